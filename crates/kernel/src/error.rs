@@ -1,0 +1,90 @@
+//! The one error of this crate: which call failed, on which path, and what the system said.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What went wrong at the door to the kernel.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A system call failed.
+    #[error("{call} {}: {source}", path.display())]
+    Call {
+        /// The system call or library function.
+        call: &'static str,
+        /// The file it was meant for.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The path names something else than a regular file or directory: a FIFO, socket or device.
+    #[error("{}: {found}, not a regular file", path.display())]
+    NotRegular {
+        /// The path as given.
+        path: PathBuf,
+        /// What is there, with its article: "a FIFO".
+        found: &'static str,
+    },
+    /// The path ends in a symbolic link that was not to be followed.
+    #[error("{}: a symbolic link, not followed", path.display())]
+    SymbolicLink {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The file system can't do what was asked.
+    #[error("{}: {reason}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// Why not, in plain words.
+        reason: &'static str,
+    },
+    /// A file of `/proc` or `/sys` holds something this crate does not understand.
+    #[error("{}: can't read {what}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The field or line.
+        what: String,
+    },
+}
+
+/// The result of a call through the door.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An [`Error::Call`].
+    pub fn call(call: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
+        Self::Call { call, path: path.into(), source: source.into() }
+    }
+
+    /// The file the error is about.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Call { path, .. }
+            | Self::NotRegular { path, .. }
+            | Self::SymbolicLink { path }
+            | Self::Unsupported { path, .. }
+            | Self::Malformed { path, .. } => path,
+        }
+    }
+
+    /// The system's error number, if a call failed with one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Call { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+
+    /// Whether the file or process is simply gone (ENOENT, ESRCH, ESTALE).
+    pub fn is_gone(&self) -> bool {
+        matches!(self.errno(), Some(libc::ENOENT | libc::ESRCH | libc::ESTALE))
+    }
+
+    /// Whether permission was missing (EPERM, EACCES).
+    pub fn is_denied(&self) -> bool {
+        matches!(self.errno(), Some(libc::EPERM | libc::EACCES))
+    }
+}

@@ -1,0 +1,18 @@
+//! One door to Linux for all that concerns the page cache of files: what it can tell, and what it can be told.
+//!
+//! Facts and acts, no rules. Every act reports what it did, every failure names the call and the path.
+//! Byte ranges are `Range<u64>`: start inclusive, end exclusive; `u64::MAX` as the end means the end of the file.
+
+mod error;
+mod filesystem;
+mod open;
+mod sys;
+
+pub use error::{Error, Result};
+pub use filesystem::FileSystem;
+pub use open::{InspectedFile, Inode, Links, open_directory, open_directory_in};
+
+/// The size of a page in bytes, as the kernel counts them: 4096 on x86-64.
+pub fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}

@@ -1,0 +1,55 @@
+//! Acts: what [`crate::step`] wants done. The caller does them; none can lose a byte.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::FileId;
+
+/// One thing to do to one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Act {
+    /// Ask the kernel to write the dirty pages of the range, without waiting.
+    StartWriteback {
+        /// The file.
+        file: FileId,
+        /// Bytes.
+        range: Range<u64>,
+    },
+    /// Wait for writeback of the range, then drop its pages.
+    Release {
+        /// The file.
+        file: FileId,
+        /// Bytes.
+        range: Range<u64>,
+    },
+    /// Tell the operator, once for each file and warning.
+    Warn {
+        /// The file.
+        file: FileId,
+        /// What about.
+        warning: Warning,
+    },
+}
+
+/// Something an operator should know about a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Warning {
+    /// The writer overwrites parts of pages in a recycled log: it is kept, since each released page would be
+    /// read again.
+    RecycledSubPages,
+    /// The file is meant for direct I/O but has resident pages.
+    DirectButResident,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RecycledSubPages => {
+                "recycled log written in parts of pages: kept, since a released page would be read again before each write"
+            }
+            Self::DirectButResident => "used with direct I/O, yet pages of it are resident: another opener is buffered or maps it",
+        })
+    }
+}

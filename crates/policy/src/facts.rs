@@ -1,0 +1,105 @@
+//! Facts: what the caller has seen of its files, writers and followers at one moment.
+//!
+//! The guard observes them from outside; an engine's own logs know them exactly. Nothing here does I/O.
+//! Offsets and sizes are in bytes.
+
+use crate::{FileClass, Rule};
+
+/// Names one file for as long as the caller watches it; never reused for another file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId(pub u64);
+
+/// Names one log: the files of one series (`binlog.000001`, `binlog.000002`, …) or of one ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogId(pub u64);
+
+/// Names one follower (a reader that tails a log) for as long as it lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FollowerId(pub u64);
+
+/// A place in a file, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Position {
+    /// The next byte to be written or read is at this offset.
+    At(u64),
+    /// It is somewhere in the file: the program uses `pwrite` or `pread`, whose offsets `/proc` does not show.
+    Unknown,
+}
+
+/// How a log's writer comes back to bytes that are in the file already.
+///
+/// It decides whether a released page costs a read later: a whole page that is overwritten does not need its
+/// old content, a part of a page does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Rewrite {
+    /// It only appends: no released page is written again, but for the tail page.
+    Never,
+    /// It overwrites whole aligned pages (a ring, recycled segments): releasing costs nothing.
+    WholePages,
+    /// It overwrites parts of pages: a released page would be read again before each write. Never released.
+    SubPages,
+}
+
+/// A stretch of a file that has resident pages.
+///
+/// Windows of one file do not overlap, ascend, and are aligned to [`crate::WINDOW`] but for the last, which ends at
+/// the end of the file. A stretch without resident pages is left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Window {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+    /// Bytes resident in it.
+    pub resident: u64,
+    /// Bytes of it that are dirty or under writeback; at most `resident`.
+    pub unwritten: u64,
+}
+
+/// One watched file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileFacts {
+    /// Which file this is.
+    pub id: FileId,
+    /// The log it belongs to.
+    pub log: LogId,
+    /// Its place in the log: a larger one is newer. In a ring, its slot.
+    pub sequence: u64,
+    /// What it is to the database.
+    pub class: FileClass,
+    /// What is to be done with its pages.
+    pub rule: Rule,
+    /// How its writer comes back to old bytes.
+    pub rewrite: Rewrite,
+    /// Size in bytes.
+    pub size: u64,
+    /// Where the writer is, if this is the file it writes now.
+    pub writer: Option<Position>,
+    /// The stretches that have resident pages.
+    pub windows: Vec<Window>,
+}
+
+/// One reader that tails a log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FollowerFacts {
+    /// Which follower this is.
+    pub id: FollowerId,
+    /// The log it reads.
+    pub log: LogId,
+    /// The sequence of the file it reads now.
+    pub sequence: u64,
+    /// Where in that file it is.
+    pub position: Position,
+}
+
+/// Everything seen at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// The watched files, in any order.
+    pub files: Vec<FileFacts>,
+    /// The followers, in any order.
+    pub followers: Vec<FollowerFacts>,
+    /// A counter that the caller raises now and then (every few seconds): pages that resisted a release are
+    /// tried again when it has changed, and left alone while it stands.
+    pub retry: u64,
+}
