@@ -3,14 +3,27 @@
 //! Facts and acts, no rules. Every act reports what it did, every failure names the call and the path.
 //! Byte ranges are `Range<u64>`: start inclusive, end exclusive; `u64::MAX` as the end means the end of the file.
 
+mod advice;
 mod error;
 mod filesystem;
 mod open;
+pub mod process;
+mod release;
+mod residency;
 mod sys;
+#[cfg(test)]
+mod testing;
+mod walk;
+mod writeback;
 
+pub use advice::{Advice, AdviceError, advise};
 pub use error::{Error, Result};
 pub use filesystem::FileSystem;
-pub use open::{InspectedFile, Inode, Links, open_directory, open_directory_in};
+pub use open::{Inode, InspectedFile, Links, open_directory, open_directory_in};
+pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
+pub use residency::{Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map};
+pub use walk::{Filter, WalkOptions, walk};
+pub use writeback::{Flush, flush, start_writeback};
 
 /// The size of a page in bytes, as the kernel counts them: 4096 on x86-64.
 pub fn page_size() -> u64 {

@@ -27,7 +27,10 @@ pub struct Inode {
 impl Inode {
     /// The identity in a stat result.
     pub fn of(stat: &Stat) -> Self {
-        Self { dev: stat.st_dev, ino: stat.st_ino }
+        Self {
+            dev: stat.st_dev,
+            ino: stat.st_ino,
+        }
     }
 }
 
@@ -60,10 +63,18 @@ impl InspectedFile {
     /// ```
     pub fn open(path: impl AsRef<Path>, links: Links) -> Result<Self> {
         let path = path.as_ref();
-        let nofollow = if links == Links::Refuse { OFlags::NOFOLLOW } else { OFlags::empty() };
+        let nofollow = if links == Links::Refuse {
+            OFlags::NOFOLLOW
+        } else {
+            OFlags::empty()
+        };
         // Looked at first: opening a device node can act on the device (rewind a tape, raise a modem line).
-        let stat = if links == Links::Refuse { rustix::fs::lstat(path) } else { rustix::fs::stat(path) }
-            .map_err(|e| Error::call("stat", path, e))?;
+        let stat = if links == Links::Refuse {
+            rustix::fs::lstat(path)
+        } else {
+            rustix::fs::stat(path)
+        }
+        .map_err(|e| Error::call("stat", path, e))?;
         require_regular(&stat, path)?;
         let fd = open_quietly(|flags| rustix::fs::open(path, flags | nofollow, Mode::empty()))
             .map_err(|e| link_error(e, path))?;
@@ -75,7 +86,7 @@ impl InspectedFile {
     ///
     /// `path` is the whole path, for errors.
     pub fn open_in(dir: BorrowedFd<'_>, name: impl rustix::path::Arg + Copy, path: PathBuf) -> Result<Self> {
-        let fd = open_quietly(|flags| open_beneath(dir, name, flags)).map_err(|e| link_error(e, &path))?;
+        let fd = open_beneath_quietly(dir, name).map_err(|e| link_error(e, &path))?;
         Self::from_fd(fd, path)
     }
 
@@ -96,7 +107,17 @@ impl InspectedFile {
         let file = File::from(fd.into());
         let stat = rustix::fs::fstat(&file).map_err(|e| Error::call("fstat", &path, e))?;
         require_regular(&stat, &path)?;
-        Ok(Self { file, inode: Inode::of(&stat), size: u64::try_from(stat.st_size).unwrap_or(0), path })
+        Ok(Self::from_stat(file.into(), path, &stat))
+    }
+
+    /// As [`Self::from_fd`], for callers that have looked at the file already.
+    pub(crate) fn from_stat(fd: OwnedFd, path: PathBuf, stat: &Stat) -> Self {
+        Self {
+            file: fd.into(),
+            path,
+            inode: Inode::of(stat),
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+        }
     }
 
     /// The name it was opened by.
@@ -116,7 +137,11 @@ impl InspectedFile {
 
     /// Its size in bytes now.
     pub fn size_now(&self) -> Result<u64> {
-        Ok(self.file.metadata().map_err(|e| Error::call("fstat", &self.path, e))?.size())
+        Ok(self
+            .file
+            .metadata()
+            .map_err(|e| Error::call("fstat", &self.path, e))?
+            .size())
     }
 
     /// The file itself.
@@ -133,7 +158,11 @@ impl AsFd for InspectedFile {
 
 /// Opens a directory for listing, following a link at its end or not.
 pub fn open_directory(path: &Path, links: Links) -> Result<OwnedFd> {
-    let nofollow = if links == Links::Refuse { OFlags::NOFOLLOW } else { OFlags::empty() };
+    let nofollow = if links == Links::Refuse {
+        OFlags::NOFOLLOW
+    } else {
+        OFlags::empty()
+    };
     open_quietly(|flags| rustix::fs::open(path, flags | OFlags::DIRECTORY | nofollow, Mode::empty()))
         .map_err(|e| link_error(e, path))
 }
@@ -141,15 +170,33 @@ pub fn open_directory(path: &Path, links: Links) -> Result<OwnedFd> {
 /// Opens the directory `name` inside `dir`, following no link.
 ///
 /// `path` is the whole path, for errors.
-pub fn open_directory_in(dir: BorrowedFd<'_>, name: impl rustix::path::Arg + Copy, path: &Path) -> Result<OwnedFd> {
+pub fn open_directory_in(
+    dir: BorrowedFd<'_>,
+    name: impl rustix::path::Arg + Copy,
+    path: &Path,
+) -> Result<OwnedFd> {
     open_quietly(|flags| open_beneath(dir, name, flags | OFlags::DIRECTORY)).map_err(|e| link_error(e, path))
 }
 
-fn open_beneath(dir: BorrowedFd<'_>, name: impl rustix::path::Arg + Copy, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+/// Opens `name` inside `dir` as [`InspectedFile::open_in`] does, whatever kind of file it is.
+pub(crate) fn open_beneath_quietly(
+    dir: BorrowedFd<'_>,
+    name: impl rustix::path::Arg + Copy,
+) -> rustix::io::Result<OwnedFd> {
+    open_quietly(|flags| open_beneath(dir, name, flags))
+}
+
+fn open_beneath(
+    dir: BorrowedFd<'_>,
+    name: impl rustix::path::Arg + Copy,
+    flags: OFlags,
+) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     match rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve) {
         // Before Linux 5.6, and under seccomp filters that do not know openat2.
-        Err(Errno::NOSYS | Errno::PERM) => rustix::fs::openat(dir, name, flags | OFlags::NOFOLLOW, Mode::empty()),
+        Err(Errno::NOSYS | Errno::PERM) => {
+            rustix::fs::openat(dir, name, flags | OFlags::NOFOLLOW, Mode::empty())
+        }
         other => other,
     }
 }
@@ -165,7 +212,9 @@ fn open_quietly(open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>) -> rustix:
 
 fn link_error(errno: Errno, path: &Path) -> Error {
     if errno == Errno::LOOP && rustix::fs::readlinkat(CWD, path, Vec::new()).is_ok() {
-        Error::SymbolicLink { path: path.to_path_buf() }
+        Error::SymbolicLink {
+            path: path.to_path_buf(),
+        }
     } else {
         Error::call("open", path, errno)
     }
@@ -174,7 +223,11 @@ fn link_error(errno: Errno, path: &Path) -> Error {
 fn require_regular(stat: &Stat, path: &Path) -> Result<()> {
     let found = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => return Ok(()),
-        FileType::Symlink => return Err(Error::SymbolicLink { path: path.to_path_buf() }),
+        FileType::Symlink => {
+            return Err(Error::SymbolicLink {
+                path: path.to_path_buf(),
+            });
+        }
         FileType::Directory => "a directory",
         FileType::Fifo => "a FIFO",
         FileType::Socket => "a socket",
@@ -182,7 +235,10 @@ fn require_regular(stat: &Stat, path: &Path) -> Result<()> {
         FileType::BlockDevice => "a block device",
         FileType::Unknown => "of unknown type",
     };
-    Err(Error::NotRegular { path: path.to_path_buf(), found })
+    Err(Error::NotRegular {
+        path: path.to_path_buf(),
+        found,
+    })
 }
 
 #[cfg(test)]
@@ -196,7 +252,10 @@ mod tests {
         let path = dir.path().join("pipe");
         rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         let error = InspectedFile::open(&path, Links::Follow).unwrap_err();
-        assert!(error.to_string().contains("a FIFO, not a regular file"), "{error}");
+        assert!(
+            error.to_string().contains("a FIFO, not a regular file"),
+            "{error}"
+        );
         // Without the look before the open, too: O_NONBLOCK opens the FIFO, fstat refuses it.
         let parent = open_directory(dir.path(), Links::Refuse).unwrap();
         let error = InspectedFile::open_in(parent.as_fd(), "pipe", path).unwrap_err();
@@ -215,7 +274,10 @@ mod tests {
         std::fs::write(dir.path().join("real"), b"x").unwrap();
         let link = dir.path().join("link");
         symlink("real", &link).unwrap();
-        assert!(matches!(InspectedFile::open(&link, Links::Refuse).unwrap_err(), Error::SymbolicLink { .. }));
+        assert!(matches!(
+            InspectedFile::open(&link, Links::Refuse).unwrap_err(),
+            Error::SymbolicLink { .. }
+        ));
         assert_eq!(InspectedFile::open(&link, Links::Follow).unwrap().size(), 1);
         let parent = open_directory(dir.path(), Links::Refuse).unwrap();
         assert!(InspectedFile::open_in(parent.as_fd(), "link", link).is_err());
@@ -248,6 +310,9 @@ mod tests {
         let mut byte = [0];
         std::os::unix::fs::FileExt::read_exact_at(opened.file(), &mut byte, 0).unwrap();
         let after = std::fs::metadata(file.path()).unwrap();
-        assert_eq!((before.atime(), before.atime_nsec()), (after.atime(), after.atime_nsec()));
+        assert_eq!(
+            (before.atime(), before.atime_nsec()),
+            (after.atime(), after.atime_nsec())
+        );
     }
 }

@@ -1,0 +1,338 @@
+//! Release: making pages of a file clean and dropping them from the page cache, and saying what stayed and why.
+//!
+//! Never loses data: the kernel drops clean pages only. Order matters (Linux 6.18, measured): `POSIX_FADV_DONTNEED` on dirty
+//! pages starts writeback inside the caller and drops only what is clean already; so pages are flushed first, then dropped,
+//! then counted again. What resists is tried once more after [`ReleaseOptions::retry_pause`]: pages locked by read-ahead or
+//! writeback in flight are free by then.
+//!
+//! DONTNEED drops a folio only if all of it lies in the range. Folios of ext4 and XFS are up to 2 MiB and aligned to
+//! their size: a range aligned to [`RELEASE_ALIGN`] cuts none, any other may leave its first and last folio
+//! ([`ReleaseReport::kept_edge`]).
+
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::process::ProcRoot;
+use crate::residency::residency;
+use crate::writeback::{Flush, flush};
+use crate::{Advice, Error, FileSystem, Inode, InspectedFile, Result, advise};
+
+/// Ranges that start and end on a multiple of this many bytes (2 MiB) cut no folio on x86-64.
+pub const RELEASE_ALIGN: u64 = 2 << 20;
+
+/// A release goes through a long range in steps of this many bytes, so that dirty pages are waited for and dropped in turn.
+const STEP: u64 = 256 << 20;
+
+/// How to release.
+#[derive(Debug, Clone)]
+pub struct ReleaseOptions {
+    /// How to make dirty pages clean first.
+    pub flush: Flush,
+    /// How long to wait for them; what is dirty then is [`ReleaseReport::kept_dirty`].
+    pub patience: Duration,
+    /// Pause before the one retry of what resisted.
+    pub retry_pause: Duration,
+    /// Find out who maps what stayed, by reading `/proc/*/maps` of all processes (milliseconds to tens of milliseconds); without it mapped
+    /// pages are counted as [`ReleaseReport::kept_busy`].
+    pub explain: bool,
+}
+
+impl Default for ReleaseOptions {
+    fn default() -> Self {
+        Self {
+            flush: Flush::Watch,
+            patience: Duration::from_secs(60),
+            retry_pause: Duration::from_millis(100),
+            explain: true,
+        }
+    }
+}
+
+/// What a release did, in bytes. `released` and the four `kept` figures sum up to `resident_before`, unless others read or
+/// write the range meanwhile.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReleaseReport {
+    /// Bytes of the range that lie in the file.
+    pub requested: u64,
+    /// Resident in the range at first.
+    pub resident_before: u64,
+    /// Gone from the page cache now.
+    pub released: u64,
+    /// Stayed: still dirty or under writeback.
+    pub kept_dirty: u64,
+    /// Stayed: mapped by a process.
+    pub kept_mapped: u64,
+    /// Stayed: in a folio that reaches out of the range.
+    pub kept_edge: u64,
+    /// Stayed: locked, referenced or read again at this moment.
+    pub kept_busy: u64,
+}
+
+impl ReleaseReport {
+    /// All that stayed, in bytes.
+    pub fn kept(&self) -> u64 {
+        self.kept_dirty + self.kept_mapped + self.kept_edge + self.kept_busy
+    }
+}
+
+/// Releases the pages of `range`; an end at or past the end of the file takes its last, partial page too.
+///
+/// Fails with [`Error::Unsupported`] where pages can't be released (tmpfs and the like), and with [`Error::is_denied`] where
+/// the effect could not be seen.
+///
+/// ```
+/// use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, release};
+/// let dir = tempfile::tempdir_in(".")?;
+/// let path = dir.path().join("log");
+/// std::fs::write(&path, vec![0; 1 << 20])?;
+/// let file = InspectedFile::open(&path, Links::Refuse)?;
+/// match release(&file, 0..u64::MAX, &ReleaseOptions::default()) {
+///     Ok(report) => assert_eq!(report.released + report.kept(), report.resident_before),
+///     Err(error) => println!("{error}"), // on tmpfs
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions) -> Result<ReleaseReport> {
+    if let Some(reason) = FileSystem::of(file, file.path())?.release_refusal() {
+        return Err(Error::Unsupported {
+            path: file.path().to_path_buf(),
+            reason,
+        });
+    }
+    let size = file.size_now()?;
+    let mut report = ReleaseReport {
+        requested: range.end.min(size).saturating_sub(range.start),
+        ..ReleaseReport::default()
+    };
+    if range.start >= range.end {
+        return Ok(report);
+    }
+    let range = range.start..if range.end >= size { u64::MAX } else { range.end };
+    let before = residency(file, range.clone())?;
+    report.resident_before = before.resident;
+    if before.resident == 0 {
+        return Ok(report);
+    }
+
+    let mut left = before;
+    for attempt in 0..2 {
+        if attempt == 1 {
+            std::thread::sleep(options.retry_pause);
+        }
+        drop_once(file, &range, size, options)?;
+        left = residency(file, range.clone())?;
+        if left.resident == 0 {
+            break;
+        }
+    }
+    report.released = before.resident.saturating_sub(left.resident);
+    if left.resident > 0 {
+        explain(
+            file,
+            &range,
+            left.resident,
+            left.unwritten(),
+            options.explain,
+            &mut report,
+        )?;
+    }
+    Ok(report)
+}
+
+/// One pass over the range: flush a step, drop it.
+fn drop_once(file: &InspectedFile, range: &Range<u64>, size: u64, options: &ReleaseOptions) -> Result<()> {
+    let mut start = range.start;
+    loop {
+        let next = (start / STEP + 1) * STEP;
+        let last = next >= size.min(range.end);
+        let end = if last { range.end } else { next };
+        flush(file, start..end, options.flush, options.patience)?;
+        advise(file, Advice::DontNeed, start..end, file.path())?;
+        if last {
+            return Ok(());
+        }
+        start = end;
+    }
+}
+
+/// Sorts what stayed by its cause, the surest first: dirty, mapped, edge, and else busy.
+fn explain(
+    file: &InspectedFile,
+    range: &Range<u64>,
+    resident: u64,
+    unwritten: u64,
+    look_for_mappings: bool,
+    report: &mut ReleaseReport,
+) -> Result<()> {
+    let mut rest = resident;
+    let mut take = |bytes: u64| {
+        let taken = bytes.min(rest);
+        rest -= taken;
+        taken
+    };
+    report.kept_dirty = take(unwritten);
+    if look_for_mappings {
+        let mut mapped = 0;
+        for stretch in mapped_stretches(file.inode(), range)? {
+            mapped += residency(file, stretch)?.resident;
+        }
+        report.kept_mapped = take(mapped);
+    }
+    let mut at_edges = 0;
+    for edge in edges(range) {
+        at_edges += residency(file, edge)?.resident;
+    }
+    report.kept_edge = take(at_edges);
+    report.kept_busy = rest;
+    Ok(())
+}
+
+/// The parts of `range` that any process maps, merged, and widened to whole folios: one mapped page keeps all of its
+/// folio. Processes whose maps can't be read are passed over: what
+/// they map is then told as busy.
+fn mapped_stretches(inode: Inode, range: &Range<u64>) -> Result<Vec<Range<u64>>> {
+    let proc = ProcRoot::default();
+    let mut stretches = Vec::new();
+    for pid in proc.mapped_by(inode, range)?.pids {
+        // It may have ended since.
+        let Ok(mappings) = proc.mappings(pid) else {
+            continue;
+        };
+        let of_file = mappings.into_iter().filter(|mapping| mapping.inode == inode);
+        stretches.extend(
+            of_file
+                .map(|mapping| {
+                    let start = mapping.range.start / RELEASE_ALIGN * RELEASE_ALIGN;
+                    let end = mapping.range.end.next_multiple_of(RELEASE_ALIGN);
+                    start.max(range.start)..end.min(range.end)
+                })
+                .filter(|stretch| stretch.start < stretch.end),
+        );
+    }
+    stretches.sort_by_key(|stretch| stretch.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for stretch in stretches {
+        match merged.last_mut() {
+            Some(last) if last.end >= stretch.start => last.end = last.end.max(stretch.end),
+            _ => merged.push(stretch),
+        }
+    }
+    Ok(merged)
+}
+
+/// Where a folio may reach out of the range: up to the first aligned byte, and from the last.
+fn edges(range: &Range<u64>) -> Vec<Range<u64>> {
+    let mut edges = Vec::new();
+    let first_aligned = range.start.next_multiple_of(RELEASE_ALIGN);
+    if first_aligned != range.start {
+        edges.push(range.start..first_aligned.min(range.end));
+    }
+    let last_aligned = range.end / RELEASE_ALIGN * RELEASE_ALIGN;
+    if range.end != u64::MAX && last_aligned != range.end && last_aligned >= first_aligned {
+        edges.push(last_aligned..range.end);
+    }
+    edges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::mapping::FileMapping;
+    use crate::testing::file_of;
+
+    const MIB: usize = 1 << 20;
+
+    fn release_all(file: &InspectedFile) -> ReleaseReport {
+        release(file, 0..u64::MAX, &ReleaseOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn dirty_pages_are_written_then_dropped() {
+        let (_dir, file) = file_of(0);
+        // 10,000 bytes over: the last page is partial.
+        let content: Vec<u8> = (0..16 * MIB + 10_000).map(|index| (index % 251) as u8).collect();
+        std::fs::write(file.path(), &content).unwrap();
+        let report = release_all(&file);
+        assert_eq!(report.requested, content.len() as u64);
+        assert_eq!(report.released, (content.len() as u64).next_multiple_of(4096));
+        assert_eq!(report.kept(), 0);
+        assert_eq!(residency(&file, 0..u64::MAX).unwrap().resident, 0);
+        assert_eq!(std::fs::read(file.path()).unwrap(), content);
+    }
+
+    #[test]
+    fn nothing_resident_is_nothing_done() {
+        let (_dir, file) = file_of(MIB);
+        assert_eq!(release_all(&file).released, MIB as u64);
+        let again = release_all(&file);
+        assert_eq!((again.resident_before, again.released, again.kept()), (0, 0, 0));
+    }
+
+    #[test]
+    fn only_the_range_goes() {
+        let (_dir, file) = file_of(16 * MIB);
+        let report = release(&file, 4 * MIB as u64..8 * MIB as u64, &ReleaseOptions::default()).unwrap();
+        assert_eq!(report.released, 4 * MIB as u64);
+        assert_eq!(residency(&file, 0..u64::MAX).unwrap().resident, 12 * MIB as u64);
+    }
+
+    #[test]
+    fn a_range_within_a_large_folio_says_so() {
+        let (_dir, file) = file_of(8 * MIB);
+        let range = 2 * MIB as u64 + 4096..2 * MIB as u64 + 8192;
+        let report = release(&file, range, &ReleaseOptions::default()).unwrap();
+        // On a file system with single-page folios the page goes; with large ones it stays, and the reason is the edge.
+        assert_eq!(report.released + report.kept_edge, 4096);
+        assert_eq!(report.kept(), report.kept_edge);
+    }
+
+    #[test]
+    fn locked_pages_are_kept_as_mapped() {
+        let (_dir, file) = file_of(4 * MIB);
+        let map = FileMapping::new(&file, 2 * MIB as u64, MIB).unwrap();
+        map.lock().unwrap();
+        let report = release_all(&file);
+        assert!(report.kept_mapped >= MIB as u64, "{report:?}");
+        assert_eq!(report.kept(), report.kept_mapped, "{report:?}");
+        assert_eq!(report.released + report.kept(), report.resident_before);
+        drop(map);
+        assert_eq!(release_all(&file).kept(), 0);
+    }
+
+    #[test]
+    fn tmpfs_is_refused_with_the_reason() {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        std::fs::write(file.path(), b"x").unwrap();
+        let file = InspectedFile::open(file.path(), crate::Links::Refuse).unwrap();
+        let error = release(&file, 0..u64::MAX, &ReleaseOptions::default()).unwrap_err();
+        assert!(
+            error.to_string().contains("the page cache is the file itself"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn without_patience_the_sum_is_right() {
+        let (_dir, file) = file_of(0);
+        std::fs::write(file.path(), vec![1; 64 * MIB]).unwrap();
+        let options = ReleaseOptions {
+            patience: Duration::ZERO,
+            retry_pause: Duration::ZERO,
+            explain: false,
+            ..ReleaseOptions::default()
+        };
+        let report = release(&file, 0..u64::MAX, &options).unwrap();
+        assert_eq!(report.released + report.kept(), report.resident_before);
+        assert_eq!(report.kept(), report.kept_dirty + report.kept_busy, "{report:?}");
+    }
+
+    #[test]
+    fn edges_are_where_a_folio_may_stick_out() {
+        const A: u64 = RELEASE_ALIGN;
+        assert!(edges(&(0..u64::MAX)).is_empty());
+        assert!(edges(&(A..3 * A)).is_empty());
+        assert_eq!(edges(&(A + 1..3 * A + 5)), [A + 1..2 * A, 3 * A..3 * A + 5]);
+        assert_eq!(edges(&(A + 1..A + 2)), [A + 1..A + 2]);
+        assert_eq!(edges(&(5..u64::MAX)), [5..A]);
+    }
+}

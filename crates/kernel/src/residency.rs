@@ -1,0 +1,317 @@
+//! Residency: how much of a file is in the page cache, and in what state.
+//!
+//! By cachestat(2) (Linux 6.5): its cost follows what is resident, not the file's size. Where the kernel has no such call,
+//! or a sandbox forbids it, by mincore(2), which knows only what is resident. Both need ownership of the file, write
+//! permission or CAP_FOWNER; without, cachestat says EPERM and mincore says *all resident*: that is reported as
+//! [`Error`] with [`Error::is_denied`], never as a figure.
+//! Read-ahead in flight counts as resident.
+
+use std::ops::Range;
+
+use rustix::io::Errno;
+
+use crate::sys::cachestat::{Counts, cachestat};
+use crate::sys::mapping::FileMapping;
+use crate::{Error, InspectedFile, Result, page_size};
+
+/// Where residency figures come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// cachestat(2): all figures are known.
+    Cachestat,
+    /// mincore(2): only [`Residency::resident`] is known, the others are `None`.
+    Mincore,
+}
+
+/// Page-cache counts of a byte range of a file, in bytes (whole pages).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Residency {
+    /// In the page cache.
+    pub resident: u64,
+    /// Changed and not yet written to disk.
+    pub dirty: Option<u64>,
+    /// Being written to disk.
+    pub writeback: Option<u64>,
+    /// Once resident, then taken away by the kernel under memory pressure. Pages that were released leave no trace here.
+    pub evicted: Option<u64>,
+    /// The part of `evicted` that was taken so recently that reading it again would count as thrashing.
+    pub recently_evicted: Option<u64>,
+    /// Where the figures come from.
+    pub source: Source,
+}
+
+impl Residency {
+    /// Bytes dirty or under writeback; 0 where that is unknown.
+    pub fn unwritten(&self) -> u64 {
+        self.dirty.unwrap_or(0) + self.writeback.unwrap_or(0)
+    }
+
+    fn from_counts(counts: Counts) -> Self {
+        let bytes = |pages: u64| pages * page_size();
+        Self {
+            resident: bytes(counts.cache),
+            dirty: Some(bytes(counts.dirty)),
+            writeback: Some(bytes(counts.writeback)),
+            evicted: Some(bytes(counts.evicted)),
+            recently_evicted: Some(bytes(counts.recently_evicted)),
+            source: Source::Cachestat,
+        }
+    }
+
+    fn from_mincore(resident: u64) -> Self {
+        Self {
+            resident,
+            dirty: None,
+            writeback: None,
+            evicted: None,
+            recently_evicted: None,
+            source: Source::Mincore,
+        }
+    }
+}
+
+/// Counts the pages of `range`; an end of `u64::MAX` means the end of the file.
+///
+/// A page belongs to the range when any of its bytes does.
+///
+/// ```
+/// use pagekeeper_kernel::{InspectedFile, Links, residency};
+/// let path = std::env::current_exe()?;
+/// let file = InspectedFile::open(&path, Links::Refuse)?;
+/// assert!(residency(&file, 0..u64::MAX)?.resident > 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn residency(file: &InspectedFile, range: Range<u64>) -> Result<Residency> {
+    if range.start >= range.end {
+        return Ok(Residency::from_counts(Counts::default()));
+    }
+    let len = if range.end == u64::MAX {
+        0
+    } else {
+        range.end - range.start
+    };
+    match cachestat(file, range.start, len) {
+        Ok(counts) => Ok(Residency::from_counts(counts)),
+        // A sandbox's filter answers EPERM for a call that it does not know, as the kernel does for want of permission.
+        Err(Errno::NOSYS | Errno::PERM) => residency_by_mincore(file, range),
+        Err(errno) => Err(Error::call("cachestat", file.path(), errno)),
+    }
+}
+
+/// The fallback, public so that peers and tests can compare: only what is resident, at a cost that follows the file's size.
+pub fn residency_by_mincore(file: &InspectedFile, range: Range<u64>) -> Result<Residency> {
+    require_truthful_mincore(file)?;
+    let mut resident_pages = 0;
+    for_each_mincore_chunk(file, range, |_, pages| {
+        resident_pages += pages.iter().filter(|&&page| page & 1 == 1).count() as u64;
+    })?;
+    Ok(Residency::from_mincore(resident_pages * page_size()))
+}
+
+/// Fails with EPERM where mincore would say that every page is resident: for callers that neither own the file
+/// nor may write it (`can_do_mincore` of mm/mincore.c, Linux 5.2).
+pub(crate) fn require_truthful_mincore(file: &InspectedFile) -> Result<()> {
+    let denied = || Error::call("mincore", file.path(), Errno::PERM);
+    let stat = rustix::fs::fstat(file).map_err(|e| Error::call("fstat", file.path(), e))?;
+    let owner = stat.st_uid == rustix::process::geteuid().as_raw();
+    if owner || may_write(file) || may_ignore_ownership(file) {
+        Ok(())
+    } else {
+        Err(denied())
+    }
+}
+
+/// Whether write permission is there, asked of the open file itself.
+fn may_write(file: &InspectedFile) -> bool {
+    use rustix::fs::{Access, AtFlags};
+    rustix::fs::accessat(
+        file,
+        c"",
+        Access::WRITE_OK,
+        AtFlags::EMPTY_PATH | AtFlags::EACCESS,
+    )
+    .is_ok()
+}
+
+/// `O_NOATIME` is granted to exactly those whom mincore answers for ownership's sake: owners and CAP_FOWNER (open(2)).
+fn may_ignore_ownership(file: &InspectedFile) -> bool {
+    use rustix::fs::OFlags;
+    let Ok(flags) = rustix::fs::fcntl_getfl(file) else {
+        return false;
+    };
+    flags.contains(OFlags::NOATIME) || rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME).is_ok()
+}
+
+/// Maps the range chunk by chunk (constant memory) and hands each chunk's start offset and mincore bytes to `each`.
+pub(crate) fn for_each_mincore_chunk(
+    file: &InspectedFile,
+    range: Range<u64>,
+    mut each: impl FnMut(u64, &[u8]),
+) -> Result<()> {
+    const CHUNK: u64 = 1 << 30;
+    let page = page_size();
+    let end = range.end.min(file.size_now()?).next_multiple_of(page);
+    let mut start = range.start / page * page;
+    let mut pages = Vec::new();
+    while start < end {
+        let len = usize::try_from(CHUNK.min(end - start)).unwrap_or(usize::MAX);
+        let map = FileMapping::new(file, start, len).map_err(|e| Error::call("mmap", file.path(), e))?;
+        map.mincore(&mut pages)
+            .map_err(|e| Error::call("mincore", file.path(), e))?;
+        each(start, &pages);
+        start += len as u64;
+    }
+    Ok(())
+}
+
+/// A picture of a file's residency: the file in `cells` equal stretches, each with the share of it that is resident.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResidencyMap {
+    /// Bytes each cell stands for (a multiple of the page size); the last may be cut short by the end of the file.
+    pub cell_bytes: u64,
+    /// Resident bytes of each cell, in file order.
+    pub resident: Vec<u64>,
+}
+
+/// Draws the residency of the whole file in at most `cells` cells (at least 1). Memory use follows `cells` alone.
+pub fn residency_map(file: &InspectedFile, cells: usize) -> Result<ResidencyMap> {
+    let size = file.size_now()?;
+    let cell_bytes = size
+        .div_ceil(cells.max(1) as u64)
+        .max(1)
+        .next_multiple_of(page_size());
+    let count = usize::try_from(size.div_ceil(cell_bytes)).unwrap_or(usize::MAX);
+    let mut resident = vec![0; count];
+    fill_cells(file, cell_bytes, 0, &mut resident)?;
+    Ok(ResidencyMap { cell_bytes, resident })
+}
+
+/// Fills the cells from cell number `first`, halving the stretch so that an empty half costs one call.
+fn fill_cells(file: &InspectedFile, cell_bytes: u64, first: usize, cells: &mut [u64]) -> Result<()> {
+    /// Below this many cells the calls for their sum cost more than they spare.
+    const DIRECTLY: usize = 16;
+    let cell_range = |index: usize| index as u64 * cell_bytes..(index as u64 + 1) * cell_bytes;
+    if cells.len() <= DIRECTLY {
+        for (index, cell) in cells.iter_mut().enumerate() {
+            *cell = residency(file, cell_range(first + index))?.resident;
+        }
+        return Ok(());
+    }
+    let half = cells.len() / 2;
+    let (left, right) = cells.split_at_mut(half);
+    for (start, part) in [(first, left), (first + half, right)] {
+        let range = cell_range(start).start..cell_range(start + part.len() - 1).end;
+        if residency(file, range)?.resident > 0 {
+            fill_cells(file, cell_bytes, start, part)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Links;
+    use crate::testing::{evict_all, file_of};
+
+    #[test]
+    fn cachestat_and_mincore_agree() {
+        let (_dir, file) = file_of(64 * 4096);
+        assert_eq!(residency(&file, 0..u64::MAX).unwrap().resident, 64 * 4096);
+        evict_all(&file);
+        assert_eq!(residency(&file, 0..u64::MAX).unwrap().resident, 0);
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        let mut page = [0; 4096];
+        for index in [3_u64, 17, 63] {
+            std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut page, index * 4096).unwrap();
+        }
+        let by_cachestat = residency(&file, 0..u64::MAX).unwrap();
+        let by_mincore = residency_by_mincore(&file, 0..u64::MAX).unwrap();
+        assert_eq!(by_cachestat.resident, 3 * 4096);
+        assert_eq!(by_mincore.resident, 3 * 4096);
+        assert_eq!((by_mincore.source, by_mincore.dirty), (Source::Mincore, None));
+        assert_eq!(residency(&file, 17 * 4096..18 * 4096).unwrap().resident, 4096);
+        assert_eq!(
+            residency_by_mincore(&file, 17 * 4096..18 * 4096)
+                .unwrap()
+                .resident,
+            4096
+        );
+        assert_eq!(residency(&file, 4 * 4096..17 * 4096).unwrap().resident, 0);
+    }
+
+    #[test]
+    fn dirty_pages_are_counted_until_synced() {
+        let (_dir, file) = file_of(0);
+        std::fs::write(file.path(), vec![7; 1 << 20]).unwrap();
+        let before = residency(&file, 0..u64::MAX).unwrap();
+        assert_eq!(before.resident, 1 << 20);
+        assert!(before.unwritten() > 0);
+        std::fs::File::open(file.path()).unwrap().sync_all().unwrap();
+        assert_eq!(residency(&file, 0..u64::MAX).unwrap().unwritten(), 0);
+    }
+
+    #[test]
+    fn an_empty_range_has_nothing() {
+        let (_dir, file) = file_of(4096);
+        assert_eq!(residency(&file, 4096..4096).unwrap().resident, 0);
+    }
+
+    #[test]
+    fn the_map_shows_where() {
+        let (_dir, file) = file_of(100 * 4096);
+        evict_all(&file);
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        let mut page = [0; 4096];
+        std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut page, 50 * 4096).unwrap();
+        let map = residency_map(&file, 100).unwrap();
+        assert_eq!(map.cell_bytes, 4096);
+        assert_eq!(map.resident.len(), 100);
+        let shown: Vec<usize> = (0..100).filter(|&cell| map.resident[cell] > 0).collect();
+        assert_eq!(shown, [50]);
+        let coarse = residency_map(&file, 10).unwrap();
+        assert_eq!(coarse.resident.iter().sum::<u64>(), 4096);
+        assert_eq!(coarse.resident[5], 4096);
+    }
+
+    #[test]
+    fn a_sparse_file_of_fifteen_tib_costs_nothing() {
+        let (_dir, file) = file_of(0);
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(file.path())
+            .unwrap()
+            .set_len(15 << 40)
+            .unwrap();
+        let map = residency_map(&file, 4096).unwrap();
+        assert_eq!(map.resident.len(), 4096);
+        assert!(map.resident.iter().all(|&cell| cell == 0));
+    }
+
+    #[test]
+    fn strangers_get_an_error_not_a_figure() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: strangers_get_an_error_not_a_figure needs root to give up root");
+            return;
+        }
+        let (_dir, file) = file_of(4096);
+        std::fs::set_permissions(file.path(), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+        let path = file.path().to_path_buf();
+        let parent = path.parent().unwrap();
+        std::fs::set_permissions(parent, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        // Identity is per thread on Linux: a thread that becomes nobody leaves the rest of the process as it is.
+        let (by_call, by_mincore) = std::thread::spawn(move || {
+            let nobody = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            let file = InspectedFile::open(&path, Links::Refuse).unwrap();
+            (
+                residency(&file, 0..u64::MAX),
+                residency_by_mincore(&file, 0..u64::MAX),
+            )
+        })
+        .join()
+        .unwrap();
+        assert!(by_call.unwrap_err().is_denied());
+        assert!(by_mincore.unwrap_err().is_denied());
+    }
+}

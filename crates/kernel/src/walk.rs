@@ -1,0 +1,458 @@
+//! Walking trees of files, from several threads, opening each regular file for inspection.
+//!
+//! Invariants:
+//! 1. A path that the caller names is followed if it is a link; a link found below is followed only with
+//!    [`WalkOptions::follow_links`].
+//! 2. A directory is entered once, whatever links or bind mounts lead to it: loops end. A file with several names is
+//!    handed out once.
+//! 3. FIFOs, sockets and devices found below are passed over; named by the caller, they are a problem.
+//! 4. What vanishes during the walk is passed over. Every other failure is handed to the visitor and the walk goes on.
+//! 5. No file is opened by more than one thread, and no lock is held while files are opened or read.
+
+use std::collections::HashSet;
+use std::ffi::{CStr, CString, OsStr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, FileType, RawDir, Stat};
+
+use crate::open::open_beneath_quietly;
+use crate::{Error, Inode, InspectedFile, Links, Result, open_directory, open_directory_in};
+
+/// Decides by path and "is a directory" whether an entry below a named path is visited or entered.
+pub type Filter<'a> = &'a (dyn Fn(&Path, bool) -> bool + Sync);
+
+/// How to walk.
+pub struct WalkOptions<'a> {
+    /// Follow symbolic links found below the named paths.
+    pub follow_links: bool,
+    /// Stay on the file system of each named path.
+    pub one_file_system: bool,
+    /// Threads to use; at least 1.
+    pub threads: usize,
+    /// Which entries to visit; all without it.
+    pub filter: Option<Filter<'a>>,
+}
+
+impl Default for WalkOptions<'_> {
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism()
+            .map_or(1, std::num::NonZero::get)
+            .min(8);
+        Self {
+            follow_links: false,
+            one_file_system: false,
+            threads,
+            filter: None,
+        }
+    }
+}
+
+/// Files named in one batch of work: enough to make taking it cheap, few enough to share a flat directory out.
+const BATCH: usize = 128;
+
+/// Visits every regular file at and below `roots`, with the file opened or the error that kept it from being so.
+///
+/// `visit` is called from several threads at once, in no particular order.
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use pagekeeper_kernel::{WalkOptions, residency, walk};
+/// let resident = AtomicU64::new(0);
+/// walk(&["src".into()], &WalkOptions::default(), &|visited| {
+///     if let Ok(counts) = visited.and_then(|file| residency(&file, 0..u64::MAX)) {
+///         resident.fetch_add(counts.resident, Ordering::Relaxed);
+///     }
+/// });
+/// ```
+pub fn walk(roots: &[PathBuf], options: &WalkOptions<'_>, visit: &(dyn Fn(Result<InspectedFile>) + Sync)) {
+    let walker = Walker {
+        options,
+        visit,
+        queue: Mutex::new(Queue {
+            jobs: Vec::new(),
+            working: 0,
+        }),
+        changed: Condvar::new(),
+        seen: Mutex::new(HashSet::new()),
+    };
+    // Last first: the queue is a stack.
+    walker.push(roots.iter().rev().map(|root| Job::Root(root.clone())).collect());
+    std::thread::scope(|scope| {
+        for _ in 1..options.threads {
+            scope.spawn(|| walker.work());
+        }
+        walker.work();
+    });
+}
+
+struct Walker<'a> {
+    options: &'a WalkOptions<'a>,
+    visit: &'a (dyn Fn(Result<InspectedFile>) + Sync),
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Directories entered, and files that have several names or were named by the caller.
+    seen: Mutex<HashSet<Inode>>,
+}
+
+struct Queue {
+    jobs: Vec<Job>,
+    working: usize,
+}
+
+enum Job {
+    Root(PathBuf),
+    Directory {
+        parent: Arc<Directory>,
+        name: CString,
+    },
+    Files {
+        parent: Arc<Directory>,
+        names: Vec<CString>,
+    },
+}
+
+struct Directory {
+    fd: OwnedFd,
+    path: PathBuf,
+    /// Device of the named path this directory was reached from.
+    root_dev: u64,
+}
+
+impl Directory {
+    fn join(&self, name: &CStr) -> PathBuf {
+        self.path.join(OsStr::from_bytes(name.to_bytes()))
+    }
+}
+
+impl Walker<'_> {
+    fn push(&self, jobs: Vec<Job>) {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.jobs.extend(jobs);
+        self.changed.notify_all();
+    }
+
+    /// Takes jobs until none is left and nobody works on one that could make more.
+    fn work(&self) {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(job) = queue.jobs.pop() {
+                queue.working += 1;
+                drop(queue);
+                self.run(job);
+                queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+                queue.working -= 1;
+                if queue.working == 0 && queue.jobs.is_empty() {
+                    self.changed.notify_all();
+                }
+            } else if queue.working == 0 {
+                return;
+            } else {
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    fn run(&self, job: Job) {
+        match job {
+            Job::Root(path) => {
+                if let Err(error) = self.enter_root(&path) {
+                    (self.visit)(Err(error));
+                }
+            }
+            Job::Directory { parent, name } => {
+                let path = parent.join(&name);
+                let entered = open_directory_in(parent.fd.as_fd(), name.as_c_str(), &path)
+                    .and_then(|fd| self.enter(fd, path, Some(parent.root_dev)));
+                self.report_unless_gone(entered);
+            }
+            Job::Files { parent, names } => {
+                for name in names {
+                    self.visit_file(&parent, &name);
+                }
+            }
+        }
+    }
+
+    fn report_unless_gone(&self, result: Result<()>) {
+        match result {
+            Err(error) if !error.is_gone() => (self.visit)(Err(error)),
+            _ => {}
+        }
+    }
+
+    /// A path the caller named: a link is followed, and what is neither file nor directory is an error.
+    fn enter_root(&self, path: &Path) -> Result<()> {
+        let stat = rustix::fs::stat(path).map_err(|e| Error::call("stat", path, e))?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            return self.enter(open_directory(path, Links::Follow)?, path.to_path_buf(), None);
+        }
+        let file = InspectedFile::open(path, Links::Follow)?;
+        if self.first_sight(file.inode()) {
+            (self.visit)(Ok(file));
+        }
+        Ok(())
+    }
+
+    fn first_sight(&self, inode: Inode) -> bool {
+        self.seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(inode)
+    }
+
+    /// Lists a directory into jobs.
+    fn enter(&self, fd: OwnedFd, path: PathBuf, root_dev: Option<u64>) -> Result<()> {
+        let inode = Inode::of(&rustix::fs::fstat(&fd).map_err(|e| Error::call("fstat", &path, e))?);
+        let root_dev = root_dev.unwrap_or(inode.dev);
+        if (self.options.one_file_system && inode.dev != root_dev) || !self.first_sight(inode) {
+            return Ok(());
+        }
+        let directory = Arc::new(Directory { fd, path, root_dev });
+        let mut names = Vec::new();
+        let mut directories = Vec::new();
+        let mut buffer = Vec::with_capacity(64 << 10);
+        let mut entries = RawDir::new(&directory.fd, buffer.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(|e| Error::call("getdents64", &directory.path, e))?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let kind = match entry.file_type() {
+                FileType::Unknown => self.kind_of(&directory, name),
+                FileType::Symlink if self.options.follow_links => {
+                    self.follow(&directory, name);
+                    continue;
+                }
+                known => known,
+            };
+            match kind {
+                FileType::Directory if self.wanted(&directory, name, true) => {
+                    directories.push(Job::Directory {
+                        parent: Arc::clone(&directory),
+                        name: name.into(),
+                    });
+                }
+                FileType::RegularFile if self.wanted(&directory, name, false) => {
+                    names.push(name.into());
+                    if names.len() == BATCH {
+                        let names = std::mem::take(&mut names);
+                        self.push(vec![Job::Files {
+                            parent: Arc::clone(&directory),
+                            names,
+                        }]);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if !names.is_empty() {
+            directories.push(Job::Files {
+                parent: directory,
+                names,
+            });
+        }
+        if !directories.is_empty() {
+            self.push(directories);
+        }
+        Ok(())
+    }
+
+    fn wanted(&self, parent: &Directory, name: &CStr, is_directory: bool) -> bool {
+        self.options
+            .filter
+            .is_none_or(|filter| filter(&parent.join(name), is_directory))
+    }
+
+    /// The type of an entry on a file system whose listings do not tell.
+    fn kind_of(&self, parent: &Directory, name: &CStr) -> FileType {
+        let flags = if self.options.follow_links {
+            AtFlags::empty()
+        } else {
+            AtFlags::SYMLINK_NOFOLLOW
+        };
+        rustix::fs::statat(&parent.fd, name, flags).map_or(FileType::Unknown, |stat: Stat| {
+            FileType::from_raw_mode(stat.st_mode)
+        })
+    }
+
+    fn visit_file(&self, parent: &Directory, name: &CStr) {
+        let path = parent.join(name);
+        match open_beneath_quietly(parent.fd.as_fd(), name).and_then(|fd| {
+            let stat = rustix::fs::fstat(&fd)?;
+            Ok((fd, stat))
+        }) {
+            // Became something else since it was listed.
+            Ok((_, stat)) if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile => {}
+            Ok((fd, stat)) => {
+                if stat.st_nlink < 2 || self.first_sight(Inode::of(&stat)) {
+                    (self.visit)(Ok(InspectedFile::from_stat(fd, path, &stat)));
+                }
+            }
+            Err(errno) => self.report_unless_gone(Err(Error::call("open", path, errno))),
+        }
+    }
+
+    /// A link found below, when links are to be followed.
+    fn follow(&self, parent: &Directory, name: &CStr) {
+        let path = parent.join(name);
+        let followed = rustix::fs::stat(&path)
+            .map_err(|e| Error::call("stat", &path, e))
+            .and_then(|stat| match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory if self.wanted(parent, name, true) => self.enter(
+                    open_directory(&path, Links::Follow)?,
+                    path.clone(),
+                    Some(parent.root_dev),
+                ),
+                FileType::RegularFile if self.wanted(parent, name, false) => {
+                    if self.options.one_file_system && stat.st_dev != parent.root_dev {
+                        return Ok(());
+                    }
+                    let file = InspectedFile::open(&path, Links::Follow)?;
+                    if self.first_sight(file.inode()) {
+                        (self.visit)(Ok(file));
+                    }
+                    Ok(())
+                }
+                _ => Ok(()),
+            });
+        if let Err(error) = followed {
+            // A dangling link was there to be followed: unlike a vanished file, worth a word.
+            (self.visit)(Err(error));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn names(roots: &[PathBuf], options: &WalkOptions<'_>) -> (Vec<String>, Vec<Error>) {
+        let found = Mutex::new(Vec::new());
+        let problems = Mutex::new(Vec::new());
+        walk(roots, options, &|visited| match visited {
+            Ok(file) => found
+                .lock()
+                .unwrap()
+                .push(file.path().file_name().unwrap().to_string_lossy().into_owned()),
+            Err(error) => problems.lock().unwrap().push(error),
+        });
+        let mut found = found.into_inner().unwrap();
+        found.sort();
+        (found, problems.into_inner().unwrap())
+    }
+
+    #[test]
+    fn finds_every_file_once() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/b/c")).unwrap();
+        for index in 0..1000 {
+            std::fs::write(dir.path().join(format!("a/b/{index}")), b"").unwrap();
+        }
+        std::fs::write(dir.path().join("a/b/c/deep"), b"").unwrap();
+        std::fs::hard_link(dir.path().join("a/b/7"), dir.path().join("a/seven-again")).unwrap();
+        for threads in [1, 2, 8] {
+            let options = WalkOptions {
+                threads,
+                ..WalkOptions::default()
+            };
+            let (found, problems) = names(&[dir.path().to_path_buf(), dir.path().join("a")], &options);
+            assert_eq!(found.len(), 1001, "{threads} threads");
+            assert!(problems.is_empty());
+        }
+    }
+
+    #[test]
+    fn loops_end_and_dangling_links_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a")).unwrap();
+        std::fs::write(dir.path().join("a/file"), b"").unwrap();
+        symlink("..", dir.path().join("a/up")).unwrap();
+        symlink("nowhere", dir.path().join("a/dangling")).unwrap();
+        symlink("self", dir.path().join("a/self")).unwrap();
+        let roots = [dir.path().to_path_buf()];
+        let (found, problems) = names(&roots, &WalkOptions::default());
+        assert_eq!(
+            (found.as_slice(), problems.len()),
+            (["file".to_owned()].as_slice(), 0)
+        );
+        let options = WalkOptions {
+            follow_links: true,
+            ..WalkOptions::default()
+        };
+        let (found, problems) = names(&roots, &options);
+        assert_eq!(found, ["file"]);
+        assert_eq!(problems.len(), 2, "dangling and self: {problems:?}");
+    }
+
+    #[test]
+    fn a_named_link_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("real")).unwrap();
+        std::fs::write(dir.path().join("real/file"), b"").unwrap();
+        symlink("real", dir.path().join("link")).unwrap();
+        let (found, problems) = names(&[dir.path().join("link")], &WalkOptions::default());
+        assert_eq!(
+            (found.as_slice(), problems.len()),
+            (["file".to_owned()].as_slice(), 0)
+        );
+    }
+
+    #[test]
+    fn special_files_are_passed_over_below_and_told_when_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap();
+        let (found, problems) = names(&[dir.path().to_path_buf()], &WalkOptions::default());
+        assert!(found.is_empty() && problems.is_empty());
+        let (_, problems) = names(&[fifo], &WalkOptions::default());
+        assert!(problems[0].to_string().contains("a FIFO"), "{problems:?}");
+    }
+
+    #[test]
+    fn a_missing_named_path_is_told_and_the_rest_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), b"").unwrap();
+        let (found, problems) = names(
+            &[dir.path().join("missing"), dir.path().join("file")],
+            &WalkOptions::default(),
+        );
+        assert_eq!((found.len(), problems.len()), (1, 1));
+        assert!(problems[0].is_gone());
+    }
+
+    #[test]
+    fn the_filter_keeps_directories_from_being_entered() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("skip")).unwrap();
+        std::fs::write(dir.path().join("skip/inner"), b"").unwrap();
+        std::fs::write(dir.path().join("file"), b"").unwrap();
+        let asked = AtomicUsize::new(0);
+        let filter = |path: &Path, is_directory: bool| {
+            asked.fetch_add(1, Ordering::Relaxed);
+            !(is_directory && path.ends_with("skip"))
+        };
+        let options = WalkOptions {
+            filter: Some(&filter),
+            ..WalkOptions::default()
+        };
+        let (found, _) = names(&[dir.path().to_path_buf()], &options);
+        assert_eq!(found, ["file"]);
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn names_need_not_be_utf8() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(OsStr::from_bytes(b"\xff\xfe")), b"").unwrap();
+        let (found, problems) = names(&[dir.path().to_path_buf()], &WalkOptions::default());
+        assert_eq!((found.len(), problems.len()), (1, 0));
+    }
+}

@@ -1,0 +1,143 @@
+//! Writeback: asking the kernel to write dirty pages of a file, and waiting until they are clean.
+//!
+//! Pages become *clean* here, not *durable*: no metadata is written and no device cache flushed (sync_file_range(2)). That is
+//! all a release needs.
+//!
+//! Waiting is done in one of three ways ([`Flush`]). A failed write is kept by the kernel as the file's error until it has
+//! been seen (`lib/errseq.c`), and each call that waits *sees* it: a program that opens the file afterwards, to
+//! fsync it, is then told that all is well. On files of others the wait is therefore done by watching counts, which sees nothing.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::residency::{Source, residency};
+use crate::sys::sync_range::sync_file_range;
+use crate::{Error, InspectedFile, Result};
+
+/// How to wait for dirty pages of a range to become clean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Flush {
+    /// Start writeback and watch cachestat(2) until nothing is dirty or under writeback. Leaves a write error for its owner to
+    /// see: the choice for files of others. Where cachestat is missing: as [`Flush::SyncFileRange`].
+    #[default]
+    Watch,
+    /// sync_file_range(2) with `WAIT_BEFORE | WRITE | WAIT_AFTER`: for files of one's own.
+    SyncFileRange,
+    /// fdatasync(2): durable too, and of the whole file: for files of one's own.
+    Fdatasync,
+}
+
+/// Starts writeback of the dirty pages of the range and returns without waiting for it. The call itself can take milliseconds,
+/// while requests are queued. An end of `u64::MAX` means the end of the file.
+pub fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result<()> {
+    let Some(len) = call_length(&range) else {
+        return Ok(());
+    };
+    sync_file_range(file, range.start, len, false).map_err(|e| Error::call("sync_file_range", file.path(), e))
+}
+
+/// Makes the pages of the range clean, waiting at most `patience` (only [`Flush::Watch`] can stop early; the other two take as
+/// long as the disk does). Returns whether they are.
+///
+/// ```
+/// use pagekeeper_kernel::{Flush, InspectedFile, Links, flush};
+/// let path = std::env::current_exe()?;
+/// let file = InspectedFile::open(&path, Links::Refuse)?;
+/// assert!(flush(&file, 0..u64::MAX, Flush::Watch, std::time::Duration::from_secs(10))?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn flush(file: &InspectedFile, range: Range<u64>, how: Flush, patience: Duration) -> Result<bool> {
+    let Some(len) = call_length(&range) else {
+        return Ok(true);
+    };
+    match how {
+        Flush::Watch => {
+            let now = residency(file, range.clone())?;
+            if now.source == Source::Mincore {
+                return flush(file, range, Flush::SyncFileRange, patience);
+            }
+            if now.unwritten() == 0 {
+                return Ok(true);
+            }
+            watch(file, range, patience)
+        }
+        Flush::SyncFileRange => {
+            sync_file_range(file, range.start, len, true)
+                .map_err(|e| Error::call("sync_file_range", file.path(), e))?;
+            Ok(true)
+        }
+        Flush::Fdatasync => {
+            rustix::fs::fdatasync(file).map_err(|e| Error::call("fdatasync", file.path(), e))?;
+            Ok(true)
+        }
+    }
+}
+
+fn watch(file: &InspectedFile, range: Range<u64>, patience: Duration) -> Result<bool> {
+    let deadline = Instant::now() + patience;
+    let mut pause = Duration::from_micros(200);
+    loop {
+        let now = residency(file, range.clone())?;
+        if now.unwritten() == 0 {
+            return Ok(true);
+        }
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+        if now.dirty.unwrap_or(0) > 0 {
+            // Again each time round: pages that were under writeback when they were changed are passed over by the call.
+            start_writeback(file, range.clone())?;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+/// The length argument of the system calls: 0 for "to the end"; `None` for an empty range, where 0 would be wrong.
+fn call_length(range: &Range<u64>) -> Option<u64> {
+    match range.end.checked_sub(range.start) {
+        None | Some(0) => None,
+        Some(_) if range.end == u64::MAX => Some(0),
+        Some(len) => Some(len),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::file_of;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn each_way_leaves_clean_pages() {
+        for how in [Flush::Watch, Flush::SyncFileRange, Flush::Fdatasync] {
+            let (_dir, file) = file_of(0);
+            std::fs::write(file.path(), vec![1; 4 << 20]).unwrap();
+            assert!(residency(&file, 0..u64::MAX).unwrap().unwritten() > 0);
+            assert!(flush(&file, 0..u64::MAX, how, PATIENCE).unwrap(), "{how:?}");
+            assert_eq!(residency(&file, 0..u64::MAX).unwrap().unwritten(), 0, "{how:?}");
+        }
+    }
+
+    #[test]
+    fn without_patience_the_pages_stay_dirty_or_not_and_it_says_which() {
+        let (_dir, file) = file_of(0);
+        std::fs::write(file.path(), vec![1; 8 << 20]).unwrap();
+        let clean = flush(&file, 0..u64::MAX, Flush::Watch, Duration::ZERO).unwrap();
+        assert!(!clean, "nothing was written yet, and there was no time to");
+    }
+
+    #[test]
+    fn only_the_range_is_written() {
+        let (_dir, file) = file_of(8 << 20);
+        let out = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
+        let page = [2; 4096];
+        for offset in [0_u64, 6 << 20] {
+            std::os::unix::fs::FileExt::write_all_at(&out, &page, offset).unwrap();
+        }
+        assert!(flush(&file, 0..2 << 20, Flush::Watch, PATIENCE).unwrap());
+        assert_eq!(residency(&file, 0..2 << 20).unwrap().unwritten(), 0);
+        assert!(residency(&file, 4 << 20..u64::MAX).unwrap().unwritten() > 0);
+    }
+}
