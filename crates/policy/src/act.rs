@@ -1,4 +1,4 @@
-//! Acts: what [`crate::step`] wants done. The caller does them; none can lose a byte.
+//! Acts: what [`crate::step()`] wants done. The caller does them; none can lose a byte.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,14 +13,17 @@ pub enum Act {
     StartWriteback {
         /// The file.
         file: FileId,
-        /// Bytes.
+        /// Bytes. Aligned as in [`Act::Release`].
         range: Range<u64>,
     },
     /// Wait for writeback of the range, then drop its pages.
+    ///
+    /// A range that ends at the size of the file may end inside a page. The kernel drops that page only if the advice
+    /// reaches the end of the file, so the caller extends such a range to the end of the page.
     Release {
         /// The file.
         file: FileId,
-        /// Bytes.
+        /// Bytes. Starts at a multiple of [`crate::WINDOW`]; ends at one, or at the size of the file.
         range: Range<u64>,
     },
     /// Tell the operator, once for each file and warning.

@@ -1,6 +1,6 @@
 //! File classes and rules: what a profile says a file is, and what is to be done with its pages.
 //!
-//! Both are plain names; [`crate::step`] gives them their meaning.
+//! Both are plain names; [`crate::step()`] gives them their meaning.
 
 use serde::{Deserialize, Serialize};
 

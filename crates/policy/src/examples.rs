@@ -1,0 +1,411 @@
+//! Each rule by example. Windows are numbered: window 1 is the bytes from 2 MiB to 4 MiB.
+
+use std::ops::Range;
+
+use crate::{
+    Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite, Rule,
+    State, WINDOW, Warning, Window, step,
+};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// A window that is all resident and written.
+pub(crate) fn clean(number: u64) -> Window {
+    Window {
+        start: number * WINDOW,
+        end: (number + 1) * WINDOW,
+        resident: WINDOW,
+        unwritten: 0,
+    }
+}
+
+/// A window that is all resident and dirty.
+pub(crate) fn dirty(number: u64) -> Window {
+    Window {
+        unwritten: WINDOW,
+        ..clean(number)
+    }
+}
+
+/// The file of log 1 with this number, which is also its sequence. No writer has it.
+pub(crate) fn file(number: u64, rule: Rule, size: u64, windows: &[Window]) -> FileFacts {
+    FileFacts {
+        id: FileId(number),
+        log: LogId(1),
+        sequence: number,
+        class: FileClass::Binlog,
+        rule,
+        rewrite: Rewrite::Never,
+        size,
+        writer: None,
+        windows: windows
+            .iter()
+            .filter(|window| window.start < size)
+            .map(|window| Window {
+                end: window.end.min(size),
+                ..window.clone()
+            })
+            .collect(),
+    }
+}
+
+/// The same file with a writer at this position.
+pub(crate) fn written_at(position: Position, file: FileFacts) -> FileFacts {
+    FileFacts {
+        writer: Some(position),
+        ..file
+    }
+}
+
+pub(crate) fn log_of(files: impl IntoIterator<Item = FileFacts>) -> Facts {
+    Facts {
+        files: files.into_iter().collect(),
+        ..Facts::default()
+    }
+}
+
+fn with_follower(sequence: u64, position: Position, mut facts: Facts) -> Facts {
+    let id = FollowerId(facts.followers.len() as u64);
+    facts.followers.push(FollowerFacts {
+        id,
+        log: LogId(1),
+        sequence,
+        position,
+    });
+    facts
+}
+
+pub(crate) fn release(file: u64, windows: Range<u64>) -> Act {
+    Act::Release {
+        file: FileId(file),
+        range: windows.start * WINDOW..windows.end * WINDOW,
+    }
+}
+
+pub(crate) fn flush(file: u64, windows: Range<u64>) -> Act {
+    Act::StartWriteback {
+        file: FileId(file),
+        range: windows.start * WINDOW..windows.end * WINDOW,
+    }
+}
+
+fn first_step(facts: &Facts) -> Vec<Act> {
+    step(&mut State::default(), facts)
+}
+
+const BEHIND: Rule = Rule::ReleaseBehindWriter { slack: 0 };
+const FOLLOWED: Rule = Rule::ReleaseBehindFollowers {
+    near_files: 1,
+    slack: 0,
+};
+
+fn all_clean(windows: u64) -> Vec<Window> {
+    (0..windows).map(clean).collect()
+}
+
+#[test]
+fn keep_leaves_everything_alone() {
+    let facts = log_of([file(1, Rule::Keep, 8 * MIB, &[clean(0), dirty(1), clean(2)])]);
+    assert_eq!(first_step(&facts), []);
+}
+
+#[test]
+fn direct_releases_all_and_warns_once() {
+    let facts = log_of([file(1, Rule::Direct, 8 * MIB, &[clean(0), clean(3)])]);
+    let mut state = State::default();
+    let warning = Act::Warn {
+        file: FileId(1),
+        warning: Warning::DirectButResident,
+    };
+    assert_eq!(
+        step(&mut state, &facts),
+        [warning, release(1, 0..1), release(1, 3..4)]
+    );
+    assert_eq!(
+        step(&mut state, &log_of([file(1, Rule::Direct, 8 * MIB, &[])])),
+        []
+    );
+    let again = log_of([file(1, Rule::Direct, 8 * MIB, &[clean(2)])]);
+    assert_eq!(
+        step(&mut state, &again),
+        [release(1, 2..3)],
+        "released again, without a warning"
+    );
+}
+
+#[test]
+fn behind_the_writer_its_own_window_stays() {
+    let at = |position| {
+        first_step(&log_of([written_at(
+            Position::At(position),
+            file(1, BEHIND, 8 * MIB, &all_clean(4)),
+        )]))
+    };
+    assert_eq!(at(0), []);
+    assert_eq!(at(2 * MIB - 1), []);
+    assert_eq!(at(2 * MIB), [release(1, 0..1)], "the next byte goes to window 1");
+    assert_eq!(at(7 * MIB), [release(1, 0..3)]);
+    assert_eq!(at(8 * MIB), [release(1, 0..4)], "the file is full");
+    assert_eq!(
+        at(99 * MIB),
+        [release(1, 0..4)],
+        "a position from after the size was seen"
+    );
+}
+
+#[test]
+fn behind_the_writer_slack_stays_too() {
+    let at = |slack| {
+        let rule = Rule::ReleaseBehindWriter { slack };
+        first_step(&log_of([written_at(
+            Position::At(7 * MIB),
+            file(1, rule, 8 * MIB, &all_clean(4)),
+        )]))
+    };
+    assert_eq!(at(MIB), [release(1, 0..3)]);
+    assert_eq!(at(MIB + 1), [release(1, 0..2)]);
+    assert_eq!(at(u64::MAX), []);
+}
+
+#[test]
+fn the_short_last_window_stays_while_a_writer_is_there() {
+    // The size was seen before the position: window 2 has grown since, and the writer's last page is in it.
+    let rule = BEHIND;
+    let facts = log_of([written_at(
+        Position::At(6 * MIB),
+        file(1, rule, 5 * MIB, &all_clean(3)),
+    )]);
+    assert_eq!(first_step(&facts), [release(1, 0..2)]);
+    let left = log_of([file(1, rule, 5 * MIB, &all_clean(3))]);
+    assert_eq!(
+        first_step(&left),
+        [Act::Release {
+            file: FileId(1),
+            range: 0..5 * MIB
+        }]
+    );
+}
+
+#[test]
+fn files_the_writer_does_not_have_go_whole_whether_older_or_newer() {
+    let facts = log_of([
+        file(3, BEHIND, 4 * MIB, &all_clean(2)),
+        written_at(Position::At(3 * MIB), file(2, BEHIND, 4 * MIB, &all_clean(2))),
+        file(1, BEHIND, 4 * MIB, &all_clean(2)),
+    ]);
+    assert_eq!(
+        first_step(&facts),
+        [release(1, 0..2), release(2, 0..1), release(3, 0..2)],
+        "in order of the log"
+    );
+}
+
+#[test]
+fn on_rotation_the_file_goes_when_the_writer_has_left_it() {
+    let rule = Rule::ReleaseOnRotation;
+    let current = file(1, rule, 8 * MIB, &all_clean(4));
+    for position in [Position::At(8 * MIB), Position::Unknown] {
+        assert_eq!(first_step(&log_of([written_at(position, current.clone())])), []);
+    }
+    assert_eq!(first_step(&log_of([current])), [release(1, 0..4)]);
+}
+
+fn followed_log() -> Facts {
+    log_of([
+        file(1, FOLLOWED, 8 * MIB, &all_clean(4)),
+        file(2, FOLLOWED, 8 * MIB, &all_clean(4)),
+        written_at(Position::At(5 * MIB), file(3, FOLLOWED, 8 * MIB, &all_clean(3))),
+    ])
+}
+
+#[test]
+fn behind_followers_nothing_is_held_without_them() {
+    assert_eq!(
+        first_step(&followed_log()),
+        [release(1, 0..4), release(2, 0..4), release(3, 0..2)]
+    );
+}
+
+#[test]
+fn behind_followers_the_lowest_near_one_holds_all_after_it() {
+    let facts = with_follower(3, Position::At(5 * MIB), followed_log());
+    let facts = with_follower(2, Position::At(5 * MIB), facts);
+    assert_eq!(first_step(&facts), [release(1, 0..4), release(2, 0..2)]);
+}
+
+#[test]
+fn behind_followers_an_unknown_position_holds_the_file() {
+    let facts = with_follower(2, Position::Unknown, followed_log());
+    assert_eq!(first_step(&facts), [release(1, 0..4)]);
+}
+
+#[test]
+fn behind_followers_one_on_a_file_not_seen_still_counts() {
+    let mut facts = with_follower(2, Position::At(5 * MIB), followed_log());
+    facts.files.remove(1);
+    assert_eq!(first_step(&facts), [release(1, 0..4)], "file 3 is yet to be read");
+}
+
+#[test]
+fn a_far_follower_holds_its_readahead_while_it_moves_and_nothing_once_it_stalls() {
+    let rule = FOLLOWED;
+    let far = |position| {
+        let files = [
+            file(1, rule, 20 * MIB, &all_clean(10)),
+            written_at(Position::At(0), file(9, rule, 2 * MIB, &all_clean(1))),
+        ];
+        with_follower(1, Position::At(position), log_of(files))
+    };
+    let mut state = State::default();
+    assert_eq!(
+        step(&mut state, &far(3 * MIB)),
+        [release(1, 0..1), release(1, 6..10)]
+    );
+    assert_eq!(
+        step(&mut state, &far(5 * MIB)),
+        [release(1, 1..2)],
+        "the others were asked for"
+    );
+    assert_eq!(
+        step(&mut state, &far(5 * MIB)),
+        [release(1, 2..6)],
+        "it did not move"
+    );
+    assert_eq!(step(&mut state, &far(5 * MIB)), []);
+}
+
+#[test]
+fn a_far_follower_at_an_unknown_position_holds_nothing() {
+    let files = [
+        file(1, FOLLOWED, 4 * MIB, &all_clean(2)),
+        written_at(Position::At(0), file(9, FOLLOWED, 2 * MIB, &all_clean(1))),
+    ];
+    assert_eq!(
+        first_step(&with_follower(1, Position::Unknown, log_of(files))),
+        [release(1, 0..2)]
+    );
+}
+
+#[test]
+fn without_a_writer_near_is_counted_from_the_newest_file() {
+    let files = (1..=3).map(|n| file(n, FOLLOWED, 4 * MIB, &all_clean(2)));
+    let facts = with_follower(2, Position::At(2 * MIB), log_of(files));
+    assert_eq!(first_step(&facts), [release(1, 0..2), release(2, 0..1)]);
+}
+
+#[test]
+fn what_a_near_follower_needs_is_written_but_not_released() {
+    let windows = [clean(0), dirty(1), clean(2), dirty(3)];
+    let facts = log_of([written_at(
+        Position::At(7 * MIB),
+        file(1, FOLLOWED, 8 * MIB, &windows),
+    )]);
+    let facts = with_follower(1, Position::At(0), facts);
+    let mut state = State::default();
+    assert_eq!(step(&mut state, &facts), [flush(1, 1..2)]);
+    assert_eq!(step(&mut state, &facts), [], "once");
+}
+
+#[test]
+fn a_budget_keeps_the_newest() {
+    let rule = Rule::Budget { bytes: 6 * MIB };
+    let facts = log_of([
+        file(1, rule, 4 * MIB, &all_clean(2)),
+        file(2, rule, 8 * MIB, &all_clean(4)),
+        written_at(Position::At(2 * MIB), file(3, rule, 2 * MIB, &all_clean(1))),
+    ]);
+    assert_eq!(first_step(&facts), [release(1, 0..2), release(2, 0..2)]);
+}
+
+#[test]
+fn a_budget_of_nothing_leaves_the_tail_window() {
+    let rule = Rule::Budget { bytes: 0 };
+    let facts = log_of([written_at(
+        Position::At(3 * MIB),
+        file(1, rule, 8 * MIB, &all_clean(4)),
+    )]);
+    assert_eq!(first_step(&facts), [release(1, 0..1), release(1, 2..4)]);
+}
+
+#[test]
+fn a_recycled_log_of_part_pages_is_kept_and_warned_of_once() {
+    let recycled = |windows: &[Window]| {
+        log_of([FileFacts {
+            rewrite: Rewrite::SubPages,
+            ..file(1, BEHIND, 8 * MIB, windows)
+        }])
+    };
+    let mut state = State::default();
+    assert_eq!(step(&mut state, &recycled(&[])), []);
+    let warning = Act::Warn {
+        file: FileId(1),
+        warning: Warning::RecycledSubPages,
+    };
+    assert_eq!(step(&mut state, &recycled(&[clean(0), dirty(1)])), [warning]);
+    assert_eq!(step(&mut state, &recycled(&[dirty(0), dirty(1)])), []);
+    assert_eq!(step(&mut state, &recycled(&[])), []);
+    assert_eq!(
+        step(&mut state, &recycled(&[clean(0)])),
+        [],
+        "not even after it had no pages"
+    );
+}
+
+#[test]
+fn dirty_windows_are_flushed_first_and_released_in_the_next_step() {
+    let facts = log_of([file(
+        1,
+        BEHIND,
+        8 * MIB,
+        &[dirty(0), clean(1), dirty(2), dirty(3)],
+    )]);
+    let mut state = State::default();
+    assert_eq!(
+        step(&mut state, &facts),
+        [flush(1, 0..1), release(1, 1..2), flush(1, 2..4)]
+    );
+    assert_eq!(
+        step(&mut state, &facts),
+        [release(1, 0..1), release(1, 2..4)],
+        "still unwritten: it waits"
+    );
+    assert_eq!(step(&mut state, &facts), []);
+}
+
+#[test]
+fn what_resists_is_left_alone_until_retry_changes() {
+    let mut facts = log_of([file(1, BEHIND, 4 * MIB, &all_clean(2))]);
+    let mut state = State::default();
+    assert_eq!(step(&mut state, &facts), [release(1, 0..2)]);
+    assert_eq!(step(&mut state, &facts), []);
+    facts.retry += 1;
+    assert_eq!(step(&mut state, &facts), [release(1, 0..2)]);
+    facts.files[0].windows[1].resident -= MIB;
+    assert_eq!(step(&mut state, &facts), [release(1, 1..2)], "only what changed");
+}
+
+#[test]
+fn windows_out_of_step_are_cut_to_what_is_aligned() {
+    let window = |start, end| Window {
+        start,
+        end,
+        resident: MIB,
+        unwritten: 0,
+    };
+    let windows = vec![
+        window(MIB, 5 * MIB),
+        window(3 * MIB, 7 * MIB),
+        window(8 * MIB, 8 * MIB),
+        window(10 * MIB, u64::MAX),
+        window(u64::MAX - 1, u64::MAX),
+    ];
+    let facts = log_of([FileFacts {
+        windows,
+        ..file(1, BEHIND, 11 * MIB, &[])
+    }]);
+    let last = Act::Release {
+        file: FileId(1),
+        range: 10 * MIB..11 * MIB,
+    };
+    assert_eq!(first_step(&facts), [release(1, 1..3), last]);
+}

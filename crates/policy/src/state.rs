@@ -1,0 +1,101 @@
+//! State: what [`crate::step()`] remembers from one step to the next.
+//!
+//! Plain data, bounded by the facts: an entry exists only for a file of the last facts, a remembered window only
+//! while it has resident pages, a follower only while it is reported. A lost state does no harm: some windows are
+//! tried once more, and the tail of a writer whose position is unknown has to show itself again.
+
+use std::collections::BTreeMap;
+
+use crate::acted::Acted;
+use crate::tail::Tail;
+use crate::{FileId, FollowerId, LogId, Position, Warning};
+
+/// What is remembered between two calls of [`crate::step()`].
+///
+/// Start with [`State::default`], hand the same one to each step, and keep one for each set of facts: files that
+/// are not in the facts are forgotten.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State {
+    /// Only files that have something to remember.
+    pub(crate) files: BTreeMap<FileId, FileState>,
+    /// Where each follower was in the last step.
+    pub(crate) followers: BTreeMap<FollowerId, Place>,
+}
+
+/// Where a follower was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) log: LogId,
+    pub(crate) sequence: u64,
+    pub(crate) position: Position,
+}
+
+/// What is remembered of one file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct FileState {
+    /// The warnings given, at most one of each kind.
+    pub(crate) warned: Vec<Warning>,
+    /// The windows acted on that are still resident, ascending by start.
+    pub(crate) acted: Vec<Acted>,
+    /// Where the writer may be, while its position is unknown.
+    pub(crate) tail: Option<Tail>,
+}
+
+impl FileState {
+    /// Nothing worth an entry is left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.warned.is_empty() && self.acted.is_empty() && self.tail.is_none()
+    }
+
+    /// Forgets the windows, which have no resident pages any more, but not what the operator was told.
+    pub(crate) fn forget_windows(&mut self) {
+        self.acted = Vec::new();
+        self.tail = None;
+    }
+
+    /// Whether `warning` is new; it is not new again.
+    pub(crate) fn warn_once(&mut self, warning: Warning) -> bool {
+        let new = !self.warned.contains(&warning);
+        if new {
+            self.warned.push(warning);
+        }
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples::{MIB, clean, file, log_of};
+    use crate::{Facts, Rule, step};
+
+    #[test]
+    fn keeps_no_entry_for_files_without_windows() {
+        let files = (0..100).map(|n| file(n, Rule::ReleaseBehindWriter { slack: 0 }, 4 * MIB, &[]));
+        let mut state = State::default();
+        step(&mut state, &log_of(files));
+        assert_eq!(state, State::default());
+    }
+
+    #[test]
+    fn forgets_windows_that_are_gone_and_files_that_are_gone() {
+        let rule = Rule::ReleaseBehindWriter { slack: 0 };
+        let mut state = State::default();
+        step(
+            &mut state,
+            &log_of([
+                file(1, rule, 4 * MIB, &[clean(0), clean(1)]),
+                file(2, rule, 2 * MIB, &[clean(0)]),
+            ]),
+        );
+        assert_eq!(state.files[&FileId(1)].acted.len(), 2);
+        assert_eq!(state.files[&FileId(2)].acted.len(), 1);
+
+        step(&mut state, &log_of([file(1, rule, 4 * MIB, &[clean(1)])]));
+        assert_eq!(state.files[&FileId(1)].acted.len(), 1);
+        assert!(!state.files.contains_key(&FileId(2)));
+
+        step(&mut state, &Facts::default());
+        assert_eq!(state, State::default());
+    }
+}

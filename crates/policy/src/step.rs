@@ -1,0 +1,251 @@
+//! The step: facts in, acts out.
+//!
+//! Invariants:
+//! 1. The acts of a step depend on the facts and the state alone, and are ordered by log, sequence and offset; a
+//!    file's warnings come first.
+//! 2. Ranges of one file ascend and do not overlap; each lies inside the file and starts at a multiple of [`WINDOW`].
+//!    It ends at a multiple of it too, or at the end of the file; the latter never in the file of a writer whose
+//!    position is known, unless it is used with direct I/O.
+//! 3. The same facts again give no acts, once flushed windows are released and stalled followers known as such: the
+//!    third step on the same facts is always empty.
+//! 4. Files that have no windows cost a look at them, no memory.
+//!
+//! Windows that are not as [`crate::Window`] promises are cut to the aligned part of them inside the file; nothing
+//! panics.
+
+use std::collections::BTreeMap;
+use std::mem;
+
+use crate::acted::{Acted, Deed, Stretch, Verdict, decide};
+use crate::limit::{FollowedLog, Limit, align_down};
+use crate::state::{FileState, Place, State};
+use crate::{Act, Facts, FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Warning};
+
+/// Decides what to do now.
+///
+/// Call it every few hundred milliseconds with what is seen then, do the acts, and call it again: `state` carries over
+/// what it needs to know. It does no I/O and cannot fail. None of the acts can lose a byte.
+///
+/// ```
+/// use pagekeeper_policy::{
+///     Act, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, State, WINDOW, Window, step,
+/// };
+///
+/// // A log of 5 MiB, all of it resident and written; its writer appends at the end.
+/// let size = 5 << 20;
+/// let window = |start: u64| {
+///     let end = size.min(start + WINDOW);
+///     Window { start, end, resident: end - start, unwritten: 0 }
+/// };
+/// let mut facts = Facts {
+///     files: vec![FileFacts {
+///         id: FileId(7),
+///         log: LogId(1),
+///         sequence: 1,
+///         class: FileClass::Wal,
+///         rule: Rule::ReleaseBehindWriter { slack: 0 },
+///         rewrite: Rewrite::Never,
+///         size,
+///         writer: Some(Position::At(size)),
+///         windows: vec![window(0), window(WINDOW), window(2 * WINDOW)],
+///     }],
+///     ..Facts::default()
+/// };
+///
+/// // What lies behind the writer's window goes.
+/// let mut state = State::default();
+/// assert_eq!(step(&mut state, &facts), [Act::Release { file: FileId(7), range: 0..2 * WINDOW }]);
+///
+/// // The caller did that. Later the writer has moved on to another file: the rest goes too.
+/// facts.files[0].windows.drain(..2);
+/// facts.files[0].writer = None;
+/// assert_eq!(step(&mut state, &facts), [Act::Release { file: FileId(7), range: 2 * WINDOW..size }]);
+/// ```
+pub fn step(state: &mut State, facts: &Facts) -> Vec<Act> {
+    let logs = FollowedLog::survey(facts, &state.followers);
+    state.followers = facts
+        .followers
+        .iter()
+        .map(|seen| {
+            (
+                seen.id,
+                Place {
+                    log: seen.log,
+                    sequence: seen.sequence,
+                    position: seen.position,
+                },
+            )
+        })
+        .collect();
+
+    let mut past = mem::take(&mut state.files);
+    let mut busy = Vec::new();
+    for file in &facts.files {
+        if !file.windows.is_empty() || infers_tail(file) {
+            busy.push(file);
+        } else if let Some(mut known) = past.remove(&file.id) {
+            known.forget_windows();
+            if !known.is_empty() {
+                state.files.insert(file.id, known);
+            }
+        }
+    }
+    busy.sort_unstable_by_key(|file| (file.log, file.sequence, file.id));
+
+    let newer = resident_in_newer(&busy);
+    let mut acts = Vec::new();
+    for (file, newer) in busy.into_iter().zip(newer) {
+        let mut known = past.remove(&file.id).unwrap_or_default();
+        step_file(
+            &mut known,
+            file,
+            logs.get(&file.log),
+            newer,
+            facts.retry,
+            &mut acts,
+        );
+        if !known.is_empty() {
+            state.files.insert(file.id, known);
+        }
+    }
+    acts
+}
+
+/// Whether the writer's place in the file has to be inferred from its windows.
+fn infers_tail(file: &FileFacts) -> bool {
+    let by_position = matches!(
+        file.rule,
+        Rule::ReleaseBehindWriter { .. } | Rule::ReleaseBehindFollowers { .. } | Rule::Budget { .. }
+    );
+    by_position && file.writer == Some(Position::Unknown)
+}
+
+/// For each file (ordered by log and sequence): what newer files under a budget have resident in the same log.
+fn resident_in_newer(files: &[&FileFacts]) -> Vec<u64> {
+    let mut totals: BTreeMap<LogId, u64> = BTreeMap::new();
+    let mut newer = vec![0; files.len()];
+    for (file, newer) in files.iter().zip(&mut newer).rev() {
+        if matches!(file.rule, Rule::Budget { .. }) {
+            let total = totals.entry(file.log).or_default();
+            *newer = *total;
+            *total = file
+                .windows
+                .iter()
+                .fold(*total, |total, window| total.saturating_add(window.resident));
+        }
+    }
+    newer
+}
+
+/// The windows of a file that can be worked with.
+fn stretches(file: &FileFacts) -> Vec<Stretch> {
+    let mut from = 0;
+    let mut all = Vec::with_capacity(file.windows.len());
+    for window in &file.windows {
+        let Some(start) = window.start.max(from).checked_next_multiple_of(WINDOW) else {
+            continue;
+        };
+        let end = if window.end >= file.size {
+            file.size
+        } else {
+            align_down(window.end)
+        };
+        if start < end && window.resident > 0 {
+            let unwritten = window.unwritten.min(window.resident);
+            all.push(Stretch {
+                range: start..end,
+                resident: window.resident,
+                unwritten,
+            });
+            from = end;
+        }
+    }
+    all
+}
+
+fn step_file(
+    known: &mut FileState,
+    file: &FileFacts,
+    log: Option<&FollowedLog>,
+    newer: u64,
+    retry: u64,
+    acts: &mut Vec<Act>,
+) {
+    if file.rule == Rule::Keep {
+        known.forget_windows();
+        return;
+    }
+    let stretches = stretches(file);
+    let mut tail = known
+        .tail
+        .take()
+        .filter(|_| infers_tail(file))
+        .or_else(|| infers_tail(file).then(Default::default));
+    if let Some(tail) = &mut tail {
+        tail.observe(&stretches, &known.acted, file.size);
+    }
+    let verdicts = verdicts(&Limit::of(file, log, tail.as_ref()), &stretches, newer);
+
+    if file.rule == Rule::Direct && !stretches.is_empty() && known.warn_once(Warning::DirectButResident) {
+        acts.push(Act::Warn {
+            file: file.id,
+            warning: Warning::DirectButResident,
+        });
+    }
+    let mut acted = Vec::new();
+    if file.rewrite == Rewrite::SubPages {
+        if verdicts.contains(&Verdict::Release) && known.warn_once(Warning::RecycledSubPages) {
+            acts.push(Act::Warn {
+                file: file.id,
+                warning: Warning::RecycledSubPages,
+            });
+        }
+    } else {
+        for (index, (stretch, verdict)) in stretches.iter().zip(verdicts).enumerate() {
+            let past = Acted::find(&known.acted, stretch.range.start);
+            let deed = decide(verdict, past, stretch, retry);
+            acted.extend(match deed {
+                Some(deed) => Some(Acted::now(stretch, deed, retry)),
+                None => past.map(|past| past.aged(stretch)),
+            });
+            if let Some(deed) = deed {
+                push(acts, file, stretch, deed);
+            }
+            if let (Some(Deed::Release), Some(tail)) = (deed, &mut tail) {
+                tail.released(index);
+            }
+        }
+    }
+    known.acted = acted;
+    known.tail = tail;
+}
+
+fn verdicts(limit: &Limit<'_>, stretches: &[Stretch], mut newer: u64) -> Vec<Verdict> {
+    let mut verdicts = vec![Verdict::Stay; stretches.len()];
+    for (stretch, verdict) in stretches.iter().zip(&mut verdicts).rev() {
+        newer = newer.saturating_add(stretch.resident);
+        *verdict = limit.verdict(stretch, newer);
+    }
+    verdicts
+}
+
+/// Adds an act, as one with the last if they join.
+fn push(acts: &mut Vec<Act>, in_file: &FileFacts, stretch: &Stretch, deed: Deed) {
+    let new = stretch.range.clone();
+    match (acts.last_mut(), deed) {
+        (Some(Act::Release { file, range }), Deed::Release)
+        | (Some(Act::StartWriteback { file, range }), Deed::StartWriteback)
+            if *file == in_file.id && range.end == new.start =>
+        {
+            range.end = new.end;
+        }
+        (_, Deed::Release) => acts.push(Act::Release {
+            file: in_file.id,
+            range: new,
+        }),
+        (_, Deed::StartWriteback) => acts.push(Act::StartWriteback {
+            file: in_file.id,
+            range: new,
+        }),
+    }
+}

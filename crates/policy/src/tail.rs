@@ -1,0 +1,430 @@
+//! Where the writer is when its position cannot be seen: inferred from what happens to the file's windows.
+//!
+//! `InnoDB` and others write their redo rings with `pwrite`, whose offset `/proc` does not show. But a writer leaves
+//! traces: pages appear where it writes, and they are dirty until it syncs. The header block of a ring (in the window
+//! that starts at 0) is rewritten at each checkpoint, so window 0 shows traces wherever the writer is.
+//!
+//! A window is *fresh* if its resident or its unwritten bytes grew since the last sample: something wrote (or read)
+//! there in between. It is *hot* if it is fresh, or still dirty. Trace windows are remembered.
+//!
+//! Invariants:
+//! 1. Until a window other than the header's has been fresh, the tail is not known, and nothing of the file may go.
+//!    The first sample proves nothing: dirt may be old.
+//! 2. A remembered window stays protected, and with it the `slack` bytes before it and the window after it (which the
+//!    writer may have entered since the sample).
+//! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by remembered windows, was
+//!    fresh in a step after the one in which it was last hot. A log is written upwards, so the writer has left it.
+//!    (Without this a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The header's window is never
+//!    passed: the next checkpoint comes back to it.
+//! 4. Any other is forgotten when it was not hot for [`QUIET_STEPS`] consecutive steps in each of which a window other
+//!    than the header's was fresh: so the end of the ring is forgotten after a lap, and the old place after a jump.
+//! 5. Time alone forgets nothing: the last window of an idle writer stays protected for as long as it is idle, and
+//!    the same sample twice changes nothing.
+//! 6. A window that the caller released and that has pages again is fresh, unless its figures are exactly those of
+//!    before (it refused). A window that shrank (reclaimed by the kernel) is not. A dirty window that was told to be
+//!    written and has not changed since is not hot: it would never be released if its writeback hung.
+//!
+//! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages ahead of
+//! the writer are released as soon as the tail is known, so this takes adjacent windows whose release was refused. A
+//! program that reads through a ring makes windows fresh; if the writer is idle meanwhile, its last window can be
+//! released after [`QUIET_STEPS`] steps. A writer that laps the whole file between two steps is not followed. Each
+//! costs one page read at the writer's next partial write, never data.
+
+use std::ops::Range;
+
+use crate::WINDOW;
+use crate::acted::{Acted, Stretch};
+use crate::limit::align_down;
+
+/// Steps with fresh windows elsewhere after which a window that is not hot is no longer taken for the tail.
+pub(crate) const QUIET_STEPS: u8 = 8;
+
+/// What is known of a writer whose position is not shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Tail {
+    /// The windows of the last step, ascending; `None` before the first.
+    samples: Option<Vec<Sample>>,
+    /// The remembered windows, ascending.
+    hot: Vec<Trace>,
+    /// Counts the steps in which some window was fresh.
+    clock: u64,
+    /// Whether the writer has shown itself (invariant 1).
+    known: bool,
+}
+
+/// A window at the last step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Sample {
+    start: u64,
+    resident: u64,
+    unwritten: u64,
+    released: bool,
+}
+
+/// A window where the writer was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Trace {
+    range: Range<u64>,
+    /// The clock when it was last hot.
+    last_hot: u64,
+    /// The clock when it was last fresh, 0 if never.
+    last_fresh: u64,
+    /// Consecutive steps in which it was not hot, but another window fresh.
+    quiet: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heat {
+    Cold,
+    Dirty,
+    Fresh,
+}
+
+impl Tail {
+    /// Takes in the windows of this step, before anything is decided on them. `acted` is what was done before.
+    pub(crate) fn observe(&mut self, stretches: &[Stretch], acted: &[Acted], size: u64) {
+        let heats: Vec<Heat> = stretches.iter().map(|now| self.heat(now, acted)).collect();
+        let fresh = |(heat, stretch): (&Heat, &Stretch)| *heat == Heat::Fresh && stretch.range.start != 0;
+        let writer_seen = heats.iter().zip(stretches).any(fresh);
+        self.known |= writer_seen;
+        if heats.contains(&Heat::Fresh) {
+            self.clock += 1;
+        }
+        for hot in &mut self.hot {
+            hot.quiet += u8::from(writer_seen);
+        }
+        for (heat, stretch) in heats.iter().zip(stretches) {
+            if *heat != Heat::Cold {
+                self.remember(stretch, *heat);
+            }
+        }
+        self.hot
+            .retain(|hot| hot.quiet < QUIET_STEPS && hot.range.start < size);
+        self.forget_passed();
+        self.samples = Some(
+            stretches
+                .iter()
+                .map(|stretch| Sample {
+                    start: stretch.range.start,
+                    resident: stretch.resident,
+                    unwritten: stretch.unwritten,
+                    released: false,
+                })
+                .collect(),
+        );
+    }
+
+    /// Notes that the stretch at `index` of the last [`Tail::observe`] is released now.
+    pub(crate) fn released(&mut self, index: usize) {
+        if let Some(sample) = self.samples.as_mut().and_then(|samples| samples.get_mut(index)) {
+            sample.released = true;
+        }
+    }
+
+    /// The ranges that stay for the writer; `None` while the tail is not known and everything stays.
+    pub(crate) fn protected(&self, slack: u64) -> Option<Vec<Range<u64>>> {
+        self.known.then(|| {
+            self.hot
+                .iter()
+                .map(|hot| {
+                    align_down(hot.range.start.saturating_sub(slack))..hot.range.end.saturating_add(WINDOW)
+                })
+                .collect()
+        })
+    }
+
+    /// Whether a protected window shows less recent traces than the newest: its dirty pages need not wait there.
+    pub(crate) fn left_behind(&self, start: u64) -> bool {
+        let newest = self
+            .hot
+            .iter()
+            .filter(|hot| hot.range.start != 0)
+            .map(|hot| hot.last_fresh)
+            .max();
+        let own = self
+            .hot
+            .iter()
+            .find(|hot| hot.range.start == start)
+            .map_or(0, |hot| hot.last_fresh);
+        self.known && newest.is_some_and(|newest| own < newest)
+    }
+
+    fn heat(&self, now: &Stretch, acted: &[Acted]) -> Heat {
+        let Some(samples) = &self.samples else {
+            return if now.unwritten > 0 {
+                Heat::Dirty
+            } else {
+                Heat::Cold
+            };
+        };
+        let past = samples
+            .binary_search_by_key(&now.range.start, |sample| sample.start)
+            .ok()
+            .map(|at| &samples[at]);
+        let figures = (now.resident, now.unwritten);
+        let (resident, unwritten) = match past {
+            Some(past) if !past.released || figures == (past.resident, past.unwritten) => {
+                (past.resident, past.unwritten)
+            }
+            _ => (0, 0),
+        };
+        let told = Acted::find(acted, now.range.start).is_some_and(|acted| acted.unchanged(now));
+        if now.resident > resident || now.unwritten > unwritten {
+            Heat::Fresh
+        } else if now.unwritten > 0 && !(told && figures == (resident, unwritten)) {
+            Heat::Dirty
+        } else {
+            Heat::Cold
+        }
+    }
+
+    fn remember(&mut self, stretch: &Stretch, heat: Heat) {
+        let at = match self
+            .hot
+            .binary_search_by_key(&stretch.range.start, |hot| hot.range.start)
+        {
+            Ok(at) => at,
+            Err(at) => {
+                self.hot.insert(
+                    at,
+                    Trace {
+                        range: stretch.range.clone(),
+                        last_hot: self.clock,
+                        last_fresh: 0,
+                        quiet: 0,
+                    },
+                );
+                at
+            }
+        };
+        let hot = &mut self.hot[at];
+        hot.range.end = stretch.range.end;
+        hot.last_hot = self.clock;
+        hot.quiet = 0;
+        if heat == Heat::Fresh {
+            hot.last_fresh = self.clock;
+        }
+    }
+
+    /// Invariant 3.
+    fn forget_passed(&mut self) {
+        let mut above: Option<u64> = None;
+        let mut freshest = 0;
+        let mut passed = vec![false; self.hot.len()];
+        for (hot, passed) in self.hot.iter().zip(&mut passed).rev() {
+            if above != Some(hot.range.end) {
+                freshest = 0;
+            }
+            *passed = hot.range.start != 0 && freshest > hot.last_hot;
+            above = Some(hot.range.start);
+            freshest = freshest.max(hot.last_fresh);
+        }
+        let mut passed = passed.into_iter();
+        self.hot.retain(|_| !passed.next().unwrap_or(false));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::QUIET_STEPS;
+    use crate::examples::{MIB, clean, dirty, file, flush, log_of, release, written_at};
+    use crate::{Act, FileFacts, Position, Rule, State, Window, step};
+
+    /// One file of 20 windows, written with `pwrite`, and what the executor made of the acts so far.
+    struct Ring {
+        state: State,
+        rule: Rule,
+        windows: Vec<Window>,
+    }
+
+    impl Ring {
+        fn new(slack: u64, windows: impl IntoIterator<Item = Window>) -> Self {
+            let rule = Rule::ReleaseBehindWriter { slack };
+            Self {
+                state: State::default(),
+                rule,
+                windows: windows.into_iter().collect(),
+            }
+        }
+
+        fn facts(&self) -> FileFacts {
+            written_at(Position::Unknown, file(1, self.rule, 40 * MIB, &self.windows))
+        }
+
+        /// The writer writes all of window `number`, and has not synced it.
+        fn write(&mut self, number: u64) {
+            self.windows.retain(|window| window.start != dirty(number).start);
+            self.windows.push(dirty(number));
+            self.windows.sort_by_key(|window| window.start);
+        }
+
+        fn sync(&mut self) {
+            for window in &mut self.windows {
+                window.unwritten = 0;
+            }
+        }
+
+        /// A step whose releases drop the pages.
+        fn step(&mut self) -> Vec<Act> {
+            let facts = log_of([self.facts()]);
+            let acts = step(&mut self.state, &facts);
+            for act in &acts {
+                if let Act::Release { range, .. } = act {
+                    self.windows.retain(|window| !range.contains(&window.start));
+                }
+            }
+            acts
+        }
+    }
+
+    #[test]
+    fn nothing_goes_until_the_writer_has_shown_itself() {
+        let mut ring = Ring::new(
+            0,
+            [
+                dirty(0),
+                clean(1),
+                clean(2),
+                dirty(3),
+                clean(4),
+                clean(5),
+                clean(6),
+            ],
+        );
+        assert_eq!(ring.step(), [], "dirt in the first sample may be old");
+        ring.write(0);
+        ring.windows[1].resident -= MIB;
+        assert_eq!(
+            ring.step(),
+            [],
+            "no growth: the header again, and the kernel took a page"
+        );
+        ring.windows[4].unwritten = MIB;
+        assert_eq!(
+            ring.step(),
+            [flush(1, 0..1), release(1, 2..3), flush(1, 3..4), release(1, 6..7)],
+            "the writer is in window 4 or has just entered 5; 1 stays with the header's window"
+        );
+    }
+
+    #[test]
+    fn what_the_writer_has_passed_goes_and_its_last_window_stays() {
+        let mut ring = Ring::new(0, []);
+        assert_eq!(ring.step(), []);
+        ring.write(4);
+        ring.write(5);
+        ring.sync();
+        assert_eq!(ring.step(), [], "written in one step: which is last is not known");
+        ring.write(6);
+        ring.sync();
+        assert_eq!(ring.step(), [release(1, 4..6)]);
+        for _ in 0..100 {
+            assert_eq!(ring.step(), [], "idle");
+        }
+        ring.write(7);
+        assert_eq!(ring.step(), [release(1, 6..7)]);
+    }
+
+    #[test]
+    fn slack_stays_behind_the_writer() {
+        let mut ring = Ring::new(2 * MIB + 1, []);
+        ring.step();
+        for number in 4..8 {
+            ring.write(number);
+            ring.sync();
+            let gone = if number < 7 {
+                vec![]
+            } else {
+                vec![release(1, 4..5)]
+            };
+            assert_eq!(ring.step(), gone);
+        }
+    }
+
+    #[test]
+    fn what_was_left_dirty_is_flushed_then_released() {
+        let mut ring = Ring::new(0, []);
+        ring.step();
+        ring.write(4);
+        assert_eq!(ring.step(), [], "the newest may be dirty");
+        ring.write(5);
+        assert_eq!(ring.step(), [flush(1, 4..5)]);
+        ring.write(6);
+        assert_eq!(ring.step(), [release(1, 4..5), flush(1, 5..6)], "written or not");
+    }
+
+    #[test]
+    fn the_end_of_the_ring_is_forgotten_after_a_lap() {
+        let mut ring = Ring::new(0, []);
+        ring.step();
+        ring.write(19);
+        ring.sync();
+        ring.step();
+        for number in 1..=u64::from(QUIET_STEPS) {
+            assert!(ring.windows.contains(&clean(19)), "kept in step {number}");
+            ring.write(number);
+            ring.sync();
+            ring.step();
+        }
+        assert_eq!(ring.windows, [clean(u64::from(QUIET_STEPS))]);
+    }
+
+    #[test]
+    fn checkpoints_alone_do_not_unprotect_an_idle_writer() {
+        let mut ring = Ring::new(0, []);
+        ring.step();
+        ring.write(4);
+        ring.sync();
+        ring.step();
+        for _ in 0..3 * QUIET_STEPS {
+            ring.write(0);
+            assert_eq!(ring.step(), []);
+            ring.sync();
+            assert_eq!(ring.step(), []);
+        }
+    }
+
+    #[test]
+    fn pages_in_a_window_just_released_are_the_writers() {
+        let mut ring = Ring::new(0, [clean(1), clean(2)]);
+        ring.step();
+        ring.write(8);
+        assert_eq!(ring.step(), [release(1, 1..3)]);
+        ring.windows.insert(
+            0,
+            Window {
+                resident: MIB,
+                ..clean(2)
+            },
+        );
+        ring.sync();
+        assert_eq!(ring.step(), [], "less than was released, but new");
+    }
+
+    #[test]
+    fn a_refused_release_is_no_writer() {
+        let mut ring = Ring::new(0, [clean(1), clean(2)]);
+        ring.step();
+        ring.write(8);
+        assert_eq!(ring.step(), [release(1, 1..3)]);
+        ring.windows.insert(0, clean(2));
+        assert_eq!(ring.step(), []);
+        ring.windows[0].resident -= MIB;
+        assert_eq!(
+            ring.step(),
+            [release(1, 2..3)],
+            "not protected: it is tried again when it has changed"
+        );
+    }
+
+    #[test]
+    fn a_file_the_writer_leaves_goes_whole() {
+        let mut ring = Ring::new(0, [clean(1), clean(2)]);
+        ring.step();
+        let left = log_of([FileFacts {
+            writer: None,
+            ..ring.facts()
+        }]);
+        assert_eq!(step(&mut ring.state, &left), [release(1, 1..3)]);
+    }
+}
