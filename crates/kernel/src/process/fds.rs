@@ -1,0 +1,404 @@
+//! The files a process holds open, and how: from `/proc/PID/fd` and `/proc/PID/fdinfo` (`proc_pid_fdinfo(5)`).
+//!
+//! [`ProcRoot::open_files`] tells all about each; [`ProcRoot::fd_links`] and [`ProcRoot::fd_info`] are the cheap halves
+//! for a daemon that looks often: names first, then the position of those few that matter.
+//! Invariants: no file is opened; a descriptor that is closed meanwhile is left out.
+
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use super::{ProcRoot, deleted, malformed};
+use crate::{Error, Inode, Result};
+
+/// What a descriptor allows: the access mode of open(2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// `O_RDONLY`: a reader.
+    ReadOnly,
+    /// `O_WRONLY`: a writer.
+    WriteOnly,
+    /// `O_RDWR`: either.
+    ReadWrite,
+    /// Neither: an `O_PATH` descriptor, or access mode 3 (ioctl only).
+    Neither,
+}
+
+/// What `/proc/PID/fdinfo/FD` says of a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FdInfo {
+    /// The file position in bytes. It follows read, write and lseek; pread and pwrite leave it alone.
+    pub position: u64,
+    /// The open flags of open(2), as this architecture numbers them.
+    pub flags: u32,
+    /// The mount's id, as in `/proc/PID/mountinfo` (since Linux 3.15).
+    pub mount_id: Option<u64>,
+    /// The inode number (since Linux 5.14).
+    pub inode_number: Option<u64>,
+}
+
+impl FdInfo {
+    /// What the descriptor allows.
+    pub fn access(&self) -> Access {
+        let flags = self.open_flags();
+        if flags.contains(OFlags::PATH) {
+            return Access::Neither;
+        }
+        match flags & OFlags::RWMODE {
+            OFlags::RDONLY => Access::ReadOnly,
+            OFlags::WRONLY => Access::WriteOnly,
+            OFlags::RDWR => Access::ReadWrite,
+            _ => Access::Neither,
+        }
+    }
+
+    /// Whether it bypasses the page cache (`O_DIRECT`).
+    pub fn direct(&self) -> bool {
+        self.open_flags().contains(OFlags::DIRECT)
+    }
+
+    /// Whether every write goes to the end of the file (`O_APPEND`).
+    pub fn append(&self) -> bool {
+        self.open_flags().contains(OFlags::APPEND)
+    }
+
+    fn open_flags(&self) -> OFlags {
+        OFlags::from_bits_retain(self.flags)
+    }
+}
+
+/// A regular file that a process holds open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenFile {
+    /// The descriptor's number in that process.
+    pub fd: RawFd,
+    /// The name, as the process's mount namespace shows it, the kernel's ` (deleted)` stripped. The name that
+    /// `/proc/PID/fd/FD` itself has where it is longer than a page.
+    pub path: PathBuf,
+    /// Whether that name no longer leads to the file: it was removed since it was opened.
+    pub deleted: bool,
+    /// Which file it is.
+    pub inode: Inode,
+    /// Its size in bytes. On a network file system, as last known to this machine.
+    pub size: u64,
+    /// What the descriptor allows.
+    pub access: Access,
+    /// Whether it bypasses the page cache (`O_DIRECT`).
+    pub direct: bool,
+    /// Whether every write goes to the end of the file (`O_APPEND`).
+    pub append: bool,
+    /// The file position in bytes; see [`FdInfo::position`].
+    pub position: u64,
+}
+
+impl ProcRoot {
+    /// The link of one descriptor: [`InspectedFile::open_magic_link`](crate::InspectedFile::open_magic_link) opens the
+    /// very file behind it, deleted or in another mount namespace though it may be.
+    pub fn fd_path(&self, pid: u32, fd: RawFd) -> PathBuf {
+        self.of(pid, &format!("fd/{fd}"))
+    }
+
+    /// Calls `each` with every descriptor and what its link says: a path, which may carry the kernel's ` (deleted)`, or
+    /// a text such as `socket:[12]`.
+    ///
+    /// One readdir for all and one readlink each; nothing is allocated per descriptor.
+    ///
+    /// ```
+    /// # use pagekeeper_kernel::process::ProcRoot;
+    /// let proc = ProcRoot::default();
+    /// let mut logs = Vec::new();
+    /// proc.fd_links(std::process::id(), |fd, target| {
+    ///     if target.starts_with("/var/lib/mysql") {
+    ///         logs.push((fd, target.to_path_buf()));
+    ///     }
+    /// })?;
+    /// # Ok::<(), pagekeeper_kernel::Error>(())
+    /// ```
+    pub fn fd_links(&self, pid: u32, mut each: impl FnMut(RawFd, &Path)) -> Result<()> {
+        let path = self.of(pid, "fd");
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory =
+            rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| Error::call("open", &path, e))?;
+        let mut entries_buffer = [MaybeUninit::<u8>::uninit(); 8192];
+        // The kernel prints a link's target into one page of 4 KiB or more, and refuses longer ones.
+        let mut target_buffer = [MaybeUninit::<u8>::uninit(); 4096];
+        let mut entries = RawDir::new(&directory, &mut entries_buffer);
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(|e| Error::call("readdir", &path, e))?;
+            let Some(fd) = entry
+                .file_name()
+                .to_str()
+                .ok()
+                .and_then(|name| name.parse::<RawFd>().ok())
+            else {
+                continue;
+            };
+            match rustix::fs::readlinkat_raw(&directory, entry.file_name(), &mut target_buffer) {
+                Ok((target, _)) => each(fd, Path::new(std::ffi::OsStr::from_bytes(target))),
+                Err(Errno::NAMETOOLONG) => each(fd, &self.fd_path(pid, fd)),
+                // Closed meanwhile; when the process has ended, so has the list.
+                Err(Errno::NOENT | Errno::SRCH) => {}
+                Err(error) => return Err(Error::call("readlink", self.fd_path(pid, fd), error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The position and flags of one descriptor, in one read.
+    pub fn fd_info(&self, pid: u32, fd: RawFd) -> Result<FdInfo> {
+        let path = self.of(pid, &format!("fdinfo/{fd}"));
+        let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| Error::call("open", &path, e))?;
+        // The lines wanted come first; locks and watches may follow in any number.
+        let mut buffer = [0; 256];
+        let length = rustix::io::read(&file, &mut buffer).map_err(|e| Error::call("read", &path, e))?;
+        parse_fd_info(&buffer[..length]).ok_or_else(|| malformed(&path, &buffer[..length]))
+    }
+
+    /// The regular files the process holds open, by ascending descriptor.
+    ///
+    /// Left out: descriptors closed or reused while looking, and files that may not even be looked at (a FUSE file
+    /// system of another user). A file opened twice is listed twice.
+    pub fn open_files(&self, pid: u32) -> Result<Vec<OpenFile>> {
+        let root = self.root(pid);
+        let mut files = Vec::new();
+        self.fd_links(pid, |fd, target| {
+            files.extend(self.open_file(pid, fd, target, &root));
+        })?;
+        files.sort_unstable_by_key(|file| file.fd);
+        Ok(files)
+    }
+
+    fn open_file(&self, pid: u32, fd: RawFd, target: &Path, root: &Path) -> Option<OpenFile> {
+        let text = target.as_os_str().as_bytes();
+        if deleted::is_no_file(text) {
+            return None;
+        }
+        let stat = look(&self.fd_path(pid, fd)).ok()?;
+        if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
+            return None;
+        }
+        let info = self.fd_info(pid, fd).ok()?;
+        if info.inode_number.is_some_and(|ino| ino != stat.stx_ino) {
+            // Closed, and its number given to another file, between the two looks.
+            return None;
+        }
+        let (path, deleted) = deleted::named(text, stat.stx_ino, Some(stat.stx_nlink), root);
+        Some(OpenFile {
+            fd,
+            path,
+            deleted,
+            inode: Inode {
+                dev: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
+                ino: stat.stx_ino,
+            },
+            size: stat.stx_size,
+            access: info.access(),
+            direct: info.direct(),
+            append: info.append(),
+            position: info.position,
+        })
+    }
+}
+
+/// Looks at the file behind a link without asking a network file system's server, which might never answer.
+fn look(link: &Path) -> rustix::io::Result<Statx> {
+    rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)
+}
+
+fn parse_fd_info(content: &[u8]) -> Option<FdInfo> {
+    let (mut position, mut flags, mut mount_id, mut inode_number) = (None, None, None, None);
+    for line in content.split(|byte| *byte == b'\n') {
+        let Some((key, value)) = std::str::from_utf8(line)
+            .ok()
+            .and_then(|line| line.split_once(':'))
+        else {
+            continue;
+        };
+        let value = value.trim();
+        match key {
+            "pos" => position = value.parse().ok(),
+            "flags" => flags = u32::from_str_radix(value, 8).ok(),
+            "mnt_id" => mount_id = value.parse().ok(),
+            "ino" => inode_number = value.parse().ok(),
+            _ => {}
+        }
+    }
+    Some(FdInfo {
+        position: position?,
+        flags: flags?,
+        mount_id,
+        inode_number,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{File, OpenOptions};
+    use std::io::{Seek, SeekFrom, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
+
+    fn own_file(fd: &impl AsRawFd) -> OpenFile {
+        let files = ProcRoot::default().open_files(std::process::id()).unwrap();
+        files
+            .into_iter()
+            .find(|file| file.fd == fd.as_raw_fd())
+            .expect("the file is listed")
+    }
+
+    #[test]
+    fn a_writer_at_its_position() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("binlog.000001");
+        let mut file = OpenOptions::new().append(true).create(true).open(&path).unwrap();
+        file.write_all(&[1; 5000]).unwrap();
+        let found = own_file(&file);
+        let meta = file.metadata().unwrap();
+        assert_eq!(found.path, path);
+        assert_eq!(
+            found.inode,
+            Inode {
+                dev: meta.dev(),
+                ino: meta.ino()
+            }
+        );
+        assert_eq!((found.size, found.position), (5000, 5000));
+        assert_eq!(found.access, Access::WriteOnly);
+        assert!(found.append && !found.direct && !found.deleted);
+    }
+
+    #[test]
+    fn a_reader_half_way() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[1; 8192]).unwrap();
+        let mut reader = File::open(file.path()).unwrap();
+        reader.seek(SeekFrom::Start(4096)).unwrap();
+        let found = own_file(&reader);
+        assert_eq!((found.access, found.position), (Access::ReadOnly, 4096));
+        assert_eq!(own_file(&file).access, Access::ReadWrite);
+    }
+
+    #[test]
+    fn a_direct_opener_is_seen() {
+        let file = tempfile::NamedTempFile::new_in(".").unwrap();
+        match OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(file.path())
+        {
+            Ok(direct) => assert!(own_file(&direct).direct),
+            Err(error) => eprintln!("skipped: no direct I/O on this file system: {error}"),
+        }
+        assert!(!own_file(&file).direct);
+    }
+
+    #[test]
+    fn a_path_descriptor_neither_reads_nor_writes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let handle = rustix::fs::open(file.path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        assert_eq!(own_file(&handle).access, Access::Neither);
+    }
+
+    #[test]
+    fn deleted_files_keep_their_name_without_the_mark() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gone");
+        let gone = File::create(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let found = own_file(&gone);
+        assert_eq!((found.path, found.deleted), (path, true));
+
+        let odd = dir.path().join("odd (deleted)");
+        let there = File::create(&odd).unwrap();
+        let found = own_file(&there);
+        assert_eq!((&found.path, found.deleted), (&odd, false));
+        std::fs::remove_file(&odd).unwrap();
+        let found = own_file(&there);
+        assert_eq!((found.path, found.deleted), (odd, true));
+    }
+
+    #[test]
+    fn a_removed_name_of_a_file_with_another_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+        let file = File::create(&first).unwrap();
+        std::fs::hard_link(&first, &second).unwrap();
+        std::fs::remove_file(&first).unwrap();
+        let found = own_file(&file);
+        assert_eq!((found.path, found.deleted), (first, true));
+    }
+
+    #[test]
+    fn only_regular_files_are_listed() {
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (pipe, _writer) = std::io::pipe().unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let directory = File::open("/").unwrap();
+        let files = ProcRoot::default().open_files(std::process::id()).unwrap();
+        for fd in [
+            socket.as_raw_fd(),
+            pipe.as_raw_fd(),
+            null.as_raw_fd(),
+            directory.as_raw_fd(),
+        ] {
+            assert!(files.iter().all(|file| file.fd != fd));
+        }
+        let mut texts = Vec::new();
+        let own = std::process::id();
+        ProcRoot::default()
+            .fd_links(own, |fd, target| texts.push((fd, target.to_path_buf())))
+            .unwrap();
+        let of = |fd: RawFd| {
+            texts
+                .iter()
+                .find(|(number, _)| *number == fd)
+                .unwrap()
+                .1
+                .to_str()
+                .unwrap()
+        };
+        assert!(of(socket.as_raw_fd()).starts_with("socket:["));
+        assert_eq!(of(null.as_raw_fd()), "/dev/null");
+    }
+
+    #[test]
+    fn a_fake_tree_of_an_older_kernel() {
+        let tree = tempfile::tempdir().unwrap();
+        let real = tree.path().join("real");
+        std::fs::write(&real, [0; 100]).unwrap();
+        for dir in ["9/fd", "9/fdinfo", "9/root"] {
+            std::fs::create_dir_all(tree.path().join(dir)).unwrap();
+        }
+        symlink(&real, tree.path().join("9/fd/12")).unwrap();
+        symlink("/nonexistent/file", tree.path().join("9/fd/13")).unwrap();
+        symlink("socket:[4]", tree.path().join("9/fd/3")).unwrap();
+        std::fs::write(tree.path().join("9/fdinfo/12"), "pos:\t77\nflags:\t0102001\n").unwrap();
+        let proc = ProcRoot::at(tree.path());
+        let files = proc.open_files(9).unwrap();
+        assert_eq!(files.len(), 1);
+        assert_eq!((files[0].fd, files[0].position, files[0].size), (12, 77, 100));
+        assert_eq!(files[0].access, Access::WriteOnly);
+        assert_eq!(proc.fd_info(9, 12).unwrap().mount_id, None);
+    }
+
+    #[test]
+    fn fdinfo_with_and_without_the_newer_lines() {
+        let info =
+            parse_fd_info(b"pos:\t5\nflags:\t02100002\nmnt_id:\t27\nino:\t99\nlock:\t1: POSIX x\n").unwrap();
+        assert_eq!(
+            (info.position, info.mount_id, info.inode_number),
+            (5, Some(27), Some(99))
+        );
+        assert_eq!(info.access(), Access::ReadWrite);
+        assert!(parse_fd_info(b"pos:\t5\n").is_none());
+        assert!(parse_fd_info(b"pos:\tx\nflags:\t0\n").is_none());
+        assert!(parse_fd_info(b"pos:\t5\nflags:\t9\n").is_none());
+        assert!(parse_fd_info(b"").is_none());
+    }
+}

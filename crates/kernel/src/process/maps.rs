@@ -1,0 +1,291 @@
+//! The files a process maps into its memory (`proc_pid_maps(5)`): their pages can't be dropped from outside.
+//!
+//! The kernel shows a mapped file's device as the file system's own, which on btrfs is another than stat(2) shows, and
+//! on overlayfs before Linux 6.7 is that of the layer below: so a mapping is compared with a file by inode number
+//! first, then by a look through `/proc/PID/map_files` or by its path. An overlay file whose two inode numbers differ
+//! (`xino=on`, before Linux 6.7) is not recognised.
+
+use std::ops::Range;
+
+use std::path::PathBuf;
+
+use super::{ProcRoot, deleted, malformed, mounts, read};
+use crate::{Inode, Result};
+
+/// A part of a file that a process has mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    /// The name, as the process's mount namespace shows it, the kernel's ` (deleted)` stripped.
+    pub path: PathBuf,
+    /// Whether that name no longer leads to the file.
+    pub deleted: bool,
+    /// Device and inode number as the kernel shows them; the device may not be what stat shows (see the module).
+    pub inode: Inode,
+    /// Which bytes of the file, whole pages; may reach beyond the file's end.
+    pub range: Range<u64>,
+    /// Where in the process's memory.
+    pub addresses: Range<u64>,
+    /// Whether changes go to the file (`MAP_SHARED`) rather than to a private copy.
+    pub shared: bool,
+    /// Whether the process may write to it now.
+    pub writable: bool,
+}
+
+/// Who maps a file.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MappedBy {
+    /// The processes that map a part of it, ascending; this one too, if it does.
+    pub pids: Vec<u32>,
+    /// How many processes could not be looked at, for lack of permission.
+    pub denied: usize,
+}
+
+impl ProcRoot {
+    /// The parts of files that the process has mapped, by address. Empty for kernel threads and zombies.
+    pub fn mappings(&self, pid: u32) -> Result<Vec<Mapping>> {
+        let root = self.root(pid);
+        let mut mappings = Vec::new();
+        self.each_mapping(pid, |line| {
+            let text = mounts::unescape(line.text);
+            let (path, deleted) = deleted::named(&text, line.inode.ino, None, &root);
+            mappings.push(Mapping {
+                path,
+                deleted,
+                inode: line.inode,
+                range: line.range,
+                addresses: line.addresses,
+                shared: line.shared,
+                writable: line.writable,
+            });
+        })?;
+        Ok(mappings)
+    }
+
+    /// Which processes map any byte of `range` of the file `inode`.
+    ///
+    /// Reads the maps of every process: some 50 µs each, more for those with thousands of mappings.
+    pub fn mapped_by(&self, inode: Inode, range: &Range<u64>) -> Result<MappedBy> {
+        let mut found = MappedBy::default();
+        for pid in self.pids()? {
+            let mut maps_it = false;
+            let looked = self.each_mapping(pid, |line| {
+                maps_it = maps_it
+                    || (line.inode.ino == inode.ino
+                        && line.range.start < range.end
+                        && range.start < line.range.end
+                        && self.is_mapping_of(pid, &line, inode));
+            });
+            match looked {
+                Ok(()) if maps_it => found.pids.push(pid),
+                Ok(()) => {}
+                Err(error) if error.is_denied() => found.denied += 1,
+                Err(error) if error.is_gone() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether a mapping with the right inode number is of that very file.
+    fn is_mapping_of(&self, pid: u32, line: &MapsLine<'_>, inode: Inode) -> bool {
+        if line.inode.dev == inode.dev {
+            return true;
+        }
+        // Needs CAP_CHECKPOINT_RESTORE (CAP_SYS_ADMIN before Linux 5.9), and finds deleted files as well.
+        let magic = self.of(
+            pid,
+            &format!("map_files/{:x}-{:x}", line.addresses.start, line.addresses.end),
+        );
+        let by_path = || deleted::beneath(&self.root(pid), &mounts::unescape(line.text));
+        let stat = rustix::fs::stat(&magic).or_else(|_| rustix::fs::lstat(by_path()));
+        stat.is_ok_and(|stat| Inode::of(&stat) == inode)
+    }
+
+    fn each_mapping(&self, pid: u32, mut each: impl FnMut(MapsLine<'_>)) -> Result<()> {
+        let path = self.of(pid, "maps");
+        let content = read(&path)?;
+        for line in content
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty())
+        {
+            let parsed = parse_line(line).ok_or_else(|| malformed(&path, line))?;
+            if parsed.inode.ino != 0 && !deleted::is_no_file(parsed.text) {
+                each(parsed);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A line as it stands; `text` is the path with its escapes and marks.
+struct MapsLine<'a> {
+    addresses: Range<u64>,
+    shared: bool,
+    writable: bool,
+    range: Range<u64>,
+    inode: Inode,
+    text: &'a [u8],
+}
+
+fn parse_line(line: &[u8]) -> Option<MapsLine<'_>> {
+    // Five fields by single spaces, then padding, then the path, which may hold spaces itself.
+    let mut fields = line.splitn(6, |byte| *byte == b' ');
+    let mut text = || std::str::from_utf8(fields.next()?).ok();
+    let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
+    let (start, end) = text()?.split_once('-')?;
+    let addresses = hex(start)?..hex(end)?;
+    let permissions = text()?.as_bytes();
+    let offset = hex(text()?)?;
+    let (major, minor) = text()?.split_once(':')?;
+    let dev = rustix::fs::makedev(
+        u32::from_str_radix(major, 16).ok()?,
+        u32::from_str_radix(minor, 16).ok()?,
+    );
+    let ino = text()?.parse().ok()?;
+    let length = addresses.end.checked_sub(addresses.start)?;
+    Some(MapsLine {
+        shared: *permissions.get(3)? == b's',
+        writable: *permissions.get(1)? == b'w',
+        range: offset..offset.checked_add(length)?,
+        addresses,
+        inode: Inode { dev, ino },
+        text: fields.next().unwrap_or_default().trim_ascii_start(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::mapping::FileMapping;
+    use crate::{InspectedFile, Links, page_size};
+    use std::path::Path;
+
+    fn mapped_file(pages: usize) -> (tempfile::NamedTempFile, InspectedFile) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(
+            file.path(),
+            vec![1; pages * usize::try_from(page_size()).unwrap()],
+        )
+        .unwrap();
+        let opened = InspectedFile::open(file.path(), Links::Refuse).unwrap();
+        (file, opened)
+    }
+
+    #[test]
+    fn own_mapping_is_found_by_range() {
+        let page = page_size();
+        let (file, opened) = mapped_file(8);
+        let length = usize::try_from(2 * page).unwrap();
+        let mapping = FileMapping::new(opened.file(), 4 * page, length).unwrap();
+        let proc = ProcRoot::default();
+        let own = std::process::id();
+        let seen = proc.mappings(own).unwrap();
+        let seen: Vec<_> = seen.iter().filter(|seen| seen.path == file.path()).collect();
+        assert_eq!(seen.len(), 1);
+        assert_eq!(seen[0].range, 4 * page..6 * page);
+        assert!(seen[0].shared && !seen[0].writable && !seen[0].deleted);
+        let who = |range: Range<u64>| {
+            proc.mapped_by(opened.inode(), &range)
+                .unwrap()
+                .pids
+                .contains(&own)
+        };
+        assert!(who(0..u64::MAX));
+        assert!(who(5 * page..5 * page + 1));
+        assert!(!who(0..4 * page) && !who(6 * page..u64::MAX));
+        drop(mapping);
+        assert!(!who(0..u64::MAX));
+    }
+
+    #[test]
+    fn a_deleted_file_stays_mapped() {
+        let (file, opened) = mapped_file(1);
+        let path = file.path().to_path_buf();
+        let _mapping = FileMapping::new(opened.file(), 0, usize::try_from(page_size()).unwrap()).unwrap();
+        drop(file);
+        let proc = ProcRoot::default();
+        let own = std::process::id();
+        let seen = proc
+            .mappings(own)
+            .unwrap()
+            .into_iter()
+            .find(|seen| seen.path == path)
+            .unwrap();
+        assert!(seen.deleted);
+        assert!(
+            proc.mapped_by(opened.inode(), &(0..1))
+                .unwrap()
+                .pids
+                .contains(&own)
+        );
+    }
+
+    fn fake(maps: &[u8]) -> (tempfile::TempDir, ProcRoot) {
+        let tree = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(tree.path().join("8/root")).unwrap();
+        std::fs::write(tree.path().join("8/maps"), maps).unwrap();
+        let proc = ProcRoot::at(tree.path());
+        (tree, proc)
+    }
+
+    #[test]
+    fn odd_lines() {
+        let maps = b"7f00-8f00 rw-s 00001000 08:1f 77   /data/a b\\012c  (deleted)\n\
+            9000-a000 r--p 00000000 00:00 0 \n\
+            a000-b000 rw-p 00000000 00:00 0                                  [heap]\n\
+            b000-c000 rw-s 00000000 00:01 2048 /dev/zero (deleted)\n\
+            c000-d000 rw-s 00000000 00:01 1025 anon_inode:[io_uring]\n\
+            d000-e000 -w-p 00002000 103:3 9 /x\n\
+            ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";
+        let (_tree, proc) = fake(maps);
+        let seen = proc.mappings(8).unwrap();
+        assert_eq!(seen.len(), 2);
+        assert_eq!(seen[0].path, Path::new("/data/a b\nc "));
+        assert!(seen[0].deleted && seen[0].shared && seen[0].writable);
+        assert_eq!(seen[0].range, 0x1000..0x2000);
+        assert_eq!(
+            seen[0].inode,
+            Inode {
+                dev: rustix::fs::makedev(8, 0x1f),
+                ino: 77
+            }
+        );
+        assert_eq!(seen[1].inode.dev, rustix::fs::makedev(0x103, 3));
+        assert!(!seen[1].shared && seen[1].writable && !seen[1].deleted);
+    }
+
+    #[test]
+    fn malformed_lines_are_named() {
+        for line in [
+            "x",
+            "1-2",
+            "2-1 r--p 0 08:01 5 /x",
+            "1-2 r--p 0 0801 5 /x",
+            "1-2 r- 0 08:01 5 /x",
+        ] {
+            let (_tree, proc) = fake(line.as_bytes());
+            let error = proc.mappings(8).unwrap_err();
+            assert!(error.to_string().contains(line), "{error}");
+        }
+    }
+
+    #[test]
+    fn another_device_number_is_settled_by_the_path() {
+        // As on btrfs: stat shows the subvolume's device, the maps the file system's.
+        let (tree, proc) = fake(b"");
+        let file = tree.path().join("8/root/data");
+        std::fs::write(&file, b"x").unwrap();
+        let inode = Inode::of(&rustix::fs::stat(&file).unwrap());
+        let write = |ino: u64| {
+            let line = format!("1000-2000 r--s 00000000 00:fe {ino} /data\n");
+            std::fs::write(tree.path().join("8/maps"), line).unwrap();
+        };
+        write(inode.ino);
+        assert_eq!(proc.mapped_by(inode, &(0..u64::MAX)).unwrap().pids, [8]);
+        write(inode.ino + 1);
+        assert_eq!(
+            proc.mapped_by(inode, &(0..u64::MAX)).unwrap(),
+            MappedBy::default()
+        );
+    }
+}

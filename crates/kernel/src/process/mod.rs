@@ -1,0 +1,175 @@
+//! What processes hold open and map, read from `/proc`: the evidence of who uses a file, and how.
+//!
+//! Invariants: only reads `/proc`, never attaches to a process, and never opens the files it reports (they are looked
+//! at through the links of `/proc/PID/fd`). A process id is a `u32` and may be reused at any time: keep
+//! [`ProcRoot::start_time`] beside it.
+//! Fails with an error whose [`Error::is_gone`] holds when the process has ended, and [`Error::is_denied`] when it is
+//! another user's (ptrace(2), "Ptrace access mode checking": `CAP_SYS_PTRACE` reads them all).
+//!
+//! ```
+//! use pagekeeper_kernel::process::ProcRoot;
+//!
+//! let proc = ProcRoot::default();
+//! let own = std::process::id();
+//! for file in proc.open_files(own)? {
+//!     println!("{} {} {:?} at {}", file.fd, file.path.display(), file.access, file.position);
+//! }
+//! # Ok::<(), pagekeeper_kernel::Error>(())
+//! ```
+
+mod cgroups;
+mod deleted;
+mod fds;
+mod io;
+mod maps;
+mod mounts;
+mod namespace;
+mod status;
+
+use std::path::{Path, PathBuf};
+
+pub use cgroups::CgroupPath;
+pub use fds::{Access, FdInfo, OpenFile};
+pub use io::IoCounters;
+pub use maps::{MappedBy, Mapping};
+pub use mounts::Mount;
+pub use status::ProcessStat;
+
+use crate::{Error, Result};
+
+/// Where the process file system is mounted.
+///
+/// A container that watches its host can be given the host's `/proc`; tests give it a tree of plain files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcRoot {
+    path: PathBuf,
+}
+
+impl Default for ProcRoot {
+    fn default() -> Self {
+        Self::at("/proc")
+    }
+}
+
+impl ProcRoot {
+    /// The process file system mounted at `path`.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The processes (thread groups) that exist now, in ascending order, this one among them.
+    pub fn pids(&self) -> Result<Vec<u32>> {
+        let entries = std::fs::read_dir(&self.path).map_err(|e| Error::call("readdir", &self.path, e))?;
+        let mut pids = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|e| Error::call("readdir", &self.path, e))?;
+            // Numbers only: `/proc` holds much else.
+            pids.extend(
+                entry
+                    .file_name()
+                    .to_str()
+                    .and_then(|name| name.parse::<u32>().ok()),
+            );
+        }
+        pids.sort_unstable();
+        Ok(pids)
+    }
+
+    /// The file `name` of a process.
+    fn of(&self, pid: u32, name: &str) -> PathBuf {
+        self.path.join(format!("{pid}/{name}"))
+    }
+
+    /// Whether the process still has its directory.
+    fn exists(&self, pid: u32) -> bool {
+        rustix::fs::lstat(self.of(pid, "")).is_ok()
+    }
+
+    /// Reads a file that only some kernels have: `Unsupported` where a living process lacks it.
+    fn read_optional(&self, pid: u32, name: &str, reason: &'static str) -> Result<Vec<u8>> {
+        let path = self.of(pid, name);
+        read(&path).map_err(|error| {
+            if error.errno() == Some(libc::ENOENT) && self.exists(pid) {
+                Error::Unsupported { path, reason }
+            } else {
+                error
+            }
+        })
+    }
+}
+
+/// Reads a whole file of `/proc` or `/sys`.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|e| Error::call("read", path, e))
+}
+
+/// Reads a whole file of `/proc` or `/sys` that is text by its nature.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    Ok(String::from_utf8_lossy(&read(path)?).into_owned())
+}
+
+/// An [`Error::Malformed`] about a line or field.
+pub(crate) fn malformed(path: &Path, what: impl AsRef<[u8]>) -> Error {
+    Error::Malformed {
+        path: path.to_path_buf(),
+        what: String::from_utf8_lossy(what.as_ref()).into_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_listed() {
+        let pids = ProcRoot::default().pids().unwrap();
+        assert!(pids.contains(&std::process::id()));
+        assert!(pids.is_sorted());
+    }
+
+    #[test]
+    fn only_numbers_are_processes() {
+        let tree = tempfile::tempdir().unwrap();
+        for name in ["12", "7", "self", "sys", "1x", "99999999999999"] {
+            std::fs::create_dir(tree.path().join(name)).unwrap();
+        }
+        assert_eq!(ProcRoot::at(tree.path()).pids().unwrap(), [7, 12]);
+    }
+
+    #[test]
+    fn an_ended_process_is_gone() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        child.wait().unwrap();
+        let proc = ProcRoot::default();
+        assert!(proc.stat(pid).unwrap_err().is_gone());
+        assert!(proc.open_files(pid).unwrap_err().is_gone());
+        assert!(proc.mappings(pid).unwrap_err().is_gone());
+        assert!(proc.io_counters(pid).unwrap_err().is_gone());
+        assert!(proc.cgroup_paths(pid).unwrap_err().is_gone());
+        assert!(proc.executable(pid).unwrap_err().is_gone());
+        assert!(proc.mount_namespace(pid).unwrap_err().is_gone());
+        assert!(proc.in_namespace(pid, Path::new("/")).unwrap_err().is_gone());
+        assert!(
+            proc.open_directory_in_namespace(pid, Path::new("/"))
+                .unwrap_err()
+                .is_gone()
+        );
+    }
+
+    #[test]
+    fn a_file_the_kernel_does_not_have_is_told_from_an_ended_process() {
+        let tree = tempfile::tempdir().unwrap();
+        std::fs::create_dir(tree.path().join("5")).unwrap();
+        let proc = ProcRoot::at(tree.path());
+        let error = proc.io_counters(5).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+        assert!(!error.is_gone());
+        assert!(proc.io_counters(6).unwrap_err().is_gone());
+    }
+}

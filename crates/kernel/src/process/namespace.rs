@@ -1,0 +1,279 @@
+//! Paths as another process sees them: mount namespaces (containers) and chroots.
+//!
+//! `/proc/PID/root` leads to the process's root directory in its own mount namespace. A path put behind it is right as
+//! long as no symbolic link in it is absolute: **the kernel resolves absolute links against the root of the caller, not
+//! of that process**, so that `/proc/PID/root/var/lib/mysql` may end in our own `/data`.
+//! [`ProcRoot::in_namespace`] serves the paths the kernel itself shows (of descriptors and maps), which hold no links;
+//! [`ProcRoot::open_directory_in_namespace`] serves all others: it resolves links inside the process's root and can't be
+//! led out of it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::{ProcRoot, malformed};
+use crate::{Error, Inode, Result, open_directory_in};
+
+impl ProcRoot {
+    /// The id of the mount namespace the process lives in.
+    pub fn mount_namespace(&self, pid: u32) -> Result<u64> {
+        namespace(&self.of(pid, "ns/mnt"))
+    }
+
+    /// Whether the process lives in the mount namespace of this one.
+    pub fn same_mount_namespace(&self, pid: u32) -> Result<bool> {
+        Ok(self.mount_namespace(pid)? == namespace(&self.path().join("self/ns/mnt"))?)
+    }
+
+    /// The link to the process's root directory, whatever namespace or chroot that is in.
+    pub fn root(&self, pid: u32) -> PathBuf {
+        self.of(pid, "root")
+    }
+
+    /// Whether a path means the same to that process and to this one: same mount namespace, same root directory.
+    pub fn same_root(&self, pid: u32) -> Result<bool> {
+        let inode = |path: PathBuf| {
+            rustix::fs::stat(&path)
+                .map(|stat| Inode::of(&stat))
+                .map_err(|e| Error::call("stat", path, e))
+        };
+        Ok(
+            self.same_mount_namespace(pid)?
+                && inode(self.root(pid))? == inode(self.path().join("self/root"))?,
+        )
+    }
+
+    /// A path as the process sees it, as one this process can open: unchanged where both see the same, else behind
+    /// `/proc/PID/root`. A relative path starts at the process's working directory.
+    ///
+    /// For paths that the kernel shows; see the module for those that may hold symbolic links. `..` never climbs above
+    /// the process's root.
+    pub fn in_namespace(&self, pid: u32, path: &Path) -> Result<PathBuf> {
+        if path.is_relative() {
+            let cwd = self.of(pid, "cwd");
+            rustix::fs::stat(&cwd).map_err(|e| Error::call("stat", &cwd, e))?;
+            return Ok(cwd.join(path));
+        }
+        if self.same_root(pid)? {
+            return Ok(path.to_path_buf());
+        }
+        let mut seen = self.root(pid);
+        let mut depth = 0_usize;
+        for component in path.components() {
+            match component {
+                Component::ParentDir if depth == 0 => continue,
+                Component::ParentDir => depth -= 1,
+                Component::Normal(_) => depth += 1,
+                _ => continue,
+            }
+            seen.push(component);
+        }
+        Ok(seen)
+    }
+
+    /// Opens a directory by an absolute path as the process sees it, following symbolic links as the process would:
+    /// inside its root, never out of it (openat2(2) `RESOLVE_IN_ROOT`, Linux 5.6).
+    ///
+    /// A relative path starts at the process's working directory and may not lead out of that. Where openat2 is
+    /// missing or forbidden by a sandbox, no symbolic link is followed.
+    ///
+    /// ```
+    /// # use pagekeeper_kernel::process::ProcRoot;
+    /// # use std::path::Path;
+    /// use pagekeeper_kernel::InspectedFile;
+    /// use std::os::fd::AsFd;
+    ///
+    /// let pid = std::process::id();
+    /// let directory = ProcRoot::default().open_directory_in_namespace(pid, Path::new("/etc"))?;
+    /// let file = InspectedFile::open_in(directory.as_fd(), "passwd", "/etc/passwd".into())?;
+    /// # Ok::<(), pagekeeper_kernel::Error>(())
+    /// ```
+    pub fn open_directory_in_namespace(&self, pid: u32, path: &Path) -> Result<OwnedFd> {
+        let (start, resolve) = if path.is_absolute() {
+            (self.root(pid), ResolveFlags::IN_ROOT)
+        } else {
+            (self.of(pid, "cwd"), ResolveFlags::BENEATH)
+        };
+        let handle = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let base = rustix::fs::openat(CWD, &start, handle, Mode::empty())
+            .map_err(|e| Error::call("open", start, e))?;
+        let found = match rustix::fs::openat2(
+            &base,
+            path,
+            handle,
+            Mode::empty(),
+            resolve | ResolveFlags::NO_MAGICLINKS,
+        ) {
+            Err(Errno::NOSYS | Errno::PERM) => open_without_links(base.as_fd(), path),
+            other => other,
+        }
+        .map_err(|e| Error::call("openat2", path, e))?;
+        // The handle only names the directory; this opens it for listing.
+        open_directory_in(found.as_fd(), ".", path)
+    }
+}
+
+/// Goes down one name at a time, following no link and no `..`.
+fn open_without_links(base: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
+    let handle = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut at = rustix::fs::openat(base, ".", handle, Mode::empty())?;
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => at = rustix::fs::openat(&at, name, handle, Mode::empty())?,
+            Component::ParentDir => return Err(Errno::XDEV),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    Ok(at)
+}
+
+/// The id in a namespace link, `mnt:[4026531841]`.
+fn namespace(link: &Path) -> Result<u64> {
+    let target = std::fs::read_link(link).map_err(|e| Error::call("readlink", link, e))?;
+    let text = target.to_string_lossy();
+    let id = text
+        .split_once('[')
+        .and_then(|(_, rest)| rest.strip_suffix(']'))
+        .and_then(|id| id.parse().ok());
+    id.ok_or_else(|| malformed(link, text.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{InspectedFile, Links, open_directory};
+    use std::os::unix::fs::symlink;
+
+    /// A process 5 with its own root, beside a `self` with another.
+    fn tree(namespaces: (&str, &str)) -> (tempfile::TempDir, ProcRoot) {
+        let tree = tempfile::tempdir().unwrap();
+        for dir in [
+            "5/ns",
+            "5/root/data/real",
+            "5/cwd/sub",
+            "self/ns",
+            "self/root/data/real",
+            "real",
+        ] {
+            std::fs::create_dir_all(tree.path().join(dir)).unwrap();
+        }
+        symlink(namespaces.0, tree.path().join("self/ns/mnt")).unwrap();
+        symlink(namespaces.1, tree.path().join("5/ns/mnt")).unwrap();
+        std::fs::write(tree.path().join("5/root/data/real/theirs"), b"x").unwrap();
+        symlink("/data/real", tree.path().join("5/root/link")).unwrap();
+        symlink("../../../../../data/real", tree.path().join("5/root/climbing")).unwrap();
+        let proc = ProcRoot::at(tree.path());
+        (tree, proc)
+    }
+
+    #[test]
+    fn own_paths_stay_as_they_are() {
+        let proc = ProcRoot::default();
+        let own = std::process::id();
+        assert!(proc.same_mount_namespace(own).unwrap());
+        assert!(proc.mount_namespace(own).unwrap() > 0);
+        assert_eq!(
+            proc.in_namespace(own, Path::new("/var/lib")).unwrap(),
+            Path::new("/var/lib")
+        );
+        let relative = proc.in_namespace(own, Path::new("src")).unwrap();
+        assert_eq!(
+            std::fs::canonicalize(relative).unwrap(),
+            std::env::current_dir().unwrap().join("src")
+        );
+    }
+
+    #[test]
+    fn another_namespace_or_root_is_behind_the_link() {
+        // The same namespace, but another root directory: a chroot.
+        for theirs in ["mnt:[2]", "mnt:[1]"] {
+            let (tree, proc) = tree(("mnt:[1]", theirs));
+            assert_eq!(proc.same_mount_namespace(5).unwrap(), theirs == "mnt:[1]");
+            let root = tree.path().join("5/root");
+            assert_eq!(
+                proc.in_namespace(5, Path::new("/data/x")).unwrap(),
+                root.join("data/x")
+            );
+            assert_eq!(
+                proc.in_namespace(5, Path::new("/../../a/../../b")).unwrap(),
+                root.join("a/../b")
+            );
+            assert_eq!(
+                proc.in_namespace(5, Path::new("sub")).unwrap(),
+                tree.path().join("5/cwd/sub")
+            );
+        }
+    }
+
+    #[test]
+    fn absolute_links_are_resolved_inside_their_root() {
+        let (_tree, proc) = tree(("mnt:[1]", "mnt:[2]"));
+        for path in ["/data/real", "/link", "/climbing", "/../../link"] {
+            let directory = proc.open_directory_in_namespace(5, Path::new(path)).unwrap();
+            InspectedFile::open_in(directory.as_fd(), "theirs", path.into()).unwrap();
+        }
+        assert!(proc.open_directory_in_namespace(5, Path::new("sub")).is_ok());
+        assert!(proc.open_directory_in_namespace(5, Path::new("../root")).is_err());
+        assert!(
+            proc.open_directory_in_namespace(5, Path::new("/missing"))
+                .unwrap_err()
+                .is_gone()
+        );
+    }
+
+    #[test]
+    fn without_openat2_links_are_not_followed() {
+        let (tree, _proc) = tree(("mnt:[1]", "mnt:[2]"));
+        let base = open_directory(&tree.path().join("5/root"), Links::Refuse).unwrap();
+        assert!(open_without_links(base.as_fd(), Path::new("/data/./real")).is_ok());
+        for path in ["/link", "/climbing", "/data/../data"] {
+            assert!(open_without_links(base.as_fd(), Path::new(path)).is_err());
+        }
+    }
+
+    #[test]
+    fn a_real_container_and_chroot() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root may unshare a mount namespace");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("inner")).unwrap();
+        // A tmpfs over `inner` that only the child's namespace has.
+        let script =
+            "mount -t tmpfs none \"$0/inner\" && touch \"$0/inner/theirs\" && echo ready && read -r _";
+        let child = std::process::Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", script])
+            .arg(dir.path())
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn();
+        let Ok(mut child) = child else {
+            eprintln!("skipped: unshare(1) is not installed");
+            return;
+        };
+        let mut ready = String::new();
+        std::io::BufRead::read_line(
+            &mut std::io::BufReader::new(child.stdout.take().unwrap()),
+            &mut ready,
+        )
+        .unwrap();
+        let proc = ProcRoot::default();
+        let pid = child.id();
+        let path = dir.path().join("inner/theirs");
+        let entered = ready == "ready\n" && !proc.same_mount_namespace(pid).unwrap();
+        let seen = proc.in_namespace(pid, &path);
+        let opened = proc.open_directory_in_namespace(pid, &dir.path().join("inner"));
+        if entered {
+            assert!(!path.exists());
+            assert!(seen.unwrap().exists());
+            InspectedFile::open_in(opened.unwrap().as_fd(), "theirs", path).unwrap();
+        } else {
+            eprintln!("skipped: a mount namespace can't be made here");
+        }
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,221 @@
+//! What a process is: its name, command line, parent, age and kind.
+//!
+//! Source: `proc_pid_stat(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`. A name may hold spaces, parentheses and newlines.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use super::{ProcRoot, malformed, read};
+use crate::{Error, Result};
+
+/// `PF_KTHREAD` of `linux/sched.h`.
+const KERNEL_THREAD: u32 = 0x0020_0000;
+
+/// The fields of `/proc/PID/stat` that tell what a process is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessStat {
+    /// The name, at most 15 bytes for a user process.
+    pub name: OsString,
+    /// The state's letter: `R`unning, `S`leeping, `D` waiting for a disk, `Z`ombie …
+    pub state: char,
+    /// The parent's process id; 0 for those the kernel started.
+    pub parent: u32,
+    /// Whether it is a thread of the kernel.
+    pub kernel_thread: bool,
+    /// How many threads it has.
+    pub threads: u32,
+    /// When it started, in clock ticks (1/100 s) since boot. Differs when a process id has been reused.
+    pub start_time: u64,
+}
+
+impl ProcRoot {
+    /// What the process is, in one read.
+    pub fn stat(&self, pid: u32) -> Result<ProcessStat> {
+        let path = self.of(pid, "stat");
+        let content = read(&path)?;
+        parse_stat(&content).ok_or_else(|| malformed(&path, &content))
+    }
+
+    /// The name of the process (`comm`), at most 15 bytes.
+    pub fn name(&self, pid: u32) -> Result<OsString> {
+        let mut name = read(&self.of(pid, "comm"))?;
+        // The name itself may end in newlines: only the kernel's own goes.
+        name.pop_if(|last| *last == b'\n');
+        Ok(OsString::from_vec(name))
+    }
+
+    /// The arguments the process was started with; empty for kernel threads and zombies.
+    ///
+    /// A server that writes a title over its arguments (`postgres: walsender …`) shows the title as the
+    /// first element. Empty arguments at the very end can't be told from such a title's padding and are left out.
+    pub fn command_line(&self, pid: u32) -> Result<Vec<OsString>> {
+        let content = read(&self.of(pid, "cmdline"))?;
+        let end = content
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .map_or(0, |last| last + 1);
+        if end == 0 {
+            return Ok(Vec::new());
+        }
+        Ok(content[..end]
+            .split(|byte| *byte == 0)
+            .map(|arg| OsString::from_vec(arg.to_vec()))
+            .collect())
+    }
+
+    /// The parent's process id.
+    pub fn parent(&self, pid: u32) -> Result<u32> {
+        Ok(self.stat(pid)?.parent)
+    }
+
+    /// When the process started, in clock ticks since boot: a reused process id has another.
+    pub fn start_time(&self, pid: u32) -> Result<u64> {
+        Ok(self.stat(pid)?.start_time)
+    }
+
+    /// Whether it is a thread of the kernel: it has no files, maps or executable.
+    pub fn is_kernel_thread(&self, pid: u32) -> Result<bool> {
+        Ok(self.stat(pid)?.kernel_thread)
+    }
+
+    /// The program the process runs, as the process's own mount namespace names it, ` (deleted)` stripped where the
+    /// program was replaced; `None` for kernel threads and zombies.
+    pub fn executable(&self, pid: u32) -> Result<Option<PathBuf>> {
+        let path = self.of(pid, "exe");
+        match std::fs::read_link(&path) {
+            Ok(target) => {
+                let target = target.into_os_string().into_vec();
+                let named = super::deleted::strip_mark(&target).unwrap_or(&target);
+                Ok(Some(PathBuf::from(OsString::from_vec(named.to_vec()))))
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) && self.exists(pid) => Ok(None),
+            Err(error) => Err(Error::call("readlink", path, error)),
+        }
+    }
+
+    /// The process's working directory, as its own mount namespace names it.
+    pub fn working_directory(&self, pid: u32) -> Result<PathBuf> {
+        let path = self.of(pid, "cwd");
+        std::fs::read_link(&path).map_err(|e| Error::call("readlink", path, e))
+    }
+}
+
+fn parse_stat(content: &[u8]) -> Option<ProcessStat> {
+    // The name may hold anything, ')' too; nothing after it does.
+    let open = content.iter().position(|byte| *byte == b'(')?;
+    let close = content.iter().rposition(|byte| *byte == b')')?;
+    let name = content.get(open + 1..close)?;
+    let rest = std::str::from_utf8(content.get(close + 1..)?).ok()?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // The manual numbers fields from 1; the first one after the name is field 3.
+    let field = |number: usize| fields.get(number - 3).copied();
+    Some(ProcessStat {
+        name: std::ffi::OsStr::from_bytes(name).to_os_string(),
+        state: field(3)?.chars().next()?,
+        parent: field(4)?.parse().ok()?,
+        kernel_thread: field(9)?.parse::<u32>().ok()? & KERNEL_THREAD != 0,
+        threads: field(20)?.parse().ok()?,
+        start_time: field(22)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(pid: u32, files: &[(&str, &[u8])]) -> (tempfile::TempDir, ProcRoot) {
+        let tree = tempfile::tempdir().unwrap();
+        let dir = tree.path().join(pid.to_string());
+        std::fs::create_dir(&dir).unwrap();
+        for (name, content) in files {
+            std::fs::write(dir.join(name), content).unwrap();
+        }
+        let proc = ProcRoot::at(tree.path());
+        (tree, proc)
+    }
+
+    #[test]
+    fn a_name_may_hold_spaces_and_parentheses() {
+        let line = b"42 (a) S (1) R) S 7 42 42 0 -1 2129984 98 0 0 0 0 0 0 0 20 0 13 0 92206 3133440 388\n";
+        let (_tree, proc) = tree(42, &[("stat", line), ("comm", b"a) S (1) R\n")]);
+        let stat = proc.stat(42).unwrap();
+        assert_eq!(stat.name, "a) S (1) R");
+        assert_eq!(
+            (stat.state, stat.parent, stat.threads, stat.start_time),
+            ('S', 7, 13, 92206)
+        );
+        assert!(stat.kernel_thread);
+        assert_eq!(proc.name(42).unwrap(), "a) S (1) R");
+    }
+
+    #[test]
+    fn a_cut_stat_is_malformed() {
+        for content in [
+            &b""[..],
+            b"42 (x",
+            b"42 )x(",
+            b"42 (x) S 7 42",
+            b"42 (x) S seven 42 42 0 -1 0 0",
+        ] {
+            let (_tree, proc) = tree(42, &[("stat", content)]);
+            assert!(matches!(proc.stat(42).unwrap_err(), Error::Malformed { .. }));
+        }
+    }
+
+    #[test]
+    fn command_lines_and_rewritten_titles() {
+        let (_tree, proc) = tree(1, &[("cmdline", b"mysqld\0--user=\0\0--x\xff\0")]);
+        let args = proc.command_line(1).unwrap();
+        assert_eq!(args.len(), 4);
+        assert_eq!(args[2], "");
+        assert_eq!(args[3].as_bytes(), b"--x\xff");
+        let (_tree, proc) = tree(
+            1,
+            &[("cmdline", b"postgres: walsender repl streaming 0/3000148\0\0\0\0")],
+        );
+        assert_eq!(
+            proc.command_line(1).unwrap(),
+            ["postgres: walsender repl streaming 0/3000148"]
+        );
+        let (_tree, proc) = tree(1, &[("cmdline", b"")]);
+        assert!(proc.command_line(1).unwrap().is_empty());
+    }
+
+    #[test]
+    fn this_process_as_it_is() {
+        let proc = ProcRoot::default();
+        let own = std::process::id();
+        assert_eq!(
+            proc.executable(own).unwrap().unwrap(),
+            std::env::current_exe().unwrap()
+        );
+        assert_eq!(
+            proc.working_directory(own).unwrap(),
+            std::env::current_dir().unwrap()
+        );
+        assert_eq!(
+            proc.command_line(own).unwrap(),
+            std::env::args_os().collect::<Vec<_>>()
+        );
+        let stat = proc.stat(own).unwrap();
+        assert_eq!(stat.parent, std::os::unix::process::parent_id());
+        assert!(!stat.kernel_thread);
+        assert_eq!(proc.start_time(own).unwrap(), stat.start_time);
+        assert!(stat.start_time >= proc.start_time(stat.parent).unwrap());
+    }
+
+    #[test]
+    fn a_kernel_thread_has_no_executable() {
+        let proc = ProcRoot::default();
+        let is_kernel_thread = |pid: &u32| proc.is_kernel_thread(*pid).unwrap_or(false);
+        let Some(pid) = proc.pids().unwrap().into_iter().find(is_kernel_thread) else {
+            eprintln!("skipped: no kernel threads are visible here (a container?)");
+            return;
+        };
+        match proc.executable(pid) {
+            Ok(executable) => assert_eq!(executable, None),
+            Err(error) => assert!(error.is_denied(), "{error}"),
+        }
+    }
+}
