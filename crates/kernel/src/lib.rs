@@ -7,6 +7,7 @@ mod advice;
 mod error;
 mod filesystem;
 mod open;
+pub mod pressure;
 pub mod process;
 mod release;
 mod residency;

@@ -1,0 +1,417 @@
+//! How many dirty pages the kernel allows: its parameters, and what they amount to now.
+//!
+//! Facts: `Documentation/admin-guide/sysctl/vm.rst` and `domain_dirty_limits`, `global_dirtyable_memory` of
+//! `mm/page-writeback.c`. Each limit has a ratio and a bytes form; **setting one form sets the other to 0**, so that only
+//! one of each pair is ever in force. Ratios are of *dirtyable* memory, free memory plus file pages less the kernel's
+//! reserves, not of all memory: the thresholds move with every allocation.
+//!
+//! Not in the reckoning: tasks of real-time priority get at least a quarter more, single disks get a share only
+//! (see [`BackingDevice`](super::BackingDevice)), and a memory cgroup of version 2 has thresholds of its own.
+
+use std::fmt;
+
+use super::{MemInfo, SysRoots, VmStat, Watermarks, read_number};
+use crate::process::malformed;
+use crate::{Result, page_size};
+
+/// One of the two forms of a limit: the one in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// Percent of dirtyable memory, 0 to 100.
+    Ratio(u64),
+    /// Bytes.
+    Bytes(u64),
+}
+
+/// The kernel's parameters of dirty memory, as set now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirtyParameters {
+    /// Where background writeback starts: `dirty_background_ratio` or `dirty_background_bytes`.
+    pub background: Limit,
+    /// Where writers are made to wait: `dirty_ratio` or `dirty_bytes`.
+    pub limit: Limit,
+    /// How old a dirty page must be to be written out by the periodic writeback, in 1/100 s.
+    pub expire_centisecs: u64,
+    /// How often the periodic writeback wakes, in 1/100 s; 0 is never.
+    pub writeback_centisecs: u64,
+}
+
+/// What the parameters amount to, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirtyThresholds {
+    /// Where background writeback starts.
+    pub background: u64,
+    /// Where writers are made to wait. They are slowed down from the middle between the two on.
+    pub limit: u64,
+}
+
+/// The parameters, what they amount to, and how much is dirty, in one snapshot. Displays itself for an operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirtyReport {
+    /// The parameters in force.
+    pub parameters: DirtyParameters,
+    /// The memory that ratios are of, in bytes.
+    pub dirtyable: u64,
+    /// What the parameters amount to, computed as the kernel does.
+    pub thresholds: DirtyThresholds,
+    /// The kernel's own figures, where it shows them.
+    pub kernel_thresholds: Option<DirtyThresholds>,
+    /// Dirty now, in bytes.
+    pub dirty: u64,
+    /// On its way to storage now, in bytes; it counts against the limit too.
+    pub writeback: u64,
+}
+
+impl DirtyParameters {
+    /// Reads `/proc/sys/vm/dirty_*`.
+    pub fn read(roots: &SysRoots) -> Result<Self> {
+        let read = |name: &str| read_number(&roots.proc_file("sys/vm").join(name));
+        let pair = |ratio: &str, bytes: &str| -> Result<Limit> {
+            Ok(match read(bytes)? {
+                0 => Limit::Ratio(read(ratio)?),
+                bytes => Limit::Bytes(bytes),
+            })
+        };
+        Ok(Self {
+            background: pair("dirty_background_ratio", "dirty_background_bytes")?,
+            limit: pair("dirty_ratio", "dirty_bytes")?,
+            expire_centisecs: read("dirty_expire_centisecs")?,
+            writeback_centisecs: read("dirty_writeback_centisecs")?,
+        })
+    }
+
+    /// What these parameters would amount to with `dirtyable` bytes of dirtyable memory.
+    ///
+    /// A background limit that is not below the other counts as half of it.
+    ///
+    /// ```
+    /// use pagekeeper_kernel::pressure::{DirtyReport, Limit, SysRoots};
+    /// let now = DirtyReport::read(&SysRoots::default())?;
+    /// let mut raised = now.parameters;
+    /// raised.limit = Limit::Ratio(50);
+    /// assert!(raised.thresholds(now.dirtyable).limit > 0);
+    /// # Ok::<(), pagekeeper_kernel::Error>(())
+    /// ```
+    pub fn thresholds(&self, dirtyable: u64) -> DirtyThresholds {
+        // As the kernel: in pages, the ratio in 1/PAGE_SIZE, limits below 2^32 pages.
+        let page = u128::from(page_size());
+        let available = u128::from(dirtyable) / page;
+        let pages = |limit: Limit| match limit {
+            Limit::Ratio(percent) => u128::from(percent) * page / 100 * available / page,
+            Limit::Bytes(bytes) => u128::from(bytes).div_ceil(page),
+        };
+        let limit = pages(self.limit).min(u128::from(u32::MAX));
+        let background = pages(self.background);
+        let background = if background >= limit {
+            limit / 2
+        } else {
+            background
+        };
+        let bytes = |pages: u128| u64::try_from(pages * page).unwrap_or(u64::MAX);
+        DirtyThresholds {
+            background: bytes(background),
+            limit: bytes(limit),
+        }
+    }
+}
+
+impl DirtyReport {
+    /// Reads the parameters and what they amount to now.
+    pub fn read(roots: &SysRoots) -> Result<Self> {
+        let parameters = DirtyParameters::read(roots)?;
+        let reserve = Watermarks::read(roots)?.reserve;
+        let memory = MemInfo::read(roots)?;
+        let vmstat = VmStat::read(roots)?;
+        let pages = |name: &str| {
+            vmstat
+                .get(name)
+                .map(|pages| pages * page_size())
+                .ok_or_else(|| malformed(&roots.proc_file("vmstat"), name))
+        };
+        // The same figure twice, but for kernels that initialise memory late and count it in the first only, and
+        // for containers that are shown a `meminfo` of their own.
+        let free = memory.free.max(pages("nr_free_pages")?);
+        // On 32-bit machines high memory is left out as well; there this is too high.
+        let file = pages("nr_inactive_file")? + pages("nr_active_file")?;
+        let dirtyable = free.saturating_sub(reserve) + file + page_size();
+        let kernel_thresholds = vmstat.dirty_background_threshold().zip(vmstat.dirty_threshold());
+        Ok(Self {
+            parameters,
+            dirtyable,
+            thresholds: parameters.thresholds(dirtyable),
+            kernel_thresholds: kernel_thresholds
+                .map(|(background, limit)| DirtyThresholds { background, limit }),
+            dirty: pages("nr_dirty")?,
+            writeback: pages("nr_writeback")?,
+        })
+    }
+}
+
+impl fmt::Display for DirtyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            parameters,
+            thresholds,
+            dirtyable,
+            ..
+        } = self;
+        let in_force = self.kernel_thresholds.unwrap_or(*thresholds);
+        writeln!(
+            f,
+            "background writeback starts at {} of dirty pages: {}",
+            Size(in_force.background),
+            Form {
+                limit: parameters.background,
+                name: "dirty_background",
+                dirtyable: *dirtyable
+            },
+        )?;
+        writeln!(
+            f,
+            "writers wait at {}, and are slowed down from {} on: {}",
+            Size(in_force.limit),
+            Size(in_force.background.midpoint(in_force.limit)),
+            Form {
+                limit: parameters.limit,
+                name: "dirty",
+                dirtyable: *dirtyable
+            },
+        )?;
+        write!(
+            f,
+            "pages dirty for {} are written out",
+            Seconds(parameters.expire_centisecs)
+        )?;
+        match parameters.writeback_centisecs {
+            0 => writeln!(
+                f,
+                " with the next others only: the periodic look is off (dirty_writeback_centisecs = 0)"
+            )?,
+            every => writeln!(f, ", at a look every {}", Seconds(every))?,
+        }
+        write!(
+            f,
+            "now {} dirty and {} on its way to storage",
+            Size(self.dirty),
+            Size(self.writeback)
+        )
+    }
+}
+
+/// Which form of a limit is in force, in words.
+struct Form {
+    limit: Limit,
+    name: &'static str,
+    dirtyable: u64,
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            limit,
+            name,
+            dirtyable,
+        } = self;
+        match limit {
+            Limit::Ratio(percent) => write!(
+                f,
+                "{name}_ratio = {percent} % of {} dirtyable memory is in force, {name}_bytes is not set",
+                Size(*dirtyable)
+            ),
+            Limit::Bytes(bytes) => {
+                write!(
+                    f,
+                    "{name}_bytes = {bytes} is in force, {name}_ratio is 0 and without effect"
+                )
+            }
+        }
+    }
+}
+
+/// A number of bytes for reading.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut value = self.0 as f64;
+        for unit in ["bytes", "KiB", "MiB", "GiB"] {
+            if value < 1024.0 {
+                return match unit {
+                    "bytes" => write!(f, "{value} bytes"),
+                    _ => write!(f, "{value:.1} {unit}"),
+                };
+            }
+            value /= 1024.0;
+        }
+        write!(f, "{value:.1} TiB")
+    }
+}
+
+/// Hundredths of a second for reading.
+struct Seconds(u64);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} s", self.0 as f64 / 100.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::tree;
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn parameters(background: Limit, limit: Limit) -> DirtyParameters {
+        DirtyParameters {
+            background,
+            limit,
+            expire_centisecs: 3000,
+            writeback_centisecs: 500,
+        }
+    }
+
+    #[test]
+    fn the_kernels_own_figures_are_met_within_two_percent() {
+        let near = |computed: u64, kernel: u64| computed.abs_diff(kernel) <= kernel / 50;
+        // Free memory is read a moment before the kernel's figures, and a neighbour may take a lot of it in between:
+        // a few looks are allowed.
+        let met = (0..5).any(|_| {
+            let report = DirtyReport::read(&SysRoots::default()).unwrap();
+            let kernel = report
+                .kernel_thresholds
+                .expect("vmstat shows thresholds since Linux 2.6.37");
+            near(report.thresholds.background, kernel.background)
+                && near(report.thresholds.limit, kernel.limit)
+        });
+        assert!(met, "{:?}", DirtyReport::read(&SysRoots::default()).unwrap());
+    }
+
+    #[test]
+    fn bytes_win_over_a_ratio() {
+        let vm = |name: &'static str, value: &'static str| (format!("proc/sys/vm/dirty_{name}"), value);
+        let read = |values: [(String, &str); 6]| {
+            let values: Vec<(&str, &str)> = values
+                .iter()
+                .map(|(name, value)| (name.as_str(), *value))
+                .collect();
+            let (_tree, roots) = tree(&values);
+            DirtyParameters::read(&roots)
+        };
+        let found = read([
+            vm("background_ratio", "0\n"),
+            vm("background_bytes", "8388608\n"),
+            vm("ratio", "0\n"),
+            vm("bytes", "0\n"),
+            vm("expire_centisecs", "3000\n"),
+            vm("writeback_centisecs", "500\n"),
+        ]);
+        // A ratio of 0 is in force like any other.
+        assert_eq!(found.unwrap(), parameters(Limit::Bytes(8 << 20), Limit::Ratio(0)));
+        let error = read([
+            vm("background_ratio", "10\n"),
+            vm("background_bytes", "0\n"),
+            vm("ratio", "twenty\n"),
+            vm("bytes", "0\n"),
+            vm("expire_centisecs", "3000\n"),
+            vm("writeback_centisecs", "500\n"),
+        ]);
+        assert!(error.unwrap_err().to_string().contains("twenty"));
+    }
+
+    #[test]
+    fn thresholds_as_the_kernel_rounds_them() {
+        let page = page_size();
+        let ratios = parameters(Limit::Ratio(10), Limit::Ratio(20)).thresholds(GIB);
+        // 10 % is 409/4096 in the kernel's reckoning.
+        assert_eq!(ratios.background, page * 10 / 100 * (GIB / page) / page * page);
+        assert!(ratios.limit.abs_diff(GIB / 5) < GIB / 1000);
+        let bytes = parameters(Limit::Bytes(1), Limit::Bytes(page + 1)).thresholds(GIB);
+        assert_eq!((bytes.background, bytes.limit), (page, 2 * page));
+    }
+
+    #[test]
+    fn a_background_limit_not_below_the_other_is_half_of_it() {
+        let page = page_size();
+        for background in [Limit::Bytes(10 * page), Limit::Bytes(11 * page), Limit::Ratio(50)] {
+            let found = parameters(background, Limit::Bytes(10 * page)).thresholds(GIB);
+            assert_eq!((found.background, found.limit), (5 * page, 10 * page));
+        }
+        let huge = parameters(Limit::Bytes(u64::MAX), Limit::Bytes(u64::MAX)).thresholds(GIB);
+        assert_eq!(huge.limit, u64::from(u32::MAX) * page);
+    }
+
+    #[test]
+    fn an_operator_reads_which_of_a_pair_is_in_force() {
+        let report = DirtyReport {
+            parameters: parameters(Limit::Ratio(10), Limit::Bytes(3 << 20)),
+            dirtyable: GIB,
+            thresholds: DirtyThresholds {
+                background: 1 << 20,
+                limit: 3 << 20,
+            },
+            kernel_thresholds: None,
+            dirty: 512,
+            writeback: 0,
+        };
+        let text = report.to_string();
+        for part in [
+            "starts at 1.0 MiB of dirty pages: dirty_background_ratio = 10 % of 1.0 GiB dirtyable memory is in force",
+            "dirty_background_bytes is not set",
+            "wait at 3.0 MiB, and are slowed down from 2.0 MiB on: dirty_bytes = 3145728 is in force",
+            "dirty_ratio is 0 and without effect",
+            "pages dirty for 30 s are written out, at a look every 5 s",
+            "now 512 bytes dirty and 0 bytes on its way",
+        ] {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+    }
+
+    #[test]
+    fn a_whole_report_from_files() {
+        let vmstat =
+            "nr_free_pages 1000\nnr_active_file 500\nnr_inactive_file 700\nnr_dirty 3\nnr_writeback 1\n";
+        let page = page_size();
+        let meminfo = |free: u64| {
+            "MemTotal MemAvailable Buffers Cached Dirty Writeback Shmem Mapped Active(file) Inactive(file) Mlocked \
+             SReclaimable SwapTotal SwapFree SwapCached"
+                .split_ascii_whitespace()
+                .map(|name| format!("{name}: 0 kB\n"))
+                .chain([format!("MemFree: {} kB\n", free * page / 1024)])
+                .collect::<String>()
+        };
+        let report = |meminfo: &str, vmstat: &str| {
+            let (_tree, roots) = tree(&[
+                ("proc/sys/vm/dirty_background_ratio", "10"),
+                ("proc/sys/vm/dirty_background_bytes", "0"),
+                ("proc/sys/vm/dirty_ratio", "20"),
+                ("proc/sys/vm/dirty_bytes", "0"),
+                ("proc/sys/vm/dirty_expire_centisecs", "3000"),
+                ("proc/sys/vm/dirty_writeback_centisecs", "0"),
+                (
+                    "proc/zoneinfo",
+                    "Node 0, zone DMA\n min 10\n low 20\n high 30\n managed 9000\n",
+                ),
+                ("proc/meminfo", meminfo),
+                ("proc/vmstat", vmstat),
+            ]);
+            DirtyReport::read(&roots)
+        };
+        let found = report(&meminfo(1000), vmstat).unwrap();
+        assert_eq!(found.dirtyable, (1000 - 30 + 500 + 700 + 1) * page);
+        assert_eq!(
+            (found.dirty, found.writeback, found.kernel_thresholds),
+            (3 * page, page, None)
+        );
+        assert!(found.to_string().contains("the periodic look is off"));
+        // Memory that is initialised late is free, too.
+        assert_eq!(
+            report(&meminfo(1100), vmstat).unwrap().dirtyable,
+            found.dirtyable + 100 * page
+        );
+        assert_eq!(report(&meminfo(1), vmstat).unwrap().dirtyable, found.dirtyable);
+        let error = report(&meminfo(1000), "nr_free_pages 1000\n").unwrap_err();
+        assert!(error.to_string().contains("nr_inactive_file"), "{error}");
+    }
+}

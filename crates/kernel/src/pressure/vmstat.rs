@@ -1,0 +1,166 @@
+//! The virtual memory counters (`/proc/vmstat`; `mm/vmstat.c` names them).
+//!
+//! One read is one snapshot; counters keep their text and are looked up by name, so that reading is cheap and any
+//! counter of any kernel can be asked for.
+
+use super::SysRoots;
+use crate::process::{malformed, read_text};
+use crate::{Result, page_size};
+
+/// A snapshot of `/proc/vmstat`.
+///
+/// Names that begin with `nr_` are present amounts, the others count since boot. A counter that this kernel does not
+/// have is `None`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmStat {
+    text: String,
+}
+
+impl VmStat {
+    /// Reads `/proc/vmstat`.
+    pub fn read(roots: &SysRoots) -> Result<Self> {
+        let path = roots.proc_file("vmstat");
+        let text = read_text(&path)?;
+        match text.lines().find(|line| parse_line(line).is_none()) {
+            Some(line) => Err(malformed(&path, line)),
+            None => Ok(Self { text }),
+        }
+    }
+
+    /// All counters in the kernel's order. Most are pages or events.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.text.lines().filter_map(parse_line)
+    }
+
+    /// One counter by the kernel's name.
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.iter()
+            .find_map(|(key, value)| (key == name).then_some(value))
+    }
+
+    fn sum(&self, wanted: impl Fn(&str) -> bool) -> Option<u64> {
+        let values = self
+            .iter()
+            .filter_map(|(key, value)| wanted(key).then_some(value));
+        values.fold(None, |sum, value| Some(sum.unwrap_or(0) + value))
+    }
+
+    fn bytes(&self, name: &str) -> Option<u64> {
+        Some(self.get(name)?.saturating_mul(page_size()))
+    }
+
+    /// Dirty page cache in bytes.
+    pub fn dirty(&self) -> Option<u64> {
+        self.bytes("nr_dirty")
+    }
+
+    /// Page cache on its way to storage, in bytes.
+    pub fn writeback(&self) -> Option<u64> {
+        self.bytes("nr_writeback")
+    }
+
+    /// Where writers are made to wait, in bytes, as the kernel sees it now. A quarter and more higher than for others
+    /// where the reading thread has a real-time priority.
+    pub fn dirty_threshold(&self) -> Option<u64> {
+        self.bytes("nr_dirty_threshold")
+    }
+
+    /// Where background writeback starts, in bytes, as the kernel sees it now.
+    pub fn dirty_background_threshold(&self) -> Option<u64> {
+        self.bytes("nr_dirty_background_threshold")
+    }
+
+    /// File pages read in again after they had been reclaimed: pages, since boot. Before Linux 5.9 those of anonymous
+    /// memory are counted in.
+    pub fn file_refaults(&self) -> Option<u64> {
+        self.get("workingset_refault_file")
+            .or_else(|| self.get("workingset_refault"))
+    }
+
+    /// Pages looked at by background reclaim (kswapd), since boot.
+    pub fn scanned_in_background(&self) -> Option<u64> {
+        self.sum(|name| is_or_has_zone(name, "pgscan_kswapd"))
+    }
+
+    /// Pages looked at by programs that had to reclaim for themselves, since boot.
+    pub fn scanned_directly(&self) -> Option<u64> {
+        // pgscan_direct_throttle counts waits, not pages.
+        self.sum(|name| name != "pgscan_direct_throttle" && is_or_has_zone(name, "pgscan_direct"))
+    }
+
+    /// Pages reclaimed by background reclaim (kswapd), since boot.
+    pub fn reclaimed_in_background(&self) -> Option<u64> {
+        self.sum(|name| is_or_has_zone(name, "pgsteal_kswapd"))
+    }
+
+    /// Pages reclaimed by programs for themselves, since boot.
+    pub fn reclaimed_directly(&self) -> Option<u64> {
+        self.sum(|name| is_or_has_zone(name, "pgsteal_direct"))
+    }
+
+    /// How often a program had to wait for memory, all zones together, since boot.
+    pub fn allocation_stalls(&self) -> Option<u64> {
+        self.sum(|name| is_or_has_zone(name, "allocstall"))
+    }
+
+    /// Page faults that had to read from storage, since boot.
+    pub fn major_faults(&self) -> Option<u64> {
+        self.get("pgmajfault")
+    }
+}
+
+/// Before Linux 4.8 the reclaim counters were kept by zone; the stalls have been since.
+fn is_or_has_zone(name: &str, counter: &str) -> bool {
+    name.strip_prefix(counter)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+}
+
+fn parse_line(line: &str) -> Option<(&str, u64)> {
+    let (name, value) = line.split_once(' ')?;
+    Some((name, value.trim().parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::tree;
+    use super::*;
+
+    #[test]
+    fn this_machine_has_the_counters() {
+        let vmstat = VmStat::read(&SysRoots::default()).unwrap();
+        assert!(vmstat.dirty().is_some() && vmstat.writeback().is_some());
+        assert!(vmstat.dirty_threshold().unwrap() > vmstat.dirty_background_threshold().unwrap());
+        assert!(vmstat.allocation_stalls().is_some() && vmstat.file_refaults().is_some());
+        assert!(vmstat.scanned_directly().is_some() && vmstat.reclaimed_in_background().is_some());
+        assert!(vmstat.major_faults().is_some());
+        assert!(vmstat.iter().count() > 50);
+    }
+
+    #[test]
+    fn zones_are_summed_and_alike_names_left_out() {
+        let (_tree, roots) = tree(&[(
+            "proc/vmstat",
+            "nr_dirty 3\npgscan_kswapd_dma 1\npgscan_kswapd_normal 2\npgscan_direct 5\npgscan_direct_throttle 7\n\
+             allocstall_dma 1\nallocstall_movable 4\nworkingset_refault 9\n",
+        )]);
+        let vmstat = VmStat::read(&roots).unwrap();
+        assert_eq!(vmstat.dirty(), Some(3 * page_size()));
+        assert_eq!(vmstat.scanned_in_background(), Some(3));
+        assert_eq!(vmstat.scanned_directly(), Some(5));
+        assert_eq!(vmstat.allocation_stalls(), Some(5));
+        assert_eq!(vmstat.file_refaults(), Some(9));
+        assert_eq!(vmstat.reclaimed_directly(), None);
+        assert_eq!(vmstat.dirty_threshold(), None);
+    }
+
+    #[test]
+    fn a_malformed_line_is_named() {
+        let (_tree, roots) = tree(&[("proc/vmstat", "nr_dirty 3\nnr_writeback many\n")]);
+        assert!(
+            VmStat::read(&roots)
+                .unwrap_err()
+                .to_string()
+                .contains("nr_writeback many")
+        );
+    }
+}
