@@ -1,0 +1,94 @@
+//! `pagekeeper demo`: a small engine with real log files, run half the time alone and half under the guard.
+//!
+//! Everything is measured in that run, in processes of their own: the engine, a follower of its binlog, and the guard,
+//! all of them this same program started with a hidden role. The engine and the follower do not know of the guard.
+//! Cleans up after itself, also on Ctrl-C and SIGTERM: children are killed (by the kernel, should this process be
+//! killed outright), the temporary directory is removed.
+//! Fails with a sentence when the directory can't show anything (tmpfs, too little space), when a child ends early, and
+//! when the guard can't run.
+
+mod binlog;
+mod chart;
+mod children;
+mod config;
+mod engine;
+mod follower;
+mod place;
+mod redo;
+mod report;
+mod stage;
+
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use self::children::Role;
+use crate::output::{self, Screen};
+
+/// How often the children report and the logs' residency is sampled.
+const REPORT_EACH: Duration = Duration::from_millis(250);
+
+/// Shows in half a minute what the guard does, on a small engine of its own
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper demo                 half a minute; needs no database and no privileges
+  pagekeeper demo --dir /srv      the same on the disk that holds /srv
+
+Throughput follows the disk, and so do its swings: the report says how steady the disk was.")]
+pub(crate) struct Args {
+    /// How long to measure, in seconds: the first half alone, the second half under the guard
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(4..=600))]
+    seconds: u64,
+    /// Print one JSON object with all figures and samples
+    #[arg(long)]
+    json: bool,
+    /// Put the temporary files in DIR, which must be on a disk [default: the system's temporary directory]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// What this process is in the play
+    #[arg(long, hide = true, requires = "dir")]
+    role: Option<Role>,
+    /// The engine's process, for the guard
+    #[arg(long, hide = true, requires = "role")]
+    pid: Option<u32>,
+}
+
+/// Runs the demo, or one role of it.
+#[allow(clippy::needless_pass_by_value, reason = "all commands are run in this form")]
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let (Some(role), Some(dir)) = (args.role, &args.dir) {
+        children::play(role, dir, args.pid)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let run = stage::perform(args.seconds, args.dir.as_deref())?;
+    let report = report::Report::new(&run);
+    if args.json {
+        output::json(&report.json())?;
+    } else {
+        let mut out = output::stdout();
+        report.write_text(Screen::of_stdout(), &mut out)?;
+        out.flush()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The monotonic clock, which all processes of a machine share.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+/// Tells the parent something; `false` when it is gone.
+fn send_line(report: &impl Serialize) -> anyhow::Result<bool> {
+    let mut line = serde_json::to_string(report)?;
+    line.push('\n');
+    match std::io::stdout().lock().write_all(line.as_bytes()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error).context("can't report"),
+    }
+}

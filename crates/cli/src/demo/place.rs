@@ -1,0 +1,68 @@
+//! Where the demo's files go: a temporary directory on a file system whose page cache can be released.
+//!
+//! Invariants: the directory is new, private, and removed with its value.
+//! Fails with the reason when the place can't show anything, or has too little room.
+
+use std::fs::File;
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use pagekeeper_kernel::FileSystem;
+use tempfile::TempDir;
+
+use super::config::DISK_BYTES_MAX;
+use crate::size::Size;
+
+/// Where systems keep temporary files on a disk (file-hierarchy(7)).
+const ON_DISK: &str = "/var/tmp";
+
+/// Makes the directory: in `wanted`, or in the system's temporary directory, or, where that is tmpfs, in `/var/tmp`.
+pub(super) fn make(wanted: Option<&Path>) -> anyhow::Result<TempDir> {
+    let parent = match wanted {
+        Some(wanted) => wanted.to_path_buf(),
+        None if refusal(&std::env::temp_dir())?.is_some() => ON_DISK.into(),
+        None => std::env::temp_dir(),
+    };
+    if let Some(reason) = refusal(&parent)? {
+        bail!(
+            "{}: {reason}; name a directory on a disk with --dir",
+            parent.display()
+        );
+    }
+    let space = rustix::fs::statvfs(&parent)
+        .with_context(|| format!("can't ask for space in {}", parent.display()))?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    ensure!(
+        free >= DISK_BYTES_MAX,
+        "{}: the demo needs up to {}, only {} are free; name another directory with --dir",
+        parent.display(),
+        Size(DISK_BYTES_MAX),
+        Size(free)
+    );
+    tempfile::Builder::new()
+        .prefix("pagekeeper-demo-")
+        .tempdir_in(&parent)
+        .with_context(|| format!("can't make a directory in {}", parent.display()))
+}
+
+fn refusal(dir: &Path) -> anyhow::Result<Option<&'static str>> {
+    let open = File::open(dir).with_context(|| format!("can't open {}", dir.display()))?;
+    Ok(FileSystem::of(open, dir)?.release_refusal())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tmpfs_is_refused_with_its_reason_when_asked_for() {
+        let error = make(Some(Path::new("/dev/shm"))).unwrap_err().to_string();
+        assert!(error.starts_with("/dev/shm: on tmpfs"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_directory_is_named() {
+        let error = make(Some(Path::new("/nonexistent"))).unwrap_err();
+        assert_eq!(error.to_string(), "can't open /nonexistent");
+    }
+}

@@ -1,0 +1,314 @@
+//! The run itself: starts the children, waits out the warm-up and the two halves, and samples what the logs hold in memory.
+//!
+//! Invariants: the first half's pages are left as they are when the second begins; nothing but the guard differs
+//! between the halves. Children's reports are sorted into the halves by their own times, so that their way
+//! through a pipe does not matter.
+//! Fails when a child ends early, and on SIGINT, SIGTERM and SIGHUP.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use pagekeeper_kernel::{InspectedFile, Links, residency};
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::children::{Child, Message, Role};
+use super::{REPORT_EACH, engine, follower, monotonic_ns, place};
+
+/// Passes before the first half, unmeasured.
+const WARM_UP: Duration = Duration::from_secs(2);
+/// The engine must have its files by then.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// The guard must have summed up by then.
+const SUMMARY_LIMIT: Duration = Duration::from_secs(5);
+
+/// What the logs hold in memory, and what memory is left.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Sample {
+    /// When, in seconds from the start of the first half.
+    pub(super) seconds: f64,
+    /// Resident bytes of the redo files.
+    pub(super) redo_resident_bytes: u64,
+    /// Resident bytes of the binlog files.
+    pub(super) binlog_resident_bytes: u64,
+    /// Bytes of both that are dirty or under writeback.
+    pub(super) unwritten_bytes: u64,
+    /// `MemFree` of /proc/meminfo.
+    pub(super) memory_free_bytes: u64,
+    /// `MemAvailable` of /proc/meminfo.
+    pub(super) memory_available_bytes: u64,
+}
+
+impl Sample {
+    /// Resident bytes of all log files.
+    pub(super) fn resident_bytes(&self) -> u64 {
+        self.redo_resident_bytes + self.binlog_resident_bytes
+    }
+}
+
+/// One half of the run.
+#[derive(Debug, Default)]
+pub(super) struct Half {
+    /// Samples, each [`REPORT_EACH`].
+    pub(super) samples: Vec<Sample>,
+    /// The engine's reports that lie wholly in it.
+    pub(super) engine: Vec<engine::Report>,
+    /// The follower's reports of it.
+    pub(super) follower: Vec<follower::Report>,
+}
+
+/// Everything that was seen.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// Seconds of both halves.
+    pub(super) seconds: u64,
+    /// The half without the guard.
+    pub(super) alone: Half,
+    /// The half with it.
+    pub(super) guarded: Half,
+    /// The guard's summary, as it printed it.
+    pub(super) guard_summary: serde_json::Value,
+    /// What the guard warned of or could not do.
+    pub(super) guard_problems: Vec<String>,
+}
+
+/// Runs the demo for `seconds`, with its files in a new directory inside `wanted` or a place of its own choice.
+pub(super) fn perform(seconds: u64, wanted: Option<&Path>) -> anyhow::Result<Run> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("can't catch signals")?;
+    }
+    // Declared before the stage, hence removed after its children are gone.
+    let scratch = place::make(wanted)?;
+    let mut stage = Stage::set(scratch.path(), interrupted)?;
+    let run = stage.run(seconds);
+    drop(stage);
+    show_progress("");
+    scratch.close().context("can't remove the temporary directory")?;
+    run
+}
+
+struct Stage<'a> {
+    scratch: &'a Path,
+    dir: std::path::PathBuf,
+    interrupted: Arc<AtomicBool>,
+    sender: mpsc::Sender<Message>,
+    messages: Receiver<Message>,
+    children: Vec<Child>,
+    engine: Vec<engine::Report>,
+    follower: Vec<follower::Report>,
+    guard: Vec<serde_json::Value>,
+}
+
+impl<'a> Stage<'a> {
+    fn set(scratch: &'a Path, interrupted: Arc<AtomicBool>) -> anyhow::Result<Self> {
+        let dir = scratch.join("data");
+        std::fs::create_dir(&dir).with_context(|| format!("can't create {}", dir.display()))?;
+        let (sender, messages) = mpsc::channel();
+        Ok(Self {
+            scratch,
+            dir,
+            interrupted,
+            sender,
+            messages,
+            children: Vec::new(),
+            engine: Vec::new(),
+            follower: Vec::new(),
+            guard: Vec::new(),
+        })
+    }
+
+    fn run(&mut self, seconds: u64) -> anyhow::Result<Run> {
+        let half = Duration::from_secs(seconds) / 2;
+        let engine_pid = self.start(Role::Engine, None)?;
+        self.wait_for_engine()?;
+        self.start(Role::Follower, None)?;
+        self.watch(WARM_UP, "warming up", None)?;
+        let began_ns = monotonic_ns();
+        let alone = self.watch(half, "alone", Some(began_ns))?;
+        let middle_ns = monotonic_ns();
+        self.start(Role::Guard, Some(engine_pid))?;
+        let guarded = self.watch(half, "under the guard", Some(began_ns))?;
+        let ended_ns = monotonic_ns();
+        if let Some(guard) = self.children.last_mut() {
+            guard.end(SUMMARY_LIMIT)?;
+        }
+        let guard_summary = self.wait_for_summary()?;
+        let guard_problems = self.guard_problems();
+        ensure!(
+            self.guard.iter().any(|line| line["event"] == "found"),
+            "the guard did not find the engine's logs. {}",
+            guard_problems.join("; ")
+        );
+        Ok(Run {
+            seconds,
+            alone: self.half(alone, began_ns, middle_ns),
+            guarded: self.half(guarded, middle_ns, ended_ns),
+            guard_summary,
+            guard_problems,
+        })
+    }
+
+    fn start(&mut self, role: Role, pid: Option<u32>) -> anyhow::Result<u32> {
+        let child = Child::start(role, &self.dir, pid, self.scratch, &self.sender)?;
+        let pid = child.pid();
+        self.children.push(child);
+        Ok(pid)
+    }
+
+    /// Waits until the engine commits.
+    fn wait_for_engine(&mut self) -> anyhow::Result<()> {
+        let limit_ns = monotonic_ns() + nanoseconds(START_LIMIT);
+        show_progress("preparing the log files");
+        while self.engine.is_empty() {
+            self.listen(REPORT_EACH)?;
+            if monotonic_ns() > limit_ns {
+                bail!(
+                    "the engine had no files after {} s: is the disk that slow?",
+                    START_LIMIT.as_secs()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Samples and listens for `time`. Without `began_ns` nothing is sampled.
+    fn watch(&mut self, time: Duration, what: &str, began_ns: Option<u64>) -> anyhow::Result<Vec<Sample>> {
+        let start_ns = monotonic_ns();
+        let end_ns = start_ns + nanoseconds(time);
+        let mut samples = Vec::new();
+        let mut next_ns = start_ns;
+        loop {
+            let now_ns = monotonic_ns();
+            if now_ns >= next_ns || now_ns >= end_ns {
+                if let Some(began_ns) = began_ns {
+                    samples.push(sample(&self.dir, began_ns)?);
+                }
+                let passed = Duration::from_nanos(now_ns - start_ns);
+                show_progress(&format!("{what}: {} of {} s", passed.as_secs(), time.as_secs()));
+                next_ns = (next_ns + nanoseconds(REPORT_EACH)).max(now_ns);
+            }
+            if now_ns >= end_ns {
+                return Ok(samples);
+            }
+            let pause_ns = next_ns.min(end_ns).saturating_sub(monotonic_ns());
+            self.listen(Duration::from_nanos(pause_ns))?;
+        }
+    }
+
+    /// Takes messages for `time`; fails when a child has ended or a signal came.
+    fn listen(&mut self, time: Duration) -> anyhow::Result<()> {
+        match self.messages.recv_timeout(time) {
+            Ok(message) => self.take(message),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+        }
+        if self.interrupted.load(Ordering::Relaxed) {
+            bail!("interrupted; the demo's processes are ended and its files removed");
+        }
+        self.children.iter_mut().try_for_each(Child::check)
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Engine(report) => self.engine.push(report),
+            Message::Follower(report) => self.follower.push(report),
+            Message::Guard(line) => self.guard.push(line),
+        }
+    }
+
+    /// The last words of a guard that has ended. Others' messages come in meanwhile.
+    fn wait_for_summary(&mut self) -> anyhow::Result<serde_json::Value> {
+        let limit_ns = monotonic_ns() + nanoseconds(SUMMARY_LIMIT);
+        loop {
+            if let Some(summary) = self.guard.iter().find(|line| line["event"] == "summary") {
+                return Ok(summary.clone());
+            }
+            ensure!(monotonic_ns() < limit_ns, "the guard gave no summary");
+            if let Ok(message) = self.messages.recv_timeout(REPORT_EACH) {
+                self.take(message);
+            }
+        }
+    }
+
+    fn guard_problems(&self) -> Vec<String> {
+        let words = |line: &serde_json::Value| {
+            let said = line["problem"].as_str().or(line["warning"].as_str())?;
+            Some(format!("{}: {said}", line["path"].as_str().unwrap_or("?")))
+        };
+        self.guard.iter().filter_map(words).collect()
+    }
+
+    fn half(&self, samples: Vec<Sample>, from_ns: u64, to_ns: u64) -> Half {
+        let inside = |at_ns: u64| (from_ns..=to_ns).contains(&at_ns);
+        Half {
+            samples,
+            engine: self
+                .engine
+                .iter()
+                .filter(|r| inside(r.from_ns) && inside(r.to_ns))
+                .cloned()
+                .collect(),
+            follower: self
+                .follower
+                .iter()
+                .filter(|r| inside(r.at_ns))
+                .copied()
+                .collect(),
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Counts the resident pages of all log files in `dir`. Files that are purged meanwhile are left out.
+fn sample(dir: &Path, began_ns: u64) -> anyhow::Result<Sample> {
+    let mut sample = Sample {
+        seconds: (monotonic_ns() - began_ns) as f64 / 1e9,
+        ..Sample::default()
+    };
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        let counted =
+            InspectedFile::open(&path, Links::Refuse).and_then(|file| residency(&file, 0..u64::MAX));
+        let counted = match counted {
+            Err(error) if error.is_gone() => continue,
+            counted => counted?,
+        };
+        let is_redo = path
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"redo"));
+        *(if is_redo {
+            &mut sample.redo_resident_bytes
+        } else {
+            &mut sample.binlog_resident_bytes
+        }) += counted.resident;
+        sample.unwritten_bytes += counted.unwritten();
+    }
+    let meminfo = std::fs::read_to_string("/proc/meminfo").context("can't read /proc/meminfo")?;
+    let field = |name: &str| {
+        let line = meminfo
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let kib: u64 = line?.trim().strip_suffix(" kB")?.parse().ok()?;
+        Some(kib << 10)
+    };
+    sample.memory_free_bytes = field("MemFree").context("/proc/meminfo has no MemFree")?;
+    sample.memory_available_bytes = field("MemAvailable").context("/proc/meminfo has no MemAvailable")?;
+    Ok(sample)
+}
+
+/// Shows where the run is, on a terminal only.
+fn show_progress(text: &str) {
+    let mut out = std::io::stderr().lock();
+    if out.is_terminal() {
+        // A terminal that is gone is no reason to end the run.
+        let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
+    }
+}
