@@ -1,0 +1,329 @@
+//! The guard beside a real `MariaDB`: a primary under sysbench's load, with a real replica, a crash, and by halves.
+//!
+//! Needs root and Debian's `mariadb-server`, `sysbench` and `util-linux`; skips with a sentence otherwise, and fails
+//! instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads are the kernel's own counts.
+
+mod support;
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use support::guard::{Ended, Guard};
+use support::mariadb::{BINLOG_BYTES, Options, PROGRAMS, Server};
+use support::sysbench::{self, Load};
+use support::{MIB, resident_bytes, size_bytes, wait_until_resident_below};
+
+/// Log files may hold this much of the page cache while a load runs: the binlog being written, the three that
+/// followers may still be reading, and a margin for the redo log and for what one tick writes.
+const BUSY_LIMIT: u64 = (3 + 1) * BINLOG_BYTES + 64 * MIB;
+
+/// ... and this much soon after it.
+const IDLE_LIMIT: u64 = 16 * MIB;
+
+/// Binlogs that a load fills: their bytes alone are more than `BUSY_LIMIT`, together with the redo ring.
+const BINLOGS: usize = 8;
+
+/// No step needs as long, even on a slow disk.
+const DEADLINE: Duration = Duration::from_secs(180);
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// Lets the load go on until it has begun `binlogs` more files, and calls `sample` with the bytes of all log
+/// files that are resident, about every 200 ms.
+fn fill(load: &mut Load, server: &Server, binlogs: usize, mut sample: impl FnMut(u64)) {
+    let until = server.binlogs().len() + binlogs;
+    let start = Instant::now();
+    loop {
+        load.check();
+        sample(resident_bytes(&server.log_files()));
+        let count = server.binlogs().len();
+        if count >= until {
+            return;
+        }
+        assert!(
+            start.elapsed() < DEADLINE,
+            "the load has begun only {count} of {until} binlogs"
+        );
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn assert_bounded(resident: u64) {
+    assert!(
+        resident < BUSY_LIMIT,
+        "{resident} bytes of log files are resident, more than {BUSY_LIMIT}"
+    );
+}
+
+fn wait_until_released(server: &Server) {
+    wait_until_resident_below(&server.log_files(), IDLE_LIMIT, SOON);
+}
+
+fn wait_until_found(guard: &Guard, server: &Server) {
+    let found = guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    assert_eq!(found["profile"], "mariadb");
+    let data = server.data();
+    let directories = found["directories"].as_array().expect("a list");
+    assert!(
+        directories
+            .iter()
+            .any(|directory| directory.as_str().map(Path::new) == Some(&data)),
+        "{found}"
+    );
+}
+
+/// Waits until the replica has applied all that the primary has written, and compares every row.
+fn assert_equal_after_catching_up(primary: &Server, replica: &Server) {
+    support::eventually("the replica is in step", DEADLINE, || {
+        (primary.written_to() == replica.applied_to()).then_some(())
+    });
+    let checksums = format!("CHECKSUM TABLE {}", sysbench::tables());
+    let rows = primary.query(&checksums);
+    assert_eq!(rows.len(), sysbench::TABLES);
+    assert_eq!(rows, replica.query(&checksums));
+}
+
+fn figure(event: &Value, name: &str) -> u64 {
+    event[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no figure {name}: {event}"))
+}
+
+/// The same load, first alone: what the guard is to prevent happens.
+fn grow_without_a_guard(primary: &Server, replica: &Server) {
+    // All but the newest, which is not full.
+    let full = || {
+        let mut binlogs = primary.binlogs();
+        binlogs.pop();
+        binlogs
+    };
+    let mut load = Load::start(primary);
+    for _ in 0..BINLOGS {
+        let before = resident_bytes(&full());
+        fill(&mut load, primary, 1, |_| ());
+        let grown = resident_bytes(&full()).saturating_sub(before);
+        assert!(
+            grown >= BINLOG_BYTES / 10 * 9,
+            "one binlog more, but only {grown} bytes more are resident"
+        );
+    }
+    drop(load);
+    assert_equal_after_catching_up(primary, replica);
+    let binlogs = primary.binlogs();
+    let (resident, size) = (resident_bytes(&binlogs), size_bytes(&binlogs));
+    assert!(
+        resident >= size / 10 * 9,
+        "{resident} of {size} bytes of binlogs are resident"
+    );
+    assert!(resident_bytes(&primary.log_files()) > BUSY_LIMIT);
+}
+
+/// A replica in step: its reads find their pages.
+fn stay_bounded_with_a_near_follower(primary: &Server, replica: &Server) {
+    let read_before = primary.dump_thread_device_bytes();
+    let mut furthest = 0;
+    let mut load = Load::start(primary);
+    fill(&mut load, primary, BINLOGS, |resident| {
+        assert_bounded(resident);
+        furthest = furthest.max(primary.follower_lags().into_iter().max().unwrap_or_default());
+    });
+    drop(load);
+    assert!(
+        furthest <= 3,
+        "the replica fell {furthest} binlogs behind, so this run shows nothing"
+    );
+    assert_equal_after_catching_up(primary, replica);
+    let read = primary.dump_thread_device_bytes() - read_before;
+    assert!(
+        read < MIB,
+        "the dump thread had {read} bytes read from the device"
+    );
+    wait_until_released(primary);
+}
+
+/// A replica that hangs, then one whose threads are stopped: neither holds memory for ever, nor loses a row.
+fn stay_bounded_with_a_far_follower(primary: &Server, replica: &Server) {
+    let mut load = Load::start(primary);
+    fill(&mut load, primary, 1, assert_bounded);
+    replica.freeze();
+    // So many that a guard that waits for this follower breaks the limit with binlogs alone.
+    fill(&mut load, primary, BINLOGS + 1, assert_bounded);
+    let lags = primary.follower_lags();
+    assert!(
+        lags.iter().any(|&lag| lag > 3),
+        "the dump thread did not fall behind: {lags:?}"
+    );
+    replica.thaw();
+    replica.execute("STOP SLAVE");
+    fill(&mut load, primary, 2, assert_bounded);
+    drop(load);
+    wait_until_released(primary);
+    replica.execute("START SLAVE");
+    assert_equal_after_catching_up(primary, replica);
+    wait_until_released(primary);
+}
+
+/// A crash amid a load: the new process is found and kept in bounds like the old one.
+fn stay_bounded_after_a_crash(guard: &Guard, primary: &mut Server, replica: &Server) {
+    let mut load = Load::start(primary);
+    fill(&mut load, primary, 1, assert_bounded);
+    let crashed = primary.pid();
+    primary.kill9();
+    drop(load);
+    guard.wait_for("lost", SOON, |event| event["pid"] == crashed);
+    primary.restart();
+    wait_until_found(guard, primary);
+    let mut load = Load::start(primary);
+    fill(&mut load, primary, 2, assert_bounded);
+    drop(load);
+    assert_equal_after_catching_up(primary, replica);
+    wait_until_released(primary);
+}
+
+/// Ended well, and had no trouble with any file under `place` (elsewhere there may be databases of others).
+fn assert_clean_end(ended: &Ended, place: &Path) {
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    let problems: Vec<&Value> = ended
+        .events
+        .iter()
+        .filter(|event| event["event"] == "problem")
+        .filter(|event| {
+            event["path"]
+                .as_str()
+                .is_some_and(|path| Path::new(path).starts_with(place))
+        })
+        .collect();
+    assert!(problems.is_empty(), "{problems:#?}");
+}
+
+#[test]
+fn logs_of_a_replicated_primary_stay_out_of_the_page_cache() {
+    if !support::can_run("a primary with a replica", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut primary = Server::start(scratch.path(), Options::primary().redo_buffered(true));
+    let replica = Server::start(scratch.path(), Options::replica());
+    replica.replicate_from(&primary);
+    sysbench::prepare(&primary);
+    assert!(!primary.redo_is_direct());
+
+    grow_without_a_guard(&primary, &replica);
+
+    let guard = Guard::spawn(&["--tick", "500ms"]);
+    wait_until_found(&guard, &primary);
+    wait_until_released(&primary);
+    stay_bounded_with_a_near_follower(&primary, &replica);
+    stay_bounded_with_a_far_follower(&primary, &replica);
+    stay_bounded_after_a_crash(&guard, &mut primary, &replica);
+
+    let memory = guard.memory_peak_bytes();
+    assert!(memory <= 32 * MIB, "the guard took {memory} bytes");
+    let ended = guard.stop();
+    assert_clean_end(&ended, scratch.path());
+    let summary = ended.summary();
+    assert!(
+        figure(&summary["released_bytes"], "binlog") >= 2 * BINLOGS as u64 * BINLOG_BYTES / 10 * 9,
+        "{summary}"
+    );
+    assert!(figure(&summary["released_bytes"], "redo") > 0, "{summary}");
+    println!("{summary}");
+}
+
+#[test]
+fn binlogs_beside_a_direct_redo_log_stay_out_of_the_page_cache() {
+    if !support::can_run("a primary with an O_DIRECT redo log", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let primary = Server::start(scratch.path(), Options::primary());
+    sysbench::prepare(&primary);
+    let mut load = Load::start(&primary);
+    fill(&mut load, &primary, 2, |_| ());
+    assert!(resident_bytes(&primary.binlogs()) >= 2 * BINLOG_BYTES / 10 * 9);
+
+    let pid = primary.pid().to_string();
+    let guard = Guard::spawn(&["--pid", &pid]);
+    wait_until_found(&guard, &primary);
+    fill(&mut load, &primary, 4, assert_bounded);
+    drop(load);
+    wait_until_released(&primary);
+    let ended = guard.stop();
+    assert_clean_end(&ended, scratch.path());
+    let summary = ended.summary();
+    assert!(
+        figure(&summary["released_bytes"], "binlog") >= 5 * BINLOG_BYTES / 10 * 9,
+        "{summary}"
+    );
+}
+
+#[test]
+fn a_dry_run_and_a_guard_without_rights_release_nothing() {
+    if !support::can_run("a dry run beside a primary", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let primary = Server::start(scratch.path(), Options::primary().redo_buffered(true));
+    sysbench::prepare(&primary);
+    let mut load = Load::start(&primary);
+    fill(&mut load, &primary, 2, |_| ());
+    drop(load);
+    let pid = primary.pid().to_string();
+    let before = resident_bytes(&primary.log_files());
+    assert!(before > 2 * IDLE_LIMIT);
+
+    let dry = Guard::spawn(&["--pid", &pid, "--dry-run", "--duration", "3s"]).wait();
+    assert!(dry.status.success(), "{}", dry.stderr);
+    assert_eq!(dry.events[0]["event"], "start");
+    assert_eq!(dry.events[0]["dry_run"], true);
+    let planned = dry
+        .events
+        .iter()
+        .filter(|event| event["event"] == "tick")
+        .map(|tick| figure(tick, "acts"))
+        .sum::<u64>();
+    assert!(planned > 0, "a dry run says what it would do: {:#?}", dry.events);
+    assert!(
+        resident_bytes(&primary.log_files()) >= before,
+        "a dry run released pages"
+    );
+
+    // A copy, since others may not be allowed where this program was built.
+    let program = scratch.path().join("pagekeeper");
+    std::fs::copy(support::guard::program(), &program).expect("copy the program");
+    support::open_to_others(&program);
+    let unprivileged = Guard::spawn_command(
+        Command::new("setpriv")
+            .args([
+                "--reuid=65534",
+                "--regid=65534",
+                "--clear-groups",
+                "--pdeathsig=KILL",
+                "--",
+            ])
+            .arg(&program)
+            .args(["guard", "--json", "--pid", &pid, "--duration", "3s"]),
+    )
+    .wait();
+    let mut said = unprivileged.stderr.clone();
+    for event in &unprivileged.events {
+        if event["event"] == "problem" || event["event"] == "warning" {
+            said.push_str(&event.to_string());
+        }
+    }
+    let said = said.to_lowercase();
+    assert!(
+        ["root", "permission", "privilege", "cap_"]
+            .iter()
+            .any(|word| said.contains(word)),
+        "a guard without rights says what it lacks: {said}"
+    );
+    assert!(
+        resident_bytes(&primary.log_files()) >= before,
+        "a guard without rights released pages"
+    );
+}

@@ -1,0 +1,194 @@
+//! `pagekeeper guard --json` as a child process whose lines are collected while it runs.
+//!
+//! Fails loudly: a line that is not JSON, or an event that does not come, panics with all that was said so far.
+
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The program under test.
+pub(crate) fn program() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_pagekeeper"))
+}
+
+#[derive(Default)]
+struct Said {
+    events: Mutex<Vec<Value>>,
+    more: Condvar,
+}
+
+/// A running guard.
+pub(crate) struct Guard {
+    child: Child,
+    said: Arc<Said>,
+    output: Option<JoinHandle<()>>,
+    complaints: Option<JoinHandle<String>>,
+}
+
+/// What a guard said, after it has ended.
+pub(crate) struct Ended {
+    /// Its exit status.
+    pub(crate) status: ExitStatus,
+    /// All JSON lines, in order.
+    pub(crate) events: Vec<Value>,
+    /// All of its standard error.
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    /// The last summary.
+    pub(crate) fn summary(&self) -> &Value {
+        self.events
+            .iter()
+            .rfind(|event| event["event"] == "summary")
+            .unwrap_or_else(|| panic!("no summary: {:?} {}", self.events.last(), self.stderr))
+    }
+}
+
+impl Guard {
+    /// Starts `pagekeeper guard --json` with more arguments; it does not outlive the thread that started it.
+    pub(crate) fn spawn(arguments: &[&str]) -> Self {
+        Self::spawn_command(
+            Command::new("setpriv")
+                .args(["--pdeathsig=KILL", "--"])
+                .arg(program())
+                .args(["guard", "--json"])
+                .args(arguments),
+        )
+    }
+
+    /// Starts a guard by a command that is complete but for its standard streams.
+    pub(crate) fn spawn_command(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start pagekeeper guard");
+        let said = Arc::new(Said::default());
+        let stdout = child.stdout.take().expect("piped");
+        let mut stderr = child.stderr.take().expect("piped");
+        let output = {
+            let said = Arc::clone(&said);
+            std::thread::spawn(move || {
+                for line in BufReader::new(stdout).lines() {
+                    let line = line.expect("read the guard's output");
+                    let event = serde_json::from_str(&line)
+                        .unwrap_or_else(|error| panic!("not a JSON line ({error}): {line}"));
+                    said.events.lock().expect("no panic while held").push(event);
+                    said.more.notify_all();
+                }
+            })
+        };
+        let complaints = std::thread::spawn(move || {
+            let mut text = String::new();
+            stderr
+                .read_to_string(&mut text)
+                .expect("read the guard's complaints");
+            text
+        });
+        Self {
+            child,
+            said,
+            output: Some(output),
+            complaints: Some(complaints),
+        }
+    }
+
+    /// Process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The last tick so far.
+    pub(crate) fn latest_tick(&self) -> Option<Value> {
+        let events = self.said.events.lock().expect("no panic while held");
+        events.iter().rfind(|event| event["event"] == "tick").cloned()
+    }
+
+    /// Waits for an event of this name that `matches`, also one that has come already.
+    pub(crate) fn wait_for(&self, name: &str, deadline: Duration, matches: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        let mut events = self.said.events.lock().expect("no panic while held");
+        loop {
+            if let Some(event) = events
+                .iter()
+                .find(|event| event["event"] == name && matches(event))
+            {
+                return event.clone();
+            }
+            let left = deadline.saturating_sub(start.elapsed());
+            assert!(
+                !left.is_zero(),
+                "no such {name} within {deadline:?}, only {:#?}",
+                last(&events, 20)
+            );
+            events = self
+                .said
+                .more
+                .wait_timeout(events, left)
+                .expect("no panic while held")
+                .0;
+        }
+    }
+
+    /// Highest memory use so far, in bytes, as the kernel counts it.
+    pub(crate) fn memory_peak_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the guard runs");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmHWM:"))
+            .expect("VmHWM is always there");
+        let kib: u64 = line
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .expect("a number of kB");
+        kib * 1024
+    }
+
+    /// Ends the guard by SIGTERM.
+    pub(crate) fn stop(self) -> Ended {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal the guard");
+        self.wait()
+    }
+
+    /// Waits until the guard ends by itself.
+    pub(crate) fn wait(mut self) -> Ended {
+        let status = self.child.wait().expect("wait for the guard");
+        self.output
+            .take()
+            .expect("taken once")
+            .join()
+            .expect("each line is JSON");
+        let stderr = self
+            .complaints
+            .take()
+            .expect("taken once")
+            .join()
+            .expect("standard error is text");
+        let events = self.said.events.lock().expect("no panic while held").clone();
+        Ended {
+            status,
+            events,
+            stderr,
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn last(events: &[Value], count: usize) -> &[Value] {
+    &events[events.len().saturating_sub(count)..]
+}

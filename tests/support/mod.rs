@@ -1,0 +1,129 @@
+//! What the end-to-end tests share: skipping, a place for files, an independent look at the page cache, waiting.
+//!
+//! Invariants: nothing here asks the program under test for the truth; residency comes from util-linux's
+//! `fincore`. A missing package skips a test in plain words, or fails it where `PAGEKEEPER_REQUIRE_ALL=1`.
+
+// Every test binary compiles all of these modules and uses its own part of them.
+#![allow(dead_code)]
+
+pub(crate) mod guard;
+pub(crate) mod mariadb;
+pub(crate) mod sysbench;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes in a MiB.
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// One load at a time: these tests measure what a machine's page cache holds, and each needs all of its processors.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Waits until no other test of this binary runs a load.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// True if this process is root and every one of `programs` can be started.
+///
+/// Otherwise prints one sentence and returns false; panics with that sentence where `PAGEKEEPER_REQUIRE_ALL=1`.
+pub(crate) fn can_run(test: &str, programs: &[&str]) -> bool {
+    let mut missing: Vec<String> = programs
+        .iter()
+        .filter(|name| !is_on_path(name))
+        .map(|name| format!("program {name}"))
+        .collect();
+    if !rustix::process::geteuid().is_root() {
+        missing.push("root".to_owned());
+    }
+    if missing.is_empty() {
+        return true;
+    }
+    let sentence = format!("SKIPPED: {test} needs {}.", missing.join(", "));
+    assert!(
+        std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"),
+        "{sentence}"
+    );
+    println!("{sentence}");
+    false
+}
+
+fn is_on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+/// A new directory on a disk (`PAGEKEEPER_TEST_DIR`, else `/var/tmp`: `/tmp` is often a tmpfs, which has nothing
+/// to release) that other users may enter.
+pub(crate) fn scratch() -> tempfile::TempDir {
+    let parent =
+        std::env::var_os("PAGEKEEPER_TEST_DIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
+    let directory = tempfile::Builder::new()
+        .prefix("pagekeeper-test-")
+        .tempdir_in(parent)
+        .expect("make a scratch directory");
+    open_to_others(directory.path());
+    directory
+}
+
+/// Lets other users enter a directory, or start a program.
+pub(crate) fn open_to_others(path: &Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("set permissions");
+}
+
+/// Bytes of these files in the page cache, by `fincore`; a file that has gone meanwhile counts nothing.
+pub(crate) fn resident_bytes(files: &[PathBuf]) -> u64 {
+    let present: Vec<&PathBuf> = files.iter().filter(|file| file.exists()).collect();
+    if present.is_empty() {
+        return 0;
+    }
+    let output = Command::new("fincore")
+        .args(["--bytes", "--noheadings", "--output", "RES"])
+        .args(present)
+        .output()
+        .expect("run fincore");
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| line.trim().parse::<u64>().expect("fincore prints bytes"))
+        .sum()
+}
+
+/// Sum of the sizes of these files, in bytes.
+pub(crate) fn size_bytes(files: &[PathBuf]) -> u64 {
+    files
+        .iter()
+        .filter_map(|file| file.metadata().ok())
+        .map(|metadata| metadata.len())
+        .sum()
+}
+
+/// Asks again until `check` gives a value; panics with `what` after `deadline`.
+pub(crate) fn eventually<T>(what: &str, deadline: Duration, mut check: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = check() {
+            return value;
+        }
+        assert!(start.elapsed() < deadline, "not within {deadline:?}: {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Polls residency of `files` until it is below `limit` bytes, and returns it; panics with the last figure.
+pub(crate) fn wait_until_resident_below(files: &[PathBuf], limit: u64, deadline: Duration) -> u64 {
+    let start = Instant::now();
+    loop {
+        let resident = resident_bytes(files);
+        if resident < limit {
+            return resident;
+        }
+        assert!(
+            start.elapsed() < deadline,
+            "{resident} bytes are still resident after {deadline:?}, not under {limit}"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

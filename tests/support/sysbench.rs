@@ -1,0 +1,86 @@
+//! sysbench's `oltp_read_write` against a private server: tables, and a load that runs until it is told to stop.
+//!
+//! A load is a child process that ends with its handle.
+
+use super::mariadb::Server;
+use std::process::{Child, Command, Stdio};
+
+/// Tables of the load, `sbtest1` and up, in the schema `load`.
+pub(crate) const TABLES: usize = 4;
+const ROWS: usize = 10_000;
+const THREADS: usize = 8;
+
+/// Makes the schema and fills its tables.
+pub(crate) fn prepare(server: &Server) {
+    server.execute("CREATE DATABASE `load`");
+    let output = sysbench(server).arg("prepare").output().expect("run sysbench");
+    assert!(
+        output.status.success(),
+        "sysbench prepare: {}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+}
+
+/// Table names as `CHECKSUM TABLE` wants them.
+pub(crate) fn tables() -> String {
+    (1..=TABLES)
+        .map(|number| format!("`load`.sbtest{number}"))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn sysbench(server: &Server) -> Command {
+    let mut command = Command::new("sysbench");
+    command
+        .arg("oltp_read_write")
+        .arg(format!("--mysql-socket={}", server.socket().display()))
+        .args([
+            "--mysql-user=root",
+            "--mysql-db=load",
+            "--db-ps-mode=disable",
+            "--rand-type=uniform",
+        ])
+        .arg(format!("--tables={TABLES}"))
+        .arg(format!("--table-size={ROWS}"))
+        .arg(format!("--threads={THREADS}"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command
+}
+
+/// A running load.
+pub(crate) struct Load {
+    child: Child,
+}
+
+impl Load {
+    /// Starts `oltp_read_write` with more writes in each transaction than by default, so that binlogs of 16 MiB
+    /// fill within seconds also where a synced commit is slow.
+    pub(crate) fn start(server: &Server) -> Self {
+        let child = sysbench(server)
+            .args(["--time=600", "--range-selects=off", "--point-selects=2"])
+            .args([
+                "--index-updates=15",
+                "--non-index-updates=15",
+                "--delete-inserts=10",
+            ])
+            .arg("run")
+            .spawn()
+            .expect("start sysbench");
+        Self { child }
+    }
+
+    /// Panics if the load has ended by itself: then the server refused it.
+    pub(crate) fn check(&mut self) {
+        let ended = self.child.try_wait().expect("wait for sysbench");
+        assert!(ended.is_none(), "sysbench ended by itself: {ended:?}");
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
