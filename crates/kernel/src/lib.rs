@@ -22,7 +22,7 @@ pub use error::{Error, Result};
 pub use filesystem::FileSystem;
 pub use open::{Inode, InspectedFile, Links, open_directory, open_directory_in};
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
-pub use residency::{Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map};
+pub use residency::{Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map, residency_wide};
 pub use walk::{Filter, WalkOptions, walk};
 pub use writeback::{Flush, flush, start_writeback};
 

@@ -2,11 +2,13 @@
 //!
 //! By cachestat(2) (Linux 6.5): its cost follows what is resident, not the file's size. Where the kernel has no such call,
 //! or a sandbox forbids it, by mincore(2), which knows only what is resident. Both need ownership of the file, write
-//! permission or CAP_FOWNER; without, cachestat says EPERM and mincore says *all resident*: that is reported as
+//! permission or `CAP_FOWNER`; without, cachestat says EPERM and mincore says *all resident*: that is reported as
 //! [`Error`] with [`Error::is_denied`], never as a figure.
 //! Read-ahead in flight counts as resident.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -56,6 +58,25 @@ impl Residency {
             recently_evicted: Some(bytes(counts.recently_evicted)),
             source: Source::Cachestat,
         }
+    }
+
+    /// The parts of a file together; what is unknown of one is unknown of all.
+    fn sum(parts: &[Self]) -> Self {
+        let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
+        parts
+            .iter()
+            .fold(Self::from_counts(Counts::default()), |sum, part| Self {
+                resident: sum.resident + part.resident,
+                dirty: both(sum.dirty, part.dirty),
+                writeback: both(sum.writeback, part.writeback),
+                evicted: both(sum.evicted, part.evicted),
+                recently_evicted: both(sum.recently_evicted, part.recently_evicted),
+                source: if part.source == Source::Mincore {
+                    Source::Mincore
+                } else {
+                    sum.source
+                },
+            })
     }
 
     fn from_mincore(resident: u64) -> Self {
@@ -133,7 +154,7 @@ fn may_write(file: &InspectedFile) -> bool {
     .is_ok()
 }
 
-/// `O_NOATIME` is granted to exactly those whom mincore answers for ownership's sake: owners and CAP_FOWNER (open(2)).
+/// `O_NOATIME` is granted to exactly those whom mincore answers for ownership's sake: owners and `CAP_FOWNER` (open(2)).
 fn may_ignore_ownership(file: &InspectedFile) -> bool {
     use rustix::fs::OFlags;
     let Ok(flags) = rustix::fs::fcntl_getfl(file) else {
@@ -164,6 +185,35 @@ pub(crate) fn for_each_mincore_chunk(
     Ok(())
 }
 
+/// As [`residency`], with the range of a large file shared out among up to `threads` threads.
+///
+/// Threads are started only once the counting has taken a while: a large file with little resident costs next to nothing.
+/// The figures are of one moment for each stretch of the file, not for all of it.
+pub fn residency_wide(file: &InspectedFile, range: Range<u64>, threads: usize) -> Result<Residency> {
+    /// Files below this size are counted in a millisecond or two, whatever is resident.
+    const LARGE: u64 = 64 << 20;
+    /// Enough stretches to share out evenly, few enough that the calls cost nothing.
+    const STRETCHES: u64 = 256;
+    let end = range.end.min(file.size());
+    let len = end.saturating_sub(range.start);
+    if threads < 2 || len < LARGE {
+        return residency(file, range);
+    }
+    let stretch = len.div_ceil(STRETCHES).next_multiple_of(page_size());
+    let count = len.div_ceil(stretch);
+    let counted = count_stretches(usize::try_from(count).unwrap_or(usize::MAX), threads, &|index| {
+        let start = range.start + index as u64 * stretch;
+        // The last one takes what was appended since the file was opened, too.
+        let end = if index as u64 + 1 == count {
+            range.end
+        } else {
+            start + stretch
+        };
+        residency(file, start..end)
+    })?;
+    Ok(Residency::sum(&counted))
+}
+
 /// A picture of a file's residency: the file in `cells` equal stretches, each with the share of it that is resident.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResidencyMap {
@@ -171,41 +221,103 @@ pub struct ResidencyMap {
     pub cell_bytes: u64,
     /// Resident bytes of each cell, in file order.
     pub resident: Vec<u64>,
+    /// All cells together.
+    pub total: Residency,
 }
 
-/// Draws the residency of the whole file in at most `cells` cells (at least 1). Memory use follows `cells` alone.
-pub fn residency_map(file: &InspectedFile, cells: usize) -> Result<ResidencyMap> {
+/// Draws the residency of the whole file in at most `cells` cells (at least 1), from up to `threads` threads as
+/// [`residency_wide`] does, at little more than its cost. Memory use follows `cells` alone.
+pub fn residency_map(file: &InspectedFile, cells: usize, threads: usize) -> Result<ResidencyMap> {
+    /// Below this size one call more for all cells is cheaper than one for each, should all be alike.
+    const SMALL: u64 = 64 << 20;
     let size = file.size_now()?;
+    let page = page_size();
     let cell_bytes = size
         .div_ceil(cells.max(1) as u64)
         .max(1)
-        .next_multiple_of(page_size());
+        .checked_next_multiple_of(page)
+        .unwrap_or(1 << 63);
     let count = usize::try_from(size.div_ceil(cell_bytes)).unwrap_or(usize::MAX);
-    let mut resident = vec![0; count];
-    fill_cells(file, cell_bytes, 0, &mut resident)?;
-    Ok(ResidencyMap { cell_bytes, resident })
+    let cell = |index: usize| {
+        let start = index as u64 * cell_bytes;
+        start..start.saturating_add(cell_bytes).min(size)
+    };
+    if size < SMALL {
+        let total = residency(file, 0..size)?;
+        if total.resident == 0 || total.resident == size.next_multiple_of(page) {
+            let all_or_none = |index| {
+                if total.resident == 0 {
+                    0
+                } else {
+                    whole_pages(&cell(index))
+                }
+            };
+            return Ok(ResidencyMap {
+                cell_bytes,
+                resident: (0..count).map(all_or_none).collect(),
+                total,
+            });
+        }
+    }
+    let counted = count_stretches(count, threads, &|index| residency(file, cell(index)))?;
+    let resident = counted.iter().map(|counts| counts.resident).collect();
+    Ok(ResidencyMap {
+        cell_bytes,
+        resident,
+        total: Residency::sum(&counted),
+    })
 }
 
-/// Fills the cells from cell number `first`, halving the stretch so that an empty half costs one call.
-fn fill_cells(file: &InspectedFile, cell_bytes: u64, first: usize, cells: &mut [u64]) -> Result<()> {
-    /// Below this many cells the calls for their sum cost more than they spare.
-    const DIRECTLY: usize = 16;
-    let cell_range = |index: usize| index as u64 * cell_bytes..(index as u64 + 1) * cell_bytes;
-    if cells.len() <= DIRECTLY {
-        for (index, cell) in cells.iter_mut().enumerate() {
-            *cell = residency(file, cell_range(first + index))?.resident;
-        }
-        return Ok(());
+/// Length of the pages that a range starting on one touches.
+fn whole_pages(range: &Range<u64>) -> u64 {
+    (range.end - range.start).div_ceil(page_size()) * page_size()
+}
+
+/// Counts stretches 0 to `count` (exclusive), in order, by `one`; from `threads` threads if it takes longer than starting
+/// them.
+fn count_stretches(
+    count: usize,
+    threads: usize,
+    one: &(dyn Fn(usize) -> Result<Residency> + Sync),
+) -> Result<Vec<Residency>> {
+    const WORTH_A_THREAD: Duration = Duration::from_micros(300);
+    let started = Instant::now();
+    let mut counted = Vec::with_capacity(count);
+    while counted.len() < count && (threads < 2 || started.elapsed() < WORTH_A_THREAD) {
+        counted.push(one(counted.len())?);
     }
-    let half = cells.len() / 2;
-    let (left, right) = cells.split_at_mut(half);
-    for (start, part) in [(first, left), (first + half, right)] {
-        let range = cell_range(start).start..cell_range(start + part.len() - 1).end;
-        if residency(file, range)?.resident > 0 {
-            fill_cells(file, cell_bytes, start, part)?;
+    if counted.len() == count {
+        return Ok(counted);
+    }
+    let next = AtomicUsize::new(counted.len());
+    let work = || {
+        let mut mine = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return Ok(mine);
+            }
+            mine.push((index, one(index)?));
+        }
+    };
+    let parts: Vec<Result<Vec<(usize, Residency)>>> = std::thread::scope(|scope| {
+        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        let join = |helper: std::thread::ScopedJoinHandle<'_, _>| match helper.join() {
+            Ok(part) => part,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        std::iter::once(own)
+            .chain(helpers.into_iter().map(join))
+            .collect()
+    });
+    counted.resize(count, Residency::from_counts(Counts::default()));
+    for part in parts {
+        for (index, counts) in part? {
+            counted[index] = counts;
         }
     }
-    Ok(())
+    Ok(counted)
 }
 
 #[cfg(test)]
@@ -264,14 +376,79 @@ mod tests {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
         let mut page = [0; 4096];
         std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut page, 50 * 4096).unwrap();
-        let map = residency_map(&file, 100).unwrap();
+        let map = residency_map(&file, 100, 2).unwrap();
         assert_eq!(map.cell_bytes, 4096);
         assert_eq!(map.resident.len(), 100);
         let shown: Vec<usize> = (0..100).filter(|&cell| map.resident[cell] > 0).collect();
         assert_eq!(shown, [50]);
-        let coarse = residency_map(&file, 10).unwrap();
+        let coarse = residency_map(&file, 10, 2).unwrap();
         assert_eq!(coarse.resident.iter().sum::<u64>(), 4096);
         assert_eq!(coarse.resident[5], 4096);
+        assert_eq!(
+            (coarse.total, map.total),
+            (map.total, residency(&file, 0..u64::MAX).unwrap())
+        );
+    }
+
+    #[test]
+    fn the_map_of_a_whole_file_is_full_to_its_last_short_cell() {
+        let (_dir, file) = file_of(10 * 4096 + 1);
+        let map = residency_map(&file, 4, 1).unwrap();
+        assert_eq!(
+            (map.cell_bytes, map.resident.as_slice()),
+            (3 * 4096, [3 * 4096, 3 * 4096, 3 * 4096, 2 * 4096].as_slice())
+        );
+        assert_eq!(map.total.resident, 11 * 4096);
+    }
+
+    #[test]
+    fn several_threads_count_what_one_does() {
+        let (_dir, file) = file_of(96 << 20);
+        // Aligned to the largest folio: all of it goes.
+        rustix::fs::fadvise(
+            &file,
+            16 << 20,
+            std::num::NonZero::new(32 << 20),
+            rustix::fs::Advice::DontNeed,
+        )
+        .unwrap();
+        let alone = residency(&file, 0..u64::MAX).unwrap();
+        assert_eq!(alone.resident, 64 << 20);
+        assert_eq!(residency_wide(&file, 0..u64::MAX, 8).unwrap(), alone);
+        let odd = 5 << 20..(90 << 20) + 5;
+        assert_eq!(
+            residency_wide(&file, odd.clone(), 2).unwrap(),
+            residency(&file, odd).unwrap()
+        );
+        assert_eq!(residency_map(&file, 7, 8).unwrap().total, alone);
+    }
+
+    #[test]
+    fn stretches_are_counted_once_and_in_order_from_many_threads() {
+        let slowly = |index: usize| {
+            std::thread::sleep(Duration::from_micros(100));
+            Ok(Residency::from_mincore(index as u64))
+        };
+        let counted = count_stretches(100, 8, &slowly).unwrap();
+        assert!(
+            counted
+                .iter()
+                .enumerate()
+                .all(|(index, counts)| counts.resident == index as u64)
+        );
+        let sum = Residency::sum(&counted);
+        assert_eq!(
+            (sum.resident, sum.dirty, sum.source),
+            (4950, None, Source::Mincore)
+        );
+        let failing = |index: usize| {
+            if index == 99 {
+                Err(Error::call("cachestat", "/x", Errno::IO))
+            } else {
+                slowly(index)
+            }
+        };
+        assert!(count_stretches(100, 8, &failing).is_err());
     }
 
     #[test]
@@ -283,7 +460,7 @@ mod tests {
             .unwrap()
             .set_len(15 << 40)
             .unwrap();
-        let map = residency_map(&file, 4096).unwrap();
+        let map = residency_map(&file, 4096, 2).unwrap();
         assert_eq!(map.resident.len(), 4096);
         assert!(map.resident.iter().all(|&cell| cell == 0));
     }
