@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_direct_opener_is_seen() {
-        let file = tempfile::NamedTempFile::new_in(".").unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
         match OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECT)

@@ -124,6 +124,7 @@ pub(crate) fn malformed(path: &Path, what: impl AsRef<[u8]>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Inode;
 
     #[test]
     fn this_process_is_listed() {
@@ -160,6 +161,25 @@ mod tests {
                 .unwrap_err()
                 .is_gone()
         );
+    }
+
+    #[test]
+    fn another_users_process_is_denied() {
+        if rustix::process::geteuid().is_root() {
+            eprintln!("skipped: root may look at every process");
+            return;
+        }
+        let proc = ProcRoot::default();
+        assert!(proc.open_files(1).unwrap_err().is_denied());
+        assert!(proc.mappings(1).unwrap_err().is_denied());
+        assert!(proc.executable(1).unwrap_err().is_denied());
+        assert!(!proc.name(1).unwrap().is_empty());
+        let nowhere = Inode {
+            dev: u64::MAX,
+            ino: u64::MAX,
+        };
+        let found = proc.mapped_by(nowhere, &(0..u64::MAX)).unwrap();
+        assert!(found.pids.is_empty() && found.denied > 0);
     }
 
     #[test]
