@@ -1,2 +1,67 @@
-//! placeholder
-fn main() {}
+//! The command line of pagekeeper: what is in the page cache, what should not be, and who sees to it.
+//!
+//! Every command has `Args` and `run`; a command prints its own problems path by path and returns 0 or 1, or fails with
+//! an error that is told here. Usage errors end with 2. A broken pipe is silent.
+
+mod demo;
+mod evict;
+mod manuals;
+mod output;
+mod paths;
+mod problems;
+mod signals;
+mod size;
+mod stat;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Keeps a database's log files out of the page cache, and shows, evicts, warms and restores what is in it
+#[derive(Debug, Parser)]
+#[command(
+    name = "pagekeeper",
+    version,
+    max_term_width = 100,
+    after_help = "Examples:
+  pagekeeper stat /var/lib/mysql      what of each file is in the page cache
+  pagekeeper evict /backup/dump.sql   release a file's pages, and say what stayed and why
+
+Exit codes: 0 all went well, 1 something failed, 2 the command was called wrongly.
+More on each command, with examples: pagekeeper help COMMAND"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Stat(stat::Args),
+    Evict(evict::Args),
+    Demo(demo::Args),
+    Completions(manuals::CompletionsArgs),
+    Man(manuals::ManArgs),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Stat(args) => stat::run(&args),
+        Command::Evict(args) => evict::run(&args),
+        Command::Demo(args) => demo::run(args),
+        Command::Completions(args) => manuals::completions(&args),
+        Command::Man(args) => manuals::man(&args),
+    };
+    done.unwrap_or_else(|error| output::exit_code(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_of_all_commands_are_sound() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

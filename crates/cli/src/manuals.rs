@@ -1,0 +1,88 @@
+//! Shell completions and man pages, made from the same definitions as `--help`.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::Cli;
+use crate::output::{self, UsageError};
+
+/// Print completions for a shell
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper completions bash > /usr/share/bash-completion/completions/pagekeeper
+  pagekeeper completions fish > ~/.config/fish/completions/pagekeeper.fish")]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    shell: Shell,
+}
+
+/// Print a man page, or write all of them
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper man stat | man -l -
+  pagekeeper man --dir /usr/local/share/man/man1")]
+pub(crate) struct ManArgs {
+    /// The command to print the page of; without it, that of pagekeeper itself
+    #[arg(value_name = "COMMAND")]
+    command: Option<String>,
+    /// Write the pages of all commands into DIR, one file each
+    #[arg(long, value_name = "DIR", conflicts_with = "command", value_hint = clap::ValueHint::DirPath)]
+    dir: Option<PathBuf>,
+}
+
+/// Prints completions.
+pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
+    // Made in memory: the generator panics where the write fails.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "pagekeeper", &mut script);
+    print(&script)
+}
+
+/// Prints one man page, or writes all.
+pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
+    let mut root = Cli::command();
+    root.build();
+    if let Some(dir) = &args.dir {
+        let named = std::iter::once((String::new(), root.clone())).chain(
+            root.get_subcommands()
+                .map(|command| (format!("-{}", command.get_name()), command.clone())),
+        );
+        for (suffix, command) in named {
+            let path = dir.join(format!("pagekeeper{suffix}.1"));
+            std::fs::write(&path, page(command)?)
+                .with_context(|| format!("can't write {}", path.display()))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let command = match &args.command {
+        None => root,
+        Some(name) => root.find_subcommand(name).cloned().ok_or_else(|| {
+            UsageError(format!(
+                "there is no command \"{name}\": pagekeeper --help lists all"
+            ))
+        })?,
+    };
+    print(&page(command)?)
+}
+
+fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
+    let name = command
+        .get_display_name()
+        .unwrap_or(command.get_name())
+        .to_owned();
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command.display_name(name)).render(&mut text)?;
+    Ok(text)
+}
+
+fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
+    let mut out = output::stdout();
+    out.write_all(text)?;
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}

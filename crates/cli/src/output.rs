@@ -1,0 +1,231 @@
+//! Standard output as command-line users expect it: buffered, no colour where nobody looks, silent on a broken pipe.
+//!
+//! Fails with the error of the write; [`exit_code`] turns that, as any error of a command, into words and an exit code.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// A mistake in how the command was called, found after clap had read the arguments: exit code 2.
+#[derive(Debug)]
+pub(crate) struct UsageError(pub(crate) String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// Standard output, buffered: flush it before the end, since an error is lost in drop.
+pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
+    BufWriter::with_capacity(64 << 10, io::stdout().lock())
+}
+
+/// Writes one JSON value and a newline to standard output.
+pub(crate) fn json(value: &impl serde::Serialize) -> io::Result<()> {
+    let mut out = stdout();
+    serde_json::to_writer(&mut out, value)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+/// Says why a command failed and gives its exit code. A broken pipe is not said: the process ends by SIGPIPE, as
+/// programs do that never heard of it.
+pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
+    let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
+        cause
+            .downcast_ref::<io::Error>()
+            .is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+            || cause
+                .downcast_ref::<serde_json::Error>()
+                .is_some_and(|e| e.io_error_kind() == Some(ErrorKind::BrokenPipe))
+    };
+    if error.chain().any(broken_pipe) {
+        // Does not return where the default action can be put back, which is everywhere but in odd sandboxes.
+        let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
+        return ExitCode::from(141);
+    }
+    eprintln!("pagekeeper: {error:#}");
+    ExitCode::from(if error.downcast_ref::<UsageError>().is_some() {
+        2
+    } else {
+        1
+    })
+}
+
+/// How to show things on the standard output of this process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Screen {
+    /// Standard output is a terminal.
+    pub(crate) terminal: bool,
+    /// Colours and bold type are welcome.
+    pub(crate) colour: bool,
+    /// Columns of text; `None` where nothing says how many.
+    pub(crate) width: Option<usize>,
+}
+
+impl Screen {
+    /// Looks at the terminal and at `NO_COLOR`, TERM and COLUMNS.
+    pub(crate) fn of_stdout() -> Self {
+        let terminal = io::stdout().is_terminal();
+        let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+        let width = columns.or_else(|| {
+            let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+            Some(usize::from(size.ws_col))
+        });
+        Self {
+            terminal,
+            colour: terminal && !dumb && !set("NO_COLOR"),
+            width: width.filter(|&columns| columns > 0),
+        }
+    }
+
+    /// A path's bytes for this screen: as they are, or with what could steer a terminal or is not UTF-8 written as `\x1b`.
+    pub(crate) fn path(self, path: &Path) -> Cow<'_, [u8]> {
+        let bytes = path.as_os_str().as_bytes();
+        if self.terminal {
+            printable(bytes).map_or(bytes.into(), |text| text.into_bytes().into())
+        } else {
+            bytes.into()
+        }
+    }
+}
+
+/// A path for messages, safe on a terminal.
+pub(crate) fn printable_path(path: &Path) -> Cow<'_, str> {
+    printable(path.as_os_str().as_bytes()).map_or_else(|| path.to_string_lossy(), Cow::Owned)
+}
+
+/// The bytes with control characters and broken UTF-8 escaped; `None` if there are none.
+fn printable(bytes: &[u8]) -> Option<String> {
+    let fine = |c: char| !c.is_control();
+    if std::str::from_utf8(bytes).is_ok_and(|text| text.chars().all(fine)) {
+        return None;
+    }
+    let mut shown = String::with_capacity(bytes.len() + 8);
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if fine(c) {
+                shown.push(c);
+            } else {
+                // Writing to a String can't fail.
+                let _ = write!(shown, "\\x{:02x}", u32::from(c));
+            }
+        }
+        for byte in chunk.invalid() {
+            let _ = write!(shown, "\\x{byte:02x}");
+        }
+    }
+    Some(shown)
+}
+
+/// A count with its thousands set apart: 20,000.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut shown = String::with_capacity(digits.len() * 4 / 3 + 1);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            shown.push(',');
+        }
+        shown.push(digit);
+    }
+    shown
+}
+
+/// "1 file", "2 files".
+pub(crate) fn files(number: u64) -> String {
+    format!("{} {}", count(number), if number == 1 { "file" } else { "files" })
+}
+
+/// A share in percent that says neither 0 nor 100 when it is not quite that; `None` of nothing.
+pub(crate) fn percent(part: u64, whole: u64) -> Option<String> {
+    if whole == 0 {
+        return None;
+    }
+    if part == 0 {
+        return Some("0 %".to_owned());
+    }
+    if part >= whole {
+        return Some("100 %".to_owned());
+    }
+    let share = part as f64 / whole as f64 * 100.0;
+    Some(match share {
+        _ if share < 0.05 => "<0.1 %".to_owned(),
+        _ if share >= 99.95 => ">99.9 %".to_owned(),
+        _ => format!("{share:.1} %"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+
+    #[test]
+    fn counts_have_their_thousands_set_apart() {
+        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(count(number), text);
+        }
+        assert_eq!(
+            (files(1), files(20_000)),
+            ("1 file".to_owned(), "20,000 files".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_share_is_never_rounded_to_none_or_all() {
+        for (part, whole, text) in [
+            (0, 10, "0 %"),
+            (1, 1_000_000, "<0.1 %"),
+            (1, 3, "33.3 %"),
+            (999_999, 1_000_000, ">99.9 %"),
+            (10, 10, "100 %"),
+            (12, 10, "100 %"),
+        ] {
+            assert_eq!(percent(part, whole).unwrap(), text);
+        }
+        assert_eq!(percent(0, 0), None);
+    }
+
+    #[test]
+    fn what_could_steer_a_terminal_is_escaped() {
+        let odd = Path::new(OsStr::from_bytes(b"a\x1b[2J\n\xff\xc3\xa9"));
+        assert_eq!(printable_path(odd), "a\\x1b[2J\\x0a\\xff\u{e9}");
+        assert_eq!(printable_path(Path::new("/plain/\u{e9}")), "/plain/\u{e9}");
+        let pipe = Screen {
+            terminal: false,
+            colour: false,
+            width: None,
+        };
+        assert_eq!(pipe.path(odd).as_ref(), b"a\x1b[2J\n\xff\xc3\xa9");
+        assert_eq!(
+            Screen {
+                terminal: true,
+                ..pipe
+            }
+            .path(odd)
+            .as_ref(),
+            "a\\x1b[2J\\x0a\\xff\u{e9}".as_bytes()
+        );
+    }
+
+    #[test]
+    fn mistakes_in_usage_end_with_2_and_failures_with_1() {
+        let code = |error: anyhow::Error| format!("{:?}", exit_code(&error));
+        assert_eq!(
+            code(UsageError("give a path".to_owned()).into()),
+            format!("{:?}", ExitCode::from(2))
+        );
+        assert_eq!(
+            code(io::Error::from(ErrorKind::StorageFull).into()),
+            format!("{:?}", ExitCode::FAILURE)
+        );
+    }
+}

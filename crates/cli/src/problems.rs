@@ -1,0 +1,125 @@
+//! Paths that failed: gathered while the rest goes on, then told one a line, each with what went wrong and the mend.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use pagekeeper_kernel::Error;
+use serde::Serialize;
+
+use crate::output::printable_path;
+
+/// One path that failed.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Problem {
+    path: String,
+    error: String,
+}
+
+/// What failed so far; shared by threads.
+#[derive(Debug, Default)]
+pub(crate) struct Problems(Mutex<Vec<Problem>>);
+
+impl Problems {
+    /// Notes a failure of the kernel door.
+    pub(crate) fn note(&self, error: &Error) {
+        self.add(error.path(), in_words(error));
+    }
+
+    /// Notes a failure in words.
+    pub(crate) fn add(&self, path: &Path, error: String) {
+        let problem = Problem {
+            path: printable_path(path).into_owned(),
+            error,
+        };
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(problem);
+    }
+
+    /// All of them, by path.
+    pub(crate) fn into_sorted(self) -> Vec<Problem> {
+        let mut problems = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        problems.sort();
+        problems
+    }
+}
+
+/// Tells each problem on standard error.
+pub(crate) fn tell(problems: &[Problem]) {
+    for Problem { path, error } in problems {
+        eprintln!("pagekeeper: {path}: {error}");
+    }
+}
+
+/// What went wrong and how to mend it, without the path.
+pub(crate) fn in_words(error: &Error) -> String {
+    match error {
+        Error::Call {
+            call: "cachestat" | "mincore",
+            ..
+        } if error.is_denied() => "the kernel tells what is in the page cache to the file's owner only: \
+             run as root, as the owner, or with CAP_FOWNER"
+            .to_owned(),
+        Error::Call { .. } if error.is_denied() => {
+            "permission denied: run as root or as a user who may read it".to_owned()
+        }
+        Error::Call { .. } if error.is_gone() => "no such file or directory".to_owned(),
+        Error::Call { call, source, .. } => {
+            let said = source.to_string();
+            let said = said.split(" (os error").next().unwrap_or(&said);
+            match error.errno().map(rustix::io::Errno::from_raw_os_error) {
+                Some(rustix::io::Errno::MFILE) => format!("{said}: raise the limit with ulimit -n"),
+                Some(rustix::io::Errno::LOOP) => format!("{said}: the link leads to itself"),
+                _ => format!("{call}: {said}"),
+            }
+        }
+        Error::NotRegular { found, .. } => {
+            format!(
+                "{found}, not a regular file: only regular files have pages in the page cache to speak of"
+            )
+        }
+        Error::SymbolicLink { .. } => "a symbolic link, not followed: -L follows it".to_owned(),
+        Error::Unsupported { reason, .. } => (*reason).to_owned(),
+        Error::Malformed { what, .. } => format!("can't read {what}"),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    #[test]
+    fn each_problem_says_the_mend() {
+        for (call, errno, mend) in [
+            ("open", Errno::ACCESS, "run as root or as a user who may read it"),
+            (
+                "cachestat",
+                Errno::PERM,
+                "run as root, as the owner, or with CAP_FOWNER",
+            ),
+            ("open", Errno::NOENT, "no such file or directory"),
+            ("open", Errno::MFILE, "raise the limit with ulimit -n"),
+            ("open", Errno::IO, "open: Input/output error"),
+        ] {
+            let words = in_words(&Error::call(call, "/path", errno));
+            assert!(words.contains(mend), "{words}");
+            assert!(!words.contains("os error") && !words.contains("/path"), "{words}");
+        }
+    }
+
+    #[test]
+    fn problems_come_by_path() {
+        let problems = Problems::default();
+        problems.note(&Error::call("open", "/b", Errno::IO));
+        problems.add(Path::new("/a\n"), "odd".to_owned());
+        let paths: Vec<String> = problems
+            .into_sorted()
+            .into_iter()
+            .map(|problem| problem.path)
+            .collect();
+        assert_eq!(paths, ["/a\\x0a", "/b"]);
+    }
+}

@@ -1,0 +1,74 @@
+//! SIGINT and SIGTERM as a wish to stop.
+//!
+//! Invariants: the first signal sets the flag and ends any [`Stop::wait`]; a second one kills the process as it would
+//! without this module, so that a stuck clean-up can be left.
+
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+
+/// The wish, once for each process.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    flag: Arc<AtomicBool>,
+    /// Becomes readable at a signal.
+    wake: UnixStream,
+}
+
+impl Stop {
+    /// From now on SIGINT and SIGTERM are caught.
+    pub(crate) fn on_signals() -> io::Result<Self> {
+        let flag = Arc::new(AtomicBool::new(false));
+        let (wake, write_end) = UnixStream::pair()?;
+        for signal in [SIGINT, SIGTERM] {
+            // In this order: at the first signal the flag is not yet set when the default action is considered.
+            flag::register_conditional_default(signal, Arc::clone(&flag))?;
+            flag::register(signal, Arc::clone(&flag))?;
+            low_level::pipe::register(signal, write_end.try_clone()?)?;
+        }
+        Ok(Self { flag, wake })
+    }
+
+    /// Whether a signal came.
+    pub(crate) fn requested(&self) -> bool {
+        self.flag.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps for `duration`, or less if a signal comes; returns whether one has come.
+    pub(crate) fn wait(&self, duration: Duration) -> io::Result<bool> {
+        let deadline = Instant::now() + duration;
+        while !self.requested() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.wake.set_read_timeout(Some(left))?;
+            match (&self.wake).read(&mut [0]) {
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.requested())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_ends_the_wait() {
+        let stop = Stop::on_signals().unwrap();
+        assert!(!stop.wait(Duration::from_millis(1)).unwrap());
+        low_level::raise(SIGTERM).unwrap();
+        // Far longer than any test may take: it ends because of the signal.
+        assert!(stop.wait(Duration::from_secs(3600)).unwrap());
+        assert!(stop.requested());
+    }
+}

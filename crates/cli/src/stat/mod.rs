@@ -1,0 +1,250 @@
+//! `pagekeeper stat`: what of each file is in the page cache, and in what state.
+//!
+//! The rows shown are those with something to show, most resident first, at most twenty of them unless asked otherwise;
+//! the total is of every file. Fails path by path; ends with 1 if a path failed or a file's figures are not for this user.
+
+mod json;
+mod scan;
+mod table;
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::output::{self, Screen};
+use crate::paths::{Tree, TreeArgs};
+use crate::problems;
+use crate::signals::Stop;
+use crate::size::parse_size;
+use scan::{Row, Scan, Totals, Wanted};
+use table::{Before, LeftOut, Style};
+
+/// Show which files are in the page cache, and how much of each
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper stat /var/lib/mysql                    the 20 most resident files, and the total
+  pagekeeper stat --map --min 64M /var/lib/mysql    a picture of each large one
+  pagekeeper stat --include 'binlog.*' --watch /var/lib/mysql
+  pagekeeper stat --json . | jq .total.resident
+
+SIZE is the file's, RESIDENT what of it is in the page cache, in whole pages; DIRTY is changed and not yet written, WRITEBACK
+being written, EVICTED once resident and taken away by the kernel under memory pressure.")]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of the command line"
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    tree: TreeArgs,
+    /// Sort by this figure, greatest first, or by path
+    #[arg(short, long, value_name = "FIGURE", default_value = "resident")]
+    sort: Sort,
+    /// Show at most N files, or "all" [default: 20; all with --json]
+    #[arg(short = 'n', long, value_name = "N", value_parser = parse_top)]
+    top: Option<usize>,
+    /// Show files with nothing resident, too
+    #[arg(short, long)]
+    all: bool,
+    /// Show no files with less than SIZE (64M, 1.5G) of the figure sorted by (of what is resident, with --sort path)
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    min: Option<u64>,
+    /// Draw which parts of each file are resident
+    #[arg(short, long)]
+    map: bool,
+    /// Show how much was evicted so recently that reading it again would count as thrashing, too
+    #[arg(long)]
+    wide: bool,
+    /// Show plain numbers of bytes
+    #[arg(short, long)]
+    bytes: bool,
+    /// Print one JSON object with all figures in bytes
+    #[arg(long)]
+    json: bool,
+    /// Look again every SECONDS until interrupted, and show what changed
+    #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
+          value_parser = parse_seconds)]
+    watch: Option<Duration>,
+}
+
+/// What to sort by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Sort {
+    Resident,
+    Size,
+    Dirty,
+    Evicted,
+    Path,
+}
+
+impl Sort {
+    /// The figure of a row; 0 where it is unknown.
+    fn figure(self, row: &Row) -> u64 {
+        match self {
+            Self::Resident | Self::Path => row.resident(),
+            Self::Size => row.size,
+            Self::Dirty => row.residency.map_or(0, |counts| counts.unwritten()),
+            Self::Evicted => row.residency.and_then(|counts| counts.evicted).unwrap_or(0),
+        }
+    }
+}
+
+fn parse_top(text: &str) -> Result<usize, String> {
+    if text == "all" {
+        return Ok(usize::MAX);
+    }
+    text.parse()
+        .map_err(|_| "give a number of files, or \"all\"".to_owned())
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds
+        .filter(|pause| *pause >= Duration::from_millis(10))
+        .ok_or_else(|| "give a number of seconds from 0.01 on, like 2 or 0.5".to_owned())
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let tree = args.tree.tree()?;
+    let screen = Screen::of_stdout();
+    let Some(pause) = args.watch else {
+        return look(args, &tree, screen, &Turn::Only).map(|(_, code)| code);
+    };
+    let stop = Stop::on_signals()?;
+    let mut turn = Turn::First;
+    loop {
+        turn = Turn::Later(look(args, &tree, screen, &turn)?.0);
+        if stop.wait(pause)? {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+/// Which look this is.
+enum Turn {
+    Only,
+    First,
+    Later(Before),
+}
+
+/// Looks once, shows what was seen, and returns what the next look is compared with.
+fn look(args: &Args, tree: &Tree, screen: Screen, turn: &Turn) -> anyhow::Result<(Before, ExitCode)> {
+    let wanted = Wanted {
+        cells: args.map.then(|| {
+            screen
+                .width
+                .map_or(60, |width| width.saturating_sub(24).clamp(10, 4096))
+        }),
+        all: args.all || args.json,
+    };
+    let Scan {
+        mut rows,
+        totals,
+        problems,
+    } = scan::scan(tree, wanted);
+    let seen = match turn {
+        Turn::Only => Before::default(),
+        Turn::First | Turn::Later(_) => Before::of(&rows, &totals),
+    };
+    let left_out = choose(&mut rows, &totals, args);
+
+    if args.json {
+        output::json(&json::Report::new(&rows, &totals, &problems))?;
+    } else {
+        let style = Style {
+            screen,
+            bytes: args.bytes,
+            wide: args.wide,
+        };
+        let mut page = Vec::new();
+        let before = match turn {
+            Turn::Later(before) => Some(before),
+            Turn::Only | Turn::First => None,
+        };
+        if screen.terminal && !matches!(turn, Turn::Only) {
+            page.extend_from_slice(b"\x1b[H\x1b[2J");
+        } else if before.is_some() {
+            page.push(b'\n');
+        }
+        style.draw(&mut page, &rows, &totals, left_out, before)?;
+        let mut out = output::stdout();
+        out.write_all(&page)?;
+        out.flush()?;
+        problems::tell(&problems);
+        tell_unknown(&totals);
+    }
+    let fine = problems.is_empty() && totals.unknown_files == 0;
+    Ok((
+        seen,
+        if fine {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        },
+    ))
+}
+
+/// Sorts the rows and leaves out what was not asked for.
+fn choose(rows: &mut Vec<Row>, totals: &Totals, args: &Args) -> LeftOut {
+    let mut left_out = LeftOut {
+        empty: totals.files - rows.len() as u64,
+        ..LeftOut::default()
+    };
+    if let Some(min) = args.min {
+        let all = rows.len();
+        rows.retain(|row| args.sort.figure(row) >= min);
+        left_out.by_min = (all - rows.len()) as u64;
+    }
+    if args.sort == Sort::Path {
+        rows.sort_by(|a, b| a.path.cmp(&b.path));
+    } else {
+        rows.sort_by(|a, b| {
+            args.sort
+                .figure(b)
+                .cmp(&args.sort.figure(a))
+                .then_with(|| a.path.cmp(&b.path))
+        });
+    }
+    let top = args
+        .top
+        .unwrap_or(if args.json || args.all { usize::MAX } else { 20 });
+    left_out.by_top = rows.len().saturating_sub(top) as u64;
+    rows.truncate(top);
+    left_out
+}
+
+/// One sentence for each kind of figure that could not be had.
+fn tell_unknown(totals: &Totals) {
+    if totals.unknown_files > 0 {
+        eprintln!(
+            "pagekeeper: the kernel tells what is in the page cache to a file's owner only: run as root, as the owner, or with \
+             CAP_FOWNER to see the {} marked \"?\"",
+            output::files(totals.unknown_files)
+        );
+    }
+    if totals.resident_only_files > 0 {
+        eprintln!(
+            "pagekeeper: this kernel (before Linux 6.5) or sandbox has no cachestat call: dirty, writeback and evicted are \
+             not known of {}",
+            output::files(totals.resident_only_files)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tops_and_seconds_are_read() {
+        assert_eq!((parse_top("7"), parse_top("all")), (Ok(7), Ok(usize::MAX)));
+        assert!(parse_top("some").is_err());
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["0", "-1", "x", "NaN", "inf", "1e30"] {
+            assert!(parse_seconds(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! `stat` for people: a table of files, pictures of their residency, and the total in a sentence.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::{Residency, page_size};
+
+use super::scan::{FULL, Row, Totals};
+use crate::output::{self, Screen, percent};
+use crate::size::Size;
+
+/// How to draw.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Style {
+    pub(super) screen: Screen,
+    /// Plain numbers of bytes instead of sizes with units.
+    pub(super) bytes: bool,
+    /// Show recently evicted bytes, too.
+    pub(super) wide: bool,
+}
+
+/// How many files are not in the table, and why.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LeftOut {
+    /// By the limit on the number of rows.
+    pub(super) by_top: u64,
+    /// Below the least size.
+    pub(super) by_min: u64,
+    /// Nothing of them is or was resident.
+    pub(super) empty: u64,
+}
+
+/// Resident bytes of each file and of all, one look earlier.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    files: HashMap<PathBuf, u64>,
+    total: u64,
+}
+
+impl Before {
+    /// Remembers this look for the next.
+    pub(super) fn of(rows: &[Row], totals: &Totals) -> Self {
+        Self {
+            files: rows
+                .iter()
+                .map(|row| (row.path.clone(), row.resident()))
+                .collect(),
+            total: totals.resident,
+        }
+    }
+
+    fn change(&self, path: &Path, resident: u64) -> Change {
+        Change {
+            now: resident,
+            before: self.files.get(path).copied().unwrap_or(0),
+        }
+    }
+}
+
+/// A change of a number of bytes.
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    now: u64,
+    before: u64,
+}
+
+impl Style {
+    fn size(self, bytes: u64) -> String {
+        if self.bytes {
+            bytes.to_string()
+        } else {
+            Size(bytes).to_string()
+        }
+    }
+
+    fn figure(self, bytes: Option<u64>) -> String {
+        bytes.map_or_else(|| "?".to_owned(), |bytes| self.size(bytes))
+    }
+
+    /// Quieter where nothing is the rule.
+    fn figure_or_dash(self, bytes: Option<u64>) -> String {
+        if bytes == Some(0) {
+            "-".to_owned()
+        } else {
+            self.figure(bytes)
+        }
+    }
+
+    fn change(self, Change { now, before }: Change) -> String {
+        match now.cmp(&before) {
+            std::cmp::Ordering::Equal => "-".to_owned(),
+            std::cmp::Ordering::Greater => format!("+{}", self.size(now - before)),
+            std::cmp::Ordering::Less => format!("-{}", self.size(before - now)),
+        }
+    }
+
+    /// Draws it all: the rows as given, the total, and what is left out.
+    pub(super) fn draw(
+        self,
+        out: &mut impl Write,
+        rows: &[Row],
+        totals: &Totals,
+        left_out: LeftOut,
+        before: Option<&Before>,
+    ) -> io::Result<()> {
+        if !rows.is_empty() {
+            self.table(out, rows, before)?;
+        }
+        writeln!(out, "{}", self.total_sentence(totals, before))?;
+        if let Some(sentence) = left_out_sentence(left_out) {
+            writeln!(out, "{sentence}")?;
+        }
+        Ok(())
+    }
+
+    fn table(self, out: &mut impl Write, rows: &[Row], before: Option<&Before>) -> io::Result<()> {
+        let mut heads = vec!["SIZE", "RESIDENT", "%", "DIRTY", "WRITEBACK", "EVICTED"];
+        if self.wide {
+            heads.push("RECENTLY");
+        }
+        if before.is_some() {
+            heads.push("CHANGE");
+        }
+        let lines: Vec<Vec<String>> = rows.iter().map(|row| self.figures(row, before)).collect();
+        let widths: Vec<usize> = (0..heads.len())
+            .map(|column| {
+                lines
+                    .iter()
+                    .map(|line| line[column].len())
+                    .chain([heads[column].len()])
+                    .max()
+                    .unwrap_or(0)
+            })
+            .collect();
+        let (bold, plain) = if self.screen.colour {
+            ("\x1b[1m", "\x1b[0m")
+        } else {
+            ("", "")
+        };
+        out.write_all(bold.as_bytes())?;
+        for (head, &width) in heads.iter().zip(&widths) {
+            write!(out, "{head:>width$}  ")?;
+        }
+        writeln!(out, "FILE{plain}")?;
+        for (row, line) in rows.iter().zip(&lines) {
+            for (figure, &width) in line.iter().zip(&widths) {
+                write!(out, "{figure:>width$}  ")?;
+            }
+            out.write_all(&self.screen.path(&row.path))?;
+            out.write_all(b"\n")?;
+            if !row.cells.is_empty() {
+                writeln!(out, "  {}", self.picture(row))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn figures(self, row: &Row, before: Option<&Before>) -> Vec<String> {
+        let known = row.residency.as_ref();
+        let figure = |of: fn(&Residency) -> Option<u64>| self.figure_or_dash(known.and_then(of));
+        let whole = row.size.next_multiple_of(page_size());
+        let share = known.map_or_else(
+            || "?".to_owned(),
+            |counts| percent(counts.resident, whole).unwrap_or_else(|| "-".to_owned()),
+        );
+        let mut figures = vec![
+            self.size(row.size),
+            self.figure(known.map(|counts| counts.resident)),
+            share,
+            figure(|counts| counts.dirty),
+            figure(|counts| counts.writeback),
+            figure(|counts| counts.evicted),
+        ];
+        if self.wide {
+            figures.push(figure(|counts| counts.recently_evicted));
+        }
+        if let Some(before) = before {
+            figures.push(self.change(before.change(&row.path, row.resident())));
+        }
+        figures
+    }
+
+    fn picture(self, row: &Row) -> String {
+        const BLOCKS: [char; FULL as usize + 1] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+        let cells: String = row
+            .cells
+            .iter()
+            .map(|&level| BLOCKS[usize::from(level.min(FULL))])
+            .collect();
+        format!("[{cells}] {} a cell", self.size(row.cell_bytes))
+    }
+
+    fn total_sentence(self, totals: &Totals, before: Option<&Before>) -> String {
+        let mut parts = vec![output::files(totals.files), self.size(totals.size)];
+        let mut resident = format!("resident {}", self.figure(totals.resident_known()));
+        if let Some(share) = totals
+            .resident_known()
+            .and_then(|bytes| percent(bytes, totals.whole_pages))
+        {
+            resident = format!("{resident} ({share})");
+        }
+        if let Some(before) = before {
+            let change = Change {
+                now: totals.resident,
+                before: before.total,
+            };
+            resident = format!("{resident} [{}]", self.change(change));
+        }
+        parts.push(resident);
+        for (name, sum) in [
+            ("dirty", totals.dirty),
+            ("writeback", totals.writeback),
+            ("evicted", totals.evicted),
+        ] {
+            parts.push(format!("{name} {}", self.figure(sum.get())));
+        }
+        if self.wide {
+            parts.push(format!(
+                "recently evicted {}",
+                self.figure(totals.recently_evicted.get())
+            ));
+        }
+        if totals.unknown_files > 0 {
+            parts.push(format!("unknown {}", output::files(totals.unknown_files)));
+        }
+        parts.join(", ")
+    }
+}
+
+fn left_out_sentence(
+    LeftOut {
+        by_top,
+        by_min,
+        empty,
+    }: LeftOut,
+) -> Option<String> {
+    let why: Vec<String> = [
+        (by_top, "beyond --top"),
+        (by_min, "below --min"),
+        (empty, "with nothing resident (--all shows them)"),
+    ]
+    .into_iter()
+    .filter(|&(files, _)| files > 0)
+    .map(|(files, why)| format!("{} {why}", output::count(files)))
+    .collect();
+    (!why.is_empty()).then(|| format!("not shown: {}", why.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_kernel::Source;
+
+    fn style() -> Style {
+        let screen = Screen {
+            terminal: false,
+            colour: false,
+            width: None,
+        };
+        Style {
+            screen,
+            bytes: false,
+            wide: false,
+        }
+    }
+
+    fn row(path: &str, size: u64, resident: Option<u64>) -> Row {
+        let residency = resident.map(|resident| Residency {
+            resident,
+            dirty: Some(0),
+            writeback: Some(0),
+            evicted: Some(8192),
+            recently_evicted: Some(4096),
+            source: Source::Cachestat,
+        });
+        Row {
+            path: path.into(),
+            size,
+            residency,
+            cells: Vec::new(),
+            cell_bytes: 0,
+        }
+    }
+
+    fn drawn(style: Style, rows: &[Row], left_out: LeftOut, before: Option<&Before>) -> String {
+        let mut out = Vec::new();
+        let totals = Totals {
+            files: rows.len() as u64,
+            size: 5000,
+            resident: 4096,
+            whole_pages: 8192,
+            ..Totals::default()
+        };
+        style.draw(&mut out, rows, &totals, left_out, before).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn columns_line_up_and_unknown_is_a_question_mark() {
+        let rows = [
+            row("a", 64 << 20, Some(32 << 20)),
+            row("b", 0, Some(0)),
+            row("c", 5, None),
+        ];
+        assert_eq!(
+            drawn(
+                style(),
+                &rows,
+                LeftOut {
+                    by_top: 1234,
+                    by_min: 0,
+                    empty: 5
+                },
+                None
+            ),
+            "  SIZE  RESIDENT       %  DIRTY  WRITEBACK  EVICTED  FILE\n\
+             64 MiB    32 MiB  50.0 %      -          -    8 KiB  a\n\
+             \u{20}  0 B       0 B       -      -          -    8 KiB  b\n\
+             \u{20}  5 B         ?       ?      ?          ?        ?  c\n\
+             3 files, 4.9 KiB, resident 4 KiB (50.0 %), dirty 0 B, writeback 0 B, evicted 0 B\n\
+             not shown: 1,234 beyond --top, 5 with nothing resident (--all shows them)\n"
+        );
+    }
+
+    #[test]
+    fn plain_bytes_and_the_wide_column() {
+        let shown = drawn(
+            Style {
+                bytes: true,
+                wide: true,
+                ..style()
+            },
+            &[row("a", 8192, Some(4096))],
+            LeftOut::default(),
+            None,
+        );
+        assert!(
+            shown.contains("8192      4096  50.0 %      -          -     8192      4096  a\n"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn changes_since_the_last_look() {
+        let earlier = [row("a", 1 << 20, Some(8192)), row("b", 1 << 20, Some(4096))];
+        let before = Before::of(
+            &earlier,
+            &Totals {
+                resident: 12_288,
+                ..Totals::default()
+            },
+        );
+        let now = [
+            row("a", 1 << 20, Some(4096)),
+            row("b", 1 << 20, Some(4096)),
+            row("new", 4096, Some(4096)),
+        ];
+        let shown = drawn(style(), &now, LeftOut::default(), Some(&before));
+        let changes: Vec<&str> = shown
+            .lines()
+            .take(4)
+            .map(|line| line.rsplit("  ").nth(1).unwrap().trim())
+            .collect();
+        assert_eq!(changes, ["CHANGE", "-4 KiB", "-", "+4 KiB"], "{shown}");
+        assert!(shown.contains("resident 4 KiB (50.0 %) [-8 KiB]"), "{shown}");
+    }
+
+    #[test]
+    fn the_picture_has_a_block_for_each_cell() {
+        let mut row = row("a", 4 * 4096, Some(4096));
+        (row.cells, row.cell_bytes) = (vec![0, 1, 4, 8], 4096);
+        assert_eq!(style().picture(&row), "[·▁▄█] 4 KiB a cell");
+    }
+}
