@@ -1,0 +1,52 @@
+# `make` lists what can be made. Every target does its own set-up; PREFIX, DESTDIR, ARGS and CARGO may be given.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+ARGS ?=
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+export CARGO PREFIX DESTDIR
+
+.PHONY: help demo test test-mysql build install lint fmt deny bench bench-setup
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: build ## a small built-in engine, alone and under the guard, side by side (ARGS="--seconds 10")
+	@exec "$(TARGET)/release/pagekeeper" demo $(ARGS)
+
+test: ## all checks and all tests, real databases included; as root it installs what they need
+	@scripts/test.sh
+
+test-mysql: ## the guard beside MySQL 9, fetched into the target directory from Debian unstable
+	@scripts/test-mysql.sh
+
+build: ## the release binary
+	@scripts/require-rust.sh
+	@$(CARGO) build --release --package pagekeeper
+
+install: ## binary, man pages, completions and systemd unit (PREFIX=/usr/local, DESTDIR=)
+	@scripts/install.sh
+
+lint: ## rustfmt, clippy and rustdoc, warnings are errors
+	@scripts/require-rust.sh
+	@scripts/lint.sh
+
+fmt: ## format the source
+	@scripts/require-rust.sh
+	@$(CARGO) fmt --all
+
+deny: ## licences, sources and advisories of all dependencies
+	@scripts/deny.sh
+
+bench: ## a benchmark (ARGS="release --json"), after `make bench-setup`
+	@scripts/require-rust.sh
+	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" $(CARGO) run --release --package pagekeeper-bench -- $(ARGS)
+
+bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers
+	@scripts/bench-setup.sh

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Installs the peers that benchmarks compare with; pagers goes into the target directory.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+
+scripts/require-rust.sh
+scripts/packages.sh "the peers of the benchmarks: vmtouch util-linux-extra fio sysbench mariadb-server mariadb-client"
+"$cargo" install pagers --version 0.2.2 --locked --root "${CARGO_TARGET_DIR:-target}/peers"

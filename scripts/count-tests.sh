@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# count-tests.sh LOG STATUS — adds up the results in the output of `cargo test`, whose exit status was STATUS.
+# Fails if a test failed, if a test binary died without a result, or if no test ran.
+set -euo pipefail
+
+awk -v status="$2" '
+    /^test result: / {
+        passed += number("passed"); failed += number("failed"); ignored += number("ignored")
+    }
+    # The message of a panic is a failure, already counted.
+    / panicked at / { panic = NR }
+    /^SKIPPED: / && NR != panic + 1 && !seen[$0]++ { skipped++ }
+    function number(word) {
+        return match($0, "[0-9]+ " word) ? substr($0, RSTART, RLENGTH) + 0 : 0
+    }
+    END {
+        if (ignored) print ignored " more are ignored: they run only when asked for (make test-mysql)"
+        if (status != 0 && !failed) {
+            print "cargo test failed without naming a test: one did not compile, or its binary died"
+            failed = 1
+        }
+        if (!passed && !failed) print "no test ran"
+        printf "%d passed, %d failed, %d skipped\n", passed - skipped, failed, skipped
+        exit failed || !passed
+    }
+' "$1"

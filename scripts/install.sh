@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Installs under $DESTDIR$PREFIX. Builds first where cargo is at hand; otherwise takes what `make build` left, so that
+# `make build && sudo make install` works where root has no Rust.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+prefix=${PREFIX:-/usr/local}
+root=${DESTDIR:-}$prefix
+program=${CARGO_TARGET_DIR:-target}/release/pagekeeper
+
+if command -v "$cargo" >/dev/null || [ ! -x "$program" ]; then
+    scripts/require-rust.sh
+    "$cargo" build --release --package pagekeeper
+fi
+
+install -D --mode 755 "$program" "$root/bin/pagekeeper"
+
+generated=$(mktemp -d)
+trap 'rm -rf "$generated"' EXIT
+"$program" man --dir "$generated"
+install -d "$root/share/man/man1"
+install --mode 644 "$generated"/*.1 "$root/share/man/man1/"
+
+completion() {
+    "$program" completions "$1" >"$generated/completion"
+    install -D --mode 644 "$generated/completion" "$root/share/$2"
+}
+completion bash bash-completion/completions/pagekeeper
+completion zsh zsh/site-functions/_pagekeeper
+completion fish fish/vendor_completions.d/pagekeeper.fish
+
+install -D --mode 644 deploy/pagekeeper-guard.toml "$root/share/doc/pagekeeper/guard.toml"
+
+# systemd looks for units of local software in /etc and /usr/local/lib, for those of packages in /usr/lib.
+sed "s|^ExecStart=/usr/local/bin/|ExecStart=$prefix/bin/|" deploy/pagekeeper-guard.service >"$generated/unit"
+install -D --mode 644 "$generated/unit" "$root/lib/systemd/system/pagekeeper-guard.service"
+echo "Installed under $root. To start the guard: systemctl daemon-reload && systemctl enable --now pagekeeper-guard"

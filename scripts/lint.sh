@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Formatting, clippy and documentation: any warning ends it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+
+for component in fmt clippy; do
+    if ! "$cargo" "$component" --version >/dev/null 2>&1; then
+        echo "cargo $component is missing: rustup component add rustfmt clippy" >&2
+        exit 1
+    fi
+done
+"$cargo" fmt --all --check
+"$cargo" clippy --workspace --all-targets -- -D warnings
+RUSTDOCFLAGS="-D warnings" "$cargo" doc --workspace --no-deps

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# packages.sh "PURPOSE: PACKAGE..."... — installs the Debian packages that are missing if this is root; otherwise says
+# for each purpose what is missing, and the command that mends it. Exits 0 either way, unless an installation fails.
+# A service that comes with a package (mariadb-server) is neither started nor left enabled.
+set -euo pipefail
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    echo "This isn't Debian; where missing, install what corresponds to:" >&2
+    printf '  %s\n' "$@" >&2
+    exit 0
+fi
+
+read -ra wanted <<<"${*#*: }"
+installed=$(dpkg-query --show --showformat '${Package} ${db:Status-Status}\n' "${wanted[@]}" 2>/dev/null || true)
+all_missing=()
+for group in "$@"; do
+    read -ra packages <<<"${group#*: }"
+    missing=()
+    for package in "${packages[@]}"; do
+        grep -qxF "$package installed" <<<"$installed" || missing+=("$package")
+    done
+    if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" -ne 0 ]; then
+        echo "Missing: ${missing[*]}, for ${group%%: *}. The mend, as root:" >&2
+        echo "  apt-get install --no-install-recommends ${missing[*]}" >&2
+    fi
+    all_missing+=("${missing[@]}")
+done
+if [ ${#all_missing[@]} -eq 0 ] || [ "$(id -u)" -ne 0 ]; then
+    exit 0
+fi
+
+echo "Installing ${all_missing[*]}"
+# invoke-rc.d and deb-systemd-invoke ask this file whether they may start a service; 101 means no.
+gate=/usr/sbin/policy-rc.d
+if [ ! -e "$gate" ]; then
+    trap 'rm -f "$gate"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$gate"
+    chmod 755 "$gate"
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update --quiet=2
+apt-get install --yes --quiet=2 --no-install-recommends -o Dpkg::Use-Pty=0 "${all_missing[@]}" </dev/null
+if [[ " ${all_missing[*]} " == *" mariadb-server "* ]] && command -v systemctl >/dev/null; then
+    systemctl --quiet disable mariadb.service || true
+fi
