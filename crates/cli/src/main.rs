@@ -5,17 +5,18 @@
 
 mod demo;
 mod evict;
+mod guard;
 mod manuals;
 mod output;
 mod paths;
 mod problems;
 mod signals;
-mod size;
 mod stat;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use pagekeeper_guard::units as size;
 
 /// Keeps a database's log files out of the page cache, and shows, evicts, warms and restores what is in it
 #[derive(Debug, Parser)]
@@ -24,6 +25,7 @@ use clap::{Parser, Subcommand};
     version,
     max_term_width = 100,
     after_help = "Examples:
+  pagekeeper guard                    keep log files of running databases out of the page cache
   pagekeeper stat /var/lib/mysql      what of each file is in the page cache
   pagekeeper evict /backup/dump.sql   release a file's pages, and say what stayed and why
 
@@ -39,6 +41,7 @@ struct Cli {
 enum Command {
     Stat(stat::Args),
     Evict(evict::Args),
+    Guard(guard::Args),
     Demo(demo::Args),
     Completions(manuals::CompletionsArgs),
     Man(manuals::ManArgs),
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Stat(args) => stat::run(&args),
         Command::Evict(args) => evict::run(&args),
+        Command::Guard(args) => guard::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Completions(args) => manuals::completions(&args),
         Command::Man(args) => manuals::man(&args),

@@ -1,4 +1,4 @@
-//! posix_fadvise(2): the six advices, on byte ranges, with typed errors.
+//! `posix_fadvise(2)`: the six advices, on byte ranges, with typed errors.
 //!
 //! What the kernel makes of them (Linux 6.18, `mm/fadvise.c`): `Normal`, `Random` and `Sequential` set the read-ahead of
 //! the whole *open file description*, whatever range is given, and no other descriptor's; `NoReuse` only keeps mapped

@@ -4,7 +4,9 @@
 //! Byte ranges are `Range<u64>`: start inclusive, end exclusive; `u64::MAX` as the end means the end of the file.
 
 mod advice;
+mod block;
 mod error;
+mod extents;
 mod filesystem;
 mod open;
 pub mod pressure;
@@ -15,15 +17,19 @@ mod sys;
 #[cfg(test)]
 mod testing;
 mod walk;
+mod warm;
 mod writeback;
 
 pub use advice::{Advice, AdviceError, advise};
+pub use block::physical_block_size;
 pub use error::{Error, Result};
+pub use extents::{ResidentExtents, resident_extents};
 pub use filesystem::FileSystem;
 pub use open::{Inode, InspectedFile, Links, open_directory, open_directory_in};
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
 pub use residency::{Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map, residency_wide};
 pub use walk::{Filter, WalkOptions, walk};
+pub use warm::{Lock, LockError, WarmMethod, WarmOptions, WarmProgress, WarmReport, lock, warm, warm_extents};
 pub use writeback::{Flush, flush, start_writeback};
 
 /// The size of a page in bytes, as the kernel counts them: 4096 on x86-64.

@@ -1,6 +1,6 @@
 //! Writeback: asking the kernel to write dirty pages of a file, and waiting until they are clean.
 //!
-//! Pages become *clean* here, not *durable*: no metadata is written and no device cache flushed (sync_file_range(2)). That is
+//! Pages become *clean* here, not *durable*: no metadata is written and no device cache flushed (`sync_file_range(2)`). That is
 //! all a release needs.
 //!
 //! Waiting is done in one of three ways ([`Flush`]). A failed write is kept by the kernel as the file's error until it has
@@ -21,7 +21,7 @@ pub enum Flush {
     /// see: the choice for files of others. Where cachestat is missing: as [`Flush::SyncFileRange`].
     #[default]
     Watch,
-    /// sync_file_range(2) with `WAIT_BEFORE | WRITE | WAIT_AFTER`: for files of one's own.
+    /// `sync_file_range(2)` with `WAIT_BEFORE | WRITE | WAIT_AFTER`: for files of one's own.
     SyncFileRange,
     /// fdatasync(2): durable too, and of the whole file: for files of one's own.
     Fdatasync,

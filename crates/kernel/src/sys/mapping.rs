@@ -1,7 +1,7 @@
 //! A read-only shared mapping of a byte range of a file, used only as a handle for mincore(2) and madvise(2).
 //!
 //! Invariant: the mapped memory is never dereferenced by this process, so a file that is cut while it is mapped can't
-//! raise SIGBUS here, and no page is touched by mapping it (no MAP_POPULATE).
+//! raise SIGBUS here, and no page is touched by mapping it (no `MAP_POPULATE`).
 
 #![allow(unsafe_code)]
 
@@ -32,9 +32,19 @@ impl FileMapping {
     pub(crate) fn new(file: impl AsFd, off: u64, len: usize) -> Result<Self, Errno> {
         // SAFETY: a fresh address range is asked for (null hint, no MAP_FIXED), so no existing memory is affected, and
         // nothing in this process reads or writes the new one.
-        let start =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, off)? };
-        NonNull::new(start).map(|start| Self { start, len }).ok_or(Errno::NOMEM)
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                file,
+                off,
+            )?
+        };
+        NonNull::new(start)
+            .map(|start| Self { start, len })
+            .ok_or(Errno::NOMEM)
     }
 
     /// One byte for each page: bit 0 says resident. Only for files the caller may write or owns; else the kernel says
@@ -57,6 +67,13 @@ impl FileMapping {
                 other => return other,
             }
         }
+    }
+
+    /// Asks for large folios and, on a fault, for read-ahead in their size (2 MiB and the next one on x86-64) whatever
+    /// the device's `read_ahead_kb`: `MADV_HUGEPAGE`. Fails with EINVAL on kernels without transparent huge pages.
+    pub(crate) fn advise_huge(&self) -> Result<(), Errno> {
+        // SAFETY: the range is this value's own live mapping; the advice changes how pages are read in, no content.
+        unsafe { rustix::mm::madvise(self.start.as_ptr(), self.len, Advice::LinuxHugepage) }
     }
 
     /// Locks the pages in memory (mlock(2)), reading them in first; they stay locked while this value lives.

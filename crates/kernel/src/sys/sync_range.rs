@@ -1,4 +1,4 @@
-//! sync_file_range(2): writeback of a byte range, started or waited for. It writes no metadata and flushes no device
+//! `sync_file_range(2)`: writeback of a byte range, started or waited for. It writes no metadata and flushes no device
 //! cache: it makes pages clean, not data durable.
 
 #![allow(unsafe_code)]

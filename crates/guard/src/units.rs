@@ -1,4 +1,4 @@
-//! Sizes and byte ranges as people write and read them.
+//! Sizes, byte ranges and periods as people write and read them.
 //!
 //! Read: a number with an optional unit, in either case, as GNU coreutils has them: `K`, `M`, `G`, `T`, `P` (or `KiB`
 //! …) are powers of 1024; `KB`, `MB` … powers of 1000; none, or `B`, is bytes. Written: binary units, one decimal.
@@ -7,10 +7,11 @@
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// A number of bytes, read from and shown to people.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Size(pub(crate) u64);
+pub struct Size(pub u64);
 
 const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
@@ -85,13 +86,13 @@ impl fmt::Display for Size {
 }
 
 /// Reads a size, for clap's `value_parser`.
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     text.parse::<Size>().map(|size| size.0)
 }
 
 /// Reads a byte range, for clap's `value_parser`: `A..B`, `A..` (to the end of the file, `u64::MAX`), `..B`; both in
 /// sizes, the end exclusive.
-pub(crate) fn parse_range(text: &str) -> Result<Range<u64>, String> {
+pub fn parse_range(text: &str) -> Result<Range<u64>, String> {
     let (start, end) = text
         .split_once("..")
         .ok_or_else(|| format!("\"{text}\" is not a range: give A..B, A.. or ..B, like 0..64M"))?;
@@ -114,10 +115,68 @@ pub(crate) fn parse_range(text: &str) -> Result<Range<u64>, String> {
     }
 }
 
+/// A length of time, read from people: a number with `ms`, `s`, `m` or `h`, like 500ms or 1.5h; longer than none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Period(pub Duration);
+
+impl FromStr for Period {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || {
+            format!("\"{text}\" is not a length of time: give a number with ms, s, m or h, like 500ms or 30s")
+        };
+        let trimmed = text.trim();
+        let number_len = trimmed
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .ok_or_else(bad)?;
+        let (number, unit) = trimmed.split_at(number_len);
+        let seconds = match unit.trim_start() {
+            "ms" => 0.001,
+            "s" => 1.0,
+            "m" | "min" => 60.0,
+            "h" => 3600.0,
+            _ => return Err(bad()),
+        };
+        let number: f64 = number.parse().map_err(|_| bad())?;
+        match Duration::try_from_secs_f64(number * seconds) {
+            Ok(period) if !period.is_zero() => Ok(Self(period)),
+            _ => Err(bad()),
+        }
+    }
+}
+
+/// Reads a period, for clap's `value_parser`.
+pub fn parse_period(text: &str) -> Result<Duration, String> {
+    text.parse::<Period>().map(|period| period.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn periods_are_read() {
+        for (text, milliseconds) in [
+            ("500ms", 500),
+            ("30s", 30_000),
+            ("1.5m", 90_000),
+            ("2h", 7_200_000),
+        ] {
+            assert_eq!(
+                parse_period(text),
+                Ok(Duration::from_millis(milliseconds)),
+                "{text}"
+            );
+        }
+        for text in ["", "5", "s", "0s", "-1s", "1d", "1e400s", "1..2s"] {
+            assert!(
+                parse_period(text).unwrap_err().contains("not a length of time"),
+                "{text}"
+            );
+        }
+    }
 
     #[test]
     fn sizes_are_read() {

@@ -1,0 +1,291 @@
+//! `pagekeeper guard`: the daemon, its status line and its summary.
+//!
+//! SIGINT and SIGTERM end it at once, with the summary; SIGHUP makes it read its configuration again, and go on with the old one if
+//! the new one can't be read.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use pagekeeper_guard::units::{Size, parse_period};
+use pagekeeper_guard::{BUILT_IN, Control, Event, Guard, Options, ProfileError, Summary, Tick};
+use pagekeeper_kernel::process::ProcRoot;
+use signal_hook::consts::SIGHUP;
+
+use crate::output::{self, UsageError};
+use crate::signals::Stop;
+
+/// Without a terminal, a status line is printed this often, if anything was released since.
+const STATUS_EVERY: Duration = Duration::from_secs(60);
+
+/// Keep the log files of running databases out of the page cache
+///
+/// Finds MySQL, MariaDB, PostgreSQL, RocksDB, TiKV and MongoDB by their processes and open files, knows their log files, and releases the
+/// pages that nobody will read again: behind the writer, and behind followers such as replicas. It reads, asks for writeback and
+/// gives advice; it can't change a byte of a database's files.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper guard                              watch every database on this host
+  pagekeeper guard --dry-run --duration 10s     say what would be done
+  pagekeeper guard --pid 1234 --profile generic watch one process, by file names alone
+  pagekeeper guard --dir /var/lib/mysql --once  look, release, and end
+  pagekeeper guard --print-profile mariadb      a profile, to write one's own from
+
+What it needs: root, or CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER.")]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
+pub(crate) struct Args {
+    /// Watch this process only; may be given several times
+    #[arg(long, value_name = "PID")]
+    pid: Vec<u32>,
+    /// Watch the logs in this directory only; may be given several times
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    dir: Vec<PathBuf>,
+    /// The profile to go by; else the one that fits
+    #[arg(long, value_name = "NAME")]
+    profile: Option<String>,
+    /// Configuration file
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    config: Option<PathBuf>,
+    /// Time between looks, 500ms by default
+    #[arg(long, value_name = "TIME", value_parser = parse_period)]
+    tick: Option<Duration>,
+    /// Only say what would be done
+    #[arg(long)]
+    dry_run: bool,
+    /// Look, do what is to be done, and end
+    #[arg(long, conflicts_with = "duration")]
+    once: bool,
+    /// End after this time
+    #[arg(long, value_name = "TIME", value_parser = parse_period)]
+    duration: Option<Duration>,
+    /// Events as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+    /// Print a built-in profile and end
+    #[arg(long, value_name = "NAME", exclusive = true)]
+    print_profile: Option<String>,
+}
+
+impl Args {
+    /// The configuration file with what the command line says on top.
+    fn options(&self) -> Result<Options, ProfileError> {
+        let mut options = match &self.config {
+            Some(path) => Options::read(path)?,
+            None => Options::default(),
+        };
+        if let Some(tick) = self.tick {
+            options.tick = tick;
+            options.idle_tick = options.idle_tick.max(tick);
+        }
+        options.dry_run |= self.dry_run;
+        if !self.pid.is_empty() || !self.dir.is_empty() {
+            options.pids.clone_from(&self.pid);
+            options.directories.clone_from(&self.dir);
+            options.find = false;
+        }
+        if self.profile.is_some() {
+            options.profile.clone_from(&self.profile);
+        }
+        Ok(options)
+    }
+}
+
+/// Runs the guard until it is told to stop.
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(name) = &args.print_profile {
+        return print_profile(name);
+    }
+    let stop = Stop::on_signals().context("catch signals")?;
+    let reload = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGHUP, Arc::clone(&reload)).context("catch SIGHUP")?;
+    let options = args.options().map_err(|error| UsageError(error.to_string()))?;
+    let mut guard =
+        Guard::new(options, ProcRoot::default()).map_err(|error| UsageError(error.to_string()))?;
+    let mut teller = Teller::new(args.json);
+    let began = Instant::now();
+    let mut looks = 0;
+    let summary = guard.run(
+        |guard, pause| {
+            looks += 1;
+            // A second look releases what the first one had to have written out.
+            if (args.once && looks == 2) || guard.is_done() {
+                return Control::Stop;
+            }
+            if reload.swap(false, Ordering::Relaxed) {
+                let reloaded = args.options().and_then(|options| guard.reload(options));
+                if let Err(error) = reloaded {
+                    eprintln!("pagekeeper: the configuration stays as it was: {error}");
+                }
+            }
+            let left = args.duration.map(|duration| duration.saturating_sub(began.elapsed()));
+            let stopped = stop.wait(left.map_or(pause, |left| pause.min(left)));
+            if stopped.unwrap_or(true) || left.is_some_and(|left| left <= pause) {
+                return Control::Stop;
+            }
+            Control::Continue
+        },
+        &mut |event| teller.tell(event),
+    );
+    teller.tell(&Event::Summary(summary));
+    match teller.failed {
+        Some(error) => Err(error.into()),
+        None if teller.watched || args.pid.is_empty() => Ok(ExitCode::SUCCESS),
+        None => Ok(ExitCode::FAILURE),
+    }
+}
+
+fn print_profile(name: &str) -> anyhow::Result<ExitCode> {
+    let file = format!("{name}.toml");
+    let Some((_, text)) = BUILT_IN.iter().find(|(other, _)| *other == file) else {
+        let known: Vec<&str> = BUILT_IN.iter().filter_map(|(name, _)| name.strip_suffix(".toml")).collect();
+        return Err(UsageError(format!("no profile is called \"{name}\"; there are {}", known.join(", "))).into());
+    };
+    let mut out = output::stdout();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints events: as JSON lines, or for people.
+struct Teller {
+    json: bool,
+    /// Standard output is a terminal: the status line is drawn again in its place.
+    terminal: bool,
+    status_drawn: bool,
+    last_status: Instant,
+    released: u64,
+    released_at_last_status: u64,
+    /// Something was found to watch.
+    watched: bool,
+    /// The first write that failed; nothing is written after it.
+    failed: Option<io::Error>,
+}
+
+impl Teller {
+    fn new(json: bool) -> Self {
+        Self {
+            json,
+            terminal: !json && io::stdout().is_terminal(),
+            status_drawn: false,
+            last_status: Instant::now(),
+            released: 0,
+            released_at_last_status: 0,
+            watched: false,
+            failed: None,
+        }
+    }
+
+    fn tell(&mut self, event: &Event) {
+        self.watched |= matches!(event, Event::Found { .. });
+        if self.failed.is_some() {
+            return;
+        }
+        let told = if self.json { output::json(event) } else { self.tell_people(event) };
+        self.failed = told.err();
+    }
+
+    fn tell_people(&mut self, event: &Event) -> io::Result<()> {
+        let line = match event {
+            Event::Tick(tick) => return self.status(tick),
+            Event::Start { dry_run: true, .. } => "dry run: nothing is released".to_owned(),
+            Event::Found { pid, profile, directories } => {
+                let directories: Vec<String> = directories.iter().map(|path| path.display().to_string()).collect();
+                let pid = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+                format!("watching {profile}{pid}: {}", directories.join(", "))
+            }
+            Event::Lost { pid, profile } => format!("{profile} (process {pid}) has ended"),
+            Event::Would { path, act, start, end } => {
+                let act = act.replace('_', " ");
+                format!("would {act} {}..{} of {}", Size(*start), Size(*end), path.display())
+            }
+            Event::Summary(summary) => summary_text(summary),
+            Event::Limited { limit } => return self.complain(limit),
+            Event::Warning { path, warning } => return self.complain(&format!("{}: {warning}", path.display())),
+            Event::Problem { path, problem } => {
+                // Most errors of the kernel's door name the path themselves.
+                let path = path.display().to_string();
+                let named = problem.contains(&path);
+                return self.complain(&if named { problem.clone() } else { format!("{path}: {problem}") });
+            }
+            _ => return Ok(()),
+        };
+        self.clear_status()?;
+        let mut out = io::stdout().lock();
+        writeln!(out, "{line}")?;
+        out.flush()
+    }
+
+    fn complain(&mut self, text: &str) -> io::Result<()> {
+        self.clear_status()?;
+        eprintln!("pagekeeper: {text}");
+        Ok(())
+    }
+
+    fn status(&mut self, tick: &Tick) -> io::Result<()> {
+        self.released += tick.released_bytes;
+        let due = if self.terminal {
+            true
+        } else {
+            self.last_status.elapsed() >= STATUS_EVERY && self.released > self.released_at_last_status
+        };
+        if !due {
+            return Ok(());
+        }
+        let mut line = format!(
+            "{} log files, resident {}, released {}",
+            tick.files,
+            Size(tick.resident_bytes),
+            Size(self.released),
+        );
+        if tick.followers > 0 {
+            line.push_str(&format!(", {} followers", tick.followers));
+        }
+        self.last_status = Instant::now();
+        self.released_at_last_status = self.released;
+        self.clear_status()?;
+        let mut out = io::stdout().lock();
+        if self.terminal {
+            self.status_drawn = true;
+            write!(out, "{line}")?;
+        } else {
+            writeln!(out, "{line}")?;
+        }
+        out.flush()
+    }
+
+    fn clear_status(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.status_drawn) {
+            io::stdout().lock().write_all(b"\r\x1b[K")?;
+        }
+        Ok(())
+    }
+}
+
+fn summary_text(summary: &Summary) -> String {
+    let mut text = format!(
+        "released {} in {:.0} s, {} looks",
+        Size(summary.released_total_bytes),
+        summary.seconds,
+        summary.ticks
+    );
+    for (class, bytes) in &summary.released_bytes {
+        text.push_str(&format!("\n  {:<8} {}", format!("{class:?}").to_lowercase(), Size(*bytes)));
+    }
+    text.push_str(&format!(
+        "\nresident in log files: {} before, {} after, {} at most",
+        Size(summary.resident_before_bytes),
+        Size(summary.resident_after_bytes),
+        Size(summary.resident_peak_bytes)
+    ));
+    text.push_str(&format!(
+        "\nthe guard itself: {:.2} s of CPU time ({:.2} % of a core), {} of memory at most",
+        summary.cpu_seconds,
+        summary.cpu_percent,
+        Size(summary.memory_peak_bytes)
+    ));
+    text
+}

@@ -1,0 +1,210 @@
+//! The guard's configuration: one TOML file. `pagekeeper-guard.toml` in `deploy/` shows every key with a comment.
+//!
+//! What can't be read is refused with file, line and key.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pagekeeper_policy::{FileClass, Rule};
+use serde::Deserialize;
+
+use crate::profile::{Profile, ProfileError, RuleText, Spelled};
+use crate::units::Period;
+
+/// What the guard watches and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Time between looks.
+    pub tick: Duration,
+    /// Time between looks when nothing happens.
+    pub idle_tick: Duration,
+    /// Only tell what would be done.
+    pub dry_run: bool,
+    /// Find databases among all processes. Without it, only `pids` and `directories` are watched.
+    pub find: bool,
+    /// Processes to watch.
+    pub pids: Vec<u32>,
+    /// Directories to watch.
+    pub directories: Vec<PathBuf>,
+    /// The profile of all that is named; else the one that fits.
+    pub profile: Option<String>,
+    /// The profiles there are; the built-in ones last.
+    pub profiles: Vec<Profile>,
+    /// Rules that replace those of every profile, by file class.
+    pub rules: BTreeMap<FileClass, Rule>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            tick: Duration::from_millis(500),
+            idle_tick: Duration::from_secs(2),
+            dry_run: false,
+            find: true,
+            pids: Vec::new(),
+            directories: Vec::new(),
+            profile: None,
+            profiles: Profile::built_in(),
+            rules: BTreeMap::new(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConfigText {
+    tick: Option<Spelled<Period>>,
+    idle_tick: Option<Spelled<Period>>,
+    dry_run: Option<bool>,
+    #[serde(default)]
+    directories: Vec<PathBuf>,
+    profile: Option<String>,
+    #[serde(default)]
+    profiles: Vec<PathBuf>,
+    #[serde(default)]
+    rules: BTreeMap<FileClass, RuleText>,
+}
+
+impl Options {
+    /// Reads a configuration file. Profiles are named relative to it; one of a built-in name replaces that.
+    pub fn read(path: &Path) -> Result<Self, ProfileError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ProfileError::Io {
+            path: path.to_path_buf(),
+            source,
+        })?;
+        Self::parse(&text, path)
+    }
+
+    fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
+        let refuse = |message: String| ProfileError::Text {
+            path: path.to_path_buf(),
+            message,
+        };
+        let text: ConfigText = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
+        let defaults = Self::default();
+        let mut profiles = Vec::new();
+        for profile in &text.profiles {
+            let profile = path.parent().unwrap_or(Path::new("")).join(profile);
+            profiles.push(Profile::read(&profile)?);
+        }
+        let own: Vec<String> = profiles
+            .iter()
+            .map(|profile: &Profile| profile.name.clone())
+            .collect();
+        profiles.extend(
+            defaults
+                .profiles
+                .into_iter()
+                .filter(|profile| !own.contains(&profile.name)),
+        );
+        let mut rules = BTreeMap::new();
+        for (class, rule) in text.rules {
+            let rule = rule
+                .rule()
+                .map_err(|message| refuse(format!("[rules.{}]: {message}", name_of(class))))?;
+            rules.insert(class, rule);
+        }
+        if let Some(name) = &text.profile {
+            crate::profile::find_profile(&profiles, name).map_err(|error| refuse(error.to_string()))?;
+        }
+        let tick = text.tick.map_or(defaults.tick, |period| period.0.0);
+        Ok(Self {
+            tick,
+            idle_tick: text
+                .idle_tick
+                .map_or(defaults.idle_tick, |period| period.0.0)
+                .max(tick),
+            dry_run: text.dry_run.unwrap_or(false),
+            find: text.directories.is_empty(),
+            pids: Vec::new(),
+            directories: text.directories,
+            profile: text.profile,
+            profiles,
+            rules,
+        })
+    }
+}
+
+/// A file class as it is written in profiles.
+pub(crate) fn name_of(class: FileClass) -> &'static str {
+    match class {
+        FileClass::Redo => "redo",
+        FileClass::Binlog => "binlog",
+        FileClass::Relay => "relay",
+        FileClass::Wal => "wal",
+        FileClass::Data => "data",
+        FileClass::Temp => "temp",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Options, ProfileError> {
+        Options::parse(text, Path::new("guard.toml"))
+    }
+
+    #[test]
+    fn the_shipped_example_is_the_default() {
+        let example = Options::read(Path::new(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../deploy/pagekeeper-guard.toml"
+        )));
+        let (example, default) = (example.unwrap(), Options::default());
+        assert_eq!(
+            (example.tick, example.idle_tick),
+            (default.tick, default.idle_tick)
+        );
+        assert_eq!((example.find, example.dry_run), (default.find, default.dry_run));
+        assert!(example.rules.is_empty());
+    }
+
+    #[test]
+    fn rules_replace_those_of_a_class() {
+        let options = parse("[rules.binlog]\nrule = \"release-behind-writer\"\nslack = \"16M\"\n").unwrap();
+        assert_eq!(
+            options.rules[&FileClass::Binlog],
+            Rule::ReleaseBehindWriter { slack: 16 << 20 }
+        );
+    }
+
+    #[test]
+    fn errors_point_at_line_and_key() {
+        for (text, place, reason) in [
+            ("tick = \"500ms\"\ntock = 1\n", "line 2", "tock"),
+            ("tick = \"half a second\"\n", "line 1", "500ms"),
+            ("tick = 5\n", "line 1", "string"),
+            ("[rules.binlock]\nrule = \"keep\"\n", "line 1", "binlock"),
+            (
+                "[rules.wal]\nrule = \"keep\"\nslack = \"x\"\n",
+                "line 3",
+                "not a size",
+            ),
+            ("[rules.wal]\nrule = \"budget\"\n", "[rules.wal]", "needs the key"),
+            ("profile = \"oracle\"\n", "guard.toml", "mariadb, mysql"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(place) && error.contains(reason), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn profiles_of_ones_own_come_first_and_replace() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = "name = \"mysql\"\nprocesses = [\"my-mysqld\"]\n[[log]]\nclass = \"wal\"\nfiles = \"x.{n}\"\nrule = \"keep\"\n";
+        std::fs::write(dir.path().join("own.toml"), own).unwrap();
+        let config = dir.path().join("guard.toml");
+        std::fs::write(&config, "profiles = [\"own.toml\"]\n").unwrap();
+        let options = Options::read(&config).unwrap();
+        let mysql: Vec<_> = options
+            .profiles
+            .iter()
+            .filter(|profile| profile.name == "mysql")
+            .collect();
+        assert_eq!(mysql.len(), 1);
+        assert_eq!(mysql[0].logs[0].rule, Rule::Keep);
+    }
+}

@@ -1,0 +1,167 @@
+//! Who has which log file open, and where in it: writers and followers, from `/proc/PID/fd` and `/proc/PID/fdinfo`.
+//!
+//! Listing all descriptors of a process is the dear part (about a microsecond each), so it is done seldom: when a descriptor turned out to
+//! be another file than before, and else at intervals that keep its cost under [`SHARE`] of the time. In between
+//! only the descriptors known to be of log files are read.
+//! A process that ended has no descriptors; one that may not be looked at is reported by its error.
+
+use std::collections::HashSet;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::process::{Access, ProcRoot};
+use pagekeeper_kernel::{Inode, Result};
+use pagekeeper_policy::FileId;
+
+use crate::directory::Directory;
+
+/// A listing that takes a millisecond is repeated after this many.
+const SHARE: u32 = 500;
+/// The least time between two listings that nothing asked for.
+const LEAST: Duration = Duration::from_secs(1);
+
+/// A descriptor of a log file.
+#[derive(Debug, Clone)]
+pub(crate) struct Descriptor {
+    pub(crate) pid: u32,
+    pub(crate) fd: RawFd,
+    pub(crate) file: FileId,
+    pub(crate) inode: Inode,
+    pub(crate) access: Access,
+    pub(crate) position: u64,
+}
+
+/// The descriptors of a set of processes, kept up to date.
+#[derive(Debug)]
+pub(crate) struct Descriptors {
+    pub(crate) known: Vec<Descriptor>,
+    due: Instant,
+    asked: bool,
+}
+
+impl Descriptors {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            known: Vec::new(),
+            due: now,
+            asked: true,
+        }
+    }
+
+    /// Asks for a listing at the next tick.
+    pub(crate) fn ask(&mut self) {
+        self.asked = true;
+    }
+
+    /// Whether a listing is due.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.asked || now >= self.due
+    }
+
+    /// Lists the descriptors of `pids` anew. Returns what could not be listed.
+    pub(crate) fn list(
+        &mut self,
+        proc: &ProcRoot,
+        pids: &[u32],
+        directories: &[Directory],
+    ) -> Vec<(u32, pagekeeper_kernel::Error)> {
+        let began = Instant::now();
+        self.known.clear();
+        let mut errors = Vec::new();
+        for &pid in pids {
+            if let Err(error) = list_process(proc, pid, directories, &mut self.known) {
+                errors.push((pid, error));
+            }
+        }
+        self.asked = false;
+        self.due = Instant::now() + (began.elapsed() * SHARE).max(LEAST);
+        errors
+    }
+
+    /// Reads the positions of the known descriptors again. One that is closed or became another file asks for a listing.
+    pub(crate) fn poll(&mut self, proc: &ProcRoot) {
+        let mut changed = false;
+        self.known.retain_mut(|descriptor| {
+            let same =
+                proc.fd_info(descriptor.pid, descriptor.fd)
+                    .ok()
+                    .filter(|info| match info.inode_number {
+                        Some(number) => number == descriptor.inode.ino,
+                        // Before Linux 5.14 fdinfo has no inode.
+                        None => inode_behind(proc, descriptor.pid, descriptor.fd) == Some(descriptor.inode),
+                    });
+            changed |= same.is_none();
+            if let Some(info) = &same {
+                descriptor.position = info.position;
+                descriptor.access = info.access();
+            }
+            same.is_some()
+        });
+        self.asked |= changed;
+    }
+}
+
+fn list_process(
+    proc: &ProcRoot,
+    pid: u32,
+    directories: &[Directory],
+    found: &mut Vec<Descriptor>,
+) -> Result<()> {
+    let mut candidates = Vec::new();
+    proc.fd_links(pid, |fd, target| {
+        let Some(name) = target.file_name() else { return };
+        if directories
+            .iter()
+            .any(|directory| directory.entries.contains_key(name))
+        {
+            candidates.push((fd, target.to_path_buf()));
+        }
+    })?;
+    for (fd, target) in candidates {
+        let Some(inode) = inode_behind(proc, pid, fd) else {
+            continue;
+        };
+        let name = target.file_name().unwrap_or_default();
+        let mut entries = directories
+            .iter()
+            .filter_map(|directory| directory.entries.get(name));
+        let Some(entry) = entries.find(|entry| entry.inode == inode) else {
+            continue;
+        };
+        let Ok(info) = proc.fd_info(pid, fd) else { continue };
+        found.push(Descriptor {
+            pid,
+            fd,
+            file: entry.id,
+            inode,
+            access: info.access(),
+            position: info.position,
+        });
+    }
+    Ok(())
+}
+
+fn inode_behind(proc: &ProcRoot, pid: u32, fd: RawFd) -> Option<Inode> {
+    rustix::fs::stat(proc.fd_path(pid, fd))
+        .ok()
+        .map(|stat| Inode::of(&stat))
+}
+
+/// The directories in which a process has files open that `wanted` says are logs.
+pub(crate) fn log_directories(
+    proc: &ProcRoot,
+    pid: u32,
+    wanted: impl Fn(&Path) -> bool,
+) -> Result<HashSet<PathBuf>> {
+    let mut found = HashSet::new();
+    proc.fd_links(pid, |_, target| {
+        if target.is_absolute()
+            && wanted(target)
+            && let Some(parent) = target.parent()
+        {
+            found.insert(parent.to_path_buf());
+        }
+    })?;
+    Ok(found)
+}

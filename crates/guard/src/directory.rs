@@ -1,0 +1,334 @@
+//! One watched directory: the log files in it, and what was seen of them last.
+//!
+//! Invariants:
+//! 1. No descriptor is held between ticks: a file that the database purges gives its space back at once, and a file system
+//!    can be unmounted.
+//! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are never reused.
+//! 3. A file where nothing happens is looked at ever more seldom, at least every [`SELDOM`] ticks.
+//!
+//! A file that can't be looked at is reported once and left out; a directory that is gone has no files.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::{
+    Error, Inode, InspectedFile, Links, Result, open_directory, page_size, physical_block_size,
+};
+use pagekeeper_policy::{FileId, LogId, Rewrite};
+use rustix::fs::{AtFlags, RawDir, StatxFlags};
+
+use crate::profile::{LogSpec, Profile, RewriteSpec};
+use crate::sample::{Sample, sample};
+use crate::settings::{says_recycled, size_option};
+
+/// Ticks between looks at a file where nothing happens.
+const SELDOM: u32 = 32;
+
+/// Gives out ids that are never used twice.
+#[derive(Debug, Default)]
+pub(crate) struct Ids(u64);
+
+impl Ids {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 += 1;
+        self.0
+    }
+}
+
+/// A watched directory.
+pub(crate) struct Directory {
+    /// As the database sees it.
+    pub(crate) path: PathBuf,
+    /// The process through whose root it is reached, if it lives in another mount namespace or root than the guard.
+    pub(crate) through: Option<u32>,
+    /// The process whose directory it is; none if it was named by the user.
+    pub(crate) owner: Option<u32>,
+    pub(crate) profile: Arc<Profile>,
+    pub(crate) entries: BTreeMap<OsString, Entry>,
+    pub(crate) logs: HashMap<LogId, Log>,
+    by_stem: HashMap<(usize, Vec<u8>), LogId>,
+    /// The command line of the database, for settings.
+    command_line: Vec<OsString>,
+    /// To be listed again at the next tick.
+    pub(crate) stale: bool,
+}
+
+/// One log in a directory.
+pub(crate) struct Log {
+    /// Which of the profile's logs it is.
+    pub(crate) spec: usize,
+    /// How its writer comes back to old bytes, as far as has been seen.
+    pub(crate) rewrite: Rewrite,
+}
+
+/// One log file.
+pub(crate) struct Entry {
+    pub(crate) id: FileId,
+    pub(crate) log: LogId,
+    pub(crate) sequence: u64,
+    pub(crate) inode: Inode,
+    /// Time of birth, in nanoseconds of the epoch, where the file system records it.
+    born: Option<i128>,
+    /// Time of the last change, in nanoseconds of the epoch.
+    pub(crate) changed: i128,
+    pub(crate) size: u64,
+    /// The size at the look before.
+    pub(crate) previous_size: u64,
+    pub(crate) sample: Sample,
+    /// Ticks until the next look.
+    due: u32,
+    /// Ticks between looks.
+    interval: u32,
+}
+
+impl Entry {
+    /// Asks for a look at this tick.
+    pub(crate) fn look_now(&mut self) {
+        self.due = 0;
+        self.interval = 1;
+    }
+
+    fn take(&mut self, file: &InspectedFile, found: Sample) {
+        self.interval = if found == self.sample && file.size() == self.size {
+            (self.interval * 2).min(SELDOM)
+        } else {
+            1
+        };
+        self.previous_size = self.size;
+        self.size = file.size();
+        self.sample = found;
+        self.due = self.interval;
+    }
+}
+
+impl Directory {
+    pub(crate) fn new(
+        path: PathBuf,
+        owner: Option<u32>,
+        through: Option<u32>,
+        profile: Arc<Profile>,
+        command_line: Vec<OsString>,
+    ) -> Self {
+        Self {
+            path,
+            through,
+            owner,
+            profile,
+            entries: BTreeMap::new(),
+            logs: HashMap::new(),
+            by_stem: HashMap::new(),
+            command_line,
+            stale: true,
+        }
+    }
+
+    /// Opens it for one tick's use.
+    pub(crate) fn open(&self, proc: &ProcRoot) -> Result<OwnedFd> {
+        match self.through {
+            Some(pid) => proc.open_directory_in_namespace(pid, &self.path),
+            None => open_directory(&self.path, Links::Follow),
+        }
+    }
+
+    pub(crate) fn spec(&self, log: LogId) -> &LogSpec {
+        &self.profile.logs[self.logs[&log].spec]
+    }
+
+    pub(crate) fn path_of(&self, name: &OsStr) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Lists it anew: names that are gone are forgotten, new ones taken up.
+    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &mut Ids) -> Result<()> {
+        let mut names = Vec::new();
+        let mut buffer = Vec::with_capacity(32 << 10);
+        let mut listing = RawDir::new(fd, buffer.spare_capacity_mut());
+        while let Some(entry) = listing.next() {
+            let entry = entry.map_err(|e| Error::call("getdents64", &self.path, e))?;
+            names.push(OsStr::from_bytes(entry.file_name().to_bytes()).to_os_string());
+        }
+        names.sort_unstable();
+        self.entries.retain(|name, _| names.binary_search(name).is_ok());
+        for name in &names {
+            if !self.entries.contains_key(name) {
+                self.add(fd, name, &names, ids);
+            }
+        }
+        self.forget_empty_logs();
+        self.stale = false;
+        Ok(())
+    }
+
+    fn forget_empty_logs(&mut self) {
+        let used: std::collections::HashSet<LogId> = self.entries.values().map(|entry| entry.log).collect();
+        self.logs.retain(|id, _| used.contains(id));
+        self.by_stem.retain(|_, id| used.contains(id));
+    }
+
+    /// Takes up a name if it is a log file; `names` are all names of the directory.
+    fn add(&mut self, fd: BorrowedFd<'_>, name: &OsStr, names: &[OsString], ids: &mut Ids) {
+        let Some((spec, matched)) = self.profile.log_of(&self.path.join(name)) else {
+            return;
+        };
+        if self.profile.logs[spec].indexed {
+            let mut index = matched.stem.clone();
+            index.extend_from_slice(b"index");
+            if names
+                .binary_search_by(|name| name.as_bytes().cmp(&index))
+                .is_err()
+            {
+                return;
+            }
+        }
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let Ok(stat) = rustix::fs::statx(fd, name, AtFlags::SYMLINK_NOFOLLOW, wanted) else {
+            return;
+        };
+        let regular =
+            rustix::fs::FileType::from_raw_mode(stat.stx_mode.into()) == rustix::fs::FileType::RegularFile;
+        if !regular {
+            return;
+        }
+        let nanoseconds = |time: rustix::fs::StatxTimestamp| {
+            i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
+        };
+        let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+        let log = *self
+            .by_stem
+            .entry((spec, matched.stem))
+            .or_insert_with(|| LogId(ids.next()));
+        if !self.logs.contains_key(&log) {
+            let rewrite = self.rewrite_at_first(&self.profile.logs[spec], dev, fd, names);
+            self.logs.insert(log, Log { spec, rewrite });
+        }
+        let born = (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| nanoseconds(stat.stx_btime));
+        let entry = Entry {
+            id: FileId(ids.next()),
+            log,
+            sequence: matched.sequence,
+            inode: Inode {
+                dev,
+                ino: stat.stx_ino,
+            },
+            born,
+            changed: nanoseconds(stat.stx_mtime),
+            size: stat.stx_size,
+            previous_size: stat.stx_size,
+            sample: Sample::default(),
+            due: 0,
+            interval: 1,
+        };
+        self.entries.insert(name.to_os_string(), entry);
+        self.recognise_recycling(log);
+    }
+
+    /// What is known of a log before anything was seen of its writer.
+    fn rewrite_at_first(&self, spec: &LogSpec, dev: u64, fd: BorrowedFd<'_>, names: &[OsString]) -> Rewrite {
+        match spec.rewrite {
+            RewriteSpec::WholePages => Rewrite::WholePages,
+            RewriteSpec::SubPages => Rewrite::SubPages,
+            RewriteSpec::DeviceBlocks => {
+                let device = physical_block_size(Path::new("/sys"), dev).unwrap_or(512);
+                let option = spec
+                    .block_option
+                    .as_ref()
+                    .and_then(|name| size_option(&self.command_line, name));
+                if device.max(option.unwrap_or(0)) >= page_size() {
+                    Rewrite::WholePages
+                } else {
+                    Rewrite::SubPages
+                }
+            }
+            RewriteSpec::Detect => match &spec.recycled_if {
+                Some(recycled) if says_recycled(fd, names, recycled) => Rewrite::SubPages,
+                _ => Rewrite::Never,
+            },
+        }
+    }
+
+    /// A log that only appends makes its files in the order of their numbers. One that is older than a file before it
+    /// was renamed: it is recycled.
+    fn recognise_recycling(&mut self, log: LogId) {
+        if self.logs[&log].rewrite != Rewrite::Never || self.spec(log).rewrite != RewriteSpec::Detect {
+            return;
+        }
+        let mut files: Vec<(u64, i128)> = self
+            .entries
+            .values()
+            .filter(|entry| entry.log == log)
+            .filter_map(|entry| Some((entry.sequence, entry.born?)))
+            .collect();
+        files.sort_unstable();
+        if files.windows(2).any(|pair| pair[1].1 < pair[0].1) {
+            self.overwrites(log);
+        }
+    }
+
+    /// Takes note that a log's writer was seen to overwrite a file, where the profile leaves that to be seen.
+    pub(crate) fn overwrites(&mut self, log: LogId) {
+        if self.spec(log).rewrite == RewriteSpec::Detect
+            && let Some(log) = self.logs.get_mut(&log)
+        {
+            log.rewrite = Rewrite::SubPages;
+        }
+    }
+
+    /// Looks at the files that are due. `problem` hears of those that can't be looked at.
+    pub(crate) fn look(&mut self, fd: BorrowedFd<'_>, ids: &mut Ids, mut problem: impl FnMut(&Path, &Error)) {
+        for (name, entry) in &mut self.entries {
+            entry.due = entry.due.saturating_sub(1);
+            if entry.due > 0 {
+                continue;
+            }
+            let path = self.path.join(name);
+            let looked = InspectedFile::open_in(fd, name.as_os_str(), path.clone())
+                .and_then(|file| Ok((sample(&file)?, file)));
+            match looked {
+                Ok((found, file)) => {
+                    if file.inode() != entry.inode {
+                        entry.id = FileId(ids.next());
+                        entry.inode = file.inode();
+                        self.stale = true;
+                    }
+                    if let Ok(stat) = rustix::fs::fstat(&file) {
+                        entry.changed =
+                            i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
+                    }
+                    entry.take(&file, found);
+                }
+                Err(error) => {
+                    entry.sample = Sample::default();
+                    entry.due = SELDOM;
+                    if error.is_gone() {
+                        self.stale = true;
+                    } else {
+                        problem(&path, &error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Opens a file of it for an act, if the name still leads to the same file.
+    pub(crate) fn open_file(&self, proc: &ProcRoot, name: &OsStr) -> Result<Option<InspectedFile>> {
+        let fd = self.open(proc)?;
+        let file = InspectedFile::open_in(fd.as_fd(), name, self.path_of(name))?;
+        Ok((Some(file.inode()) == self.entries.get(name).map(|entry| entry.inode)).then_some(file))
+    }
+
+    /// Takes a new sample of a file after an act on it.
+    pub(crate) fn take_sample(&mut self, name: &OsStr, file: &InspectedFile) -> Result<()> {
+        let found = sample(file)?;
+        if let Some(entry) = self.entries.get_mut(name) {
+            entry.sample = found;
+            entry.look_now();
+            entry.due = 1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+//! Finding databases among the processes: by name, and by the files that they hold open. No credentials are needed.
+//!
+//! A process is looked at when it is first seen, and again, ever more seldom, since a database may be opened long after its process began.
+//! Workers of a database (a process whose parent is one of the same profile) belong to it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pagekeeper_kernel::process::ProcRoot;
+
+use crate::profile::Profile;
+
+/// Scans between two looks into the open files of a process that is no database, at first and at most.
+const LOOK_AGAIN: (u32, u32) = (2, 64);
+
+/// A process that is a database.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) pid: u32,
+    pub(crate) profile: Arc<Profile>,
+}
+
+/// What is known of the processes that are no databases.
+#[derive(Debug, Default)]
+pub(crate) struct Discovery {
+    others: HashMap<u32, Other>,
+}
+
+#[derive(Debug)]
+struct Other {
+    due: u32,
+    interval: u32,
+}
+
+impl Discovery {
+    /// Looks for databases among `pids` that are not in `known`.
+    pub(crate) fn scan(
+        &mut self,
+        proc: &ProcRoot,
+        pids: &[u32],
+        known: &[u32],
+        profiles: &[Arc<Profile>],
+    ) -> Vec<Found> {
+        self.others.retain(|pid, _| pids.binary_search(pid).is_ok());
+        let mut found: Vec<Found> = Vec::new();
+        for &pid in pids {
+            if known.contains(&pid) || pid == std::process::id() {
+                continue;
+            }
+            let other = self.others.entry(pid).or_insert(Other {
+                due: 0,
+                interval: LOOK_AGAIN.0,
+            });
+            if other.due > 0 {
+                other.due -= 1;
+                continue;
+            }
+            other.due = other.interval;
+            other.interval = (other.interval * 2).min(LOOK_AGAIN.1);
+            if let Some(profile) = recognise(proc, pid, profiles) {
+                let parent = proc.parent(pid).ok();
+                let is_worker = parent.is_some_and(|parent| {
+                    known.contains(&parent)
+                        || found
+                            .iter()
+                            .any(|other| other.pid == parent && other.profile.name == profile.name)
+                });
+                if !is_worker {
+                    found.push(Found { pid, profile });
+                }
+            }
+        }
+        for database in &found {
+            self.others.remove(&database.pid);
+        }
+        found
+    }
+
+    /// Looks at every process again at the next scan.
+    pub(crate) fn forget(&mut self) {
+        self.others.clear();
+    }
+}
+
+/// The profile that fits a process best: its name counts one, its open files two.
+pub(crate) fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
+    let name = proc.name(pid).ok()?;
+    let mut seen: Vec<Vec<bool>> = profiles
+        .iter()
+        .map(|profile| vec![false; profile.markers.len()])
+        .collect();
+    // A process that may not be looked into can still be known by its name.
+    let _ = proc.fd_links(pid, |_, target| {
+        for (profile, seen) in profiles.iter().zip(&mut seen) {
+            for (marker, seen) in profile.markers.iter().zip(seen) {
+                *seen = *seen || marker.matches(target).is_some();
+            }
+        }
+    });
+    let mut best: Option<(u32, &Arc<Profile>)> = None;
+    for (profile, seen) in profiles.iter().zip(seen) {
+        let by_name = profile.processes.iter().any(|glob| glob.is_match(&name));
+        let by_files = !seen.is_empty() && seen.iter().all(|&seen| seen);
+        let score = u32::from(by_name) + 2 * u32::from(by_files);
+        if score > best.map_or(0, |(score, _)| score) {
+            best = Some((score, profile));
+        }
+    }
+    best.map(|(_, profile)| Arc::clone(profile))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn profiles() -> Vec<Arc<Profile>> {
+        Profile::built_in().into_iter().map(Arc::new).collect()
+    }
+
+    /// A process in a fake `/proc`: its name, parent and what its descriptors lead to.
+    fn process(proc: &Path, pid: u32, name: &str, parent: u32, files: &[&str]) {
+        let dir = proc.join(pid.to_string());
+        std::fs::create_dir_all(dir.join("fd")).unwrap();
+        std::fs::write(dir.join("comm"), format!("{name}\n")).unwrap();
+        let stat = format!("{pid} ({name}) S {parent} 1 1 0 -1 0 {}\n", "0 ".repeat(40));
+        std::fs::write(dir.join("stat"), stat).unwrap();
+        for (fd, target) in files.iter().enumerate() {
+            std::os::unix::fs::symlink(target, dir.join(format!("fd/{fd}"))).unwrap();
+        }
+    }
+
+    fn name_of(proc: &Path, pid: u32) -> Option<String> {
+        recognise(&ProcRoot::at(proc), pid, &profiles()).map(|profile| profile.name.clone())
+    }
+
+    #[test]
+    fn mysql_and_mariadb_are_told_apart_by_their_files() {
+        let proc = tempfile::tempdir().unwrap();
+        process(
+            proc.path(),
+            10,
+            "mysqld",
+            1,
+            &["/d/#innodb_redo/#ib_redo3", "/d/binlog.000001"],
+        );
+        process(
+            proc.path(),
+            11,
+            "mysqld",
+            1,
+            &["/d/ib_logfile0", "/d/aria_log_control"],
+        );
+        process(proc.path(), 12, "mariadbd", 1, &[]);
+        process(proc.path(), 13, "mysql", 1, &[]);
+        assert_eq!(name_of(proc.path(), 10).as_deref(), Some("mysql"));
+        assert_eq!(name_of(proc.path(), 11).as_deref(), Some("mariadb"));
+        assert_eq!(name_of(proc.path(), 12).as_deref(), Some("mariadb"));
+        assert_eq!(name_of(proc.path(), 13), None);
+    }
+
+    #[test]
+    fn an_embedded_rocksdb_is_found_whatever_its_process_is_called() {
+        let proc = tempfile::tempdir().unwrap();
+        process(
+            proc.path(),
+            20,
+            "my-service",
+            1,
+            &["/data/MANIFEST-000004", "/data/000005.log", "socket:[7]"],
+        );
+        assert_eq!(name_of(proc.path(), 20).as_deref(), Some("rocksdb"));
+    }
+
+    #[test]
+    fn workers_belong_to_their_parent() {
+        let proc = tempfile::tempdir().unwrap();
+        process(proc.path(), 30, "postgres", 1, &[]);
+        process(proc.path(), 31, "postgres", 30, &[]);
+        process(proc.path(), 32, "postgres", 30, &[]);
+        let root = ProcRoot::at(proc.path());
+        let mut discovery = Discovery::default();
+        let found = discovery.scan(&root, &[30, 31, 32], &[], &profiles());
+        assert_eq!(found.iter().map(|found| found.pid).collect::<Vec<_>>(), [30]);
+        process(proc.path(), 33, "postgres", 30, &[]);
+        assert!(
+            discovery
+                .scan(&root, &[30, 31, 32, 33], &[30], &profiles())
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_process_that_becomes_a_database_later_is_found() {
+        let proc = tempfile::tempdir().unwrap();
+        process(proc.path(), 40, "service", 1, &[]);
+        let root = ProcRoot::at(proc.path());
+        let mut discovery = Discovery::default();
+        assert!(discovery.scan(&root, &[40], &[], &profiles()).is_empty());
+        std::os::unix::fs::symlink("/data/MANIFEST-000001", proc.path().join("40/fd/9")).unwrap();
+        let scans = (1..=3).find(|_| !discovery.scan(&root, &[40], &[], &profiles()).is_empty());
+        assert!(scans.is_some());
+    }
+}

@@ -1,0 +1,121 @@
+//! Events: what the guard tells its caller while it runs, and the summary at its end. As JSON, one object a line.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pagekeeper_policy::FileClass;
+use serde::Serialize;
+
+/// One thing that happened. Sizes in bytes, times in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Event {
+    /// The guard begins.
+    Start {
+        /// Version of pagekeeper.
+        version: &'static str,
+        /// Time between ticks, in milliseconds.
+        tick_ms: u64,
+        /// Whether acts are only told, not done.
+        dry_run: bool,
+    },
+    /// Something of this kernel or of the guard's permissions makes it do less; said once.
+    Limited {
+        /// What, and the mend, in a sentence.
+        limit: String,
+    },
+    /// A database was found.
+    Found {
+        /// Its process; none for a directory that was named.
+        pid: Option<u32>,
+        /// The profile it goes by.
+        profile: String,
+        /// Directories of its logs, as it sees them.
+        directories: Vec<PathBuf>,
+    },
+    /// A database's process has ended.
+    Lost {
+        /// Its process.
+        pid: u32,
+        /// The profile it went by.
+        profile: String,
+    },
+    /// One look at everything, and what was done.
+    Tick(Tick),
+    /// What would be done, in a dry run.
+    Would {
+        /// The file.
+        path: PathBuf,
+        /// `release` or `start_writeback`.
+        act: &'static str,
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+    },
+    /// Something an operator should know about a file; said once.
+    Warning {
+        /// The file.
+        path: PathBuf,
+        /// What, in a sentence.
+        warning: String,
+    },
+    /// Something that could not be seen or done; said once for each path.
+    Problem {
+        /// The file, directory or process.
+        path: PathBuf,
+        /// What, in a sentence.
+        problem: String,
+    },
+    /// The end.
+    Summary(Summary),
+}
+
+/// What one tick saw and did.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Tick {
+    /// Since the start.
+    pub seconds: f64,
+    /// Databases watched.
+    pub databases: usize,
+    /// Log files watched.
+    pub files: usize,
+    /// Resident in all of them.
+    pub resident_bytes: u64,
+    /// Of that, dirty or under writeback.
+    pub unwritten_bytes: u64,
+    /// Released in this tick.
+    pub released_bytes: u64,
+    /// Acts done in this tick.
+    pub acts: usize,
+    /// Followers seen.
+    pub followers: usize,
+}
+
+/// What a whole run did.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// How long it ran.
+    pub seconds: f64,
+    /// Looks taken.
+    pub ticks: u64,
+    /// Released, by file class.
+    pub released_bytes: BTreeMap<FileClass, u64>,
+    /// Released in all.
+    pub released_total_bytes: u64,
+    /// What resisted a release at the time.
+    pub kept_bytes: u64,
+    /// Resident in the log files at the first look.
+    pub resident_before_bytes: u64,
+    /// Resident at the last look.
+    pub resident_after_bytes: u64,
+    /// The most that any look saw.
+    pub resident_peak_bytes: u64,
+    /// CPU time the guard used.
+    pub cpu_seconds: f64,
+    /// The same in percent of one core.
+    pub cpu_percent: f64,
+    /// The most memory the guard used.
+    pub memory_peak_bytes: u64,
+}

@@ -1,0 +1,337 @@
+//! From what was seen to what the policy asks: which file is the writer's and where it is, and which followers there are.
+//!
+//! Positions as they can be seen from outside (measured on MariaDB 10.11, MySQL 9.7, PostgreSQL 15): users of read(2) and write(2) show theirs in
+//! `/proc/PID/fdinfo`; users of pread and pwrite show 0 there, or whatever the file was made with. A log that only
+//! grows has its writer at its end, whatever a descriptor says.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use pagekeeper_kernel::process::Access;
+use pagekeeper_policy::{
+    Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite,
+};
+
+use crate::descriptors::Descriptor;
+use crate::directory::{Directory, Entry};
+use crate::profile::{LogSpec, NewestSpec, PositionSpec};
+
+/// The descriptors of each file.
+pub(crate) type ByFile<'a> = HashMap<FileId, Vec<&'a Descriptor>>;
+
+/// Groups descriptors by file.
+pub(crate) fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> ByFile<'a> {
+    let mut grouped: ByFile<'a> = HashMap::new();
+    for descriptor in descriptors {
+        grouped.entry(descriptor.file).or_default().push(descriptor);
+    }
+    grouped
+}
+
+/// Logs of the directory whose writer was seen to overwrite a file that it was thought to append to.
+pub(crate) fn overwritten_logs(directory: &Directory, by_file: &ByFile<'_>) -> Vec<LogId> {
+    let overwritten = directory.entries.values().filter(|entry| {
+        directory.spec(entry.log).position == PositionSpec::Descriptor
+            && by_file.get(&entry.id).into_iter().flatten().any(|descriptor| {
+                // Short of the end that the file had at the look before, so no write can be under way between the two.
+                descriptor.access == Access::WriteOnly
+                    && descriptor.position > 0
+                    && descriptor.position < entry.previous_size
+            })
+    });
+    overwritten.map(|entry| entry.log).collect()
+}
+
+/// Adds the facts of one directory: files that matter now, and followers among `by_file`.
+pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts) {
+    let mut logs: BTreeMap<LogId, Vec<&Entry>> = BTreeMap::new();
+    for entry in directory.entries.values() {
+        logs.entry(entry.log).or_default().push(entry);
+    }
+    for (log, entries) in logs {
+        let spec = directory.spec(log);
+        let rewrite = directory.logs[&log].rewrite;
+        let newest = newest(spec.newest, &entries, by_file);
+        for entry in entries {
+            let written = newest.contains(&entry.id);
+            if entry.sample.windows.is_empty() && !written {
+                continue;
+            }
+            facts.files.push(FileFacts {
+                id: entry.id,
+                log,
+                sequence: entry.sequence,
+                class: spec.class,
+                rule: spec.rule,
+                rewrite,
+                size: entry.size,
+                writer: written.then(|| position(spec, rewrite, entry, by_file)),
+                windows: entry.sample.windows.clone(),
+            });
+        }
+        for entry in directory.entries.values().filter(|entry| entry.log == log) {
+            for descriptor in by_file.get(&entry.id).into_iter().flatten() {
+                facts.followers.extend(follower(spec, entry, descriptor));
+            }
+        }
+    }
+}
+
+/// The files of a log that its writer may be writing.
+fn newest(by: NewestSpec, entries: &[&Entry], by_file: &ByFile<'_>) -> Vec<FileId> {
+    let open_for_writing = |entry: &&&Entry| {
+        by_file
+            .get(&entry.id)
+            .into_iter()
+            .flatten()
+            .any(|descriptor| writes(descriptor))
+    };
+    match by {
+        NewestSpec::Number => {
+            let writer = entries
+                .iter()
+                .filter(open_for_writing)
+                .max_by_key(|entry| entry.sequence);
+            writer
+                .or_else(|| entries.iter().max_by_key(|entry| entry.sequence))
+                .map(|entry| entry.id)
+                .into_iter()
+                .collect()
+        }
+        NewestSpec::Changed => entries
+            .iter()
+            .max_by_key(|entry| (entry.changed, entry.sequence))
+            .map(|entry| entry.id)
+            .into_iter()
+            .collect(),
+        NewestSpec::Open => {
+            let open: Vec<FileId> = entries
+                .iter()
+                .filter(open_for_writing)
+                .map(|entry| entry.id)
+                .collect();
+            // Nobody is seen to have one open: it may be any.
+            if open.is_empty() {
+                entries.iter().map(|entry| entry.id).collect()
+            } else {
+                open
+            }
+        }
+    }
+}
+
+fn writes(descriptor: &Descriptor) -> bool {
+    matches!(descriptor.access, Access::WriteOnly | Access::ReadWrite)
+}
+
+fn position(spec: &LogSpec, rewrite: Rewrite, entry: &Entry, by_file: &ByFile<'_>) -> Position {
+    if spec.position == PositionSpec::Hidden {
+        return Position::Unknown;
+    }
+    if rewrite == Rewrite::Never {
+        return Position::At(entry.size);
+    }
+    let writers = by_file
+        .get(&entry.id)
+        .into_iter()
+        .flatten()
+        .filter(|other| writes(other));
+    match writers.map(|descriptor| descriptor.position).max() {
+        Some(position) if position > 0 => Position::At(position),
+        _ => Position::Unknown,
+    }
+}
+
+/// What a descriptor says of a follower, if it is one's.
+fn follower(spec: &LogSpec, entry: &Entry, descriptor: &Descriptor) -> Option<FollowerFacts> {
+    let position = match descriptor.access {
+        Access::ReadOnly => Position::At(descriptor.position),
+        // The threads of a replica share one descriptor while the reader keeps up; its position is either's.
+        Access::ReadWrite if spec.class == FileClass::Relay => Position::Unknown,
+        _ => return None,
+    };
+    let mut hasher = DefaultHasher::new();
+    (descriptor.pid, descriptor.fd).hash(&mut hasher);
+    Some(FollowerFacts {
+        id: FollowerId(hasher.finish()),
+        log: entry.log,
+        sequence: entry.sequence,
+        position,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::Ids;
+    use crate::profile::{Profile, find_profile};
+    use pagekeeper_kernel::Inode;
+    use pagekeeper_policy::Rule;
+    use std::os::fd::AsFd;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    fn directory(path: &Path, profile: &str, ids: &mut Ids) -> Directory {
+        let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
+        let mut directory = Directory::new(path.to_path_buf(), None, None, Arc::new(profile), Vec::new());
+        look(&mut directory, ids);
+        directory
+    }
+
+    fn look(directory: &mut Directory, ids: &mut Ids) {
+        let fd = std::fs::File::open(&directory.path).unwrap();
+        directory.list(fd.as_fd(), ids).unwrap();
+        directory.look(fd.as_fd(), ids, |path, error| {
+            panic!("{}: {error}", path.display())
+        });
+    }
+
+    fn descriptor(directory: &Directory, name: &str, access: Access, position: u64) -> Descriptor {
+        let entry = &directory.entries[std::ffi::OsStr::new(name)];
+        let inode = Inode { dev: 0, ino: 0 };
+        Descriptor {
+            pid: 1,
+            fd: 3,
+            file: entry.id,
+            inode,
+            access,
+            position,
+        }
+    }
+
+    fn facts(directory: &Directory, descriptors: &[Descriptor]) -> Facts {
+        let mut facts = Facts::default();
+        add(directory, &by_file(descriptors.iter()), &mut facts);
+        facts
+    }
+
+    #[test]
+    fn a_binlog_has_its_writer_at_the_end_of_its_newest_file() {
+        let dir = crate::testing::disk_dir();
+        for (name, len) in [
+            ("binlog.000001", 9000),
+            ("binlog.000002", 5000),
+            ("binlog.index", 10),
+            ("t.000009", 1),
+        ] {
+            std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
+        }
+        let directory = directory(dir.path(), "mariadb", &mut Ids::default());
+        assert_eq!(directory.entries.len(), 2, "t.000009 has no index: no log");
+        let seen = facts(
+            &directory,
+            &[
+                descriptor(&directory, "binlog.000002", Access::WriteOnly, 5000),
+                descriptor(&directory, "binlog.000001", Access::ReadOnly, 4096),
+            ],
+        );
+        let writer = seen
+            .files
+            .iter()
+            .find_map(|file| Some((file.sequence, file.writer?)));
+        assert_eq!(writer, Some((2, Position::At(5000))));
+        assert_eq!(seen.followers.len(), 1);
+        assert_eq!(
+            (seen.followers[0].sequence, seen.followers[0].position),
+            (1, Position::At(4096))
+        );
+        assert!(matches!(
+            seen.files[0].rule,
+            Rule::ReleaseBehindFollowers { near_files: 3, .. }
+        ));
+    }
+
+    #[test]
+    fn a_shared_descriptor_of_a_relay_log_is_a_follower_somewhere_in_it() {
+        let dir = crate::testing::disk_dir();
+        for (name, len) in [("host-relay-bin.000001", 9000), ("host-relay-bin.index", 10)] {
+            std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
+        }
+        let directory = directory(dir.path(), "mariadb", &mut Ids::default());
+        let seen = facts(
+            &directory,
+            &[descriptor(
+                &directory,
+                "host-relay-bin.000001",
+                Access::ReadWrite,
+                700,
+            )],
+        );
+        assert_eq!(seen.files[0].writer, Some(Position::At(9000)));
+        assert_eq!(seen.followers[0].position, Position::Unknown);
+    }
+
+    #[test]
+    fn a_wal_written_short_of_its_end_is_recycled() {
+        let dir = crate::testing::disk_dir();
+        std::fs::write(dir.path().join("000007.log"), vec![1; 1 << 20]).unwrap();
+        let mut directory = directory(dir.path(), "rocksdb", &mut Ids::default());
+        let at_end = [descriptor(&directory, "000007.log", Access::WriteOnly, 1 << 20)];
+        assert!(overwritten_logs(&directory, &by_file(at_end.iter())).is_empty());
+        let inside = [descriptor(&directory, "000007.log", Access::WriteOnly, 70_000)];
+        for log in overwritten_logs(&directory, &by_file(inside.iter())) {
+            directory.overwrites(log);
+        }
+        let seen = facts(&directory, &inside);
+        assert_eq!(seen.files[0].rewrite, Rewrite::SubPages);
+        assert_eq!(seen.files[0].writer, Some(Position::At(70_000)));
+    }
+
+    #[test]
+    fn a_wal_renamed_to_a_later_number_is_recycled() {
+        let dir = crate::testing::disk_dir();
+        let write = |name: &str| std::fs::write(dir.path().join(name), b"x").unwrap();
+        write("000003.log");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        write("000004.log");
+        let mut ids = Ids::default();
+        let mut directory = directory(dir.path(), "rocksdb", &mut ids);
+        assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::Never));
+        std::fs::rename(dir.path().join("000003.log"), dir.path().join("000005.log")).unwrap();
+        look(&mut directory, &mut ids);
+        assert!(
+            directory
+                .logs
+                .values()
+                .all(|log| log.rewrite == Rewrite::SubPages)
+        );
+    }
+
+    #[test]
+    fn a_rocksdb_that_says_it_recycles_is_believed_from_the_start() {
+        let dir = crate::testing::disk_dir();
+        std::fs::write(dir.path().join("000003.log"), b"x").unwrap();
+        std::fs::write(
+            dir.path().join("OPTIONS-000005"),
+            "[DBOptions]\n  recycle_log_file_num=2\n",
+        )
+        .unwrap();
+        let directory = directory(dir.path(), "rocksdb", &mut Ids::default());
+        assert!(
+            directory
+                .logs
+                .values()
+                .all(|log| log.rewrite == Rewrite::SubPages)
+        );
+    }
+
+    #[test]
+    fn of_postgresql_segments_the_one_changed_last_is_the_writers() {
+        let dir = crate::testing::disk_dir();
+        let wal = dir.path().join("pg_wal");
+        std::fs::create_dir(&wal).unwrap();
+        std::fs::write(wal.join("000000010000000000000009"), vec![0; 4096]).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(wal.join("000000010000000000000004"), vec![0; 4096]).unwrap();
+        let directory = directory(&wal, "postgresql", &mut Ids::default());
+        let seen = facts(&directory, &[]);
+        let writers: Vec<u64> = seen
+            .files
+            .iter()
+            .filter(|file| file.writer.is_some())
+            .map(|file| file.sequence)
+            .collect();
+        assert_eq!(writers, [4]);
+        assert_eq!(seen.files[0].rewrite, Rewrite::WholePages);
+    }
+}

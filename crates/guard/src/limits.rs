@@ -1,0 +1,25 @@
+//! What this kernel or the guard's permissions do not offer, found out once at the start, in sentences for the operator.
+
+use std::path::Path;
+
+use pagekeeper_kernel::{InspectedFile, Links, Source, residency};
+
+/// What the guard will have to do without.
+pub(crate) fn limits() -> Vec<String> {
+    let mut limits = Vec::new();
+    // Any file of one's own will do to see which call answers.
+    let probe = InspectedFile::open(Path::new("/proc/self/exe"), Links::Follow)
+        .and_then(|file| residency(&file, 0..u64::MAX));
+    match probe {
+        Ok(counts) if counts.source == Source::Mincore => limits.push(
+            "this kernel or sandbox has no cachestat(2) (Linux 6.5): residency is read by mincore(2), which is slower and does not see dirty pages"
+                .to_owned(),
+        ),
+        Ok(_) => {}
+        Err(error) if error.is_denied() => limits.push(
+            "the residency of files of others can't be seen: run as root, as their owner, or with CAP_FOWNER".to_owned(),
+        ),
+        Err(error) => limits.push(error.to_string()),
+    }
+    limits
+}

@@ -1,0 +1,130 @@
+//! inotify(7) on the watched directories: new, renamed and removed log files are known at the next tick.
+//!
+//! Watches follow the directory, not its name, and hold neither open. Where no watch can be had (`max_user_watches`) or events
+//! were lost, directories are listed at intervals instead.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
+
+/// The watches. The key of a directory is the caller's.
+pub(crate) struct Notifications<K> {
+    inotify: Option<Inotify>,
+    keys: HashMap<WatchDescriptor, K>,
+}
+
+/// What happened.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Change<K> {
+    /// Names came or went in this directory.
+    In(K),
+    /// Events were lost: anything may have changed.
+    Anywhere,
+}
+
+impl<K: Clone + PartialEq> Notifications<K> {
+    pub(crate) fn new() -> Self {
+        Self {
+            inotify: Inotify::init().ok(),
+            keys: HashMap::new(),
+        }
+    }
+
+    /// Watches a directory that is open; whether a watch could be had.
+    pub(crate) fn watch(&mut self, directory: BorrowedFd<'_>, key: K) -> bool {
+        let Some(inotify) = &mut self.inotify else {
+            return false;
+        };
+        let wanted = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO;
+        // Through the descriptor: the very directory, whatever its name leads to by now.
+        let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
+        match inotify.watches().add(path, wanted | WatchMask::ONLYDIR) {
+            Ok(descriptor) => {
+                self.keys.insert(descriptor, key);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Ends the watches of a directory.
+    pub(crate) fn unwatch(&mut self, key: &K) {
+        let Some(inotify) = &mut self.inotify else { return };
+        let ended: Vec<WatchDescriptor> = self
+            .keys
+            .iter()
+            .filter(|(_, other)| *other == key)
+            .map(|(descriptor, _)| descriptor.clone())
+            .collect();
+        for descriptor in ended {
+            self.keys.remove(&descriptor);
+            // The kernel has ended it already if the directory is gone.
+            let _ = inotify.watches().remove(descriptor);
+        }
+    }
+
+    /// What happened since the last call; never waits.
+    pub(crate) fn changes(&mut self) -> Vec<Change<K>> {
+        let Some(inotify) = &mut self.inotify else {
+            return Vec::new();
+        };
+        let mut changes = Vec::new();
+        let mut buffer = [0; 16 << 10];
+        while let Ok(events) = inotify.read_events(&mut buffer) {
+            for event in events {
+                let change = if event.mask.contains(EventMask::Q_OVERFLOW) {
+                    Change::Anywhere
+                } else if let Some(key) = self.keys.get(&event.wd) {
+                    Change::In(key.clone())
+                } else {
+                    continue;
+                };
+                if !changes.contains(&change) {
+                    changes.push(change);
+                }
+                if event.mask.contains(EventMask::IGNORED) {
+                    self.keys.remove(&event.wd);
+                }
+            }
+        }
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn coming_and_going_names_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = std::fs::File::open(dir.path()).unwrap();
+        let mut notifications = Notifications::new();
+        assert!(notifications.watch(fd.as_fd(), 7));
+        drop(fd);
+        assert_eq!(notifications.changes(), []);
+        let name = dir.path().join("a");
+        std::fs::write(&name, b"x").unwrap();
+        assert_eq!(notifications.changes(), [Change::In(7)]);
+        std::fs::write(&name, b"y").unwrap();
+        assert_eq!(notifications.changes(), [], "writes are no news");
+        std::fs::remove_file(&name).unwrap();
+        assert_eq!(notifications.changes(), [Change::In(7)]);
+        notifications.unwatch(&7);
+        std::fs::write(&name, b"x").unwrap();
+        assert_eq!(notifications.changes(), []);
+    }
+
+    #[test]
+    fn a_directory_that_goes_away_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = std::fs::File::open(dir.path()).unwrap();
+        let mut notifications = Notifications::new();
+        notifications.watch(fd.as_fd(), "gone");
+        drop(fd);
+        dir.close().unwrap();
+        assert_eq!(notifications.changes(), [Change::In("gone")]);
+    }
+}

@@ -1,0 +1,288 @@
+//! File-name patterns of profiles, and the order of a log's files that they reveal.
+//!
+//! A pattern is a file name, optionally below one directory name, in which `*` stands for any characters, `{n}` for a
+//! decimal number and `{x}` for 24 hexadecimal digits (a PostgreSQL WAL segment). What a name has besides its number is
+//! its *stem*: names with equal stems in one directory are one log, and the number orders it.
+//! Matching never fails; a pattern that can't be read is refused with [`PatternError`].
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::str::FromStr;
+
+/// A parsed pattern.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern {
+    text: String,
+    directory: Option<String>,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Literal(Vec<u8>),
+    Any,
+    Number,
+    HexSegment,
+}
+
+/// A pattern that can't be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("\"{pattern}\" is not a file pattern: {reason}")]
+pub struct PatternError {
+    pattern: String,
+    reason: &'static str,
+}
+
+/// What a name that matches says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Matched {
+    /// The name without its number.
+    pub stem: Vec<u8>,
+    /// The number; 0 for a pattern without one.
+    pub sequence: u64,
+}
+
+impl Pattern {
+    /// Matches the last one or two components of a path.
+    pub fn matches(&self, path: &Path) -> Option<Matched> {
+        if let Some(directory) = &self.directory {
+            let parent = path.parent()?.file_name()?;
+            if parent != OsStr::new(directory) {
+                return None;
+            }
+        }
+        self.matches_name(path.file_name()?)
+    }
+
+    /// Matches a bare file name, whatever directory it is in.
+    pub fn matches_name(&self, name: &OsStr) -> Option<Matched> {
+        let mut matched = Matched {
+            stem: Vec::with_capacity(name.len()),
+            sequence: 0,
+        };
+        matches_parts(&self.parts, name.as_bytes(), &mut matched).then_some(matched)
+    }
+
+    /// The directory name that the file must be in, if the pattern has one.
+    pub fn directory(&self) -> Option<&str> {
+        self.directory.as_deref()
+    }
+
+    /// The pattern as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let refuse = |reason| PatternError {
+            pattern: text.to_owned(),
+            reason,
+        };
+        let (directory, name) = match text.rsplit_once('/') {
+            Some((directory, name)) => (Some(directory.to_owned()), name),
+            None => (None, text),
+        };
+        if name.is_empty() {
+            return Err(refuse("it names no file"));
+        }
+        if let Some(directory) = &directory
+            && (directory.is_empty() || directory.contains(['/', '*', '{']))
+        {
+            return Err(refuse("before the / goes one plain directory name"));
+        }
+        let mut parts = Vec::new();
+        let mut literal = Vec::new();
+        let mut rest = name;
+        while !rest.is_empty() {
+            let (part, length) = if rest.starts_with("{n}") {
+                (Part::Number, 3)
+            } else if rest.starts_with("{x}") {
+                (Part::HexSegment, 3)
+            } else if rest.starts_with('*') {
+                (Part::Any, 1)
+            } else if rest.starts_with('{') {
+                return Err(refuse(
+                    "in braces there is only {n}, a number, or {x}, 24 hexadecimal digits",
+                ));
+            } else {
+                let length = rest.find(['{', '*']).unwrap_or(rest.len());
+                literal.extend_from_slice(&rest.as_bytes()[..length]);
+                rest = &rest[length..];
+                parts.push(Part::Literal(std::mem::take(&mut literal)));
+                continue;
+            };
+            parts.push(part);
+            rest = &rest[length..];
+        }
+        let numbers = parts
+            .iter()
+            .filter(|part| matches!(part, Part::Number | Part::HexSegment))
+            .count();
+        if numbers > 1 {
+            return Err(refuse("it has more than one number to order files by"));
+        }
+        Ok(Self {
+            text: text.to_owned(),
+            directory,
+            parts,
+        })
+    }
+}
+
+fn matches_parts(parts: &[Part], name: &[u8], matched: &mut Matched) -> bool {
+    let Some((part, later)) = parts.split_first() else {
+        return name.is_empty();
+    };
+    match part {
+        Part::Literal(literal) => {
+            let Some(rest) = name.strip_prefix(literal.as_slice()) else {
+                return false;
+            };
+            with_stem(literal, matched, |matched| matches_parts(later, rest, matched))
+        }
+        // The longest first: in `*.{n}` the stem of `a.b.000001` is `a.b`.
+        Part::Any => (0..=name.len()).rev().any(|length| {
+            with_stem(&name[..length], matched, |matched| {
+                matches_parts(later, &name[length..], matched)
+            })
+        }),
+        Part::Number => {
+            let length = name.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            let Ok(digits) = std::str::from_utf8(&name[..length]) else {
+                return false;
+            };
+            let Ok(sequence) = digits.parse() else {
+                return false;
+            };
+            matched.sequence = sequence;
+            matches_parts(later, &name[length..], matched)
+        }
+        Part::HexSegment => {
+            let Some((digits, rest)) = name.split_at_checked(24) else {
+                return false;
+            };
+            let Some(sequence) = segment_number(digits) else {
+                return false;
+            };
+            matched.sequence = sequence;
+            matches_parts(later, rest, matched)
+        }
+    }
+}
+
+fn with_stem(piece: &[u8], matched: &mut Matched, go_on: impl FnOnce(&mut Matched) -> bool) -> bool {
+    let length = matched.stem.len();
+    matched.stem.extend_from_slice(piece);
+    let fits = go_on(matched);
+    if !fits {
+        matched.stem.truncate(length);
+    }
+    fits
+}
+
+/// The place of a WAL segment in its log: the last 16 of 24 upper-case digits (8 are the timeline, then the high half of the
+/// position, then the segment in it); the order holds for every segment size.
+pub(crate) fn segment_number(digits: &[u8]) -> Option<u64> {
+    if digits.len() != 24
+        || !digits
+            .iter()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'A'..=b'F'))
+    {
+        return None;
+    }
+    u64::from_str_radix(std::str::from_utf8(&digits[8..]).ok()?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn matched(pattern: &str, path: &str) -> Option<(String, u64)> {
+        let pattern: Pattern = pattern.parse().unwrap();
+        pattern
+            .matches(Path::new(path))
+            .map(|m| (String::from_utf8(m.stem).unwrap(), m.sequence))
+    }
+
+    #[test]
+    fn numbers_order_and_stems_group() {
+        assert_eq!(matched("*.{n}", "/d/binlog.000012"), Some(("binlog.".into(), 12)));
+        assert_eq!(
+            matched("*.{n}", "/d/host.example-bin.1000000"),
+            Some(("host.example-bin.".into(), 1_000_000))
+        );
+        assert_eq!(matched("*.{n}", "/d/binlog.index"), None);
+        assert_eq!(matched("{n}.log", "/d/000123.log"), Some((".log".into(), 123)));
+        assert_eq!(matched("{n}.log", "/d/x000123.log"), None);
+        assert_eq!(
+            matched("ib_logfile{n}", "/d/ib_logfile0"),
+            Some(("ib_logfile".into(), 0))
+        );
+        assert_eq!(
+            matched("#innodb_redo/#ib_redo{n}", "/d/#innodb_redo/#ib_redo7"),
+            Some(("#ib_redo".into(), 7))
+        );
+        assert_eq!(matched("#innodb_redo/#ib_redo{n}", "/d/#ib_redo7"), None);
+        assert_eq!(
+            matched("#innodb_redo/#ib_redo{n}", "/d/#innodb_redo/#ib_redo8_tmp"),
+            None
+        );
+        assert_eq!(matched("plain", "/d/plain"), Some(("plain".into(), 0)));
+    }
+
+    #[test]
+    fn wal_segments_order_across_the_high_half() {
+        let early = matched("pg_wal/{x}", "/d/pg_wal/0000000100000000000000FF").unwrap();
+        let late = matched("pg_wal/{x}", "/d/pg_wal/000000020000000100000000").unwrap();
+        assert!(early.1 < late.1);
+        assert_eq!(early.0, late.0);
+        assert_eq!(matched("pg_wal/{x}", "/d/pg_wal/00000001000000000000000f"), None);
+        assert_eq!(
+            matched("pg_wal/{x}", "/d/pg_wal/0000000100000000000000FF.partial"),
+            None
+        );
+    }
+
+    #[test]
+    fn a_number_too_large_is_no_match() {
+        assert_eq!(matched("*.{n}", "/d/binlog.99999999999999999999999"), None);
+    }
+
+    #[test]
+    fn unreadable_patterns_say_why() {
+        for (pattern, reason) in [
+            ("", "names no file"),
+            ("a/", "names no file"),
+            ("a/b/c", "one plain directory"),
+            ("*/c", "one plain directory"),
+            ("{q}", "in braces"),
+            ("{n}.{n}", "more than one number"),
+        ] {
+            let error = pattern.parse::<Pattern>().unwrap_err().to_string();
+            assert!(error.contains(reason), "{pattern}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn matching_never_panics(pattern in "[a#*{}nx./]{0,8}", name in proptest::collection::vec(any::<u8>(), 1..12)) {
+            if let Ok(pattern) = pattern.parse::<Pattern>() {
+                pattern.matches(Path::new(OsStr::from_bytes(&name)));
+            }
+        }
+
+        #[test]
+        fn stem_and_number_give_the_name_back(stem in "[a-z][a-z.-]{0,10}", number in any::<u32>()) {
+            let name = format!("{stem}.{number:06}");
+            let found = "*.{n}".parse::<Pattern>().unwrap().matches_name(OsStr::new(&name)).unwrap();
+            prop_assert_eq!(found.stem, format!("{stem}.").into_bytes());
+            prop_assert_eq!(found.sequence, u64::from(number));
+        }
+    }
+}
