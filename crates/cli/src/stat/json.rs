@@ -3,7 +3,8 @@
 use pagekeeper_kernel::{Residency, Source};
 use serde::Serialize;
 
-use super::scan::{Row, Totals};
+use super::scan::Row;
+use super::totals::Totals;
 use crate::problems::Problem;
 
 /// The one object that is printed.
@@ -85,9 +86,9 @@ impl<'a> File<'a> {
                 Some(Source::Mincore) => "mincore",
                 None => "unknown",
             },
-            map: (!row.cells.is_empty()).then(|| Map {
-                cell_bytes: row.cell_bytes,
-                eighths: &row.cells,
+            map: row.picture.as_ref().map(|picture| Map {
+                cell_bytes: picture.cell_bytes,
+                eighths: &picture.cells,
             }),
         }
     }

@@ -3,9 +3,11 @@
 //! The rows shown are those with something to show, most resident first, at most twenty of them unless asked otherwise;
 //! the total is of every file. Fails path by path; ends with 1 if a path failed or a file's figures are not for this user.
 
+mod choice;
 mod json;
 mod scan;
 mod table;
+mod totals;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -16,8 +18,10 @@ use crate::paths::{Tree, TreeArgs};
 use crate::problems;
 use crate::signals::Stop;
 use crate::size::parse_size;
-use scan::{Row, Scan, Totals, Wanted};
-use table::{Before, LeftOut, Style};
+use choice::{Choice, Sort};
+use scan::{Scan, Wanted};
+use table::{Before, Style};
+use totals::Totals;
 
 /// Show which files are in the page cache, and how much of each
 #[derive(Debug, clap::Args)]
@@ -66,28 +70,6 @@ pub(crate) struct Args {
     watch: Option<Duration>,
 }
 
-/// What to sort by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Sort {
-    Resident,
-    Size,
-    Dirty,
-    Evicted,
-    Path,
-}
-
-impl Sort {
-    /// The figure of a row; 0 where it is unknown.
-    fn figure(self, row: &Row) -> u64 {
-        match self {
-            Self::Resident | Self::Path => row.resident(),
-            Self::Size => row.size,
-            Self::Dirty => row.residency.map_or(0, |counts| counts.unwritten()),
-            Self::Evicted => row.residency.and_then(|counts| counts.evicted).unwrap_or(0),
-        }
-    }
-}
-
 fn parse_top(text: &str) -> Result<usize, String> {
     if text == "all" {
         return Ok(usize::MAX);
@@ -132,24 +114,30 @@ enum Turn {
 
 /// Looks once, shows what was seen, and returns what the next look is compared with.
 fn look(args: &Args, tree: &Tree, screen: Screen, turn: &Turn) -> anyhow::Result<(Before, ExitCode)> {
+    let top = args
+        .top
+        .unwrap_or(if args.json || args.all { usize::MAX } else { 20 });
+    let choice = Choice::new(args.sort, top, args.min.unwrap_or(0), args.all || args.json);
+    let cells = || {
+        screen
+            .width
+            .map_or(60, |width| width.saturating_sub(24).clamp(10, 4096))
+    };
     let wanted = Wanted {
-        cells: args.map.then(|| {
-            screen
-                .width
-                .map_or(60, |width| width.saturating_sub(24).clamp(10, 4096))
-        }),
-        all: args.all || args.json,
+        cells: args.map.then(cells),
+        remember: !matches!(turn, Turn::Only),
     };
     let Scan {
-        mut rows,
+        choice,
         totals,
         problems,
-    } = scan::scan(tree, wanted);
-    let seen = match turn {
-        Turn::Only => Before::default(),
-        Turn::First | Turn::Later(_) => Before::of(&rows, &totals),
+        remembered,
+    } = scan::scan(tree, choice, wanted);
+    let seen = Before {
+        files: remembered,
+        total: totals.resident,
     };
-    let left_out = choose(&mut rows, &totals, args);
+    let (rows, left_out) = choice.finish();
 
     if args.json {
         output::json(&json::Report::new(&rows, &totals, &problems))?;
@@ -185,35 +173,6 @@ fn look(args: &Args, tree: &Tree, screen: Screen, turn: &Turn) -> anyhow::Result
             ExitCode::FAILURE
         },
     ))
-}
-
-/// Sorts the rows and leaves out what was not asked for.
-fn choose(rows: &mut Vec<Row>, totals: &Totals, args: &Args) -> LeftOut {
-    let mut left_out = LeftOut {
-        empty: totals.files - rows.len() as u64,
-        ..LeftOut::default()
-    };
-    if let Some(min) = args.min {
-        let all = rows.len();
-        rows.retain(|row| args.sort.figure(row) >= min);
-        left_out.by_min = (all - rows.len()) as u64;
-    }
-    if args.sort == Sort::Path {
-        rows.sort_by(|a, b| a.path.cmp(&b.path));
-    } else {
-        rows.sort_by(|a, b| {
-            args.sort
-                .figure(b)
-                .cmp(&args.sort.figure(a))
-                .then_with(|| a.path.cmp(&b.path))
-        });
-    }
-    let top = args
-        .top
-        .unwrap_or(if args.json || args.all { usize::MAX } else { 20 });
-    left_out.by_top = rows.len().saturating_sub(top) as u64;
-    rows.truncate(top);
-    left_out
 }
 
 /// One sentence for each kind of figure that could not be had.

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::{Residency, page_size};
 
-use super::scan::{FULL, Row, Totals};
+use super::choice::LeftOut;
+use super::scan::{FULL, Picture, Row};
+use super::totals::Totals;
 use crate::output::{self, Screen, percent};
 use crate::size::Size;
 
@@ -20,36 +22,16 @@ pub(super) struct Style {
     pub(super) wide: bool,
 }
 
-/// How many files are not in the table, and why.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct LeftOut {
-    /// By the limit on the number of rows.
-    pub(super) by_top: u64,
-    /// Below the least size.
-    pub(super) by_min: u64,
-    /// Nothing of them is or was resident.
-    pub(super) empty: u64,
-}
-
-/// Resident bytes of each file and of all, one look earlier.
+/// What was resident one look earlier.
 #[derive(Debug, Default)]
 pub(super) struct Before {
-    files: HashMap<PathBuf, u64>,
-    total: u64,
+    /// Of each file that had something resident, in bytes.
+    pub(super) files: HashMap<PathBuf, u64>,
+    /// Of all files.
+    pub(super) total: u64,
 }
 
 impl Before {
-    /// Remembers this look for the next.
-    pub(super) fn of(rows: &[Row], totals: &Totals) -> Self {
-        Self {
-            files: rows
-                .iter()
-                .map(|row| (row.path.clone(), row.resident()))
-                .collect(),
-            total: totals.resident,
-        }
-    }
-
     fn change(&self, path: &Path, resident: u64) -> Change {
         Change {
             now: resident,
@@ -149,8 +131,8 @@ impl Style {
             }
             out.write_all(&self.screen.path(&row.path))?;
             out.write_all(b"\n")?;
-            if !row.cells.is_empty() {
-                writeln!(out, "  {}", self.picture(row))?;
+            if let Some(picture) = &row.picture {
+                writeln!(out, "  {}", self.picture(picture))?;
             }
         }
         Ok(())
@@ -181,14 +163,14 @@ impl Style {
         figures
     }
 
-    fn picture(self, row: &Row) -> String {
+    fn picture(self, picture: &Picture) -> String {
         const BLOCKS: [char; FULL as usize + 1] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-        let cells: String = row
+        let cells: String = picture
             .cells
             .iter()
             .map(|&level| BLOCKS[usize::from(level.min(FULL))])
             .collect();
-        format!("[{cells}] {} a cell", self.size(row.cell_bytes))
+        format!("[{cells}] {} a cell", self.size(picture.cell_bytes))
     }
 
     fn total_sentence(self, totals: &Totals, before: Option<&Before>) -> String {
@@ -278,8 +260,7 @@ mod tests {
             path: path.into(),
             size,
             residency,
-            cells: Vec::new(),
-            cell_bytes: 0,
+            picture: None,
         }
     }
 
@@ -343,14 +324,8 @@ mod tests {
 
     #[test]
     fn changes_since_the_last_look() {
-        let earlier = [row("a", 1 << 20, Some(8192)), row("b", 1 << 20, Some(4096))];
-        let before = Before::of(
-            &earlier,
-            &Totals {
-                resident: 12_288,
-                ..Totals::default()
-            },
-        );
+        let files = HashMap::from([("a".into(), 8192), ("b".into(), 4096)]);
+        let before = Before { files, total: 12_288 };
         let now = [
             row("a", 1 << 20, Some(4096)),
             row("b", 1 << 20, Some(4096)),
@@ -368,8 +343,10 @@ mod tests {
 
     #[test]
     fn the_picture_has_a_block_for_each_cell() {
-        let mut row = row("a", 4 * 4096, Some(4096));
-        (row.cells, row.cell_bytes) = (vec![0, 1, 4, 8], 4096);
-        assert_eq!(style().picture(&row), "[·▁▄█] 4 KiB a cell");
+        let picture = Picture {
+            cell_bytes: 4096,
+            cells: vec![0, 1, 4, 8],
+        };
+        assert_eq!(style().picture(&picture), "[·▁▄█] 4 KiB a cell");
     }
 }
