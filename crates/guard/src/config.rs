@@ -69,18 +69,13 @@ struct ConfigText {
 impl Options {
     /// Reads a configuration file. Profiles are named relative to it; one of a built-in name replaces that.
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ProfileError::Io {
-            path: path.to_path_buf(),
-            source,
-        })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ProfileError::Io { path: path.to_path_buf(), source })?;
         Self::parse(&text, path)
     }
 
     fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
-        let refuse = |message: String| ProfileError::Text {
-            path: path.to_path_buf(),
-            message,
-        };
+        let refuse = |message: String| ProfileError::Text { path: path.to_path_buf(), message };
         let text: ConfigText = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
         let defaults = Self::default();
         let mut profiles = Vec::new();
@@ -88,21 +83,12 @@ impl Options {
             let profile = path.parent().unwrap_or(Path::new("")).join(profile);
             profiles.push(Profile::read(&profile)?);
         }
-        let own: Vec<String> = profiles
-            .iter()
-            .map(|profile: &Profile| profile.name.clone())
-            .collect();
-        profiles.extend(
-            defaults
-                .profiles
-                .into_iter()
-                .filter(|profile| !own.contains(&profile.name)),
-        );
+        let own: Vec<String> = profiles.iter().map(|profile: &Profile| profile.name.clone()).collect();
+        profiles.extend(defaults.profiles.into_iter().filter(|profile| !own.contains(&profile.name)));
         let mut rules = BTreeMap::new();
         for (class, rule) in text.rules {
-            let rule = rule
-                .rule()
-                .map_err(|message| refuse(format!("[rules.{}]: {message}", name_of(class))))?;
+            let rule =
+                rule.rule().map_err(|message| refuse(format!("[rules.{}]: {message}", name_of(class))))?;
             rules.insert(class, rule);
         }
         if let Some(name) = &text.profile {
@@ -111,10 +97,7 @@ impl Options {
         let tick = text.tick.map_or(defaults.tick, |period| period.0.0);
         Ok(Self {
             tick,
-            idle_tick: text
-                .idle_tick
-                .map_or(defaults.idle_tick, |period| period.0.0)
-                .max(tick),
+            idle_tick: text.idle_tick.map_or(defaults.idle_tick, |period| period.0.0).max(tick),
             dry_run: text.dry_run.unwrap_or(false),
             find: text.directories.is_empty(),
             pids: Vec::new(),
@@ -154,10 +137,7 @@ mod tests {
             "/../../deploy/pagekeeper-guard.toml"
         )));
         let (example, default) = (example.unwrap(), Options::default());
-        assert_eq!(
-            (example.tick, example.idle_tick),
-            (default.tick, default.idle_tick)
-        );
+        assert_eq!((example.tick, example.idle_tick), (default.tick, default.idle_tick));
         assert_eq!((example.find, example.dry_run), (default.find, default.dry_run));
         assert!(example.rules.is_empty());
     }
@@ -165,10 +145,7 @@ mod tests {
     #[test]
     fn rules_replace_those_of_a_class() {
         let options = parse("[rules.binlog]\nrule = \"release-behind-writer\"\nslack = \"16M\"\n").unwrap();
-        assert_eq!(
-            options.rules[&FileClass::Binlog],
-            Rule::ReleaseBehindWriter { slack: 16 << 20 }
-        );
+        assert_eq!(options.rules[&FileClass::Binlog], Rule::ReleaseBehindWriter { slack: 16 << 20 });
     }
 
     #[test]
@@ -178,11 +155,7 @@ mod tests {
             ("tick = \"half a second\"\n", "line 1", "500ms"),
             ("tick = 5\n", "line 1", "string"),
             ("[rules.binlock]\nrule = \"keep\"\n", "line 1", "binlock"),
-            (
-                "[rules.wal]\nrule = \"keep\"\nslack = \"x\"\n",
-                "line 3",
-                "not a size",
-            ),
+            ("[rules.wal]\nrule = \"keep\"\nslack = \"x\"\n", "line 3", "not a size"),
             ("[rules.wal]\nrule = \"budget\"\n", "[rules.wal]", "needs the key"),
             ("profile = \"oracle\"\n", "guard.toml", "mariadb, mysql"),
         ] {
@@ -199,11 +172,7 @@ mod tests {
         let config = dir.path().join("guard.toml");
         std::fs::write(&config, "profiles = [\"own.toml\"]\n").unwrap();
         let options = Options::read(&config).unwrap();
-        let mysql: Vec<_> = options
-            .profiles
-            .iter()
-            .filter(|profile| profile.name == "mysql")
-            .collect();
+        let mysql: Vec<_> = options.profiles.iter().filter(|profile| profile.name == "mysql").collect();
         assert_eq!(mysql.len(), 1);
         assert_eq!(mysql[0].logs[0].rule, Rule::Keep);
     }

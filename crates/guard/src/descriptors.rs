@@ -5,19 +5,20 @@
 //! only the descriptors known to be of log files are read.
 //! A process that ended has no descriptors; one that may not be looked at is reported by its error.
 
-use std::collections::HashSet;
 use std::os::fd::RawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::{Access, ProcRoot};
-use pagekeeper_kernel::{Inode, Result};
+use pagekeeper_kernel::{Error, Inode, Result};
 use pagekeeper_policy::FileId;
 
 use crate::directory::Directory;
 
 /// A listing that takes a millisecond is repeated after this many.
 const SHARE: u32 = 500;
+/// One that is asked for, after this many.
+const URGENT_SHARE: u32 = 50;
 /// The least time between two listings that nothing asked for.
 const LEAST: Duration = Duration::from_secs(1);
 
@@ -38,15 +39,13 @@ pub(crate) struct Descriptors {
     pub(crate) known: Vec<Descriptor>,
     due: Instant,
     asked: bool,
+    /// However urgently it is asked for, not before.
+    earliest: Instant,
 }
 
 impl Descriptors {
     pub(crate) fn new(now: Instant) -> Self {
-        Self {
-            known: Vec::new(),
-            due: now,
-            asked: true,
-        }
+        Self { known: Vec::new(), due: now, asked: true, earliest: now }
     }
 
     /// Asks for a listing at the next tick.
@@ -56,26 +55,29 @@ impl Descriptors {
 
     /// Whether a listing is due.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
-        self.asked || now >= self.due
+        now >= self.earliest && (self.asked || now >= self.due)
     }
 
-    /// Lists the descriptors of `pids` anew. Returns what could not be listed.
+    /// Lists the descriptors of `pids` anew; `each` hears of all that they lead to. Returns what could not be listed.
     pub(crate) fn list(
         &mut self,
         proc: &ProcRoot,
         pids: &[u32],
         directories: &[Directory],
-    ) -> Vec<(u32, pagekeeper_kernel::Error)> {
+        mut each: impl FnMut(&Path),
+    ) -> Vec<(u32, Error)> {
         let began = Instant::now();
         self.known.clear();
         let mut errors = Vec::new();
         for &pid in pids {
-            if let Err(error) = list_process(proc, pid, directories, &mut self.known) {
+            if let Err(error) = list_process(proc, pid, directories, &mut self.known, &mut each) {
                 errors.push((pid, error));
             }
         }
+        let (cost, now) = (began.elapsed(), Instant::now());
         self.asked = false;
-        self.due = Instant::now() + (began.elapsed() * SHARE).max(LEAST);
+        self.due = now + (cost * SHARE).max(LEAST);
+        self.earliest = now + cost * URGENT_SHARE;
         errors
     }
 
@@ -84,13 +86,11 @@ impl Descriptors {
         let mut changed = false;
         self.known.retain_mut(|descriptor| {
             let same =
-                proc.fd_info(descriptor.pid, descriptor.fd)
-                    .ok()
-                    .filter(|info| match info.inode_number {
-                        Some(number) => number == descriptor.inode.ino,
-                        // Before Linux 5.14 fdinfo has no inode.
-                        None => inode_behind(proc, descriptor.pid, descriptor.fd) == Some(descriptor.inode),
-                    });
+                proc.fd_info(descriptor.pid, descriptor.fd).ok().filter(|info| match info.inode_number {
+                    Some(number) => number == descriptor.inode.ino,
+                    // Before Linux 5.14 fdinfo has no inode.
+                    None => inode_behind(proc, descriptor.pid, descriptor.fd) == Some(descriptor.inode),
+                });
             changed |= same.is_none();
             if let Some(info) = &same {
                 descriptor.position = info.position;
@@ -107,14 +107,13 @@ fn list_process(
     pid: u32,
     directories: &[Directory],
     found: &mut Vec<Descriptor>,
+    each: &mut impl FnMut(&Path),
 ) -> Result<()> {
     let mut candidates = Vec::new();
     proc.fd_links(pid, |fd, target| {
+        each(target);
         let Some(name) = target.file_name() else { return };
-        if directories
-            .iter()
-            .any(|directory| directory.entries.contains_key(name))
-        {
+        if directories.iter().any(|directory| directory.entries.contains_key(name)) {
             candidates.push((fd, target.to_path_buf()));
         }
     })?;
@@ -123,9 +122,7 @@ fn list_process(
             continue;
         };
         let name = target.file_name().unwrap_or_default();
-        let mut entries = directories
-            .iter()
-            .filter_map(|directory| directory.entries.get(name));
+        let mut entries = directories.iter().filter_map(|directory| directory.entries.get(name));
         let Some(entry) = entries.find(|entry| entry.inode == inode) else {
             continue;
         };
@@ -143,25 +140,5 @@ fn list_process(
 }
 
 fn inode_behind(proc: &ProcRoot, pid: u32, fd: RawFd) -> Option<Inode> {
-    rustix::fs::stat(proc.fd_path(pid, fd))
-        .ok()
-        .map(|stat| Inode::of(&stat))
-}
-
-/// The directories in which a process has files open that `wanted` says are logs.
-pub(crate) fn log_directories(
-    proc: &ProcRoot,
-    pid: u32,
-    wanted: impl Fn(&Path) -> bool,
-) -> Result<HashSet<PathBuf>> {
-    let mut found = HashSet::new();
-    proc.fd_links(pid, |_, target| {
-        if target.is_absolute()
-            && wanted(target)
-            && let Some(parent) = target.parent()
-        {
-            found.insert(parent.to_path_buf());
-        }
-    })?;
-    Ok(found)
+    rustix::fs::stat(proc.fd_path(pid, fd)).ok().map(|stat| Inode::of(&stat))
 }

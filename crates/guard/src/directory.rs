@@ -143,8 +143,13 @@ impl Directory {
         self.path.join(name)
     }
 
-    /// Lists it anew: names that are gone are forgotten, new ones taken up.
-    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &mut Ids) -> Result<()> {
+    /// Whether a name in it may be a log file's, or decide whether another is.
+    pub(crate) fn is_relevant(&self, name: &OsStr) -> bool {
+        name.as_bytes().ends_with(b"index") || self.profile.log_of(&self.path.join(name)).is_some()
+    }
+
+    /// Lists it anew: names that are gone are forgotten, new ones taken up. Whether there are new ones.
+    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &mut Ids) -> Result<bool> {
         let mut names = Vec::new();
         let mut buffer = Vec::with_capacity(32 << 10);
         let mut listing = RawDir::new(fd, buffer.spare_capacity_mut());
@@ -154,14 +159,14 @@ impl Directory {
         }
         names.sort_unstable();
         self.entries.retain(|name, _| names.binary_search(name).is_ok());
+        let kept = self.entries.len();
         for name in &names {
             if !self.entries.contains_key(name) {
                 self.add(fd, name, &names, ids);
             }
         }
         self.forget_empty_logs();
-        self.stale = false;
-        Ok(())
+        Ok(self.entries.len() > kept)
     }
 
     fn forget_empty_logs(&mut self) {
@@ -178,10 +183,7 @@ impl Directory {
         if self.profile.logs[spec].indexed {
             let mut index = matched.stem.clone();
             index.extend_from_slice(b"index");
-            if names
-                .binary_search_by(|name| name.as_bytes().cmp(&index))
-                .is_err()
-            {
+            if names.binary_search_by(|name| name.as_bytes().cmp(&index)).is_err() {
                 return;
             }
         }
@@ -198,10 +200,7 @@ impl Directory {
             i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
         };
         let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-        let log = *self
-            .by_stem
-            .entry((spec, matched.stem))
-            .or_insert_with(|| LogId(ids.next()));
+        let log = *self.by_stem.entry((spec, matched.stem)).or_insert_with(|| LogId(ids.next()));
         if !self.logs.contains_key(&log) {
             let rewrite = self.rewrite_at_first(&self.profile.logs[spec], dev, fd, names);
             self.logs.insert(log, Log { spec, rewrite });
@@ -211,10 +210,7 @@ impl Directory {
             id: FileId(ids.next()),
             log,
             sequence: matched.sequence,
-            inode: Inode {
-                dev,
-                ino: stat.stx_ino,
-            },
+            inode: Inode { dev, ino: stat.stx_ino },
             born,
             changed: nanoseconds(stat.stx_mtime),
             size: stat.stx_size,
@@ -234,10 +230,8 @@ impl Directory {
             RewriteSpec::SubPages => Rewrite::SubPages,
             RewriteSpec::DeviceBlocks => {
                 let device = physical_block_size(Path::new("/sys"), dev).unwrap_or(512);
-                let option = spec
-                    .block_option
-                    .as_ref()
-                    .and_then(|name| size_option(&self.command_line, name));
+                let option =
+                    spec.block_option.as_ref().and_then(|name| size_option(&self.command_line, name));
                 if device.max(option.unwrap_or(0)) >= page_size() {
                     Rewrite::WholePages
                 } else {

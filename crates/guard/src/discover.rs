@@ -47,10 +47,7 @@ impl Discovery {
             if known.contains(&pid) || pid == std::process::id() {
                 continue;
             }
-            let other = self.others.entry(pid).or_insert(Other {
-                due: 0,
-                interval: LOOK_AGAIN.0,
-            });
+            let other = self.others.entry(pid).or_insert(Other { due: 0, interval: LOOK_AGAIN.0 });
             if other.due > 0 {
                 other.due -= 1;
                 continue;
@@ -61,9 +58,7 @@ impl Discovery {
                 let parent = proc.parent(pid).ok();
                 let is_worker = parent.is_some_and(|parent| {
                     known.contains(&parent)
-                        || found
-                            .iter()
-                            .any(|other| other.pid == parent && other.profile.name == profile.name)
+                        || found.iter().any(|other| other.pid == parent && other.profile.name == profile.name)
                 });
                 if !is_worker {
                     found.push(Found { pid, profile });
@@ -85,10 +80,8 @@ impl Discovery {
 /// The profile that fits a process best: its name counts one, its open files two.
 pub(crate) fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
     let name = proc.name(pid).ok()?;
-    let mut seen: Vec<Vec<bool>> = profiles
-        .iter()
-        .map(|profile| vec![false; profile.markers.len()])
-        .collect();
+    let mut seen: Vec<Vec<bool>> =
+        profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();
     // A process that may not be looked into can still be known by its name.
     let _ = proc.fd_links(pid, |_, target| {
         for (profile, seen) in profiles.iter().zip(&mut seen) {
@@ -137,20 +130,8 @@ mod tests {
     #[test]
     fn mysql_and_mariadb_are_told_apart_by_their_files() {
         let proc = tempfile::tempdir().unwrap();
-        process(
-            proc.path(),
-            10,
-            "mysqld",
-            1,
-            &["/d/#innodb_redo/#ib_redo3", "/d/binlog.000001"],
-        );
-        process(
-            proc.path(),
-            11,
-            "mysqld",
-            1,
-            &["/d/ib_logfile0", "/d/aria_log_control"],
-        );
+        process(proc.path(), 10, "mysqld", 1, &["/d/#innodb_redo/#ib_redo3", "/d/binlog.000001"]);
+        process(proc.path(), 11, "mysqld", 1, &["/d/ib_logfile0", "/d/aria_log_control"]);
         process(proc.path(), 12, "mariadbd", 1, &[]);
         process(proc.path(), 13, "mysql", 1, &[]);
         assert_eq!(name_of(proc.path(), 10).as_deref(), Some("mysql"));
@@ -183,11 +164,7 @@ mod tests {
         let found = discovery.scan(&root, &[30, 31, 32], &[], &profiles());
         assert_eq!(found.iter().map(|found| found.pid).collect::<Vec<_>>(), [30]);
         process(proc.path(), 33, "postgres", 30, &[]);
-        assert!(
-            discovery
-                .scan(&root, &[30, 31, 32, 33], &[30], &profiles())
-                .is_empty()
-        );
+        assert!(discovery.scan(&root, &[30, 31, 32, 33], &[30], &profiles()).is_empty());
     }
 
     #[test]

@@ -79,19 +79,11 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
 
 /// The files of a log that its writer may be writing.
 fn newest(by: NewestSpec, entries: &[&Entry], by_file: &ByFile<'_>) -> Vec<FileId> {
-    let open_for_writing = |entry: &&&Entry| {
-        by_file
-            .get(&entry.id)
-            .into_iter()
-            .flatten()
-            .any(|descriptor| writes(descriptor))
-    };
+    let open_for_writing =
+        |entry: &&&Entry| by_file.get(&entry.id).into_iter().flatten().any(|descriptor| writes(descriptor));
     match by {
         NewestSpec::Number => {
-            let writer = entries
-                .iter()
-                .filter(open_for_writing)
-                .max_by_key(|entry| entry.sequence);
+            let writer = entries.iter().filter(open_for_writing).max_by_key(|entry| entry.sequence);
             writer
                 .or_else(|| entries.iter().max_by_key(|entry| entry.sequence))
                 .map(|entry| entry.id)
@@ -105,17 +97,9 @@ fn newest(by: NewestSpec, entries: &[&Entry], by_file: &ByFile<'_>) -> Vec<FileI
             .into_iter()
             .collect(),
         NewestSpec::Open => {
-            let open: Vec<FileId> = entries
-                .iter()
-                .filter(open_for_writing)
-                .map(|entry| entry.id)
-                .collect();
+            let open: Vec<FileId> = entries.iter().filter(open_for_writing).map(|entry| entry.id).collect();
             // Nobody is seen to have one open: it may be any.
-            if open.is_empty() {
-                entries.iter().map(|entry| entry.id).collect()
-            } else {
-                open
-            }
+            if open.is_empty() { entries.iter().map(|entry| entry.id).collect() } else { open }
         }
     }
 }
@@ -131,11 +115,7 @@ fn position(spec: &LogSpec, rewrite: Rewrite, entry: &Entry, by_file: &ByFile<'_
     if rewrite == Rewrite::Never {
         return Position::At(entry.size);
     }
-    let writers = by_file
-        .get(&entry.id)
-        .into_iter()
-        .flatten()
-        .filter(|other| writes(other));
+    let writers = by_file.get(&entry.id).into_iter().flatten().filter(|other| writes(other));
     match writers.map(|descriptor| descriptor.position).max() {
         Some(position) if position > 0 => Position::At(position),
         _ => Position::Unknown,
@@ -181,22 +161,13 @@ mod tests {
     fn look(directory: &mut Directory, ids: &mut Ids) {
         let fd = std::fs::File::open(&directory.path).unwrap();
         directory.list(fd.as_fd(), ids).unwrap();
-        directory.look(fd.as_fd(), ids, |path, error| {
-            panic!("{}: {error}", path.display())
-        });
+        directory.look(fd.as_fd(), ids, |path, error| panic!("{}: {error}", path.display()));
     }
 
     fn descriptor(directory: &Directory, name: &str, access: Access, position: u64) -> Descriptor {
         let entry = &directory.entries[std::ffi::OsStr::new(name)];
         let inode = Inode { dev: 0, ino: 0 };
-        Descriptor {
-            pid: 1,
-            fd: 3,
-            file: entry.id,
-            inode,
-            access,
-            position,
-        }
+        Descriptor { pid: 1, fd: 3, file: entry.id, inode, access, position }
     }
 
     fn facts(directory: &Directory, descriptors: &[Descriptor]) -> Facts {
@@ -208,12 +179,9 @@ mod tests {
     #[test]
     fn a_binlog_has_its_writer_at_the_end_of_its_newest_file() {
         let dir = crate::testing::disk_dir();
-        for (name, len) in [
-            ("binlog.000001", 9000),
-            ("binlog.000002", 5000),
-            ("binlog.index", 10),
-            ("t.000009", 1),
-        ] {
+        for (name, len) in
+            [("binlog.000001", 9000), ("binlog.000002", 5000), ("binlog.index", 10), ("t.000009", 1)]
+        {
             std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
         }
         let directory = directory(dir.path(), "mariadb", &mut Ids::default());
@@ -225,20 +193,11 @@ mod tests {
                 descriptor(&directory, "binlog.000001", Access::ReadOnly, 4096),
             ],
         );
-        let writer = seen
-            .files
-            .iter()
-            .find_map(|file| Some((file.sequence, file.writer?)));
+        let writer = seen.files.iter().find_map(|file| Some((file.sequence, file.writer?)));
         assert_eq!(writer, Some((2, Position::At(5000))));
         assert_eq!(seen.followers.len(), 1);
-        assert_eq!(
-            (seen.followers[0].sequence, seen.followers[0].position),
-            (1, Position::At(4096))
-        );
-        assert!(matches!(
-            seen.files[0].rule,
-            Rule::ReleaseBehindFollowers { near_files: 3, .. }
-        ));
+        assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (1, Position::At(4096)));
+        assert!(matches!(seen.files[0].rule, Rule::ReleaseBehindFollowers { near_files: 3, .. }));
     }
 
     #[test]
@@ -248,15 +207,8 @@ mod tests {
             std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
         }
         let directory = directory(dir.path(), "mariadb", &mut Ids::default());
-        let seen = facts(
-            &directory,
-            &[descriptor(
-                &directory,
-                "host-relay-bin.000001",
-                Access::ReadWrite,
-                700,
-            )],
-        );
+        let seen =
+            facts(&directory, &[descriptor(&directory, "host-relay-bin.000001", Access::ReadWrite, 700)]);
         assert_eq!(seen.files[0].writer, Some(Position::At(9000)));
         assert_eq!(seen.followers[0].position, Position::Unknown);
     }
@@ -289,30 +241,16 @@ mod tests {
         assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::Never));
         std::fs::rename(dir.path().join("000003.log"), dir.path().join("000005.log")).unwrap();
         look(&mut directory, &mut ids);
-        assert!(
-            directory
-                .logs
-                .values()
-                .all(|log| log.rewrite == Rewrite::SubPages)
-        );
+        assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::SubPages));
     }
 
     #[test]
     fn a_rocksdb_that_says_it_recycles_is_believed_from_the_start() {
         let dir = crate::testing::disk_dir();
         std::fs::write(dir.path().join("000003.log"), b"x").unwrap();
-        std::fs::write(
-            dir.path().join("OPTIONS-000005"),
-            "[DBOptions]\n  recycle_log_file_num=2\n",
-        )
-        .unwrap();
+        std::fs::write(dir.path().join("OPTIONS-000005"), "[DBOptions]\n  recycle_log_file_num=2\n").unwrap();
         let directory = directory(dir.path(), "rocksdb", &mut Ids::default());
-        assert!(
-            directory
-                .logs
-                .values()
-                .all(|log| log.rewrite == Rewrite::SubPages)
-        );
+        assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::SubPages));
     }
 
     #[test]
@@ -325,12 +263,8 @@ mod tests {
         std::fs::write(wal.join("000000010000000000000004"), vec![0; 4096]).unwrap();
         let directory = directory(&wal, "postgresql", &mut Ids::default());
         let seen = facts(&directory, &[]);
-        let writers: Vec<u64> = seen
-            .files
-            .iter()
-            .filter(|file| file.writer.is_some())
-            .map(|file| file.sequence)
-            .collect();
+        let writers: Vec<u64> =
+            seen.files.iter().filter(|file| file.writer.is_some()).map(|file| file.sequence).collect();
         assert_eq!(writers, [4]);
         assert_eq!(seen.files[0].rewrite, Rewrite::WholePages);
     }

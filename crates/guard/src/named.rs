@@ -70,18 +70,12 @@ mod tests {
 
     #[test]
     fn files_tell_the_profile() {
-        assert_eq!(
-            profile_of(&["ib_logfile0", "aria_log.00000001"]),
-            Some(("mariadb".into(), 1))
-        );
+        assert_eq!(profile_of(&["ib_logfile0", "aria_log.00000001"]), Some(("mariadb".into(), 1)));
         assert_eq!(
             profile_of(&["#innodb_redo/#ib_redo0", "binlog.000001", "binlog.index"]),
             Some(("mysql".into(), 2))
         );
-        assert_eq!(
-            profile_of(&["pg_wal/000000010000000000000001"]),
-            Some(("postgresql".into(), 2))
-        );
+        assert_eq!(profile_of(&["pg_wal/000000010000000000000001"]), Some(("postgresql".into(), 2)));
         assert_eq!(profile_of(&["000004.log"]), Some(("rocksdb".into(), 1)));
         assert_eq!(profile_of(&["readme.txt"]), None);
     }

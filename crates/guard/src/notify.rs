@@ -4,6 +4,7 @@
 //! were lost, directories are listed at intervals instead.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
@@ -25,10 +26,7 @@ pub(crate) enum Change<K> {
 
 impl<K: Clone + PartialEq> Notifications<K> {
     pub(crate) fn new() -> Self {
-        Self {
-            inotify: Inotify::init().ok(),
-            keys: HashMap::new(),
-        }
+        Self { inotify: Inotify::init().ok(), keys: HashMap::new() }
     }
 
     /// Watches a directory that is open; whether a watch could be had.
@@ -64,8 +62,8 @@ impl<K: Clone + PartialEq> Notifications<K> {
         }
     }
 
-    /// What happened since the last call; never waits.
-    pub(crate) fn changes(&mut self) -> Vec<Change<K>> {
+    /// What happened since the last call to names that are `relevant`; never waits.
+    pub(crate) fn changes(&mut self, relevant: impl Fn(&K, &OsStr) -> bool) -> Vec<Change<K>> {
         let Some(inotify) = &mut self.inotify else {
             return Vec::new();
         };
@@ -76,6 +74,9 @@ impl<K: Clone + PartialEq> Notifications<K> {
                 let change = if event.mask.contains(EventMask::Q_OVERFLOW) {
                     Change::Anywhere
                 } else if let Some(key) = self.keys.get(&event.wd) {
+                    if event.name.is_some_and(|name| !relevant(key, name)) {
+                        continue;
+                    }
                     Change::In(key.clone())
                 } else {
                     continue;
@@ -104,17 +105,19 @@ mod tests {
         let mut notifications = Notifications::new();
         assert!(notifications.watch(fd.as_fd(), 7));
         drop(fd);
-        assert_eq!(notifications.changes(), []);
+        assert_eq!(notifications.changes(|_, _| true), []);
         let name = dir.path().join("a");
         std::fs::write(&name, b"x").unwrap();
-        assert_eq!(notifications.changes(), [Change::In(7)]);
+        assert_eq!(notifications.changes(|_, _| true), [Change::In(7)]);
         std::fs::write(&name, b"y").unwrap();
-        assert_eq!(notifications.changes(), [], "writes are no news");
+        assert_eq!(notifications.changes(|_, _| true), [], "writes are no news");
+        std::fs::write(dir.path().join("b"), b"x").unwrap();
+        assert_eq!(notifications.changes(|_, name| name != "b"), []);
         std::fs::remove_file(&name).unwrap();
-        assert_eq!(notifications.changes(), [Change::In(7)]);
+        assert_eq!(notifications.changes(|_, _| true), [Change::In(7)]);
         notifications.unwatch(&7);
         std::fs::write(&name, b"x").unwrap();
-        assert_eq!(notifications.changes(), []);
+        assert_eq!(notifications.changes(|_, _| true), []);
     }
 
     #[test]
@@ -125,6 +128,6 @@ mod tests {
         notifications.watch(fd.as_fd(), "gone");
         drop(fd);
         dir.close().unwrap();
-        assert_eq!(notifications.changes(), [Change::In("gone")]);
+        assert_eq!(notifications.changes(|_, _| true), [Change::In("gone")]);
     }
 }

@@ -57,10 +57,7 @@ impl Pattern {
 
     /// Matches a bare file name, whatever directory it is in.
     pub fn matches_name(&self, name: &OsStr) -> Option<Matched> {
-        let mut matched = Matched {
-            stem: Vec::with_capacity(name.len()),
-            sequence: 0,
-        };
+        let mut matched = Matched { stem: Vec::with_capacity(name.len()), sequence: 0 };
         matches_parts(&self.parts, name.as_bytes(), &mut matched).then_some(matched)
     }
 
@@ -79,10 +76,7 @@ impl FromStr for Pattern {
     type Err = PatternError;
 
     fn from_str(text: &str) -> Result<Self, PatternError> {
-        let refuse = |reason| PatternError {
-            pattern: text.to_owned(),
-            reason,
-        };
+        let refuse = |reason| PatternError { pattern: text.to_owned(), reason };
         let (directory, name) = match text.rsplit_once('/') {
             Some((directory, name)) => (Some(directory.to_owned()), name),
             None => (None, text),
@@ -106,9 +100,7 @@ impl FromStr for Pattern {
             } else if rest.starts_with('*') {
                 (Part::Any, 1)
             } else if rest.starts_with('{') {
-                return Err(refuse(
-                    "in braces there is only {n}, a number, or {x}, 24 hexadecimal digits",
-                ));
+                return Err(refuse("in braces there is only {n}, a number, or {x}, 24 hexadecimal digits"));
             } else {
                 let length = rest.find(['{', '*']).unwrap_or(rest.len());
                 literal.extend_from_slice(&rest.as_bytes()[..length]);
@@ -119,18 +111,11 @@ impl FromStr for Pattern {
             parts.push(part);
             rest = &rest[length..];
         }
-        let numbers = parts
-            .iter()
-            .filter(|part| matches!(part, Part::Number | Part::HexSegment))
-            .count();
+        let numbers = parts.iter().filter(|part| matches!(part, Part::Number | Part::HexSegment)).count();
         if numbers > 1 {
             return Err(refuse("it has more than one number to order files by"));
         }
-        Ok(Self {
-            text: text.to_owned(),
-            directory,
-            parts,
-        })
+        Ok(Self { text: text.to_owned(), directory, parts })
     }
 }
 
@@ -147,9 +132,7 @@ fn matches_parts(parts: &[Part], name: &[u8], matched: &mut Matched) -> bool {
         }
         // The longest first: in `*.{n}` the stem of `a.b.000001` is `a.b`.
         Part::Any => (0..=name.len()).rev().any(|length| {
-            with_stem(&name[..length], matched, |matched| {
-                matches_parts(later, &name[length..], matched)
-            })
+            with_stem(&name[..length], matched, |matched| matches_parts(later, &name[length..], matched))
         }),
         Part::Number => {
             let length = name.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -188,11 +171,7 @@ fn with_stem(piece: &[u8], matched: &mut Matched, go_on: impl FnOnce(&mut Matche
 /// The place of a WAL segment in its log: the last 16 of 24 upper-case digits (8 are the timeline, then the high half of the
 /// position, then the segment in it); the order holds for every segment size.
 pub(crate) fn segment_number(digits: &[u8]) -> Option<u64> {
-    if digits.len() != 24
-        || !digits
-            .iter()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'A'..=b'F'))
-    {
+    if digits.len() != 24 || !digits.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'A'..=b'F')) {
         return None;
     }
     u64::from_str_radix(std::str::from_utf8(&digits[8..]).ok()?, 16).ok()
@@ -205,9 +184,7 @@ mod tests {
 
     fn matched(pattern: &str, path: &str) -> Option<(String, u64)> {
         let pattern: Pattern = pattern.parse().unwrap();
-        pattern
-            .matches(Path::new(path))
-            .map(|m| (String::from_utf8(m.stem).unwrap(), m.sequence))
+        pattern.matches(Path::new(path)).map(|m| (String::from_utf8(m.stem).unwrap(), m.sequence))
     }
 
     #[test]
@@ -220,19 +197,13 @@ mod tests {
         assert_eq!(matched("*.{n}", "/d/binlog.index"), None);
         assert_eq!(matched("{n}.log", "/d/000123.log"), Some((".log".into(), 123)));
         assert_eq!(matched("{n}.log", "/d/x000123.log"), None);
-        assert_eq!(
-            matched("ib_logfile{n}", "/d/ib_logfile0"),
-            Some(("ib_logfile".into(), 0))
-        );
+        assert_eq!(matched("ib_logfile{n}", "/d/ib_logfile0"), Some(("ib_logfile".into(), 0)));
         assert_eq!(
             matched("#innodb_redo/#ib_redo{n}", "/d/#innodb_redo/#ib_redo7"),
             Some(("#ib_redo".into(), 7))
         );
         assert_eq!(matched("#innodb_redo/#ib_redo{n}", "/d/#ib_redo7"), None);
-        assert_eq!(
-            matched("#innodb_redo/#ib_redo{n}", "/d/#innodb_redo/#ib_redo8_tmp"),
-            None
-        );
+        assert_eq!(matched("#innodb_redo/#ib_redo{n}", "/d/#innodb_redo/#ib_redo8_tmp"), None);
         assert_eq!(matched("plain", "/d/plain"), Some(("plain".into(), 0)));
     }
 
@@ -243,10 +214,7 @@ mod tests {
         assert!(early.1 < late.1);
         assert_eq!(early.0, late.0);
         assert_eq!(matched("pg_wal/{x}", "/d/pg_wal/00000001000000000000000f"), None);
-        assert_eq!(
-            matched("pg_wal/{x}", "/d/pg_wal/0000000100000000000000FF.partial"),
-            None
-        );
+        assert_eq!(matched("pg_wal/{x}", "/d/pg_wal/0000000100000000000000FF.partial"), None);
     }
 
     #[test]

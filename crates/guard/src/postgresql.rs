@@ -12,12 +12,7 @@ use crate::pattern::segment_number;
 pub(crate) fn follower_in(directory: &Directory, pid: u32, title: &str) -> Option<FollowerFacts> {
     let segment = directory.entries.values().max_by_key(|entry| entry.size)?;
     let (sequence, position) = follower(title, segment.size)?;
-    Some(FollowerFacts {
-        id: FollowerId(u64::from(pid)),
-        log: segment.log,
-        sequence,
-        position,
-    })
+    Some(FollowerFacts { id: FollowerId(u64::from(pid)), log: segment.log, sequence, position })
 }
 
 /// A place in the WAL that something of PostgreSQL still reads from: a segment's number as
@@ -50,10 +45,7 @@ fn lsn(text: &str) -> Option<u64> {
 fn place(lsn: u64, segment_bytes: u64) -> Option<(u64, Position)> {
     let within_half = lsn & 0xffff_ffff;
     let segment = within_half.checked_div(segment_bytes)?;
-    Some((
-        ((lsn >> 32) << 32) | segment,
-        Position::At(within_half % segment_bytes),
-    ))
+    Some((((lsn >> 32) << 32) | segment, Position::At(within_half % segment_bytes)))
 }
 
 #[cfg(test)]

@@ -250,29 +250,19 @@ pub(crate) struct Spelled<T>(pub(crate) T);
 
 impl<'de, T: FromStr<Err: std::fmt::Display>> Deserialize<'de> for Spelled<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map(Self)
-            .map_err(D::Error::custom)
+        String::deserialize(deserializer)?.parse().map(Self).map_err(D::Error::custom)
     }
 }
 
 impl Profile {
     /// Reads a profile from its text; `path` is used in errors.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
-        let refuse = |message: String| ProfileError::Text {
-            path: path.to_path_buf(),
-            message,
-        };
+        let refuse = |message: String| ProfileError::Text { path: path.to_path_buf(), message };
         let text: ProfileText = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
         let mut logs = Vec::with_capacity(text.logs.len());
         for log in text.logs {
-            let rule = RuleText {
-                rule: log.rule,
-                near_files: log.near_files,
-                slack: log.slack,
-                budget: log.budget,
-            };
+            let rule =
+                RuleText { rule: log.rule, near_files: log.near_files, slack: log.slack, budget: log.budget };
             logs.push(LogSpec {
                 rule: rule
                     .rule()
@@ -284,25 +274,16 @@ impl Profile {
                 position: log.position,
                 newest: log.newest,
                 block_option: log.block_option,
-                recycled_if: log.recycled_if.map(|text| RecycledIf {
-                    file: text.file.0,
-                    key: text.key,
-                }),
+                recycled_if: log.recycled_if.map(|text| RecycledIf { file: text.file.0, key: text.key }),
                 hint: log.hint,
             });
         }
         if logs.is_empty() {
-            return Err(refuse(
-                "it has no [[log]], so there is nothing to watch".to_owned(),
-            ));
+            return Err(refuse("it has no [[log]], so there is nothing to watch".to_owned()));
         }
         Ok(Self {
             name: text.name,
-            processes: text
-                .processes
-                .iter()
-                .map(|glob| glob.0.compile_matcher())
-                .collect(),
+            processes: text.processes.iter().map(|glob| glob.0.compile_matcher()).collect(),
             markers: text.markers.into_iter().map(|marker| marker.0).collect(),
             directories: text.directories,
             postgresql_titles: text.postgresql_titles,
@@ -312,10 +293,8 @@ impl Profile {
 
     /// Reads a profile from a file.
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ProfileError::Io {
-            path: path.to_path_buf(),
-            source,
-        })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ProfileError::Io { path: path.to_path_buf(), source })?;
         Self::parse(&text, path)
     }
 
@@ -333,10 +312,7 @@ impl Profile {
 
     /// What a file is by this profile: the first log whose pattern its path matches.
     pub fn log_of(&self, path: &Path) -> Option<(usize, Matched)> {
-        self.logs
-            .iter()
-            .enumerate()
-            .find_map(|(index, log)| Some((index, log.files.matches(path)?)))
+        self.logs.iter().enumerate().find_map(|(index, log)| Some((index, log.files.matches(path)?)))
     }
 }
 
@@ -352,17 +328,10 @@ pub const BUILT_IN: [(&str, &str); 6] = [
 
 /// Finds a profile by name.
 pub fn find_profile<'a>(profiles: &'a [Profile], name: &str) -> Result<&'a Profile, ProfileError> {
-    profiles
-        .iter()
-        .find(|profile| profile.name == name)
-        .ok_or_else(|| ProfileError::Unknown {
-            name: name.to_owned(),
-            known: profiles
-                .iter()
-                .map(|profile| profile.name.as_str())
-                .collect::<Vec<_>>()
-                .join(", "),
-        })
+    profiles.iter().find(|profile| profile.name == name).ok_or_else(|| ProfileError::Unknown {
+        name: name.to_owned(),
+        known: profiles.iter().map(|profile| profile.name.as_str()).collect::<Vec<_>>().join(", "),
+    })
 }
 
 #[cfg(test)]
@@ -377,18 +346,10 @@ mod tests {
     fn the_built_in_ones_are_whole() {
         let profiles = Profile::built_in();
         let names: Vec<_> = profiles.iter().map(|profile| profile.name.as_str()).collect();
-        assert_eq!(
-            names,
-            ["mariadb", "mysql", "postgresql", "rocksdb", "mongodb", "generic"]
-        );
+        assert_eq!(names, ["mariadb", "mysql", "postgresql", "rocksdb", "mongodb", "generic"]);
         for profile in &profiles {
             let found = !profile.processes.is_empty() || !profile.markers.is_empty();
-            assert_eq!(
-                found,
-                profile.name != "generic",
-                "{} is found by itself",
-                profile.name
-            );
+            assert_eq!(found, profile.name != "generic", "{} is found by itself", profile.name);
         }
     }
 
@@ -397,43 +358,23 @@ mod tests {
         let profiles = Profile::built_in();
         let class = |profile: &str, path: &str| {
             let profile = find_profile(&profiles, profile).unwrap();
-            profile
-                .log_of(Path::new(path))
-                .map(|(index, _)| profile.logs[index].class)
+            profile.log_of(Path::new(path)).map(|(index, _)| profile.logs[index].class)
         };
-        assert_eq!(
-            class("mysql", "/d/#innodb_redo/#ib_redo12"),
-            Some(FileClass::Redo)
-        );
-        assert_eq!(
-            class("mysql", "/d/#innodb_redo/#ib_redo13_tmp"),
-            Some(FileClass::Redo)
-        );
+        assert_eq!(class("mysql", "/d/#innodb_redo/#ib_redo12"), Some(FileClass::Redo));
+        assert_eq!(class("mysql", "/d/#innodb_redo/#ib_redo13_tmp"), Some(FileClass::Redo));
         assert_eq!(class("mysql", "/d/binlog.000003"), Some(FileClass::Binlog));
         assert_eq!(class("mysql", "/d/host-relay-bin.000003"), Some(FileClass::Relay));
         assert_eq!(class("mysql", "/d/t1.ibd"), None);
         assert_eq!(class("mysql", "/d/#ib_16384_0.dblwr"), None);
         assert_eq!(class("mariadb", "/d/ib_logfile0"), Some(FileClass::Redo));
         assert_eq!(class("mariadb", "/d/mysqld-bin.000001"), Some(FileClass::Binlog));
-        assert_eq!(
-            class("mariadb", "/d/mysqld-relay-bin.000001"),
-            Some(FileClass::Relay)
-        );
-        assert_eq!(
-            class("postgresql", "/d/pg_wal/00000001000000000000000A"),
-            Some(FileClass::Wal)
-        );
+        assert_eq!(class("mariadb", "/d/mysqld-relay-bin.000001"), Some(FileClass::Relay));
+        assert_eq!(class("postgresql", "/d/pg_wal/00000001000000000000000A"), Some(FileClass::Wal));
         assert_eq!(class("postgresql", "/d/pg_wal/00000001.history"), None);
         assert_eq!(class("rocksdb", "/d/000123.log"), Some(FileClass::Wal));
-        assert_eq!(
-            class("rocksdb", "/d/0000000000000007.raftlog"),
-            Some(FileClass::Wal)
-        );
+        assert_eq!(class("rocksdb", "/d/0000000000000007.raftlog"), Some(FileClass::Wal));
         assert_eq!(class("rocksdb", "/d/000124.sst"), None);
-        assert_eq!(
-            class("mongodb", "/d/journal/WiredTigerLog.0000000001"),
-            Some(FileClass::Wal)
-        );
+        assert_eq!(class("mongodb", "/d/journal/WiredTigerLog.0000000001"), Some(FileClass::Wal));
         assert_eq!(class("generic", "/d/binlog.000007"), Some(FileClass::Binlog));
     }
 
@@ -444,10 +385,7 @@ mod tests {
         let error = error_of("name = \"x\"\n[[log]]\nclass = \"wal\"\nfiles = \"{q}\"\nrule = \"keep\"\n");
         assert!(error.contains("line 4") && error.contains("in braces"), "{error}");
         let error = error_of("name = \"x\"\n[[log]]\nclass = \"wal\"\nfiles = \"a\"\nrule = \"burn\"\n");
-        assert!(
-            error.contains("line 5") && error.contains("release-behind-writer"),
-            "{error}"
-        );
+        assert!(error.contains("line 5") && error.contains("release-behind-writer"), "{error}");
         let error = error_of("name = \"x\"\n[[log]]\nclass = \"wal\"\nfiles = \"a\"\nrule = \"budget\"\n");
         assert!(error.contains("needs the key \"budget\""), "{error}");
         let error = error_of(
@@ -459,9 +397,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_lists_the_known() {
-        let error = find_profile(&Profile::built_in(), "oracle")
-            .unwrap_err()
-            .to_string();
+        let error = find_profile(&Profile::built_in(), "oracle").unwrap_err().to_string();
         assert!(error.contains("mariadb, mysql, postgresql"), "{error}");
     }
 }

@@ -26,11 +26,7 @@ pub(crate) struct Sample {
 pub(crate) fn sample(file: &InspectedFile) -> Result<Sample> {
     let size = file.size();
     let whole = residency(file, 0..u64::MAX)?;
-    let mut found = Sample {
-        resident: whole.resident,
-        unwritten: whole.unwritten(),
-        windows: Vec::new(),
-    };
+    let mut found = Sample { resident: whole.resident, unwritten: whole.unwritten(), windows: Vec::new() };
     if whole.resident > 0 && size > 0 {
         let mut width = WINDOW;
         while width < size {
@@ -92,10 +88,7 @@ mod tests {
         assert_eq!(starts, [0, 1500, 3 * 1024]);
         assert_eq!(found.windows.last().unwrap().end, file.size());
         assert_eq!(found.resident, 3 * 4096);
-        assert_eq!(
-            found.windows.iter().map(|window| window.resident).sum::<u64>(),
-            found.resident
-        );
+        assert_eq!(found.windows.iter().map(|window| window.resident).sum::<u64>(), found.resident);
         assert!(found.unwritten > 0);
         out.sync_all().unwrap();
         assert_eq!(sample(&file).unwrap().unwritten, 0);

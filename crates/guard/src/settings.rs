@@ -51,9 +51,7 @@ pub(crate) fn says_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec:
 }
 
 fn newest<'a>(names: &'a [OsString], pattern: &Pattern) -> Option<&'a OsStr> {
-    let numbered = names
-        .iter()
-        .filter_map(|name| Some((pattern.matches_name(name)?.sequence, name)));
+    let numbered = names.iter().filter_map(|name| Some((pattern.matches_name(name)?.sequence, name)));
     numbered.max().map(|(_, name)| name.as_os_str())
 }
 
@@ -64,21 +62,15 @@ mod tests {
 
     #[test]
     fn sizes_of_options_are_read_as_the_server_does() {
-        let line: Vec<OsString> = [
-            "mariadbd",
-            "--innodb-log_write_ahead-size=512",
-            "--innodb_log_write_ahead_size=4K",
-        ]
-        .map(OsString::from)
-        .to_vec();
+        let line: Vec<OsString> =
+            ["mariadbd", "--innodb-log_write_ahead-size=512", "--innodb_log_write_ahead_size=4K"]
+                .map(OsString::from)
+                .to_vec();
         assert_eq!(size_option(&line, "innodb_log_write_ahead_size"), Some(4096));
         assert_eq!(size_option(&line[..2], "innodb_log_write_ahead_size"), Some(512));
         assert_eq!(size_option(&line[..1], "innodb_log_write_ahead_size"), None);
         assert_eq!(
-            size_option(
-                &["--innodb_log_write_ahead_size_x=4096".into()],
-                "innodb_log_write_ahead_size"
-            ),
+            size_option(&["--innodb_log_write_ahead_size_x=4096".into()], "innodb_log_write_ahead_size"),
             None
         );
     }
@@ -89,16 +81,11 @@ mod tests {
         let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
         write("OPTIONS-000007", "[DBOptions]\n  recycle_log_file_num=4\n");
         write("OPTIONS-000005", "[DBOptions]\n  recycle_log_file_num=0\n");
-        let spec = RecycledIf {
-            file: "OPTIONS-{n}".parse().unwrap(),
-            key: "recycle_log_file_num".to_owned(),
-        };
+        let spec =
+            RecycledIf { file: "OPTIONS-{n}".parse().unwrap(), key: "recycle_log_file_num".to_owned() };
         let fd = open_directory(dir.path(), Links::Refuse).unwrap();
         let names = || -> Vec<OsString> {
-            std::fs::read_dir(dir.path())
-                .unwrap()
-                .map(|entry| entry.unwrap().file_name())
-                .collect()
+            std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect()
         };
         assert!(says_recycled(fd.as_fd(), &names(), &spec));
         write("OPTIONS-000009", "[DBOptions]\n  recycle_log_file_num=0\n");

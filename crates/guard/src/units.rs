@@ -23,9 +23,7 @@ impl FromStr for Size {
             format!("\"{text}\" is not a size: give bytes, or a number with K, M, G or T, like 64M or 1.5G")
         };
         let trimmed = text.trim();
-        let number_len = trimmed
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(trimmed.len());
+        let number_len = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(number_len);
         let factor = factor(unit.trim_start()).ok_or_else(bad)?;
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
@@ -96,22 +94,12 @@ pub fn parse_range(text: &str) -> Result<Range<u64>, String> {
     let (start, end) = text
         .split_once("..")
         .ok_or_else(|| format!("\"{text}\" is not a range: give A..B, A.. or ..B, like 0..64M"))?;
-    let start = if start.trim().is_empty() {
-        0
-    } else {
-        parse_size(start)?
-    };
-    let end = if end.trim().is_empty() {
-        u64::MAX
-    } else {
-        parse_size(end)?
-    };
+    let start = if start.trim().is_empty() { 0 } else { parse_size(start)? };
+    let end = if end.trim().is_empty() { u64::MAX } else { parse_size(end)? };
     if start < end {
         Ok(start..end)
     } else {
-        Err(format!(
-            "the range \"{text}\" is empty: its end is not after its start"
-        ))
+        Err(format!("the range \"{text}\" is empty: its end is not after its start"))
     }
 }
 
@@ -127,9 +115,7 @@ impl FromStr for Period {
             format!("\"{text}\" is not a length of time: give a number with ms, s, m or h, like 500ms or 30s")
         };
         let trimmed = text.trim();
-        let number_len = trimmed
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .ok_or_else(bad)?;
+        let number_len = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(bad)?;
         let (number, unit) = trimmed.split_at(number_len);
         let seconds = match unit.trim_start() {
             "ms" => 0.001,
@@ -158,23 +144,11 @@ mod tests {
 
     #[test]
     fn periods_are_read() {
-        for (text, milliseconds) in [
-            ("500ms", 500),
-            ("30s", 30_000),
-            ("1.5m", 90_000),
-            ("2h", 7_200_000),
-        ] {
-            assert_eq!(
-                parse_period(text),
-                Ok(Duration::from_millis(milliseconds)),
-                "{text}"
-            );
+        for (text, milliseconds) in [("500ms", 500), ("30s", 30_000), ("1.5m", 90_000), ("2h", 7_200_000)] {
+            assert_eq!(parse_period(text), Ok(Duration::from_millis(milliseconds)), "{text}");
         }
         for text in ["", "5", "s", "0s", "-1s", "1d", "1e400s", "1..2s"] {
-            assert!(
-                parse_period(text).unwrap_err().contains("not a length of time"),
-                "{text}"
-            );
+            assert!(parse_period(text).unwrap_err().contains("not a length of time"), "{text}");
         }
     }
 
@@ -200,17 +174,12 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused_in_words() {
-        for text in [
-            "", "M", "-1", "1.", ".5", "1..2", "1.2.3", "5X", "5MX", "5iB", "٣", "1e3",
-        ] {
+        for text in ["", "M", "-1", "1.", ".5", "1..2", "1.2.3", "5X", "5MX", "5iB", "٣", "1e3"] {
             let error = parse_size(text).unwrap_err();
             assert!(error.contains(&format!("\"{text}\" is not a size")), "{error}");
         }
         for text in ["16E", "18446744073709551616", "99999999999999999999999"] {
-            assert!(
-                parse_size(text).unwrap_err().contains("more than 64 bits"),
-                "{text}"
-            );
+            assert!(parse_size(text).unwrap_err().contains("more than 64 bits"), "{text}");
         }
     }
 

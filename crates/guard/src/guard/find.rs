@@ -1,0 +1,158 @@
+//! Finding what to watch: databases among the processes, and directories that were named.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::process::ProcRoot;
+
+use super::{Database, Guard};
+use crate::descriptors::Descriptors;
+use crate::directory::Directory;
+use crate::discover::recognise;
+use crate::event::Event;
+use crate::profile::Profile;
+
+/// A scan of all processes that takes a millisecond is repeated after this many, but not sooner than a second.
+const SCAN_SHARE: u32 = 1000;
+
+impl Guard {
+    /// Drops databases that ended, and takes up new ones.
+    pub(super) fn find_databases(&mut self, now: Instant) {
+        let (databases, events, proc) = (&mut self.databases, &mut self.events, &self.proc);
+        let mut lost = Vec::new();
+        databases.retain(|database| {
+            let alive = proc.start_time(database.pid).is_ok_and(|started| started == database.started);
+            if !alive {
+                lost.push(database.pid);
+                if database.told {
+                    events.push(Event::Lost { pid: database.pid, profile: database.profile.name.clone() });
+                }
+            }
+            alive
+        });
+        if !lost.is_empty() {
+            for directory in &self.directories {
+                if directory.owner.is_some_and(|owner| lost.contains(&owner)) {
+                    self.notifications.unwatch(&directory.path);
+                }
+            }
+            self.directories.retain(|directory| directory.owner.is_none_or(|owner| !lost.contains(&owner)));
+            self.others.ask();
+            self.scan_due = now;
+        }
+        if now < self.scan_due {
+            return;
+        }
+        let known: Vec<u32> = self.databases.iter().map(|database| database.pid).collect();
+        if self.options.find || self.databases.iter().any(|database| database.profile.postgresql_titles) {
+            match self.proc.pids() {
+                Ok(pids) => self.scan(&pids, &known),
+                Err(error) => self.problem(error.path().to_path_buf(), &error),
+            }
+        }
+        for pid in self.options.pids.clone() {
+            if !known.contains(&pid) {
+                self.take_named_process(pid);
+            }
+        }
+        self.scan_due = Instant::now() + (now.elapsed() * SCAN_SHARE).max(Duration::from_secs(1));
+    }
+
+    fn scan(&mut self, pids: &[u32], known: &[u32]) {
+        if self.options.find {
+            let wanted: Vec<Arc<Profile>> = match &self.options.profile {
+                Some(name) => self.profiles.iter().filter(|profile| profile.name == *name).cloned().collect(),
+                None => self.profiles.clone(),
+            };
+            for found in self.discovery.scan(&self.proc, pids, known, &wanted) {
+                self.take_up(found.pid, found.profile);
+            }
+        }
+        for database in self.databases.iter_mut().filter(|database| database.profile.postgresql_titles) {
+            let is_child = |pid: &u32| self.proc.parent(*pid).is_ok_and(|parent| parent == database.pid);
+            let tells = |pid: &u32| {
+                title(&self.proc, *pid).contains("walsender") || title(&self.proc, *pid).contains("archiver")
+            };
+            database.titled = pids.iter().copied().filter(|pid| is_child(pid) && tells(pid)).collect();
+        }
+    }
+
+    fn take_named_process(&mut self, pid: u32) {
+        let by_name = self
+            .options
+            .profile
+            .as_ref()
+            .and_then(|name| self.profiles.iter().find(|profile| profile.name == *name).cloned());
+        match by_name.or_else(|| recognise(&self.proc, pid, &self.profiles)) {
+            Some(profile) => self.take_up(pid, profile),
+            None if self.proc.start_time(pid).is_err() => {
+                self.problem(self.proc.root(pid), &format!("there is no process {pid}"));
+            }
+            None => self.problem(
+                self.proc.root(pid),
+                &format!(
+                    "process {pid} fits no profile: name one with --profile (generic, if none is its own)"
+                ),
+            ),
+        }
+    }
+
+    fn take_up(&mut self, pid: u32, profile: Arc<Profile>) {
+        // One that ended in between is no loss.
+        let Ok(started) = self.proc.start_time(pid) else {
+            return;
+        };
+        let now = Instant::now();
+        self.databases.push(Database {
+            pid,
+            started,
+            profile,
+            descriptors: Descriptors::new(now),
+            titled: Vec::new(),
+            told: false,
+        });
+        self.others.ask();
+    }
+
+    pub(super) fn watch_named_directories(&mut self) {
+        for path in self.options.directories.clone() {
+            let named = self.options.profile.as_ref();
+            let candidates: Vec<Arc<Profile>> = self
+                .profiles
+                .iter()
+                .filter(|profile| named.is_none_or(|name| profile.name == *name))
+                .cloned()
+                .collect();
+            let path = match std::fs::canonicalize(&path) {
+                Ok(path) => path,
+                Err(error) => {
+                    self.problem(path, &error);
+                    continue;
+                }
+            };
+            let Some((profile, directories)) = crate::named::logs_below(&path, &candidates) else {
+                self.problem(path, &"no file in it looks like a log of any profile: name one with --profile");
+                continue;
+            };
+            self.events.push(Event::Found {
+                pid: None,
+                profile: profile.name.clone(),
+                directories: directories.clone(),
+            });
+            for directory in directories {
+                self.directories.push(Directory::new(
+                    directory,
+                    None,
+                    None,
+                    Arc::clone(&profile),
+                    Vec::new(),
+                ));
+            }
+        }
+    }
+}
+
+pub(super) fn title(proc: &ProcRoot, pid: u32) -> String {
+    let line = proc.command_line(pid).unwrap_or_default();
+    line.iter().map(|argument| argument.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}

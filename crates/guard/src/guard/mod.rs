@@ -1,0 +1,252 @@
+//! The guard: finds databases, looks at their log files at each tick, asks the policy, and does what it says.
+//!
+//! Invariants:
+//! 1. It only reads, asks for writeback and gives advice: no byte of a file that it watches can change.
+//! 2. No descriptor of a watched file is held between ticks.
+//! 3. What fails for one file or database is told once and does not keep the others from being watched.
+//! 4. Its cost is bounded: dear looks (all processes, all descriptors of a process) are repeated at intervals that follow
+//!    what the last one took.
+
+mod act;
+mod find;
+mod look;
+
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_policy::{State, step};
+
+use self::look::{LIST_AGAIN, RETRY};
+use crate::config::Options;
+use crate::descriptors::Descriptors;
+use crate::directory::{Directory, Ids};
+use crate::discover::Discovery;
+use crate::event::{Event, Summary, Tick};
+use crate::notify::Notifications;
+use crate::profile::{Profile, ProfileError, find_profile};
+use crate::usage;
+
+/// Ticks without any news after which the guard looks less often.
+const IDLE_AFTER: u32 = 20;
+/// Paths whose problems are remembered, so that each is told once.
+const PROBLEMS_REMEMBERED: usize = 10_000;
+
+/// What the caller of [`Guard::run`] wants next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Control {
+    /// Go on with the next tick.
+    Continue,
+    /// End, and give the summary.
+    Stop,
+}
+
+/// A database that is watched.
+struct Database {
+    pid: u32,
+    started: u64,
+    profile: Arc<Profile>,
+    descriptors: Descriptors,
+    /// Processes of it whose titles tell of followers.
+    titled: Vec<u32>,
+    told: bool,
+}
+
+/// The guard. See the module.
+pub struct Guard {
+    options: Options,
+    proc: ProcRoot,
+    profiles: Vec<Arc<Profile>>,
+    databases: Vec<Database>,
+    directories: Vec<Directory>,
+    /// Descriptors of watched files in processes that are no watched database: `mysqlbinlog`, `cp`, a follower of one's own.
+    others: Descriptors,
+    discovery: Discovery,
+    notifications: Notifications<PathBuf>,
+    state: State,
+    ids: Ids,
+    problems: HashSet<PathBuf>,
+    began: Instant,
+    cpu_before: Duration,
+    scan_due: Instant,
+    list_due: Instant,
+    retry_due: Instant,
+    retry: u64,
+    quiet_ticks: u32,
+    summary: Summary,
+    events: Vec<Event>,
+}
+
+impl Guard {
+    /// A guard that has not looked yet. Fails if a profile that was asked for does not exist.
+    ///
+    /// ```
+    /// use pagekeeper_guard::{Guard, Options};
+    /// use pagekeeper_kernel::process::ProcRoot;
+    /// let options = Options { dry_run: true, ..Options::default() };
+    /// let mut guard = Guard::new(options, ProcRoot::default())?;
+    /// guard.tick(&mut |event| println!("{event:?}"));
+    /// assert_eq!(guard.summary().released_total_bytes, 0);
+    /// # Ok::<(), pagekeeper_guard::ProfileError>(())
+    /// ```
+    pub fn new(options: Options, proc: ProcRoot) -> Result<Self, ProfileError> {
+        if let Some(name) = &options.profile {
+            find_profile(&options.profiles, name)?;
+        }
+        let now = Instant::now();
+        let mut guard = Self {
+            profiles: Vec::new(),
+            databases: Vec::new(),
+            directories: Vec::new(),
+            others: Descriptors::new(now),
+            discovery: Discovery::default(),
+            notifications: Notifications::new(),
+            state: State::default(),
+            ids: Ids::default(),
+            problems: HashSet::new(),
+            began: now,
+            cpu_before: usage::cpu_time(),
+            scan_due: now,
+            list_due: now + LIST_AGAIN,
+            retry_due: now + RETRY,
+            retry: 0,
+            quiet_ticks: 0,
+            summary: Summary::default(),
+            events: Vec::new(),
+            options: Options::default(),
+            proc,
+        };
+        guard.events.push(Event::Start {
+            version: env!("CARGO_PKG_VERSION"),
+            tick_ms: u64::try_from(options.tick.as_millis()).unwrap_or(u64::MAX),
+            dry_run: options.dry_run,
+        });
+        guard.events.extend(crate::limits::limits().into_iter().map(|limit| Event::Limited { limit }));
+        guard.take_options(options);
+        guard.watch_named_directories();
+        Ok(guard)
+    }
+
+    /// Takes a new configuration; what is watched is found anew, figures of the summary go on.
+    pub fn reload(&mut self, options: Options) -> Result<(), ProfileError> {
+        if let Some(name) = &options.profile {
+            find_profile(&options.profiles, name)?;
+        }
+        for directory in std::mem::take(&mut self.directories) {
+            self.notifications.unwatch(&directory.path);
+        }
+        self.databases.clear();
+        self.discovery.forget();
+        self.scan_due = Instant::now();
+        self.take_options(options);
+        self.watch_named_directories();
+        Ok(())
+    }
+
+    fn take_options(&mut self, mut options: Options) {
+        for profile in &mut options.profiles {
+            for log in &mut profile.logs {
+                if let Some(rule) = options.rules.get(&log.class) {
+                    log.rule = *rule;
+                }
+            }
+        }
+        self.profiles = options.profiles.iter().cloned().map(Arc::new).collect();
+        self.options = options;
+    }
+
+    /// Ticks until `wait` says to stop. `wait` is given the time until the next tick; `tell` hears all events but the summary.
+    pub fn run(
+        &mut self,
+        mut wait: impl FnMut(&mut Self, Duration) -> Control,
+        tell: &mut dyn FnMut(&Event),
+    ) -> Summary {
+        loop {
+            let began = Instant::now();
+            self.tick(tell);
+            let pause =
+                if self.quiet_ticks >= IDLE_AFTER { self.options.idle_tick } else { self.options.tick };
+            let left = pause.saturating_sub(began.elapsed());
+            if wait(self, left) == Control::Stop {
+                return self.summary();
+            }
+        }
+    }
+
+    /// Whether all processes that were named have ended, and nothing else is to be watched.
+    pub fn is_done(&self) -> bool {
+        !self.options.pids.is_empty()
+            && !self.options.find
+            && self.options.directories.is_empty()
+            && self.databases.is_empty()
+            && self.summary.ticks > 0
+    }
+
+    /// Looks at everything once, and acts.
+    pub fn tick(&mut self, tell: &mut dyn FnMut(&Event)) {
+        let now = Instant::now();
+        self.find_databases(now);
+        self.list_directories(now);
+        let moved = self.look_at_descriptors(now);
+        self.look_at_files();
+        let facts = self.facts(now);
+        let mut tick = Tick {
+            databases: self.databases.len(),
+            files: self.directories.iter().map(|directory| directory.entries.len()).sum(),
+            followers: facts.followers.len(),
+            ..Tick::default()
+        };
+        let resident = |directories: &[Directory]| -> u64 {
+            directories.iter().flat_map(|dir| dir.entries.values()).map(|entry| entry.sample.resident).sum()
+        };
+        let before = resident(&self.directories);
+        if self.summary.resident_before_bytes == 0 {
+            self.summary.resident_before_bytes = before;
+        }
+        self.summary.resident_peak_bytes = self.summary.resident_peak_bytes.max(before);
+
+        let acts = step(&mut self.state, &facts);
+        tick.acts = acts.len();
+        for act in acts {
+            tick.released_bytes += self.act(act);
+        }
+
+        self.quiet_ticks = if moved || tick.acts > 0 { 0 } else { self.quiet_ticks.saturating_add(1) };
+        tick.resident_bytes = resident(&self.directories);
+        tick.unwritten_bytes = self
+            .directories
+            .iter()
+            .flat_map(|dir| dir.entries.values())
+            .map(|entry| entry.sample.unwritten)
+            .sum();
+        tick.seconds = self.began.elapsed().as_secs_f64();
+        self.summary.ticks += 1;
+        self.summary.resident_after_bytes = tick.resident_bytes;
+        self.events.push(Event::Tick(tick));
+        for event in self.events.drain(..) {
+            tell(&event);
+        }
+    }
+
+    /// What the run did so far.
+    pub fn summary(&self) -> Summary {
+        let seconds = self.began.elapsed().as_secs_f64();
+        let cpu_seconds = usage::cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
+        Summary {
+            seconds,
+            cpu_seconds,
+            cpu_percent: cpu_seconds / seconds.max(f64::MIN_POSITIVE) * 100.0,
+            memory_peak_bytes: usage::memory_peak().unwrap_or(0),
+            ..self.summary.clone()
+        }
+    }
+
+    fn problem(&mut self, path: PathBuf, problem: &dyn Display) {
+        if self.problems.len() < PROBLEMS_REMEMBERED && self.problems.insert(path.clone()) {
+            self.events.push(Event::Problem { path, problem: problem.to_string() });
+        }
+    }
+}
