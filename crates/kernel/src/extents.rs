@@ -1,0 +1,323 @@
+//! Extents: exactly which pages of a file are resident, as byte ranges in file order.
+//!
+//! By cachestat(2) window by window: a window that is empty or full needs nothing more, a partial one is cut into
+//! smaller ones, and the smallest are looked at page by page with mincore(2). Without cachestat by mincore alone.
+//! Invariants: memory use follows neither the file's size nor what is resident; extents come sorted, disjoint and
+//! not touching; they are whole pages, so the last may end past the end of the file.
+//! Fails with [`Error::is_denied`] where the kernel would not tell the truth (see [`residency`](crate::residency())).
+//! Read-ahead in flight counts as resident in a full window, and as absent in a partial one.
+
+use std::collections::VecDeque;
+use std::iter::FusedIterator;
+use std::ops::Range;
+
+use rustix::io::Errno;
+
+use crate::residency::require_truthful_mincore;
+use crate::sys::cachestat::cachestat;
+use crate::sys::mapping::FileMapping;
+use crate::{Error, InspectedFile, Result, page_size};
+
+/// First windows: small enough that counting a partial one again in its parts costs little, and one cachestat of an
+/// empty one costs 0.2 µs whatever its size (Linux 6.18, measured).
+const WINDOW: u64 = 64 << 20;
+
+/// A huge file has at most this many first windows, so that an empty 15 TiB cost about a millisecond.
+const FIRST_WINDOWS: u64 = 4096;
+
+/// A partial window is cut into this many.
+const CUTS: u64 = 32;
+
+/// A partial window of at most this many bytes is left to mincore.
+const LEAF: u64 = 2 << 20;
+
+/// A part of a file whose pages are all resident or all absent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) range: Range<u64>,
+    pub(crate) resident: bool,
+}
+
+/// The stretches of a range in turn, each as long as can be.
+#[derive(Debug)]
+pub(crate) struct Stretches<'a> {
+    file: &'a InspectedFile,
+    has_cachestat: bool,
+    /// What no window was made of yet.
+    rest: Range<u64>,
+    first_window: u64,
+    /// Windows to look at, the next one last.
+    windows: Vec<Range<u64>>,
+    /// Looked at, not yet handed out: more may follow on the last.
+    found: VecDeque<Stretch>,
+    pages: Vec<u8>,
+    failed: bool,
+}
+
+impl<'a> Stretches<'a> {
+    /// Of the pages that `range` touches and that are in the file now.
+    pub(crate) fn new(file: &'a InspectedFile, range: Range<u64>) -> Result<Self> {
+        let page = page_size();
+        let end = range.end.min(file.size_now()?).next_multiple_of(page);
+        let start = (range.start / page * page).min(end);
+        let has_cachestat = match cachestat(file, 0, 1) {
+            Ok(_) => true,
+            // A sandbox's filter answers EPERM for calls it does not know: mincore may still be truthful.
+            Err(Errno::NOSYS | Errno::PERM) => {
+                require_truthful_mincore(file)?;
+                false
+            }
+            Err(errno) => return Err(Error::call("cachestat", file.path(), errno)),
+        };
+        Ok(Self {
+            file,
+            has_cachestat,
+            rest: start..end,
+            first_window: ((end - start) / FIRST_WINDOWS).next_multiple_of(WINDOW).max(WINDOW),
+            windows: Vec::new(),
+            found: VecDeque::new(),
+            pages: Vec::new(),
+            failed: false,
+        })
+    }
+
+    fn note(&mut self, range: Range<u64>, resident: bool) {
+        match self.found.back_mut() {
+            Some(last) if last.resident == resident => last.range.end = range.end,
+            _ => self.found.push_back(Stretch { range, resident }),
+        }
+    }
+
+    fn next_window(&mut self) -> Option<Range<u64>> {
+        if let Some(window) = self.windows.pop() {
+            return Some(window);
+        }
+        if self.rest.is_empty() {
+            return None;
+        }
+        // Multiples of the window, so that leaves fall on whole large folios.
+        let end = (self.rest.start / self.first_window + 1) * self.first_window;
+        let window = self.rest.start..end.min(self.rest.end);
+        self.rest.start = window.end;
+        Some(window)
+    }
+
+    fn look_at(&mut self, window: Range<u64>) -> Result<()> {
+        if !self.has_cachestat {
+            return self.look_page_by_page(window);
+        }
+        let len = window.end - window.start;
+        let counts = cachestat(self.file, window.start, len)
+            .map_err(|e| Error::call("cachestat", self.file.path(), e))?;
+        if counts.cache == 0 || counts.cache == len / page_size() {
+            self.note(window, counts.cache > 0);
+        } else if len <= LEAF {
+            self.look_page_by_page(window)?;
+        } else {
+            let step = (len / CUTS).max(LEAF).next_multiple_of(page_size());
+            let pieces = len.div_ceil(step);
+            for index in (0..pieces).rev() {
+                let start = window.start + index * step;
+                self.windows.push(start..(start + step).min(window.end));
+            }
+        }
+        Ok(())
+    }
+
+    fn look_page_by_page(&mut self, window: Range<u64>) -> Result<()> {
+        let page = page_size();
+        let mut at = window.start;
+        while at < window.end {
+            let part = at..(at + WINDOW).min(window.end);
+            let len = usize::try_from(part.end - part.start).unwrap_or(usize::MAX);
+            let mut pages = std::mem::take(&mut self.pages);
+            let map = FileMapping::new(self.file, part.start, len)
+                .map_err(|e| Error::call("mmap", self.file.path(), e))?;
+            map.mincore(&mut pages).map_err(|e| Error::call("mincore", self.file.path(), e))?;
+            let mut start = part.start;
+            for run in pages.chunk_by(|a, b| a & 1 == b & 1) {
+                let end = start + run.len() as u64 * page;
+                self.note(start..end, run[0] & 1 == 1);
+                start = end;
+            }
+            self.pages = pages;
+            at = part.end;
+        }
+        Ok(())
+    }
+}
+
+impl Iterator for Stretches<'_> {
+    type Item = Result<Stretch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        while self.found.len() < 2 {
+            let Some(window) = self.next_window() else {
+                break;
+            };
+            if let Err(error) = self.look_at(window) {
+                self.failed = true;
+                return Some(Err(error));
+            }
+        }
+        self.found.pop_front().map(Ok)
+    }
+}
+
+impl FusedIterator for Stretches<'_> {}
+
+/// The resident extents of a range, in file order; made by [`resident_extents`].
+#[derive(Debug)]
+pub struct ResidentExtents<'a>(Stretches<'a>);
+
+impl Iterator for ResidentExtents<'_> {
+    type Item = Result<Range<u64>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.find_map(|stretch| match stretch {
+            Ok(stretch) => stretch.resident.then_some(Ok(stretch.range)),
+            Err(error) => Some(Err(error)),
+        })
+    }
+}
+
+impl FusedIterator for ResidentExtents<'_> {}
+
+/// Finds which pages of `range` are resident; an end of `u64::MAX` means the end of the file.
+///
+/// The extents are byte ranges of whole pages, sorted, and never touch each other. What is loaded or dropped
+/// meanwhile may or may not be seen.
+///
+/// ```
+/// use pagekeeper_kernel::{InspectedFile, Links, resident_extents};
+/// let file = InspectedFile::open(std::env::current_exe()?, Links::Refuse)?;
+/// for extent in resident_extents(&file, 0..u64::MAX)? {
+///     let extent = extent?;
+///     println!("{} bytes from {}", extent.end - extent.start, extent.start);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn resident_extents(file: &InspectedFile, range: Range<u64>) -> Result<ResidentExtents<'_>> {
+    Stretches::new(file, range).map(ResidentExtents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::residency::for_each_mincore_chunk;
+    use crate::testing::{evict_all, file_of};
+    use proptest::prelude::*;
+    use std::os::unix::fs::FileExt;
+
+    const PAGE: u64 = 4096;
+
+    fn extents(file: &InspectedFile, range: Range<u64>) -> Vec<Range<u64>> {
+        resident_extents(file, range).unwrap().collect::<Result<_>>().unwrap()
+    }
+
+    fn one(extent: Range<u64>) -> Vec<Range<u64>> {
+        std::iter::once(extent).collect()
+    }
+
+    /// Page by page, the slow and sure way.
+    fn by_mincore(file: &InspectedFile) -> Vec<Range<u64>> {
+        let mut found: Vec<Range<u64>> = Vec::new();
+        for_each_mincore_chunk(file, 0..u64::MAX, |start, pages| {
+            for (index, _) in pages.iter().enumerate().filter(|(_, page)| **page & 1 == 1) {
+                let at = start + index as u64 * PAGE;
+                match found.last_mut() {
+                    Some(last) if last.end == at => last.end = at + PAGE,
+                    _ => found.push(at..at + PAGE),
+                }
+            }
+        })
+        .unwrap();
+        found
+    }
+
+    fn load_single_pages(file: &InspectedFile, pages: &[u64]) {
+        rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random).unwrap();
+        for page in pages {
+            file.file().read_exact_at(&mut [0; 1], page * PAGE).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_empty_and_a_full_file_are_one_stretch() {
+        let (_dir, file) = file_of(8 << 20);
+        assert_eq!(extents(&file, 0..u64::MAX), one(0..8 << 20));
+        assert_eq!(extents(&file, 5 * PAGE + 1..9 * PAGE + 1), one(5 * PAGE..10 * PAGE));
+        evict_all(&file);
+        assert!(extents(&file, 0..u64::MAX).is_empty());
+        let stretches: Vec<_> = Stretches::new(&file, 0..u64::MAX).unwrap().map(Result::unwrap).collect();
+        assert_eq!(stretches, [Stretch { range: 0..8 << 20, resident: false }]);
+    }
+
+    #[test]
+    fn scattered_pages_are_found_exactly() {
+        let (_dir, file) = file_of(200 << 20);
+        evict_all(&file);
+        // First, last, at the seams of windows and leaves, alone and in pairs.
+        let pages = [0, 1, 511, 512, 513, 16383, 16384, 20000, 20001, 40000, 51199];
+        load_single_pages(&file, &pages);
+        let found = extents(&file, 0..u64::MAX);
+        assert_eq!(found, by_mincore(&file));
+        let loaded: Vec<u64> =
+            found.iter().flat_map(|extent| extent.start / PAGE..extent.end / PAGE).collect();
+        assert_eq!(loaded, pages);
+        assert_eq!(
+            extents(&file, 512 * PAGE..20001 * PAGE),
+            [512 * PAGE..514 * PAGE, 16383 * PAGE..16385 * PAGE, 20000 * PAGE..20001 * PAGE]
+        );
+    }
+
+    #[test]
+    fn the_stretches_cover_the_range_without_a_gap() {
+        let (_dir, file) = file_of((10 << 20) + 100);
+        evict_all(&file);
+        load_single_pages(&file, &[7, 9, 600, 2560]);
+        let mut at = 0;
+        let mut last = None;
+        for stretch in Stretches::new(&file, 0..u64::MAX).unwrap() {
+            let stretch = stretch.unwrap();
+            assert_eq!(stretch.range.start, at);
+            assert_ne!(last, Some(stretch.resident));
+            at = stretch.range.end;
+            last = Some(stretch.resident);
+        }
+        assert_eq!(at, (10 << 20) + PAGE);
+    }
+
+    #[test]
+    fn a_sparse_file_of_fifteen_tib_is_one_stretch() {
+        let (_dir, file) = file_of(0);
+        std::fs::OpenOptions::new().write(true).open(file.path()).unwrap().set_len(15 << 40).unwrap();
+        assert!(extents(&file, 0..u64::MAX).is_empty());
+        load_single_pages(&file, &[(7 << 40) / PAGE + 3]);
+        assert_eq!(extents(&file, 0..u64::MAX), one((7 << 40) + 3 * PAGE..(7 << 40) + 4 * PAGE));
+    }
+
+    #[test]
+    fn nothing_has_no_extents() {
+        let (_dir, file) = file_of(4096);
+        assert!(extents(&file, PAGE..u64::MAX).is_empty());
+        assert!(extents(&file, 9 * PAGE..10 * PAGE).is_empty());
+        let (_dir, empty) = file_of(0);
+        assert!(extents(&empty, 0..u64::MAX).is_empty());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn any_pattern_is_found_as_mincore_sees_it(pages in prop::collection::btree_set(0_u64..2048, 0..200)) {
+            let (_dir, file) = file_of(8 << 20);
+            evict_all(&file);
+            let pages: Vec<u64> = pages.into_iter().collect();
+            load_single_pages(&file, &pages);
+            prop_assert_eq!(extents(&file, 0..u64::MAX), by_mincore(&file));
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Reading pieces of a file into the page cache from several threads, and waiting for each.
+//!
+//! Invariants: a piece has been waited for when it is counted as loaded; the first error stops all threads and is the
+//! one reported; no lock is held over I/O. A file cut meanwhile is no error: its pieces end where it ends.
+
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Advice, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{WarmMethod, WarmOptions, WarmProgress, call_error};
+use crate::sys::mapping::FileMapping;
+use crate::{Error, InspectedFile, Result};
+
+/// Bytes read between two looks at cancellation and rate.
+pub(super) const CHUNK: u64 = 8 << 20;
+
+/// From this length on a piece is populated: what a fault reads around it weighs little then.
+const POPULATE_FROM: u64 = 4 << 20;
+
+/// A piece that starts on this alignment and ends the file is populated from [`POPULATE_FILE_FROM`] on: nothing lies around it
+/// that could be read needlessly.
+const POPULATE_ALIGN: u64 = 2 << 20;
+const POPULATE_FILE_FROM: u64 = 64 << 10;
+
+/// Short pieces that one thread asks for before it waits for the first: 64 of 16 KiB kept the measured disk busy.
+const READ_AHEAD_PIECES: usize = 64;
+
+/// Bytes of one `POSIX_FADV_WILLNEED`: the kernel cuts a call short near `read_ahead_kb`, 128 by default.
+const READ_AHEAD_STEP: u64 = 128 << 10;
+
+/// Loads pieces of one file.
+pub(super) struct Loader<'a> {
+    file: &'a InspectedFile,
+    options: &'a WarmOptions,
+    cancel: &'a AtomicBool,
+    null: OwnedFd,
+    /// The file's size at the start.
+    size: u64,
+    chunk: u64,
+    pacer: Pacer,
+    loaded: AtomicU64,
+}
+
+impl<'a> Loader<'a> {
+    pub(super) fn new(
+        file: &'a InspectedFile,
+        options: &'a WarmOptions,
+        cancel: &'a AtomicBool,
+    ) -> Result<Self> {
+        let null = rustix::fs::open("/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| Error::call("open", "/dev/null", e))?;
+        // With a low rate, sixteen steps a second: smooth, and quick to cancel.
+        let chunk =
+            options.rate.map_or(CHUNK, |rate| (rate / 16).next_power_of_two().clamp(256 << 10, CHUNK));
+        Ok(Self {
+            file,
+            options,
+            cancel,
+            null,
+            size: file.size_now()?,
+            chunk,
+            pacer: Pacer::new(options.rate),
+            loaded: AtomicU64::new(0),
+        })
+    }
+
+    /// Bytes loaded so far.
+    pub(super) fn loaded(&self) -> u64 {
+        self.loaded.load(Ordering::Relaxed)
+    }
+
+    /// Loads the pieces, which are sorted, and waits for them.
+    pub(super) fn load(&self, pieces: &[Range<u64>], progress: WarmProgress<'_>) -> Result<()> {
+        let units = self.units(pieces);
+        let shared = Shared {
+            units: &units,
+            next: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            error: Mutex::new(None),
+            progress,
+        };
+        let width = self.options.width.clamp(1, units.len().max(1));
+        std::thread::scope(|scope| {
+            for _ in 1..width {
+                scope.spawn(|| self.work(&shared));
+            }
+            self.work(&shared);
+        });
+        match shared.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// What a thread takes at once: a long piece, or a run of short ones.
+    fn units<'p>(&self, pieces: &'p [Range<u64>]) -> Vec<(WarmMethod, &'p [Range<u64>])> {
+        let mut units = Vec::new();
+        let mut rest = pieces;
+        while let Some(first) = rest.first() {
+            let method = self.method(first);
+            let mut count = 1;
+            if method == WarmMethod::ReadAhead {
+                let mut bytes = first.end - first.start;
+                while count < READ_AHEAD_PIECES && bytes < self.chunk && rest.len() > count {
+                    let next = &rest[count];
+                    if self.method(next) != method {
+                        break;
+                    }
+                    bytes += next.end - next.start;
+                    count += 1;
+                }
+            }
+            let (unit, after) = rest.split_at(count);
+            units.push((method, unit));
+            rest = after;
+        }
+        units
+    }
+
+    fn method(&self, piece: &Range<u64>) -> WarmMethod {
+        match self.options.method {
+            WarmMethod::Auto => {
+                let len = piece.end - piece.start;
+                let rest_of_file = piece.start.is_multiple_of(POPULATE_ALIGN) && piece.end >= self.size;
+                if len >= POPULATE_FROM || (rest_of_file && len >= POPULATE_FILE_FROM) {
+                    WarmMethod::Populate
+                } else {
+                    WarmMethod::ReadAhead
+                }
+            }
+            chosen => chosen,
+        }
+    }
+
+    fn work(&self, shared: &Shared<'_>) {
+        let done = reopen(self.file).and_then(|reader| {
+            while let Some((method, pieces)) = shared.units.get(shared.next.fetch_add(1, Ordering::Relaxed)) {
+                match method {
+                    WarmMethod::ReadAhead => self.read_ahead(&reader, pieces, shared)?,
+                    _ => self.read_through(&reader, *method, &pieces[0], shared)?,
+                }
+                if self.stopped(shared) {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        if let Err(error) = done {
+            shared.failed.store(true, Ordering::Relaxed);
+            let mut first = shared.error.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert(error);
+        }
+    }
+
+    fn stopped(&self, shared: &Shared<'_>) -> bool {
+        self.cancel.load(Ordering::Relaxed) || shared.failed.load(Ordering::Relaxed)
+    }
+
+    /// Asks for all the pieces, then waits for each.
+    fn read_ahead(&self, reader: &File, pieces: &[Range<u64>], shared: &Shared<'_>) -> Result<()> {
+        let bytes = pieces.iter().map(|piece| piece.end - piece.start).sum();
+        if !self.pacer.wait(bytes, || self.stopped(shared)) {
+            return Ok(());
+        }
+        for piece in pieces {
+            let mut asked = piece.start;
+            while asked < piece.end {
+                let step = READ_AHEAD_STEP.min(piece.end - asked);
+                rustix::fs::fadvise(reader, asked, NonZeroU64::new(step), Advice::WillNeed)
+                    .map_err(|e| call_error("fadvise", self.file, e))?;
+                asked += step;
+            }
+        }
+        for piece in pieces {
+            self.send(reader, piece)?;
+            self.count(piece, shared);
+        }
+        Ok(())
+    }
+
+    /// Reads a piece from its start to its end.
+    fn read_through(
+        &self,
+        reader: &File,
+        method: WarmMethod,
+        piece: &Range<u64>,
+        shared: &Shared<'_>,
+    ) -> Result<()> {
+        let mut start = piece.start;
+        while start < piece.end {
+            let part = start..piece.end.min((start / self.chunk + 1) * self.chunk);
+            if !self.pacer.wait(part.end - part.start, || self.stopped(shared)) {
+                return Ok(());
+            }
+            // What populating can't do or won't explain (EFAULT for an unreadable block or a cut file), reading can.
+            if method != WarmMethod::Populate || populate(reader, &part).is_err() {
+                self.send(reader, &part)?;
+            }
+            self.count(&part, shared);
+            start = part.end;
+        }
+        Ok(())
+    }
+
+    /// Reads a part without copying it, up to the end of the file.
+    fn send(&self, reader: &File, part: &Range<u64>) -> Result<()> {
+        let mut at = part.start;
+        while at < part.end {
+            let len = usize::try_from(part.end - at).unwrap_or(usize::MAX);
+            match rustix::fs::sendfile(&self.null, reader, Some(&mut at), len) {
+                Ok(0) => break,
+                Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => return Err(call_error("sendfile", self.file, errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&self, part: &Range<u64>, shared: &Shared<'_>) {
+        let bytes = part.end - part.start;
+        self.loaded.fetch_add(bytes, Ordering::Relaxed);
+        (shared.progress)(bytes);
+    }
+}
+
+/// What the threads of one [`Loader::load`] share.
+struct Shared<'a> {
+    units: &'a [(WarmMethod, &'a [Range<u64>])],
+    /// The first unit that nobody has taken.
+    next: AtomicUsize,
+    failed: AtomicBool,
+    error: Mutex<Option<Error>>,
+    progress: WarmProgress<'a>,
+}
+
+/// Faults all pages of a part in, and waits for them.
+fn populate(reader: &File, part: &Range<u64>) -> std::result::Result<(), Errno> {
+    let len = usize::try_from(part.end - part.start).map_err(|_| Errno::NOMEM)?;
+    let map = FileMapping::new(reader, part.start, len)?;
+    // Without large folios it is still a way to read.
+    let _ = map.advise_huge();
+    map.populate_read()
+}
+
+/// The same file with a position and read-ahead state of its own, so that threads do not upset each other's; where that
+/// can't be had (no /proc, no more permission), the file as it is.
+fn reopen(file: &InspectedFile) -> Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    rustix::fs::open(&path, flags | OFlags::NOATIME, Mode::empty())
+        .or_else(|_| rustix::fs::open(&path, flags, Mode::empty()))
+        .map(File::from)
+        .or_else(|_| file.file().try_clone())
+        .map_err(|e| Error::call("dup", file.path(), e))
+}
+
+/// Holds reading down to a rate, over all threads.
+struct Pacer {
+    rate: Option<u64>,
+    /// When the next part may be read.
+    next: Mutex<Instant>,
+}
+
+impl Pacer {
+    /// The longest sleep before cancellation is looked at again.
+    const NAP: Duration = Duration::from_millis(100);
+
+    fn new(rate: Option<u64>) -> Self {
+        Self { rate, next: Mutex::new(Instant::now()) }
+    }
+
+    /// Waits for the turn of `bytes`; false if it was stopped meanwhile.
+    fn wait(&self, bytes: u64, stopped: impl Fn() -> bool) -> bool {
+        if let Some(rate) = self.rate {
+            let turn = self.book(bytes, rate);
+            while !stopped() {
+                let left = turn.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                std::thread::sleep(left.min(Self::NAP));
+            }
+        }
+        !stopped()
+    }
+
+    /// Takes the next turn and puts the one after it as late as the bytes ask for. Time that nobody used is lost.
+    fn book(&self, bytes: u64, rate: u64) -> Instant {
+        let cost = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = (*next).max(Instant::now());
+        *next = turn + cost;
+        turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_are_booked_as_far_apart_as_the_rate_says() {
+        let pacer = Pacer::new(Some(1000));
+        let first = pacer.book(500, 1000);
+        let second = pacer.book(2000, 1000);
+        let third = pacer.book(1, 1000);
+        assert_eq!(second - first, Duration::from_millis(500));
+        assert_eq!(third - second, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn waiting_ends_when_stopped() {
+        let pacer = Pacer::new(Some(1));
+        assert!(pacer.wait(1 << 40, || false));
+        assert!(!pacer.wait(1, || true));
+    }
+}

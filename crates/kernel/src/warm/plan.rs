@@ -1,0 +1,166 @@
+//! The plan: which pages of the ranges are missing, found piece by piece just before they are read.
+//!
+//! Invariants: pieces come in file order, in whole pages, none longer than the given length, none resident when it was
+//! looked at; a batch is at most [`BATCH`] pieces. Fails with the error of looking at the file.
+
+use std::ops::Range;
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use super::{WarmProgress, call_error};
+use crate::extents::Stretches;
+use crate::{InspectedFile, Result, page_size, residency};
+
+/// Most pieces planned ahead: 256 KiB of memory, up to a TiB of a file.
+const BATCH: usize = 16_384;
+
+/// What is missing of the ranges.
+pub(super) struct Plan<'a> {
+    file: &'a InspectedFile,
+    ranges: std::slice::Iter<'a, Range<u64>>,
+    skip_holes: bool,
+    residency_known: bool,
+    longest: u64,
+    empty: EmptyWindows<'a>,
+    /// The current range's rest, in which data has yet to be looked for.
+    rest: Range<u64>,
+    /// The current data, looked at for what is resident.
+    stretches: Option<Stretches<'a>>,
+    /// What is missing next.
+    missing: Range<u64>,
+    holes: u64,
+}
+
+impl<'a> Plan<'a> {
+    pub(super) fn new(
+        file: &'a InspectedFile,
+        ranges: &'a [Range<u64>],
+        skip_holes: bool,
+        residency_known: bool,
+        longest: u64,
+    ) -> Self {
+        Self {
+            file,
+            ranges: ranges.iter(),
+            skip_holes,
+            residency_known,
+            longest,
+            empty: EmptyWindows::new(file),
+            rest: 0..0,
+            stretches: None,
+            missing: 0..0,
+            holes: 0,
+        }
+    }
+
+    /// Bytes of holes passed over so far.
+    pub(super) fn holes(&self) -> u64 {
+        self.holes
+    }
+
+    /// The next pieces; none at the end. `progress` is told of what needs no reading.
+    pub(super) fn next_batch(&mut self, progress: WarmProgress<'_>) -> Result<Vec<Range<u64>>> {
+        let mut pieces: Vec<Range<u64>> = Vec::new();
+        while pieces.len() < BATCH {
+            if self.missing.is_empty() && !self.find_missing(progress)? {
+                break;
+            }
+            let end = self.missing.end.min(self.missing.start + self.longest);
+            pieces.push(self.missing.start..end);
+            self.missing.start = end;
+        }
+        Ok(pieces)
+    }
+
+    /// Finds the next missing stretch; false at the end.
+    fn find_missing(&mut self, progress: WarmProgress<'_>) -> Result<bool> {
+        loop {
+            while let Some(stretch) = self.stretches.as_mut().and_then(Iterator::next) {
+                let stretch = stretch?;
+                if !stretch.resident {
+                    self.missing = stretch.range;
+                    return Ok(true);
+                }
+                progress(stretch.range.end - stretch.range.start);
+            }
+            self.stretches = None;
+            while self.rest.is_empty() {
+                let Some(range) = self.ranges.next() else {
+                    return Ok(false);
+                };
+                self.rest = range.clone();
+            }
+            let data = if self.skip_holes {
+                let data = next_data(self.file, &self.rest)?;
+                let hole = data.start - self.rest.start;
+                if hole > 0 {
+                    self.holes += hole;
+                    progress(hole);
+                }
+                data
+            } else {
+                self.rest.clone()
+            };
+            self.rest.start = data.end;
+            if data.is_empty() {
+                continue;
+            }
+            if !self.residency_known || self.empty.hold(&data)? {
+                let page = page_size();
+                self.missing = data.start / page * page..data.end.next_multiple_of(page);
+                return Ok(true);
+            }
+            self.stretches = Some(Stretches::new(self.file, data)?);
+        }
+    }
+}
+
+/// The first stretch of `range` that is not a hole (lseek(2) `SEEK_DATA`); empty at its end if there is none. Pages
+/// reserved but never written count as holes: reading them costs the device nothing.
+pub(super) fn next_data(file: &InspectedFile, range: &Range<u64>) -> Result<Range<u64>> {
+    let start = match rustix::fs::seek(file, SeekFrom::Data(range.start)) {
+        Ok(start) => start.min(range.end),
+        Err(Errno::NXIO) => range.end,
+        // Not known here: all is data.
+        Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(range.clone()),
+        Err(errno) => return Err(call_error("lseek", file, errno)),
+    };
+    if start == range.end {
+        return Ok(range.end..range.end);
+    }
+    match rustix::fs::seek(file, SeekFrom::Hole(start)) {
+        // A hole right here: the file was changed between the calls.
+        Ok(end) if end > start => Ok(start..end.min(range.end)),
+        Ok(_) | Err(Errno::NXIO) => Ok(start..range.end),
+        Err(errno) => Err(call_error("lseek", file, errno)),
+    }
+}
+
+/// Knows, for ranges asked in file order, whether they lie in a window that has nothing resident: one call then serves
+/// all the small ranges of a window.
+pub(super) struct EmptyWindows<'a> {
+    file: &'a InspectedFile,
+    looked_until: u64,
+    empty_until: u64,
+}
+
+impl<'a> EmptyWindows<'a> {
+    const WINDOW: u64 = 64 << 20;
+
+    pub(super) fn new(file: &'a InspectedFile) -> Self {
+        Self { file, looked_until: 0, empty_until: 0 }
+    }
+
+    /// Whether all of `range` is known to have nothing resident.
+    pub(super) fn hold(&mut self, range: &Range<u64>) -> Result<bool> {
+        if range.start >= self.looked_until {
+            let window = range.start..range.end.max(range.start.saturating_add(Self::WINDOW));
+            self.looked_until = window.end;
+            if residency(self.file, window.clone())?.resident == 0 {
+                self.empty_until = window.end;
+            }
+        }
+        Ok(range.end <= self.empty_until)
+    }
+}

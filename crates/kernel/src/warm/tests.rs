@@ -1,0 +1,272 @@
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+
+use super::*;
+use crate::testing::{evict_all, file_of};
+use crate::{Links, residency_by_mincore, resident_extents};
+
+const PAGE: u64 = 4096;
+const MIB: u64 = 1 << 20;
+const METHODS: [WarmMethod; 4] =
+    [WarmMethod::Auto, WarmMethod::Populate, WarmMethod::SendFile, WarmMethod::ReadAhead];
+
+fn never() -> AtomicBool {
+    AtomicBool::new(false)
+}
+
+fn warm_all(file: &InspectedFile, options: &WarmOptions) -> WarmReport {
+    warm(file, 0..u64::MAX, options, &|_| {}, &never()).unwrap()
+}
+
+/// By mincore, which counts no page that is still being read.
+fn really_resident(file: &InspectedFile) -> u64 {
+    residency_by_mincore(file, 0..u64::MAX).unwrap().resident
+}
+
+fn load_single_pages(file: &InspectedFile, pages: impl Iterator<Item = u64>) {
+    let random = std::fs::File::open(file.path()).unwrap();
+    rustix::fs::fadvise(&random, 0, None, rustix::fs::Advice::Random).unwrap();
+    for page in pages {
+        random.read_exact_at(&mut [0; 1], page * PAGE).unwrap();
+    }
+}
+
+#[test]
+fn a_cold_file_is_there_when_it_returns() {
+    // Not a whole number of pages: the last one is partial.
+    let size = 40 * MIB + 100;
+    let (_dir, file) = file_of((40 << 20) + 100);
+    let pages = size.next_multiple_of(PAGE);
+    for method in METHODS {
+        for width in [1, 3] {
+            evict_all(&file);
+            assert_eq!(really_resident(&file), 0);
+            let told = AtomicU64::new(0);
+            let options = WarmOptions { width, method, ..WarmOptions::default() };
+            let progress = |bytes| {
+                told.fetch_add(bytes, Ordering::Relaxed);
+            };
+            let report = warm(&file, 0..u64::MAX, &options, &progress, &never()).unwrap();
+            assert_eq!(really_resident(&file), pages, "{method:?}");
+            assert_eq!(
+                report,
+                WarmReport {
+                    requested: size,
+                    holes: 0,
+                    resident_before: Some(0),
+                    loaded: pages,
+                    resident_after: Some(pages),
+                    cancelled: false,
+                },
+                "{method:?}"
+            );
+            assert_eq!(told.into_inner(), pages, "{method:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_resident_is_not_read_again() {
+    let (_dir, file) = file_of(16 << 20);
+    let report = warm_all(&file, &WarmOptions::default());
+    assert_eq!((report.resident_before, report.loaded), (Some(16 * MIB), 0));
+    evict_all(&file);
+    load_single_pages(&file, (0..4096).step_by(3));
+    let there = 4096_u64.div_ceil(3) * PAGE;
+    let told = AtomicU64::new(0);
+    let progress = |bytes| {
+        told.fetch_add(bytes, Ordering::Relaxed);
+    };
+    let report = warm(&file, 0..u64::MAX, &WarmOptions::default(), &progress, &never()).unwrap();
+    assert_eq!(
+        (report.resident_before, report.loaded, report.resident_after),
+        (Some(there), 16 * MIB - there, Some(16 * MIB))
+    );
+    assert_eq!(told.into_inner(), 16 * MIB);
+    assert_eq!(really_resident(&file), 16 * MIB);
+}
+
+#[test]
+fn a_short_range_is_loaded_exactly() {
+    let (_dir, file) = file_of(16 << 20);
+    evict_all(&file);
+    let range = 3 * MIB + 5 * PAGE + 1..3 * MIB + 9 * PAGE + 1;
+    let report = warm(&file, range, &WarmOptions::default(), &|_| {}, &never()).unwrap();
+    assert_eq!(
+        (report.requested, report.loaded, report.resident_after),
+        (4 * PAGE, 5 * PAGE, Some(5 * PAGE))
+    );
+    assert_eq!(really_resident(&file), 5 * PAGE);
+}
+
+#[test]
+fn extents_are_loaded_exactly() {
+    let (_dir, file) = file_of(64 << 20);
+    evict_all(&file);
+    let extents: Vec<_> = (0..500).map(|index| index * 30 * PAGE..(index * 30 + 4) * PAGE).collect();
+    let options = WarmOptions::default();
+    let report = warm_extents(&file, &extents, &options, &|_| {}, &never()).unwrap();
+    assert_eq!(
+        (report.resident_before, report.loaded, report.resident_after),
+        (Some(0), 2000 * PAGE, Some(2000 * PAGE))
+    );
+    let found: Vec<_> = resident_extents(&file, 0..u64::MAX).unwrap().collect::<Result<_>>().unwrap();
+    assert_eq!(found, extents);
+    let again = warm_extents(&file, &extents, &options, &|_| {}, &never()).unwrap();
+    assert_eq!((again.resident_before, again.loaded), (Some(2000 * PAGE), 0));
+}
+
+#[test]
+fn extents_past_the_end_are_left_out() {
+    let (_dir, file) = file_of(10 * 4096);
+    evict_all(&file);
+    let extents = [0..PAGE, 8 * PAGE..20 * PAGE, 30 * PAGE..40 * PAGE];
+    let report = warm_extents(&file, &extents, &WarmOptions::default(), &|_| {}, &never()).unwrap();
+    assert_eq!((report.requested, report.loaded), (3 * PAGE, 3 * PAGE));
+}
+
+#[test]
+fn holes_are_left_alone() {
+    let (_dir, file) = file_of(0);
+    let writer = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
+    writer.set_len(15 << 40).unwrap();
+    writer.write_all_at(&[1; 8192], 7 << 40).unwrap();
+    writer.sync_all().unwrap();
+    evict_all(&file);
+    let report = warm_all(&file, &WarmOptions::default());
+    assert_eq!((report.requested, report.loaded), (15 << 40, 8192));
+    assert_eq!(report.holes, (15 << 40) - 8192);
+    assert_eq!(report.resident_after, Some(8192));
+}
+
+#[test]
+fn nothing_is_warmed_of_nothing() {
+    let (_dir, file) = file_of(0);
+    let none = WarmReport { resident_before: Some(0), resident_after: Some(0), ..WarmReport::default() };
+    assert_eq!(warm_all(&file, &WarmOptions::default()), none);
+    let (_dir, file) = file_of(4096);
+    let report = warm(&file, 8192..u64::MAX, &WarmOptions::default(), &|_| {}, &never()).unwrap();
+    assert_eq!(report, none);
+}
+
+#[test]
+fn cancelling_ends_it_and_says_how_far_it_came() {
+    let (_dir, file) = file_of(64 << 20);
+    evict_all(&file);
+    let cancel = AtomicBool::new(false);
+    let options = WarmOptions { width: 1, ..WarmOptions::default() };
+    let report =
+        warm(&file, 0..u64::MAX, &options, &|_| cancel.store(true, Ordering::Relaxed), &cancel).unwrap();
+    assert!(report.cancelled);
+    assert_eq!(report.loaded, 8 * MIB);
+    assert!(report.resident_after.unwrap() >= 8 * MIB && report.resident_after.unwrap() < 64 * MIB);
+}
+
+#[test]
+fn a_rate_is_kept_by_reading_in_smaller_steps() {
+    let (_dir, file) = file_of(4 << 20);
+    evict_all(&file);
+    let steps = Mutex::new(Vec::new());
+    let options = WarmOptions { rate: Some(64 << 20), width: 2, method: WarmMethod::SendFile };
+    let report =
+        warm(&file, 0..u64::MAX, &options, &|bytes| steps.lock().unwrap().push(bytes), &never()).unwrap();
+    assert_eq!(report.loaded, 4 * MIB);
+    assert_eq!(steps.into_inner().unwrap(), [4 * MIB]);
+    evict_all(&file);
+    let steps = Mutex::new(Vec::new());
+    let options = WarmOptions { rate: Some(16 << 20), ..options };
+    warm(&file, 0..u64::MAX, &options, &|bytes| steps.lock().unwrap().push(bytes), &never()).unwrap();
+    assert_eq!(steps.into_inner().unwrap(), [MIB; 4]);
+}
+
+#[test]
+fn a_file_cut_meanwhile_ends_the_work_without_an_error() {
+    let (_dir, file) = file_of(64 << 20);
+    for method in METHODS {
+        std::fs::write(file.path(), vec![3; 64 << 20]).unwrap();
+        std::fs::File::open(file.path()).unwrap().sync_all().unwrap();
+        evict_all(&file);
+        let options = WarmOptions { width: 1, method, ..WarmOptions::default() };
+        let cut = |_| {
+            let writer = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
+            writer.set_len(MIB).unwrap();
+        };
+        let report = warm(&file, 0..u64::MAX, &options, &cut, &never()).unwrap();
+        assert_eq!(report.resident_after, Some(MIB), "{method:?}");
+    }
+}
+
+#[test]
+fn a_stranger_may_warm_but_is_told_no_figures() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: a_stranger_may_warm_but_is_told_no_figures needs root to give up root");
+        return;
+    }
+    let (dir, file) = file_of(8 << 20);
+    std::fs::set_permissions(file.path(), PermissionsExt::from_mode(0o644)).unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    evict_all(&file);
+    let path = file.path().to_path_buf();
+    // Identity is per thread on Linux: a thread that becomes nobody leaves the rest of the process as it is.
+    let report = std::thread::spawn(move || {
+        let nobody = rustix::process::Uid::from_raw(65534);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        let stranger = InspectedFile::open(path, Links::Refuse).unwrap();
+        let options = WarmOptions { width: 1, ..WarmOptions::default() };
+        warm_all(&stranger, &options)
+    })
+    .join()
+    .unwrap();
+    assert_eq!((report.resident_before, report.resident_after), (None, None));
+    assert_eq!(report.loaded, 8 * MIB);
+    assert_eq!(really_resident(&file), 8 * MIB);
+}
+
+#[test]
+fn locked_pages_can_not_be_evicted_while_the_lock_lives() {
+    let (_dir, file) = file_of(4 << 20);
+    evict_all(&file);
+    let locked = lock(&file, MIB..2 * MIB).unwrap();
+    assert_eq!((locked.bytes(), locked.mappings()), (MIB, 1));
+    evict_all(&file);
+    let resident = residency_by_mincore(&file, MIB..2 * MIB).unwrap().resident;
+    assert_eq!(resident, MIB);
+    drop(locked);
+    evict_all(&file);
+    assert_eq!(really_resident(&file), 0);
+}
+
+#[test]
+fn holes_are_not_locked() {
+    let (_dir, file) = file_of(0);
+    let writer = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
+    writer.set_len(1 << 40).unwrap();
+    writer.write_all_at(&[1; 4096], 5 << 30).unwrap();
+    let locked = lock(&file, 0..u64::MAX).unwrap();
+    assert_eq!(locked.bytes(), 4096);
+}
+
+#[test]
+fn the_limit_on_locked_memory_is_told_with_its_mend() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let Some(limit) = limit.filter(|limit| *limit < 1 << 30) else {
+        eprintln!(
+            "SKIPPED: the_limit_on_locked_memory_is_told_with_its_mend needs a limit under 1 GiB (ulimit -l)"
+        );
+        return;
+    };
+    let (_dir, file) = file_of(0);
+    std::fs::write(file.path(), vec![1; usize::try_from(limit + MIB).unwrap()]).unwrap();
+    let error = std::thread::spawn(move || {
+        if rustix::process::geteuid().is_root() {
+            let nobody = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        }
+        lock(&file, 0..u64::MAX).unwrap_err()
+    })
+    .join()
+    .unwrap();
+    assert!(matches!(error, LockError::Limit { limit: told, .. } if told == limit), "{error}");
+    assert!(error.to_string().contains("ulimit -l"), "{error}");
+}
