@@ -49,9 +49,7 @@ pub(crate) struct Acted {
 impl Acted {
     /// The memory of `start` in `all`, which ascends by start.
     pub(crate) fn find(all: &[Self], start: u64) -> Option<&Self> {
-        all.binary_search_by_key(&start, |acted| acted.start)
-            .ok()
-            .map(|at| &all[at])
+        all.binary_search_by_key(&start, |acted| acted.start).ok().map(|at| &all[at])
     }
 
     /// Whether the window looks exactly as it did at the deed.
@@ -109,11 +107,7 @@ mod tests {
     use super::*;
 
     fn stretch(resident: u64, unwritten: u64) -> Stretch {
-        Stretch {
-            range: 0..crate::WINDOW,
-            resident,
-            unwritten,
-        }
+        Stretch { range: 0..crate::WINDOW, resident, unwritten }
     }
 
     #[test]
@@ -122,31 +116,16 @@ mod tests {
         assert_eq!(decide(Verdict::Release, None, &now, 0), Some(Deed::Release));
         let past = Acted::now(&now, Deed::Release, 0);
         assert_eq!(decide(Verdict::Release, Some(&past), &now, 0), None);
-        assert_eq!(
-            decide(Verdict::Release, Some(&past), &now, 1),
-            Some(Deed::Release),
-            "another retry"
-        );
-        assert_eq!(
-            decide(Verdict::Release, Some(&past), &stretch(60, 0), 0),
-            Some(Deed::Release),
-            "changed"
-        );
+        assert_eq!(decide(Verdict::Release, Some(&past), &now, 1), Some(Deed::Release), "another retry");
+        assert_eq!(decide(Verdict::Release, Some(&past), &stretch(60, 0), 0), Some(Deed::Release), "changed");
     }
 
     #[test]
     fn dirty_windows_are_flushed_and_released_a_step_later() {
         let dirty = stretch(100, 40);
-        assert_eq!(
-            decide(Verdict::Release, None, &dirty, 0),
-            Some(Deed::StartWriteback)
-        );
+        assert_eq!(decide(Verdict::Release, None, &dirty, 0), Some(Deed::StartWriteback));
         let past = Acted::now(&dirty, Deed::StartWriteback, 0);
-        assert_eq!(
-            decide(Verdict::Release, Some(&past), &dirty, 0),
-            Some(Deed::Release),
-            "still unwritten"
-        );
+        assert_eq!(decide(Verdict::Release, Some(&past), &dirty, 0), Some(Deed::Release), "still unwritten");
         assert_eq!(
             decide(Verdict::Release, Some(&past), &stretch(100, 0), 0),
             Some(Deed::Release),
@@ -162,22 +141,12 @@ mod tests {
     #[test]
     fn windows_that_only_need_writing_are_told_once() {
         let dirty = stretch(100, 40);
-        assert_eq!(
-            decide(Verdict::Flush, None, &dirty, 0),
-            Some(Deed::StartWriteback)
-        );
+        assert_eq!(decide(Verdict::Flush, None, &dirty, 0), Some(Deed::StartWriteback));
         let past = Acted::now(&dirty, Deed::StartWriteback, 0);
         assert_eq!(decide(Verdict::Flush, Some(&past), &dirty, 0), None);
-        assert_eq!(
-            decide(Verdict::Flush, Some(&past), &stretch(100, 20), 0),
-            None,
-            "on its way"
-        );
+        assert_eq!(decide(Verdict::Flush, Some(&past), &stretch(100, 20), 0), None, "on its way");
         let aged = past.aged(&stretch(100, 0));
-        assert_eq!(
-            decide(Verdict::Flush, Some(&aged), &stretch(100, 4), 0),
-            Some(Deed::StartWriteback)
-        );
+        assert_eq!(decide(Verdict::Flush, Some(&aged), &stretch(100, 4), 0), Some(Deed::StartWriteback));
         assert_eq!(decide(Verdict::Flush, None, &stretch(100, 0), 0), None, "clean");
         assert_eq!(decide(Verdict::Stay, None, &dirty, 0), None);
     }

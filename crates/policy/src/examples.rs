@@ -11,20 +11,12 @@ pub(crate) const MIB: u64 = 1 << 20;
 
 /// A window that is all resident and written.
 pub(crate) fn clean(number: u64) -> Window {
-    Window {
-        start: number * WINDOW,
-        end: (number + 1) * WINDOW,
-        resident: WINDOW,
-        unwritten: 0,
-    }
+    Window { start: number * WINDOW, end: (number + 1) * WINDOW, resident: WINDOW, unwritten: 0 }
 }
 
 /// A window that is all resident and dirty.
 pub(crate) fn dirty(number: u64) -> Window {
-    Window {
-        unwritten: WINDOW,
-        ..clean(number)
-    }
+    Window { unwritten: WINDOW, ..clean(number) }
 }
 
 /// The file of log 1 with this number, which is also its sequence. No writer has it.
@@ -41,52 +33,32 @@ pub(crate) fn file(number: u64, rule: Rule, size: u64, windows: &[Window]) -> Fi
         windows: windows
             .iter()
             .filter(|window| window.start < size)
-            .map(|window| Window {
-                end: window.end.min(size),
-                ..window.clone()
-            })
+            .map(|window| Window { end: window.end.min(size), ..window.clone() })
             .collect(),
     }
 }
 
 /// The same file with a writer at this position.
 pub(crate) fn written_at(position: Position, file: FileFacts) -> FileFacts {
-    FileFacts {
-        writer: Some(position),
-        ..file
-    }
+    FileFacts { writer: Some(position), ..file }
 }
 
 pub(crate) fn log_of(files: impl IntoIterator<Item = FileFacts>) -> Facts {
-    Facts {
-        files: files.into_iter().collect(),
-        ..Facts::default()
-    }
+    Facts { files: files.into_iter().collect(), ..Facts::default() }
 }
 
 fn with_follower(sequence: u64, position: Position, mut facts: Facts) -> Facts {
     let id = FollowerId(facts.followers.len() as u64);
-    facts.followers.push(FollowerFacts {
-        id,
-        log: LogId(1),
-        sequence,
-        position,
-    });
+    facts.followers.push(FollowerFacts { id, log: LogId(1), sequence, position });
     facts
 }
 
 pub(crate) fn release(file: u64, windows: Range<u64>) -> Act {
-    Act::Release {
-        file: FileId(file),
-        range: windows.start * WINDOW..windows.end * WINDOW,
-    }
+    Act::Release { file: FileId(file), range: windows.start * WINDOW..windows.end * WINDOW }
 }
 
 pub(crate) fn flush(file: u64, windows: Range<u64>) -> Act {
-    Act::StartWriteback {
-        file: FileId(file),
-        range: windows.start * WINDOW..windows.end * WINDOW,
-    }
+    Act::StartWriteback { file: FileId(file), range: windows.start * WINDOW..windows.end * WINDOW }
 }
 
 fn first_step(facts: &Facts) -> Vec<Act> {
@@ -94,10 +66,7 @@ fn first_step(facts: &Facts) -> Vec<Act> {
 }
 
 const BEHIND: Rule = Rule::ReleaseBehindWriter { slack: 0 };
-const FOLLOWED: Rule = Rule::ReleaseBehindFollowers {
-    near_files: 1,
-    slack: 0,
-};
+const FOLLOWED: Rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };
 
 fn all_clean(windows: u64) -> Vec<Window> {
     (0..windows).map(clean).collect()
@@ -113,54 +82,31 @@ fn keep_leaves_everything_alone() {
 fn direct_releases_all_and_warns_once() {
     let facts = log_of([file(1, Rule::Direct, 8 * MIB, &[clean(0), clean(3)])]);
     let mut state = State::default();
-    let warning = Act::Warn {
-        file: FileId(1),
-        warning: Warning::DirectButResident,
-    };
-    assert_eq!(
-        step(&mut state, &facts),
-        [warning, release(1, 0..1), release(1, 3..4)]
-    );
-    assert_eq!(
-        step(&mut state, &log_of([file(1, Rule::Direct, 8 * MIB, &[])])),
-        []
-    );
+    let warning = Act::Warn { file: FileId(1), warning: Warning::DirectButResident };
+    assert_eq!(step(&mut state, &facts), [warning, release(1, 0..1), release(1, 3..4)]);
+    assert_eq!(step(&mut state, &log_of([file(1, Rule::Direct, 8 * MIB, &[])])), []);
     let again = log_of([file(1, Rule::Direct, 8 * MIB, &[clean(2)])]);
-    assert_eq!(
-        step(&mut state, &again),
-        [release(1, 2..3)],
-        "released again, without a warning"
-    );
+    assert_eq!(step(&mut state, &again), [release(1, 2..3)], "released again, without a warning");
 }
 
 #[test]
 fn behind_the_writer_its_own_window_stays() {
     let at = |position| {
-        first_step(&log_of([written_at(
-            Position::At(position),
-            file(1, BEHIND, 8 * MIB, &all_clean(4)),
-        )]))
+        first_step(&log_of([written_at(Position::At(position), file(1, BEHIND, 8 * MIB, &all_clean(4)))]))
     };
     assert_eq!(at(0), []);
     assert_eq!(at(2 * MIB - 1), []);
     assert_eq!(at(2 * MIB), [release(1, 0..1)], "the next byte goes to window 1");
     assert_eq!(at(7 * MIB), [release(1, 0..3)]);
     assert_eq!(at(8 * MIB), [release(1, 0..4)], "the file is full");
-    assert_eq!(
-        at(99 * MIB),
-        [release(1, 0..4)],
-        "a position from after the size was seen"
-    );
+    assert_eq!(at(99 * MIB), [release(1, 0..4)], "a position from after the size was seen");
 }
 
 #[test]
 fn behind_the_writer_slack_stays_too() {
     let at = |slack| {
         let rule = Rule::ReleaseBehindWriter { slack };
-        first_step(&log_of([written_at(
-            Position::At(7 * MIB),
-            file(1, rule, 8 * MIB, &all_clean(4)),
-        )]))
+        first_step(&log_of([written_at(Position::At(7 * MIB), file(1, rule, 8 * MIB, &all_clean(4)))]))
     };
     assert_eq!(at(MIB), [release(1, 0..3)]);
     assert_eq!(at(MIB + 1), [release(1, 0..2)]);
@@ -171,19 +117,10 @@ fn behind_the_writer_slack_stays_too() {
 fn the_short_last_window_stays_while_a_writer_is_there() {
     // The size was seen before the position: window 2 has grown since, and the writer's last page is in it.
     let rule = BEHIND;
-    let facts = log_of([written_at(
-        Position::At(6 * MIB),
-        file(1, rule, 5 * MIB, &all_clean(3)),
-    )]);
+    let facts = log_of([written_at(Position::At(6 * MIB), file(1, rule, 5 * MIB, &all_clean(3)))]);
     assert_eq!(first_step(&facts), [release(1, 0..2)]);
     let left = log_of([file(1, rule, 5 * MIB, &all_clean(3))]);
-    assert_eq!(
-        first_step(&left),
-        [Act::Release {
-            file: FileId(1),
-            range: 0..5 * MIB
-        }]
-    );
+    assert_eq!(first_step(&left), [Act::Release { file: FileId(1), range: 0..5 * MIB }]);
 }
 
 #[test]
@@ -220,10 +157,7 @@ fn followed_log() -> Facts {
 
 #[test]
 fn behind_followers_nothing_is_held_without_them() {
-    assert_eq!(
-        first_step(&followed_log()),
-        [release(1, 0..4), release(2, 0..4), release(3, 0..2)]
-    );
+    assert_eq!(first_step(&followed_log()), [release(1, 0..4), release(2, 0..4), release(3, 0..2)]);
 }
 
 #[test]
@@ -257,20 +191,9 @@ fn a_far_follower_holds_its_readahead_while_it_moves_and_nothing_once_it_stalls(
         with_follower(1, Position::At(position), log_of(files))
     };
     let mut state = State::default();
-    assert_eq!(
-        step(&mut state, &far(3 * MIB)),
-        [release(1, 0..1), release(1, 6..10)]
-    );
-    assert_eq!(
-        step(&mut state, &far(5 * MIB)),
-        [release(1, 1..2)],
-        "the others were asked for"
-    );
-    assert_eq!(
-        step(&mut state, &far(5 * MIB)),
-        [release(1, 2..6)],
-        "it did not move"
-    );
+    assert_eq!(step(&mut state, &far(3 * MIB)), [release(1, 0..1), release(1, 6..10)]);
+    assert_eq!(step(&mut state, &far(5 * MIB)), [release(1, 1..2)], "the others were asked for");
+    assert_eq!(step(&mut state, &far(5 * MIB)), [release(1, 2..6)], "it did not move");
     assert_eq!(step(&mut state, &far(5 * MIB)), []);
 }
 
@@ -280,10 +203,7 @@ fn a_far_follower_at_an_unknown_position_holds_nothing() {
         file(1, FOLLOWED, 4 * MIB, &all_clean(2)),
         written_at(Position::At(0), file(9, FOLLOWED, 2 * MIB, &all_clean(1))),
     ];
-    assert_eq!(
-        first_step(&with_follower(1, Position::Unknown, log_of(files))),
-        [release(1, 0..2)]
-    );
+    assert_eq!(first_step(&with_follower(1, Position::Unknown, log_of(files))), [release(1, 0..2)]);
 }
 
 #[test]
@@ -296,10 +216,7 @@ fn without_a_writer_near_is_counted_from_the_newest_file() {
 #[test]
 fn what_a_near_follower_needs_is_written_but_not_released() {
     let windows = [clean(0), dirty(1), clean(2), dirty(3)];
-    let facts = log_of([written_at(
-        Position::At(7 * MIB),
-        file(1, FOLLOWED, 8 * MIB, &windows),
-    )]);
+    let facts = log_of([written_at(Position::At(7 * MIB), file(1, FOLLOWED, 8 * MIB, &windows))]);
     let facts = with_follower(1, Position::At(0), facts);
     let mut state = State::default();
     assert_eq!(step(&mut state, &facts), [flush(1, 1..2)]);
@@ -320,55 +237,30 @@ fn a_budget_keeps_the_newest() {
 #[test]
 fn a_budget_of_nothing_leaves_the_tail_window() {
     let rule = Rule::Budget { bytes: 0 };
-    let facts = log_of([written_at(
-        Position::At(3 * MIB),
-        file(1, rule, 8 * MIB, &all_clean(4)),
-    )]);
+    let facts = log_of([written_at(Position::At(3 * MIB), file(1, rule, 8 * MIB, &all_clean(4)))]);
     assert_eq!(first_step(&facts), [release(1, 0..1), release(1, 2..4)]);
 }
 
 #[test]
 fn a_recycled_log_of_part_pages_is_kept_and_warned_of_once() {
     let recycled = |windows: &[Window]| {
-        log_of([FileFacts {
-            rewrite: Rewrite::SubPages,
-            ..file(1, BEHIND, 8 * MIB, windows)
-        }])
+        log_of([FileFacts { rewrite: Rewrite::SubPages, ..file(1, BEHIND, 8 * MIB, windows) }])
     };
     let mut state = State::default();
     assert_eq!(step(&mut state, &recycled(&[])), []);
-    let warning = Act::Warn {
-        file: FileId(1),
-        warning: Warning::RecycledSubPages,
-    };
+    let warning = Act::Warn { file: FileId(1), warning: Warning::RecycledSubPages };
     assert_eq!(step(&mut state, &recycled(&[clean(0), dirty(1)])), [warning]);
     assert_eq!(step(&mut state, &recycled(&[dirty(0), dirty(1)])), []);
     assert_eq!(step(&mut state, &recycled(&[])), []);
-    assert_eq!(
-        step(&mut state, &recycled(&[clean(0)])),
-        [],
-        "not even after it had no pages"
-    );
+    assert_eq!(step(&mut state, &recycled(&[clean(0)])), [], "not even after it had no pages");
 }
 
 #[test]
 fn dirty_windows_are_flushed_first_and_released_in_the_next_step() {
-    let facts = log_of([file(
-        1,
-        BEHIND,
-        8 * MIB,
-        &[dirty(0), clean(1), dirty(2), dirty(3)],
-    )]);
+    let facts = log_of([file(1, BEHIND, 8 * MIB, &[dirty(0), clean(1), dirty(2), dirty(3)])]);
     let mut state = State::default();
-    assert_eq!(
-        step(&mut state, &facts),
-        [flush(1, 0..1), release(1, 1..2), flush(1, 2..4)]
-    );
-    assert_eq!(
-        step(&mut state, &facts),
-        [release(1, 0..1), release(1, 2..4)],
-        "still unwritten: it waits"
-    );
+    assert_eq!(step(&mut state, &facts), [flush(1, 0..1), release(1, 1..2), flush(1, 2..4)]);
+    assert_eq!(step(&mut state, &facts), [release(1, 0..1), release(1, 2..4)], "still unwritten: it waits");
     assert_eq!(step(&mut state, &facts), []);
 }
 
@@ -386,12 +278,7 @@ fn what_resists_is_left_alone_until_retry_changes() {
 
 #[test]
 fn windows_out_of_step_are_cut_to_what_is_aligned() {
-    let window = |start, end| Window {
-        start,
-        end,
-        resident: MIB,
-        unwritten: 0,
-    };
+    let window = |start, end| Window { start, end, resident: MIB, unwritten: 0 };
     let windows = vec![
         window(MIB, 5 * MIB),
         window(3 * MIB, 7 * MIB),
@@ -399,13 +286,7 @@ fn windows_out_of_step_are_cut_to_what_is_aligned() {
         window(10 * MIB, u64::MAX),
         window(u64::MAX - 1, u64::MAX),
     ];
-    let facts = log_of([FileFacts {
-        windows,
-        ..file(1, BEHIND, 11 * MIB, &[])
-    }]);
-    let last = Act::Release {
-        file: FileId(1),
-        range: 10 * MIB..11 * MIB,
-    };
+    let facts = log_of([FileFacts { windows, ..file(1, BEHIND, 11 * MIB, &[]) }]);
+    let last = Act::Release { file: FileId(1), range: 10 * MIB..11 * MIB };
     assert_eq!(first_step(&facts), [release(1, 1..3), last]);
 }

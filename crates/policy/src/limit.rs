@@ -45,17 +45,8 @@ impl FollowedLog {
         let mut logs: BTreeMap<LogId, Self> = BTreeMap::new();
         for follower in &facts.followers {
             let (log, sequence, position) = (follower.log, follower.sequence, follower.position);
-            let moved = past.get(&follower.id)
-                != Some(&Place {
-                    log,
-                    sequence,
-                    position,
-                });
-            logs.entry(log).or_default().followers.push(Follower {
-                sequence,
-                position,
-                moved,
-            });
+            let moved = past.get(&follower.id) != Some(&Place { log, sequence, position });
+            logs.entry(log).or_default().followers.push(Follower { sequence, position, moved });
         }
         if !logs.is_empty() {
             for file in &facts.files {
@@ -71,10 +62,7 @@ impl FollowedLog {
     }
 
     fn is_near(&self, follower: &Follower, near_files: u64) -> bool {
-        self.writer
-            .unwrap_or(self.newest)
-            .saturating_sub(follower.sequence)
-            <= near_files
+        self.writer.unwrap_or(self.newest).saturating_sub(follower.sequence) <= near_files
     }
 
     /// From which byte of the file with this sequence on near followers have yet to read; `u64::MAX` if they have
@@ -84,10 +72,7 @@ impl FollowedLog {
             Position::At(offset) => (follower.sequence, offset),
             Position::Unknown => (follower.sequence, 0),
         };
-        let near = self
-            .followers
-            .iter()
-            .filter(|follower| self.is_near(follower, near_files));
+        let near = self.followers.iter().filter(|follower| self.is_near(follower, near_files));
         match near.map(place).min() {
             Some((lowest, offset)) if lowest == sequence => align_down(offset),
             Some((lowest, _)) if lowest < sequence => 0,
@@ -97,10 +82,7 @@ impl FollowedLog {
 
     /// The stretches of the file with this sequence that moving far followers are about to read.
     fn being_read(&self, sequence: u64, near_files: u64) -> Vec<Range<u64>> {
-        let far = self
-            .followers
-            .iter()
-            .filter(|follower| !self.is_near(follower, near_files));
+        let far = self.followers.iter().filter(|follower| !self.is_near(follower, near_files));
         far.filter(|follower| follower.moved && follower.sequence == sequence)
             .filter_map(|follower| match follower.position {
                 Position::At(offset) => Some(align_down(offset)..offset.saturating_add(READ_AHEAD)),
@@ -136,15 +118,14 @@ impl<'a> Reserve<'a> {
             Some(Position::At(offset)) => {
                 // a size seen before the position may lie below it: the last, short window is the writer's
                 let end = offset.min(file.size);
-                Self::Known {
-                    from: align_down(end.saturating_sub(slack)),
-                    tail: align_down(end),
+                Self::Known { from: align_down(end.saturating_sub(slack)), tail: align_down(end) }
+            }
+            Some(Position::Unknown) => {
+                match tail.and_then(|tail| Some((tail.protected(slack, file.size)?, tail))) {
+                    Some((ranges, tail)) => Self::Inferred { ranges, tail },
+                    None => Self::Everything,
                 }
             }
-            Some(Position::Unknown) => match tail.and_then(|tail| Some((tail.protected(slack)?, tail))) {
-                Some((ranges, tail)) => Self::Inferred { ranges, tail },
-                None => Self::Everything,
-            },
         }
     }
 
@@ -193,12 +174,8 @@ pub(crate) struct Limit<'a> {
 
 impl<'a> Limit<'a> {
     pub(crate) fn of(file: &FileFacts, log: Option<&FollowedLog>, tail: Option<&'a Tail>) -> Self {
-        let mut limit = Self {
-            reserve: Reserve::Nothing,
-            needed_from: u64::MAX,
-            being_read: Vec::new(),
-            budget: None,
-        };
+        let mut limit =
+            Self { reserve: Reserve::Nothing, needed_from: u64::MAX, being_read: Vec::new(), budget: None };
         match file.rule {
             Rule::Keep => limit.reserve = Reserve::Everything,
             Rule::Direct => {}

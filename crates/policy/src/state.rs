@@ -83,10 +83,7 @@ mod tests {
         let mut state = State::default();
         step(
             &mut state,
-            &log_of([
-                file(1, rule, 4 * MIB, &[clean(0), clean(1)]),
-                file(2, rule, 2 * MIB, &[clean(0)]),
-            ]),
+            &log_of([file(1, rule, 4 * MIB, &[clean(0), clean(1)]), file(2, rule, 2 * MIB, &[clean(0)])]),
         );
         assert_eq!(state.files[&FileId(1)].acted.len(), 2);
         assert_eq!(state.files[&FileId(2)].acted.len(), 1);

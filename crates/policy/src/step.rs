@@ -66,16 +66,7 @@ pub fn step(state: &mut State, facts: &Facts) -> Vec<Act> {
     state.followers = facts
         .followers
         .iter()
-        .map(|seen| {
-            (
-                seen.id,
-                Place {
-                    log: seen.log,
-                    sequence: seen.sequence,
-                    position: seen.position,
-                },
-            )
-        })
+        .map(|seen| (seen.id, Place { log: seen.log, sequence: seen.sequence, position: seen.position }))
         .collect();
 
     let mut past = mem::take(&mut state.files);
@@ -96,14 +87,7 @@ pub fn step(state: &mut State, facts: &Facts) -> Vec<Act> {
     let mut acts = Vec::new();
     for (file, newer) in busy.into_iter().zip(newer) {
         let mut known = past.remove(&file.id).unwrap_or_default();
-        step_file(
-            &mut known,
-            file,
-            logs.get(&file.log),
-            newer,
-            facts.retry,
-            &mut acts,
-        );
+        step_file(&mut known, file, logs.get(&file.log), newer, facts.retry, &mut acts);
         if !known.is_empty() {
             state.files.insert(file.id, known);
         }
@@ -128,10 +112,7 @@ fn resident_in_newer(files: &[&FileFacts]) -> Vec<u64> {
         if matches!(file.rule, Rule::Budget { .. }) {
             let total = totals.entry(file.log).or_default();
             *newer = *total;
-            *total = file
-                .windows
-                .iter()
-                .fold(*total, |total, window| total.saturating_add(window.resident));
+            *total = file.windows.iter().fold(*total, |total, window| total.saturating_add(window.resident));
         }
     }
     newer
@@ -145,18 +126,10 @@ fn stretches(file: &FileFacts) -> Vec<Stretch> {
         let Some(start) = window.start.max(from).checked_next_multiple_of(WINDOW) else {
             continue;
         };
-        let end = if window.end >= file.size {
-            file.size
-        } else {
-            align_down(window.end)
-        };
+        let end = if window.end >= file.size { file.size } else { align_down(window.end) };
         if start < end && window.resident > 0 {
             let unwritten = window.unwritten.min(window.resident);
-            all.push(Stretch {
-                range: start..end,
-                resident: window.resident,
-                unwritten,
-            });
+            all.push(Stretch { range: start..end, resident: window.resident, unwritten });
             from = end;
         }
     }
@@ -176,29 +149,20 @@ fn step_file(
         return;
     }
     let stretches = stretches(file);
-    let mut tail = known
-        .tail
-        .take()
-        .filter(|_| infers_tail(file))
-        .or_else(|| infers_tail(file).then(Default::default));
+    let mut tail =
+        known.tail.take().filter(|_| infers_tail(file)).or_else(|| infers_tail(file).then(Default::default));
     if let Some(tail) = &mut tail {
         tail.observe(&stretches, &known.acted, file.size);
     }
     let verdicts = verdicts(&Limit::of(file, log, tail.as_ref()), &stretches, newer);
 
     if file.rule == Rule::Direct && !stretches.is_empty() && known.warn_once(Warning::DirectButResident) {
-        acts.push(Act::Warn {
-            file: file.id,
-            warning: Warning::DirectButResident,
-        });
+        acts.push(Act::Warn { file: file.id, warning: Warning::DirectButResident });
     }
     let mut acted = Vec::new();
     if file.rewrite == Rewrite::SubPages {
         if verdicts.contains(&Verdict::Release) && known.warn_once(Warning::RecycledSubPages) {
-            acts.push(Act::Warn {
-                file: file.id,
-                warning: Warning::RecycledSubPages,
-            });
+            acts.push(Act::Warn { file: file.id, warning: Warning::RecycledSubPages });
         }
     } else {
         for (index, (stretch, verdict)) in stretches.iter().zip(verdicts).enumerate() {
@@ -239,13 +203,7 @@ fn push(acts: &mut Vec<Act>, in_file: &FileFacts, stretch: &Stretch, deed: Deed)
         {
             range.end = new.end;
         }
-        (_, Deed::Release) => acts.push(Act::Release {
-            file: in_file.id,
-            range: new,
-        }),
-        (_, Deed::StartWriteback) => acts.push(Act::StartWriteback {
-            file: in_file.id,
-            range: new,
-        }),
+        (_, Deed::Release) => acts.push(Act::Release { file: in_file.id, range: new }),
+        (_, Deed::StartWriteback) => acts.push(Act::StartWriteback { file: in_file.id, range: new }),
     }
 }

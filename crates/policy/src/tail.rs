@@ -10,8 +10,9 @@
 //! Invariants:
 //! 1. Until a window other than the header's has been fresh, the tail is not known, and nothing of the file may go.
 //!    The first sample proves nothing: dirt may be old.
-//! 2. A remembered window stays protected, and with it the `slack` bytes before it and the window after it (which the
-//!    writer may have entered since the sample).
+//! 2. A remembered window stays protected, and with it the `slack` bytes before it and [`AHEAD`] bytes after it: the
+//!    writer may have gone on since, and leaves no trace where old pages were resident. Once those are gone, nothing
+//!    is resident there. At the end of the file it goes on at the start. Nothing is protected after the header's window.
 //! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by remembered windows, was
 //!    fresh in a step after the one in which it was last hot. A log is written upwards, so the writer has left it.
 //!    (Without this a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The header's window is never
@@ -24,8 +25,9 @@
 //!    before (it refused). A window that shrank (reclaimed by the kernel) is not. A dirty window that was told to be
 //!    written and has not changed since is not hot: it would never be released if its writeback hung.
 //!
-//! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages ahead of
-//! the writer are released as soon as the tail is known, so this takes adjacent windows whose release was refused. A
+//! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages far ahead
+//! of the writer are released as soon as the tail is known, so this takes adjacent windows whose release was refused,
+//! or a writer that goes further than [`AHEAD`] in the first step in which it is seen. A
 //! program that reads through a ring makes windows fresh; if the writer is idle meanwhile, its last window can be
 //! released after [`QUIET_STEPS`] steps. A writer that laps the whole file between two steps is not followed. Each
 //! costs one page read at the writer's next partial write, never data.
@@ -38,6 +40,9 @@ use crate::limit::align_down;
 
 /// Steps with fresh windows elsewhere after which a window that is not hot is no longer taken for the tail.
 pub(crate) const QUIET_STEPS: u8 = 8;
+
+/// Bytes after a remembered window that stay with it (8 MiB).
+pub(crate) const AHEAD: u64 = 4 * WINDOW;
 
 /// What is known of a writer whose position is not shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -98,8 +103,7 @@ impl Tail {
                 self.remember(stretch, *heat);
             }
         }
-        self.hot
-            .retain(|hot| hot.quiet < QUIET_STEPS && hot.range.start < size);
+        self.hot.retain(|hot| hot.quiet < QUIET_STEPS && hot.range.start < size);
         self.forget_passed();
         self.samples = Some(
             stretches
@@ -121,46 +125,36 @@ impl Tail {
         }
     }
 
-    /// The ranges that stay for the writer; `None` while the tail is not known and everything stays.
-    pub(crate) fn protected(&self, slack: u64) -> Option<Vec<Range<u64>>> {
+    /// The ranges that stay for the writer in a file of `size` bytes; `None` while the tail is not known and
+    /// everything stays.
+    pub(crate) fn protected(&self, slack: u64, size: u64) -> Option<Vec<Range<u64>>> {
         self.known.then(|| {
-            self.hot
-                .iter()
-                .map(|hot| {
-                    align_down(hot.range.start.saturating_sub(slack))..hot.range.end.saturating_add(WINDOW)
-                })
-                .collect()
+            let mut ranges = Vec::with_capacity(self.hot.len());
+            for hot in &self.hot {
+                let ahead = if hot.range.start == 0 { 0 } else { AHEAD };
+                let end = hot.range.end.saturating_add(ahead);
+                ranges.push(align_down(hot.range.start.saturating_sub(slack))..end);
+                if end > size {
+                    ranges.push(0..end - size);
+                }
+            }
+            ranges
         })
     }
 
     /// Whether a protected window shows less recent traces than the newest: its dirty pages need not wait there.
     pub(crate) fn left_behind(&self, start: u64) -> bool {
-        let newest = self
-            .hot
-            .iter()
-            .filter(|hot| hot.range.start != 0)
-            .map(|hot| hot.last_fresh)
-            .max();
-        let own = self
-            .hot
-            .iter()
-            .find(|hot| hot.range.start == start)
-            .map_or(0, |hot| hot.last_fresh);
+        let newest = self.hot.iter().filter(|hot| hot.range.start != 0).map(|hot| hot.last_fresh).max();
+        let own = self.hot.iter().find(|hot| hot.range.start == start).map_or(0, |hot| hot.last_fresh);
         self.known && newest.is_some_and(|newest| own < newest)
     }
 
     fn heat(&self, now: &Stretch, acted: &[Acted]) -> Heat {
         let Some(samples) = &self.samples else {
-            return if now.unwritten > 0 {
-                Heat::Dirty
-            } else {
-                Heat::Cold
-            };
+            return if now.unwritten > 0 { Heat::Dirty } else { Heat::Cold };
         };
-        let past = samples
-            .binary_search_by_key(&now.range.start, |sample| sample.start)
-            .ok()
-            .map(|at| &samples[at]);
+        let past =
+            samples.binary_search_by_key(&now.range.start, |sample| sample.start).ok().map(|at| &samples[at]);
         let figures = (now.resident, now.unwritten);
         let (resident, unwritten) = match past {
             Some(past) if !past.released || figures == (past.resident, past.unwritten) => {
@@ -179,20 +173,12 @@ impl Tail {
     }
 
     fn remember(&mut self, stretch: &Stretch, heat: Heat) {
-        let at = match self
-            .hot
-            .binary_search_by_key(&stretch.range.start, |hot| hot.range.start)
-        {
+        let at = match self.hot.binary_search_by_key(&stretch.range.start, |hot| hot.range.start) {
             Ok(at) => at,
             Err(at) => {
                 self.hot.insert(
                     at,
-                    Trace {
-                        range: stretch.range.clone(),
-                        last_hot: self.clock,
-                        last_fresh: 0,
-                        quiet: 0,
-                    },
+                    Trace { range: stretch.range.clone(), last_hot: self.clock, last_fresh: 0, quiet: 0 },
                 );
                 at
             }
@@ -240,11 +226,7 @@ mod tests {
     impl Ring {
         fn new(slack: u64, windows: impl IntoIterator<Item = Window>) -> Self {
             let rule = Rule::ReleaseBehindWriter { slack };
-            Self {
-                state: State::default(),
-                rule,
-                windows: windows.into_iter().collect(),
-            }
+            Self { state: State::default(), rule, windows: windows.into_iter().collect() }
         }
 
         fn facts(&self) -> FileFacts {
@@ -279,31 +261,17 @@ mod tests {
 
     #[test]
     fn nothing_goes_until_the_writer_has_shown_itself() {
-        let mut ring = Ring::new(
-            0,
-            [
-                dirty(0),
-                clean(1),
-                clean(2),
-                dirty(3),
-                clean(4),
-                clean(5),
-                clean(6),
-            ],
-        );
+        let mut ring =
+            Ring::new(0, [dirty(0), clean(1), clean(2), dirty(3), clean(4), clean(5), clean(8), clean(9)]);
         assert_eq!(ring.step(), [], "dirt in the first sample may be old");
         ring.write(0);
         ring.windows[1].resident -= MIB;
-        assert_eq!(
-            ring.step(),
-            [],
-            "no growth: the header again, and the kernel took a page"
-        );
+        assert_eq!(ring.step(), [], "no growth: the header again, and the kernel took a page");
         ring.windows[4].unwritten = MIB;
         assert_eq!(
             ring.step(),
-            [flush(1, 0..1), release(1, 2..3), flush(1, 3..4), release(1, 6..7)],
-            "the writer is in window 4 or has just entered 5; 1 stays with the header's window"
+            [flush(1, 0..1), release(1, 1..3), flush(1, 3..4), release(1, 9..10)],
+            "the writer is in window 4, or has gone on a little"
         );
     }
 
@@ -332,11 +300,7 @@ mod tests {
         for number in 4..8 {
             ring.write(number);
             ring.sync();
-            let gone = if number < 7 {
-                vec![]
-            } else {
-                vec![release(1, 4..5)]
-            };
+            let gone = if number < 7 { vec![] } else { vec![release(1, 4..5)] };
             assert_eq!(ring.step(), gone);
         }
     }
@@ -390,13 +354,7 @@ mod tests {
         ring.step();
         ring.write(8);
         assert_eq!(ring.step(), [release(1, 1..3)]);
-        ring.windows.insert(
-            0,
-            Window {
-                resident: MIB,
-                ..clean(2)
-            },
-        );
+        ring.windows.insert(0, Window { resident: MIB, ..clean(2) });
         ring.sync();
         assert_eq!(ring.step(), [], "less than was released, but new");
     }
@@ -410,21 +368,14 @@ mod tests {
         ring.windows.insert(0, clean(2));
         assert_eq!(ring.step(), []);
         ring.windows[0].resident -= MIB;
-        assert_eq!(
-            ring.step(),
-            [release(1, 2..3)],
-            "not protected: it is tried again when it has changed"
-        );
+        assert_eq!(ring.step(), [release(1, 2..3)], "not protected: it is tried again when it has changed");
     }
 
     #[test]
     fn a_file_the_writer_leaves_goes_whole() {
         let mut ring = Ring::new(0, [clean(1), clean(2)]);
         ring.step();
-        let left = log_of([FileFacts {
-            writer: None,
-            ..ring.facts()
-        }]);
+        let left = log_of([FileFacts { writer: None, ..ring.facts() }]);
         assert_eq!(step(&mut ring.state, &left), [release(1, 1..3)]);
     }
 }

@@ -1,0 +1,7 @@
+//! What holds for [`pagekeeper_policy::step`] whatever a database does: random operations on a model of files, page
+//! cache and executor, each step's acts checked against the rules stated a second time, in the plainest way.
+
+mod followed;
+mod model;
+mod ring;
+mod series;

@@ -1,0 +1,208 @@
+//! A ring written with `pwrite`: the writer's position is never shown, only what it does to the pages.
+
+use std::collections::VecDeque;
+
+use pagekeeper_policy::{
+    Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, State, WINDOW, step,
+};
+use proptest::prelude::*;
+
+use crate::model::{CELL, Cell, Grip, MIB, Pages, check_ranges, check_repeats, config, releases};
+
+const WINDOWS: u64 = 32;
+/// The writer goes at most this far between two steps.
+const REACH: u64 = 3 * WINDOW;
+/// A ring's data begins behind its header.
+const HEADER: u64 = 12 << 10;
+
+#[derive(Debug, Clone)]
+enum Op {
+    Write(u64),
+    /// The header is written.
+    Checkpoint,
+    Sync,
+    /// The kernel writes so many of the longest dirty cells.
+    WriteBack(usize),
+    Reclaim(u64),
+    Retry,
+    Step,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        5 => (1..REACH).prop_map(Op::Write),
+        5 => (1..20 * 1024_u64).prop_map(Op::Write),
+        2 => Just(Op::Checkpoint),
+        6 => Just(Op::Sync),
+        2 => (0..16_usize).prop_map(Op::WriteBack),
+        1 => (0..WINDOWS).prop_map(Op::Reclaim),
+        1 => Just(Op::Retry),
+        12 => Just(Op::Step),
+    ]
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    prop_oneof![
+        3 => (0..2 * WINDOW).prop_map(|slack| Rule::ReleaseBehindWriter { slack }),
+        1 => Just(Rule::ReleaseBehindFollowers { near_files: 2, slack: 0 }),
+        1 => (0..8 * MIB).prop_map(|bytes| Rule::Budget { bytes }),
+    ]
+}
+
+/// The pages of the ring when it is first seen.
+fn cells() -> impl Strategy<Value = Vec<Cell>> {
+    let cell = prop_oneof![Just(Cell::Absent), Just(Cell::Clean), Just(Cell::Dirty)];
+    let stretch = (cell, 1..100_usize).prop_map(|(cell, length)| vec![cell; length]);
+    prop::collection::vec(stretch, 0..12).prop_map(|stretches| stretches.concat())
+}
+
+#[derive(Debug)]
+struct Ring {
+    rule: Rule,
+    slow: u8,
+    pages: Pages,
+    /// Cells in the order in which they were last dirtied.
+    dirtied: VecDeque<u64>,
+    /// The last byte written.
+    last: u64,
+    /// How far the writer has gone since the last step.
+    gone: u64,
+    retry: u64,
+    state: State,
+}
+
+impl Ring {
+    fn new(rule: Rule, slow: u8, cells: &[Cell], last: u64) -> Self {
+        let mut pages = Pages::new(WINDOWS * WINDOW);
+        for (at, cell) in pages.cells.iter_mut().zip(cells) {
+            *at = *cell;
+        }
+        let dirtied =
+            (0..).zip(&pages.cells).filter(|(_, cell)| **cell == Cell::Dirty).map(|(at, _)| at).collect();
+        Self { rule, slow, pages, dirtied, last, gone: 0, retry: 0, state: State::default() }
+    }
+
+    fn dirty(&mut self, offset: u64) {
+        let cell = offset / CELL;
+        self.dirtied.retain(|other| *other != cell);
+        self.dirtied.push_back(cell);
+        self.pages.write(offset..offset + 1);
+    }
+
+    fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
+        match *op {
+            Op::Write(bytes) => {
+                let bytes = bytes.min(REACH - self.gone);
+                self.gone += bytes;
+                for _ in 0..bytes.div_ceil(CELL) {
+                    self.last += bytes / bytes.div_ceil(CELL);
+                    if self.last >= self.pages.size {
+                        self.last = HEADER;
+                    }
+                    self.dirty(self.last);
+                }
+            }
+            Op::Checkpoint => self.dirty(0),
+            Op::Sync => {
+                self.dirtied.clear();
+                self.pages.write_back(&(0..u64::MAX), 0);
+            }
+            Op::WriteBack(cells) => {
+                for cell in self.dirtied.drain(..cells.min(self.dirtied.len())) {
+                    self.pages.write_back(&(cell * CELL..(cell + 1) * CELL), 0);
+                }
+            }
+            Op::Reclaim(number) => self.pages.reclaim(&(number * WINDOW..(number + 1) * WINDOW)),
+            Op::Retry => self.retry += 1,
+            Op::Step => self.step()?,
+        }
+        Ok(())
+    }
+
+    fn facts(&self) -> Facts {
+        let file = FileFacts {
+            id: FileId(1),
+            log: LogId(1),
+            sequence: 0,
+            class: FileClass::Redo,
+            rule: self.rule,
+            rewrite: Rewrite::WholePages,
+            size: self.pages.size,
+            writer: Some(Position::Unknown),
+            windows: self.pages.windows(),
+        };
+        Facts { files: vec![file], followers: vec![], retry: self.retry }
+    }
+
+    fn step(&mut self) -> Result<(), TestCaseError> {
+        let facts = self.facts();
+        let acts = step(&mut self.state, &facts);
+        check_ranges(&facts, &acts)?;
+        check_repeats(&self.state, &facts, &acts, false)?;
+        for (_, range) in releases(&acts) {
+            prop_assert!(!range.contains(&self.last), "{range:?} released, the writer is at {}", self.last);
+        }
+        self.pages.tick();
+        for act in &acts {
+            self.pages.execute(act, self.slow);
+        }
+        self.gone = 0;
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(config(8))]
+
+    #[test]
+    fn the_window_being_written_is_never_released(
+        rule in rule(),
+        slow in 0..3_u8,
+        cells in cells(),
+        last in HEADER..WINDOWS * WINDOW,
+        held in prop::collection::vec((0..WINDOWS / 2, prop_oneof![Just(Grip::Part), Just(Grip::Whole)]), 0..4),
+        ops in prop::collection::vec(op(), 1..150),
+    ) {
+        let mut ring = Ring::new(rule, slow, &cells, last);
+        // no two adjacent: the writer would leave no trace in the second
+        ring.pages.grips = held.into_iter().map(|(number, grip)| (2 * number, grip)).collect();
+        for op in &ops {
+            ring.apply(op)?;
+        }
+        step(&mut ring.state, &Facts::default());
+        prop_assert_eq!(ring.state, State::default());
+    }
+
+    #[test]
+    fn a_writer_that_goes_on_leaves_little_behind(
+        slack in 0..3 * WINDOW,
+        slow in 0..2_u8,
+        synced in any::<bool>(),
+        cells in cells(),
+        last in HEADER..WINDOWS * WINDOW,
+        ops in prop::collection::vec(op(), 0..100),
+        pace in WINDOW / 2..REACH,
+    ) {
+        let mut ring = Ring::new(Rule::ReleaseBehindWriter { slack }, slow, &cells, last);
+        for op in &ops {
+            ring.apply(op)?;
+        }
+        // a write over dirty pages leaves no trace; sooner or later the kernel has written all
+        ring.apply(&Op::Sync)?;
+        for _ in 0..20 {
+            if synced {
+                ring.apply(&Op::Sync)?;
+            }
+            ring.apply(&Op::Write(pace))?;
+            ring.apply(&Op::Retry)?;
+            ring.step()?;
+        }
+        // what one step wrote and slack behind it, here and at the end of the ring; the header; after a lap the start,
+        // where the writer went on; and what is being written
+        let slack = slack.div_ceil(WINDOW);
+        let paces = pace.div_ceil(WINDOW) + 1;
+        let limit = 2 * (slack + paces) + 1 + 4 + if synced { 0 } else { paces };
+        let left = ring.pages.windows();
+        prop_assert!(left.len() as u64 <= limit, "{left:?} left, expected at most {limit} windows");
+    }
+}
