@@ -55,6 +55,8 @@ pub(crate) struct Tail {
     clock: u64,
     /// Whether the writer has shown itself (invariant 1).
     known: bool,
+    /// The clock when a remembered window other than the header's was last fresh.
+    newest: u64,
 }
 
 /// A window at the last step.
@@ -105,6 +107,8 @@ impl Tail {
         }
         self.hot.retain(|hot| hot.quiet < QUIET_STEPS && hot.range.start < size);
         self.forget_passed();
+        let data = self.hot.iter().filter(|hot| hot.range.start != 0);
+        self.newest = data.map(|hot| hot.last_fresh).max().unwrap_or(0);
         self.samples = Some(
             stretches
                 .iter()
@@ -129,14 +133,20 @@ impl Tail {
     /// everything stays.
     pub(crate) fn protected(&self, slack: u64, size: u64) -> Option<Vec<Range<u64>>> {
         self.known.then(|| {
-            let mut ranges = Vec::with_capacity(self.hot.len());
+            let mut ranges: Vec<Range<u64>> = Vec::new();
+            let mut wrapped = 0;
             for hot in &self.hot {
                 let ahead = if hot.range.start == 0 { 0 } else { AHEAD };
+                let start = align_down(hot.range.start.saturating_sub(slack));
                 let end = hot.range.end.saturating_add(ahead);
-                ranges.push(align_down(hot.range.start.saturating_sub(slack))..end);
-                if end > size {
-                    ranges.push(0..end - size);
+                wrapped = wrapped.max(end.saturating_sub(size));
+                match ranges.last_mut() {
+                    Some(last) if last.end >= start => last.end = last.end.max(end),
+                    _ => ranges.push(start..end),
                 }
+            }
+            if wrapped > 0 {
+                ranges.push(0..wrapped);
             }
             ranges
         })
@@ -144,9 +154,8 @@ impl Tail {
 
     /// Whether a protected window shows less recent traces than the newest: its dirty pages need not wait there.
     pub(crate) fn left_behind(&self, start: u64) -> bool {
-        let newest = self.hot.iter().filter(|hot| hot.range.start != 0).map(|hot| hot.last_fresh).max();
-        let own = self.hot.iter().find(|hot| hot.range.start == start).map_or(0, |hot| hot.last_fresh);
-        self.known && newest.is_some_and(|newest| own < newest)
+        let own = self.hot.binary_search_by_key(&start, |hot| hot.range.start);
+        self.known && own.map_or(0, |at| self.hot[at].last_fresh) < self.newest
     }
 
     fn heat(&self, now: &Stretch, acted: &[Acted]) -> Heat {
