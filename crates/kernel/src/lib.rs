@@ -27,9 +27,13 @@ pub use extents::{ResidentExtents, resident_extents};
 pub use filesystem::FileSystem;
 pub use open::{Inode, InspectedFile, Links, open_directory, open_directory_in};
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
-pub use residency::{Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map, residency_wide};
+pub use residency::{
+    Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map, residency_wide,
+};
 pub use walk::{Filter, WalkOptions, walk};
-pub use warm::{Lock, LockError, WarmMethod, WarmOptions, WarmProgress, WarmReport, lock, warm, warm_extents};
+pub use warm::{
+    Lock, LockError, WarmMethod, WarmOptions, WarmProgress, WarmRate, WarmReport, lock, warm, warm_extents,
+};
 pub use writeback::{Flush, flush, start_writeback};
 
 /// The size of a page in bytes, as the kernel counts them: 4096 on x86-64.

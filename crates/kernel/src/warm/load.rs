@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, Mode, OFlags};
@@ -44,7 +44,6 @@ pub(super) struct Loader<'a> {
     /// The file's size at the start.
     size: u64,
     chunk: u64,
-    pacer: Pacer,
     loaded: AtomicU64,
 }
 
@@ -56,17 +55,13 @@ impl<'a> Loader<'a> {
     ) -> Result<Self> {
         let null = rustix::fs::open("/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| Error::call("open", "/dev/null", e))?;
-        // With a low rate, sixteen steps a second: smooth, and quick to cancel.
-        let chunk =
-            options.rate.map_or(CHUNK, |rate| (rate / 16).next_power_of_two().clamp(256 << 10, CHUNK));
         Ok(Self {
             file,
             options,
             cancel,
             null,
             size: file.size_now()?,
-            chunk,
-            pacer: Pacer::new(options.rate),
+            chunk: options.rate.as_ref().map_or(CHUNK, WarmRate::chunk),
             loaded: AtomicU64::new(0),
         })
     }
@@ -159,6 +154,14 @@ impl<'a> Loader<'a> {
         }
     }
 
+    /// Waits for the turn of `bytes` under the rate, if there is one; false if work is to stop.
+    fn take_turn(&self, bytes: u64, shared: &Shared<'_>) -> bool {
+        if let Some(rate) = &self.options.rate {
+            rate.wait(bytes, || self.stopped(shared));
+        }
+        !self.stopped(shared)
+    }
+
     fn stopped(&self, shared: &Shared<'_>) -> bool {
         self.cancel.load(Ordering::Relaxed) || shared.failed.load(Ordering::Relaxed)
     }
@@ -166,7 +169,7 @@ impl<'a> Loader<'a> {
     /// Asks for all the pieces, then waits for each.
     fn read_ahead(&self, reader: &File, pieces: &[Range<u64>], shared: &Shared<'_>) -> Result<()> {
         let bytes = pieces.iter().map(|piece| piece.end - piece.start).sum();
-        if !self.pacer.wait(bytes, || self.stopped(shared)) {
+        if !self.take_turn(bytes, shared) {
             return Ok(());
         }
         for piece in pieces {
@@ -196,7 +199,7 @@ impl<'a> Loader<'a> {
         let mut start = piece.start;
         while start < piece.end {
             let part = start..piece.end.min((start / self.chunk + 1) * self.chunk);
-            if !self.pacer.wait(part.end - part.start, || self.stopped(shared)) {
+            if !self.take_turn(part.end - part.start, shared) {
                 return Ok(());
             }
             // What populating can't do or won't explain (EFAULT for an unreadable block or a cut file), reading can.
@@ -261,39 +264,43 @@ fn reopen(file: &InspectedFile) -> Result<File> {
         .map_err(|e| Error::call("dup", file.path(), e))
 }
 
-/// Holds reading down to a rate, over all threads.
-struct Pacer {
-    rate: Option<u64>,
+/// Holds reading down to a number of bytes a second, over all threads and calls that share it. Bursts are up to 8 MiB.
+#[derive(Debug, Clone)]
+pub struct WarmRate {
+    bytes_per_second: u64,
     /// When the next part may be read.
-    next: Mutex<Instant>,
+    next: Arc<Mutex<Instant>>,
 }
 
-impl Pacer {
+impl WarmRate {
     /// The longest sleep before cancellation is looked at again.
     const NAP: Duration = Duration::from_millis(100);
 
-    fn new(rate: Option<u64>) -> Self {
-        Self { rate, next: Mutex::new(Instant::now()) }
+    /// At most `bytes_per_second`; 0 counts as 1.
+    pub fn new(bytes_per_second: u64) -> Self {
+        Self { bytes_per_second: bytes_per_second.max(1), next: Arc::new(Mutex::new(Instant::now())) }
     }
 
-    /// Waits for the turn of `bytes`; false if it was stopped meanwhile.
-    fn wait(&self, bytes: u64, stopped: impl Fn() -> bool) -> bool {
-        if let Some(rate) = self.rate {
-            let turn = self.book(bytes, rate);
-            while !stopped() {
-                let left = turn.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    break;
-                }
-                std::thread::sleep(left.min(Self::NAP));
+    /// Bytes between two looks at cancellation: sixteen steps a second where the rate is low.
+    fn chunk(&self) -> u64 {
+        (self.bytes_per_second / 16).next_power_of_two().clamp(256 << 10, CHUNK)
+    }
+
+    /// Waits for the turn of `bytes`, or until stopped.
+    fn wait(&self, bytes: u64, stopped: impl Fn() -> bool) {
+        let turn = self.book(bytes);
+        while !stopped() {
+            let left = turn.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
             }
+            std::thread::sleep(left.min(Self::NAP));
         }
-        !stopped()
     }
 
     /// Takes the next turn and puts the one after it as late as the bytes ask for. Time that nobody used is lost.
-    fn book(&self, bytes: u64, rate: u64) -> Instant {
-        let cost = Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+    fn book(&self, bytes: u64) -> Instant {
+        let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let turn = (*next).max(Instant::now());
         *next = turn + cost;
@@ -307,18 +314,26 @@ mod tests {
 
     #[test]
     fn turns_are_booked_as_far_apart_as_the_rate_says() {
-        let pacer = Pacer::new(Some(1000));
-        let first = pacer.book(500, 1000);
-        let second = pacer.book(2000, 1000);
-        let third = pacer.book(1, 1000);
+        let rate = WarmRate::new(1000);
+        let first = rate.book(500);
+        let second = rate.clone().book(2000);
+        let third = rate.book(1);
         assert_eq!(second - first, Duration::from_millis(500));
         assert_eq!(third - second, Duration::from_secs(2));
     }
 
     #[test]
     fn waiting_ends_when_stopped() {
-        let pacer = Pacer::new(Some(1));
-        assert!(pacer.wait(1 << 40, || false));
-        assert!(!pacer.wait(1, || true));
+        let rate = WarmRate::new(1);
+        rate.wait(1 << 20, || false);
+        // The next turn is in twelve days.
+        rate.wait(1, || true);
+    }
+
+    #[test]
+    fn steps_are_short_at_low_rates() {
+        assert_eq!(WarmRate::new(1).chunk(), 256 << 10);
+        assert_eq!(WarmRate::new(16 << 20).chunk(), 1 << 20);
+        assert_eq!(WarmRate::new(1 << 40).chunk(), CHUNK);
     }
 }

@@ -31,6 +31,7 @@ mod plan;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use load::WarmRate;
 pub use lock::{Lock, LockError, lock};
 
 use crate::{Error, InspectedFile, Result, page_size, residency};
@@ -62,8 +63,8 @@ pub struct WarmOptions {
     pub width: usize,
     /// How missing pages are read.
     pub method: WarmMethod,
-    /// Read at most so many bytes a second; bursts are up to 8 MiB.
-    pub rate: Option<u64>,
+    /// Read no faster than this; all calls whose options are clones of each other share it.
+    pub rate: Option<WarmRate>,
 }
 
 impl Default for WarmOptions {

@@ -168,14 +168,14 @@ fn a_rate_is_kept_by_reading_in_smaller_steps() {
     let (_dir, file) = file_of(4 << 20);
     evict_all(&file);
     let steps = Mutex::new(Vec::new());
-    let options = WarmOptions { rate: Some(64 << 20), width: 2, method: WarmMethod::SendFile };
+    let options = WarmOptions { rate: Some(WarmRate::new(64 << 20)), width: 2, method: WarmMethod::SendFile };
     let report =
         warm(&file, 0..u64::MAX, &options, &|bytes| steps.lock().unwrap().push(bytes), &never()).unwrap();
     assert_eq!(report.loaded, 4 * MIB);
     assert_eq!(steps.into_inner().unwrap(), [4 * MIB]);
     evict_all(&file);
     let steps = Mutex::new(Vec::new());
-    let options = WarmOptions { rate: Some(16 << 20), ..options };
+    let options = WarmOptions { rate: Some(WarmRate::new(16 << 20)), ..options };
     warm(&file, 0..u64::MAX, &options, &|bytes| steps.lock().unwrap().push(bytes), &never()).unwrap();
     assert_eq!(steps.into_inner().unwrap(), [MIB; 4]);
 }
