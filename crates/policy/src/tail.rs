@@ -5,7 +5,7 @@
 //! that starts at 0) is rewritten at each checkpoint, so window 0 shows traces wherever the writer is.
 //!
 //! A window is *fresh* if its resident or its unwritten bytes grew since the last sample: something wrote (or read)
-//! there in between. It is *hot* if it is fresh, or still dirty. Trace windows are remembered.
+//! there in between. It is *hot* if it is fresh, or still dirty. Hot windows are remembered.
 //!
 //! Invariants:
 //! 1. Until a window other than the header's has been fresh, the tail is not known, and nothing of the file may go.
@@ -27,10 +27,10 @@
 //!
 //! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages far ahead
 //! of the writer are released as soon as the tail is known, so this takes adjacent windows whose release was refused,
-//! or a writer that goes further than [`AHEAD`] in the first step in which it is seen. A
-//! program that reads through a ring makes windows fresh; if the writer is idle meanwhile, its last window can be
-//! released after [`QUIET_STEPS`] steps. A writer that laps the whole file between two steps is not followed. Each
-//! costs one page read at the writer's next partial write, never data.
+//! or a writer that goes further than [`AHEAD`] in the first step in which it is seen. A program that reads through a
+//! ring makes windows fresh; if the writer is idle meanwhile, its last window can be released after [`QUIET_STEPS`]
+//! steps. A writer that laps the whole file between two steps is not followed. Each costs one page read at the
+//! writer's next partial write, never data.
 
 use std::ops::Range;
 
