@@ -72,11 +72,7 @@ impl From<AdviceError> for Error {
             AdviceError::Pipe { path } => (path, Errno::SPIPE.into()),
             AdviceError::Other { path, source } => (path, source),
         };
-        Self::Call {
-            call: "posix_fadvise",
-            path,
-            source,
-        }
+        Self::Call { call: "posix_fadvise", path, source }
     }
 }
 
@@ -103,10 +99,7 @@ pub fn advise(file: impl AsFd, advice: Advice, range: Range<u64>, path: &Path) -
             Errno::BADF => AdviceError::BadDescriptor { path },
             Errno::INVAL => AdviceError::Invalid { path },
             Errno::SPIPE => AdviceError::Pipe { path },
-            other => AdviceError::Other {
-                path,
-                source: other.into(),
-            },
+            other => AdviceError::Other { path, source: other.into() },
         }
     })
 }

@@ -45,7 +45,10 @@ impl FileSystem {
     /// `path` is used in errors only.
     pub fn of(file: impl AsFd, path: &Path) -> Result<Self> {
         let stat = rustix::fs::fstatfs(file).map_err(|e| Error::call("fstatfs", path, e))?;
-        #[allow(clippy::cast_sign_loss, reason = "the kernel's f_type is a 32-bit magic number in a wider signed field")]
+        #[allow(
+            clippy::cast_sign_loss,
+            reason = "the kernel's f_type is a 32-bit magic number in a wider signed field"
+        )]
         let magic = stat.f_type as u64 & 0xffff_ffff;
         Ok(Self::from_magic(magic))
     }
@@ -63,7 +66,8 @@ impl FileSystem {
             0x8584_58f6 => Self::Ramfs,
             0x9584_58f6 => Self::Hugetlbfs,
             // proc, sysfs, cgroup, cgroup2, debugfs, tracefs, devpts, securityfs
-            0x9fa0 | 0x6265_6572 | 0x0027_e0eb | 0x6367_7270 | 0x6462_6720 | 0x7472_6163 | 0x1cd1 | 0x7363_6673 => Self::Pseudo,
+            0x9fa0 | 0x6265_6572 | 0x0027_e0eb | 0x6367_7270 | 0x6462_6720 | 0x7472_6163 | 0x1cd1
+            | 0x7363_6673 => Self::Pseudo,
             other => Self::Other(other),
         }
     }
@@ -71,12 +75,14 @@ impl FileSystem {
     /// Why pages of this file system can't be released, if so.
     pub fn release_refusal(self) -> Option<&'static str> {
         match self {
-            Self::Tmpfs | Self::Ramfs => {
-                Some("on tmpfs or ramfs the page cache is the file itself: its pages can't be released, only deleted")
-            }
+            Self::Tmpfs | Self::Ramfs => Some(
+                "on tmpfs or ramfs the page cache is the file itself: its pages can't be released, only deleted",
+            ),
             Self::Hugetlbfs => Some("hugetlbfs pages are reserved memory: they can't be released"),
             Self::Pseudo => Some("a pseudo file system keeps no data in the page cache"),
-            Self::Zfs => Some("ZFS caches in its ARC, not in the page cache: set primarycache on the dataset instead"),
+            Self::Zfs => {
+                Some("ZFS caches in its ARC, not in the page cache: set primarycache on the dataset instead")
+            }
             _ => None,
         }
     }
@@ -123,7 +129,9 @@ mod tests {
 
     #[test]
     fn stored_file_systems_are_not_refused() {
-        for kind in [FileSystem::Ext, FileSystem::Xfs, FileSystem::Btrfs, FileSystem::Overlay, FileSystem::Other(1)] {
+        for kind in
+            [FileSystem::Ext, FileSystem::Xfs, FileSystem::Btrfs, FileSystem::Overlay, FileSystem::Other(1)]
+        {
             assert_eq!(kind.release_refusal(), None);
         }
     }

@@ -27,10 +27,7 @@ pub struct Inode {
 impl Inode {
     /// The identity in a stat result.
     pub fn of(stat: &Stat) -> Self {
-        Self {
-            dev: stat.st_dev,
-            ino: stat.st_ino,
-        }
+        Self { dev: stat.st_dev, ino: stat.st_ino }
     }
 }
 
@@ -63,18 +60,10 @@ impl InspectedFile {
     /// ```
     pub fn open(path: impl AsRef<Path>, links: Links) -> Result<Self> {
         let path = path.as_ref();
-        let nofollow = if links == Links::Refuse {
-            OFlags::NOFOLLOW
-        } else {
-            OFlags::empty()
-        };
+        let nofollow = if links == Links::Refuse { OFlags::NOFOLLOW } else { OFlags::empty() };
         // Looked at first: opening a device node can act on the device (rewind a tape, raise a modem line).
-        let stat = if links == Links::Refuse {
-            rustix::fs::lstat(path)
-        } else {
-            rustix::fs::stat(path)
-        }
-        .map_err(|e| Error::call("stat", path, e))?;
+        let stat = if links == Links::Refuse { rustix::fs::lstat(path) } else { rustix::fs::stat(path) }
+            .map_err(|e| Error::call("stat", path, e))?;
         require_regular(&stat, path)?;
         let fd = open_quietly(|flags| rustix::fs::open(path, flags | nofollow, Mode::empty()))
             .map_err(|e| link_error(e, path))?;
@@ -112,12 +101,7 @@ impl InspectedFile {
 
     /// As [`Self::from_fd`], for callers that have looked at the file already.
     pub(crate) fn from_stat(fd: OwnedFd, path: PathBuf, stat: &Stat) -> Self {
-        Self {
-            file: fd.into(),
-            path,
-            inode: Inode::of(stat),
-            size: u64::try_from(stat.st_size).unwrap_or(0),
-        }
+        Self { file: fd.into(), path, inode: Inode::of(stat), size: u64::try_from(stat.st_size).unwrap_or(0) }
     }
 
     /// The name it was opened by.
@@ -137,11 +121,7 @@ impl InspectedFile {
 
     /// Its size in bytes now.
     pub fn size_now(&self) -> Result<u64> {
-        Ok(self
-            .file
-            .metadata()
-            .map_err(|e| Error::call("fstat", &self.path, e))?
-            .size())
+        Ok(self.file.metadata().map_err(|e| Error::call("fstat", &self.path, e))?.size())
     }
 
     /// The file itself.
@@ -158,11 +138,7 @@ impl AsFd for InspectedFile {
 
 /// Opens a directory for listing, following a link at its end or not.
 pub fn open_directory(path: &Path, links: Links) -> Result<OwnedFd> {
-    let nofollow = if links == Links::Refuse {
-        OFlags::NOFOLLOW
-    } else {
-        OFlags::empty()
-    };
+    let nofollow = if links == Links::Refuse { OFlags::NOFOLLOW } else { OFlags::empty() };
     open_quietly(|flags| rustix::fs::open(path, flags | OFlags::DIRECTORY | nofollow, Mode::empty()))
         .map_err(|e| link_error(e, path))
 }
@@ -212,9 +188,7 @@ fn open_quietly(open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>) -> rustix:
 
 fn link_error(errno: Errno, path: &Path) -> Error {
     if errno == Errno::LOOP && rustix::fs::readlinkat(CWD, path, Vec::new()).is_ok() {
-        Error::SymbolicLink {
-            path: path.to_path_buf(),
-        }
+        Error::SymbolicLink { path: path.to_path_buf() }
     } else {
         Error::call("open", path, errno)
     }
@@ -224,9 +198,7 @@ fn require_regular(stat: &Stat, path: &Path) -> Result<()> {
     let found = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => return Ok(()),
         FileType::Symlink => {
-            return Err(Error::SymbolicLink {
-                path: path.to_path_buf(),
-            });
+            return Err(Error::SymbolicLink { path: path.to_path_buf() });
         }
         FileType::Directory => "a directory",
         FileType::Fifo => "a FIFO",
@@ -235,10 +207,7 @@ fn require_regular(stat: &Stat, path: &Path) -> Result<()> {
         FileType::BlockDevice => "a block device",
         FileType::Unknown => "of unknown type",
     };
-    Err(Error::NotRegular {
-        path: path.to_path_buf(),
-        found,
-    })
+    Err(Error::NotRegular { path: path.to_path_buf(), found })
 }
 
 #[cfg(test)]
@@ -252,10 +221,7 @@ mod tests {
         let path = dir.path().join("pipe");
         rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         let error = InspectedFile::open(&path, Links::Follow).unwrap_err();
-        assert!(
-            error.to_string().contains("a FIFO, not a regular file"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("a FIFO, not a regular file"), "{error}");
         // Without the look before the open, too: O_NONBLOCK opens the FIFO, fstat refuses it.
         let parent = open_directory(dir.path(), Links::Refuse).unwrap();
         let error = InspectedFile::open_in(parent.as_fd(), "pipe", path).unwrap_err();
@@ -274,10 +240,7 @@ mod tests {
         std::fs::write(dir.path().join("real"), b"x").unwrap();
         let link = dir.path().join("link");
         symlink("real", &link).unwrap();
-        assert!(matches!(
-            InspectedFile::open(&link, Links::Refuse).unwrap_err(),
-            Error::SymbolicLink { .. }
-        ));
+        assert!(matches!(InspectedFile::open(&link, Links::Refuse).unwrap_err(), Error::SymbolicLink { .. }));
         assert_eq!(InspectedFile::open(&link, Links::Follow).unwrap().size(), 1);
         let parent = open_directory(dir.path(), Links::Refuse).unwrap();
         assert!(InspectedFile::open_in(parent.as_fd(), "link", link).is_err());
@@ -310,9 +273,6 @@ mod tests {
         let mut byte = [0];
         std::os::unix::fs::FileExt::read_exact_at(opened.file(), &mut byte, 0).unwrap();
         let after = std::fs::metadata(file.path()).unwrap();
-        assert_eq!(
-            (before.atime(), before.atime_nsec()),
-            (after.atime(), after.atime_nsec())
-        );
+        assert_eq!((before.atime(), before.atime_nsec()), (after.atime(), after.atime_nsec()));
     }
 }

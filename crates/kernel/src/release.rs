@@ -10,7 +10,7 @@
 //! ([`ReleaseReport::kept_edge`]).
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::process::ProcRoot;
 use crate::residency::residency;
@@ -22,6 +22,9 @@ pub const RELEASE_ALIGN: u64 = 2 << 20;
 
 /// A release goes through a long range in steps of this many bytes, so that dirty pages are waited for and dropped in turn.
 const STEP: u64 = 256 << 20;
+
+/// Rounds of 5 ms in which nothing goes, after which the rest of a file on overlayfs is taken to resist.
+const OVERLAY_ROUNDS_STUCK: u32 = 40;
 
 /// How to release.
 #[derive(Debug, Clone)]
@@ -93,11 +96,9 @@ impl ReleaseReport {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions) -> Result<ReleaseReport> {
-    if let Some(reason) = FileSystem::of(file, file.path())?.release_refusal() {
-        return Err(Error::Unsupported {
-            path: file.path().to_path_buf(),
-            reason,
-        });
+    let file_system = FileSystem::of(file, file.path())?;
+    if let Some(reason) = file_system.release_refusal() {
+        return Err(Error::Unsupported { path: file.path().to_path_buf(), reason });
     }
     let size = file.size_now()?;
     let mut report = ReleaseReport {
@@ -119,7 +120,11 @@ pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions
         if attempt == 1 {
             std::thread::sleep(options.retry_pause);
         }
-        drop_once(file, &range, size, options)?;
+        if file_system == FileSystem::Overlay {
+            drop_until_gone(file, &range, options)?;
+        } else {
+            drop_once(file, &range, size, options)?;
+        }
         left = residency(file, range.clone())?;
         if left.resident == 0 {
             break;
@@ -127,14 +132,7 @@ pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions
     }
     report.released = before.resident.saturating_sub(left.resident);
     if left.resident > 0 {
-        explain(
-            file,
-            &range,
-            left.resident,
-            left.unwritten(),
-            options.explain,
-            &mut report,
-        )?;
+        explain(file, &range, left.resident, left.unwritten(), options.explain, &mut report)?;
     }
     Ok(report)
 }
@@ -152,6 +150,24 @@ fn drop_once(file: &InspectedFile, range: &Range<u64>, size: u64, options: &Rele
             return Ok(());
         }
         start = end;
+    }
+}
+
+/// On overlayfs neither `sync_file_range` nor cachestat reach the file below, but the advice does: it starts writeback of dirty pages
+/// and drops clean ones, so it is given until nothing is left or nothing more goes.
+fn drop_until_gone(file: &InspectedFile, range: &Range<u64>, options: &ReleaseOptions) -> Result<()> {
+    let deadline = Instant::now() + options.patience;
+    let mut stuck_for = 0;
+    let mut before = u64::MAX;
+    loop {
+        advise(file, Advice::DontNeed, range.clone(), file.path())?;
+        let left = residency(file, range.clone())?.resident;
+        stuck_for = if left < before { 0 } else { stuck_for + 1 };
+        before = left;
+        if left == 0 || stuck_for == OVERLAY_ROUNDS_STUCK || Instant::now() >= deadline {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -250,7 +266,7 @@ mod tests {
     fn dirty_pages_are_written_then_dropped() {
         let (_dir, file) = file_of(0);
         // 10,000 bytes over: the last page is partial.
-        let content: Vec<u8> = (0..16 * MIB + 10_000).map(|index| (index % 251) as u8).collect();
+        let content: Vec<u8> = (0..=250).cycle().take(16 * MIB + 10_000).collect();
         std::fs::write(file.path(), &content).unwrap();
         let report = release_all(&file);
         assert_eq!(report.requested, content.len() as u64);
@@ -305,10 +321,7 @@ mod tests {
         std::fs::write(file.path(), b"x").unwrap();
         let file = InspectedFile::open(file.path(), crate::Links::Refuse).unwrap();
         let error = release(&file, 0..u64::MAX, &ReleaseOptions::default()).unwrap_err();
-        assert!(
-            error.to_string().contains("the page cache is the file itself"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("the page cache is the file itself"), "{error}");
     }
 
     #[test]
@@ -332,7 +345,57 @@ mod tests {
         assert!(edges(&(0..u64::MAX)).is_empty());
         assert!(edges(&(A..3 * A)).is_empty());
         assert_eq!(edges(&(A + 1..3 * A + 5)), [A + 1..2 * A, 3 * A..3 * A + 5]);
-        assert_eq!(edges(&(A + 1..A + 2)), [A + 1..A + 2]);
-        assert_eq!(edges(&(5..u64::MAX)), [5..A]);
+        let one = std::slice::from_ref;
+        assert_eq!(edges(&(A + 1..A + 2)), one(&(A + 1..A + 2)));
+        assert_eq!(edges(&(5..u64::MAX)), one(&(5..A)));
+    }
+
+    /// A mounted overlay over two directories, unmounted at the end.
+    struct Overlay(tempfile::TempDir);
+
+    impl Overlay {
+        fn mount() -> Self {
+            let dir = crate::testing::disk_dir();
+            let at = |name: &str| dir.path().join(name);
+            for name in ["lower", "upper", "work", "merged"] {
+                std::fs::create_dir(at(name)).unwrap();
+            }
+            let options = format!(
+                "lowerdir={},upperdir={},workdir={}",
+                at("lower").display(),
+                at("upper").display(),
+                at("work").display()
+            );
+            let options = std::ffi::CString::new(options).unwrap();
+            let flags = rustix::mount::MountFlags::empty();
+            rustix::mount::mount("overlay", at("merged"), "overlay", flags, options.as_c_str()).unwrap();
+            Self(dir)
+        }
+    }
+
+    impl Drop for Overlay {
+        fn drop(&mut self) {
+            let merged = self.0.path().join("merged");
+            let _ = rustix::mount::unmount(merged, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+
+    #[test]
+    fn pages_below_an_overlay_are_seen_and_released() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: pages_below_an_overlay_are_seen_and_released needs root to mount an overlay");
+            return;
+        }
+        let overlay = Overlay::mount();
+        let content = vec![3; 16 * MIB];
+        std::fs::write(overlay.0.path().join("merged/log"), &content).unwrap();
+        let merged = InspectedFile::open(overlay.0.path().join("merged/log"), crate::Links::Refuse).unwrap();
+        let upper = InspectedFile::open(overlay.0.path().join("upper/log"), crate::Links::Refuse).unwrap();
+        assert_eq!(residency(&merged, 0..u64::MAX).unwrap().resident, content.len() as u64);
+        assert!(residency(&upper, 0..u64::MAX).unwrap().unwritten() > 0);
+        let report = release_all(&merged);
+        assert_eq!((report.released, report.kept()), (content.len() as u64, 0));
+        assert_eq!(residency(&upper, 0..u64::MAX).unwrap().resident, 0);
+        assert_eq!(std::fs::read(merged.path()).unwrap(), content);
     }
 }

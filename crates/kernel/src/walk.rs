@@ -38,15 +38,8 @@ pub struct WalkOptions<'a> {
 
 impl Default for WalkOptions<'_> {
     fn default() -> Self {
-        let threads = std::thread::available_parallelism()
-            .map_or(1, std::num::NonZero::get)
-            .min(8);
-        Self {
-            follow_links: false,
-            one_file_system: false,
-            threads,
-            filter: None,
-        }
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
+        Self { follow_links: false, one_file_system: false, threads, filter: None }
     }
 }
 
@@ -71,10 +64,7 @@ pub fn walk(roots: &[PathBuf], options: &WalkOptions<'_>, visit: &(dyn Fn(Result
     let walker = Walker {
         options,
         visit,
-        queue: Mutex::new(Queue {
-            jobs: Vec::new(),
-            working: 0,
-        }),
+        queue: Mutex::new(Queue { jobs: Vec::new(), working: 0 }),
         changed: Condvar::new(),
         seen: Mutex::new(HashSet::new()),
     };
@@ -104,14 +94,8 @@ struct Queue {
 
 enum Job {
     Root(PathBuf),
-    Directory {
-        parent: Arc<Directory>,
-        name: CString,
-    },
-    Files {
-        parent: Arc<Directory>,
-        names: Vec<CString>,
-    },
+    Directory { parent: Arc<Directory>, name: CString },
+    Files { parent: Arc<Directory>, names: Vec<CString> },
 }
 
 struct Directory {
@@ -197,10 +181,7 @@ impl Walker<'_> {
     }
 
     fn first_sight(&self, inode: Inode) -> bool {
-        self.seen
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(inode)
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(inode)
     }
 
     /// Lists a directory into jobs.
@@ -231,29 +212,20 @@ impl Walker<'_> {
             };
             match kind {
                 FileType::Directory if self.wanted(&directory, name, true) => {
-                    directories.push(Job::Directory {
-                        parent: Arc::clone(&directory),
-                        name: name.into(),
-                    });
+                    directories.push(Job::Directory { parent: Arc::clone(&directory), name: name.into() });
                 }
                 FileType::RegularFile if self.wanted(&directory, name, false) => {
                     names.push(name.into());
                     if names.len() == BATCH {
                         let names = std::mem::take(&mut names);
-                        self.push(vec![Job::Files {
-                            parent: Arc::clone(&directory),
-                            names,
-                        }]);
+                        self.push(vec![Job::Files { parent: Arc::clone(&directory), names }]);
                     }
                 }
                 _ => {}
             }
         }
         if !names.is_empty() {
-            directories.push(Job::Files {
-                parent: directory,
-                names,
-            });
+            directories.push(Job::Files { parent: directory, names });
         }
         if !directories.is_empty() {
             self.push(directories);
@@ -262,21 +234,14 @@ impl Walker<'_> {
     }
 
     fn wanted(&self, parent: &Directory, name: &CStr, is_directory: bool) -> bool {
-        self.options
-            .filter
-            .is_none_or(|filter| filter(&parent.join(name), is_directory))
+        self.options.filter.is_none_or(|filter| filter(&parent.join(name), is_directory))
     }
 
     /// The type of an entry on a file system whose listings do not tell.
     fn kind_of(&self, parent: &Directory, name: &CStr) -> FileType {
-        let flags = if self.options.follow_links {
-            AtFlags::empty()
-        } else {
-            AtFlags::SYMLINK_NOFOLLOW
-        };
-        rustix::fs::statat(&parent.fd, name, flags).map_or(FileType::Unknown, |stat: Stat| {
-            FileType::from_raw_mode(stat.st_mode)
-        })
+        let flags = if self.options.follow_links { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        rustix::fs::statat(&parent.fd, name, flags)
+            .map_or(FileType::Unknown, |stat: Stat| FileType::from_raw_mode(stat.st_mode))
     }
 
     fn visit_file(&self, parent: &Directory, name: &CStr) {
@@ -299,14 +264,11 @@ impl Walker<'_> {
     /// A link found below, when links are to be followed.
     fn follow(&self, parent: &Directory, name: &CStr) {
         let path = parent.join(name);
-        let followed = rustix::fs::stat(&path)
-            .map_err(|e| Error::call("stat", &path, e))
-            .and_then(|stat| match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory if self.wanted(parent, name, true) => self.enter(
-                    open_directory(&path, Links::Follow)?,
-                    path.clone(),
-                    Some(parent.root_dev),
-                ),
+        let followed = rustix::fs::stat(&path).map_err(|e| Error::call("stat", &path, e)).and_then(|stat| {
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory if self.wanted(parent, name, true) => {
+                    self.enter(open_directory(&path, Links::Follow)?, path.clone(), Some(parent.root_dev))
+                }
                 FileType::RegularFile if self.wanted(parent, name, false) => {
                     if self.options.one_file_system && stat.st_dev != parent.root_dev {
                         return Ok(());
@@ -318,7 +280,8 @@ impl Walker<'_> {
                     Ok(())
                 }
                 _ => Ok(()),
-            });
+            }
+        });
         if let Err(error) = followed {
             // A dangling link was there to be followed: unlike a vanished file, worth a word.
             (self.visit)(Err(error));
@@ -336,10 +299,9 @@ mod tests {
         let found = Mutex::new(Vec::new());
         let problems = Mutex::new(Vec::new());
         walk(roots, options, &|visited| match visited {
-            Ok(file) => found
-                .lock()
-                .unwrap()
-                .push(file.path().file_name().unwrap().to_string_lossy().into_owned()),
+            Ok(file) => {
+                found.lock().unwrap().push(file.path().file_name().unwrap().to_string_lossy().into_owned());
+            }
             Err(error) => problems.lock().unwrap().push(error),
         });
         let mut found = found.into_inner().unwrap();
@@ -357,10 +319,7 @@ mod tests {
         std::fs::write(dir.path().join("a/b/c/deep"), b"").unwrap();
         std::fs::hard_link(dir.path().join("a/b/7"), dir.path().join("a/seven-again")).unwrap();
         for threads in [1, 2, 8] {
-            let options = WalkOptions {
-                threads,
-                ..WalkOptions::default()
-            };
+            let options = WalkOptions { threads, ..WalkOptions::default() };
             let (found, problems) = names(&[dir.path().to_path_buf(), dir.path().join("a")], &options);
             assert_eq!(found.len(), 1001, "{threads} threads");
             assert!(problems.is_empty());
@@ -377,14 +336,8 @@ mod tests {
         symlink("self", dir.path().join("a/self")).unwrap();
         let roots = [dir.path().to_path_buf()];
         let (found, problems) = names(&roots, &WalkOptions::default());
-        assert_eq!(
-            (found.as_slice(), problems.len()),
-            (["file".to_owned()].as_slice(), 0)
-        );
-        let options = WalkOptions {
-            follow_links: true,
-            ..WalkOptions::default()
-        };
+        assert_eq!((found.as_slice(), problems.len()), (["file".to_owned()].as_slice(), 0));
+        let options = WalkOptions { follow_links: true, ..WalkOptions::default() };
         let (found, problems) = names(&roots, &options);
         assert_eq!(found, ["file"]);
         assert_eq!(problems.len(), 2, "dangling and self: {problems:?}");
@@ -397,10 +350,7 @@ mod tests {
         std::fs::write(dir.path().join("real/file"), b"").unwrap();
         symlink("real", dir.path().join("link")).unwrap();
         let (found, problems) = names(&[dir.path().join("link")], &WalkOptions::default());
-        assert_eq!(
-            (found.as_slice(), problems.len()),
-            (["file".to_owned()].as_slice(), 0)
-        );
+        assert_eq!((found.as_slice(), problems.len()), (["file".to_owned()].as_slice(), 0));
     }
 
     #[test]
@@ -420,10 +370,8 @@ mod tests {
     fn a_missing_named_path_is_told_and_the_rest_goes_on() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), b"").unwrap();
-        let (found, problems) = names(
-            &[dir.path().join("missing"), dir.path().join("file")],
-            &WalkOptions::default(),
-        );
+        let (found, problems) =
+            names(&[dir.path().join("missing"), dir.path().join("file")], &WalkOptions::default());
         assert_eq!((found.len(), problems.len()), (1, 1));
         assert!(problems[0].is_gone());
     }
@@ -439,10 +387,7 @@ mod tests {
             asked.fetch_add(1, Ordering::Relaxed);
             !(is_directory && path.ends_with("skip"))
         };
-        let options = WalkOptions {
-            filter: Some(&filter),
-            ..WalkOptions::default()
-        };
+        let options = WalkOptions { filter: Some(&filter), ..WalkOptions::default() };
         let (found, _) = names(&[dir.path().to_path_buf()], &options);
         assert_eq!(found, ["file"]);
         assert_eq!(asked.load(Ordering::Relaxed), 2);

@@ -10,15 +10,16 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::residency::{Source, residency};
+use crate::residency::{Source, is_overlay, residency};
 use crate::sys::sync_range::sync_file_range;
-use crate::{Error, InspectedFile, Result};
+use crate::{Advice, Error, InspectedFile, Result, advise};
 
 /// How to wait for dirty pages of a range to become clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Flush {
     /// Start writeback and watch cachestat(2) until nothing is dirty or under writeback. Leaves a write error for its owner to
-    /// see: the choice for files of others. Where cachestat is missing: as [`Flush::SyncFileRange`].
+    /// see: the choice for files of others. Where cachestat is missing: as [`Flush::SyncFileRange`]; on overlayfs, which
+    /// knows neither, as [`Flush::Fdatasync`].
     #[default]
     Watch,
     /// `sync_file_range(2)` with `WAIT_BEFORE | WRITE | WAIT_AFTER`: for files of one's own.
@@ -33,6 +34,10 @@ pub fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result<()> {
     let Some(len) = call_length(&range) else {
         return Ok(());
     };
+    if is_overlay(file)? {
+        // `sync_file_range` succeeds there and does nothing; this starts writeback, and drops what is clean.
+        return Ok(advise(file, Advice::DontNeed, range, file.path())?);
+    }
     sync_file_range(file, range.start, len, false).map_err(|e| Error::call("sync_file_range", file.path(), e))
 }
 
@@ -54,7 +59,8 @@ pub fn flush(file: &InspectedFile, range: Range<u64>, how: Flush, patience: Dura
         Flush::Watch => {
             let now = residency(file, range.clone())?;
             if now.source == Source::Mincore {
-                return flush(file, range, Flush::SyncFileRange, patience);
+                let next_best = if is_overlay(file)? { Flush::Fdatasync } else { Flush::SyncFileRange };
+                return flush(file, range, next_best, patience);
             }
             if now.unwritten() == 0 {
                 return Ok(true);

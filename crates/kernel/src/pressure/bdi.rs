@@ -142,14 +142,10 @@ impl BackingDeviceStats {
             Err(error) => return Err(error),
         };
         let field = |name: &str| {
-            let value = text
-                .lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             let number = value.and_then(|value| value.split_ascii_whitespace().next()?.parse::<u64>().ok());
             // "kB" and "kBps" alike.
-            number
-                .map(|kib| kib.saturating_mul(1024))
-                .ok_or_else(|| malformed(&path, name))
+            number.map(|kib| kib.saturating_mul(1024)).ok_or_else(|| malformed(&path, name))
         };
         Ok(Some(Self {
             writeback: field("BdiWriteback")?,
@@ -183,11 +179,8 @@ fn btrfs_name(roots: &SysRoots, source: &Path) -> Result<Option<String>> {
         .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice)
         .map(|stat| format!("{}:{}", major(stat.st_rdev), minor(stat.st_rdev)))
         .and_then(|number| std::fs::canonicalize(roots.sys.join("dev/block").join(number)).ok());
-    let names: Vec<&OsStr> = [Some(source), real.as_deref()]
-        .into_iter()
-        .flatten()
-        .filter_map(Path::file_name)
-        .collect();
+    let names: Vec<&OsStr> =
+        [Some(source), real.as_deref()].into_iter().flatten().filter_map(Path::file_name).collect();
     let all = roots.sys.join("fs/btrfs");
     let entries = match std::fs::read_dir(&all) {
         Ok(entries) => entries,
@@ -196,10 +189,7 @@ fn btrfs_name(roots: &SysRoots, source: &Path) -> Result<Option<String>> {
     };
     for entry in entries {
         let directory = entry.map_err(|e| Error::call("readdir", &all, e))?.path();
-        if names
-            .iter()
-            .any(|name| directory.join("devices").join(name).symlink_metadata().is_ok())
-        {
+        if names.iter().any(|name| directory.join("devices").join(name).symlink_metadata().is_ok()) {
             let link = directory.join("bdi");
             let target = std::fs::read_link(&link).map_err(|e| Error::call("readlink", &link, e))?;
             return Ok(target.file_name().map(|name| name.to_string_lossy().into_owned()));
@@ -250,11 +240,7 @@ mod tests {
         std::fs::create_dir_all(sys.join("dev/block")).unwrap();
         symlink("../../devices/pci/block/sda", sys.join("dev/block/8:0")).unwrap();
         symlink("../../devices/pci/block/sda/sda1", sys.join("dev/block/8:1")).unwrap();
-        symlink(
-            "../../../devices/virtual/bdi/btrfs-1",
-            sys.join("fs/btrfs/1-2-3/bdi"),
-        )
-        .unwrap();
+        symlink("../../../devices/virtual/bdi/btrfs-1", sys.join("fs/btrfs/1-2-3/bdi")).unwrap();
         symlink("../../devices/virtual/bdi/btrfs-1", sys.join("class/bdi/btrfs-1")).unwrap();
         (tree, roots)
     }
@@ -265,19 +251,10 @@ mod tests {
         let disk = BackingDevice::for_dev(&roots, makedev(8, 0)).unwrap().unwrap();
         let partition = BackingDevice::for_dev(&roots, makedev(8, 1)).unwrap().unwrap();
         assert_eq!(disk, partition);
-        assert_eq!(
-            (disk.name.as_str(), disk.read_ahead, disk.max_ratio),
-            ("8:0", 128 << 10, 100)
-        );
-        assert_eq!(
-            (disk.strict_limit, disk.max_bytes, disk.stable_pages),
-            (None, None, None)
-        );
+        assert_eq!((disk.name.as_str(), disk.read_ahead, disk.max_ratio), ("8:0", 128 << 10, 100));
+        assert_eq!((disk.strict_limit, disk.max_bytes, disk.stable_pages), (None, None, None));
         let stats = disk.stats.unwrap();
-        assert_eq!(
-            (stats.writeback, stats.dirty, stats.write_bandwidth),
-            (16 << 10, 260 << 10, 6652 << 10)
-        );
+        assert_eq!((stats.writeback, stats.dirty, stats.write_bandwidth), (16 << 10, 260 << 10, 6652 << 10));
         assert_eq!(BackingDevice::for_dev(&roots, makedev(8, 2)).unwrap(), None);
     }
 
@@ -293,45 +270,25 @@ mod tests {
             source: source.into(),
             options: String::new(),
         };
-        let found = BackingDevice::for_mount(&roots, &mount("btrfs", "/dev/loop1"))
-            .unwrap()
-            .unwrap();
+        let found = BackingDevice::for_mount(&roots, &mount("btrfs", "/dev/loop1")).unwrap().unwrap();
         assert_eq!(
             (found.name.as_str(), found.strict_limit, found.max_bytes),
             ("btrfs-1", Some(true), Some(4096))
         );
         assert_eq!(found.stats, None);
-        assert_eq!(
-            BackingDevice::for_mount(&roots, &mount("btrfs", "/dev/loop2")).unwrap(),
-            None
-        );
-        assert_eq!(
-            BackingDevice::for_mount(&roots, &mount("tmpfs", "none")).unwrap(),
-            None
-        );
+        assert_eq!(BackingDevice::for_mount(&roots, &mount("btrfs", "/dev/loop2")).unwrap(), None);
+        assert_eq!(BackingDevice::for_mount(&roots, &mount("tmpfs", "none")).unwrap(), None);
     }
 
     #[test]
     fn malformed_figures_are_named() {
         let (tree, roots) = machine();
         std::fs::write(tree.path().join("sys/class/bdi/8:0/max_ratio"), "all\n").unwrap();
-        assert!(
-            BackingDevice::for_dev(&roots, makedev(8, 0))
-                .unwrap_err()
-                .to_string()
-                .contains("all")
-        );
+        assert!(BackingDevice::for_dev(&roots, makedev(8, 0)).unwrap_err().to_string().contains("all"));
         std::fs::write(tree.path().join("sys/class/bdi/8:0/max_ratio"), "100\n").unwrap();
-        std::fs::write(
-            tree.path().join("sys/kernel/debug/bdi/8:0/stats"),
-            "BdiWriteback: x kB\n",
-        )
-        .unwrap();
+        std::fs::write(tree.path().join("sys/kernel/debug/bdi/8:0/stats"), "BdiWriteback: x kB\n").unwrap();
         assert!(
-            BackingDevice::for_dev(&roots, makedev(8, 0))
-                .unwrap_err()
-                .to_string()
-                .contains("BdiWriteback")
+            BackingDevice::for_dev(&roots, makedev(8, 0)).unwrap_err().to_string().contains("BdiWriteback")
         );
     }
 
@@ -345,14 +302,8 @@ mod tests {
             None => eprintln!("skipped: the root file system has no backing device (a container?)"),
         }
         let proc = std::fs::File::open("/proc/self").unwrap();
-        assert_eq!(
-            BackingDevice::for_file(&roots, &proc, Path::new("/proc/self")).unwrap(),
-            None
-        );
-        assert_eq!(
-            BackingDevice::for_dev(&roots, proc.metadata().unwrap().dev()).unwrap(),
-            None
-        );
+        assert_eq!(BackingDevice::for_file(&roots, &proc, Path::new("/proc/self")).unwrap(), None);
+        assert_eq!(BackingDevice::for_dev(&roots, proc.metadata().unwrap().dev()).unwrap(), None);
     }
 
     /// Unmounts even when the test fails.
@@ -365,10 +316,7 @@ mod tests {
     }
 
     fn done(program: &str, args: &[&OsStr]) -> bool {
-        std::process::Command::new(program)
-            .args(args)
-            .output()
-            .is_ok_and(|output| output.status.success())
+        std::process::Command::new(program).args(args).output().is_ok_and(|output| output.status.success())
     }
 
     #[test]
@@ -379,10 +327,7 @@ mod tests {
         std::fs::create_dir(&point).unwrap();
         let mounted = rustix::process::geteuid().is_root()
             && done("mkfs.btrfs", &["-q".as_ref(), image.as_ref()])
-            && done(
-                "mount",
-                &["-o".as_ref(), "loop".as_ref(), image.as_ref(), point.as_ref()],
-            );
+            && done("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), point.as_ref()]);
         if !mounted {
             eprintln!("skipped: needs root, mkfs.btrfs and a kernel with btrfs and loop devices");
             return;
@@ -399,18 +344,8 @@ mod tests {
         let _mapping = crate::sys::mapping::FileMapping::new(&file, 0, 4096).unwrap();
         let own = std::process::id();
         let shown = roots.proc.mappings(own).unwrap();
-        let shown = shown
-            .iter()
-            .find(|mapping| mapping.path == point.join("file"))
-            .unwrap();
+        let shown = shown.iter().find(|mapping| mapping.path == point.join("file")).unwrap();
         assert_ne!(shown.inode.dev, inode.dev);
-        assert!(
-            roots
-                .proc
-                .mapped_by(inode, &(0..u64::MAX))
-                .unwrap()
-                .pids
-                .contains(&own)
-        );
+        assert!(roots.proc.mapped_by(inode, &(0..u64::MAX)).unwrap().pids.contains(&own));
     }
 }

@@ -87,11 +87,7 @@ fn place<'a>(mounts: impl Iterator<Item = &'a Mount>, group: &Path) -> Option<(P
     let mut places = mounts.filter_map(|mount| {
         // A container may see a part of the hierarchy only, bound to the usual place.
         let below = group.strip_prefix(&mount.root).ok()?;
-        let directory = if below == Path::new("") {
-            mount.point.clone()
-        } else {
-            mount.point.join(below)
-        };
+        let directory = if below == Path::new("") { mount.point.clone() } else { mount.point.join(below) };
         directory.is_dir().then(|| (directory, mount.point.clone()))
     });
     places.next()
@@ -130,11 +126,7 @@ fn limited_v1(limit: u64) -> Option<u64> {
 
 /// Reads the nearest group at or above `group` that has the memory controller: the one the process is charged to.
 fn read_v2(group: &Path, top: &Path) -> Result<Option<MemoryCgroup>> {
-    let up_to_top = || {
-        group
-            .ancestors()
-            .take_while(|directory| directory.starts_with(top))
-    };
+    let up_to_top = || group.ancestors().take_while(|directory| directory.starts_with(top));
     let Some(directory) = up_to_top().find(|directory| directory.join("memory.current").exists()) else {
         return Ok(None);
     };
@@ -142,11 +134,7 @@ fn read_v2(group: &Path, top: &Path) -> Result<Option<MemoryCgroup>> {
     let required = |name: &str| stat.get(name)?.ok_or_else(|| malformed(&stat.path, name));
     let limit = limit_v2(directory)?;
     let mut effective_limit = limit;
-    for above in directory
-        .ancestors()
-        .skip(1)
-        .take_while(|above| above.starts_with(top))
-    {
+    for above in directory.ancestors().skip(1).take_while(|above| above.starts_with(top)) {
         effective_limit = [effective_limit, limit_v2(above)?].into_iter().flatten().min();
     }
     let file_refaults = match stat.get("workingset_refault_file")? {
@@ -187,23 +175,13 @@ struct Stat {
 impl Stat {
     fn read(directory: &Path) -> Result<Self> {
         let path = directory.join("memory.stat");
-        Ok(Self {
-            text: read_text(&path)?,
-            path,
-        })
+        Ok(Self { text: read_text(&path)?, path })
     }
 
     fn get(&self, name: &str) -> Result<Option<u64>> {
-        let value = self
-            .text
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = self.text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value
-            .map(|value| {
-                value
-                    .parse()
-                    .map_err(|_| malformed(&self.path, format!("{name} {value}")))
-            })
+            .map(|value| value.parse().map_err(|_| malformed(&self.path, format!("{name} {value}"))))
             .transpose()
     }
 }
@@ -231,10 +209,7 @@ mod tests {
         let lines: Vec<String> = mounts
             .iter()
             .map(|(root, point, kind)| {
-                format!(
-                    "31 23 0:28 {root} {}/{point} rw - {kind}\n",
-                    tree.path().display()
-                )
+                format!("31 23 0:28 {root} {}/{point} rw - {kind}\n", tree.path().display())
             })
             .collect();
         std::fs::create_dir_all(tree.path().join("proc/self")).unwrap();
@@ -253,23 +228,14 @@ mod tests {
         let files = [
             ("sys/fs/cgroup/memory/db/memory.stat", V1),
             ("sys/fs/cgroup/memory/db/memory.usage_in_bytes", "65536\n"),
-            (
-                "sys/fs/cgroup/memory/db/memory.limit_in_bytes",
-                "9223372036854771712\n",
-            ),
+            ("sys/fs/cgroup/memory/db/memory.limit_in_bytes", "9223372036854771712\n"),
         ];
         let (tree, roots) = machine("4:memory:/db\n1:cpu:/\n0::/x\n", HYBRID, &files);
         let group = MemoryCgroup::of(&roots, 7).unwrap().unwrap();
         assert_eq!(group.version, CgroupVersion::V1);
         assert_eq!(group.directory, tree.path().join("sys/fs/cgroup/memory/db"));
-        assert_eq!(
-            (group.usage, group.limit, group.effective_limit),
-            (65536, None, Some(1 << 20))
-        );
-        assert_eq!(
-            (group.file, group.dirty, group.file_refaults),
-            (40960, Some(8192), Some(7))
-        );
+        assert_eq!((group.usage, group.limit, group.effective_limit), (65536, None, Some(1 << 20)));
+        assert_eq!((group.file, group.dirty, group.file_refaults), (40960, Some(8192), Some(7)));
     }
 
     #[test]
@@ -291,14 +257,8 @@ mod tests {
         let group = MemoryCgroup::of(&roots, 7).unwrap().unwrap();
         assert_eq!(group.version, CgroupVersion::V2);
         assert_eq!(group.directory, tree.path().join(top).join("pod/db"));
-        assert_eq!(
-            (group.usage, group.limit, group.effective_limit),
-            (65536, None, Some(524_288))
-        );
-        assert_eq!(
-            (group.file, group.writeback, group.file_refaults),
-            (40960, Some(0), Some(7))
-        );
+        assert_eq!((group.usage, group.limit, group.effective_limit), (65536, None, Some(524_288)));
+        assert_eq!((group.file, group.writeback, group.file_refaults), (40960, Some(0), Some(7)));
     }
 
     #[test]
@@ -327,23 +287,16 @@ mod tests {
     #[test]
     fn malformed_figures_are_named() {
         let stat = V1.replace("total_dirty 8192", "total_dirty some");
-        for (stat, usage, what) in [
-            (stat.as_str(), "1", "total_dirty some"),
-            (V1, "x", "x"),
-            ("", "1", "total_cache"),
-        ] {
+        for (stat, usage, what) in
+            [(stat.as_str(), "1", "total_dirty some"), (V1, "x", "x"), ("", "1", "total_cache")]
+        {
             let files = [
                 ("sys/fs/cgroup/memory/db/memory.stat", stat),
                 ("sys/fs/cgroup/memory/db/memory.usage_in_bytes", usage),
                 ("sys/fs/cgroup/memory/db/memory.limit_in_bytes", "4096\n"),
             ];
             let (_tree, roots) = machine("4:memory:/db\n", HYBRID, &files);
-            assert!(
-                MemoryCgroup::of(&roots, 7)
-                    .unwrap_err()
-                    .to_string()
-                    .contains(what)
-            );
+            assert!(MemoryCgroup::of(&roots, 7).unwrap_err().to_string().contains(what));
         }
     }
 
@@ -353,9 +306,7 @@ mod tests {
             Some(group) => {
                 assert!(group.usage > 0);
                 assert!(
-                    group
-                        .limit
-                        .is_none_or(|limit| group.effective_limit.is_some_and(|least| least <= limit))
+                    group.limit.is_none_or(|limit| group.effective_limit.is_some_and(|least| least <= limit))
                 );
             }
             None => eprintln!("skipped: this process is in no memory cgroup that can be seen"),

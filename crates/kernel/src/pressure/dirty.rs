@@ -102,16 +102,9 @@ impl DirtyParameters {
         };
         let limit = pages(self.limit).min(u128::from(u32::MAX));
         let background = pages(self.background);
-        let background = if background >= limit {
-            limit / 2
-        } else {
-            background
-        };
+        let background = if background >= limit { limit / 2 } else { background };
         let bytes = |pages: u128| u64::try_from(pages * page).unwrap_or(u64::MAX);
-        DirtyThresholds {
-            background: bytes(background),
-            limit: bytes(limit),
-        }
+        DirtyThresholds { background: bytes(background), limit: bytes(limit) }
     }
 }
 
@@ -149,39 +142,22 @@ impl DirtyReport {
 
 impl fmt::Display for DirtyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            parameters,
-            thresholds,
-            dirtyable,
-            ..
-        } = self;
+        let Self { parameters, thresholds, dirtyable, .. } = self;
         let in_force = self.kernel_thresholds.unwrap_or(*thresholds);
         writeln!(
             f,
             "background writeback starts at {} of dirty pages: {}",
             Size(in_force.background),
-            Form {
-                limit: parameters.background,
-                name: "dirty_background",
-                dirtyable: *dirtyable
-            },
+            Form { limit: parameters.background, name: "dirty_background", dirtyable: *dirtyable },
         )?;
         writeln!(
             f,
             "writers wait at {}, and are slowed down from {} on: {}",
             Size(in_force.limit),
             Size(in_force.background.midpoint(in_force.limit)),
-            Form {
-                limit: parameters.limit,
-                name: "dirty",
-                dirtyable: *dirtyable
-            },
+            Form { limit: parameters.limit, name: "dirty", dirtyable: *dirtyable },
         )?;
-        write!(
-            f,
-            "pages dirty for {} are written out",
-            Seconds(parameters.expire_centisecs)
-        )?;
+        write!(f, "pages dirty for {} are written out", Seconds(parameters.expire_centisecs))?;
         match parameters.writeback_centisecs {
             0 => writeln!(
                 f,
@@ -189,12 +165,7 @@ impl fmt::Display for DirtyReport {
             )?,
             every => writeln!(f, ", at a look every {}", Seconds(every))?,
         }
-        write!(
-            f,
-            "now {} dirty and {} on its way to storage",
-            Size(self.dirty),
-            Size(self.writeback)
-        )
+        write!(f, "now {} dirty and {} on its way to storage", Size(self.dirty), Size(self.writeback))
     }
 }
 
@@ -207,11 +178,7 @@ struct Form {
 
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            limit,
-            name,
-            dirtyable,
-        } = self;
+        let Self { limit, name, dirtyable } = self;
         match limit {
             Limit::Ratio(percent) => write!(
                 f,
@@ -219,10 +186,7 @@ impl fmt::Display for Form {
                 Size(*dirtyable)
             ),
             Limit::Bytes(bytes) => {
-                write!(
-                    f,
-                    "{name}_bytes = {bytes} is in force, {name}_ratio is 0 and without effect"
-                )
+                write!(f, "{name}_bytes = {bytes} is in force, {name}_ratio is 0 and without effect")
             }
         }
     }
@@ -264,12 +228,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn parameters(background: Limit, limit: Limit) -> DirtyParameters {
-        DirtyParameters {
-            background,
-            limit,
-            expire_centisecs: 3000,
-            writeback_centisecs: 500,
-        }
+        DirtyParameters { background, limit, expire_centisecs: 3000, writeback_centisecs: 500 }
     }
 
     #[test]
@@ -279,9 +238,7 @@ mod tests {
         // a few looks are allowed.
         let met = (0..5).any(|_| {
             let report = DirtyReport::read(&SysRoots::default()).unwrap();
-            let kernel = report
-                .kernel_thresholds
-                .expect("vmstat shows thresholds since Linux 2.6.37");
+            let kernel = report.kernel_thresholds.expect("vmstat shows thresholds since Linux 2.6.37");
             near(report.thresholds.background, kernel.background)
                 && near(report.thresholds.limit, kernel.limit)
         });
@@ -292,10 +249,8 @@ mod tests {
     fn bytes_win_over_a_ratio() {
         let vm = |name: &'static str, value: &'static str| (format!("proc/sys/vm/dirty_{name}"), value);
         let read = |values: [(String, &str); 6]| {
-            let values: Vec<(&str, &str)> = values
-                .iter()
-                .map(|(name, value)| (name.as_str(), *value))
-                .collect();
+            let values: Vec<(&str, &str)> =
+                values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
             let (_tree, roots) = tree(&values);
             DirtyParameters::read(&roots)
         };
@@ -347,10 +302,7 @@ mod tests {
         let report = DirtyReport {
             parameters: parameters(Limit::Ratio(10), Limit::Bytes(3 << 20)),
             dirtyable: GIB,
-            thresholds: DirtyThresholds {
-                background: 1 << 20,
-                limit: 3 << 20,
-            },
+            thresholds: DirtyThresholds { background: 1 << 20, limit: 3 << 20 },
             kernel_thresholds: None,
             dirty: 512,
             writeback: 0,
@@ -389,10 +341,7 @@ mod tests {
                 ("proc/sys/vm/dirty_bytes", "0"),
                 ("proc/sys/vm/dirty_expire_centisecs", "3000"),
                 ("proc/sys/vm/dirty_writeback_centisecs", "0"),
-                (
-                    "proc/zoneinfo",
-                    "Node 0, zone DMA\n min 10\n low 20\n high 30\n managed 9000\n",
-                ),
+                ("proc/zoneinfo", "Node 0, zone DMA\n min 10\n low 20\n high 30\n managed 9000\n"),
                 ("proc/meminfo", meminfo),
                 ("proc/vmstat", vmstat),
             ]);
@@ -400,16 +349,10 @@ mod tests {
         };
         let found = report(&meminfo(1000), vmstat).unwrap();
         assert_eq!(found.dirtyable, (1000 - 30 + 500 + 700 + 1) * page);
-        assert_eq!(
-            (found.dirty, found.writeback, found.kernel_thresholds),
-            (3 * page, page, None)
-        );
+        assert_eq!((found.dirty, found.writeback, found.kernel_thresholds), (3 * page, page, None));
         assert!(found.to_string().contains("the periodic look is off"));
         // Memory that is initialised late is free, too.
-        assert_eq!(
-            report(&meminfo(1100), vmstat).unwrap().dirtyable,
-            found.dirtyable + 100 * page
-        );
+        assert_eq!(report(&meminfo(1100), vmstat).unwrap().dirtyable, found.dirtyable + 100 * page);
         assert_eq!(report(&meminfo(1), vmstat).unwrap().dirtyable, found.dirtyable);
         let error = report(&meminfo(1000), "nr_free_pages 1000\n").unwrap_err();
         assert!(error.to_string().contains("nr_inactive_file"), "{error}");

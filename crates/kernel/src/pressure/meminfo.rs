@@ -70,16 +70,8 @@ impl MemInfo {
 
 /// The field in bytes: the file counts KiB, and says "kB".
 fn parse_field(text: &str, name: &str) -> Option<u64> {
-    let value = text
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    value
-        .trim()
-        .strip_suffix("kB")?
-        .trim_end()
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(1024)
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    value.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]

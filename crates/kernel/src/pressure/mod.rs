@@ -46,10 +46,7 @@ pub struct SysRoots {
 
 impl Default for SysRoots {
     fn default() -> Self {
-        Self {
-            proc: ProcRoot::default(),
-            sys: PathBuf::from("/sys"),
-        }
+        Self { proc: ProcRoot::default(), sys: PathBuf::from("/sys") }
     }
 }
 
@@ -57,10 +54,7 @@ impl SysRoots {
     /// A tree that holds `proc` and `sys`: another machine's, or a test's.
     pub fn at(root: impl AsRef<Path>) -> Self {
         let root = root.as_ref();
-        Self {
-            proc: ProcRoot::at(root.join("proc")),
-            sys: root.join("sys"),
-        }
+        Self { proc: ProcRoot::at(root.join("proc")), sys: root.join("sys") }
     }
 
     fn proc_file(&self, name: &str) -> PathBuf {
@@ -85,10 +79,7 @@ fn read_number(path: &Path) -> Result<u64> {
 
 /// Whether a read failed because this kernel lacks the file, or has what it tells switched off (`psi=0`).
 fn missing(error: &Error) -> bool {
-    matches!(
-        error.errno(),
-        Some(libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::EOPNOTSUPP)
-    )
+    matches!(error.errno(), Some(libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::EOPNOTSUPP))
 }
 
 #[cfg(test)]

@@ -103,10 +103,7 @@ mod tests {
         for resource in [Resource::Cpu, Resource::Memory, Resource::Io] {
             match Pressure::read(&SysRoots::default(), resource).unwrap() {
                 Some(pressure) => assert!((0.0..=100.0).contains(&pressure.some.avg10)),
-                None => eprintln!(
-                    "skipped: this kernel does not measure {} pressure",
-                    resource.name()
-                ),
+                None => eprintln!("skipped: this kernel does not measure {} pressure", resource.name()),
             }
         }
     }
@@ -123,12 +120,7 @@ mod tests {
         assert_eq!(io.full.unwrap().total, Duration::from_micros(4_066_723));
         assert!((io.some.avg10 - 1.5).abs() < 1e-9);
         assert_eq!(Pressure::read(&roots, Resource::Cpu).unwrap().unwrap().full, None);
-        assert!(
-            Pressure::read(&roots, Resource::Memory)
-                .unwrap_err()
-                .to_string()
-                .contains("avg10=x")
-        );
+        assert!(Pressure::read(&roots, Resource::Memory).unwrap_err().to_string().contains("avg10=x"));
         let (_tree, roots) = tree(&[]);
         assert_eq!(Pressure::read(&roots, Resource::Io).unwrap(), None);
     }

@@ -34,14 +34,11 @@ impl VmStat {
 
     /// One counter by the kernel's name.
     pub fn get(&self, name: &str) -> Option<u64> {
-        self.iter()
-            .find_map(|(key, value)| (key == name).then_some(value))
+        self.iter().find_map(|(key, value)| (key == name).then_some(value))
     }
 
     fn sum(&self, wanted: impl Fn(&str) -> bool) -> Option<u64> {
-        let values = self
-            .iter()
-            .filter_map(|(key, value)| wanted(key).then_some(value));
+        let values = self.iter().filter_map(|(key, value)| wanted(key).then_some(value));
         values.fold(None, |sum, value| Some(sum.unwrap_or(0) + value))
     }
 
@@ -73,8 +70,7 @@ impl VmStat {
     /// File pages read in again after they had been reclaimed: pages, since boot. Before Linux 5.9 those of anonymous
     /// memory are counted in.
     pub fn file_refaults(&self) -> Option<u64> {
-        self.get("workingset_refault_file")
-            .or_else(|| self.get("workingset_refault"))
+        self.get("workingset_refault_file").or_else(|| self.get("workingset_refault"))
     }
 
     /// Pages looked at by background reclaim (kswapd), since boot.
@@ -111,8 +107,7 @@ impl VmStat {
 
 /// Before Linux 4.8 the reclaim counters were kept by zone; the stalls have been since.
 fn is_or_has_zone(name: &str, counter: &str) -> bool {
-    name.strip_prefix(counter)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+    name.strip_prefix(counter).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
 }
 
 fn parse_line(line: &str) -> Option<(&str, u64)> {
@@ -156,11 +151,6 @@ mod tests {
     #[test]
     fn a_malformed_line_is_named() {
         let (_tree, roots) = tree(&[("proc/vmstat", "nr_dirty 3\nnr_writeback many\n")]);
-        assert!(
-            VmStat::read(&roots)
-                .unwrap_err()
-                .to_string()
-                .contains("nr_writeback many")
-        );
+        assert!(VmStat::read(&roots).unwrap_err().to_string().contains("nr_writeback many"));
     }
 }

@@ -100,10 +100,7 @@ mod tests {
         let (_tree, roots) = tree(&[("proc/zoneinfo", ZONES)]);
         let marks = Watermarks::read(&roots).unwrap();
         let page = page_size();
-        assert_eq!(
-            (marks.min, marks.low, marks.high),
-            (1057 * page, 2071 * page, 3085 * page)
-        );
+        assert_eq!((marks.min, marks.low, marks.high), (1057 * page, 2071 * page, 3085 * page));
         // 85 + 4427 is more than the first zone has.
         assert_eq!(marks.reserve, (3840 + 3000) * page);
     }

@@ -38,17 +38,8 @@ fn parse_line(line: &str) -> Option<CgroupPath> {
     // The group's name may hold colons.
     let mut fields = line.splitn(3, ':');
     let hierarchy = fields.next()?.parse().ok()?;
-    let controllers = fields
-        .next()?
-        .split(',')
-        .filter(|name| !name.is_empty())
-        .map(String::from)
-        .collect();
-    Some(CgroupPath {
-        hierarchy,
-        controllers,
-        path: PathBuf::from(fields.next()?),
-    })
+    let controllers = fields.next()?.split(',').filter(|name| !name.is_empty()).map(String::from).collect();
+    Some(CgroupPath { hierarchy, controllers, path: PathBuf::from(fields.next()?) })
 }
 
 #[cfg(test)]
@@ -60,11 +51,7 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         std::fs::create_dir(tree.path().join("3")).unwrap();
         let file = tree.path().join("3/cgroup");
-        std::fs::write(
-            &file,
-            "9:name=systemd:/a\n4:memory:/db\n1:cpu,cpuacct:/\n0::/pod:1/x\n",
-        )
-        .unwrap();
+        std::fs::write(&file, "9:name=systemd:/a\n4:memory:/db\n1:cpu,cpuacct:/\n0::/pod:1/x\n").unwrap();
         let proc = ProcRoot::at(tree.path());
         let paths = proc.cgroup_paths(3).unwrap();
         assert_eq!(paths.len(), 4);

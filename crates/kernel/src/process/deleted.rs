@@ -54,28 +54,13 @@ mod tests {
         let name = root.path().join("x (deleted)");
         std::fs::write(&name, b"1").unwrap();
         let ino = std::fs::metadata(&name).unwrap().ino();
-        assert_eq!(
-            named(b"/x (deleted)", ino, Some(1), root.path()),
-            ("/x (deleted)".into(), false)
-        );
-        assert_eq!(
-            named(b"/x (deleted)", ino, None, root.path()),
-            ("/x (deleted)".into(), false)
-        );
+        assert_eq!(named(b"/x (deleted)", ino, Some(1), root.path()), ("/x (deleted)".into(), false));
+        assert_eq!(named(b"/x (deleted)", ino, None, root.path()), ("/x (deleted)".into(), false));
         // Another file took that name, or none has it: the mark was the kernel's.
-        assert_eq!(
-            named(b"/x (deleted)", ino + 1, Some(1), root.path()),
-            ("/x".into(), true)
-        );
-        assert_eq!(
-            named(b"/y (deleted)", ino, Some(1), root.path()),
-            ("/y".into(), true)
-        );
+        assert_eq!(named(b"/x (deleted)", ino + 1, Some(1), root.path()), ("/x".into(), true));
+        assert_eq!(named(b"/y (deleted)", ino, Some(1), root.path()), ("/y".into(), true));
         // It was really named so and is deleted now: one mark goes.
-        assert_eq!(
-            named(b"/x (deleted) (deleted)", 1, Some(0), root.path()),
-            ("/x (deleted)".into(), true)
-        );
+        assert_eq!(named(b"/x (deleted) (deleted)", 1, Some(0), root.path()), ("/x (deleted)".into(), true));
     }
 
     #[test]
@@ -97,11 +82,7 @@ mod tests {
         ] {
             assert!(is_no_file(text));
         }
-        for text in [
-            &b"/dev/shm/x"[..],
-            b"/var/lib/mysql/ibdata1",
-            b"/memfd:x (deleted)",
-        ] {
+        for text in [&b"/dev/shm/x"[..], b"/var/lib/mysql/ibdata1", b"/memfd:x (deleted)"] {
             assert!(!is_no_file(text));
         }
     }

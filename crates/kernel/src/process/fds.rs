@@ -129,12 +129,7 @@ impl ProcRoot {
         let mut entries = RawDir::new(&directory, &mut entries_buffer);
         while let Some(entry) = entries.next() {
             let entry = entry.map_err(|e| Error::call("readdir", &path, e))?;
-            let Some(fd) = entry
-                .file_name()
-                .to_str()
-                .ok()
-                .and_then(|name| name.parse::<RawFd>().ok())
-            else {
+            let Some(fd) = entry.file_name().to_str().ok().and_then(|name| name.parse::<RawFd>().ok()) else {
                 continue;
             };
             match rustix::fs::readlinkat_raw(&directory, entry.file_name(), &mut target_buffer) {
@@ -213,10 +208,7 @@ fn look(link: &Path) -> rustix::io::Result<Statx> {
 fn parse_fd_info(content: &[u8]) -> Option<FdInfo> {
     let (mut position, mut flags, mut mount_id, mut inode_number) = (None, None, None, None);
     for line in content.split(|byte| *byte == b'\n') {
-        let Some((key, value)) = std::str::from_utf8(line)
-            .ok()
-            .and_then(|line| line.split_once(':'))
-        else {
+        let Some((key, value)) = std::str::from_utf8(line).ok().and_then(|line| line.split_once(':')) else {
             continue;
         };
         let value = value.trim();
@@ -228,12 +220,7 @@ fn parse_fd_info(content: &[u8]) -> Option<FdInfo> {
             _ => {}
         }
     }
-    Some(FdInfo {
-        position: position?,
-        flags: flags?,
-        mount_id,
-        inode_number,
-    })
+    Some(FdInfo { position: position?, flags: flags?, mount_id, inode_number })
 }
 
 #[cfg(test)]
@@ -246,10 +233,7 @@ mod tests {
 
     fn own_file(fd: &impl AsRawFd) -> OpenFile {
         let files = ProcRoot::default().open_files(std::process::id()).unwrap();
-        files
-            .into_iter()
-            .find(|file| file.fd == fd.as_raw_fd())
-            .expect("the file is listed")
+        files.into_iter().find(|file| file.fd == fd.as_raw_fd()).expect("the file is listed")
     }
 
     #[test]
@@ -261,13 +245,7 @@ mod tests {
         let found = own_file(&file);
         let meta = file.metadata().unwrap();
         assert_eq!(found.path, path);
-        assert_eq!(
-            found.inode,
-            Inode {
-                dev: meta.dev(),
-                ino: meta.ino()
-            }
-        );
+        assert_eq!(found.inode, Inode { dev: meta.dev(), ino: meta.ino() });
         assert_eq!((found.size, found.position), (5000, 5000));
         assert_eq!(found.access, Access::WriteOnly);
         assert!(found.append && !found.direct && !found.deleted);
@@ -287,11 +265,7 @@ mod tests {
     #[test]
     fn a_direct_opener_is_seen() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        match OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_DIRECT)
-            .open(file.path())
-        {
+        match OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(file.path()) {
             Ok(direct) => assert!(own_file(&direct).direct),
             Err(error) => eprintln!("skipped: no direct I/O on this file system: {error}"),
         }
@@ -341,28 +315,13 @@ mod tests {
         let null = File::open("/dev/null").unwrap();
         let directory = File::open("/").unwrap();
         let files = ProcRoot::default().open_files(std::process::id()).unwrap();
-        for fd in [
-            socket.as_raw_fd(),
-            pipe.as_raw_fd(),
-            null.as_raw_fd(),
-            directory.as_raw_fd(),
-        ] {
+        for fd in [socket.as_raw_fd(), pipe.as_raw_fd(), null.as_raw_fd(), directory.as_raw_fd()] {
             assert!(files.iter().all(|file| file.fd != fd));
         }
         let mut texts = Vec::new();
         let own = std::process::id();
-        ProcRoot::default()
-            .fd_links(own, |fd, target| texts.push((fd, target.to_path_buf())))
-            .unwrap();
-        let of = |fd: RawFd| {
-            texts
-                .iter()
-                .find(|(number, _)| *number == fd)
-                .unwrap()
-                .1
-                .to_str()
-                .unwrap()
-        };
+        ProcRoot::default().fd_links(own, |fd, target| texts.push((fd, target.to_path_buf()))).unwrap();
+        let of = |fd: RawFd| texts.iter().find(|(number, _)| *number == fd).unwrap().1.to_str().unwrap();
         assert!(of(socket.as_raw_fd()).starts_with("socket:["));
         assert_eq!(of(null.as_raw_fd()), "/dev/null");
     }
@@ -391,10 +350,7 @@ mod tests {
     fn fdinfo_with_and_without_the_newer_lines() {
         let info =
             parse_fd_info(b"pos:\t5\nflags:\t02100002\nmnt_id:\t27\nino:\t99\nlock:\t1: POSIX x\n").unwrap();
-        assert_eq!(
-            (info.position, info.mount_id, info.inode_number),
-            (5, Some(27), Some(99))
-        );
+        assert_eq!((info.position, info.mount_id, info.inode_number), (5, Some(27), Some(99)));
         assert_eq!(info.access(), Access::ReadWrite);
         assert!(parse_fd_info(b"pos:\t5\n").is_none());
         assert!(parse_fd_info(b"pos:\tx\nflags:\t0\n").is_none());

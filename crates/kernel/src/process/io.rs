@@ -54,10 +54,7 @@ impl ProcRoot {
                 "cancelled_write_bytes" => &mut counters.cancelled_writes,
                 _ => continue,
             };
-            *field = value
-                .trim()
-                .parse()
-                .map_err(|_| malformed(&self.of(pid, name), line))?;
+            *field = value.trim().parse().map_err(|_| malformed(&self.of(pid, name), line))?;
             seen += 1;
         }
         if seen < 7 {
@@ -82,10 +79,8 @@ mod tests {
         let after = proc.io_counters(own).unwrap();
         assert!(after.written_by_calls >= before.written_by_calls + 100_000);
         assert!(after.write_calls > before.write_calls);
-        let thread = proc.thread_io_counters(
-            own,
-            rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(),
-        );
+        let thread =
+            proc.thread_io_counters(own, rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned());
         assert!(thread.unwrap().written_by_calls >= 100_000);
     }
 

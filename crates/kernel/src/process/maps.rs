@@ -92,10 +92,7 @@ impl ProcRoot {
             return true;
         }
         // Needs CAP_CHECKPOINT_RESTORE (CAP_SYS_ADMIN before Linux 5.9), and finds deleted files as well.
-        let magic = self.of(
-            pid,
-            &format!("map_files/{:x}-{:x}", line.addresses.start, line.addresses.end),
-        );
+        let magic = self.of(pid, &format!("map_files/{:x}-{:x}", line.addresses.start, line.addresses.end));
         let by_path = || deleted::beneath(&self.root(pid), &mounts::unescape(line.text));
         let stat = rustix::fs::stat(&magic).or_else(|_| rustix::fs::lstat(by_path()));
         stat.is_ok_and(|stat| Inode::of(&stat) == inode)
@@ -104,10 +101,7 @@ impl ProcRoot {
     fn each_mapping(&self, pid: u32, mut each: impl FnMut(MapsLine<'_>)) -> Result<()> {
         let path = self.of(pid, "maps");
         let content = read(&path)?;
-        for line in content
-            .split(|byte| *byte == b'\n')
-            .filter(|line| !line.is_empty())
-        {
+        for line in content.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let parsed = parse_line(line).ok_or_else(|| malformed(&path, line))?;
             if parsed.inode.ino != 0 && !deleted::is_no_file(parsed.text) {
                 each(parsed);
@@ -137,10 +131,7 @@ fn parse_line(line: &[u8]) -> Option<MapsLine<'_>> {
     let permissions = text()?.as_bytes();
     let offset = hex(text()?)?;
     let (major, minor) = text()?.split_once(':')?;
-    let dev = rustix::fs::makedev(
-        u32::from_str_radix(major, 16).ok()?,
-        u32::from_str_radix(minor, 16).ok()?,
-    );
+    let dev = rustix::fs::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
     let ino = text()?.parse().ok()?;
     let length = addresses.end.checked_sub(addresses.start)?;
     Some(MapsLine {
@@ -162,11 +153,7 @@ mod tests {
 
     fn mapped_file(pages: usize) -> (tempfile::NamedTempFile, InspectedFile) {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(
-            file.path(),
-            vec![1; pages * usize::try_from(page_size()).unwrap()],
-        )
-        .unwrap();
+        std::fs::write(file.path(), vec![1; pages * usize::try_from(page_size()).unwrap()]).unwrap();
         let opened = InspectedFile::open(file.path(), Links::Refuse).unwrap();
         (file, opened)
     }
@@ -184,12 +171,7 @@ mod tests {
         assert_eq!(seen.len(), 1);
         assert_eq!(seen[0].range, 4 * page..6 * page);
         assert!(seen[0].shared && !seen[0].writable && !seen[0].deleted);
-        let who = |range: Range<u64>| {
-            proc.mapped_by(opened.inode(), &range)
-                .unwrap()
-                .pids
-                .contains(&own)
-        };
+        let who = |range: Range<u64>| proc.mapped_by(opened.inode(), &range).unwrap().pids.contains(&own);
         assert!(who(0..u64::MAX));
         assert!(who(5 * page..5 * page + 1));
         assert!(!who(0..4 * page) && !who(6 * page..u64::MAX));
@@ -205,19 +187,9 @@ mod tests {
         drop(file);
         let proc = ProcRoot::default();
         let own = std::process::id();
-        let seen = proc
-            .mappings(own)
-            .unwrap()
-            .into_iter()
-            .find(|seen| seen.path == path)
-            .unwrap();
+        let seen = proc.mappings(own).unwrap().into_iter().find(|seen| seen.path == path).unwrap();
         assert!(seen.deleted);
-        assert!(
-            proc.mapped_by(opened.inode(), &(0..1))
-                .unwrap()
-                .pids
-                .contains(&own)
-        );
+        assert!(proc.mapped_by(opened.inode(), &(0..1)).unwrap().pids.contains(&own));
     }
 
     fn fake(maps: &[u8]) -> (tempfile::TempDir, ProcRoot) {
@@ -243,26 +215,14 @@ mod tests {
         assert_eq!(seen[0].path, Path::new("/data/a b\nc "));
         assert!(seen[0].deleted && seen[0].shared && seen[0].writable);
         assert_eq!(seen[0].range, 0x1000..0x2000);
-        assert_eq!(
-            seen[0].inode,
-            Inode {
-                dev: rustix::fs::makedev(8, 0x1f),
-                ino: 77
-            }
-        );
+        assert_eq!(seen[0].inode, Inode { dev: rustix::fs::makedev(8, 0x1f), ino: 77 });
         assert_eq!(seen[1].inode.dev, rustix::fs::makedev(0x103, 3));
         assert!(!seen[1].shared && seen[1].writable && !seen[1].deleted);
     }
 
     #[test]
     fn malformed_lines_are_named() {
-        for line in [
-            "x",
-            "1-2",
-            "2-1 r--p 0 08:01 5 /x",
-            "1-2 r--p 0 0801 5 /x",
-            "1-2 r- 0 08:01 5 /x",
-        ] {
+        for line in ["x", "1-2", "2-1 r--p 0 08:01 5 /x", "1-2 r--p 0 0801 5 /x", "1-2 r- 0 08:01 5 /x"] {
             let (_tree, proc) = fake(line.as_bytes());
             let error = proc.mappings(8).unwrap_err();
             assert!(error.to_string().contains(line), "{error}");
@@ -283,9 +243,6 @@ mod tests {
         write(inode.ino);
         assert_eq!(proc.mapped_by(inode, &(0..u64::MAX)).unwrap().pids, [8]);
         write(inode.ino + 1);
-        assert_eq!(
-            proc.mapped_by(inode, &(0..u64::MAX)).unwrap(),
-            MappedBy::default()
-        );
+        assert_eq!(proc.mapped_by(inode, &(0..u64::MAX)).unwrap(), MappedBy::default());
     }
 }

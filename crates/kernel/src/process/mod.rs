@@ -69,12 +69,7 @@ impl ProcRoot {
         for entry in entries {
             let entry = entry.map_err(|e| Error::call("readdir", &self.path, e))?;
             // Numbers only: `/proc` holds much else.
-            pids.extend(
-                entry
-                    .file_name()
-                    .to_str()
-                    .and_then(|name| name.parse::<u32>().ok()),
-            );
+            pids.extend(entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
         }
         pids.sort_unstable();
         Ok(pids)
@@ -115,10 +110,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
 
 /// An [`Error::Malformed`] about a line or field.
 pub(crate) fn malformed(path: &Path, what: impl AsRef<[u8]>) -> Error {
-    Error::Malformed {
-        path: path.to_path_buf(),
-        what: String::from_utf8_lossy(what.as_ref()).into_owned(),
-    }
+    Error::Malformed { path: path.to_path_buf(), what: String::from_utf8_lossy(what.as_ref()).into_owned() }
 }
 
 #[cfg(test)]
@@ -156,11 +148,7 @@ mod tests {
         assert!(proc.executable(pid).unwrap_err().is_gone());
         assert!(proc.mount_namespace(pid).unwrap_err().is_gone());
         assert!(proc.in_namespace(pid, Path::new("/")).unwrap_err().is_gone());
-        assert!(
-            proc.open_directory_in_namespace(pid, Path::new("/"))
-                .unwrap_err()
-                .is_gone()
-        );
+        assert!(proc.open_directory_in_namespace(pid, Path::new("/")).unwrap_err().is_gone());
     }
 
     #[test]
@@ -174,10 +162,7 @@ mod tests {
         assert!(proc.mappings(1).unwrap_err().is_denied());
         assert!(proc.executable(1).unwrap_err().is_denied());
         assert!(!proc.name(1).unwrap().is_empty());
-        let nowhere = Inode {
-            dev: u64::MAX,
-            ino: u64::MAX,
-        };
+        let nowhere = Inode { dev: u64::MAX, ino: u64::MAX };
         let found = proc.mapped_by(nowhere, &(0..u64::MAX)).unwrap();
         assert!(found.pids.is_empty() && found.denied > 0);
     }

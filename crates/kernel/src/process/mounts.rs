@@ -75,14 +75,7 @@ pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
     while let [first, tail @ ..] = rest {
-        if let [
-            b'\\',
-            a @ b'0'..=b'3',
-            b @ b'0'..=b'7',
-            c @ b'0'..=b'7',
-            after @ ..,
-        ] = rest
-        {
+        if let [b'\\', a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..] = rest {
             plain.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
             rest = after;
         } else {
@@ -101,10 +94,7 @@ mod tests {
     fn own_root_is_mounted() {
         let mounts = ProcRoot::default().own_mounts().unwrap();
         assert!(mounts.iter().any(|mount| mount.point == Path::new("/")));
-        assert_eq!(
-            ProcRoot::default().mounts(std::process::id()).unwrap().len(),
-            mounts.len()
-        );
+        assert_eq!(ProcRoot::default().mounts(std::process::id()).unwrap().len(), mounts.len());
     }
 
     #[test]
@@ -114,20 +104,15 @@ mod tests {
         assert_eq!((mount.id, mount.dev), (36, rustix::fs::makedev(98, 0)));
         assert_eq!(mount.root, Path::new("/mnt1"));
         assert_eq!(mount.point, Path::new("/mnt 2\\x"));
-        assert_eq!(
-            (mount.kind.as_str(), mount.source.to_str().unwrap()),
-            ("ext3", "/dev/a b")
-        );
+        assert_eq!((mount.kind.as_str(), mount.source.to_str().unwrap()), ("ext3", "/dev/a b"));
         assert!(mount.has_option("rw") && !mount.has_option("errors"));
     }
 
     #[test]
     fn broken_lines_are_malformed() {
-        for line in [
-            &b"36 35 98:0 / /x rw"[..],
-            b"36 35 98 / /x rw - ext4 a rw",
-            b"36 35 98:0 / /x rw - ext4",
-        ] {
+        for line in
+            [&b"36 35 98:0 / /x rw"[..], b"36 35 98 / /x rw - ext4 a rw", b"36 35 98:0 / /x rw - ext4"]
+        {
             assert_eq!(parse_line(line), None);
         }
     }

@@ -35,14 +35,9 @@ impl ProcRoot {
     /// Whether a path means the same to that process and to this one: same mount namespace, same root directory.
     pub fn same_root(&self, pid: u32) -> Result<bool> {
         let inode = |path: PathBuf| {
-            rustix::fs::stat(&path)
-                .map(|stat| Inode::of(&stat))
-                .map_err(|e| Error::call("stat", path, e))
+            rustix::fs::stat(&path).map(|stat| Inode::of(&stat)).map_err(|e| Error::call("stat", path, e))
         };
-        Ok(
-            self.same_mount_namespace(pid)?
-                && inode(self.root(pid))? == inode(self.path().join("self/root"))?,
-        )
+        Ok(self.same_mount_namespace(pid)? && inode(self.root(pid))? == inode(self.path().join("self/root"))?)
     }
 
     /// A path as the process sees it, as one this process can open: unchanged where both see the same, else behind
@@ -133,10 +128,7 @@ fn open_without_links(base: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<O
 fn namespace(link: &Path) -> Result<u64> {
     let target = std::fs::read_link(link).map_err(|e| Error::call("readlink", link, e))?;
     let text = target.to_string_lossy();
-    let id = text
-        .split_once('[')
-        .and_then(|(_, rest)| rest.strip_suffix(']'))
-        .and_then(|id| id.parse().ok());
+    let id = text.split_once('[').and_then(|(_, rest)| rest.strip_suffix(']')).and_then(|id| id.parse().ok());
     id.ok_or_else(|| malformed(link, text.as_bytes()))
 }
 
@@ -149,14 +141,7 @@ mod tests {
     /// A process 5 with its own root, beside a `self` with another.
     fn tree(namespaces: (&str, &str)) -> (tempfile::TempDir, ProcRoot) {
         let tree = tempfile::tempdir().unwrap();
-        for dir in [
-            "5/ns",
-            "5/root/data/real",
-            "5/cwd/sub",
-            "self/ns",
-            "self/root/data/real",
-            "real",
-        ] {
+        for dir in ["5/ns", "5/root/data/real", "5/cwd/sub", "self/ns", "self/root/data/real", "real"] {
             std::fs::create_dir_all(tree.path().join(dir)).unwrap();
         }
         symlink(namespaces.0, tree.path().join("self/ns/mnt")).unwrap();
@@ -174,15 +159,9 @@ mod tests {
         let own = std::process::id();
         assert!(proc.same_mount_namespace(own).unwrap());
         assert!(proc.mount_namespace(own).unwrap() > 0);
-        assert_eq!(
-            proc.in_namespace(own, Path::new("/var/lib")).unwrap(),
-            Path::new("/var/lib")
-        );
+        assert_eq!(proc.in_namespace(own, Path::new("/var/lib")).unwrap(), Path::new("/var/lib"));
         let relative = proc.in_namespace(own, Path::new("src")).unwrap();
-        assert_eq!(
-            std::fs::canonicalize(relative).unwrap(),
-            std::env::current_dir().unwrap().join("src")
-        );
+        assert_eq!(std::fs::canonicalize(relative).unwrap(), std::env::current_dir().unwrap().join("src"));
     }
 
     #[test]
@@ -192,18 +171,9 @@ mod tests {
             let (tree, proc) = tree(("mnt:[1]", theirs));
             assert_eq!(proc.same_mount_namespace(5).unwrap(), theirs == "mnt:[1]");
             let root = tree.path().join("5/root");
-            assert_eq!(
-                proc.in_namespace(5, Path::new("/data/x")).unwrap(),
-                root.join("data/x")
-            );
-            assert_eq!(
-                proc.in_namespace(5, Path::new("/../../a/../../b")).unwrap(),
-                root.join("a/../b")
-            );
-            assert_eq!(
-                proc.in_namespace(5, Path::new("sub")).unwrap(),
-                tree.path().join("5/cwd/sub")
-            );
+            assert_eq!(proc.in_namespace(5, Path::new("/data/x")).unwrap(), root.join("data/x"));
+            assert_eq!(proc.in_namespace(5, Path::new("/../../a/../../b")).unwrap(), root.join("a/../b"));
+            assert_eq!(proc.in_namespace(5, Path::new("sub")).unwrap(), tree.path().join("5/cwd/sub"));
         }
     }
 
@@ -216,11 +186,7 @@ mod tests {
         }
         assert!(proc.open_directory_in_namespace(5, Path::new("sub")).is_ok());
         assert!(proc.open_directory_in_namespace(5, Path::new("../root")).is_err());
-        assert!(
-            proc.open_directory_in_namespace(5, Path::new("/missing"))
-                .unwrap_err()
-                .is_gone()
-        );
+        assert!(proc.open_directory_in_namespace(5, Path::new("/missing")).unwrap_err().is_gone());
     }
 
     #[test]
@@ -255,11 +221,8 @@ mod tests {
             return;
         };
         let mut ready = String::new();
-        std::io::BufRead::read_line(
-            &mut std::io::BufReader::new(child.stdout.take().unwrap()),
-            &mut ready,
-        )
-        .unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut ready)
+            .unwrap();
         let proc = ProcRoot::default();
         let pid = child.id();
         let path = dir.path().join("inner/theirs");

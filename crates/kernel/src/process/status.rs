@@ -51,17 +51,11 @@ impl ProcRoot {
     /// first element. Empty arguments at the very end can't be told from such a title's padding and are left out.
     pub fn command_line(&self, pid: u32) -> Result<Vec<OsString>> {
         let content = read(&self.of(pid, "cmdline"))?;
-        let end = content
-            .iter()
-            .rposition(|byte| *byte != 0)
-            .map_or(0, |last| last + 1);
+        let end = content.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         if end == 0 {
             return Ok(Vec::new());
         }
-        Ok(content[..end]
-            .split(|byte| *byte == 0)
-            .map(|arg| OsString::from_vec(arg.to_vec()))
-            .collect())
+        Ok(content[..end].split(|byte| *byte == 0).map(|arg| OsString::from_vec(arg.to_vec())).collect())
     }
 
     /// The parent's process id.
@@ -141,23 +135,14 @@ mod tests {
         let (_tree, proc) = tree(42, &[("stat", line), ("comm", b"a) S (1) R\n")]);
         let stat = proc.stat(42).unwrap();
         assert_eq!(stat.name, "a) S (1) R");
-        assert_eq!(
-            (stat.state, stat.parent, stat.threads, stat.start_time),
-            ('S', 7, 13, 92206)
-        );
+        assert_eq!((stat.state, stat.parent, stat.threads, stat.start_time), ('S', 7, 13, 92206));
         assert!(stat.kernel_thread);
         assert_eq!(proc.name(42).unwrap(), "a) S (1) R");
     }
 
     #[test]
     fn a_cut_stat_is_malformed() {
-        for content in [
-            &b""[..],
-            b"42 (x",
-            b"42 )x(",
-            b"42 (x) S 7 42",
-            b"42 (x) S seven 42 42 0 -1 0 0",
-        ] {
+        for content in [&b""[..], b"42 (x", b"42 )x(", b"42 (x) S 7 42", b"42 (x) S seven 42 42 0 -1 0 0"] {
             let (_tree, proc) = tree(42, &[("stat", content)]);
             assert!(matches!(proc.stat(42).unwrap_err(), Error::Malformed { .. }));
         }
@@ -170,14 +155,8 @@ mod tests {
         assert_eq!(args.len(), 4);
         assert_eq!(args[2], "");
         assert_eq!(args[3].as_bytes(), b"--x\xff");
-        let (_tree, proc) = tree(
-            1,
-            &[("cmdline", b"postgres: walsender repl streaming 0/3000148\0\0\0\0")],
-        );
-        assert_eq!(
-            proc.command_line(1).unwrap(),
-            ["postgres: walsender repl streaming 0/3000148"]
-        );
+        let (_tree, proc) = tree(1, &[("cmdline", b"postgres: walsender repl streaming 0/3000148\0\0\0\0")]);
+        assert_eq!(proc.command_line(1).unwrap(), ["postgres: walsender repl streaming 0/3000148"]);
         let (_tree, proc) = tree(1, &[("cmdline", b"")]);
         assert!(proc.command_line(1).unwrap().is_empty());
     }
@@ -186,18 +165,9 @@ mod tests {
     fn this_process_as_it_is() {
         let proc = ProcRoot::default();
         let own = std::process::id();
-        assert_eq!(
-            proc.executable(own).unwrap().unwrap(),
-            std::env::current_exe().unwrap()
-        );
-        assert_eq!(
-            proc.working_directory(own).unwrap(),
-            std::env::current_dir().unwrap()
-        );
-        assert_eq!(
-            proc.command_line(own).unwrap(),
-            std::env::args_os().collect::<Vec<_>>()
-        );
+        assert_eq!(proc.executable(own).unwrap().unwrap(), std::env::current_exe().unwrap());
+        assert_eq!(proc.working_directory(own).unwrap(), std::env::current_dir().unwrap());
+        assert_eq!(proc.command_line(own).unwrap(), std::env::args_os().collect::<Vec<_>>());
         let stat = proc.stat(own).unwrap();
         assert_eq!(stat.parent, std::os::unix::process::parent_id());
         assert!(!stat.kernel_thread);

@@ -33,18 +33,9 @@ impl FileMapping {
         // SAFETY: a fresh address range is asked for (null hint, no MAP_FIXED), so no existing memory is affected, and
         // nothing in this process reads or writes the new one.
         let start = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ,
-                MapFlags::SHARED,
-                file,
-                off,
-            )?
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, off)?
         };
-        NonNull::new(start)
-            .map(|start| Self { start, len })
-            .ok_or(Errno::NOMEM)
+        NonNull::new(start).map(|start| Self { start, len }).ok_or(Errno::NOMEM)
     }
 
     /// One byte for each page: bit 0 says resident. Only for files the caller may write or owns; else the kernel says
