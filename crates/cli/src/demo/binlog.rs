@@ -24,10 +24,7 @@ pub(super) fn file_name(number: u64) -> String {
 pub(super) fn listed(dir: &Path) -> anyhow::Result<Vec<u64>> {
     let path = dir.join(INDEX);
     let text = std::fs::read_to_string(&path).with_context(|| format!("can't read {}", path.display()))?;
-    Ok(text
-        .lines()
-        .filter_map(|name| name.rsplit_once('.')?.1.parse().ok())
-        .collect())
+    Ok(text.lines().filter_map(|name| name.rsplit_once('.')?.1.parse().ok()).collect())
 }
 
 /// One change, as it stands in the binlog: a header of [`Event::HEADER`] bytes, then the payload.
@@ -78,14 +75,7 @@ impl<'a> Event<'a> {
         if crc32c::crc32c(&event[8..]) != word(4) {
             return Err(format!("the checksum of event {} is wrong", long(8)));
         }
-        Ok(Some((
-            Self {
-                sequence: long(8),
-                written_ns: long(16),
-                payload: &event[Self::HEADER..],
-            },
-            len,
-        )))
+        Ok(Some((Self { sequence: long(8), written_ns: long(16), payload: &event[Self::HEADER..] }, len)))
     }
 }
 
@@ -137,12 +127,7 @@ impl Binlog {
 
     fn add(&mut self, payload: &[u8], written_ns: u64) {
         self.sequence += 1;
-        Event {
-            sequence: self.sequence,
-            written_ns,
-            payload,
-        }
-        .encode(&mut self.pending);
+        Event { sequence: self.sequence, written_ns, payload }.encode(&mut self.pending);
     }
 
     fn write_and_sync(&mut self) -> anyhow::Result<u64> {
@@ -163,10 +148,7 @@ impl Binlog {
         self.file = append_to(&self.dir.join(file_name(next)))?;
         self.file_bytes = 0;
         self.files.push_back(next);
-        let purged: Vec<u64> = self
-            .files
-            .drain(..self.files.len().saturating_sub(self.files_max))
-            .collect();
+        let purged: Vec<u64> = self.files.drain(..self.files.len().saturating_sub(self.files_max)).collect();
         self.write_index()?;
         for number in purged {
             let path = self.dir.join(file_name(number));
@@ -206,21 +188,14 @@ mod tests {
     #[test]
     fn an_event_comes_back_only_whole_and_unharmed() {
         let mut bytes = Vec::new();
-        let event = Event {
-            sequence: 7,
-            written_ns: 1 << 40,
-            payload: b"row",
-        };
+        let event = Event { sequence: 7, written_ns: 1 << 40, payload: b"row" };
         event.encode(&mut bytes);
         assert_eq!(Event::decode(&bytes), Ok(Some((event, 27))));
         for len in 0..bytes.len() {
             assert_eq!(Event::decode(&bytes[..len]), Ok(None), "{len} bytes of it");
         }
         bytes[26] ^= 1;
-        assert_eq!(
-            Event::decode(&bytes),
-            Err("the checksum of event 7 is wrong".into())
-        );
+        assert_eq!(Event::decode(&bytes), Err("the checksum of event 7 is wrong".into()));
         assert!(Event::decode(&[0; 24]).is_err());
     }
 
@@ -229,9 +204,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut binlog = Binlog::create(dir.path(), 1000, 3).unwrap();
         for _ in 0..5 {
-            binlog
-                .commit([[1; 600].as_slice(), &[2; 600]].into_iter(), 0)
-                .unwrap();
+            binlog.commit([[1; 600].as_slice(), &[2; 600]].into_iter(), 0).unwrap();
         }
         assert_eq!(listed(dir.path()).unwrap(), [4, 5, 6]);
         let mut names: Vec<_> = std::fs::read_dir(dir.path())
@@ -239,10 +212,7 @@ mod tests {
             .map(|e| e.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
-        assert_eq!(
-            names,
-            ["binlog.000004", "binlog.000005", "binlog.000006", "binlog.index"]
-        );
+        assert_eq!(names, ["binlog.000004", "binlog.000005", "binlog.000006", "binlog.index"]);
         let closed = std::fs::metadata(dir.path().join("binlog.000004")).unwrap().len();
         assert_eq!(closed, 2 * 624 + 24, "two events and the one that ends the file");
     }

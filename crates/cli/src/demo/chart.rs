@@ -26,11 +26,7 @@ impl Chart<'_> {
         let columns = self.width.saturating_sub(LABEL_WIDTH + 4).max(16) / 2;
         let [first, second] = self.halves.map(|(samples, _)| spread(samples, columns));
         let top = first.iter().chain(&second).copied().max().unwrap_or(0);
-        let (on, off) = if self.colour {
-            ("\x1b[32m", "\x1b[0m")
-        } else {
-            ("", "")
-        };
+        let (on, off) = if self.colour { ("\x1b[32m", "\x1b[0m") } else { ("", "") };
         let mut out = String::new();
         for row in (0..ROWS).rev() {
             let label = match row {
@@ -39,18 +35,9 @@ impl Chart<'_> {
                 _ => String::new(),
             };
             let tick = if label.is_empty() { '│' } else { '┤' };
-            let line = |values: &[u64]| {
-                values
-                    .iter()
-                    .map(|&value| cell(value, top, row))
-                    .collect::<String>()
-            };
+            let line = |values: &[u64]| values.iter().map(|&value| cell(value, top, row)).collect::<String>();
             let second = line(&second);
-            let text = format!(
-                "{label:>LABEL_WIDTH$} {tick}{}│{on}{}{off}",
-                line(&first),
-                second.trim_end()
-            );
+            let text = format!("{label:>LABEL_WIDTH$} {tick}{}│{on}{}{off}", line(&first), second.trim_end());
             out.push_str(text.trim_end());
             out.push('\n');
         }
@@ -92,11 +79,8 @@ mod tests {
     #[test]
     fn two_halves_stand_side_by_side() {
         let first: Vec<u64> = (1..=20).map(|step| step * 10 * MIB).collect();
-        let chart = Chart {
-            halves: [(&first, "alone"), (&[10 * MIB; 5], "guarded")],
-            width: 54,
-            colour: false,
-        };
+        let chart =
+            Chart { halves: [(&first, "alone"), (&[10 * MIB; 5], "guarded")], width: 54, colour: false };
         let expected = "
    200 MiB ┤                  ▄█│
            │                ▄███│
@@ -111,15 +95,8 @@ mod tests {
             alone                guarded
 ";
         assert_eq!(format!("\n{}", chart.draw()), expected);
-        let coloured = Chart {
-            colour: true,
-            ..chart
-        }
-        .draw();
-        assert_eq!(
-            coloured.replace("\x1b[32m", "").replace("\x1b[0m", ""),
-            expected[1..]
-        );
+        let coloured = Chart { colour: true, ..chart }.draw();
+        assert_eq!(coloured.replace("\x1b[32m", "").replace("\x1b[0m", ""), expected[1..]);
     }
 
     #[test]

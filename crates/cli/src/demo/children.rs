@@ -73,19 +73,22 @@ impl Message {
 }
 
 /// What a child process does: its role, until its parent is gone.
-pub(super) fn play(role: Role, dir: &Path, pid: Option<u32>) -> anyhow::Result<()> {
+pub(super) fn play(role: Role, dir: &Path, pids: &[u32]) -> anyhow::Result<()> {
     // Kept over execve(2), so it holds for the guard too.
     set_parent_process_death_signal(Some(Signal::KILL)).context("can't tie this process to its parent")?;
     match role {
         Role::Engine => engine::run(dir),
         Role::Follower => follower::run(dir),
         Role::Guard => {
-            let pid = pid.context("the guard's role needs --pid")?.to_string();
-            let guard = ["guard", "--json", "--profile", "generic", "--pid", &pid];
-            Err(Command::new(THIS_PROGRAM).arg0("pagekeeper").args(guard).exec())
-                .context("can't start the guard")
+            let mut guard = Command::new(THIS_PROGRAM);
+            guard.arg0("pagekeeper").args(["guard", "--json", "--profile", "generic"]);
+            Err(with_pids(&mut guard, pids).exec()).context("can't start the guard")
         }
     }
+}
+
+fn with_pids<'a>(command: &'a mut Command, pids: &[u32]) -> &'a mut Command {
+    command.args(pids.iter().map(|pid| format!("--pid={pid}")))
 }
 
 /// A running child.
@@ -96,11 +99,12 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Starts a child that works on the files in `dir`; its messages go to `messages`, its errors to a file in `scratch`.
+    /// Starts a child that works on the files in `dir`, and on `pids` if it is the guard; its messages go to
+    /// `messages`, its errors to a file in `scratch`.
     pub(super) fn start(
         role: Role,
         dir: &Path,
-        pid: Option<u32>,
+        pids: &[u32],
         scratch: &Path,
         messages: &Sender<Message>,
     ) -> anyhow::Result<Self> {
@@ -108,21 +112,10 @@ impl Child {
         let errors_file =
             File::create(&errors).with_context(|| format!("can't create {}", errors.display()))?;
         let mut command = Command::new(THIS_PROGRAM);
-        command
-            .arg0("pagekeeper")
-            .args(["demo", "--role", role.name(), "--dir"])
-            .arg(dir);
-        if let Some(pid) = pid {
-            command.args(["--pid", &pid.to_string()]);
-        }
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(errors_file)
-            .process_group(0);
-        let mut process = command
-            .spawn()
-            .with_context(|| format!("can't start the {}", role.name()))?;
+        command.arg0("pagekeeper").args(["demo", "--role", role.name(), "--dir"]).arg(dir);
+        with_pids(&mut command, pids);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors_file).process_group(0);
+        let mut process = command.spawn().with_context(|| format!("can't start the {}", role.name()))?;
         let lines = process.stdout.take().map(BufReader::new);
         let messages = messages.clone();
         // Ends with the child, or with the listener. A line that is no message (cut off by a kill) is no loss.
@@ -135,11 +128,7 @@ impl Child {
                 }
             }
         });
-        Ok(Self {
-            role,
-            process,
-            errors,
-        })
+        Ok(Self { role, process, errors })
     }
 
     /// Its process id.
@@ -164,18 +153,11 @@ impl Child {
     /// Asks the child to end by SIGTERM, and waits for it until `wait` has passed.
     pub(super) fn end(&mut self, wait: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + wait;
-        let pid = i32::try_from(self.pid())
-            .ok()
-            .and_then(Pid::from_raw)
-            .context("no process id")?;
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("no process id")?;
         kill_process(pid, Signal::TERM).with_context(|| format!("can't end the {}", self.role.name()))?;
         while self.process.try_wait()?.is_none() {
             if Instant::now() >= end {
-                bail!(
-                    "the {} did not end within {} s of SIGTERM",
-                    self.role.name(),
-                    wait.as_secs()
-                );
+                bail!("the {} did not end within {} s of SIGTERM", self.role.name(), wait.as_secs());
             }
             thread::sleep(Duration::from_millis(10));
         }

@@ -60,17 +60,9 @@ pub(super) fn run(dir: &Path) -> anyhow::Result<()> {
         }
         let commits_us = std::mem::take(&mut *lock(&taken_us));
         let to_ns = monotonic_ns();
-        let (redo_bytes, binlog_bytes) = (
-            commits.redo.flushed(),
-            commits.binlog_bytes.load(Ordering::Relaxed),
-        );
-        if !send_line(&Report {
-            from_ns,
-            to_ns,
-            commits_us,
-            redo_bytes,
-            binlog_bytes,
-        })? {
+        let (redo_bytes, binlog_bytes) =
+            (commits.redo.flushed(), commits.binlog_bytes.load(Ordering::Relaxed));
+        if !send_line(&Report { from_ns, to_ns, commits_us, redo_bytes, binlog_bytes })? {
             return Ok(());
         }
         from_ns = to_ns;
@@ -135,16 +127,8 @@ struct Commits {
 
 impl Commits {
     fn new(redo: Arc<Redo>, binlog: Binlog) -> Self {
-        let queue = Mutex::new(Queue {
-            binlog: Some(binlog),
-            ..Queue::default()
-        });
-        Self {
-            redo,
-            binlog_bytes: AtomicU64::new(0),
-            queue,
-            turn: Condvar::new(),
-        }
+        let queue = Mutex::new(Queue { binlog: Some(binlog), ..Queue::default() });
+        Self { redo, binlog_bytes: AtomicU64::new(0), queue, turn: Condvar::new() }
     }
 
     /// Returns when the transaction is on disk in both logs.
@@ -155,9 +139,7 @@ impl Commits {
         let ticket = queue.tickets;
         queue = self
             .turn
-            .wait_while(queue, |queue| {
-                queue.done < ticket && queue.binlog.is_none() && !queue.failed
-            })
+            .wait_while(queue, |queue| queue.done < ticket && queue.binlog.is_none() && !queue.failed)
             .unwrap_or_else(PoisonError::into_inner);
         ensure!(!queue.failed, "an earlier commit failed");
         if queue.done >= ticket {

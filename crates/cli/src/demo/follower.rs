@@ -32,10 +32,7 @@ pub(super) struct Report {
 /// Follows the binlog in `dir` until the parent is gone.
 pub(super) fn run(dir: &Path) -> anyhow::Result<()> {
     let mut tail = Tail::open(dir)?;
-    let mut report = Report {
-        at_ns: monotonic_ns(),
-        ..Report::default()
-    };
+    let mut report = Report { at_ns: monotonic_ns(), ..Report::default() };
     let each = u64::try_from(REPORT_EACH.as_nanos())?;
     loop {
         let written_ns = tail.next()?;
@@ -126,10 +123,7 @@ impl Tail {
         self.end -= self.start;
         self.start = 0;
         let room = &mut self.buffer[self.end..self.end + READ_BYTES];
-        let read = self
-            .file
-            .read(room)
-            .with_context(|| format!("can't read {}", file_name(self.number)))?;
+        let read = self.file.read(room).with_context(|| format!("can't read {}", file_name(self.number)))?;
         self.end += read;
         Ok(read > 0)
     }
@@ -174,9 +168,7 @@ mod tests {
         let mut binlog = Binlog::create(dir.path(), 1000, 3).unwrap();
         let mut tail = Tail::open(dir.path()).unwrap();
         for number in 1..=20 {
-            binlog
-                .commit([[1; 600].as_slice(), &[2; 300]].into_iter(), number)
-                .unwrap();
+            binlog.commit([[1; 600].as_slice(), &[2; 300]].into_iter(), number).unwrap();
             assert_eq!(drain(&mut tail).unwrap(), [number, number]);
         }
         assert!(listed(dir.path()).unwrap()[0] > 3, "files were purged on the way");
@@ -192,10 +184,7 @@ mod tests {
         }
         // The first file is open still, though its name is gone.
         let error = drain(&mut tail).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "binlog.000002 was purged before the follower came to it"
-        );
+        assert_eq!(error.to_string(), "binlog.000002 was purged before the follower came to it");
     }
 
     #[test]
@@ -208,9 +197,6 @@ mod tests {
         bytes[500] ^= 0x10;
         std::fs::write(&path, bytes).unwrap();
         let error = drain(&mut Tail::open(dir.path()).unwrap()).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "binlog.000001: the checksum of event 1 is wrong"
-        );
+        assert_eq!(error.to_string(), "binlog.000001: the checksum of event 1 is wrong");
     }
 }

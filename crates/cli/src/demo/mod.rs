@@ -52,16 +52,16 @@ pub(crate) struct Args {
     /// What this process is in the play
     #[arg(long, hide = true, requires = "dir")]
     role: Option<Role>,
-    /// The engine's process, for the guard
+    /// The processes of the engine and the follower, for the guard
     #[arg(long, hide = true, requires = "role")]
-    pid: Option<u32>,
+    pid: Vec<u32>,
 }
 
 /// Runs the demo, or one role of it.
 #[allow(clippy::needless_pass_by_value, reason = "all commands are run in this form")]
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let (Some(role), Some(dir)) = (args.role, &args.dir) {
-        children::play(role, dir, args.pid)?;
+        children::play(role, dir, &args.pid)?;
         return Ok(ExitCode::SUCCESS);
     }
     let run = stage::perform(args.seconds, args.dir.as_deref())?;

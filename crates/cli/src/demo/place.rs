@@ -24,10 +24,7 @@ pub(super) fn make(wanted: Option<&Path>) -> anyhow::Result<TempDir> {
         None => std::env::temp_dir(),
     };
     if let Some(reason) = refusal(&parent)? {
-        bail!(
-            "{}: {reason}; name a directory on a disk with --dir",
-            parent.display()
-        );
+        bail!("{}: {reason}; name a directory on a disk with --dir", parent.display());
     }
     let space = rustix::fs::statvfs(&parent)
         .with_context(|| format!("can't ask for space in {}", parent.display()))?;

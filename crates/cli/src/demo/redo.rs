@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -19,48 +19,37 @@ use anyhow::{Context, bail};
 pub(super) const BLOCK: u64 = 8 << 10;
 
 /// The files, and the arithmetic of the ring.
+///
+/// Of the files only the one that is written is held open, as in mysqld since 8.0.30.
 pub(super) struct Ring {
-    files: Vec<File>,
+    dir: PathBuf,
+    files: u64,
     file_bytes: u64,
+    current: Mutex<(u64, Arc<File>)>,
 }
 
 impl Ring {
     /// Creates `redo0.log` and on in `dir`, filled with zeros and synced, so that the first lap writes over blocks that
     /// exist, as each later lap does. Their pages are dropped again: the run begins with a cold log.
     pub(super) fn create(dir: &Path, files: u64, file_bytes: u64) -> anyhow::Result<Self> {
-        assert!(
-            file_bytes.is_multiple_of(BLOCK),
-            "a redo file is made of whole blocks"
-        );
-        let create = |path: &Path| -> std::io::Result<File> {
-            let mut file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .open(path)?;
-            std::io::copy(&mut std::io::repeat(0).take(file_bytes), &mut file)?;
-            file.sync_all()?;
-            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
-            Ok(file)
-        };
-        let files = (0..files)
-            .map(|number| {
-                let path = dir.join(format!("redo{number}.log"));
-                create(&path).with_context(|| format!("can't create {}", path.display()))
-            })
-            .collect::<anyhow::Result<_>>()?;
-        Ok(Self { files, file_bytes })
+        assert!(file_bytes.is_multiple_of(BLOCK), "a redo file is made of whole blocks");
+        for number in 0..files {
+            let path = file_path(dir, number);
+            create_file(&path, file_bytes).with_context(|| format!("can't create {}", path.display()))?;
+        }
+        let first = open(&file_path(dir, 0)).context("can't open the redo log")?;
+        Ok(Self { dir: dir.to_path_buf(), files, file_bytes, current: Mutex::new((0, Arc::new(first))) })
     }
 
     /// The pieces of an LSN range: file number, offset in it, bytes.
-    fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (usize, u64, u64)> + '_ {
+    fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         let mut lsn = range.start;
         std::iter::from_fn(move || {
             let offset = lsn % self.file_bytes;
             let len = (self.file_bytes - offset).min(range.end.checked_sub(lsn).filter(|&rest| rest > 0)?);
-            let number = (lsn / self.file_bytes) % self.files.len() as u64;
+            let number = (lsn / self.file_bytes) % self.files;
             lsn += len;
-            Some((usize::try_from(number).ok()?, offset, len))
+            Some((number, offset, len))
         })
     }
 
@@ -68,7 +57,9 @@ impl Ring {
     fn write(&self, lsn: u64, mut bytes: &[u8]) -> std::io::Result<()> {
         for (number, offset, len) in self.pieces(lsn..lsn + bytes.len() as u64) {
             let (piece, rest) = bytes.split_at(usize::try_from(len).unwrap_or(bytes.len()));
-            self.files[number].write_all_at(piece, offset)?;
+            let file = self.file(number)?;
+            file.write_all_at(piece, offset)?;
+            *self.current() = (number, file);
             bytes = rest;
         }
         Ok(())
@@ -76,10 +67,35 @@ impl Ring {
 
     /// Syncs each file that the range touches.
     fn sync(&self, range: Range<u64>) -> std::io::Result<()> {
-        self.pieces(range)
-            .take(self.files.len())
-            .try_for_each(|(number, _, _)| self.files[number].sync_data())
+        let touched = self.pieces(range).take(usize::try_from(self.files).unwrap_or(usize::MAX));
+        touched.map(|(number, _, _)| self.file(number)?.sync_data()).collect()
     }
+
+    /// A file of the ring: the current one, or one opened for this once.
+    fn file(&self, number: u64) -> std::io::Result<Arc<File>> {
+        let (current, file) = self.current().clone();
+        if current == number { Ok(file) } else { open(&file_path(&self.dir, number)).map(Arc::new) }
+    }
+
+    fn current(&self) -> MutexGuard<'_, (u64, Arc<File>)> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn file_path(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("redo{number}.log"))
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
+}
+
+fn create_file(path: &Path, bytes: u64) -> std::io::Result<()> {
+    let mut file = File::create_new(path)?;
+    std::io::copy(&mut std::io::repeat(0).take(bytes), &mut file)?;
+    file.sync_all()?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    Ok(())
 }
 
 #[derive(Default)]
@@ -101,15 +117,8 @@ pub(super) struct Redo {
 impl Redo {
     /// Starts the two threads; they live as long as the process.
     pub(super) fn start(ring: Ring) -> anyhow::Result<Arc<Self>> {
-        let redo = Arc::new(Self {
-            ring,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        for (name, work) in [
-            ("log_writer", Self::write_log as fn(&Self)),
-            ("log_flusher", Self::flush_log),
-        ] {
+        let redo = Arc::new(Self { ring, state: Mutex::default(), changed: Condvar::new() });
+        for (name, work) in [("log_writer", Self::write_log as fn(&Self)), ("log_flusher", Self::flush_log)] {
             let redo = Arc::clone(&redo);
             thread::Builder::new()
                 .name(name.into())
@@ -124,10 +133,7 @@ impl Redo {
         let mut state = self.lock();
         let before = state.buffer.len();
         records.for_each(|record| state.buffer.extend_from_slice(record));
-        let padded = state
-            .buffer
-            .len()
-            .next_multiple_of(usize::try_from(BLOCK).unwrap_or(1));
+        let padded = state.buffer.len().next_multiple_of(usize::try_from(BLOCK).unwrap_or(1));
         state.buffer.resize(padded, 0);
         state.appended += (padded - before) as u64;
         self.changed.notify_all();
@@ -192,9 +198,7 @@ impl Redo {
     }
 
     fn wait_while(&self, condition: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
-        self.changed
-            .wait_while(self.lock(), |state| condition(state))
-            .unwrap_or_else(PoisonError::into_inner)
+        self.changed.wait_while(self.lock(), |state| condition(state)).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -224,13 +228,7 @@ mod tests {
         let pieces: Vec<_> = ring.pieces(BLOCK..9 * BLOCK).collect();
         assert_eq!(
             pieces,
-            [
-                (0, BLOCK, BLOCK),
-                (1, 0, 2 * BLOCK),
-                (0, 0, 2 * BLOCK),
-                (1, 0, 2 * BLOCK),
-                (0, 0, BLOCK)
-            ]
+            [(0, BLOCK, BLOCK), (1, 0, 2 * BLOCK), (0, 0, 2 * BLOCK), (1, 0, 2 * BLOCK), (0, 0, BLOCK)]
         );
         assert_eq!(ring.pieces(BLOCK..BLOCK).count(), 0);
     }
@@ -246,10 +244,6 @@ mod tests {
         }
         assert_eq!((lsn, redo.flushed()), (10 * BLOCK, 10 * BLOCK));
         let first = std::fs::read(dir.path().join("redo0.log")).unwrap();
-        assert_eq!(
-            (first[99], first[100]),
-            (9, 0),
-            "the ninth record stands where the first did"
-        );
+        assert_eq!((first[99], first[100]), (9, 0), "the ninth record stands where the first did");
     }
 }

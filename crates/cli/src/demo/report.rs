@@ -51,15 +51,9 @@ impl Figures {
         let (commits, ns) = tally(&half.engine);
         let each_second = half.engine.chunks_exact(REPORTS_PER_SECOND).map(tally);
         let rates = sorted(each_second.map(|(commits, ns)| rate(commits, ns)), f64::total_cmp);
-        let taken_us = sorted(
-            half.engine.iter().flat_map(|r| r.commits_us.iter().copied()),
-            u32::cmp,
-        );
+        let taken_us = sorted(half.engine.iter().flat_map(|r| r.commits_us.iter().copied()), u32::cmp);
         let resident = sorted(half.samples.iter().map(Sample::resident_bytes), u64::cmp);
-        let lags_ms = sorted(
-            half.follower.iter().map(|r| r.lag_max_ns as f64 / 1e6),
-            f64::total_cmp,
-        );
+        let lags_ms = sorted(half.follower.iter().map(|r| r.lag_max_ns as f64 / 1e6), f64::total_cmp);
         let written = |report: &engine::Report| report.redo_bytes + report.binlog_bytes;
         let events = |report: &follower::Report| report.events;
         let last = half.samples.last().cloned().unwrap_or_default();
@@ -87,11 +81,8 @@ impl Figures {
     }
 
     fn rates(&self) -> String {
-        let rates = [
-            self.commits_per_second_min,
-            self.commits_per_second_median,
-            self.commits_per_second_max,
-        ];
+        let rates =
+            [self.commits_per_second_min, self.commits_per_second_median, self.commits_per_second_max];
         rates.map(|rate| format!("{rate:.0}")).join(", ")
     }
 }
@@ -99,10 +90,7 @@ impl Figures {
 /// Commits of the reports, and the nanoseconds they took.
 fn tally(reports: &[engine::Report]) -> (usize, u64) {
     reports.iter().fold((0, 0), |(commits, ns), report| {
-        (
-            commits + report.commits_us.len(),
-            ns + report.to_ns - report.from_ns,
-        )
+        (commits + report.commits_us.len(), ns + report.to_ns - report.from_ns)
     })
 }
 
@@ -137,11 +125,7 @@ pub(super) struct Report<'a> {
 impl<'a> Report<'a> {
     /// Computes the figures of a run.
     pub(super) fn new(run: &'a Run) -> Self {
-        Self {
-            run,
-            alone: Figures::of(&run.alone),
-            guarded: Figures::of(&run.guarded),
-        }
+        Self { run, alone: Figures::of(&run.alone), guarded: Figures::of(&run.guarded) }
     }
 
     /// One JSON object with everything.
@@ -180,18 +164,11 @@ impl<'a> Report<'a> {
             width: screen.width.unwrap_or(80).min(120),
             colour: screen.colour,
         };
-        write!(
-            out,
-            "\nLog pages in memory over {} s\n\n{}\n",
-            self.run.seconds,
-            chart.draw()
-        )?;
+        write!(out, "\nLog pages in memory over {} s\n\n{}\n", self.run.seconds, chart.draw())?;
         for problem in &self.run.guard_problems {
             writeln!(out, "The guard said: {problem}")?;
         }
-        self.conclusion()
-            .iter()
-            .try_for_each(|sentence| writeln!(out, "{sentence}"))
+        self.conclusion().iter().try_for_each(|sentence| writeln!(out, "{sentence}"))
     }
 
     fn write_table(&self, out: &mut impl Write) -> io::Result<()> {
@@ -201,49 +178,22 @@ impl<'a> Report<'a> {
         let cpu = self.run.guard_summary["cpu_percent"].as_f64();
         let rows = [
             ("", ["alone".into(), "under the guard".into()]),
-            (
-                "commits per second",
-                both(&|f| format!("{:.0}", f.commits_per_second)),
-            ),
+            ("commits per second", both(&|f| format!("{:.0}", f.commits_per_second))),
             ("  least, median, most in a second", both(&Figures::rates)),
             ("commit, p50", both(&|f| ms(f.commit_p50_us))),
             ("commit, p99", both(&|f| ms(f.commit_p99_us))),
             ("written to the logs", both(&|f| size(f.log_written_bytes))),
-            (
-                "log pages in memory, at the end",
-                both(&|f| size(f.log_resident_end_bytes)),
-            ),
+            ("log pages in memory, at the end", both(&|f| size(f.log_resident_end_bytes))),
             ("  median", both(&|f| size(f.log_resident_median_bytes))),
-            (
-                "  not yet on disk, at the end",
-                both(&|f| size(f.log_unwritten_end_bytes)),
-            ),
-            (
-                "free memory, at the end",
-                both(&|f| size(f.memory_free_end_bytes)),
-            ),
-            (
-                "available memory, at the end",
-                both(&|f| size(f.memory_available_end_bytes)),
-            ),
-            (
-                "follower's lag, median",
-                both(&|f| format!("{:.1} ms", f.follower_lag_median_ms)),
-            ),
-            (
-                "follower's lag, greatest",
-                both(&|f| format!("{:.1} ms", f.follower_lag_max_ms)),
-            ),
-            (
-                "events the follower checked",
-                both(&|f| count(f.follower_events_checked)),
-            ),
+            ("  not yet on disk, at the end", both(&|f| size(f.log_unwritten_end_bytes))),
+            ("free memory, at the end", both(&|f| size(f.memory_free_end_bytes))),
+            ("available memory, at the end", both(&|f| size(f.memory_available_end_bytes))),
+            ("follower's lag, median", both(&|f| format!("{:.1} ms", f.follower_lag_median_ms))),
+            ("follower's lag, greatest", both(&|f| format!("{:.1} ms", f.follower_lag_max_ms))),
+            ("events the follower checked", both(&|f| count(f.follower_events_checked))),
             (
                 "the guard's CPU, of one core",
-                [
-                    "-".into(),
-                    cpu.map_or("unknown".into(), |cpu| format!("{cpu:.2} %")),
-                ],
+                ["-".into(), cpu.map_or("unknown".into(), |cpu| format!("{cpu:.2} %"))],
             ),
         ];
         rows.iter()
@@ -307,35 +257,20 @@ mod tests {
             binlog_bytes: number * 1000,
         };
         Half {
-            samples: vec![Sample {
-                redo_resident_bytes: resident,
-                ..Sample::default()
-            }],
+            samples: vec![Sample { redo_resident_bytes: resident, ..Sample::default() }],
             engine: (0..8).map(report).collect(),
-            follower: vec![follower::Report {
-                at_ns: 0,
-                events: 5,
-                lag_max_ns: 2_000_000,
-            }],
+            follower: vec![follower::Report { at_ns: 0, events: 5, lag_max_ns: 2_000_000 }],
         }
     }
 
     fn run(alone: Half, guarded: Half) -> Run {
-        Run {
-            seconds: 4,
-            alone,
-            guarded,
-            ..Run::default()
-        }
+        Run { seconds: 4, alone, guarded, ..Run::default() }
     }
 
     #[test]
     fn percentiles_are_nearest_ranks() {
         let values: Vec<u32> = (1..=200).collect();
-        assert_eq!(
-            [0, 50, 99, 100].map(|percent| percentile(&values, percent)),
-            [1, 100, 198, 200]
-        );
+        assert_eq!([0, 50, 99, 100].map(|percent| percentile(&values, percent)), [1, 100, 198, 200]);
         assert_eq!(percentile(&[7], 99), 7);
         assert_eq!(percentile::<u32>(&[], 99), 0);
     }
@@ -344,18 +279,10 @@ mod tests {
     fn figures_follow_from_the_reports() {
         let figures = Figures::of(&half(250, 4096));
         assert_eq!(
-            (
-                figures.commits,
-                figures.commit_p99_us,
-                figures.log_resident_end_bytes
-            ),
+            (figures.commits, figures.commit_p99_us, figures.log_resident_end_bytes),
             (2000, 1000, 4096)
         );
-        assert!(
-            (figures.commits_per_second - 1000.0).abs() < 1e-9,
-            "{}",
-            figures.commits_per_second
-        );
+        assert!((figures.commits_per_second - 1000.0).abs() < 1e-9, "{}", figures.commits_per_second);
         assert!((figures.commits_per_second_max - 1000.0).abs() < 1e-9);
         assert_eq!(figures.log_written_bytes, 7 * 3000);
     }
@@ -369,22 +296,14 @@ mod tests {
             "{}",
             conclusion[0]
         );
-        assert!(
-            conclusion[1].contains("0.90 of that alone: 10 % lost"),
-            "{}",
-            conclusion[1]
-        );
+        assert!(conclusion[1].contains("0.90 of that alone: 10 % lost"), "{}", conclusion[1]);
     }
 
     #[test]
     fn a_gain_is_not_the_guards() {
         let run = run(half(1000, 1 << 20), half(1200, 2 << 20));
         let conclusion = Report::new(&run).conclusion();
-        assert!(
-            conclusion[0].starts_with("The guard freed nothing"),
-            "{}",
-            conclusion[0]
-        );
+        assert!(conclusion[0].starts_with("The guard freed nothing"), "{}", conclusion[0]);
         assert!(conclusion[1].contains("1.20") && conclusion[1].contains("does not raise throughput"));
     }
 
@@ -392,11 +311,7 @@ mod tests {
     fn the_text_has_a_chart_and_the_json_all_samples() {
         let run = run(half(10, 8 << 20), half(10, 4096));
         let report = Report::new(&run);
-        let screen = Screen {
-            terminal: false,
-            colour: false,
-            width: None,
-        };
+        let screen = Screen { terminal: false, colour: false, width: None };
         let mut text = Vec::new();
         report.write_text(screen, &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();

@@ -125,14 +125,14 @@ impl<'a> Stage<'a> {
 
     fn run(&mut self, seconds: u64) -> anyhow::Result<Run> {
         let half = Duration::from_secs(seconds) / 2;
-        let engine_pid = self.start(Role::Engine, None)?;
+        let engine = self.start(Role::Engine, &[])?;
         self.wait_for_engine()?;
-        self.start(Role::Follower, None)?;
+        let follower = self.start(Role::Follower, &[])?;
         self.watch(WARM_UP, "warming up", None)?;
         let began_ns = monotonic_ns();
         let alone = self.watch(half, "alone", Some(began_ns))?;
         let middle_ns = monotonic_ns();
-        self.start(Role::Guard, Some(engine_pid))?;
+        self.start(Role::Guard, &[engine, follower])?;
         let guarded = self.watch(half, "under the guard", Some(began_ns))?;
         let ended_ns = monotonic_ns();
         if let Some(guard) = self.children.last_mut() {
@@ -154,8 +154,8 @@ impl<'a> Stage<'a> {
         })
     }
 
-    fn start(&mut self, role: Role, pid: Option<u32>) -> anyhow::Result<u32> {
-        let child = Child::start(role, &self.dir, pid, self.scratch, &self.sender)?;
+    fn start(&mut self, role: Role, pids: &[u32]) -> anyhow::Result<u32> {
+        let child = Child::start(role, &self.dir, pids, self.scratch, &self.sender)?;
         let pid = child.pid();
         self.children.push(child);
         Ok(pid)
@@ -168,10 +168,7 @@ impl<'a> Stage<'a> {
         while self.engine.is_empty() {
             self.listen(REPORT_EACH)?;
             if monotonic_ns() > limit_ns {
-                bail!(
-                    "the engine had no files after {} s: is the disk that slow?",
-                    START_LIMIT.as_secs()
-                );
+                bail!("the engine had no files after {} s: is the disk that slow?", START_LIMIT.as_secs());
             }
         }
         Ok(())
@@ -247,18 +244,8 @@ impl<'a> Stage<'a> {
         let inside = |at_ns: u64| (from_ns..=to_ns).contains(&at_ns);
         Half {
             samples,
-            engine: self
-                .engine
-                .iter()
-                .filter(|r| inside(r.from_ns) && inside(r.to_ns))
-                .cloned()
-                .collect(),
-            follower: self
-                .follower
-                .iter()
-                .filter(|r| inside(r.at_ns))
-                .copied()
-                .collect(),
+            engine: self.engine.iter().filter(|r| inside(r.from_ns) && inside(r.to_ns)).cloned().collect(),
+            follower: self.follower.iter().filter(|r| inside(r.at_ns)).copied().collect(),
         }
     }
 }
@@ -269,10 +256,7 @@ fn nanoseconds(time: Duration) -> u64 {
 
 /// Counts the resident pages of all log files in `dir`. Files that are purged meanwhile are left out.
 fn sample(dir: &Path, began_ns: u64) -> anyhow::Result<Sample> {
-    let mut sample = Sample {
-        seconds: (monotonic_ns() - began_ns) as f64 / 1e9,
-        ..Sample::default()
-    };
+    let mut sample = Sample { seconds: (monotonic_ns() - began_ns) as f64 / 1e9, ..Sample::default() };
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         let counted =
@@ -281,21 +265,14 @@ fn sample(dir: &Path, began_ns: u64) -> anyhow::Result<Sample> {
             Err(error) if error.is_gone() => continue,
             counted => counted?,
         };
-        let is_redo = path
-            .file_name()
-            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"redo"));
-        *(if is_redo {
-            &mut sample.redo_resident_bytes
-        } else {
-            &mut sample.binlog_resident_bytes
-        }) += counted.resident;
+        let is_redo = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"redo"));
+        *(if is_redo { &mut sample.redo_resident_bytes } else { &mut sample.binlog_resident_bytes }) +=
+            counted.resident;
         sample.unwritten_bytes += counted.unwritten();
     }
     let meminfo = std::fs::read_to_string("/proc/meminfo").context("can't read /proc/meminfo")?;
     let field = |name: &str| {
-        let line = meminfo
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let kib: u64 = line?.trim().strip_suffix(" kB")?.parse().ok()?;
         Some(kib << 10)
     };
