@@ -23,8 +23,8 @@ use crate::size::{Size, parse_range};
   pagekeeper evict --range 0..1G /var/lib/data.db   the first GiB of one file
   find . -name '*.log' -print0 | pagekeeper evict --files-from - -0
 
-Dirty pages are written to disk first, so no data is lost and nothing stays for being dirty. Pages that a process maps
-or reads at this moment do stay: the report says so. They are not an error.")]
+Dirty pages are written to disk first, so no data is lost and nothing stays for being dirty. Pages that a process maps \
+    or reads at this moment do stay: the report says so. They are not an error.")]
 pub(crate) struct Args {
     #[command(flatten)]
     tree: TreeArgs,
@@ -120,11 +120,7 @@ impl Serialize for File {
             #[serde(flatten)]
             figures: Figures,
         }
-        Shown {
-            path: self.path.to_string_lossy(),
-            figures: self.figures,
-        }
-        .serialize(serializer)
+        Shown { path: self.path.to_string_lossy(), figures: self.figures }.serialize(serializer)
     }
 }
 
@@ -151,24 +147,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         tell(&report, args.verbose)?;
         problems::tell(&report.errors);
     }
-    Ok(if report.errors.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn evict(args: &Args) -> anyhow::Result<Report> {
     let tree = args.tree.tree()?;
     let options = ReleaseOptions::default();
     let problems = Problems::default();
-    let done = Mutex::new((
-        Vec::new(),
-        Total {
-            files: 0,
-            figures: Figures::default(),
-        },
-    ));
+    let done = Mutex::new((Vec::new(), Total { files: 0, figures: Figures::default() }));
     tree.walk(args.jobs, &|visited| match visited
         .and_then(|file| Ok((release(&file, args.range.clone(), &options)?, file)))
     {
@@ -179,21 +165,14 @@ fn evict(args: &Args) -> anyhow::Result<Report> {
             total.files += 1;
             total.figures.add(&figures);
             if args.json || figures.resident_before > 0 && (args.verbose || figures.kept() > 0) {
-                files.push(File {
-                    path: file.path().to_path_buf(),
-                    figures,
-                });
+                files.push(File { path: file.path().to_path_buf(), figures });
             }
         }
         Err(error) => problems.note(&error),
     });
     let (mut files, total) = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     files.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(Report {
-        files,
-        total,
-        errors: problems.into_sorted(),
-    })
+    Ok(Report { files, total, errors: problems.into_sorted() })
 }
 
 fn tell(report: &Report, verbose: bool) -> std::io::Result<()> {
@@ -205,12 +184,7 @@ fn tell(report: &Report, verbose: bool) -> std::io::Result<()> {
             continue;
         }
         out.write_all(&screen.path(path))?;
-        write!(
-            out,
-            ": evicted {} of {} resident",
-            Size(figures.released),
-            Size(figures.resident_before)
-        )?;
+        write!(out, ": evicted {} of {} resident", Size(figures.released), Size(figures.resident_before))?;
         match kept {
             Some(kept) => writeln!(out, "; {kept}")?,
             None => writeln!(out)?,
@@ -218,11 +192,7 @@ fn tell(report: &Report, verbose: bool) -> std::io::Result<()> {
     }
     let Total { files, figures } = &report.total;
     let (released, before) = (Size(figures.released), Size(figures.resident_before));
-    write!(
-        out,
-        "evicted {released} of {before} resident in {}",
-        output::files(*files)
-    )?;
+    write!(out, "evicted {released} of {before} resident in {}", output::files(*files))?;
     match figures.kept_in_words() {
         Some(kept) => writeln!(out, "; {kept}")?,
         None => writeln!(out)?,
@@ -236,22 +206,11 @@ mod tests {
 
     #[test]
     fn what_stayed_is_said_with_its_causes() {
-        let figures = Figures {
-            kept_mapped: 4 << 20,
-            kept_edge: 4096,
-            ..Figures::default()
-        };
+        let figures = Figures { kept_mapped: 4 << 20, kept_edge: 4096, ..Figures::default() };
         assert_eq!(
             figures.kept_in_words().unwrap(),
             "kept 4.0 MiB: 4 MiB mapped by a process, 4 KiB in large pages that reach out of the range"
         );
-        assert_eq!(
-            Figures {
-                released: 5,
-                ..Figures::default()
-            }
-            .kept_in_words(),
-            None
-        );
+        assert_eq!(Figures { released: 5, ..Figures::default() }.kept_in_words(), None);
     }
 }

@@ -49,8 +49,7 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
     root.build();
     if let Some(dir) = &args.dir {
         let named = std::iter::once((String::new(), root.clone())).chain(
-            root.get_subcommands()
-                .map(|command| (format!("-{}", command.get_name()), command.clone())),
+            root.get_subcommands().map(|command| (format!("-{}", command.get_name()), command.clone())),
         );
         for (suffix, command) in named {
             let path = dir.join(format!("pagekeeper{suffix}.1"));
@@ -62,19 +61,14 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
     let command = match &args.command {
         None => root,
         Some(name) => root.find_subcommand(name).cloned().ok_or_else(|| {
-            UsageError(format!(
-                "there is no command \"{name}\": pagekeeper --help lists all"
-            ))
+            UsageError(format!("there is no command \"{name}\": pagekeeper --help lists all"))
         })?,
     };
     print(&page(command)?)
 }
 
 fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
-    let name = command
-        .get_display_name()
-        .unwrap_or(command.get_name())
-        .to_owned();
+    let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
     let mut text = Vec::new();
     clap_mangen::Man::new(command.display_name(name)).render(&mut text)?;
     Ok(text)

@@ -37,25 +37,19 @@ pub(crate) fn json(value: &impl serde::Serialize) -> io::Result<()> {
 /// Says why a command failed and gives its exit code. A broken pipe is not said: the process ends by SIGPIPE, as
 /// programs do that never heard of it.
 pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
+    // serde_json passes an error of the writer on as it is.
     let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
-        cause
-            .downcast_ref::<io::Error>()
-            .is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
-            || cause
-                .downcast_ref::<serde_json::Error>()
-                .is_some_and(|e| e.io_error_kind() == Some(ErrorKind::BrokenPipe))
+        cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
     };
     if error.chain().any(broken_pipe) {
         // Does not return where the default action can be put back, which is everywhere but in odd sandboxes.
         let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
         return ExitCode::from(141);
     }
-    eprintln!("pagekeeper: {error:#}");
-    ExitCode::from(if error.downcast_ref::<UsageError>().is_some() {
-        2
-    } else {
-        1
-    })
+    // An error of a write that nobody gave a context to: all others name their path.
+    let where_from = if error.downcast_ref::<io::Error>().is_some() { "standard output: " } else { "" };
+    eprintln!("pagekeeper: {where_from}{error:#}");
+    ExitCode::from(if error.downcast_ref::<UsageError>().is_some() { 2 } else { 1 })
 }
 
 /// How to show things on the standard output of this process.
@@ -173,10 +167,7 @@ mod tests {
         for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(count(number), text);
         }
-        assert_eq!(
-            (files(1), files(20_000)),
-            ("1 file".to_owned(), "20,000 files".to_owned())
-        );
+        assert_eq!((files(1), files(20_000)), ("1 file".to_owned(), "20,000 files".to_owned()));
     }
 
     #[test]
@@ -199,19 +190,10 @@ mod tests {
         let odd = Path::new(OsStr::from_bytes(b"a\x1b[2J\n\xff\xc3\xa9"));
         assert_eq!(printable_path(odd), "a\\x1b[2J\\x0a\\xff\u{e9}");
         assert_eq!(printable_path(Path::new("/plain/\u{e9}")), "/plain/\u{e9}");
-        let pipe = Screen {
-            terminal: false,
-            colour: false,
-            width: None,
-        };
+        let pipe = Screen { terminal: false, colour: false, width: None };
         assert_eq!(pipe.path(odd).as_ref(), b"a\x1b[2J\n\xff\xc3\xa9");
         assert_eq!(
-            Screen {
-                terminal: true,
-                ..pipe
-            }
-            .path(odd)
-            .as_ref(),
+            Screen { terminal: true, ..pipe }.path(odd).as_ref(),
             "a\\x1b[2J\\x0a\\xff\u{e9}".as_bytes()
         );
     }
@@ -219,13 +201,7 @@ mod tests {
     #[test]
     fn mistakes_in_usage_end_with_2_and_failures_with_1() {
         let code = |error: anyhow::Error| format!("{:?}", exit_code(&error));
-        assert_eq!(
-            code(UsageError("give a path".to_owned()).into()),
-            format!("{:?}", ExitCode::from(2))
-        );
-        assert_eq!(
-            code(io::Error::from(ErrorKind::StorageFull).into()),
-            format!("{:?}", ExitCode::FAILURE)
-        );
+        assert_eq!(code(UsageError("give a path".to_owned()).into()), format!("{:?}", ExitCode::from(2)));
+        assert_eq!(code(io::Error::from(ErrorKind::StorageFull).into()), format!("{:?}", ExitCode::FAILURE));
     }
 }

@@ -83,19 +83,12 @@ impl TreeArgs {
 fn read_list(list: &Path, separator: u8) -> anyhow::Result<Vec<PathBuf>> {
     let mut content = Vec::new();
     if list == Path::new("-") {
-        std::io::stdin()
-            .lock()
-            .read_to_end(&mut content)
-            .context("can't read paths from standard input")?;
+        std::io::stdin().lock().read_to_end(&mut content).context("can't read paths from standard input")?;
     } else {
         content = std::fs::read(list).with_context(|| format!("can't read paths from {}", list.display()))?;
     }
-    let paths = content
-        .split(|&byte| byte == separator)
-        .filter(|path| !path.is_empty());
-    Ok(paths
-        .map(|path| OsString::from_vec(path.to_vec()).into())
-        .collect())
+    let paths = content.split(|&byte| byte == separator).filter(|path| !path.is_empty());
+    Ok(paths.map(|path| OsString::from_vec(path.to_vec()).into()).collect())
 }
 
 /// The files a command works on, ready to be walked.
@@ -129,17 +122,10 @@ impl Tree {
             return walk(&self.roots, &options, visit);
         }
         let wanted = |path: &Path, is_directory: bool| self.wanted(path, is_directory);
-        walk(
-            &self.roots,
-            &WalkOptions {
-                filter: Some(&wanted),
-                ..options
-            },
-            &|visited| match visited {
-                Ok(file) if self.is_named(file.path()) && !self.wanted(file.path(), false) => {}
-                visited => visit(visited),
-            },
-        );
+        walk(&self.roots, &WalkOptions { filter: Some(&wanted), ..options }, &|visited| match visited {
+            Ok(file) if self.is_named(file.path()) && !self.wanted(file.path(), false) => {}
+            visited => visit(visited),
+        });
     }
 
     /// Judges a path by its name and by each of its paths below a named one.
@@ -167,13 +153,7 @@ mod tests {
     fn found(args: &TreeArgs) -> Vec<String> {
         let found = Mutex::new(Vec::new());
         args.tree().unwrap().walk(None, &|visited| {
-            let name = visited
-                .unwrap()
-                .path()
-                .file_name()
-                .unwrap()
-                .to_string_lossy()
-                .into_owned();
+            let name = visited.unwrap().path().file_name().unwrap().to_string_lossy().into_owned();
             found.lock().unwrap().push(name);
         });
         let mut found = found.into_inner().unwrap();
@@ -184,13 +164,7 @@ mod tests {
     fn tree() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("logs/old")).unwrap();
-        for file in [
-            "a.ibd",
-            "b.ibd",
-            "logs/binlog.1",
-            "logs/old/binlog.0",
-            "logs/old/note",
-        ] {
+        for file in ["a.ibd", "b.ibd", "logs/binlog.1", "logs/old/binlog.0", "logs/old/note"] {
             std::fs::write(dir.path().join(file), b"").unwrap();
         }
         dir
@@ -210,11 +184,7 @@ mod tests {
     fn globs_judge_names_and_paths_below() {
         let dir = tree();
         for (include, exclude, expected) in [
-            (
-                &[][..],
-                &[][..],
-                &["a.ibd", "b.ibd", "binlog.0", "binlog.1", "note"][..],
-            ),
+            (&[][..], &[][..], &["a.ibd", "b.ibd", "binlog.0", "binlog.1", "note"][..]),
             (&["*.ibd"], &[], &["a.ibd", "b.ibd"]),
             (&["binlog.*", "note"], &[], &["binlog.0", "binlog.1", "note"]),
             (&["logs/*"], &[], &["binlog.1"]),
@@ -223,11 +193,7 @@ mod tests {
             (&[], &["logs/old"], &["a.ibd", "b.ibd", "binlog.1"]),
             (&["*.ibd"], &["a.*"], &["b.ibd"]),
         ] {
-            assert_eq!(
-                found(&args(dir.path(), include, exclude)),
-                expected,
-                "{include:?} {exclude:?}"
-            );
+            assert_eq!(found(&args(dir.path(), include, exclude)), expected, "{include:?} {exclude:?}");
         }
     }
 
@@ -244,16 +210,10 @@ mod tests {
         let dir = tree();
         let list = dir.path().join("logs/old/note");
         for (null, separator) in [(false, "\n"), (true, "\0")] {
-            let paths: Vec<String> = ["a.ibd", "b.ibd"]
-                .iter()
-                .map(|name| format!("{}/{name}", dir.path().display()))
-                .collect();
+            let paths: Vec<String> =
+                ["a.ibd", "b.ibd"].iter().map(|name| format!("{}/{name}", dir.path().display())).collect();
             std::fs::write(&list, paths.join(separator) + separator).unwrap();
-            let args = TreeArgs {
-                files_from: Some(list.clone()),
-                null,
-                ..TreeArgs::default()
-            };
+            let args = TreeArgs { files_from: Some(list.clone()), null, ..TreeArgs::default() };
             assert_eq!(found(&args), ["a.ibd", "b.ibd"]);
         }
     }

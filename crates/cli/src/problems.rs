@@ -27,14 +27,8 @@ impl Problems {
 
     /// Notes a failure in words.
     pub(crate) fn add(&self, path: &Path, error: String) {
-        let problem = Problem {
-            path: printable_path(path).into_owned(),
-            error,
-        };
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(problem);
+        let problem = Problem { path: printable_path(path).into_owned(), error };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(problem);
     }
 
     /// All of them, by path.
@@ -55,12 +49,11 @@ pub(crate) fn tell(problems: &[Problem]) {
 /// What went wrong and how to mend it, without the path.
 pub(crate) fn in_words(error: &Error) -> String {
     match error {
-        Error::Call {
-            call: "cachestat" | "mincore",
-            ..
-        } if error.is_denied() => "the kernel tells what is in the page cache to the file's owner only: \
+        Error::Call { call: "cachestat" | "mincore", .. } if error.is_denied() => {
+            "the kernel tells what is in the page cache to the file's owner only: \
              run as root, as the owner, or with CAP_FOWNER"
-            .to_owned(),
+                .to_owned()
+        }
         Error::Call { .. } if error.is_denied() => {
             "permission denied: run as root or as a user who may read it".to_owned()
         }
@@ -95,11 +88,7 @@ mod tests {
     fn each_problem_says_the_mend() {
         for (call, errno, mend) in [
             ("open", Errno::ACCESS, "run as root or as a user who may read it"),
-            (
-                "cachestat",
-                Errno::PERM,
-                "run as root, as the owner, or with CAP_FOWNER",
-            ),
+            ("cachestat", Errno::PERM, "run as root, as the owner, or with CAP_FOWNER"),
             ("open", Errno::NOENT, "no such file or directory"),
             ("open", Errno::MFILE, "raise the limit with ulimit -n"),
             ("open", Errno::IO, "open: Input/output error"),
@@ -115,11 +104,7 @@ mod tests {
         let problems = Problems::default();
         problems.note(&Error::call("open", "/b", Errno::IO));
         problems.add(Path::new("/a\n"), "odd".to_owned());
-        let paths: Vec<String> = problems
-            .into_sorted()
-            .into_iter()
-            .map(|problem| problem.path)
-            .collect();
+        let paths: Vec<String> = problems.into_sorted().into_iter().map(|problem| problem.path).collect();
         assert_eq!(paths, ["/a\\x0a", "/b"]);
     }
 }

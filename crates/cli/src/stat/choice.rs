@@ -31,11 +31,7 @@ impl Sort {
     /// Greatest figure first, then by path: no two rows are alike.
     fn order(self, a: &Row, b: &Row) -> Ordering {
         let by_path = || a.path.as_os_str().cmp(b.path.as_os_str());
-        if self == Self::Path {
-            by_path()
-        } else {
-            self.of(b).cmp(&self.of(a)).then_with(by_path)
-        }
+        if self == Self::Path { by_path() } else { self.of(b).cmp(&self.of(a)).then_with(by_path) }
     }
 }
 
@@ -65,14 +61,7 @@ impl Choice {
     /// Chooses the first `top` rows of those with at least `min` of the figure that is sorted by; with `all`, those of files
     /// of which nothing is or was resident, too.
     pub(super) fn new(sort: Sort, top: usize, min: u64, all: bool) -> Self {
-        Self {
-            sort,
-            top,
-            min,
-            all,
-            rows: Vec::new(),
-            left_out: LeftOut::default(),
-        }
+        Self { sort, top, min, all, rows: Vec::new(), left_out: LeftOut::default() }
     }
 
     /// Considers a row. One of a file that the user named is not left out for having nothing to show.
@@ -93,8 +82,7 @@ impl Choice {
 
     fn sort_out(&mut self) {
         if self.top < self.rows.len() {
-            self.rows
-                .select_nth_unstable_by(self.top, |a, b| self.sort.order(a, b));
+            self.rows.select_nth_unstable_by(self.top, |a, b| self.sort.order(a, b));
             self.left_out.by_top += (self.rows.len() - self.top) as u64;
             self.rows.truncate(self.top);
         }
@@ -109,8 +97,7 @@ impl Choice {
 }
 
 fn has_something_to_show(row: &Row) -> bool {
-    row.residency
-        .is_none_or(|counts| counts.resident > 0 || counts.evicted.is_some_and(|bytes| bytes > 0))
+    row.residency.is_none_or(|counts| counts.resident > 0 || counts.evicted.is_some_and(|bytes| bytes > 0))
 }
 
 #[cfg(test)]
@@ -127,12 +114,7 @@ mod tests {
             recently_evicted: Some(0),
             source: Source::Cachestat,
         };
-        Row {
-            path: format!("{index:06}").into(),
-            size: 1 << 20,
-            residency: Some(residency),
-            picture: None,
-        }
+        Row { path: format!("{index:06}").into(), size: 1 << 20, residency: Some(residency), picture: None }
     }
 
     fn paths(rows: &[Row]) -> Vec<&str> {
@@ -167,20 +149,14 @@ mod tests {
 
     #[test]
     fn the_least_size_is_of_the_figure_sorted_by() {
-        for (sort, min, expected) in [
-            (Sort::Resident, 4096, 1),
-            (Sort::Size, 4096, 2),
-            (Sort::Size, 2 << 20, 0),
-        ] {
+        for (sort, min, expected) in
+            [(Sort::Resident, 4096, 1), (Sort::Size, 4096, 2), (Sort::Size, 2 << 20, 0)]
+        {
             let mut choice = Choice::new(sort, usize::MAX, min, true);
             choice.add(row(1, 4096), |_| false);
             choice.add(row(2, 0), |_| false);
             let (rows, left_out) = choice.finish();
-            assert_eq!(
-                (rows.len(), left_out.by_min),
-                (expected, 2 - expected as u64),
-                "{sort:?}"
-            );
+            assert_eq!((rows.len(), left_out.by_min), (expected, 2 - expected as u64), "{sort:?}");
         }
     }
 }

@@ -62,11 +62,7 @@ impl<'a> Report<'a> {
             recently_evicted: totals.recently_evicted.get(),
             unknown_files: totals.unknown_files,
         };
-        Self {
-            files: rows.iter().map(File::new).collect(),
-            total,
-            errors,
-        }
+        Self { files: rows.iter().map(File::new).collect(), total, errors }
     }
 }
 
@@ -86,10 +82,10 @@ impl<'a> File<'a> {
                 Some(Source::Mincore) => "mincore",
                 None => "unknown",
             },
-            map: row.picture.as_ref().map(|picture| Map {
-                cell_bytes: picture.cell_bytes,
-                eighths: &picture.cells,
-            }),
+            map: row
+                .picture
+                .as_ref()
+                .map(|picture| Map { cell_bytes: picture.cell_bytes, eighths: &picture.cells }),
         }
     }
 }

@@ -13,6 +13,8 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
+
 use crate::output::{self, Screen};
 use crate::paths::{Tree, TreeArgs};
 use crate::problems;
@@ -31,12 +33,10 @@ use totals::Totals;
   pagekeeper stat --include 'binlog.*' --watch /var/lib/mysql
   pagekeeper stat --json . | jq .total.resident
 
-SIZE is the file's, RESIDENT what of it is in the page cache, in whole pages; DIRTY is changed and not yet written, WRITEBACK
-being written, EVICTED once resident and taken away by the kernel under memory pressure.")]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "each is a switch of the command line"
-)]
+SIZE is the file's, RESIDENT what of it is in the page cache, in whole pages; DIRTY is changed and not yet written, \
+    WRITEBACK being written, EVICTED once resident and taken away by the kernel under memory pressure. A file is \"?\" \
+    where the kernel does not tell this user.")]
+#[allow(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct Args {
     #[command(flatten)]
     tree: TreeArgs,
@@ -74,15 +74,11 @@ fn parse_top(text: &str) -> Result<usize, String> {
     if text == "all" {
         return Ok(usize::MAX);
     }
-    text.parse()
-        .map_err(|_| "give a number of files, or \"all\"".to_owned())
+    text.parse().map_err(|_| "give a number of files, or \"all\"".to_owned())
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text
-        .parse()
-        .ok()
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds
         .filter(|pause| *pause >= Duration::from_millis(10))
         .ok_or_else(|| "give a number of seconds from 0.01 on, like 2 or 0.5".to_owned())
@@ -95,7 +91,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Some(pause) = args.watch else {
         return look(args, &tree, screen, &Turn::Only).map(|(_, code)| code);
     };
-    let stop = Stop::on_signals()?;
+    let stop = Stop::on_signals().context("can't catch signals")?;
     let mut turn = Turn::First;
     loop {
         turn = Turn::Later(look(args, &tree, screen, &turn)?.0);
@@ -114,39 +110,18 @@ enum Turn {
 
 /// Looks once, shows what was seen, and returns what the next look is compared with.
 fn look(args: &Args, tree: &Tree, screen: Screen, turn: &Turn) -> anyhow::Result<(Before, ExitCode)> {
-    let top = args
-        .top
-        .unwrap_or(if args.json || args.all { usize::MAX } else { 20 });
+    let top = args.top.unwrap_or(if args.json || args.all { usize::MAX } else { 20 });
     let choice = Choice::new(args.sort, top, args.min.unwrap_or(0), args.all || args.json);
-    let cells = || {
-        screen
-            .width
-            .map_or(60, |width| width.saturating_sub(24).clamp(10, 4096))
-    };
-    let wanted = Wanted {
-        cells: args.map.then(cells),
-        remember: !matches!(turn, Turn::Only),
-    };
-    let Scan {
-        choice,
-        totals,
-        problems,
-        remembered,
-    } = scan::scan(tree, choice, wanted);
-    let seen = Before {
-        files: remembered,
-        total: totals.resident,
-    };
+    let cells = || screen.width.map_or(60, |width| width.saturating_sub(24).clamp(10, 4096));
+    let wanted = Wanted { cells: args.map.then(cells), remember: !matches!(turn, Turn::Only) };
+    let Scan { choice, totals, problems, remembered } = scan::scan(tree, choice, wanted);
+    let seen = Before { files: remembered, total: totals.resident };
     let (rows, left_out) = choice.finish();
 
     if args.json {
         output::json(&json::Report::new(&rows, &totals, &problems))?;
     } else {
-        let style = Style {
-            screen,
-            bytes: args.bytes,
-            wide: args.wide,
-        };
+        let style = Style { screen, bytes: args.bytes, wide: args.wide };
         let mut page = Vec::new();
         let before = match turn {
             Turn::Later(before) => Some(before),
@@ -165,14 +140,7 @@ fn look(args: &Args, tree: &Tree, screen: Screen, turn: &Turn) -> anyhow::Result
         tell_unknown(&totals);
     }
     let fine = problems.is_empty() && totals.unknown_files == 0;
-    Ok((
-        seen,
-        if fine {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        },
-    ))
+    Ok((seen, if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
 }
 
 /// One sentence for each kind of figure that could not be had.

@@ -33,10 +33,7 @@ pub(super) struct Before {
 
 impl Before {
     fn change(&self, path: &Path, resident: u64) -> Change {
-        Change {
-            now: resident,
-            before: self.files.get(path).copied().unwrap_or(0),
-        }
+        Change { now: resident, before: self.files.get(path).copied().unwrap_or(0) }
     }
 }
 
@@ -49,11 +46,7 @@ struct Change {
 
 impl Style {
     fn size(self, bytes: u64) -> String {
-        if self.bytes {
-            bytes.to_string()
-        } else {
-            Size(bytes).to_string()
-        }
+        if self.bytes { bytes.to_string() } else { Size(bytes).to_string() }
     }
 
     fn figure(self, bytes: Option<u64>) -> String {
@@ -62,11 +55,7 @@ impl Style {
 
     /// Quieter where nothing is the rule.
     fn figure_or_dash(self, bytes: Option<u64>) -> String {
-        if bytes == Some(0) {
-            "-".to_owned()
-        } else {
-            self.figure(bytes)
-        }
+        if bytes == Some(0) { "-".to_owned() } else { self.figure(bytes) }
     }
 
     fn change(self, Change { now, before }: Change) -> String {
@@ -107,19 +96,10 @@ impl Style {
         let lines: Vec<Vec<String>> = rows.iter().map(|row| self.figures(row, before)).collect();
         let widths: Vec<usize> = (0..heads.len())
             .map(|column| {
-                lines
-                    .iter()
-                    .map(|line| line[column].len())
-                    .chain([heads[column].len()])
-                    .max()
-                    .unwrap_or(0)
+                lines.iter().map(|line| line[column].len()).chain([heads[column].len()]).max().unwrap_or(0)
             })
             .collect();
-        let (bold, plain) = if self.screen.colour {
-            ("\x1b[1m", "\x1b[0m")
-        } else {
-            ("", "")
-        };
+        let (bold, plain) = if self.screen.colour { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
         out.write_all(bold.as_bytes())?;
         for (head, &width) in heads.iter().zip(&widths) {
             write!(out, "{head:>width$}  ")?;
@@ -165,43 +145,28 @@ impl Style {
 
     fn picture(self, picture: &Picture) -> String {
         const BLOCKS: [char; FULL as usize + 1] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-        let cells: String = picture
-            .cells
-            .iter()
-            .map(|&level| BLOCKS[usize::from(level.min(FULL))])
-            .collect();
+        let cells: String = picture.cells.iter().map(|&level| BLOCKS[usize::from(level.min(FULL))]).collect();
         format!("[{cells}] {} a cell", self.size(picture.cell_bytes))
     }
 
     fn total_sentence(self, totals: &Totals, before: Option<&Before>) -> String {
         let mut parts = vec![output::files(totals.files), self.size(totals.size)];
         let mut resident = format!("resident {}", self.figure(totals.resident_known()));
-        if let Some(share) = totals
-            .resident_known()
-            .and_then(|bytes| percent(bytes, totals.whole_pages))
-        {
+        if let Some(share) = totals.resident_known().and_then(|bytes| percent(bytes, totals.whole_pages)) {
             resident = format!("{resident} ({share})");
         }
         if let Some(before) = before {
-            let change = Change {
-                now: totals.resident,
-                before: before.total,
-            };
+            let change = Change { now: totals.resident, before: before.total };
             resident = format!("{resident} [{}]", self.change(change));
         }
         parts.push(resident);
-        for (name, sum) in [
-            ("dirty", totals.dirty),
-            ("writeback", totals.writeback),
-            ("evicted", totals.evicted),
-        ] {
+        for (name, sum) in
+            [("dirty", totals.dirty), ("writeback", totals.writeback), ("evicted", totals.evicted)]
+        {
             parts.push(format!("{name} {}", self.figure(sum.get())));
         }
         if self.wide {
-            parts.push(format!(
-                "recently evicted {}",
-                self.figure(totals.recently_evicted.get())
-            ));
+            parts.push(format!("recently evicted {}", self.figure(totals.recently_evicted.get())));
         }
         if totals.unknown_files > 0 {
             parts.push(format!("unknown {}", output::files(totals.unknown_files)));
@@ -210,15 +175,9 @@ impl Style {
     }
 }
 
-fn left_out_sentence(
-    LeftOut {
-        by_top,
-        by_min,
-        empty,
-    }: LeftOut,
-) -> Option<String> {
+fn left_out_sentence(LeftOut { by_top, by_min, empty }: LeftOut) -> Option<String> {
     let why: Vec<String> = [
-        (by_top, "beyond --top"),
+        (by_top, "beyond the top (--top all shows them)"),
         (by_min, "below --min"),
         (empty, "with nothing resident (--all shows them)"),
     ]
@@ -235,16 +194,8 @@ mod tests {
     use pagekeeper_kernel::Source;
 
     fn style() -> Style {
-        let screen = Screen {
-            terminal: false,
-            colour: false,
-            width: None,
-        };
-        Style {
-            screen,
-            bytes: false,
-            wide: false,
-        }
+        let screen = Screen { terminal: false, colour: false, width: None };
+        Style { screen, bytes: false, wide: false }
     }
 
     fn row(path: &str, size: u64, resident: Option<u64>) -> Row {
@@ -256,12 +207,7 @@ mod tests {
             recently_evicted: Some(4096),
             source: Source::Cachestat,
         });
-        Row {
-            path: path.into(),
-            size,
-            residency,
-            picture: None,
-        }
+        Row { path: path.into(), size, residency, picture: None }
     }
 
     fn drawn(style: Style, rows: &[Row], left_out: LeftOut, before: Option<&Before>) -> String {
@@ -279,39 +225,22 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_unknown_is_a_question_mark() {
-        let rows = [
-            row("a", 64 << 20, Some(32 << 20)),
-            row("b", 0, Some(0)),
-            row("c", 5, None),
-        ];
+        let rows = [row("a", 64 << 20, Some(32 << 20)), row("b", 0, Some(0)), row("c", 5, None)];
         assert_eq!(
-            drawn(
-                style(),
-                &rows,
-                LeftOut {
-                    by_top: 1234,
-                    by_min: 0,
-                    empty: 5
-                },
-                None
-            ),
+            drawn(style(), &rows, LeftOut { by_top: 1234, by_min: 0, empty: 5 }, None),
             "  SIZE  RESIDENT       %  DIRTY  WRITEBACK  EVICTED  FILE\n\
              64 MiB    32 MiB  50.0 %      -          -    8 KiB  a\n\
              \u{20}  0 B       0 B       -      -          -    8 KiB  b\n\
              \u{20}  5 B         ?       ?      ?          ?        ?  c\n\
              3 files, 4.9 KiB, resident 4 KiB (50.0 %), dirty 0 B, writeback 0 B, evicted 0 B\n\
-             not shown: 1,234 beyond --top, 5 with nothing resident (--all shows them)\n"
+             not shown: 1,234 beyond the top (--top all shows them), 5 with nothing resident (--all shows them)\n"
         );
     }
 
     #[test]
     fn plain_bytes_and_the_wide_column() {
         let shown = drawn(
-            Style {
-                bytes: true,
-                wide: true,
-                ..style()
-            },
+            Style { bytes: true, wide: true, ..style() },
             &[row("a", 8192, Some(4096))],
             LeftOut::default(),
             None,
@@ -326,27 +255,18 @@ mod tests {
     fn changes_since_the_last_look() {
         let files = HashMap::from([("a".into(), 8192), ("b".into(), 4096)]);
         let before = Before { files, total: 12_288 };
-        let now = [
-            row("a", 1 << 20, Some(4096)),
-            row("b", 1 << 20, Some(4096)),
-            row("new", 4096, Some(4096)),
-        ];
+        let now =
+            [row("a", 1 << 20, Some(4096)), row("b", 1 << 20, Some(4096)), row("new", 4096, Some(4096))];
         let shown = drawn(style(), &now, LeftOut::default(), Some(&before));
-        let changes: Vec<&str> = shown
-            .lines()
-            .take(4)
-            .map(|line| line.rsplit("  ").nth(1).unwrap().trim())
-            .collect();
+        let changes: Vec<&str> =
+            shown.lines().take(4).map(|line| line.rsplit("  ").nth(1).unwrap().trim()).collect();
         assert_eq!(changes, ["CHANGE", "-4 KiB", "-", "+4 KiB"], "{shown}");
         assert!(shown.contains("resident 4 KiB (50.0 %) [-8 KiB]"), "{shown}");
     }
 
     #[test]
     fn the_picture_has_a_block_for_each_cell() {
-        let picture = Picture {
-            cell_bytes: 4096,
-            cells: vec![0, 1, 4, 8],
-        };
+        let picture = Picture { cell_bytes: 4096, cells: vec![0, 1, 4, 8] };
         assert_eq!(style().picture(&picture), "[·▁▄█] 4 KiB a cell");
     }
 }

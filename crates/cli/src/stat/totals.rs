@@ -51,9 +51,7 @@ impl Totals {
         self.size = self.size.saturating_add(size);
         if let Some(counts) = counts {
             self.resident += counts.resident;
-            self.whole_pages = self
-                .whole_pages
-                .saturating_add(size.next_multiple_of(page_size()));
+            self.whole_pages = self.whole_pages.saturating_add(size.next_multiple_of(page_size()));
             self.resident_only_files += u64::from(counts.dirty.is_none());
         } else {
             self.unknown_files += 1;
@@ -96,10 +94,7 @@ mod tests {
         let mut unknown = Totals::default();
         unknown.add(1, None);
         assert_eq!((unknown.resident_known(), unknown.dirty.get()), (None, None));
-        assert_eq!(
-            (Totals::default().resident_known(), Totals::default().dirty.get()),
-            (Some(0), Some(0))
-        );
+        assert_eq!((Totals::default().resident_known(), Totals::default().dirty.get()), (Some(0), Some(0)));
     }
 
     #[test]
@@ -115,11 +110,7 @@ mod tests {
         let mut totals = Totals::default();
         totals.add(4096, Some(&counts));
         assert_eq!(
-            (
-                totals.resident_known(),
-                totals.dirty.get(),
-                totals.resident_only_files
-            ),
+            (totals.resident_known(), totals.dirty.get(), totals.resident_only_files),
             (Some(4096), None, 1)
         );
     }
