@@ -152,7 +152,7 @@ fn step_file(
     let mut tail =
         known.tail.take().filter(|_| infers_tail(file)).or_else(|| infers_tail(file).then(Default::default));
     if let Some(tail) = &mut tail {
-        tail.observe(&stretches, &known.acted, file.size);
+        tail.observe(&stretches, &known.acted, file, retry);
     }
     let verdicts = verdicts(&Limit::of(file, log, tail.as_ref()), &stretches, newer);
 

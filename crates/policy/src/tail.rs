@@ -9,7 +9,8 @@
 //!
 //! Invariants:
 //! 1. Until a window other than the header's has been fresh, the tail is not known, and nothing of the file may go.
-//!    The first sample proves nothing: dirt may be old.
+//!    The first sample proves nothing: dirt may be old. But a writer of whole pages that has shown nothing from the first
+//!    sample until `retry` changed is idle: all but dirty windows may go, since it needs no old page to go on.
 //! 2. A remembered window stays protected, and with it the `slack` bytes before it and [`AHEAD`] bytes after it: the
 //!    writer may have gone on since, and leaves no trace where old pages were resident. Once those are gone, nothing
 //!    is resident there. At the end of the file it goes on at the start. Nothing is protected after the header's window.
@@ -34,9 +35,9 @@
 
 use std::ops::Range;
 
-use crate::WINDOW;
 use crate::acted::{Acted, Stretch};
 use crate::limit::align_down;
+use crate::{FileFacts, Rewrite, WINDOW};
 
 /// Steps with fresh windows elsewhere after which a window that is not hot is no longer taken for the tail.
 pub(crate) const QUIET_STEPS: u8 = 8;
@@ -55,6 +56,10 @@ pub(crate) struct Tail {
     clock: u64,
     /// Whether the writer has shown itself (invariant 1).
     known: bool,
+    /// [`crate::Facts::retry`] at the first sample.
+    first_retry: Option<u64>,
+    /// Whether a writer of whole pages has not shown itself since then (invariant 1).
+    idle: bool,
     /// The clock when a remembered window other than the header's was last fresh.
     newest: u64,
 }
@@ -89,11 +94,13 @@ enum Heat {
 
 impl Tail {
     /// Takes in the windows of this step, before anything is decided on them. `acted` is what was done before.
-    pub(crate) fn observe(&mut self, stretches: &[Stretch], acted: &[Acted], size: u64) {
+    pub(crate) fn observe(&mut self, stretches: &[Stretch], acted: &[Acted], file: &FileFacts, retry: u64) {
         let heats: Vec<Heat> = stretches.iter().map(|now| self.heat(now, acted)).collect();
         let fresh = |(heat, stretch): (&Heat, &Stretch)| *heat == Heat::Fresh && stretch.range.start != 0;
         let writer_seen = heats.iter().zip(stretches).any(fresh);
         self.known |= writer_seen;
+        let first_retry = *self.first_retry.get_or_insert(retry);
+        self.idle = !self.known && file.rewrite == Rewrite::WholePages && retry != first_retry;
         if heats.contains(&Heat::Fresh) {
             self.clock += 1;
         }
@@ -105,7 +112,7 @@ impl Tail {
                 self.remember(stretch, *heat);
             }
         }
-        self.hot.retain(|hot| hot.quiet < QUIET_STEPS && hot.range.start < size);
+        self.hot.retain(|hot| hot.quiet < QUIET_STEPS && hot.range.start < file.size);
         self.forget_passed();
         let data = self.hot.iter().filter(|hot| hot.range.start != 0);
         self.newest = data.map(|hot| hot.last_fresh).max().unwrap_or(0);
@@ -132,7 +139,7 @@ impl Tail {
     /// The ranges that stay for the writer in a file of `size` bytes; `None` while the tail is not known and
     /// everything stays.
     pub(crate) fn protected(&self, slack: u64, size: u64) -> Option<Vec<Range<u64>>> {
-        self.known.then(|| {
+        (self.known || self.idle).then(|| {
             let mut ranges: Vec<Range<u64>> = Vec::new();
             let mut wrapped = 0;
             for hot in &self.hot {
@@ -223,7 +230,7 @@ impl Tail {
 mod tests {
     use super::QUIET_STEPS;
     use crate::examples::{MIB, clean, dirty, file, flush, log_of, release, written_at};
-    use crate::{Act, FileFacts, Position, Rule, State, Window, step};
+    use crate::{Act, Facts, FileFacts, Position, Rewrite, Rule, State, Window, step};
 
     /// One file of 20 windows, written with `pwrite`, and what the executor made of the acts so far.
     struct Ring {
@@ -282,6 +289,23 @@ mod tests {
             [flush(1, 0..1), release(1, 1..3), flush(1, 3..4), release(1, 9..10)],
             "the writer is in window 4, or has gone on a little"
         );
+    }
+
+    #[test]
+    fn an_idle_writer_of_whole_pages_holds_nothing_that_is_clean() {
+        let mut ring = Ring::new(0, [clean(1), clean(2), dirty(7), clean(19)]);
+        let facts = |ring: &Ring, retry| {
+            let file = FileFacts { rewrite: Rewrite::WholePages, ..ring.facts() };
+            Facts { retry, ..log_of([file]) }
+        };
+        for _ in 0..100 {
+            let facts = facts(&ring, 0);
+            assert_eq!(step(&mut ring.state, &facts), [], "it may be about to write");
+        }
+        let later = facts(&ring, 1);
+        assert_eq!(step(&mut ring.state, &later), [release(1, 1..3), release(1, 19..20)]);
+        let appends = Facts { retry: 1, ..log_of([ring.facts()]) };
+        assert_eq!(step(&mut State::default(), &appends), [], "one that appends needs its tail page");
     }
 
     #[test]
