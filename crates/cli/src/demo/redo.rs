@@ -67,8 +67,8 @@ impl Ring {
 
     /// Syncs each file that the range touches.
     fn sync(&self, range: Range<u64>) -> std::io::Result<()> {
-        let touched = self.pieces(range).take(usize::try_from(self.files).unwrap_or(usize::MAX));
-        touched.map(|(number, _, _)| self.file(number)?.sync_data()).collect()
+        let mut touched = self.pieces(range).take(usize::try_from(self.files).unwrap_or(usize::MAX));
+        touched.try_for_each(|(number, _, _)| self.file(number)?.sync_data())
     }
 
     /// A file of the ring: the current one, or one opened for this once.
