@@ -6,7 +6,9 @@
 // Every test binary compiles all of these modules and uses its own part of them.
 #![allow(dead_code)]
 
+pub(crate) mod command;
 pub(crate) mod guard;
+pub(crate) mod loop_images;
 pub(crate) mod mariadb;
 pub(crate) mod sysbench;
 
@@ -30,22 +32,26 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
 ///
 /// Otherwise prints one sentence and returns false; panics with that sentence where `PAGEKEEPER_REQUIRE_ALL=1`.
 pub(crate) fn can_run(test: &str, programs: &[&str]) -> bool {
-    let mut missing: Vec<String> = programs
-        .iter()
-        .filter(|name| !is_on_path(name))
-        .map(|name| format!("program {name}"))
-        .collect();
-    if !rustix::process::geteuid().is_root() {
-        missing.push("root".to_owned());
-    }
+    let root = rustix::process::geteuid().is_root();
+    is_there(test, missing_programs(programs).chain((!root).then(|| "root".to_owned())))
+}
+
+/// As [`can_run`], without the need to be root.
+pub(crate) fn can_start(test: &str, programs: &[&str]) -> bool {
+    is_there(test, missing_programs(programs))
+}
+
+fn missing_programs(programs: &[&str]) -> impl Iterator<Item = String> {
+    programs.iter().filter(|name| !is_on_path(name)).map(|name| format!("program {name}"))
+}
+
+fn is_there(test: &str, missing: impl Iterator<Item = String>) -> bool {
+    let missing: Vec<String> = missing.collect();
     if missing.is_empty() {
         return true;
     }
     let sentence = format!("SKIPPED: {test} needs {}.", missing.join(", "));
-    assert!(
-        std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"),
-        "{sentence}"
-    );
+    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{sentence}");
     println!("{sentence}");
     false
 }
@@ -93,11 +99,7 @@ pub(crate) fn resident_bytes(files: &[PathBuf]) -> u64 {
 
 /// Sum of the sizes of these files, in bytes.
 pub(crate) fn size_bytes(files: &[PathBuf]) -> u64 {
-    files
-        .iter()
-        .filter_map(|file| file.metadata().ok())
-        .map(|metadata| metadata.len())
-        .sum()
+    files.iter().filter_map(|file| file.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
 /// Asks again until `check` gives a value; panics with `what` after `deadline`.

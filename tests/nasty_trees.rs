@@ -1,0 +1,320 @@
+//! Trees that make peers hang, lie or eat memory: special files, loops, files that change or vanish while they are looked
+//! at, files of 15 TiB, names that are not text, files of others. None of it may hang, fail as a whole, or be guessed.
+
+mod support;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use serde_json::Value;
+use support::command::{Outcome, finish, pagekeeper, program, run};
+use support::loop_images::LoopImage;
+use support::{MIB, scratch};
+
+/// `pagekeeper stat --json` with more arguments.
+fn stat(arguments: &[&OsStr]) -> Outcome {
+    finish(pagekeeper().args(["stat", "--json"]).args(arguments))
+}
+
+fn stat_of(path: &Path) -> Value {
+    let outcome = stat(&[path.as_os_str()]);
+    let json = outcome.json();
+    outcome.fine();
+    json
+}
+
+/// The last names of the files in a report, sorted.
+fn names(report: &Value) -> Vec<String> {
+    let files = report["files"].as_array().expect("a list of files");
+    let name =
+        |file: &Value| file["path"].as_str().and_then(|path| path.rsplit('/').next()).map(str::to_owned);
+    let mut names: Vec<String> = files.iter().map(|file| name(file).expect("a path")).collect();
+    names.sort();
+    names
+}
+
+fn fifo(path: &Path) {
+    rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("make a FIFO");
+}
+
+#[test]
+fn special_files_are_passed_over_and_never_block() {
+    let dir = scratch();
+    std::fs::write(dir.path().join("file"), b"x").unwrap();
+    fifo(&dir.path().join("fifo"));
+    let _socket = UnixListener::bind(dir.path().join("socket")).unwrap();
+    if support::can_run("the device node of special_files_are_passed_over_and_never_block", &[]) {
+        // The numbers of /dev/null.
+        let device = rustix::fs::makedev(1, 3);
+        let mode = Mode::from_raw_mode(0o666);
+        rustix::fs::mknodat(CWD, dir.path().join("device"), FileType::CharacterDevice, mode, device).unwrap();
+    }
+    assert_eq!(names(&stat_of(dir.path())), ["file"]);
+    run([OsStr::new("evict"), dir.path().as_os_str()]).fine();
+}
+
+#[test]
+fn a_special_file_that_is_named_is_told_and_the_rest_goes_on() {
+    let dir = scratch();
+    let (pipe, file) = (dir.path().join("fifo"), dir.path().join("file"));
+    fifo(&pipe);
+    std::fs::write(&file, b"x").unwrap();
+    for command in ["stat", "evict"] {
+        let outcome = run([OsStr::new(command), pipe.as_os_str(), file.as_os_str()]);
+        assert_eq!(outcome.code, 1);
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+        assert!(
+            outcome.stderr.starts_with(&format!("pagekeeper: {}: a FIFO", pipe.display())),
+            "{outcome:?}"
+        );
+        assert!(outcome.stdout.contains("1 file"), "{outcome:?}");
+    }
+}
+
+#[test]
+fn links_are_followed_when_asked_and_loops_end() {
+    let dir = scratch();
+    let tree = dir.path().join("tree");
+    std::fs::create_dir_all(tree.join("sub")).unwrap();
+    std::fs::write(dir.path().join("outside"), b"x").unwrap();
+    std::fs::write(tree.join("inside"), b"x").unwrap();
+    symlink("../outside", tree.join("link")).unwrap();
+    symlink("nowhere", tree.join("dangling")).unwrap();
+    symlink("self", tree.join("self")).unwrap();
+    symlink("..", tree.join("sub/up")).unwrap();
+    symlink("/", tree.join("sub/root")).unwrap();
+    assert_eq!(names(&stat_of(&tree)), ["inside"]);
+
+    std::fs::remove_file(tree.join("sub/root")).unwrap();
+    let outcome = stat(&[OsStr::new("-L"), tree.as_os_str()]);
+    let report = outcome.json();
+    assert_eq!(names(&report), ["inside", "link"]);
+    // Each link that leads nowhere is told once.
+    let told: Vec<&str> =
+        report["errors"].as_array().unwrap().iter().filter_map(|e| e["path"].as_str()).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[0].ends_with("/dangling") && told[1].ends_with("/self"), "{told:?}");
+    assert_eq!(outcome.code, 1);
+}
+
+#[test]
+fn hard_links_and_paths_named_twice_count_once() {
+    let dir = scratch();
+    let file = dir.path().join("a");
+    std::fs::write(&file, vec![1; 65_536]).unwrap();
+    std::fs::hard_link(&file, dir.path().join("b")).unwrap();
+    let report = stat(&[dir.path().as_os_str(), file.as_os_str(), dir.path().as_os_str()]).json();
+    assert_eq!((&report["total"]["files"], &report["total"]["resident"]), (&1.into(), &65_536.into()));
+}
+
+#[test]
+fn sparse_files_of_any_size_cost_neither_time_nor_memory() {
+    let dir = scratch();
+    for (name, size) in [("one", 1_u64 << 40), ("fifteen", 15 << 40)] {
+        let file = std::fs::File::create(dir.path().join(name)).unwrap();
+        file.set_len(size)
+            .unwrap_or_else(|error| panic!("a file system that can't hold {size} bytes: {error}"));
+        std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4096], size / 2).unwrap();
+        file.sync_all().unwrap();
+    }
+    // 1 GiB of address space, stacks and all; mincore of the larger file alone would fill 3.75 GiB.
+    let limited = |arguments: &[&str]| {
+        let script = "ulimit -v 1048576 && exec \"$0\" \"$@\"";
+        finish(Command::new("sh").args(["-c", script]).arg(program()).args(arguments).arg(dir.path()))
+    };
+    let report = limited(&["stat", "--json", "--map"]).json();
+    assert_eq!(report["total"]["size"], 16_u64 << 40);
+    assert_eq!(report["total"]["resident"], 8192);
+    let cells = report["files"][0]["map"]["eighths"].as_array().unwrap();
+    assert_eq!(cells.iter().filter(|&cell| *cell != 0).count(), 1, "one page somewhere");
+    let shown = limited(&["stat", "--map"]).fine();
+    assert!(shown.contains("<0.1 %"), "{shown}");
+    limited(&["evict"]).fine();
+    assert_eq!(stat_of(dir.path())["total"]["resident"], 0);
+}
+
+#[test]
+fn empty_files_and_names_that_are_not_text() {
+    let dir = scratch();
+    let odd = OsString::from_vec(b"\xff\xfe\x1b[2J\n".to_vec());
+    std::fs::write(dir.path().join(&odd), [1; 5000]).unwrap();
+    std::fs::write(dir.path().join("empty"), b"").unwrap();
+    let report = stat_of(dir.path());
+    assert_eq!(report["total"]["files"], 2);
+    assert_eq!(report["total"]["size"], 5000);
+    let empty = report["files"].as_array().unwrap().iter().find(|file| file["size"] == 0).unwrap();
+    assert_eq!(empty["resident"], 0);
+    // Into a pipe names go as they are, so that a script can use them.
+    let output = pagekeeper().arg("stat").arg(dir.path()).output().unwrap();
+    assert!(output.stdout.windows(odd.len()).any(|window| window == odd.as_bytes()));
+    // Named, and wrong: the message must not steer a terminal.
+    let missing = dir.path().join(OsStr::from_bytes(b"missing\x1b[2J"));
+    let outcome = run([OsStr::new("stat"), missing.as_os_str()]);
+    assert!(outcome.stderr.contains("missing\\x1b[2J: no such file"), "{outcome:?}");
+    run([OsStr::new("evict"), dir.path().as_os_str()]).fine();
+}
+
+#[test]
+fn trees_deeper_than_any_path_can_say() {
+    /// The path is longer than `PATH_MAX` (4096), the levels are more than the descriptors the process may have.
+    const LEVELS: usize = 600;
+    let dir = scratch();
+    let mut at = rustix::fs::open(dir.path(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    for _ in 0..LEVELS {
+        rustix::fs::mkdirat(&at, "deeper", Mode::from_raw_mode(0o755)).unwrap();
+        at = rustix::fs::openat(&at, "deeper", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    }
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&at, "file", flags, Mode::from_raw_mode(0o644)).unwrap();
+    rustix::io::write(&file, b"x").unwrap();
+    drop((file, at));
+    let limited = |arguments: &[&str]| {
+        let script = "ulimit -n 100 && exec \"$0\" \"$@\"";
+        finish(Command::new("sh").args(["-c", script]).arg(program()).args(arguments).arg(dir.path()))
+    };
+    assert_eq!(names(&limited(&["stat", "--json"]).json()), ["file"]);
+    limited(&["evict"]).fine();
+    assert_eq!(stat_of(dir.path())["total"]["resident"], 0);
+}
+
+#[test]
+fn files_that_grow_shrink_and_vanish_during_the_scan() {
+    const FILES: usize = 40;
+    let dir = scratch();
+    std::fs::write(dir.path().join("steady"), vec![1; 1 << 20]).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0_usize.. {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                let path = dir.path().join(format!("file{}", round % FILES));
+                match round / FILES % 4 {
+                    0 => std::fs::write(&path, vec![1; 100_000]).unwrap(),
+                    1 => {
+                        let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+                        std::io::Write::write_all(&mut file, &vec![2; 50_000]).unwrap();
+                    }
+                    2 => std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(10).unwrap(),
+                    _ => std::fs::remove_file(&path).unwrap(),
+                }
+            }
+        });
+        // Stops the writer even if an assertion fails: the scope would wait for it for ever.
+        let checked = std::panic::catch_unwind(|| {
+            for _ in 0..30 {
+                let report = stat_of(dir.path());
+                let known = |file: &Value| file["resident"].is_u64() && file["source"] == "cachestat";
+                assert!(report["files"].as_array().unwrap().iter().all(known), "{report:#}");
+                assert!(names(&report).contains(&"steady".to_owned()));
+                let drawn = finish(pagekeeper().args(["stat", "--map", "--all"]).arg(dir.path())).fine();
+                assert!(drawn.contains("steady"), "{drawn}");
+            }
+            for _ in 0..5 {
+                let outcome = run([OsStr::new("evict"), OsStr::new("--json"), dir.path().as_os_str()]);
+                assert_eq!(outcome.json()["errors"], Value::Array(Vec::new()));
+                outcome.fine();
+            }
+        });
+        stop.store(true, Ordering::Relaxed);
+        checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+#[test]
+fn to_strangers_figures_are_unknown_and_never_all() {
+    if !support::can_run("to_strangers_figures_are_unknown_and_never_all", &["setpriv"]) {
+        return;
+    }
+    let dir = scratch();
+    let size = 8 * MIB;
+    let write = |name: &str, mode: u32| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, vec![1; usize::try_from(size).unwrap()]).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    };
+    let readable = write("readable", 0o644);
+    write("secret", 0o600);
+    let own = write("own", 0o644);
+    std::os::unix::fs::chown(&own, Some(65_534), Some(65_534)).unwrap();
+    run([OsStr::new("evict"), dir.path().as_os_str()]).fine();
+    let locked = dir.path().join("locked");
+    std::fs::create_dir(&locked).unwrap();
+    std::fs::write(locked.join("inner"), b"x").unwrap();
+    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o700)).unwrap();
+
+    // A copy: the build's own directory may be closed to others.
+    let bin = scratch();
+    let copy = bin.path().join("pagekeeper");
+    std::fs::copy(program(), &copy).unwrap();
+    let as_nobody = |arguments: &[&str]| {
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--"];
+        finish(Command::new("setpriv").args(nobody).arg(&copy).args(arguments).arg(dir.path()))
+    };
+
+    let outcome = as_nobody(&["stat", "--json"]);
+    assert_eq!(outcome.code, 1);
+    let report = outcome.json();
+    assert_eq!(names(&report), ["own", "readable"]);
+    for file in report["files"].as_array().unwrap() {
+        if file["path"].as_str().unwrap().ends_with("own") {
+            assert_eq!((&file["resident"], &file["source"]), (&0.into(), &"cachestat".into()));
+        } else {
+            for figure in ["resident", "dirty", "writeback", "evicted", "recently_evicted"] {
+                assert_eq!(file[figure], Value::Null, "{figure} of {file}");
+            }
+            assert_eq!((&file["source"], &file["size"]), (&"unknown".into(), &size.into()));
+        }
+    }
+    assert_eq!((&report["total"]["unknown_files"], &report["total"]["resident"]), (&1.into(), &0.into()));
+    let errors = report["errors"].as_array().unwrap();
+    assert_eq!(errors.len(), 2, "the secret file and the locked directory: {errors:?}");
+    assert!(errors.iter().all(|error| error["error"].as_str().unwrap().starts_with("permission denied: ")));
+
+    let outcome = as_nobody(&["stat", "--map"]);
+    let row = outcome.stdout.lines().find(|line| line.ends_with("readable")).expect("a row");
+    assert_eq!(row.matches('?').count(), 5, "{row}");
+    assert!(!outcome.stdout.contains("100 %"), "{outcome:?}");
+    assert!(outcome.stdout.contains("unknown 1 file"), "{outcome:?}");
+    assert!(outcome.stderr.contains("run as root, as the owner, or with CAP_FOWNER"), "{outcome:?}");
+
+    let outcome = as_nobody(&["evict", "--json"]);
+    let told = outcome.json()["errors"].to_string();
+    assert!(outcome.code == 1 && told.contains("readable") && told.contains("CAP_FOWNER"), "{outcome:?}");
+    assert_eq!(support::resident_bytes(&[readable]), 0);
+}
+
+#[test]
+fn on_tmpfs_stat_tells_and_evict_refuses_with_the_reason() {
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    std::fs::write(file.path(), vec![1; 1 << 20]).unwrap();
+    assert_eq!(stat_of(file.path())["total"]["resident"], 1 << 20);
+    let outcome = run([OsStr::new("evict"), file.path().as_os_str()]);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("the page cache is the file itself"), "{outcome:?}");
+    assert_eq!(std::fs::read(file.path()).unwrap(), vec![1; 1 << 20]);
+}
+
+#[test]
+fn one_file_system_stays_there() {
+    let programs = LoopImage::programs("ext4");
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run("one_file_system_stays_there", &programs) {
+        return;
+    }
+    let image = LoopImage::new("ext4", 16 * MIB);
+    std::fs::write(image.path().join("within"), b"x").unwrap();
+    assert_eq!(names(&stat_of(image.outside())), ["image", "within"]);
+    let here = stat(&[OsStr::new("-x"), image.outside().as_os_str()]).json();
+    assert_eq!(names(&here), ["image"]);
+    let there = stat(&[OsStr::new("-x"), image.path().as_os_str()]).json();
+    assert_eq!(names(&there), ["within"]);
+}

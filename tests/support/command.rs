@@ -1,0 +1,90 @@
+//! Runs of the program under test as a user runs it, each with a deadline: nothing here may hang.
+
+use std::ffi::OsStr;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Far longer than any run should take.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What a run left.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// Exit code; that of a shell, 128 + signal, if a signal ended it.
+    pub(crate) code: i32,
+    /// Standard output, broken UTF-8 replaced.
+    pub(crate) stdout: String,
+    /// Standard error, broken UTF-8 replaced.
+    pub(crate) stderr: String,
+}
+
+impl Outcome {
+    /// Asserts that all went well and nothing was said on standard error; returns standard output.
+    pub(crate) fn fine(self) -> String {
+        assert!(self.code == 0 && self.stderr.is_empty(), "{self:#?}");
+        self.stdout
+    }
+
+    /// Standard output as one JSON value.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("not JSON ({error}): {self:#?}"))
+    }
+}
+
+/// The program under test.
+pub(crate) fn pagekeeper() -> Command {
+    let mut command = Command::new(program());
+    command.env_remove("NO_COLOR").env_remove("COLUMNS");
+    command
+}
+
+/// Where the program under test is.
+pub(crate) fn program() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_pagekeeper"))
+}
+
+/// Runs the program under test with these arguments.
+pub(crate) fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Outcome {
+    finish(pagekeeper().args(arguments))
+}
+
+/// Runs any command to its end; kills it and panics if it takes longer than a minute.
+pub(crate) fn finish(command: &mut Command) -> Outcome {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let stdout = read_aside(child.stdout.take().expect("piped"));
+    let stderr = read_aside(child.stderr.take().expect("piped"));
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("wait for a child") {
+            break status;
+        }
+        if start.elapsed() > DEADLINE {
+            child.kill().expect("kill a child");
+            panic!("{command:?} hangs");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    Outcome {
+        code: status
+            .code()
+            .or_else(|| status.signal().map(|signal| 128 + signal))
+            .expect("a code or a signal"),
+        stdout: stdout.join().expect("read standard output"),
+        stderr: stderr.join().expect("read standard error"),
+    }
+}
+
+fn read_aside(mut from: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).expect("read what a child says");
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
