@@ -8,7 +8,7 @@
 //!
 //! A file that can't be looked at is reported once and left out; a directory that is gone has no files.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -77,8 +77,10 @@ pub(crate) struct Entry {
     /// Time of the last change, in nanoseconds of the epoch.
     pub(crate) changed: i128,
     pub(crate) size: u64,
-    /// The size at the look before.
+    /// The size at the look before; 0 before the first.
     pub(crate) previous_size: u64,
+    /// Where the writer was at the tick before.
+    pub(crate) writer_was_at: Option<u64>,
     pub(crate) sample: Sample,
     /// Ticks until the next look.
     due: u32,
@@ -94,6 +96,7 @@ impl Entry {
     }
 
     fn take(&mut self, file: &InspectedFile, found: Sample) {
+        let before = self.interval;
         self.interval = if found == self.sample && file.size() == self.size {
             (self.interval * 2).min(SELDOM)
         } else {
@@ -102,7 +105,12 @@ impl Entry {
         self.previous_size = self.size;
         self.size = file.size();
         self.sample = found;
-        self.due = self.interval;
+        self.due = if before < SELDOM && self.interval == SELDOM {
+            // Files that fell quiet together are spread over the ticks.
+            1 + u32::try_from(self.id.0 % u64::from(SELDOM)).unwrap_or(0)
+        } else {
+            self.interval
+        };
     }
 }
 
@@ -159,14 +167,17 @@ impl Directory {
         }
         names.sort_unstable();
         self.entries.retain(|name, _| names.binary_search(name).is_ok());
-        let kept = self.entries.len();
+        let mut grown = BTreeSet::new();
         for name in &names {
             if !self.entries.contains_key(name) {
-                self.add(fd, name, &names, ids);
+                grown.extend(self.add(fd, name, &names, ids));
             }
         }
+        for &log in &grown {
+            self.recognise_recycling(log);
+        }
         self.forget_empty_logs();
-        Ok(self.entries.len() > kept)
+        Ok(!grown.is_empty())
     }
 
     fn forget_empty_logs(&mut self) {
@@ -175,26 +186,22 @@ impl Directory {
         self.by_stem.retain(|_, id| used.contains(id));
     }
 
-    /// Takes up a name if it is a log file; `names` are all names of the directory.
-    fn add(&mut self, fd: BorrowedFd<'_>, name: &OsStr, names: &[OsString], ids: &mut Ids) {
-        let Some((spec, matched)) = self.profile.log_of(&self.path.join(name)) else {
-            return;
-        };
+    /// Takes up a name if it is a log file, and says of which log; `names` are all names of the directory.
+    fn add(&mut self, fd: BorrowedFd<'_>, name: &OsStr, names: &[OsString], ids: &mut Ids) -> Option<LogId> {
+        let (spec, matched) = self.profile.log_of(&self.path.join(name))?;
         if self.profile.logs[spec].indexed {
             let mut index = matched.stem.clone();
             index.extend_from_slice(b"index");
             if names.binary_search_by(|name| name.as_bytes().cmp(&index)).is_err() {
-                return;
+                return None;
             }
         }
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-        let Ok(stat) = rustix::fs::statx(fd, name, AtFlags::SYMLINK_NOFOLLOW, wanted) else {
-            return;
-        };
+        let stat = rustix::fs::statx(fd, name, AtFlags::SYMLINK_NOFOLLOW, wanted).ok()?;
         let regular =
             rustix::fs::FileType::from_raw_mode(stat.stx_mode.into()) == rustix::fs::FileType::RegularFile;
         if !regular {
-            return;
+            return None;
         }
         let nanoseconds = |time: rustix::fs::StatxTimestamp| {
             i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
@@ -214,13 +221,14 @@ impl Directory {
             born,
             changed: nanoseconds(stat.stx_mtime),
             size: stat.stx_size,
-            previous_size: stat.stx_size,
+            previous_size: 0,
+            writer_was_at: None,
             sample: Sample::default(),
             due: 0,
             interval: 1,
         };
         self.entries.insert(name.to_os_string(), entry);
-        self.recognise_recycling(log);
+        Some(log)
     }
 
     /// What is known of a log before anything was seen of its writer.
