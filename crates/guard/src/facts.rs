@@ -28,18 +28,31 @@ pub(crate) fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> 
     grouped
 }
 
-/// Logs of the directory whose writer was seen to overwrite a file that it was thought to append to.
-pub(crate) fn overwritten_logs(directory: &Directory, by_file: &ByFile<'_>) -> Vec<LogId> {
-    let overwritten = directory.entries.values().filter(|entry| {
-        directory.spec(entry.log).position == PositionSpec::Descriptor
-            && by_file.get(&entry.id).into_iter().flatten().any(|descriptor| {
-                // Short of the end that the file had at the look before, so no write can be under way between the two.
-                descriptor.access == Access::WriteOnly
-                    && descriptor.position > 0
-                    && descriptor.position < entry.previous_size
-            })
-    });
-    overwritten.map(|entry| entry.log).collect()
+/// Notes where the writers of the directory's logs are. The logs whose writer overwrites a file that it was thought to append to: it
+/// has moved since the tick before, and is still short of the end that the file had then.
+///
+/// A write under way moves the end first and the position last, so one that is throttled looks like this, but does not move.
+pub(crate) fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) -> Vec<LogId> {
+    let mut overwritten = Vec::new();
+    for entry in directory.entries.values_mut() {
+        let Some(position) = short_of_end(entry, by_file) else {
+            entry.writer_was_at = None;
+            continue;
+        };
+        if entry.writer_was_at.replace(position).is_some_and(|was| was != position) {
+            overwritten.push(entry.log);
+        }
+    }
+    overwritten.retain(|log| directory.spec(*log).position == PositionSpec::Descriptor);
+    overwritten
+}
+
+/// Where a file's writer is, if that is short of the end that the file had at the look before.
+fn short_of_end(entry: &Entry, by_file: &ByFile<'_>) -> Option<u64> {
+    let descriptors = by_file.get(&entry.id)?.iter();
+    let writers = descriptors.filter(|descriptor| descriptor.access == Access::WriteOnly);
+    let position = writers.map(|descriptor| descriptor.position).max()?;
+    (position > 0 && position < entry.previous_size).then_some(position)
 }
 
 /// Adds the facts of one directory: files that matter now, and followers among `by_file`.
@@ -55,6 +68,10 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
         for entry in entries {
             let written = newest.contains(&entry.id);
             if entry.sample.windows.is_empty() && !written {
+                continue;
+            }
+            // It may be recycled: the next tick tells, and until then it is left alone.
+            if rewrite == Rewrite::Never && short_of_end(entry, by_file).is_some() {
                 continue;
             }
             facts.files.push(FileFacts {
@@ -217,16 +234,22 @@ mod tests {
     fn a_wal_written_short_of_its_end_is_recycled() {
         let dir = crate::testing::disk_dir();
         std::fs::write(dir.path().join("000007.log"), vec![1; 1 << 20]).unwrap();
-        let mut directory = directory(dir.path(), "rocksdb", &mut Ids::default());
-        let at_end = [descriptor(&directory, "000007.log", Access::WriteOnly, 1 << 20)];
-        assert!(overwritten_logs(&directory, &by_file(at_end.iter())).is_empty());
-        let inside = [descriptor(&directory, "000007.log", Access::WriteOnly, 70_000)];
-        for log in overwritten_logs(&directory, &by_file(inside.iter())) {
-            directory.overwrites(log);
-        }
-        let seen = facts(&directory, &inside);
-        assert_eq!(seen.files[0].rewrite, Rewrite::SubPages);
-        assert_eq!(seen.files[0].writer, Some(Position::At(70_000)));
+        let mut ids = Ids::default();
+        let mut directory = directory(dir.path(), "rocksdb", &mut ids);
+        look(&mut directory, &mut ids);
+        let seen_at = |directory: &mut Directory, position| {
+            let descriptors = [descriptor(directory, "000007.log", Access::WriteOnly, position)];
+            for log in overwritten_logs(directory, &by_file(descriptors.iter())) {
+                directory.overwrites(log);
+            }
+            facts(directory, &descriptors)
+        };
+        assert_eq!(seen_at(&mut directory, 1 << 20).files[0].rewrite, Rewrite::Never, "at the end");
+        assert_eq!(seen_at(&mut directory, 70_000).files, [], "a throttled write, or recycled: left alone");
+        assert_eq!(seen_at(&mut directory, 70_000).files, [], "still");
+        let seen = seen_at(&mut directory, 80_000);
+        assert_eq!(seen.files[0].rewrite, Rewrite::SubPages, "it moved: recycled");
+        assert_eq!(seen.files[0].writer, Some(Position::At(80_000)));
     }
 
     #[test]
