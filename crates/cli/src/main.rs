@@ -11,7 +11,9 @@ mod output;
 mod paths;
 mod problems;
 mod signals;
+mod snapshot;
 mod stat;
+mod warm;
 
 use std::process::ExitCode;
 
@@ -28,6 +30,7 @@ use pagekeeper_guard::units as size;
   pagekeeper guard                    keep log files of running databases out of the page cache
   pagekeeper stat /var/lib/mysql      what of each file is in the page cache
   pagekeeper evict /backup/dump.sql   release a file's pages, and say what stayed and why
+  pagekeeper warm /var/lib/mysql      read what is missing of each file into the page cache
 
 Exit codes: 0 all went well, 1 something failed, 2 the command was called wrongly.
 More on each command, with examples: pagekeeper help COMMAND"
@@ -41,6 +44,8 @@ struct Cli {
 enum Command {
     Stat(stat::Args),
     Evict(evict::Args),
+    Warm(warm::Args),
+    Snapshot(snapshot::Args),
     Guard(guard::Args),
     Demo(demo::Args),
     Completions(manuals::CompletionsArgs),
@@ -51,6 +56,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Stat(args) => stat::run(&args),
         Command::Evict(args) => evict::run(&args),
+        Command::Warm(args) => warm::run(&args),
+        Command::Snapshot(args) => snapshot::run(&args),
         Command::Guard(args) => guard::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Completions(args) => manuals::completions(&args),

@@ -39,6 +39,11 @@ impl Stop {
         self.flag.load(Ordering::Relaxed)
     }
 
+    /// The wish itself, for what looks at it in between.
+    pub(crate) fn flag(&self) -> &AtomicBool {
+        &self.flag
+    }
+
     /// Sleeps for `duration`, or less if a signal comes; returns whether one has come.
     pub(crate) fn wait(&self, duration: Duration) -> io::Result<bool> {
         let deadline = Instant::now() + duration;

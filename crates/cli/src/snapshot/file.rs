@@ -1,0 +1,191 @@
+//! Reading and replacing the snapshot file.
+//!
+//! Invariants: a new snapshot is written beside the old one, synced and renamed over it, so that at every moment one
+//! whole file is there; a link is followed, so that it stays one; what is no snapshot is replaced only when forced.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use rustix::fs::OFlags;
+
+use super::format::{FormatError, MAGIC, Snapshot, decode, encode};
+use crate::output::printable_path;
+
+/// Larger files are not read: 4 GiB of snapshot would name a hundred million extents.
+const LARGEST: u64 = 4 << 30;
+
+/// Reads a snapshot file.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Snapshot> {
+    // A FIFO is refused, not waited for.
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(nonblocking).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        bail!("not a regular file");
+    }
+    let mut start = Vec::new();
+    (&file).take(MAGIC.len() as u64).read_to_end(&mut start)?;
+    if start != MAGIC {
+        return Err(decode(&start).map_or_else(Into::into, |_| FormatError::NotASnapshot.into()));
+    }
+    if metadata.len() > LARGEST {
+        bail!("too large for a snapshot");
+    }
+    let mut bytes = start;
+    (&file).take(LARGEST).read_to_end(&mut bytes)?;
+    Ok(decode(&bytes)?)
+}
+
+/// Where a snapshot is to be written.
+#[derive(Debug)]
+pub(super) struct Target {
+    path: PathBuf,
+    /// A file is there, and may be replaced.
+    replace: bool,
+}
+
+impl Target {
+    /// Finds out whether `path` can be written, before any work is done.
+    pub(super) fn new(path: &Path, force: bool) -> anyhow::Result<Self> {
+        let shown = printable_path(path);
+        let metadata = match std::fs::metadata(path) {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let path = std::path::absolute(path)?;
+                return Ok(Self { path, replace: false });
+            }
+            Err(error) => return Err(error).with_context(|| format!("can't write {shown}")),
+        };
+        if !metadata.is_file() {
+            bail!("can't write {shown}: it is not a regular file");
+        }
+        if !force {
+            let mut start = Vec::new();
+            let looked = File::open(path).and_then(|file| file.take(8).read_to_end(&mut start));
+            looked.with_context(|| format!("can't see what {shown} is"))?;
+            if start != MAGIC && !start.is_empty() {
+                bail!("{shown} is not a snapshot of pagekeeper: it is left as it is; --force replaces it");
+            }
+        }
+        Ok(Self { path: std::fs::canonicalize(path)?, replace: true })
+    }
+
+    /// Writes the snapshot; returns its size in bytes.
+    pub(super) fn write(&self, snapshot: &Snapshot) -> anyhow::Result<u64> {
+        let bytes = encode(snapshot);
+        self.replace_by(&bytes).with_context(|| format!("can't write {}", printable_path(&self.path)))?;
+        Ok(bytes.len() as u64)
+    }
+
+    fn replace_by(&self, bytes: &[u8]) -> anyhow::Result<()> {
+        let directory = self.path.parent().context("a directory can't be written as a file")?;
+        // Readable by its owner only: it tells names of files that others may not list.
+        let mut file = tempfile::Builder::new().prefix(".pagekeeper-snapshot-").tempfile_in(directory)?;
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        if self.replace {
+            file.persist(&self.path)?;
+        } else {
+            file.persist_noclobber(&self.path)?;
+        }
+        // The rename itself is durable once the directory is.
+        File::open(directory)?.sync_all()?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::Time;
+
+    fn some_snapshot(seconds: i64) -> Snapshot {
+        Snapshot { created: Time { seconds, nanos: 0 }, page_size: 4096, files: Vec::new() }
+    }
+
+    fn names(directory: &Path) -> Vec<std::ffi::OsString> {
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    }
+
+    #[test]
+    fn a_snapshot_is_written_read_and_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        for seconds in [1, 2] {
+            let size = Target::new(&path, false).unwrap().write(&some_snapshot(seconds)).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), size);
+            assert_eq!(read(&path).unwrap(), some_snapshot(seconds));
+        }
+        assert_eq!(names(dir.path()), ["s"]);
+    }
+
+    #[test]
+    fn what_is_no_snapshot_is_left_alone_unless_forced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ibdata1");
+        std::fs::write(&path, b"precious").unwrap();
+        let error = Target::new(&path, false).unwrap_err();
+        assert!(error.to_string().contains("--force"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        Target::new(&path, true).unwrap().write(&some_snapshot(1)).unwrap();
+        assert_eq!(read(&path).unwrap(), some_snapshot(1));
+        for other in [dir.path().to_path_buf(), "/dev/null".into()] {
+            let error = Target::new(&other, true).unwrap_err();
+            assert!(error.to_string().contains("not a regular file"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_empty_file_may_be_filled() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        Target::new(file.path(), false).unwrap().write(&some_snapshot(1)).unwrap();
+        assert_eq!(read(file.path()).unwrap(), some_snapshot(1));
+    }
+
+    #[test]
+    fn a_link_stays_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        std::fs::write(&real, encode(&some_snapshot(1))).unwrap();
+        std::os::unix::fs::symlink("real", &link).unwrap();
+        Target::new(&link, false).unwrap().write(&some_snapshot(2)).unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(read(&real).unwrap(), some_snapshot(2));
+    }
+
+    #[test]
+    fn a_file_that_appeared_meanwhile_is_not_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let target = Target::new(&path, false).unwrap();
+        std::fs::write(&path, b"precious").unwrap();
+        assert!(target.write(&some_snapshot(1)).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        assert_eq!(names(dir.path()), ["s"]);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let said = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            read(&path).unwrap_err().to_string()
+        };
+        assert_eq!(said(b""), "not a snapshot of pagekeeper");
+        assert_eq!(said(b"\x89PNG\r\n\x1a\n"), "not a snapshot of pagekeeper");
+        let mut bytes = encode(&some_snapshot(1));
+        bytes.pop();
+        assert!(said(&bytes).contains("damaged"), "{}", said(&bytes));
+        assert!(said(&bytes[..5]).contains("damaged"));
+        let fifo = dir.path().join("fifo");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for other in [dir.path(), &fifo] {
+            assert_eq!(read(other).unwrap_err().to_string(), "not a regular file");
+        }
+    }
+}

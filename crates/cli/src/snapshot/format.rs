@@ -1,0 +1,423 @@
+//! The snapshot file: which pages of which files were resident, compact and checked.
+//!
+//! Version 1, all numbers unsigned LEB128 varints unless said otherwise, times as seconds (zigzag varint) and
+//! nanoseconds since the epoch:
+//!
+//! ```text
+//! magic     8 bytes  89 "PKSNAP" 0a
+//! version   2 bytes  little-endian
+//! created   time
+//! page size bytes
+//! files     count, then for each:
+//!   path      length, bytes; absolute
+//!   device, inode, size in bytes
+//!   changed   time     (mtime)
+//!   last used time     (the later of atime and mtime)
+//!   extents   count, then for each, in pages: distance from the end of the one before, length
+//! checksum  4 bytes  CRC32C of all before, little-endian
+//! ```
+//!
+//! Invariants: what [`encode`] writes, [`decode`] reads back equal; `decode` of any other bytes fails without panic, and
+//! never allocates more than a small multiple of the bytes given. Every later version keeps magic, version and
+//! checksum where they are, and files of version 1 are read for ever.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::ops::Range;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+/// What every snapshot file begins with. The first byte is no text, the last one is spoilt by line-end conversion.
+pub(super) const MAGIC: [u8; 8] = *b"\x89PKSNAP\n";
+
+const VERSION: u16 = 1;
+
+const CHECKSUM_BYTES: usize = 4;
+
+/// The content of a snapshot file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    pub(crate) created: Time,
+    /// In bytes; extents count in it.
+    pub(crate) page_size: u64,
+    pub(crate) files: Vec<FileEntry>,
+}
+
+/// One file as it was when the snapshot was taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileEntry {
+    /// Absolute.
+    pub(crate) path: PathBuf,
+    pub(crate) dev: u64,
+    pub(crate) ino: u64,
+    /// In bytes.
+    pub(crate) size: u64,
+    /// Of the content.
+    pub(crate) changed: Time,
+    /// The later of the last access, as far as the file system tells, and the last change.
+    pub(crate) last_used: Time,
+    /// Resident extents in pages: sorted, not empty, not touching.
+    pub(crate) extents: Vec<Range<u64>>,
+}
+
+/// A time since the epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Time {
+    pub(crate) seconds: i64,
+    /// Under 10⁹.
+    pub(crate) nanos: u32,
+}
+
+/// Why bytes are no snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FormatError {
+    /// It does not begin as one.
+    NotASnapshot,
+    /// Bytes are missing or were changed.
+    Damaged,
+    /// Written by a later version of this program.
+    UnknownVersion(u16),
+    /// The checksum holds, the content makes no sense: whoever wrote it did so wrongly.
+    Malformed(&'static str),
+}
+
+impl fmt::Display for FormatError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotASnapshot => f.write_str("not a snapshot of pagekeeper"),
+            Self::Damaged => f.write_str(
+                "a damaged snapshot: its checksum does not hold, so nothing of it is used. Take a new one",
+            ),
+            Self::UnknownVersion(version) => {
+                write!(f, "a snapshot of format {version}; this pagekeeper reads format {VERSION}")
+            }
+            Self::Malformed(what) => write!(f, "a snapshot written wrongly: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for FormatError {}
+
+/// Writes a snapshot as bytes.
+pub(super) fn encode(snapshot: &Snapshot) -> Vec<u8> {
+    let mut out = Vec::with_capacity(64 + snapshot.files.len() * 128);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    put_time(&mut out, snapshot.created);
+    put(&mut out, snapshot.page_size);
+    put(&mut out, snapshot.files.len() as u64);
+    for file in &snapshot.files {
+        let path = file.path.as_os_str().as_bytes();
+        put(&mut out, path.len() as u64);
+        out.extend_from_slice(path);
+        put(&mut out, file.dev);
+        put(&mut out, file.ino);
+        put(&mut out, file.size);
+        put_time(&mut out, file.changed);
+        put_time(&mut out, file.last_used);
+        put(&mut out, file.extents.len() as u64);
+        let mut end = 0;
+        for extent in &file.extents {
+            put(&mut out, extent.start - end);
+            put(&mut out, extent.end - extent.start);
+            end = extent.end;
+        }
+    }
+    let checksum = crc32c::crc32c(&out);
+    out.extend_from_slice(&checksum.to_le_bytes());
+    out
+}
+
+fn put(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number.to_le_bytes()[0] | 0x80);
+        number >>= 7;
+    }
+    out.push(number.to_le_bytes()[0]);
+}
+
+fn put_time(out: &mut Vec<u8>, time: Time) {
+    let zigzag = (time.seconds << 1) ^ (time.seconds >> 63);
+    put(out, zigzag.cast_unsigned());
+    put(out, u64::from(time.nanos));
+}
+
+/// Reads a snapshot from the bytes of its file.
+pub(super) fn decode(bytes: &[u8]) -> Result<Snapshot, FormatError> {
+    if !bytes.starts_with(&MAGIC) {
+        // Cut within the magic, or something else altogether.
+        let cut = !bytes.is_empty() && MAGIC.starts_with(bytes);
+        return Err(if cut { FormatError::Damaged } else { FormatError::NotASnapshot });
+    }
+    let (content, checksum) = bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(FormatError::Damaged)?;
+    let (version, content_after_version) = content
+        .get(MAGIC.len()..)
+        .and_then(|rest| rest.split_first_chunk::<2>())
+        .ok_or(FormatError::Damaged)?;
+    if crc32c::crc32c(content) != u32::from_le_bytes(*checksum) {
+        return Err(FormatError::Damaged);
+    }
+    let version = u16::from_le_bytes(*version);
+    if version != VERSION {
+        return Err(FormatError::UnknownVersion(version));
+    }
+    let mut input = Input(content_after_version);
+    let snapshot = input.snapshot()?;
+    if input.0.is_empty() { Ok(snapshot) } else { Err(FormatError::Malformed("bytes after its end")) }
+}
+
+/// What is yet to be read.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn snapshot(&mut self) -> Result<Snapshot, FormatError> {
+        let created = self.time()?;
+        let page_size = self.number()?;
+        if !page_size.is_power_of_two() || page_size > 1 << 30 {
+            return Err(FormatError::Malformed("an impossible page size"));
+        }
+        let count = self.number()?;
+        // No capacity is taken from a count: it follows what is really there.
+        let mut files = Vec::new();
+        for _ in 0..count {
+            files.push(self.file(u64::MAX / page_size)?);
+        }
+        Ok(Snapshot { created, page_size, files })
+    }
+
+    fn file(&mut self, pages_max: u64) -> Result<FileEntry, FormatError> {
+        let len = self.number()?;
+        let path = self.bytes(len)?;
+        if !path.starts_with(b"/") || path.contains(&0) {
+            return Err(FormatError::Malformed("a path that is not absolute"));
+        }
+        Ok(FileEntry {
+            path: OsString::from_vec(path.to_vec()).into(),
+            dev: self.number()?,
+            ino: self.number()?,
+            size: self.number()?,
+            changed: self.time()?,
+            last_used: self.time()?,
+            extents: self.extents(pages_max)?,
+        })
+    }
+
+    fn extents(&mut self, pages_max: u64) -> Result<Vec<Range<u64>>, FormatError> {
+        let count = self.number()?;
+        let mut extents: Vec<Range<u64>> = Vec::new();
+        for _ in 0..count {
+            let (distance, len) = (self.number()?, self.number()?);
+            let before = extents.last().map(|last| last.end);
+            if len == 0 || (distance == 0 && before.is_some()) {
+                return Err(FormatError::Malformed("an empty or touching extent"));
+            }
+            let start = before.unwrap_or(0).checked_add(distance);
+            let end = start.and_then(|start| start.checked_add(len));
+            match (start, end) {
+                (Some(start), Some(end)) if end <= pages_max => extents.push(start..end),
+                _ => return Err(FormatError::Malformed("an extent past any possible file")),
+            }
+        }
+        Ok(extents)
+    }
+
+    fn time(&mut self) -> Result<Time, FormatError> {
+        let zigzag = self.number()?;
+        let seconds = (zigzag >> 1).cast_signed() ^ -((zigzag & 1).cast_signed());
+        let nanos = u32::try_from(self.number()?).ok().filter(|nanos| *nanos < 1_000_000_000);
+        Ok(Time { seconds, nanos: nanos.ok_or(FormatError::Malformed("an impossible time"))? })
+    }
+
+    fn number(&mut self) -> Result<u64, FormatError> {
+        let mut number = 0_u64;
+        for shift in (0..).step_by(7) {
+            let (&byte, rest) =
+                self.0.split_first().ok_or(FormatError::Malformed("it ends in the middle"))?;
+            self.0 = rest;
+            let bits = u64::from(byte & 0x7f);
+            if shift > 63 || bits << shift >> shift != bits {
+                return Err(FormatError::Malformed("a number of more than 64 bits"));
+            }
+            number |= bits << shift;
+            if byte < 0x80 {
+                break;
+            }
+        }
+        Ok(number)
+    }
+
+    fn bytes(&mut self, len: u64) -> Result<&'a [u8], FormatError> {
+        let (bytes, rest) = usize::try_from(len)
+            .ok()
+            .and_then(|len| self.0.split_at_checked(len))
+            .ok_or(FormatError::Malformed("it ends in the middle"))?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Version 1 as it was first written. It must be readable for ever: never make it anew.
+    const GOLDEN_V1: &[u8] = include_bytes!("testdata/v1.snapshot");
+
+    fn golden_content() -> Snapshot {
+        Snapshot {
+            created: Time { seconds: 1_760_000_000, nanos: 123_456_789 },
+            page_size: 4096,
+            files: vec![
+                FileEntry {
+                    path: "/var/lib/mysql/ibdata1".into(),
+                    dev: 65024,
+                    ino: 1_234_567,
+                    size: 79_691_776,
+                    changed: Time { seconds: 1_759_999_999, nanos: 0 },
+                    last_used: Time { seconds: 1_759_999_999, nanos: 999_999_999 },
+                    extents: vec![0..1, 3..64, 1000..19_456],
+                },
+                FileEntry {
+                    path: OsString::from_vec(b"/srv/\xff\xfe old".to_vec()).into(),
+                    dev: 0,
+                    ino: u64::MAX,
+                    size: 0,
+                    changed: Time { seconds: -1, nanos: 5 },
+                    last_used: Time { seconds: i64::MIN, nanos: 0 },
+                    extents: vec![],
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn version_1_is_read_for_ever() {
+        assert_eq!(decode(GOLDEN_V1), Ok(golden_content()));
+    }
+
+    #[test]
+    fn what_is_written_today_is_version_1() {
+        assert_eq!(encode(&golden_content()), GOLDEN_V1);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_an_error() {
+        for bit in 0..GOLDEN_V1.len() * 8 {
+            let mut bytes = GOLDEN_V1.to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let error = decode(&bytes).unwrap_err();
+            let expected =
+                if bit / 8 < MAGIC.len() { FormatError::NotASnapshot } else { FormatError::Damaged };
+            assert_eq!(error, expected, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn every_cut_is_an_error() {
+        for len in 1..GOLDEN_V1.len() {
+            assert_eq!(decode(&GOLDEN_V1[..len]), Err(FormatError::Damaged), "{len} bytes");
+        }
+        assert_eq!(decode(b""), Err(FormatError::NotASnapshot));
+        assert_eq!(decode(b"-- MySQL dump"), Err(FormatError::NotASnapshot));
+    }
+
+    /// Bytes with a right checksum, as a broken or hostile writer could make them.
+    fn sealed(version: u16, content: &[u8]) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&version.to_le_bytes());
+        bytes.extend_from_slice(content);
+        let checksum = crc32c::crc32c(&bytes);
+        bytes.extend_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_later_version_is_named() {
+        let error = decode(&sealed(7, b"whatever")).unwrap_err();
+        assert_eq!(error.to_string(), "a snapshot of format 7; this pagekeeper reads format 1");
+    }
+
+    #[test]
+    fn huge_counts_take_no_memory() {
+        // Created 0, page size 4096, then 2⁶³ files, of which none is there.
+        let mut content = vec![0, 0, 0x80, 0x20];
+        put(&mut content, 1 << 63);
+        assert_eq!(decode(&sealed(1, &content)), Err(FormatError::Malformed("it ends in the middle")));
+    }
+
+    fn times() -> impl Strategy<Value = Time> {
+        (any::<i64>(), 0_u32..1_000_000_000).prop_map(|(seconds, nanos)| Time { seconds, nanos })
+    }
+
+    fn files() -> impl Strategy<Value = FileEntry> {
+        let extents = prop::collection::vec((1_u64..1 << 40, 1_u64..1 << 40), 0..20).prop_map(|steps| {
+            let mut end = 0;
+            let extent = |(gap, len)| {
+                let start = end + gap - u64::from(end == 0);
+                end = start + len;
+                start..end
+            };
+            steps.into_iter().map(extent).collect()
+        });
+        let path = prop::collection::vec(1_u8.., 0..40);
+        (path, any::<[u64; 3]>(), times(), times(), extents).prop_map(
+            |(path, [dev, ino, size], changed, last_used, extents)| FileEntry {
+                path: OsString::from_vec([b"/".as_slice(), &path].concat()).into(),
+                dev,
+                ino,
+                size,
+                changed,
+                last_used,
+                extents,
+            },
+        )
+    }
+
+    fn snapshots() -> impl Strategy<Value = Snapshot> {
+        (times(), 0_u32..=30, prop::collection::vec(files(), 0..6))
+            .prop_map(|(created, power, files)| Snapshot { created, page_size: 1 << power, files })
+            .prop_filter("in reach of the page size", |snapshot| {
+                let pages_max = u64::MAX / snapshot.page_size;
+                let mut extents = snapshot.files.iter().flat_map(|file| &file.extents);
+                extents.all(|extent| extent.end <= pages_max)
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back_equal(snapshot in snapshots()) {
+            prop_assert_eq!(decode(&encode(&snapshot)), Ok(snapshot));
+        }
+
+        #[test]
+        fn one_changed_byte_anywhere_is_an_error(snapshot in snapshots(), at in any::<prop::sample::Index>(), by in 1_u8..) {
+            let mut bytes = encode(&snapshot);
+            let at = at.index(bytes.len());
+            bytes[at] ^= by;
+            prop_assert!(decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn random_content_never_panics(content in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = decode(&content);
+            let _ = decode(&sealed(1, &content));
+        }
+
+        #[test]
+        fn content_changed_and_sealed_again_never_panics(
+            snapshot in snapshots(),
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
+            let bytes = encode(&snapshot);
+            let mut content = bytes[MAGIC.len() + 2..bytes.len() - CHECKSUM_BYTES].to_vec();
+            let at = at.index(content.len());
+            content[at] = byte;
+            // Read as something else, or refused; what is read can be written again.
+            if let Ok(read) = decode(&sealed(1, &content)) {
+                prop_assert_eq!(decode(&encode(&read)), Ok(read));
+            }
+        }
+    }
+}

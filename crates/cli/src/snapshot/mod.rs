@@ -1,0 +1,193 @@
+//! `pagekeeper snapshot`: saves which pages of files are resident, for `warm --from` to bring them back after a restart.
+//!
+//! Invariants: the snapshot file is whole or not there; a file that is no snapshot is not written over unasked. Files
+//! that fail are told and left out, the rest is saved.
+
+mod file;
+mod format;
+
+use std::borrow::Cow;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use pagekeeper_kernel::{Error, InspectedFile, page_size, resident_extents};
+use serde::Serialize;
+
+pub(crate) use file::read;
+pub(crate) use format::{FileEntry, Snapshot, Time};
+
+use crate::output;
+use crate::paths::TreeArgs;
+use crate::problems::{self, Problem, Problems};
+use crate::size::Size;
+
+/// Save which pages of files are in the page cache, to bring them back after a restart
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper snapshot /var/lib/mysql -o /var/lib/pagekeeper/mysql.snapshot
+  pagekeeper warm --from /var/lib/pagekeeper/mysql.snapshot
+
+The file names the pages and holds none of their content: a few bytes for each stretch of pages. Only files with
+pages in the page cache are in it.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    tree: TreeArgs,
+    /// The file to write; an older snapshot there is replaced
+    #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    output: PathBuf,
+    /// Replace FILE even if it is not a snapshot
+    #[arg(long)]
+    force: bool,
+    /// Files to look at at once [default: one for each CPU, at most 8]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+    /// Print one JSON object with all figures in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    output: Cow<'a, str>,
+    files: Vec<SavedFile<'a>>,
+    total: Total,
+    errors: Vec<Problem>,
+}
+
+#[derive(Debug, Serialize)]
+struct SavedFile<'a> {
+    path: Cow<'a, str>,
+    size: u64,
+    resident: u64,
+    extents: u64,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Total {
+    /// With pages resident, and so in the snapshot.
+    files: u64,
+    files_seen: u64,
+    resident: u64,
+    extents: u64,
+    /// Of the snapshot file.
+    written: u64,
+    seconds: f64,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    // Before the work, so that a refusal does not come after it.
+    let target = file::Target::new(&args.output, args.force)?;
+    let (snapshot, files_seen, problems) = take(args)?;
+    let written = target.write(&snapshot)?;
+
+    let mut total = Total { files_seen, written, ..Total::default() };
+    let mut files = Vec::new();
+    for entry in &snapshot.files {
+        let resident = entry.resident_pages() * snapshot.page_size;
+        let extents = entry.extents.len() as u64;
+        total.files += 1;
+        total.resident += resident;
+        total.extents += extents;
+        if args.json {
+            files.push(SavedFile { path: entry.path.to_string_lossy(), size: entry.size, resident, extents });
+        }
+    }
+    total.seconds = start.elapsed().as_secs_f64();
+    let report =
+        Report { output: args.output.to_string_lossy(), files, total, errors: problems.into_sorted() };
+    if args.json {
+        output::json(&report)?;
+    } else {
+        let Total { files, resident, extents, written, .. } = report.total;
+        let mut out = output::stdout();
+        write!(out, "saved {} resident in {}", Size(resident), output::files(files))?;
+        writeln!(out, " ({} extents) in {}", output::count(extents), Size(written))?;
+        out.flush()?;
+        problems::tell(&report.errors);
+    }
+    Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Looks at all files; also says how many there were, and which failed.
+fn take(args: &Args) -> anyhow::Result<(Snapshot, u64, Problems)> {
+    let tree = args.tree.tree()?;
+    let problems = Problems::default();
+    let seen = Mutex::new((Vec::new(), 0));
+    let created = Time::of(SystemTime::now());
+    tree.walk(args.jobs.map(usize::from), &|visited| match visited.and_then(|file| entry_of(&file)) {
+        Ok(entry) => {
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            seen.1 += 1;
+            seen.0.extend(entry);
+        }
+        Err(error) => problems.note(&error),
+    });
+    let (mut files, files_seen) = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok((Snapshot { created, page_size: page_size(), files }, files_seen, problems))
+}
+
+/// A file's entry; `None` if nothing of it is resident.
+fn entry_of(file: &InspectedFile) -> Result<Option<FileEntry>, Error> {
+    let page = page_size();
+    let extents = resident_extents(file, 0..u64::MAX)?
+        .map(|extent| extent.map(|extent| extent.start / page..extent.end / page))
+        .collect::<Result<Vec<_>, _>>()?;
+    if extents.is_empty() {
+        return Ok(None);
+    }
+    let metadata = file.file().metadata().map_err(|e| Error::call("fstat", file.path(), e))?;
+    let changed = Time::from_parts(metadata.mtime(), metadata.mtime_nsec());
+    let accessed = Time::from_parts(metadata.atime(), metadata.atime_nsec());
+    Ok(Some(FileEntry {
+        path: lasting_path(file.path()).map_err(|e| Error::call("realpath", file.path(), e))?,
+        dev: metadata.dev(),
+        ino: metadata.ino(),
+        size: metadata.len(),
+        changed,
+        last_used: changed.max(accessed),
+        extents,
+    }))
+}
+
+/// The path from the root; for a symbolic link (which the user named or asked to follow) that of the file itself, so that
+/// restoring need not follow any.
+fn lasting_path(path: &Path) -> std::io::Result<PathBuf> {
+    if std::fs::symlink_metadata(path)?.is_symlink() {
+        std::fs::canonicalize(path)
+    } else {
+        std::path::absolute(path)
+    }
+}
+
+impl FileEntry {
+    /// Pages in all extents together.
+    pub(crate) fn resident_pages(&self) -> u64 {
+        self.extents.iter().map(|extent| extent.end - extent.start).sum()
+    }
+}
+
+impl Time {
+    /// From `stat`'s seconds and nanoseconds.
+    pub(crate) fn from_parts(seconds: i64, nanos: i64) -> Self {
+        Self { seconds, nanos: u32::try_from(nanos).unwrap_or(0).min(999_999_999) }
+    }
+
+    fn of(time: SystemTime) -> Self {
+        // A clock set before 1970 is not worth an error: the time of creation is only shown.
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nanos: since.subsec_nanos() }
+    }
+}
+
+/// Reads a snapshot file, saying in words what is wrong with it.
+pub(crate) fn open(path: &Path) -> anyhow::Result<Snapshot> {
+    read(path).with_context(|| format!("can't restore from {}", output::printable_path(path)))
+}

@@ -1,0 +1,161 @@
+//! `pagekeeper warm`: reads files into the page cache, whole, in part, or as a snapshot remembers them.
+//!
+//! Small files are read several at once, large ones one after the other by several threads each. Fails path by path;
+//! what changed since a snapshot is told, and is no failure. SIGINT and SIGTERM end the reading with a report of what was
+//! loaded; with `--lock` they end the lock.
+
+mod report;
+mod restore;
+mod work;
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pagekeeper_kernel::{WarmOptions, WarmRate};
+
+use crate::output;
+use crate::paths::TreeArgs;
+use crate::problems::{self, Problems};
+use crate::signals::Stop;
+use crate::size::{parse_range, parse_size};
+use report::Report;
+use work::{Item, Wanted, Work};
+
+/// Read files into the page cache, or bring back what a snapshot remembers
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper warm /var/lib/mysql/shop                   all files of one database
+  pagekeeper warm --range 0..1G --rate 200M data.db     the first GiB, gently
+  pagekeeper warm --lock /srv/model.bin                 and keep it in memory until Ctrl-C
+  pagekeeper warm --from mysql.snapshot                 the pages of a snapshot, most recently used files first
+
+What is resident is not read again, holes of sparse files are left alone, and when it returns the pages are there.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    tree: TreeArgs,
+    /// Only these bytes of each file: A..B, A.. or ..B, in sizes like 64M
+    #[arg(long, value_name = "RANGE", value_parser = parse_range, default_value = "..", hide_default_value = true)]
+    range: Range<u64>,
+    /// Restore the pages that a snapshot remembers, most recently used files first
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath,
+          conflicts_with_all = ["paths", "files_from", "include", "exclude", "follow", "one_file_system", "range", "lock"])]
+    from: Option<PathBuf>,
+    /// Threads that read at once
+    #[arg(short, long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: u16,
+    /// Read at most SIZE a second, like 200M
+    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
+    rate: Option<u64>,
+    /// Lock the pages in memory, and stay until Ctrl-C or SIGTERM
+    #[arg(long)]
+    lock: bool,
+    /// Tell of every file
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print one JSON object with all figures in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_rate(text: &str) -> Result<u64, String> {
+    match parse_size(text.strip_suffix("/s").unwrap_or(text))? {
+        0 => Err("a rate of 0 would never end".to_owned()),
+        rate => Ok(rate),
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let stop = Stop::on_signals()?;
+    let problems = Problems::default();
+    let items = match &args.from {
+        Some(snapshot) => restore::items(snapshot)?,
+        None => listed(args, &problems)?,
+    };
+    let options = WarmOptions {
+        width: usize::from(args.jobs),
+        rate: args.rate.map(WarmRate::new),
+        ..WarmOptions::default()
+    };
+    let bar = progress_bar(&items);
+    let work = Work::new(&options, &stop, problems, &bar, args.lock, args.json || args.verbose);
+    work.run(&items);
+    bar.finish_and_clear();
+    let (report, locks) = work.into_report(start.elapsed());
+
+    if args.json {
+        output::json(&report)?;
+    } else {
+        report::tell(&report, args.verbose)?;
+        problems::tell(&report.errors);
+    }
+    if !locks.is_empty() && !stop.requested() {
+        if !args.json {
+            eprintln!(
+                "pagekeeper: the locked pages stay in memory until this process ends: Ctrl-C or SIGTERM"
+            );
+        }
+        while !stop.wait(Duration::from_secs(3600))? {}
+    }
+    Ok(exit_code(&report))
+}
+
+fn exit_code(report: &Report) -> ExitCode {
+    if report.errors.is_empty() && !report.total.cancelled { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The files of the named trees; only their names are kept, since there may be more of them than file descriptors.
+fn listed(args: &Args, problems: &Problems) -> anyhow::Result<Vec<Item>> {
+    let tree = args.tree.tree()?;
+    let found = Mutex::new(Vec::new());
+    tree.walk(None, &|visited| match visited {
+        Ok(file) => {
+            let bytes = args.range.end.min(file.size()).saturating_sub(args.range.start);
+            let item = Item {
+                path: file.path().to_path_buf(),
+                bytes,
+                wanted: Wanted::Range { range: args.range.clone(), inode: file.inode() },
+            };
+            found.lock().unwrap_or_else(PoisonError::into_inner).push(item);
+        }
+        Err(error) => problems.note(&error),
+    });
+    let mut items = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    // Small files first: they are read side by side in one go.
+    items.sort_by(|a, b| (!a.is_small(), &a.path).cmp(&(!b.is_small(), &b.path)));
+    Ok(items)
+}
+
+/// Drawn on standard error, and only if that is a terminal.
+fn progress_bar(items: &[Item]) -> ProgressBar {
+    let total = items.iter().map(|item| item.bytes).sum();
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}";
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// A file's name for the bar: short, and safe on a terminal.
+fn bar_name(path: &Path) -> String {
+    output::printable_path(path.file_name().map_or(path, Path::new)).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read() {
+        assert_eq!(parse_rate("200M"), Ok(200 << 20));
+        assert_eq!(parse_rate("200M/s"), Ok(200 << 20));
+        assert!(parse_rate("0").unwrap_err().contains("never end"));
+        assert!(parse_rate("fast").unwrap_err().contains("not a size"));
+    }
+}

@@ -1,0 +1,307 @@
+//! What warming did, as JSON and in words.
+
+use std::borrow::Cow;
+use std::io::Write;
+use std::path::PathBuf;
+
+use pagekeeper_kernel::{LockError, WarmReport};
+use serde::{Serialize, Serializer};
+
+use super::restore::State;
+use super::work::Item;
+use crate::output::{self, Screen};
+use crate::problems::{self, Problem};
+use crate::size::Size;
+
+/// The result of the command.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) files: Vec<Done>,
+    pub(super) total: Total,
+    pub(super) errors: Vec<Problem>,
+}
+
+/// Figures in bytes; `None` where residency can't be seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Figures {
+    requested: u64,
+    /// Of these in holes, which are not loaded.
+    holes: u64,
+    resident_before: Option<u64>,
+    loaded: u64,
+    resident_after: Option<u64>,
+    locked: u64,
+}
+
+impl Figures {
+    /// Loaded or resident before, and gone by the end.
+    fn gone(&self) -> u64 {
+        match (self.resident_before, self.resident_after) {
+            (Some(before), Some(after)) => (before + self.loaded).saturating_sub(after),
+            _ => 0,
+        }
+    }
+}
+
+/// One file.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) path: PathBuf,
+    figures: Figures,
+    /// When restoring.
+    state: Option<State>,
+}
+
+impl Done {
+    pub(super) fn new(item: &Item, report: WarmReport, state: Option<State>, locked: u64) -> Self {
+        let missing = state == Some(State::Missing);
+        Self {
+            path: item.path.clone(),
+            figures: Figures {
+                requested: report.requested,
+                holes: report.holes,
+                resident_before: if missing { Some(0) } else { report.resident_before },
+                loaded: report.loaded,
+                resident_after: if missing { Some(0) } else { report.resident_after },
+                locked,
+            },
+            state,
+        }
+    }
+
+    /// Whether it is told of even without `--verbose`.
+    pub(super) fn is_worth_a_word(&self) -> bool {
+        matches!(self.state, Some(State::Missing | State::Replaced | State::Shrank))
+    }
+}
+
+impl Serialize for Done {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            path: Cow<'a, str>,
+            #[serde(flatten)]
+            figures: Figures,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            state: Option<State>,
+        }
+        Shown { path: self.path.to_string_lossy(), figures: self.figures, state: self.state }
+            .serialize(serializer)
+    }
+}
+
+/// All files together.
+#[derive(Debug, Serialize)]
+pub(super) struct Total {
+    files: u64,
+    #[serde(flatten)]
+    figures: Figures,
+    /// Files whose residency can't be seen.
+    unknown_files: u64,
+    /// Restored files that were written since the snapshot.
+    modified_files: u64,
+    missing_files: u64,
+    pub(super) seconds: f64,
+    pub(super) cancelled: bool,
+}
+
+impl Default for Total {
+    fn default() -> Self {
+        Self {
+            files: 0,
+            figures: Figures { resident_before: Some(0), resident_after: Some(0), ..Figures::default() },
+            unknown_files: 0,
+            modified_files: 0,
+            missing_files: 0,
+            seconds: 0.0,
+            cancelled: false,
+        }
+    }
+}
+
+impl Total {
+    pub(super) fn add(&mut self, done: &Done) {
+        let (sum, figures) = (&mut self.figures, &done.figures);
+        let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
+        self.files += 1;
+        sum.requested = sum.requested.saturating_add(figures.requested);
+        sum.holes = sum.holes.saturating_add(figures.holes);
+        sum.resident_before = both(sum.resident_before, figures.resident_before);
+        sum.loaded += figures.loaded;
+        sum.resident_after = both(sum.resident_after, figures.resident_after);
+        sum.locked += figures.locked;
+        self.unknown_files += u64::from(figures.resident_after.is_none());
+        self.modified_files += u64::from(matches!(done.state, Some(State::Modified | State::Grew)));
+        self.missing_files += u64::from(done.state == Some(State::Missing));
+    }
+}
+
+/// A failure to lock, without the path.
+pub(super) fn lock_error(error: &LockError) -> String {
+    match error {
+        LockError::Limit { wanted, limit, .. } => format!(
+            "can't lock {}: this user may lock {} in all; raise it with ulimit -l, or LimitMEMLOCK= in a systemd unit, or \
+             run with CAP_IPC_LOCK",
+            Size(*wanted),
+            Size(*limit)
+        ),
+        LockError::NoMemory { wanted, .. } => format!(
+            "can't lock {}: not enough memory is free, or this process has too many mappings (vm.max_map_count); lock less",
+            Size(*wanted)
+        ),
+        LockError::Kernel(error) => problems::in_words(error),
+        other => other.to_string(),
+    }
+}
+
+/// Tells it on standard output.
+pub(super) fn tell(report: &Report, verbose: bool) -> std::io::Result<()> {
+    let screen = Screen::of_stdout();
+    let mut out = output::stdout();
+    for done in &report.files {
+        if verbose || done.is_worth_a_word() {
+            out.write_all(&screen.path(&done.path))?;
+            writeln!(out, ": {}", in_words(done))?;
+        }
+    }
+    for line in summary(&report.total) {
+        writeln!(out, "{line}")?;
+    }
+    out.flush()
+}
+
+fn in_words(done: &Done) -> String {
+    let Figures { requested, loaded, resident_after, .. } = done.figures;
+    let figures = match resident_after {
+        Some(after) => format!("loaded {}, {} of {} resident", Size(loaded), Size(after), Size(requested)),
+        None => format!("read {}", Size(loaded)),
+    };
+    match done.state {
+        None | Some(State::Same) => figures,
+        Some(State::Missing) => "gone since the snapshot".to_owned(),
+        Some(State::Modified) => format!("{figures}; written since the snapshot"),
+        Some(State::Grew) => format!("{figures}; has grown since the snapshot"),
+        Some(State::Shrank) => {
+            format!("{figures}; is shorter than in the snapshot: what was past its end is left out")
+        }
+        Some(State::Replaced) => {
+            format!("{figures}; another file than in the snapshot, warmed in the same places")
+        }
+    }
+}
+
+fn summary(total: &Total) -> Vec<String> {
+    let figures = &total.figures;
+    let mut parts = Vec::new();
+    if figures.loaded > 0 || total.cancelled {
+        let start = if total.cancelled { "interrupted: loaded" } else { "loaded" };
+        let rate = figures.loaded as f64 / total.seconds.max(1e-9);
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rate to be shown: saturates, and is never negative"
+        )]
+        let rate = Size(rate as u64);
+        parts.push(format!("{start} {} in {:.1} s ({rate}/s)", Size(figures.loaded), total.seconds));
+    } else {
+        parts.push("nothing was missing".to_owned());
+    }
+    if let Some(before) = figures.resident_before.filter(|before| *before > 0 && figures.loaded > 0) {
+        parts.push(format!("{} was resident before", Size(before)));
+    }
+    let wanted = Size(figures.requested - figures.holes);
+    parts.push(match figures.resident_after {
+        Some(after) => {
+            format!("{} of {wanted} in {} is resident now", Size(after), output::files(total.files))
+        }
+        None => {
+            format!("what is resident of {} is not for this user to see", output::files(total.unknown_files))
+        }
+    });
+    let mut lines = vec![parts.join("; ")];
+    if figures.holes > 0 {
+        lines.push(format!("{} in holes was left alone", Size(figures.holes)));
+    }
+    if total.modified_files > 0 {
+        lines.push(format!("written since the snapshot: {}", output::files(total.modified_files)));
+    }
+    if figures.gone() > 0 {
+        lines.push(format!(
+            "{} of it was evicted again meanwhile: there is not enough free memory for all",
+            Size(figures.gone())
+        ));
+    }
+    if figures.locked > 0 {
+        lines.push(format!("locked {} in memory", Size(figures.locked)));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::warm::work::Wanted;
+    use pagekeeper_kernel::Inode;
+
+    fn done(report: WarmReport, state: Option<State>) -> Done {
+        let wanted = Wanted::Range { range: 0..1, inode: Inode { dev: 1, ino: 1 } };
+        Done::new(&Item { path: "/a".into(), bytes: 1, wanted }, report, state, 0)
+    }
+
+    fn report() -> WarmReport {
+        WarmReport {
+            requested: 4 << 20,
+            holes: 1 << 20,
+            resident_before: Some(1 << 20),
+            loaded: 2 << 20,
+            resident_after: Some(3 << 20),
+            cancelled: false,
+        }
+    }
+
+    #[test]
+    fn the_sum_is_said_in_one_line() {
+        let mut total = Total { seconds: 2.0, ..Total::default() };
+        total.add(&done(report(), None));
+        assert_eq!(
+            summary(&total),
+            [
+                "loaded 2 MiB in 2.0 s (1 MiB/s); 1 MiB was resident before; 3 MiB of 3 MiB in 1 file is resident now",
+                "1 MiB in holes was left alone",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_did_not_stay_is_said() {
+        let mut total = Total { seconds: 1.0, cancelled: true, ..Total::default() };
+        total.add(&done(WarmReport { resident_after: Some(1 << 20), holes: 0, ..report() }, None));
+        let lines = summary(&total);
+        assert!(lines[0].starts_with("interrupted: loaded 2 MiB"), "{lines:?}");
+        assert!(lines[1].starts_with("2 MiB of it was evicted again"), "{lines:?}");
+    }
+
+    #[test]
+    fn what_can_not_be_seen_is_null_and_said() {
+        let unknown = WarmReport { resident_before: None, resident_after: None, ..report() };
+        let mut total = Total::default();
+        total.add(&done(report(), None));
+        total.add(&done(unknown, None));
+        let json = serde_json::to_value(&total).unwrap();
+        assert!(json["resident_after"].is_null() && json["resident_before"].is_null(), "{json}");
+        assert_eq!((json["loaded"].as_u64(), json["unknown_files"].as_u64()), (Some(4 << 20), Some(1)));
+        assert!(summary(&total)[0].contains("1 file is not for this user to see"));
+    }
+
+    #[test]
+    fn a_missing_file_is_told_and_counted_without_figures() {
+        let missing = done(WarmReport::default(), Some(State::Missing));
+        assert!(missing.is_worth_a_word());
+        let mut total = Total::default();
+        total.add(&missing);
+        let json = serde_json::to_value(&missing).unwrap();
+        assert_eq!(json["state"], "missing");
+        assert_eq!((json["loaded"].as_u64(), json["resident_after"].as_u64()), (Some(0), Some(0)));
+        assert_eq!(serde_json::to_value(&total).unwrap()["missing_files"], 1);
+    }
+}

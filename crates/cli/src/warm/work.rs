@@ -1,0 +1,193 @@
+//! The work: files in order, small ones side by side, large ones each by all threads.
+//!
+//! Invariants: files start in the order given; once a stop is wished for, no further file is started; each file ends in
+//! the report, the problems, or (stopped before its turn) neither.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use pagekeeper_kernel::{
+    Error, Inode, InspectedFile, Links, Lock, WarmOptions, WarmReport, lock, warm, warm_extents,
+};
+
+use super::bar_name;
+use super::report::{Done, Report, Total};
+use super::restore::{Remembered, State};
+use crate::problems::Problems;
+use crate::signals::Stop;
+
+/// Up to this many bytes a file is read by one thread, beside others.
+const SMALL: u64 = 16 << 20;
+
+/// A file to warm.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) path: PathBuf,
+    /// About how many bytes there are to read.
+    pub(super) bytes: u64,
+    pub(super) wanted: Wanted,
+}
+
+/// What of it.
+#[derive(Debug)]
+pub(super) enum Wanted {
+    /// A range of the very file that was listed.
+    Range { range: Range<u64>, inode: Inode },
+    /// What a snapshot remembers.
+    Remembered(Remembered),
+}
+
+impl Item {
+    pub(super) fn is_small(&self) -> bool {
+        self.bytes <= SMALL
+    }
+}
+
+/// One run of the command.
+pub(super) struct Work<'a> {
+    options: &'a WarmOptions,
+    /// The same with one thread.
+    narrow: WarmOptions,
+    stop: &'a Stop,
+    problems: Problems,
+    bar: &'a ProgressBar,
+    lock: bool,
+    /// Keep every file's figures, not only of those to be told of.
+    keep_all: bool,
+    results: Mutex<Results>,
+}
+
+#[derive(Default)]
+struct Results {
+    files: Vec<Done>,
+    total: Total,
+    locks: Vec<Lock>,
+}
+
+impl<'a> Work<'a> {
+    pub(super) fn new(
+        options: &'a WarmOptions,
+        stop: &'a Stop,
+        problems: Problems,
+        bar: &'a ProgressBar,
+        lock: bool,
+        keep_all: bool,
+    ) -> Self {
+        Self {
+            options,
+            narrow: WarmOptions { width: 1, ..options.clone() },
+            stop,
+            problems,
+            bar,
+            lock,
+            keep_all,
+            results: Mutex::default(),
+        }
+    }
+
+    pub(super) fn run(&self, items: &[Item]) {
+        let mut rest = items;
+        while let Some(first) = rest.first() {
+            let small = rest.iter().take_while(|item| item.is_small()).count();
+            if small > 0 {
+                self.side_by_side(&rest[..small]);
+            } else {
+                self.warm(first, self.options);
+            }
+            rest = &rest[small.max(1)..];
+        }
+    }
+
+    fn side_by_side(&self, items: &[Item]) {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.warm(item, &self.narrow);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..self.options.width.min(items.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+    }
+
+    fn warm(&self, item: &Item, options: &WarmOptions) {
+        if self.stop.requested() {
+            return;
+        }
+        self.bar.set_message(bar_name(&item.path));
+        match self.warm_file(item, options) {
+            Ok((done, lock)) => self.note(done, lock),
+            Err(error) => self.problems.note(&error),
+        }
+    }
+
+    fn warm_file(&self, item: &Item, options: &WarmOptions) -> Result<(Done, Option<Lock>), Error> {
+        let progress = |bytes| self.bar.inc(bytes);
+        let cancel = self.stop.flag();
+        let mut state = None;
+        let (file, report) = match &item.wanted {
+            Wanted::Range { range, inode } => {
+                // A link was followed when it was listed, if at all: it must lead to the same file still.
+                let file = InspectedFile::open(&item.path, Links::Follow)?;
+                if file.inode() != *inode {
+                    return Err(Error::Unsupported {
+                        path: item.path.clone(),
+                        reason: "another file took its place while files were listed: run it again",
+                    });
+                }
+                let report = warm(&file, range.clone(), options, &progress, cancel)?;
+                (file, report)
+            }
+            Wanted::Remembered(remembered) => {
+                let file = match InspectedFile::open(&item.path, Links::Refuse) {
+                    Err(error) if error.is_gone() => {
+                        self.bar.inc(item.bytes);
+                        let done = Done::new(item, WarmReport::default(), Some(State::Missing), 0);
+                        return Ok((done, None));
+                    }
+                    opened => opened?,
+                };
+                state = Some(remembered.state_of(&file)?);
+                let report = warm_extents(&file, &remembered.extents, options, &progress, cancel)?;
+                (file, report)
+            }
+        };
+        let locked = match &item.wanted {
+            Wanted::Range { range, .. } if self.lock && !report.cancelled => {
+                // A failure to lock is told; what was loaded is reported all the same.
+                lock(&file, range.clone())
+                    .map_err(|error| self.problems.add(&item.path, super::report::lock_error(&error)))
+                    .ok()
+            }
+            _ => None,
+        };
+        let bytes = locked.as_ref().map_or(0, Lock::bytes);
+        Ok((Done::new(item, report, state, bytes), locked))
+    }
+
+    fn note(&self, done: Done, lock: Option<Lock>) {
+        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        results.total.add(&done);
+        results.locks.extend(lock);
+        if self.keep_all || done.is_worth_a_word() {
+            results.files.push(done);
+        }
+    }
+
+    /// What came of it, and the locks that hold while they are kept.
+    pub(super) fn into_report(self, elapsed: Duration) -> (Report, Vec<Lock>) {
+        let Results { mut files, mut total, locks } =
+            self.results.into_inner().unwrap_or_else(PoisonError::into_inner);
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        total.seconds = elapsed.as_secs_f64();
+        total.cancelled = self.stop.requested();
+        (Report { files, total, errors: self.problems.into_sorted() }, locks)
+    }
+}
