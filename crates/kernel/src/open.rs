@@ -9,11 +9,12 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use crate::{Error, Result};
+use crate::{Error, FileSystem, Result};
 
 /// Device and inode number: the identity of a file while it exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,6 +48,7 @@ pub struct InspectedFile {
     path: PathBuf,
     inode: Inode,
     size: u64,
+    file_system: OnceLock<FileSystem>,
 }
 
 impl InspectedFile {
@@ -101,7 +103,13 @@ impl InspectedFile {
 
     /// As [`Self::from_fd`], for callers that have looked at the file already.
     pub(crate) fn from_stat(fd: OwnedFd, path: PathBuf, stat: &Stat) -> Self {
-        Self { file: fd.into(), path, inode: Inode::of(stat), size: u64::try_from(stat.st_size).unwrap_or(0) }
+        Self {
+            file: fd.into(),
+            path,
+            inode: Inode::of(stat),
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            file_system: OnceLock::new(),
+        }
     }
 
     /// The name it was opened by.
@@ -122,6 +130,15 @@ impl InspectedFile {
     /// Its size in bytes now.
     pub fn size_now(&self) -> Result<u64> {
         Ok(self.file.metadata().map_err(|e| Error::call("fstat", &self.path, e))?.size())
+    }
+
+    /// The file system it is on; asked once.
+    pub fn file_system(&self) -> Result<FileSystem> {
+        if let Some(known) = self.file_system.get() {
+            return Ok(*known);
+        }
+        let found = FileSystem::of(&self.file, &self.path)?;
+        Ok(*self.file_system.get_or_init(|| found))
     }
 
     /// The file itself.

@@ -96,7 +96,7 @@ impl ReleaseReport {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions) -> Result<ReleaseReport> {
-    let file_system = FileSystem::of(file, file.path())?;
+    let file_system = file.file_system()?;
     if let Some(reason) = file_system.release_refusal() {
         return Err(Error::Unsupported { path: file.path().to_path_buf(), reason });
     }

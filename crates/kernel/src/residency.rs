@@ -116,7 +116,7 @@ pub fn residency(file: &InspectedFile, range: Range<u64>) -> Result<Residency> {
 
 /// Whether the file's pages belong to a file of another file system, below an overlay.
 pub(crate) fn is_overlay(file: &InspectedFile) -> Result<bool> {
-    Ok(FileSystem::of(file, file.path())? == FileSystem::Overlay)
+    Ok(file.file_system()? == FileSystem::Overlay)
 }
 
 /// The fallback, public so that peers and tests can compare: only what is resident, at a cost that follows the file's size.
