@@ -1,0 +1,129 @@
+//! Files to measure on: made, made resident page by page, and made cold.
+//!
+//! Pages of holes of a sparse file are cached like any others, so a picture of residency needs no disk space.
+//! Invariants: what is made clean is on disk (fsync); what is made cold is verified.
+//! Fails with the file's name.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use pagekeeper_kernel::{Advice, InspectedFile, Links, advise, page_size, residency};
+
+use crate::rounds::Random;
+
+/// Bytes in a MiB.
+pub(crate) const MIB: u64 = 1 << 20;
+/// How much is read or written by one call: a MiB.
+const CALL_BYTES: usize = 1 << 20;
+/// Bytes in a GiB.
+pub(crate) const GIB: u64 = 1 << 30;
+
+/// Makes a file of `size` bytes that is one hole.
+pub(crate) fn make_sparse(path: &Path, size: u64) -> Result<()> {
+    let file = File::create(path).with_context(|| format!("can't make {}", path.display()))?;
+    file.set_len(size).with_context(|| format!("can't extend {}", path.display()))
+}
+
+/// Makes a file of `size` bytes (a multiple of a MiB) of noise, written in calls of 1 MiB and synced: clean, resident,
+/// and in large folios where the file system has them.
+pub(crate) fn write_synced(path: &Path, size: u64) -> Result<()> {
+    let mut noise = Random::new(size);
+    let block: Vec<u8> =
+        std::iter::repeat_with(|| noise.next_u64().to_le_bytes()).take(CALL_BYTES / 8).flatten().collect();
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(path)?;
+        for _ in 0..size / MIB {
+            file.write_all(&block)?;
+        }
+        file.sync_all()
+    };
+    write().with_context(|| format!("can't write {}", path.display()))
+}
+
+/// Opens a file to look at it, or to read.
+pub(crate) fn open(path: &Path) -> Result<InspectedFile> {
+    Ok(InspectedFile::open(path, Links::Refuse)?)
+}
+
+/// Bytes of the file in the page cache.
+pub(crate) fn resident(path: &Path) -> Result<u64> {
+    Ok(residency(&open(path)?, 0..u64::MAX)?.resident)
+}
+
+/// Reads single pages, each with nothing around it; `pages` are indices.
+pub(crate) fn touch_pages(file: &InspectedFile, pages: impl IntoIterator<Item = u64>) -> Result<()> {
+    advise(file, Advice::Random, 0..u64::MAX, file.path())?;
+    let mut byte = [0];
+    for page in pages {
+        file.file()
+            .read_exact_at(&mut byte, page * page_size())
+            .with_context(|| format!("can't read {}", file.path().display()))?;
+    }
+    Ok(())
+}
+
+/// Reads a file from `start` to `end`, as much as that, in calls of 1 MiB.
+pub(crate) fn read_through(file: &InspectedFile, range: std::ops::Range<u64>) -> Result<()> {
+    let mut buffer = vec![0; CALL_BYTES];
+    let mut at = range.start;
+    while at < range.end {
+        let want = usize::try_from(MIB.min(range.end - at)).unwrap_or(buffer.len());
+        file.file()
+            .read_exact_at(&mut buffer[..want], at)
+            .with_context(|| format!("can't read {}", file.path().display()))?;
+        at += want as u64;
+    }
+    Ok(())
+}
+
+/// Drops the pages of a clean file, and makes sure that they are gone.
+pub(crate) fn make_cold(path: &Path) -> Result<()> {
+    let file = open(path)?;
+    // A page that was locked or on its way to a list at that moment goes with the next call.
+    for pause_ms in [0, 20, 200] {
+        std::thread::sleep(std::time::Duration::from_millis(pause_ms));
+        advise(&file, Advice::DontNeed, 0..u64::MAX, path)?;
+        if residency(&file, 0..u64::MAX)?.resident == 0 {
+            return Ok(());
+        }
+    }
+    let left = residency(&file, 0..u64::MAX)?.resident;
+    ensure!(left == 0, "{left} bytes of {} can't be dropped from the page cache", path.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch() -> tempfile::TempDir {
+        // Not on tmpfs, where nothing can be dropped.
+        tempfile::tempdir_in("/var/tmp").unwrap()
+    }
+
+    #[test]
+    fn exactly_the_touched_pages_of_a_hole_are_resident() {
+        let dir = scratch();
+        let path = dir.path().join("hole");
+        make_sparse(&path, 64 * MIB).unwrap();
+        touch_pages(&open(&path).unwrap(), [3, 7, 8, 16383]).unwrap();
+        assert_eq!(resident(&path).unwrap(), 4 * page_size());
+        make_cold(&path).unwrap();
+        assert_eq!(resident(&path).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_is_written_is_clean_and_can_be_read_back() {
+        let dir = scratch();
+        let path = dir.path().join("file");
+        write_synced(&path, 3 * MIB).unwrap();
+        let counts = residency(&open(&path).unwrap(), 0..u64::MAX).unwrap();
+        assert_eq!((counts.resident, counts.unwritten()), (3 * MIB, 0));
+        make_cold(&path).unwrap();
+        read_through(&open(&path).unwrap(), 0..3 * MIB).unwrap();
+        assert_eq!(resident(&path).unwrap(), 3 * MIB);
+    }
+}

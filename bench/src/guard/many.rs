@@ -1,0 +1,126 @@
+//! What the guard costs beside a directory of 10,000 log files, one of which is written and followed by the next.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use pagekeeper_kernel::{Flush, flush, start_writeback};
+
+use super::watcher::Watcher;
+use crate::Run;
+use crate::data::{MIB, open};
+use crate::report::Unit;
+use crate::rounds::Samples;
+
+const FILES: u64 = 10_000;
+const FILE_BYTES: usize = 16 << 10;
+
+/// Measures it, and adds rows.
+pub(super) fn run(run: &mut Run) -> Result<()> {
+    let (settle, window) = if run.quick { (2, 5) } else { (3, 30) };
+    run.say(&format!("{FILES} log files"))?;
+    let directory = run.scratch.path().join("many");
+    make(&directory)?;
+    let done = AtomicBool::new(false);
+    let (whole, steady) = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_on(&directory, &done));
+        let measured = watch(run, &directory, settle, window);
+        done.store(true, Ordering::Relaxed);
+        let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        written.context("can't write the log")?;
+        measured
+    })?;
+    let mut add = |case: &str, unit, subject, value| {
+        run.report.add_case(case, unit, &[Samples { subject, values: vec![value] }]);
+    };
+    add("guard_10k_cpu_percent", Unit::PercentOfCore, "with its start", whole.cpu_percent);
+    add("guard_10k_cpu_percent", Unit::PercentOfCore, "after its start", steady);
+    add("guard_10k_memory_mib", Unit::Mib, "at most", whole.memory_bytes / MIB as f64);
+    std::fs::remove_dir_all(&directory).context("can't remove the log files")
+}
+
+/// What the guard used in all, and its CPU percentage in the window after it has settled; both in seconds.
+fn watch(run: &Run, directory: &Path, settle: u64, window: u64) -> Result<(super::watcher::Used, f64)> {
+    let shown = directory.to_string_lossy();
+    let guard = Watcher::start(&run.pagekeeper, &["--dir", &shown, "--profile", "generic"])?;
+    run.stop.sleep(Duration::from_secs(settle))?;
+    let (before, began) = (cpu_seconds(guard.pid())?, Instant::now());
+    run.stop.sleep(Duration::from_secs(window))?;
+    let steady = (cpu_seconds(guard.pid())? - before) / began.elapsed().as_secs_f64() * 100.0;
+    Ok((guard.stop()?, steady))
+}
+
+fn name(number: u64) -> String {
+    format!("binlog.{number:06}")
+}
+
+/// Makes the files, clean and resident, and their index.
+fn make(directory: &Path) -> Result<()> {
+    let made = || -> std::io::Result<Vec<PathBuf>> {
+        std::fs::create_dir(directory)?;
+        let paths: Vec<PathBuf> = (1..=FILES).map(|number| directory.join(name(number))).collect();
+        let mut index = String::new();
+        for path in &paths {
+            std::fs::write(path, vec![b'x'; FILE_BYTES])?;
+            writeln!(index, "{}", path.display()).map_err(std::io::Error::other)?;
+        }
+        std::fs::write(directory.join("binlog.index"), index)?;
+        Ok(paths)
+    };
+    let paths = made().context("can't make the log files")?;
+    for path in &paths {
+        start_writeback(&open(path)?, 0..u64::MAX)?;
+    }
+    for path in &paths {
+        flush(&open(path)?, 0..u64::MAX, Flush::SyncFileRange, Duration::from_secs(60))?;
+    }
+    Ok(())
+}
+
+/// Appends 64 KiB ten times a second, with a new file every two seconds.
+fn write_on(directory: &Path, done: &AtomicBool) -> std::io::Result<()> {
+    let block = vec![b'y'; 64 << 10];
+    let mut number = FILES;
+    while !done.load(Ordering::Relaxed) {
+        number += 1;
+        let mut file = File::create(directory.join(name(number)))?;
+        for _ in 0..20 {
+            file.write_all(&block)?;
+            std::thread::sleep(Duration::from_millis(100));
+            if done.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// CPU time that a process has used, in seconds (`utime` and `stime` of `proc_pid_stat(5)`, 0.01 s each).
+fn cpu_seconds(pid: u32) -> Result<f64> {
+    let text =
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).context("can't see what the guard uses")?;
+    let ticks = cpu_ticks(&text).with_context(|| format!("not a stat file: {text}"))?;
+    Ok(ticks as f64 / 100.0)
+}
+
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    // The name before may hold anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_read_whatever_the_name() {
+        let stat = "7 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 30 12 13 14 20 0 1 0";
+        assert_eq!(cpu_ticks(stat), Some(42));
+        assert!(cpu_seconds(std::process::id()).is_ok());
+    }
+}

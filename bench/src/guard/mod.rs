@@ -1,0 +1,200 @@
+//! `guard`: what the guard costs a database and gives back: MariaDB under sysbench, windows with and without the guard
+//! in turn, on one server under one continuous load.
+//!
+//! Before each window without the guard the log files are read back in, as they would be on a server that never had
+//! one; the guard's window begins from there, so its first release is in its account. The guard watches this server
+//! alone. Queries are counted by the server, residency is of the redo log and all binlogs at a window's end.
+
+mod many;
+mod server;
+mod watcher;
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::Run;
+use crate::data::{MIB, open, read_through, resident};
+use crate::peers::Program;
+use crate::report::Unit;
+use crate::rounds::{Plan, Samples, Subject, median, run as run_rounds};
+use crate::scratch::Stop;
+use server::{Load, PROGRAMS, Server};
+use watcher::Watcher;
+
+const WITH: &str = "with the guard";
+const WITHOUT: &str = "without";
+
+/// Lengths of a run's parts.
+#[derive(Debug, Clone, Copy)]
+struct Lengths {
+    /// The load alone, before the first window: logs to begin with.
+    history: Duration,
+    /// From a change to the begin of the count.
+    settle: Duration,
+    /// The count.
+    window: Duration,
+}
+
+/// Runs it.
+pub(crate) fn run(run: &mut Run) -> Result<()> {
+    let lengths = if run.quick {
+        Lengths {
+            history: Duration::from_secs(2),
+            settle: Duration::from_millis(500),
+            window: Duration::from_secs(3),
+        }
+    } else {
+        Lengths {
+            history: Duration::from_secs(15),
+            settle: Duration::from_secs(1),
+            window: Duration::from_secs(12),
+        }
+    };
+    run.note("one server under one load throughout; windows with and without the guard in turn; before a window without it the logs are read back in, as on a server that never had it");
+    let mut complete = true;
+    for name in PROGRAMS {
+        complete &= run.peer(name).is_some();
+    }
+    if !complete {
+        bail!("{} not installed: `make bench-setup` installs what is missing", run.report.missing.join(", "));
+    }
+    windows(run, lengths)?;
+    many::run(run)
+}
+
+/// What the windows of one kind came to, beside their queries.
+#[derive(Debug, Default)]
+struct Seen {
+    resident_mib: Vec<f64>,
+    cpu_percent: Vec<f64>,
+    memory_mib: Vec<f64>,
+}
+
+fn windows(run: &mut Run, lengths: Lengths) -> Result<()> {
+    run.say("a MariaDB server")?;
+    let server = Server::start(run.scratch.path(), &run.stop)?;
+    server.prepare()?;
+    let load = RefCell::new(server.load()?);
+    run.say("logs to begin with")?;
+    run.stop.sleep(lengths.history)?;
+
+    run.say("windows with and without the guard")?;
+    let (guarded, alone) = (RefCell::new(Seen::default()), RefCell::new(Seen::default()));
+    let (pagekeeper, stop) = (run.pagekeeper.clone(), run.stop.clone());
+    let mut subjects = [
+        Subject::new(WITH, || {
+            guarded_window(
+                &server,
+                &mut load.borrow_mut(),
+                &pagekeeper,
+                &stop,
+                lengths,
+                &mut guarded.borrow_mut(),
+            )
+        }),
+        Subject::new(WITHOUT, || {
+            read_logs(&server)?;
+            let queries = count(&server, &mut load.borrow_mut(), &stop, lengths)?;
+            alone.borrow_mut().resident_mib.push(resident_mib(&server)?);
+            Ok(queries)
+        }),
+    ];
+    let rounds = if run.quick { run.rounds.min(3) } else { run.rounds };
+    // The load has run for a while: no round is needed that does not count.
+    let plan = Plan { rounds, until: None, warm_up: false };
+    let queries = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
+    drop(subjects);
+    report(run, &queries, guarded.into_inner(), alone.into_inner());
+    Ok(())
+}
+
+fn guarded_window(
+    server: &Server,
+    load: &mut Load,
+    pagekeeper: &Program,
+    stop: &Stop,
+    lengths: Lengths,
+    seen: &mut Seen,
+) -> Result<f64> {
+    let guard = Watcher::start(pagekeeper, &["--pid", &server.pid().to_string()])?;
+    let queries = count(server, load, stop, lengths)?;
+    seen.resident_mib.push(resident_mib(server)?);
+    let used = guard.stop()?;
+    seen.cpu_percent.push(used.cpu_percent);
+    seen.memory_mib.push(used.memory_bytes / MIB as f64);
+    Ok(queries)
+}
+
+/// Queries per second in a window.
+fn count(server: &Server, load: &mut Load, stop: &Stop, lengths: Lengths) -> Result<f64> {
+    stop.sleep(lengths.settle)?;
+    let (first, began) = server.questions()?;
+    stop.sleep(lengths.window)?;
+    let (last, ended) = server.questions()?;
+    load.check()?;
+    Ok((last - first) / (ended - began).as_secs_f64())
+}
+
+fn resident_mib(server: &Server) -> Result<f64> {
+    let bytes = server.logs()?.iter().try_fold(0, |sum, path| resident(path).map(|bytes| sum + bytes))?;
+    Ok(bytes as f64 / MIB as f64)
+}
+
+/// Makes all pages of the logs resident.
+fn read_logs(server: &Server) -> Result<()> {
+    for path in server.logs()? {
+        let file = open(&path)?;
+        read_through(&file, 0..file.size())?;
+    }
+    Ok(())
+}
+
+fn report(run: &mut Run, queries: &[Samples], guarded: Seen, alone: Seen) {
+    let report = &mut run.report;
+    report.add_case("queries of sysbench oltp_read_write", Unit::QueriesPerSecond, queries);
+    report.add_ratio("guard_qps", Unit::QueriesPerSecond, queries, WITH, WITHOUT);
+    let within = queries[0].values.iter().zip(&queries[1].values).map(|(with, without)| with / without);
+    let within = Samples { subject: "with against without, each pair", values: within.collect() };
+    report.add_case("queries of sysbench oltp_read_write", Unit::Ratio, &[within]);
+
+    let gone: Vec<f64> = guarded
+        .resident_mib
+        .iter()
+        .zip(&alone.resident_mib)
+        .map(|(with, without)| drop_share(*with, *without))
+        .collect();
+    let resident = [
+        Samples { subject: WITH, values: guarded.resident_mib },
+        Samples { subject: WITHOUT, values: alone.resident_mib },
+    ];
+    report.add_case("log files in the page cache at a window's end", Unit::Mib, &resident);
+    if let Some(share) = median(&gone) {
+        report.ratios.insert("guard_residency_drop", share);
+    }
+    if let Some(percent) = median(&guarded.cpu_percent) {
+        report.ratios.insert("guard_cpu_percent", percent);
+    }
+    let own = |values| [Samples { subject: "the guard itself", values }];
+    report.add_case("the guard's CPU beside the database", Unit::PercentOfCore, &own(guarded.cpu_percent));
+    report.add_case("the guard's memory beside the database", Unit::Mib, &own(guarded.memory_mib));
+}
+
+/// Which share of `without` is gone.
+fn drop_share(with: f64, without: f64) -> f64 {
+    if without > 0.0 { 1.0 - with / without } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_gone_is_one_when_nothing_is_left() {
+        let near = |value: f64, expected: f64| (value - expected).abs() < 1e-12;
+        assert!(near(drop_share(0.0, 200.0), 1.0));
+        assert!(near(drop_share(10.0, 200.0), 0.95));
+        assert!(near(drop_share(5.0, 0.0), 0.0));
+    }
+}

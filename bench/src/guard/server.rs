@@ -1,0 +1,204 @@
+//! A private `MariaDB` server and sysbench's load on it.
+//!
+//! Invariants: own data directory, socket and no port; server and load end with their handles, and with the thread that
+//! started them, whatever ends that (`setpriv --pdeathsig`). As root the server runs as the user mysql.
+//! Fails with what the program said.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::data::MIB;
+use crate::peers::run as run_process;
+use crate::scratch::Stop;
+
+/// What has to be installed.
+pub(super) const PROGRAMS: [&str; 4] = ["mariadbd", "mariadb-install-db", "mariadb", "sysbench"];
+
+/// Size of the redo ring.
+const REDO_BYTES: u64 = 48 * MIB;
+/// Size at which a binlog is followed by the next.
+const BINLOG_BYTES: u64 = 16 * MIB;
+
+/// A running server.
+pub(super) struct Server {
+    home: PathBuf,
+    child: Child,
+}
+
+impl Server {
+    /// Makes a data directory in `parent` and starts a server on it; both logs are buffered and synced at every commit.
+    pub(super) fn start(parent: &Path, stop: &Stop) -> Result<Self> {
+        let home = parent.join("mariadb");
+        std::fs::create_dir(&home).context("can't make the server's directory")?;
+        for path in [parent, &home] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+                .context("can't let the server's user in")?;
+        }
+        let root = rustix::process::geteuid().is_root();
+        let mut install = Command::new("mariadb-install-db");
+        install.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
+        install.arg("--auth-root-authentication-method=normal");
+        install.arg(format!("--datadir={}", home.join("data").display()));
+        if root {
+            install.arg("--user=mysql");
+        }
+        run_process(&mut install)?;
+        // Its socket, pid file and messages go there.
+        let messages = home.join("run");
+        std::fs::create_dir(&messages).context("can't make the server's directory")?;
+        if root {
+            run_process(Command::new("chown").arg("mysql:").arg(&messages))?;
+        }
+        let mut server = Self { child: spawn(&home, root)?, home };
+        server.wait_until_ready(stop)?;
+        Ok(server)
+    }
+
+    fn wait_until_ready(&mut self, stop: &Stop) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                let said = std::fs::read_to_string(self.home.join("run/log.err")).unwrap_or_default();
+                bail!("mariadbd ended with {status}: {said}");
+            }
+            if self.query("SELECT 1").is_ok() {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "mariadbd does not answer after a minute");
+            stop.sleep(Duration::from_millis(100))?;
+        }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.home.join("run/socket")
+    }
+
+    /// What the client prints for a statement, without the columns' names.
+    fn query(&self, sql: &str) -> Result<String> {
+        let mut client = Command::new("mariadb");
+        client.args(["--no-defaults", "--batch", "--skip-column-names", "--user=root", "--execute", sql]);
+        client.arg(format!("--socket={}", self.socket().display()));
+        Ok(run_process(&mut client)?.stdout)
+    }
+
+    /// Statements that clients have sent so far, and the time at which the server was asked.
+    pub(super) fn questions(&self) -> Result<(f64, Instant)> {
+        let text = self.query("SHOW GLOBAL STATUS LIKE 'Questions'")?;
+        let count = text.split_whitespace().nth(1).and_then(|count| count.parse().ok());
+        Ok((count.with_context(|| format!("not a count: {text}"))?, Instant::now()))
+    }
+
+    /// Its redo log and binlogs.
+    pub(super) fn logs(&self) -> Result<Vec<PathBuf>> {
+        let mut logs = Vec::new();
+        for entry in std::fs::read_dir(self.home.join("data")).context("can't list the data directory")? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let number = name.strip_prefix("binlog.").unwrap_or_default();
+            let is_binlog = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+            if is_binlog || name == "ib_logfile0" {
+                logs.push(path);
+            }
+        }
+        Ok(logs)
+    }
+
+    fn sysbench(&self) -> Command {
+        let mut command = with_parent("sysbench");
+        command.args(["oltp_read_write", "--mysql-user=root", "--mysql-db=load", "--db-ps-mode=disable"]);
+        command.args(["--rand-type=uniform", "--tables=4", "--table-size=10000", "--threads=8"]);
+        command.arg(format!("--mysql-socket={}", self.socket().display()));
+        command
+    }
+
+    /// Makes and fills the tables.
+    pub(super) fn prepare(&self) -> Result<()> {
+        self.query("CREATE DATABASE `load`")?;
+        run_process(self.sysbench().arg("prepare"))?;
+        Ok(())
+    }
+
+    /// Starts `oltp_read_write` with more writes in each transaction than by default.
+    pub(super) fn load(&self) -> Result<Load> {
+        let child = self
+            .sysbench()
+            .args(["--time=0", "--range-selects=off", "--point-selects=2"])
+            .args(["--index-updates=15", "--non-index-updates=15", "--delete-inserts=10"])
+            .arg("run")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("can't start sysbench")?;
+        Ok(Load(child))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A command that is killed when its parent's thread ends.
+pub(super) fn with_parent(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig=KILL", "--"]).arg(program);
+    command
+}
+
+fn spawn(home: &Path, root: bool) -> Result<Child> {
+    let mut command = Command::new("setpriv");
+    if root {
+        command.args(["--reuid=mysql", "--regid=mysql", "--clear-groups"]);
+    }
+    // The signal would be lost if the server itself changed its user.
+    command.args(["--pdeathsig=KILL", "--", "mariadbd", "--no-defaults", "--skip-networking"]);
+    for (option, path) in
+        [("datadir", "data"), ("socket", "run/socket"), ("pid-file", "run/pid"), ("log-error", "run/log.err")]
+    {
+        command.arg(format!("--{option}={}", home.join(path).display()));
+    }
+    command.args(["--innodb-buffer-pool-size=128M", "--innodb-flush-log-at-trx-commit=1"]);
+    command.arg(format!("--innodb-log-file-size={REDO_BYTES}"));
+    // Whole pages also on a device of 512-byte blocks: else a released page of the ring must be read back.
+    command.args(["--innodb-log-file-buffering=ON", "--innodb-log-write-ahead-size=4096"]);
+    command.args(["--server-id=1", "--log-bin=binlog", "--binlog-format=ROW", "--sync-binlog=1"]);
+    command.arg(format!("--max-binlog-size={BINLOG_BYTES}"));
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("can't start mariadbd")
+}
+
+/// A running load.
+pub(super) struct Load(Child);
+
+impl Load {
+    /// Fails if it has ended by itself: then the server refused it.
+    pub(super) fn check(&mut self) -> Result<()> {
+        let ended = self.0.try_wait()?;
+        ensure!(ended.is_none(), "sysbench ended by itself: {ended:?}");
+        Ok(())
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

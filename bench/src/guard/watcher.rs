@@ -1,0 +1,121 @@
+//! `pagekeeper guard --json` as a child process: started, seen to have found what it is to watch, ended with its summary.
+//!
+//! Ends with its handle, and with the thread that started it. Fails with what it said.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Stdio};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::server::with_parent;
+use crate::peers::Program;
+
+/// A running guard.
+pub(super) struct Watcher {
+    child: Child,
+    lines: std::thread::JoinHandle<std::io::Result<Option<Value>>>,
+}
+
+/// What a guard used, by its own account.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Used {
+    /// CPU time in percent of a core.
+    pub(super) cpu_percent: f64,
+    /// Memory at most, in bytes.
+    pub(super) memory_bytes: f64,
+}
+
+impl Watcher {
+    /// Starts a guard and returns when it has found what the arguments name.
+    pub(super) fn start(pagekeeper: &Program, arguments: &[&str]) -> Result<Self> {
+        let mut child = with_parent(&pagekeeper.path)
+            .args(["guard", "--json"])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("can't start pagekeeper guard")?;
+        let mut stdout = BufReader::new(child.stdout.take().context("it has no output")?);
+        let found = wait_for_found(&mut stdout);
+        // Its pipe must not fill.
+        let lines = std::thread::spawn(move || last_summary(stdout));
+        let watcher = Self { child, lines };
+        found?;
+        Ok(watcher)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it by SIGTERM.
+    pub(super) fn stop(mut self) -> Result<Used> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).context("can't stop the guard")?;
+        self.child.wait().context("can't wait for the guard")?;
+        let lines = std::mem::replace(&mut self.lines, std::thread::spawn(|| Ok(None)));
+        let summary = lines.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let summary = summary.context("the guard ended without a summary")?;
+        used(&summary).with_context(|| format!("not a summary: {summary}"))
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn used(summary: &Value) -> Option<Used> {
+    Some(Used {
+        cpu_percent: summary["cpu_percent"].as_f64()?,
+        memory_bytes: summary["memory_peak_bytes"].as_f64()?,
+    })
+}
+
+fn event_in(line: &str) -> Option<Value> {
+    serde_json::from_str(line).ok()
+}
+
+fn wait_for_found(stdout: &mut BufReader<ChildStdout>) -> Result<()> {
+    let mut said = String::new();
+    loop {
+        let from = said.len();
+        if stdout.read_line(&mut said).context("can't read the guard's output")? == 0 {
+            anyhow::bail!("the guard ended before it found anything: {said}");
+        }
+        if event_in(&said[from..]).is_some_and(|event| event["event"] == "found") {
+            return Ok(());
+        }
+    }
+}
+
+fn last_summary(stdout: impl BufRead) -> std::io::Result<Option<Value>> {
+    let mut last = None;
+    for line in stdout.lines() {
+        if let Some(event) = event_in(&line?)
+            && event["event"] == "summary"
+        {
+            last = Some(event);
+        }
+    }
+    Ok(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_is_found_among_the_events() {
+        let said =
+            "{\"event\":\"tick\"}\n{\"event\":\"summary\",\"cpu_percent\":0.25,\"memory_peak_bytes\":4096}\n";
+        let summary = last_summary(said.as_bytes()).unwrap().unwrap();
+        assert_eq!(used(&summary), Some(Used { cpu_percent: 0.25, memory_bytes: 4096.0 }));
+        assert_eq!(last_summary("{\"event\":\"tick\"}\n".as_bytes()).unwrap(), None);
+        assert_eq!(used(&serde_json::json!({"cpu_percent": 1.0})), None);
+    }
+}

@@ -1,0 +1,239 @@
+//! Side-by-side measures of pagekeeper against its peers and its limits.
+//!
+//! Invariants: all subjects of a case take their turn in every round, in an order that is shuffled anew; results are
+//! checked while they are measured; whatever a run makes or changes is gone or taken back when it ends, also by Ctrl-C.
+//! A quick run ends within 45 seconds on a machine that has two free cores. Fails where a subject fails or is wrong.
+
+mod data;
+mod guard;
+mod machine;
+mod peers;
+mod plot;
+mod release;
+mod report;
+mod rounds;
+mod scan;
+mod scratch;
+mod warm;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+use machine::Machine;
+use peers::Program;
+use report::Report;
+use rounds::{Plan, Random, Samples, Subject};
+use scratch::{Interrupted, Scratch, Stop};
+
+/// Measures pagekeeper side by side with its peers and its limits
+#[derive(Debug, Parser)]
+#[command(name = "pagekeeper-bench", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Telling how much of files is resident: stat against vmtouch, fincore, pagers and plain mincore
+    Scan(Options),
+    /// Releasing clean pages: evict and the library's call against the bare advice and vmtouch -e
+    Release(Options),
+    /// Loading a cold file, and restoring scattered pages, against vmtouch -t, pread and fio
+    Warm(Options),
+    /// MariaDB under sysbench with and without the guard
+    Guard(Options),
+    /// Resident bytes below PATH, by mincore alone
+    #[command(hide = true)]
+    Mincore {
+        /// File or directory.
+        path: PathBuf,
+    },
+    /// Reads extents of PATH one after the other
+    #[command(hide = true)]
+    Pread {
+        /// File.
+        path: PathBuf,
+        /// A line "OFFSET LENGTH" in bytes for each extent.
+        list: PathBuf,
+    },
+}
+
+/// How to measure.
+#[derive(Debug, Clone, clap::Args)]
+struct Options {
+    /// Fewer cases and rounds: ends within 45 seconds
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Rounds that count [default: 5 with --quick, else 9]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: Option<u16>,
+    /// Draw the figures, too
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Seed of the random choices [default: of the clock]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Where to put files meanwhile; on a disk
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// The pagekeeper to measure [default: the one beside this program]
+    #[arg(long, value_name = "FILE")]
+    bin: Option<PathBuf>,
+}
+
+impl Options {
+    /// The command that repeats this run with the same choices.
+    fn command(&self, bench: &str, seed: u64) -> String {
+        let mut words = vec!["pagekeeper-bench".to_owned(), bench.to_owned()];
+        words.extend(self.quick.then(|| "--quick".to_owned()));
+        words.extend(self.rounds.map(|rounds| format!("--rounds {rounds}")));
+        words.push(format!("--seed {seed} --dir {}", self.dir.display()));
+        words.extend(self.bin.as_ref().map(|bin| format!("--bin {}", bin.display())));
+        words.join(" ")
+    }
+}
+
+/// A run of a benchmark, as far as it has come.
+struct Run {
+    quick: bool,
+    rounds: usize,
+    began: Instant,
+    stop: Stop,
+    random: Random,
+    scratch: Scratch,
+    pagekeeper: Program,
+    report: Report,
+}
+
+impl Run {
+    fn new(bench: &'static str, options: &Options) -> Result<Self> {
+        if cfg!(debug_assertions) {
+            bail!("this program was built without optimisation: add --release");
+        }
+        let began = Instant::now();
+        let stop = Stop::on_signals()?;
+        let clock = || {
+            std::time::UNIX_EPOCH
+                .elapsed()
+                .map_or(1, |since| u64::from(since.subsec_nanos()) ^ since.as_secs())
+        };
+        let seed = options.seed.unwrap_or_else(clock);
+        let pagekeeper = Program::pagekeeper(options.bin.as_deref())?;
+        let mut machine = Machine::of(&options.dir);
+        machine.versions.insert(pagekeeper.name.to_owned(), pagekeeper.version.clone());
+        Ok(Self {
+            quick: options.quick,
+            rounds: usize::from(options.rounds.unwrap_or(if options.quick { 5 } else { 9 })),
+            began,
+            stop,
+            random: Random::new(seed),
+            scratch: Scratch::new(&options.dir)?,
+            pagekeeper,
+            report: Report {
+                bench,
+                command: options.command(bench, seed),
+                seed,
+                machine,
+                missing: Vec::new(),
+                notes: Vec::new(),
+                rows: Vec::new(),
+                ratios: std::collections::BTreeMap::new(),
+            },
+        })
+    }
+
+    /// A peer, with its version noted; `None`, and noted as missing, if it is not installed.
+    fn peer(&mut self, name: &'static str) -> Option<Program> {
+        let found = Program::find(name);
+        match &found {
+            Some(program) => {
+                self.report.machine.versions.insert(name.to_owned(), program.version.clone());
+            }
+            None => self.report.add_missing(name),
+        }
+        found
+    }
+
+    fn note(&mut self, text: &str) {
+        self.report.notes.push(text.to_owned());
+    }
+
+    /// Says on standard error what comes next.
+    fn say(&self, text: &str) -> Result<()> {
+        eprintln!("{:>5.1} s  {text}", self.began.elapsed().as_secs_f64());
+        self.stop.check()
+    }
+
+    /// Runs the subjects in turn; a quick run begins no round that would not end by its second `quick_end`.
+    ///
+    /// One more round goes before, which does not count.
+    fn rounds(&mut self, subjects: &mut [Subject<'_>], quick_end: u64) -> Result<Vec<Samples>> {
+        let until = self.quick.then(|| self.began + Duration::from_secs(quick_end));
+        let plan = Plan { rounds: self.rounds, until, warm_up: true };
+        rounds::run(subjects, plan, &mut self.random, &self.stop)
+    }
+}
+
+/// Runs what the command line asks for.
+pub fn run(cli: Cli) -> ExitCode {
+    let done = match cli.bench {
+        Bench::Scan(options) => bench("scan", &options, scan::run),
+        Bench::Release(options) => bench("release", &options, release::run),
+        Bench::Warm(options) => bench("warm", &options, warm::run),
+        Bench::Guard(options) => bench("guard", &options, guard::run),
+        Bench::Mincore { path } => scan::mincore(&path),
+        Bench::Pread { path, list } => warm::pread(&path, &list),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<Interrupted>() => ExitCode::from(130),
+        Err(error) => {
+            eprintln!("pagekeeper-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(name: &'static str, options: &Options, measure: fn(&mut Run) -> Result<()>) -> Result<()> {
+    let mut run = Run::new(name, options)?;
+    measure(&mut run)?;
+    let report = &run.report;
+    if let Some(path) = &options.plot {
+        std::fs::write(path, plot::svg(report)).with_context(|| format!("can't write {}", path.display()))?;
+    }
+    if options.json {
+        println!("{}", serde_json::to_string(report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_sound_and_repeat_themselves() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+        let given = ["pagekeeper-bench", "scan", "--quick", "--rounds", "3", "--json"];
+        let Bench::Scan(options) = Cli::parse_from(given).bench else {
+            panic!("not scan");
+        };
+        let command = options.command("scan", 5);
+        assert_eq!(command, "pagekeeper-bench scan --quick --rounds 3 --seed 5 --dir /var/tmp");
+        let Bench::Scan(again) = Cli::parse_from(command.split(' ')).bench else {
+            panic!("not scan");
+        };
+        assert_eq!(again.command("scan", 5), command);
+    }
+}

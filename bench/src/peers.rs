@@ -1,0 +1,145 @@
+//! The programs that take part: where they are, which version, and running one as a whole process.
+//!
+//! Peers are looked for in `peers/bin` of the target directory, where `make bench-setup` puts those it builds, then on
+//! PATH. One that is not there is named as missing by the report. pagekeeper itself must be there.
+//! Fails where a program can't be started or ends with an error; its standard error is in the message.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// A program that is there.
+#[derive(Debug, Clone)]
+pub(crate) struct Program {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Its file.
+    pub(crate) path: PathBuf,
+    /// What it says its version is.
+    pub(crate) version: String,
+}
+
+/// What a process came to.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// From before its start to after its end.
+    pub(crate) seconds: f64,
+    /// What it printed.
+    pub(crate) stdout: String,
+}
+
+impl Program {
+    /// A command that runs it.
+    pub(crate) fn command(&self) -> Command {
+        Command::new(&self.path)
+    }
+
+    /// Finds a peer; `None` if it is not installed.
+    pub(crate) fn find(name: &'static str) -> Option<Self> {
+        let path = directories().into_iter().map(|dir| dir.join(name)).find(|path| path.is_file())?;
+        // vmtouch has no option for it, and tells it with its usage.
+        let option: &[&str] = if name == "vmtouch" { &[] } else { &["--version"] };
+        let output = Command::new(&path).args(option).stdin(Stdio::null()).output().ok()?;
+        let version = version_in(&text_of(&output)).unwrap_or_else(|| "unknown".to_owned());
+        Some(Self { name, path, version })
+    }
+
+    /// pagekeeper: `given`, or the program of this build.
+    pub(crate) fn pagekeeper(given: Option<&Path>) -> Result<Self> {
+        let path = match given {
+            Some(path) => path.to_path_buf(),
+            None => std::env::current_exe().context("can't find this program")?.with_file_name("pagekeeper"),
+        };
+        ensure!(
+            path.is_file(),
+            "there is no {}; build it (cargo build --release --package pagekeeper), or name one with --bin",
+            path.display()
+        );
+        let version = run(Command::new(&path).arg("--version"))?.stdout;
+        let version = version_in(&version).unwrap_or_else(|| "unknown".to_owned());
+        Ok(Self { name: "pagekeeper", path, version })
+    }
+}
+
+/// This program again, for the subjects that are a few lines of our own.
+pub(crate) fn this_program() -> Result<Command> {
+    Ok(Command::new(std::env::current_exe().context("can't find this program")?))
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(command: &mut Command) -> Result<Finished> {
+    command.stdin(Stdio::null());
+    let shown = command.get_program().to_string_lossy().into_owned();
+    let began = Instant::now();
+    let output = command.output().with_context(|| format!("can't start {shown}"))?;
+    let seconds = began.elapsed().as_secs_f64();
+    if !output.status.success() {
+        bail!("{shown} ended with {}: {}", output.status, text_of(&output).trim());
+    }
+    Ok(Finished { seconds, stdout: String::from_utf8_lossy(&output.stdout).into_owned() })
+}
+
+fn text_of(output: &Output) -> String {
+    let text = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+fn directories() -> Vec<PathBuf> {
+    let mut directories = Vec::new();
+    let target = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.parent()?.to_path_buf()));
+    directories.extend(target.map(|target| target.join("peers/bin")));
+    directories.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    // Not on every user's PATH: servers.
+    directories.extend(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
+    directories
+}
+
+/// The first word that is a version: `1.2`, `v1.2.3`, `fio-3.33`.
+fn version_in(text: &str) -> Option<String> {
+    text.split_whitespace().find_map(|word| {
+        let digits = word.find(|c: char| c.is_ascii_digit())?;
+        let (before, version) = word.split_at(digits);
+        let version: String =
+            version.chars().take_while(|&c| c.is_ascii_digit() || c == '.').collect::<String>();
+        let separated = before.is_empty() || before.ends_with('v') || before.ends_with('-');
+        (separated && version.contains('.')).then(|| version.trim_end_matches('.').to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_found_in_what_programs_say() {
+        let said = [
+            ("fincore from util-linux 2.38.1", "2.38.1"),
+            ("fio-3.33", "3.33"),
+            ("vmtouch: no files\n\nvmtouch v1.3.1 - the Virtual Memory Toucher", "1.3.1"),
+            ("mariadbd  Ver 10.11.19-MariaDB-0+deb12u1 for debian-linux-gnu", "10.11.19"),
+            ("sysbench 1.0.20", "1.0.20"),
+        ];
+        for (text, version) in said {
+            assert_eq!(version_in(text).as_deref(), Some(version), "{text}");
+        }
+        assert_eq!(version_in("no number 7 here"), None);
+    }
+
+    #[test]
+    fn a_process_that_fails_says_why() {
+        let error = run(Command::new("sh").args(["-c", "echo broken >&2; exit 3"])).unwrap_err();
+        assert!(error.to_string().contains("broken"), "{error}");
+        let fine = run(Command::new("sh").args(["-c", "echo fine"])).unwrap();
+        assert_eq!(fine.stdout, "fine\n");
+        assert!(fine.seconds > 0.0);
+    }
+
+    #[test]
+    fn what_is_not_installed_is_not_found() {
+        assert!(Program::find("pagekeeper-no-such-peer").is_none());
+        let error = Program::pagekeeper(Some(Path::new("/nonexistent"))).unwrap_err();
+        assert!(error.to_string().contains("build it"), "{error}");
+    }
+}

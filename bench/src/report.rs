@@ -1,0 +1,354 @@
+//! The report of a run: a table for people, one JSON object for programs.
+//!
+//! Invariants: each case's first subject is ours; every ratio is ours against theirs, larger is better, unless its name
+//! ends in a unit; what is missing is named.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::machine::Machine;
+use crate::rounds::{Better, Samples, extremes, median, ratio};
+
+/// What figures are in, and which way is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) enum Unit {
+    /// Times.
+    #[serde(rename = "ms")]
+    Milliseconds,
+    /// Times, for what follows the size.
+    #[serde(rename = "s/GiB")]
+    SecondsPerGib,
+    /// Rates.
+    #[serde(rename = "GiB/s")]
+    GibPerSecond,
+    /// Rates.
+    #[serde(rename = "queries/s")]
+    QueriesPerSecond,
+    /// Memory.
+    #[serde(rename = "MiB")]
+    Mib,
+    /// Of one core.
+    #[serde(rename = "% of a core")]
+    PercentOfCore,
+    /// A share or a quotient.
+    #[serde(rename = "ratio")]
+    Ratio,
+}
+
+impl Unit {
+    fn better(self) -> Better {
+        match self {
+            Self::Milliseconds | Self::SecondsPerGib | Self::Mib | Self::PercentOfCore => Better::Less,
+            Self::GibPerSecond | Self::QueriesPerSecond | Self::Ratio => Better::More,
+        }
+    }
+
+    /// As the table and the plot show it.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Milliseconds => "ms",
+            Self::SecondsPerGib => "s/GiB",
+            Self::GibPerSecond => "GiB/s",
+            Self::QueriesPerSecond => "queries/s",
+            Self::Mib => "MiB",
+            Self::PercentOfCore => "% of a core",
+            Self::Ratio => "ratio",
+        }
+    }
+}
+
+/// One subject in one case.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Row {
+    /// What was done.
+    pub(crate) case: String,
+    /// Who did it.
+    pub(crate) subject: String,
+    /// The median.
+    pub(crate) value: f64,
+    /// What it is in.
+    pub(crate) unit: Unit,
+    /// The least and the greatest.
+    pub(crate) range: (f64, f64),
+    /// How many samples.
+    pub(crate) samples: usize,
+    /// Ours against this one, larger is better; `None` for ours.
+    pub(crate) against: Option<f64>,
+}
+
+impl Serialize for Row {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            case: &'a str,
+            subject: &'a str,
+            value: f64,
+            unit: Unit,
+            spread: f64,
+        }
+        Shown {
+            case: &self.case,
+            subject: &self.subject,
+            value: self.value,
+            unit: self.unit,
+            spread: self.range.1 - self.range.0,
+        }
+        .serialize(serializer)
+    }
+}
+
+/// All there is to tell.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Report {
+    /// Name of the benchmark.
+    pub(crate) bench: &'static str,
+    /// What repeats it.
+    pub(crate) command: String,
+    /// The seed of its random choices.
+    pub(crate) seed: u64,
+    /// Where it ran.
+    pub(crate) machine: Machine,
+    /// Peers that are not installed.
+    pub(crate) missing: Vec<&'static str>,
+    /// What a reader of the figures should know.
+    pub(crate) notes: Vec<String>,
+    /// The figures.
+    pub(crate) rows: Vec<Row>,
+    /// What they amount to.
+    pub(crate) ratios: BTreeMap<&'static str, f64>,
+}
+
+impl Report {
+    /// Adds a case whose first subject is ours.
+    pub(crate) fn add_case(&mut self, case: &str, unit: Unit, samples: &[Samples]) {
+        let ours = samples.first();
+        for (index, of_subject) in samples.iter().enumerate() {
+            let (Some(value), Some(range)) = (median(&of_subject.values), extremes(&of_subject.values))
+            else {
+                continue;
+            };
+            let against =
+                ours.filter(|_| index > 0).and_then(|ours| against(ours, of_subject, unit.better()));
+            self.rows.push(Row {
+                case: case.to_owned(),
+                subject: of_subject.subject.to_owned(),
+                value,
+                unit,
+                range,
+                samples: of_subject.values.len(),
+                against,
+            });
+        }
+    }
+
+    /// Adds the ratio of two subjects of a case, if both took part.
+    pub(crate) fn add_ratio(
+        &mut self,
+        name: &'static str,
+        unit: Unit,
+        samples: &[Samples],
+        ours: &str,
+        theirs: &str,
+    ) {
+        let find = |subject| samples.iter().find(|samples| samples.subject == subject);
+        if let (Some(ours), Some(theirs)) = (find(ours), find(theirs))
+            && let Some(value) = against(ours, theirs, unit.better())
+        {
+            self.ratios.insert(name, value);
+        }
+    }
+
+    /// Notes a peer as missing, once.
+    pub(crate) fn add_missing(&mut self, peer: &'static str) {
+        if !self.missing.contains(&peer) {
+            self.missing.push(peer);
+        }
+    }
+
+    /// The table.
+    pub(crate) fn table(&self) -> String {
+        let mut out = String::new();
+        self.write_table(&mut out).unwrap_or_else(|_| unreachable!("writing to a string does not fail"));
+        out
+    }
+
+    fn write_table(&self, out: &mut String) -> std::fmt::Result {
+        let machine = &self.machine;
+        writeln!(out, "pagekeeper-bench {}", self.bench)?;
+        writeln!(
+            out,
+            "  machine   {}, {} cores, {:.1} GiB, Linux {}, load {:.1} at the start",
+            machine.cpu,
+            machine.cores,
+            gib(machine.memory_bytes),
+            machine.kernel,
+            machine.load_1m
+        )?;
+        let read_ahead =
+            machine.read_ahead_kb.map_or_else(|| "unknown".to_owned(), |kib| format!("{kib} KiB"));
+        writeln!(
+            out,
+            "  files on  {}, device {}, read-ahead {read_ahead}",
+            machine.file_system, machine.device
+        )?;
+        let versions: Vec<String> =
+            machine.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        writeln!(out, "  versions  {}", versions.join(", "))?;
+        writeln!(out, "  repeat    {}", self.command)?;
+        for peer in &self.missing {
+            writeln!(out, "  missing   {peer}: `make bench-setup` installs it")?;
+        }
+        for note in &self.notes {
+            writeln!(out, "  note      {note}")?;
+        }
+        for case in self.rows.chunk_by(|a, b| a.case == b.case && a.unit == b.unit) {
+            write_case(out, case)?;
+        }
+        if !self.ratios.is_empty() {
+            writeln!(
+                out,
+                "\nratios, ours against theirs, larger is better (plain figures where the name ends in a unit)"
+            )?;
+            let width = self.ratios.keys().map(|name| name.len()).max().unwrap_or(0);
+            for (name, value) in &self.ratios {
+                writeln!(out, "  {name:<width$}  {}", number(*value))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn against(ours: &Samples, theirs: &Samples, better: Better) -> Option<f64> {
+    ratio(&ours.values, &theirs.values, better)
+}
+
+fn write_case(out: &mut String, rows: &[Row]) -> std::fmt::Result {
+    let first = &rows[0];
+    let direction = match first.unit.better() {
+        Better::Less => "less is better",
+        Better::More => "more is better",
+    };
+    writeln!(
+        out,
+        "\n{} ({}, {direction}; median, least to greatest of {})",
+        first.case,
+        first.unit.label(),
+        first.samples
+    )?;
+    let names = rows.iter().map(|row| row.subject.chars().count()).max().unwrap_or(0);
+    for row in rows {
+        let range = format!("{} to {}", number(row.range.0), number(row.range.1));
+        write!(out, "  {:<names$}  {:>8}  {range:<18}", row.subject, number(row.value))?;
+        match row.against {
+            Some(times) => writeln!(out, "  ours is {} x as good", number(times))?,
+            None => writeln!(out)?,
+        }
+    }
+    Ok(())
+}
+
+/// Three or four digits that count.
+pub(crate) fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        size if size >= 0.1 || size == 0.0 => format!("{value:.3}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    fn samples(subject: &'static str, values: &[f64]) -> Samples {
+        Samples { subject, values: values.to_vec() }
+    }
+
+    pub(crate) fn example() -> Report {
+        let mut report = Report {
+            bench: "scan",
+            command: "pagekeeper-bench scan --seed 7".to_owned(),
+            seed: 7,
+            machine: Machine {
+                cpu: "A Processor".to_owned(),
+                cores: 2,
+                memory_bytes: 24 << 30,
+                kernel: "6.18".to_owned(),
+                file_system: "ext4".to_owned(),
+                device: "vda".to_owned(),
+                read_ahead_kb: Some(128),
+                load_1m: 0.0,
+                versions: [("vmtouch".to_owned(), "1.3.1".to_owned())].into(),
+            },
+            missing: Vec::new(),
+            notes: Vec::new(),
+            rows: Vec::new(),
+            ratios: BTreeMap::new(),
+        };
+        let times = [samples("ours", &[10.0, 12.0, 11.0]), samples("vmtouch", &[20.0, 26.0, 22.0])];
+        report.add_case("a tree", Unit::Milliseconds, &times);
+        report.add_ratio("tree_vs_vmtouch", Unit::Milliseconds, &times, "ours", "vmtouch");
+        report.add_ratio("tree_vs_pagers", Unit::Milliseconds, &times, "ours", "pagers");
+        let rates = [samples("ours", &[3.0]), samples("vmtouch", &[1.5])];
+        report.add_case("a file", Unit::GibPerSecond, &rates);
+        report.add_ratio("file_vs_vmtouch", Unit::GibPerSecond, &rates, "ours", "vmtouch");
+        report.add_missing("pagers");
+        report.add_missing("pagers");
+        report
+    }
+
+    #[test]
+    fn ratios_are_ours_against_theirs_whatever_the_unit() {
+        let report = example();
+        assert_eq!(report.ratios, [("tree_vs_vmtouch", 2.0), ("file_vs_vmtouch", 2.0)].into());
+        let against: Vec<Option<f64>> = report.rows.iter().map(|row| row.against).collect();
+        assert_eq!(against, [None, Some(2.0), None, Some(2.0)]);
+    }
+
+    #[test]
+    fn the_json_is_one_object_of_the_fixed_form() {
+        let json = serde_json::to_value(example()).unwrap();
+        assert_eq!(
+            json["rows"][1],
+            serde_json::json!({"case": "a tree", "subject": "vmtouch", "value": 22.0, "unit": "ms", "spread": 6.0})
+        );
+        assert_eq!(json["bench"], "scan");
+        assert_eq!(json["machine"]["versions"]["vmtouch"], "1.3.1");
+        assert_eq!(json["ratios"]["tree_vs_vmtouch"], 2.0);
+        assert_eq!(json["missing"], serde_json::json!(["pagers"]));
+    }
+
+    #[test]
+    fn the_table_says_all_that_is_needed() {
+        let table = example().table();
+        for part in [
+            "A Processor, 2 cores, 24.0 GiB, Linux 6.18",
+            "ext4, device vda, read-ahead 128 KiB",
+            "versions  vmtouch 1.3.1",
+            "repeat    pagekeeper-bench scan --seed 7",
+            "missing   pagers: `make bench-setup` installs it",
+            "a tree (ms, less is better; median, least to greatest of 3)",
+            "22.0  20.0 to 26.0",
+            "ours is 2.00 x as good",
+            "a file (GiB/s, more is better",
+        ] {
+            assert!(table.contains(part), "{part}\n{table}");
+        }
+    }
+
+    #[test]
+    fn numbers_keep_digits_that_count() {
+        assert_eq!(
+            [0.0, 0.0123, 0.5, 1.005, 99.44, 12345.6].map(number),
+            ["0.000", "0.0123", "0.500", "1.00", "99.4", "12346"]
+        );
+    }
+}

@@ -1,0 +1,315 @@
+//! `scan`: how fast it is told how much of files is resident, of a tree of 20,000 files and of one of 20 GiB.
+//!
+//! All subjects are whole processes that end with a total; every total of every round must be the true one. Nothing is
+//! on disk: the files are holes, whose pages are cached like any others, and the tree's inodes are cached too.
+//! Where memory for the half-resident cases is short the files are fewer and smaller, and a note says so.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use pagekeeper_kernel::{WalkOptions, residency_by_mincore, walk};
+use serde_json::Value;
+
+use crate::Run;
+use crate::data::{GIB, MIB, make_cold, make_sparse, open, read_through, touch_pages};
+use crate::peers::{Program, run as run_process, this_program};
+use crate::report::Unit;
+use crate::rounds::{Random, Samples, Subject};
+
+const OURS: &str = "pagekeeper stat";
+
+/// Runs it.
+pub(crate) fn run(run: &mut Run) -> Result<()> {
+    run.note("whole processes from start to end; files are holes with cached pages; fincore is given the list of files, the others walk");
+    let peers = ["vmtouch", "fincore", "pagers"].map(|name| run.peer(name));
+    let peers: Vec<Program> = peers.into_iter().flatten().collect();
+    tree(run, &peers)?;
+    one_file(run, &peers)
+}
+
+/// How much of 20,000 or of 20 GiB the memory at hand allows half of, with as much again left for others.
+fn affordable(run: &mut Run, whole: u64, bytes_each: u64) -> u64 {
+    let half_of_what_is_there = crate::machine::available_bytes() / 3 * 2;
+    let possible = (half_of_what_is_there * 2 / bytes_each).min(whole);
+    if possible < whole {
+        run.note(&format!(
+            "memory for {possible} of {whole} x {} MiB half resident: scaled down",
+            bytes_each / MIB
+        ));
+    }
+    possible
+}
+
+fn tree(run: &mut Run, peers: &[Program]) -> Result<()> {
+    const FILES: u64 = 20_000;
+    let shares: &[f64] = if run.quick { &[0.01] } else { &[0.0, 0.01, 0.5] };
+    let files = if run.quick { FILES } else { affordable(run, FILES, MIB) };
+    let root = run.scratch.path().join("tree");
+    let paths = make_tree(&root, files)?;
+    for &share in shares {
+        run.say(&format!("{files} files, {} % resident", share * 100.0))?;
+        for path in &paths {
+            make_cold(path)?;
+            touch_share(path, MIB, share, &mut run.random)?;
+        }
+        let samples = measure(run, peers, &Lists::new(&root, &paths)?, 14)?;
+        run.report.add_case(
+            &format!("{files} files of 1 MiB, {} % resident", share * 100.0),
+            Unit::Milliseconds,
+            &samples,
+        );
+        if (share - 0.01).abs() < 1e-9 {
+            run.report.add_ratio("scan_20k_vs_vmtouch", Unit::Milliseconds, &samples, OURS, "vmtouch");
+            run.report.add_ratio("scan_20k_vs_pagers", Unit::Milliseconds, &samples, OURS, "pagers");
+        }
+    }
+    std::fs::remove_dir_all(&root).context("can't remove the tree")
+}
+
+fn one_file(run: &mut Run, peers: &[Program]) -> Result<()> {
+    const HALF: &str = "half resident, random pages";
+    let size = affordable(run, 20, GIB) * GIB;
+    let path = run.scratch.path().join("large");
+    let cases: &[(&str, f64)] = if run.quick {
+        &[(HALF, 0.5)]
+    } else {
+        &[("not resident", 0.0), ("1 % resident, random pages", 0.01), (HALF, 0.5)]
+    };
+    let measure_case = |run: &mut Run, name: &str| -> Result<()> {
+        let files = [path.clone()];
+        let samples = measure(run, peers, &Lists::new(&path, &files)?, 40)?;
+        run.report.add_case(&format!("one file of {} GiB, {name}", size / GIB), Unit::Milliseconds, &samples);
+        if name == HALF {
+            run.report.add_ratio("scan_one_vs_vmtouch", Unit::Milliseconds, &samples, OURS, "vmtouch");
+            run.report.add_ratio("scan_one_vs_pagers", Unit::Milliseconds, &samples, OURS, "pagers");
+        }
+        Ok(())
+    };
+    make_sparse(&path, size)?;
+    for &(name, share) in cases {
+        run.say(&format!("one file of {} GiB, {name}", size / GIB))?;
+        make_cold(&path)?;
+        touch_share(&path, size, share, &mut run.random)?;
+        measure_case(run, name)?;
+    }
+    if !run.quick {
+        run.say("one file, the first half resident")?;
+        make_cold(&path)?;
+        read_through(&open(&path)?, 0..size / 2)?;
+        measure_case(run, "the first half resident, read in sequence")?;
+    }
+    std::fs::remove_file(&path).context("can't remove the file")
+}
+
+/// Makes the files, a hundred in each directory, with names short enough for all to be arguments of one command.
+fn make_tree(root: &Path, files: u64) -> Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for number in 0..files {
+        let directory = root.join(format!("{}", number / 100));
+        if number % 100 == 0 {
+            std::fs::create_dir_all(&directory).context("can't make the tree")?;
+        }
+        let path = directory.join(format!("{number}"));
+        make_sparse(&path, MIB)?;
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+/// Makes each page of a file resident with the chance `share`, in two halves at once.
+fn touch_share(path: &Path, size: u64, share: f64, random: &mut Random) -> Result<()> {
+    // In 2^-32.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is from 0 to 1")]
+    let threshold = (share * f64::from(u32::MAX)) as u64;
+    if threshold == 0 {
+        return Ok(());
+    }
+    let pages = size / pagekeeper_kernel::page_size();
+    let touch = |range: std::ops::Range<u64>, mut random: Random| {
+        touch_pages(&open(path)?, range.filter(|_| random.next_u64() >> 32 <= threshold))
+    };
+    let (first, second) = (Random::new(random.next_u64()), Random::new(random.next_u64()));
+    if size <= MIB {
+        return touch(0..pages, first);
+    }
+    std::thread::scope(|scope| {
+        let helper = scope.spawn(|| touch(pages / 2..pages, second));
+        touch(0..pages / 2, first)?;
+        helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// What the subjects look at.
+struct Lists<'a> {
+    /// The tree, or the one file.
+    root: &'a Path,
+    /// All files.
+    files: &'a [PathBuf],
+    /// Resident bytes, as mincore told last.
+    truth: Cell<u64>,
+}
+
+impl<'a> Lists<'a> {
+    fn new(root: &'a Path, files: &'a [PathBuf]) -> Result<Self> {
+        let lists = Self { root, files, truth: Cell::new(0) };
+        lists.truth.set(lists.resident_by_mincore()?);
+        Ok(lists)
+    }
+
+    /// The truth, counted in this process the way that is furthest from ours.
+    fn resident_by_mincore(&self) -> Result<u64> {
+        self.files
+            .iter()
+            .try_fold(0, |sum, path| Ok(sum + residency_by_mincore(&open(path)?, 0..u64::MAX)?.resident))
+    }
+
+    fn measure(&self, mut command: Command, total: fn(&str) -> Option<u64>) -> Result<f64> {
+        let finished = run_process(&mut command)?;
+        let said = total(&finished.stdout).context("its output is not understood")?;
+        let before = self.truth.get();
+        if said != before {
+            self.truth.set(self.resident_by_mincore()?);
+            ensure!(
+                is_true(said, before, self.truth.get()),
+                "it says {said} bytes are resident, mincore says {} (and {before} before)",
+                self.truth.get()
+            );
+        }
+        Ok(finished.seconds * 1000.0)
+    }
+}
+
+fn measure(run: &mut Run, peers: &[Program], lists: &Lists<'_>, quick_end: u64) -> Result<Vec<Samples>> {
+    let own = run.pagekeeper.clone();
+    let mut subjects = vec![
+        Subject::new(OURS, move || {
+            let mut command = own.command();
+            command.args(["stat", "--json", "--top", "20"]).arg(lists.root);
+            lists.measure(command, total_of_pagekeeper)
+        }),
+        Subject::new("mincore of every file", || {
+            let mut command = this_program()?;
+            command.arg("mincore").arg(lists.root);
+            lists.measure(command, |text| text.trim().parse().ok())
+        }),
+    ];
+    for peer in peers {
+        subjects.push(Subject::new(peer.name, move || {
+            let mut command = peer.command();
+            match peer.name {
+                "fincore" => {
+                    command.args(["--bytes", "--noheadings", "--output", "RES"]);
+                    // Shorter than whole paths, for the limit on arguments.
+                    let parent = lists.root.parent().unwrap_or(Path::new("/"));
+                    command.current_dir(parent);
+                    command.args(lists.files.iter().map(|file| file.strip_prefix(parent).unwrap_or(file)));
+                    lists.measure(command, total_of_fincore)
+                }
+                "pagers" => {
+                    command.args(["query", "-o", "kv"]).arg(lists.root);
+                    lists.measure(command, total_of_pagers)
+                }
+                _ => lists.measure(
+                    {
+                        command.arg(lists.root);
+                        command
+                    },
+                    total_of_vmtouch,
+                ),
+            }
+        }));
+    }
+    run.rounds(&mut subjects, quick_end)
+}
+
+/// Whether a count is the truth: what was resident before, or as much less as the kernel took away until after. Where
+/// that is more than 2 %, memory is too short for this measurement.
+fn is_true(said: u64, before: u64, after: u64) -> bool {
+    (after..=before).contains(&said) && before - after <= before / 50
+}
+
+fn total_of_pagekeeper(text: &str) -> Option<u64> {
+    serde_json::from_str::<Value>(text).ok()?["total"]["resident"].as_u64()
+}
+
+/// `  Resident Pages: 768/1024  3M/4M  75%`
+fn total_of_vmtouch(text: &str) -> Option<u64> {
+    let pages = text.lines().find_map(|line| line.trim().strip_prefix("Resident Pages:"))?;
+    let pages: u64 = pages.split('/').next()?.trim().parse().ok()?;
+    Some(pages * pagekeeper_kernel::page_size())
+}
+
+/// A number of bytes for each file.
+fn total_of_fincore(text: &str) -> Option<u64> {
+    text.lines().map(|line| line.trim().parse::<u64>().ok()).sum()
+}
+
+/// A line `TotalResidentSize=3145728` among others.
+fn total_of_pagers(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("TotalResidentSize="))?.trim().parse().ok()
+}
+
+/// The hidden command `mincore`: maps each file below `root` and asks mincore(2), one after the other, as pcstat does.
+pub(crate) fn mincore(root: &Path) -> Result<()> {
+    let total = std::sync::Mutex::new(Ok(0));
+    let options = WalkOptions { threads: 1, ..WalkOptions::default() };
+    walk(&[root.to_path_buf()], &options, &|visited| {
+        let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let counted = visited.and_then(|file| residency_by_mincore(&file, 0..u64::MAX));
+        if let (Ok(sum), Ok(counts)) = (&mut *total, &counted) {
+            *sum += counts.resident;
+        } else if let Err(error) = counted {
+            *total = Err(error);
+        }
+    });
+    println!("{}", total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_are_read_from_what_the_programs_print() {
+        let page = pagekeeper_kernel::page_size();
+        let vmtouch =
+            "           Files: 3\n  Resident Pages: 768/1024  3M/4M  75%\n         Elapsed: 0.0 seconds\n";
+        assert_eq!(total_of_vmtouch(vmtouch), Some(768 * page));
+        assert_eq!(total_of_fincore("  4096\n0\n8192\n"), Some(12288));
+        assert_eq!(total_of_fincore("x"), None);
+        assert_eq!(total_of_pagers("TotalResidentPages=2\nTotalResidentSize=8192\n"), Some(8192));
+        assert_eq!(total_of_pagekeeper(r#"{"files":[],"total":{"resident":5}}"#), Some(5));
+        assert_eq!(total_of_pagekeeper(r#"{"files":[],"total":{"resident":null}}"#), None);
+    }
+
+    #[test]
+    fn a_count_may_miss_only_what_the_kernel_took_away() {
+        assert!(is_true(1000, 1000, 1000) && is_true(990, 1000, 985));
+        assert!(!is_true(1001, 1000, 985) && !is_true(984, 1000, 985));
+        assert!(!is_true(950, 1000, 950), "too much went away");
+    }
+
+    #[test]
+    fn about_the_share_asked_for_is_touched() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("file");
+        make_sparse(&path, 16 * MIB).unwrap();
+        touch_share(&path, 16 * MIB, 0.25, &mut Random::new(1)).unwrap();
+        let share = crate::data::resident(&path).unwrap() as f64 / (16 * MIB) as f64;
+        assert!((0.22..0.28).contains(&share), "{share}");
+        let files = [path];
+        let lists = Lists::new(&files[0], &files).unwrap();
+        assert_eq!(lists.truth.get(), crate::data::resident(&files[0]).unwrap());
+    }
+
+    #[test]
+    fn the_tree_has_all_files() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let paths = make_tree(&dir.path().join("tree"), 205).unwrap();
+        assert_eq!(paths.len(), 205);
+        assert!(paths.iter().all(|path| path.metadata().unwrap().len() == MIB));
+    }
+}

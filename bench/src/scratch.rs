@@ -1,0 +1,171 @@
+//! What a run leaves behind: nothing. A scratch directory, a setting that is changed for a while, and the signals that
+//! end a run early but in order.
+//!
+//! Invariants: SIGINT and SIGTERM set a flag that is looked at between measurements, so everything is taken back by its
+//! `Drop`; a second signal kills the process as it would without this module. SIGKILL leaves the directory behind.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pagekeeper_kernel::FileSystem;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// The wish to stop.
+#[derive(Debug, Clone)]
+pub(crate) struct Stop(Arc<AtomicBool>);
+
+/// A signal came: told to nobody, the exit code says it.
+#[derive(Debug)]
+pub(crate) struct Interrupted;
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+impl Stop {
+    /// From now on SIGINT and SIGTERM are caught.
+    pub(crate) fn on_signals() -> Result<Self> {
+        let wish = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            // In this order: at the first signal the flag is not yet set when the default action is considered.
+            flag::register_conditional_default(signal, Arc::clone(&wish)).context("can't catch signals")?;
+            flag::register(signal, Arc::clone(&wish)).context("can't catch signals")?;
+        }
+        Ok(Self(wish))
+    }
+
+    /// One that nothing sets.
+    #[cfg(test)]
+    pub(crate) fn never() -> Self {
+        Self(Arc::new(AtomicBool::new(false)))
+    }
+
+    /// Fails with [`Interrupted`] once a signal has come.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.0.load(Ordering::Relaxed) {
+            return Err(Interrupted.into());
+        }
+        Ok(())
+    }
+
+    /// Sleeps for `duration`; fails at once when a signal comes.
+    pub(crate) fn sleep(&self, duration: Duration) -> Result<()> {
+        let deadline = Instant::now() + duration;
+        loop {
+            self.check()?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(left.min(Duration::from_millis(50)));
+        }
+    }
+}
+
+/// A directory on a disk that goes with the value.
+#[derive(Debug)]
+pub(crate) struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    /// A new directory in `parent`, which must be on a file system whose pages can be released.
+    pub(crate) fn new(parent: &Path) -> Result<Self> {
+        let directory = tempfile::Builder::new()
+            .prefix("pagekeeper-bench-")
+            .tempdir_in(parent)
+            .with_context(|| format!("can't make a directory in {}", parent.display()))?;
+        let open = std::fs::File::open(directory.path())?;
+        if let Some(reason) = FileSystem::of(&open, directory.path())?.release_refusal() {
+            bail!("{}: {reason}; name a directory on a disk with --dir", parent.display());
+        }
+        Ok(Self(directory))
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Fails unless so many bytes more fit beside a tenth of it that stays free.
+    pub(crate) fn require_space(&self, bytes: u64) -> Result<()> {
+        let stat = rustix::fs::statvfs(self.path()).context("can't tell the free space")?;
+        let free = stat.f_bavail * stat.f_frsize;
+        ensure!(
+            free > bytes + bytes / 10,
+            "{} has {} MiB free, this needs {} MiB; name another directory with --dir",
+            self.path().display(),
+            free >> 20,
+            (bytes + bytes / 10) >> 20
+        );
+        Ok(())
+    }
+}
+
+/// A file of /sys with another value for a while.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    path: PathBuf,
+    before: String,
+}
+
+impl Setting {
+    /// Writes `value`, to be taken back at the end.
+    pub(crate) fn change(path: &Path, value: &str) -> Result<Self> {
+        let shown = path.display();
+        let before = std::fs::read_to_string(path).with_context(|| format!("can't read {shown}"))?;
+        std::fs::write(path, value).with_context(|| format!("can't set {shown} (as root?)"))?;
+        Ok(Self { path: path.to_path_buf(), before })
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::write(&self.path, &self.before) {
+            eprintln!(
+                "pagekeeper-bench: can't set {} back to {}: {error}",
+                self.path.display(),
+                self.before.trim()
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_is_taken_back() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "8192\n").unwrap();
+        let setting = Setting::change(file.path(), "128").unwrap();
+        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "128");
+        drop(setting);
+        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "8192\n");
+    }
+
+    #[test]
+    fn a_directory_in_memory_is_refused_and_leaves_nothing() {
+        let parent = tempfile::tempdir_in("/dev/shm").unwrap();
+        let error = Scratch::new(parent.path()).unwrap_err();
+        assert!(error.to_string().contains("--dir"), "{error}");
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_scratch_directory_goes_with_what_is_in_it() {
+        let scratch = Scratch::new(Path::new("/var/tmp")).unwrap();
+        let path = scratch.path().to_path_buf();
+        std::fs::write(path.join("x"), "x").unwrap();
+        assert!(scratch.require_space(u64::MAX / 4).is_err());
+        drop(scratch);
+        assert!(!path.exists());
+    }
+}
