@@ -98,17 +98,22 @@ impl InspectedFile {
         let file = File::from(fd.into());
         let stat = rustix::fs::fstat(&file).map_err(|e| Error::call("fstat", &path, e))?;
         require_regular(&stat, &path)?;
-        Ok(Self::from_stat(file.into(), path, &stat))
+        Ok(Self::from_stat(file.into(), path, &stat, None))
     }
 
-    /// As [`Self::from_fd`], for callers that have looked at the file already.
-    pub(crate) fn from_stat(fd: OwnedFd, path: PathBuf, stat: &Stat) -> Self {
+    /// As [`Self::from_fd`], for callers that have looked at the file already and may know its file system.
+    pub(crate) fn from_stat(
+        fd: OwnedFd,
+        path: PathBuf,
+        stat: &Stat,
+        file_system: Option<FileSystem>,
+    ) -> Self {
         Self {
             file: fd.into(),
             path,
             inode: Inode::of(stat),
             size: u64::try_from(stat.st_size).unwrap_or(0),
-            file_system: OnceLock::new(),
+            file_system: file_system.map_or_else(OnceLock::new, OnceLock::from),
         }
     }
 

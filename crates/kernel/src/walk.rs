@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use rustix::fs::{AtFlags, FileType, RawDir, Stat};
 
 use crate::open::open_beneath_quietly;
-use crate::{Error, Inode, InspectedFile, Links, Result, open_directory, open_directory_in};
+use crate::{Error, FileSystem, Inode, InspectedFile, Links, Result, open_directory, open_directory_in};
 
 /// Decides by path and "is a directory" whether an entry below a named path is visited or entered.
 pub type Filter<'a> = &'a (dyn Fn(&Path, bool) -> bool + Sync);
@@ -101,8 +101,11 @@ enum Job {
 struct Directory {
     fd: OwnedFd,
     path: PathBuf,
+    dev: u64,
     /// Device of the named path this directory was reached from.
     root_dev: u64,
+    /// Asked once for each device on the way down, since the call sums up the counters of all CPUs on some file systems.
+    file_system: Option<FileSystem>,
 }
 
 impl Directory {
@@ -149,7 +152,7 @@ impl Walker<'_> {
             Job::Directory { parent, name } => {
                 let path = parent.join(&name);
                 let entered = open_directory_in(parent.fd.as_fd(), name.as_c_str(), &path)
-                    .and_then(|fd| self.enter(fd, path, Some(parent.root_dev)));
+                    .and_then(|fd| self.enter(fd, path, Some(&parent)));
                 self.report_unless_gone(entered);
             }
             Job::Files { parent, names } => {
@@ -185,13 +188,17 @@ impl Walker<'_> {
     }
 
     /// Lists a directory into jobs.
-    fn enter(&self, fd: OwnedFd, path: PathBuf, root_dev: Option<u64>) -> Result<()> {
+    fn enter(&self, fd: OwnedFd, path: PathBuf, parent: Option<&Directory>) -> Result<()> {
         let inode = Inode::of(&rustix::fs::fstat(&fd).map_err(|e| Error::call("fstat", &path, e))?);
-        let root_dev = root_dev.unwrap_or(inode.dev);
+        let root_dev = parent.map_or(inode.dev, |parent| parent.root_dev);
         if (self.options.one_file_system && inode.dev != root_dev) || !self.first_sight(inode) {
             return Ok(());
         }
-        let directory = Arc::new(Directory { fd, path, root_dev });
+        let file_system = match parent {
+            Some(parent) if parent.dev == inode.dev => parent.file_system,
+            _ => FileSystem::of(&fd, &path).ok(),
+        };
+        let directory = Arc::new(Directory { fd, path, dev: inode.dev, root_dev, file_system });
         let mut names = Vec::new();
         let mut directories = Vec::new();
         let mut buffer = Vec::with_capacity(64 << 10);
@@ -254,7 +261,9 @@ impl Walker<'_> {
             Ok((_, stat)) if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile => {}
             Ok((fd, stat)) => {
                 if stat.st_nlink < 2 || self.first_sight(Inode::of(&stat)) {
-                    (self.visit)(Ok(InspectedFile::from_stat(fd, path, &stat)));
+                    // Not of files of another device: below an overlay's directory they may be of a layer.
+                    let file_system = parent.file_system.filter(|_| stat.st_dev == parent.dev);
+                    (self.visit)(Ok(InspectedFile::from_stat(fd, path, &stat, file_system)));
                 }
             }
             Err(errno) => self.report_unless_gone(Err(Error::call("open", path, errno))),
@@ -267,7 +276,7 @@ impl Walker<'_> {
         let followed = rustix::fs::stat(&path).map_err(|e| Error::call("stat", &path, e)).and_then(|stat| {
             match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory if self.wanted(parent, name, true) => {
-                    self.enter(open_directory(&path, Links::Follow)?, path.clone(), Some(parent.root_dev))
+                    self.enter(open_directory(&path, Links::Follow)?, path.clone(), Some(parent))
                 }
                 FileType::RegularFile if self.wanted(parent, name, false) => {
                     if self.options.one_file_system && stat.st_dev != parent.root_dev {
