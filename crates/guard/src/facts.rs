@@ -66,6 +66,9 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
         let rewrite = directory.logs[&log].rewrite;
         let newest = newest(spec.newest, &entries, by_file);
         for entry in entries {
+            for descriptor in by_file.get(&entry.id).into_iter().flatten() {
+                facts.followers.extend(follower(spec, entry, descriptor));
+            }
             let written = newest.contains(&entry.id);
             if entry.sample.windows.is_empty() && !written {
                 continue;
@@ -85,11 +88,6 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
                 writer: written.then(|| position(spec, rewrite, entry, by_file)),
                 windows: entry.sample.windows.clone(),
             });
-        }
-        for entry in directory.entries.values().filter(|entry| entry.log == log) {
-            for descriptor in by_file.get(&entry.id).into_iter().flatten() {
-                facts.followers.extend(follower(spec, entry, descriptor));
-            }
         }
     }
 }

@@ -76,6 +76,8 @@ pub struct Guard {
     retry_due: Instant,
     retry: u64,
     quiet_ticks: u32,
+    /// Whether any file was looked at yet.
+    looked: bool,
     summary: Summary,
     events: Vec<Event>,
 }
@@ -114,6 +116,7 @@ impl Guard {
             retry_due: now + RETRY,
             retry: 0,
             quiet_ticks: 0,
+            looked: false,
             summary: Summary::default(),
             events: Vec::new(),
             options: Options::default(),
@@ -203,7 +206,8 @@ impl Guard {
             directories.iter().flat_map(|dir| dir.entries.values()).map(|entry| entry.sample.resident).sum()
         };
         let before = resident(&self.directories);
-        if self.summary.resident_before_bytes == 0 {
+        if !self.looked && tick.files > 0 {
+            self.looked = true;
             self.summary.resident_before_bytes = before;
         }
         self.summary.resident_peak_bytes = self.summary.resident_peak_bytes.max(before);
