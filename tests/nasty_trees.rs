@@ -318,3 +318,45 @@ fn one_file_system_stays_there() {
     let there = stat(&[OsStr::new("-x"), image.path().as_os_str()]).json();
     assert_eq!(names(&there), ["within"]);
 }
+
+/// An overlay, unmounted when dropped.
+struct Overlay(std::path::PathBuf);
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg(&self.0).status();
+        assert!(std::thread::panicking() || unmounted.is_ok_and(|status| status.success()));
+    }
+}
+
+#[test]
+fn on_overlayfs_the_pages_of_the_layers_are_seen_and_released() {
+    let programs = LoopImage::programs("ext4");
+    let mut programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    programs.push("fincore");
+    if !support::can_run("on_overlayfs_the_pages_of_the_layers_are_seen_and_released", &programs) {
+        return;
+    }
+    let image = LoopImage::new("ext4", 64 * MIB);
+    let layer = |name: &str| {
+        let path = image.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        path
+    };
+    let (lower, upper, work) = (layer("lower"), layer("upper"), layer("work"));
+    std::fs::write(lower.join("from-lower"), vec![1; 1 << 20]).unwrap();
+    std::fs::File::open(lower.join("from-lower")).unwrap().sync_all().unwrap();
+    let mount = layer("mount");
+    let layers =
+        format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+    finish(Command::new("mount").args(["-t", "overlay", "-o", &layers, "overlay"]).arg(&mount)).fine();
+    let overlay = Overlay(mount.clone());
+    std::fs::write(mount.join("from-upper"), vec![1; 2 << 20]).unwrap();
+
+    let report = stat_of(&mount);
+    assert_eq!(report["total"]["resident"], 3 << 20, "{report:#}");
+    run([OsStr::new("evict"), mount.as_os_str()]).fine();
+    assert_eq!(stat_of(&mount)["total"]["resident"], 0);
+    assert_eq!(support::resident_bytes(&[lower.join("from-lower"), upper.join("from-upper")]), 0);
+    drop(overlay);
+}

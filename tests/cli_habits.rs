@@ -1,0 +1,276 @@
+//! What every command-line program owes its users: help that helps, usage errors that name the mend, silence when all is well
+//! and when nobody listens any more, output that other programs can read, an end on Ctrl-C.
+
+mod support;
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::command::{Outcome, finish, pagekeeper, program, run};
+use support::{MIB, scratch};
+
+/// Commands that take paths or do something; each has its help and its man page.
+const COMMANDS: [&str; 8] = ["stat", "evict", "warm", "snapshot", "guard", "demo", "completions", "man"];
+
+#[test]
+fn help_and_version() {
+    let help = run(["--help"]).fine();
+    for command in COMMANDS {
+        assert!(help.contains(&format!("  {command} ")), "{help}");
+        let its_help = run([command, "--help"]).fine();
+        assert!(its_help.contains("Usage: pagekeeper "), "{its_help}");
+        assert!(run([command, "-h"]).fine().contains("Usage: pagekeeper "));
+    }
+    for command in ["stat", "evict"] {
+        assert!(run([command, "--help"]).fine().contains("Examples:"));
+    }
+    assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+    assert_eq!(run(["--version"]).fine(), format!("pagekeeper {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn usage_errors_end_with_2_and_name_the_mend() {
+    for (arguments, mend) in [
+        (&[][..], "Usage:"),
+        (&["stta"], "similar subcommand exists: 'stat'"),
+        (&["stat"], "name files or directories, or use --files-from"),
+        (&["evict"], "name files or directories, or use --files-from"),
+        (&["stat", "--one-filesystem", "."], "similar argument exists: '--one-file-system'"),
+        (&["stat", "--top", "few", "."], "give a number of files, or \"all\""),
+        (&["stat", "--min", "5X", "."], "bytes, or a number with K, M, G or T, like 64M"),
+        (&["stat", "--sort", "name", "."], "possible values: resident, size, dirty, evicted, path"),
+        (&["stat", "--watch=soon", "."], "give a number of seconds"),
+        (&["stat", "--include", "[", "."], "missing ']'"),
+        (&["stat", "-0", "."], "--files-from <FILE>"),
+        (&["evict", "--range", "64M", "."], "give A..B, A.. or ..B"),
+        (&["evict", "--range", "2M..1M", "."], "its end is not after its start"),
+        (&["evict", "--jobs", "0", "."], "give a number from 1 to 1024"),
+        (&["completions", "dos"], "possible values: bash"),
+        (&["man", "woman"], "pagekeeper --help lists all"),
+    ] {
+        let outcome = run(arguments);
+        assert_eq!(outcome.code, 2, "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(mend), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stdout.is_empty(), "{arguments:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn sizes_and_ranges_are_taken_as_people_write_them() {
+    let dir = scratch();
+    std::fs::write(dir.path().join("small"), vec![1; 1 << 20]).unwrap();
+    std::fs::write(dir.path().join("large"), vec![1; 8 << 20]).unwrap();
+    let shown = finish(pagekeeper().args(["stat", "--sort", "size", "--min", "2M"]).arg(dir.path())).fine();
+    assert!(
+        shown.contains("/large") && !shown.contains("/small") && shown.contains("1 below --min"),
+        "{shown}"
+    );
+    let report =
+        finish(pagekeeper().args(["evict", "--json", "--range", "2MiB..4m"]).arg(dir.path().join("large")))
+            .json();
+    assert_eq!(report["total"]["requested"], 2 << 20);
+}
+
+#[test]
+fn paths_come_from_lists_too() {
+    let dir = scratch();
+    for name in ["with space", "with\nnewline", "other"] {
+        std::fs::write(dir.path().join(name), b"x").unwrap();
+    }
+    let list = dir.path().join("list");
+    let listed = [dir.path().join("with space"), dir.path().join("with\nnewline")];
+    std::fs::write(&list, listed.map(|path| path.display().to_string()).join("\0")).unwrap();
+    let report = finish(pagekeeper().args(["stat", "--json", "-0", "--files-from"]).arg(&list)).json();
+    assert_eq!((&report["total"]["files"], &report["errors"]), (&2.into(), &serde_json::json!([])));
+    let missing = run([OsStr::new("stat"), OsStr::new("--files-from"), dir.path().join("no").as_os_str()]);
+    assert!(missing.code == 1 && missing.stderr.contains("can't read paths from"), "{missing:?}");
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let dir = scratch();
+    // More output than a pipe holds.
+    for index in 0..2000 {
+        std::fs::write(dir.path().join(format!("{index:0100}")), b"").unwrap();
+    }
+    for arguments in [&["stat", "--all"][..], &["stat", "--json"], &["evict", "--json"]] {
+        let mut child = pagekeeper()
+            .args(arguments)
+            .arg(dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // As `head -1` does.
+        let mut reader = BufReader::new(child.stdout.take().unwrap());
+        let mut byte = [0];
+        reader.read_exact(&mut byte).unwrap();
+        drop(reader);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+        assert_eq!(output.status.signal(), Some(Signal::PIPE.as_raw()), "{arguments:?}: {:?}", output.status);
+    }
+}
+
+#[test]
+fn a_full_disk_behind_standard_output_is_told() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = pagekeeper()
+        .args(["stat", "/dev/null/../../etc/passwd", "/etc/passwd"])
+        .stdout(full)
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(told.contains("standard output: No space left on device"), "{told}");
+}
+
+#[test]
+fn json_is_what_it_says_and_errors_are_in_it() {
+    let dir = scratch();
+    let file = dir.path().join("file");
+    std::fs::write(&file, vec![1; 10_000]).unwrap();
+    let outcome = finish(pagekeeper().args(["stat", "--json", "/nonexistent"]).arg(&file));
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (1, ""));
+    let report = outcome.json();
+    assert_eq!(report["files"][0]["path"], file.to_str().unwrap());
+    assert_eq!(report["files"][0]["size"], 10_000);
+    assert_eq!(report["files"][0]["resident"], 12_288);
+    assert_eq!(report["errors"][0]["path"], "/nonexistent");
+    assert_eq!(report["errors"][0]["error"], "no such file or directory");
+    for figure in
+        ["files", "size", "resident", "dirty", "writeback", "evicted", "recently_evicted", "unknown_files"]
+    {
+        assert!(report["total"][figure].is_u64(), "{figure}: {report}");
+    }
+
+    let outcome = finish(pagekeeper().args(["evict", "--json"]).arg(&file));
+    let report = outcome.json();
+    outcome.fine();
+    for figure in
+        ["requested", "resident_before", "released", "kept_dirty", "kept_mapped", "kept_edge", "kept_busy"]
+    {
+        assert!(
+            report["files"][0][figure].is_u64() && report["total"][figure].is_u64(),
+            "{figure}: {report}"
+        );
+    }
+    assert_eq!(report["total"]["released"], 12_288);
+}
+
+#[test]
+fn completions_are_for_each_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = run(["completions", shell]).fine();
+        assert!(script.contains("one-file-system"), "{shell}");
+    }
+    if support::can_start("completions_are_for_each_shell", &["bash"]) {
+        let dir = scratch();
+        let script = dir.path().join("pagekeeper.bash");
+        std::fs::write(&script, run(["completions", "bash"]).fine()).unwrap();
+        finish(Command::new("bash").arg("-n").arg(&script)).fine();
+    }
+}
+
+#[test]
+fn man_pages_are_printed_and_written() {
+    let dir = scratch();
+    finish(pagekeeper().args(["man", "--dir"]).arg(dir.path())).fine();
+    for command in COMMANDS {
+        let page = run(["man", command]).fine();
+        assert!(page.starts_with(".ie ") || page.contains(".TH "), "{page}");
+        let written = dir.path().join(format!("pagekeeper-{command}.1"));
+        assert_eq!(std::fs::read_to_string(&written).unwrap(), page);
+    }
+    assert!(dir.path().join("pagekeeper.1").is_file());
+    if !support::can_start("the check of man_pages_are_printed_and_written", &["man"]) {
+        return;
+    }
+    for entry in std::fs::read_dir(dir.path()).unwrap() {
+        let page = entry.unwrap().path();
+        let mut man = Command::new("man");
+        man.args(["--warnings", "-l"])
+            .arg(&page)
+            .env("MANWIDTH", "80")
+            .env("LC_ALL", "C.UTF-8")
+            .env("PAGER", "cat");
+        let Outcome { code, stdout, stderr } = finish(&mut man);
+        assert!(code == 0 && stderr.is_empty(), "{}: {stderr}", page.display());
+        assert!(stdout.contains("SYNOPSIS"), "{stdout}");
+    }
+}
+
+/// `stat --watch` of a directory, running.
+fn watch(dir: &std::path::Path, more: &[&str]) -> Child {
+    pagekeeper()
+        .args(["stat", "--watch=0.05"])
+        .args(more)
+        .arg(dir)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_watch_shows_changes_and_ends_on_a_signal() {
+    let dir = scratch();
+    std::fs::write(dir.path().join("file"), vec![1; 1 << 20]).unwrap();
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut child = watch(dir.path(), &["--bytes"]);
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        lines.find(|line| line.starts_with("1 file")).expect("a first look");
+        std::fs::write(dir.path().join("new"), vec![1; 1 << 20]).unwrap();
+        // The look before may have been in the middle of the writing.
+        let grown = lines.find(|line| line.starts_with("2 files") && line.contains(" [+"));
+        assert!(grown.is_some(), "no look shows the growth");
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let rest: Vec<String> = lines.collect();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{signal:?}: {:?}", output.status);
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+        assert!(!rest.concat().contains('\x1b'), "no screen control where there is no terminal");
+        std::fs::remove_file(dir.path().join("new")).unwrap();
+    }
+}
+
+#[test]
+fn a_watch_in_json_is_one_object_a_line() {
+    let dir = scratch();
+    std::fs::write(dir.path().join("file"), b"x").unwrap();
+    let mut child = watch(dir.path(), &["--json"]);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    for _ in 0..3 {
+        let line = lines.next().expect("a line");
+        let report: serde_json::Value =
+            serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert_eq!(report["total"]["files"], 1);
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    drop(lines);
+    // A write may have met the closed pipe before the signal was seen.
+    let status = child.wait().unwrap();
+    assert!(status.success() || status.signal() == Some(Signal::PIPE.as_raw()), "{status:?}");
+}
+
+#[test]
+fn colour_is_for_terminals_that_want_it() {
+    if !support::can_start("colour_is_for_terminals_that_want_it", &["script"]) {
+        return;
+    }
+    let dir = scratch();
+    std::fs::write(dir.path().join("bell\x07"), vec![1; usize::try_from(MIB).unwrap()]).unwrap();
+    let on_a_terminal = |environment: &str| {
+        let command = format!("{environment} {} stat {}", program().display(), dir.path().display());
+        finish(Command::new("script").args(["-qec", &command, "/dev/null"]).env_remove("NO_COLOR")).fine()
+    };
+    let plain = on_a_terminal("TERM=xterm NO_COLOR=1");
+    assert!(plain.contains("RESIDENT") && !plain.contains('\x1b'), "{plain:?}");
+    assert!(!on_a_terminal("TERM=dumb").contains('\x1b'));
+    let coloured = on_a_terminal("TERM=xterm");
+    assert!(coloured.contains("\x1b[1m"), "{coloured:?}");
+    assert!(coloured.contains("bell\\x07") && !coloured.contains('\x07'), "{coloured:?}");
+}

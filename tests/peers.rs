@@ -1,0 +1,253 @@
+//! `stat`, `evict` and `warm` beside vmtouch and util-linux's fincore, on one tree, on ext4, XFS and btrfs: the same resident
+//! pages for all three, nothing left after `evict`, all there after `warm`. And where ours differs: dirty data goes, too, and holes are not loaded.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use support::MIB;
+use support::command::{finish, pagekeeper};
+use support::loop_images::LoopImage;
+
+/// Resident bytes of each file.
+type Residents = BTreeMap<PathBuf, u64>;
+
+/// A fresh file system of this kind; `None` if something that it takes is missing.
+fn image(test: &str, kind: &str) -> Option<LoopImage> {
+    let mut needed: Vec<String> = LoopImage::programs(kind).to_vec();
+    needed.extend(["vmtouch".to_owned(), "fincore".to_owned()]);
+    let needed: Vec<&str> = needed.iter().map(String::as_str).collect();
+    support::can_run(test, &needed).then(|| LoopImage::new(kind, 512 * MIB))
+}
+
+fn content(len: u64) -> Vec<u8> {
+    (0..len).map(|index| (index % 251) as u8).collect()
+}
+
+fn page() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// Files of all shapes, synced: their paths with their sizes.
+fn make_tree(root: &Path) -> BTreeMap<PathBuf, u64> {
+    std::fs::create_dir_all(root.join("sub/deeper")).unwrap();
+    let mut tree = BTreeMap::new();
+    for (name, size) in [
+        ("whole", 6 * MIB),
+        ("random", 16 * MIB),
+        ("start", 4 * MIB),
+        ("none", 3 * MIB),
+        ("sub/byte", 1),
+        ("sub/odd", 10_001),
+        ("sub/empty", 0),
+        ("sub/deeper/file", 2 * MIB + 5),
+    ] {
+        std::fs::write(root.join(name), content(size)).unwrap();
+        tree.insert(root.join(name), size);
+    }
+    let sparse = root.join("sparse");
+    let file = std::fs::File::create(&sparse).unwrap();
+    file.set_len(64 * MIB).unwrap();
+    file.write_all_at(&content(MIB), 32 * MIB).unwrap();
+    tree.insert(sparse, 64 * MIB);
+    for path in tree.keys() {
+        std::fs::File::open(path).unwrap().sync_all().unwrap();
+    }
+    tree
+}
+
+/// Brings some of the tree in: whole files, a stretch, single pages here and there.
+fn read_some(root: &Path) {
+    for name in ["whole", "sub/byte", "sub/odd", "sub/deeper/file"] {
+        std::fs::read(root.join(name)).unwrap();
+    }
+    for (name, pages) in [
+        ("start", (0..256).collect::<Vec<u64>>()),
+        ("random", (0..200).map(|index| index * 7919 % 4096).collect()),
+        // In the hole, at the edge of the data, in it.
+        ("sparse", vec![0, 100, 8191, 8192, 8300, 16_383]),
+    ] {
+        let file = std::fs::File::open(root.join(name)).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        for index in pages {
+            file.read_at(&mut [0], index * page()).unwrap();
+        }
+    }
+}
+
+fn by_ours(root: &Path) -> Residents {
+    let report = finish(pagekeeper().args(["stat", "--json"]).arg(root)).json();
+    assert_eq!(report["errors"], serde_json::json!([]));
+    let files = report["files"].as_array().unwrap().iter();
+    files.map(|file| (file["path"].as_str().unwrap().into(), file["resident"].as_u64().unwrap())).collect()
+}
+
+fn by_fincore(tree: &BTreeMap<PathBuf, u64>) -> Residents {
+    tree.keys().map(|path| (path.clone(), support::resident_bytes(std::slice::from_ref(path)))).collect()
+}
+
+/// By vmtouch, of a file or a tree; more arguments come first.
+fn vmtouch(arguments: &[&str], path: &Path) -> u64 {
+    let said = finish(Command::new("vmtouch").args(arguments).arg(path));
+    assert_eq!(said.code, 0, "{said:?}");
+    // "Resident Pages: 1536/1536  6M/6M  100%"; not there after -e and -t.
+    let pages = said.stdout.lines().find_map(|line| line.trim().strip_prefix("Resident Pages: "));
+    pages.map_or(0, |pages| pages.split('/').next().unwrap().parse::<u64>().unwrap() * page())
+}
+
+fn by_vmtouch(tree: &BTreeMap<PathBuf, u64>) -> Residents {
+    // vmtouch passes empty files over in silence.
+    let resident = |(path, &size): (&PathBuf, &u64)| if size == 0 { 0 } else { vmtouch(&[], path) };
+    tree.iter().map(|file| (file.0.clone(), resident(file))).collect()
+}
+
+fn all(tree: &BTreeMap<PathBuf, u64>) -> Residents {
+    tree.iter().map(|(path, size)| (path.clone(), size.next_multiple_of(page()))).collect()
+}
+
+fn none(tree: &BTreeMap<PathBuf, u64>) -> Residents {
+    tree.keys().map(|path| (path.clone(), 0)).collect()
+}
+
+/// Asserts that both are equal. On a busy machine the kernel may take pages at any moment, so what brings them in and the looks
+/// at them are tried a few times.
+fn same<T: PartialEq + std::fmt::Debug>(mut look: impl FnMut() -> (T, T)) {
+    for _ in 0..4 {
+        let (left, right) = look();
+        if left == right {
+            return;
+        }
+    }
+    let (left, right) = look();
+    assert_eq!(left, right);
+}
+
+/// The whole comparison on one kind of file system.
+fn agree_on(test: &str, kind: &str) {
+    let Some(image) = image(test, kind) else { return };
+    let root = image.path().join("tree");
+    let tree = make_tree(&root);
+
+    // Mixed residency.
+    vmtouch(&["-e"], &root);
+    let mut mixed = none(&tree);
+    for (name, pages) in [("whole", 1536), ("random", 200), ("start", 256), ("sparse", 6)] {
+        mixed.insert(root.join(name), pages * page());
+    }
+    for (name, pages) in [("sub/byte", 1), ("sub/odd", 3), ("sub/deeper/file", 513)] {
+        mixed.insert(root.join(name), pages * page());
+    }
+    same(|| {
+        read_some(&root);
+        (by_ours(&root), mixed.clone())
+    });
+    same(|| (by_ours(&root), by_fincore(&tree)));
+    same(|| (by_ours(&root), by_vmtouch(&tree)));
+    same(|| (by_ours(&root).values().sum(), vmtouch(&[], &root)));
+
+    // Loaded by vmtouch, evicted by ours.
+    same(|| {
+        vmtouch(&["-t"], &root);
+        (by_ours(&root), all(&tree))
+    });
+    let report = finish(pagekeeper().args(["evict", "--json"]).arg(&root)).json();
+    assert_eq!(report["total"]["released"], report["total"]["resident_before"], "{report:#}");
+    assert_eq!((by_fincore(&tree), vmtouch(&[], &root)), (none(&tree), 0));
+
+    // Loaded by ours, evicted by vmtouch. Holes, which no read goes to the disk for, ours leaves out.
+    let mut loaded = all(&tree);
+    loaded.insert(root.join("sparse"), MIB);
+    same(|| {
+        finish(pagekeeper().args(["warm", "--json"]).arg(&root)).fine();
+        ((by_fincore(&tree), vmtouch(&[], &root)), (loaded.clone(), loaded.values().sum()))
+    });
+    vmtouch(&["-e"], &root);
+    assert_eq!(by_ours(&root), none(&tree));
+
+    a_range_goes_alone(&root.join("random"));
+    dirty_data_goes_too(kind, &image.path().join("dirty"));
+}
+
+/// Only the range leaves and comes back, as vmtouch sees it.
+fn a_range_goes_alone(file: &Path) {
+    let around = |range: &str| (vmtouch(&["-p", range], file), vmtouch(&[], file));
+    same(|| {
+        std::fs::read(file).unwrap();
+        finish(pagekeeper().args(["evict", "--range", "4M..8M"]).arg(file)).fine();
+        (around("4M-8M"), (0, 12 * MIB))
+    });
+    same(|| {
+        finish(pagekeeper().args(["warm", "--json", "--range", "4M..6M"]).arg(file)).fine();
+        (around("4M-6M").0, 2 * MIB)
+    });
+}
+
+/// Where ours differs, and why: vmtouch gives the advice and looks away, and the kernel drops only what is clean by then. How
+/// much that is depends on the disk, so it is shown and not asserted.
+fn dirty_data_goes_too(kind: &str, file: &Path) {
+    const SIZE: u64 = 32 * MIB;
+    std::fs::write(file, content(SIZE)).unwrap();
+    vmtouch(&["-e"], file);
+    let left = support::resident_bytes(&[file.to_path_buf()]);
+    println!(
+        "{kind}: of {} MiB just written, vmtouch -e left {:.1} MiB",
+        SIZE / MIB,
+        left as f64 / MIB as f64
+    );
+
+    std::fs::write(file, content(SIZE)).unwrap();
+    finish(pagekeeper().arg("evict").arg(file)).fine();
+    assert_eq!(support::resident_bytes(&[file.to_path_buf()]), 0);
+    assert_eq!(std::fs::read(file).unwrap(), content(SIZE));
+}
+
+#[test]
+fn all_agree_on_ext4() {
+    agree_on("all_agree_on_ext4", "ext4");
+}
+
+#[test]
+fn all_agree_on_xfs() {
+    agree_on("all_agree_on_xfs", "xfs");
+}
+
+#[test]
+fn all_agree_on_btrfs() {
+    agree_on("all_agree_on_btrfs", "btrfs");
+}
+
+/// A program, running: ended when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.kill().expect("kill a child");
+        self.0.wait().expect("wait for a child");
+    }
+}
+
+#[test]
+fn what_a_process_maps_stays_and_evict_says_so() {
+    if !support::can_start("what_a_process_maps_stays_and_evict_says_so", &["sleep", "fincore"]) {
+        return;
+    }
+    let dir = support::scratch();
+    let copy = dir.path().join("program");
+    let path = std::env::var_os("PATH").unwrap();
+    let sleep = std::env::split_paths(&path).map(|dir| dir.join("sleep")).find(|path| path.is_file());
+    std::fs::copy(sleep.unwrap(), &copy).unwrap();
+    let running = Running(Command::new(&copy).arg("1000").stdin(Stdio::null()).spawn().unwrap());
+    let outcome = finish(pagekeeper().arg("evict").arg(&copy));
+    let kept = support::resident_bytes(std::slice::from_ref(&copy));
+    assert!(kept > 0);
+    assert!(outcome.stdout.contains("mapped by a process"), "{outcome:?}");
+    outcome.fine();
+    let report = finish(pagekeeper().args(["evict", "--json"]).arg(&copy)).json();
+    assert_eq!(report["total"]["kept_mapped"], kept, "{report:#}");
+    drop(running);
+    finish(pagekeeper().arg("evict").arg(&copy)).fine();
+    assert_eq!(support::resident_bytes(&[copy]), 0);
+}
