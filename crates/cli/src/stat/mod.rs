@@ -143,20 +143,13 @@ fn look(args: &Args, tree: &Tree, screen: Screen, turn: &Turn) -> anyhow::Result
     Ok((seen, if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
 }
 
-/// One sentence for each kind of figure that could not be had.
+/// One sentence on the figures that this user can't have.
 fn tell_unknown(totals: &Totals) {
     if totals.unknown_files > 0 {
         eprintln!(
             "pagekeeper: the kernel tells what is in the page cache to a file's owner only: run as root, as the owner, or with \
              CAP_FOWNER to see the {} marked \"?\"",
             output::files(totals.unknown_files)
-        );
-    }
-    if totals.resident_only_files > 0 {
-        eprintln!(
-            "pagekeeper: this kernel (before Linux 6.5) or sandbox has no cachestat call: dirty, writeback and evicted are \
-             not known of {}",
-            output::files(totals.resident_only_files)
         );
     }
 }

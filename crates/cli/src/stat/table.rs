@@ -82,6 +82,13 @@ impl Style {
         if let Some(sentence) = left_out_sentence(left_out) {
             writeln!(out, "{sentence}")?;
         }
+        if totals.resident_only_files > 0 {
+            let files = output::files(totals.resident_only_files);
+            writeln!(
+                out,
+                "of {files} only what is resident is known: on overlayfs, before Linux 6.5, or in a sandbox without cachestat"
+            )?;
+        }
         Ok(())
     }
 
