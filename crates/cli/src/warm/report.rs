@@ -194,7 +194,8 @@ fn summary(total: &Total) -> Vec<String> {
     let figures = &total.figures;
     let mut parts = Vec::new();
     if figures.loaded > 0 || total.cancelled {
-        let start = if total.cancelled { "interrupted: loaded" } else { "loaded" };
+        let done = if figures.resident_after.is_some() { "loaded" } else { "read" };
+        let start = if total.cancelled { format!("interrupted: {done}") } else { done.to_owned() };
         let rate = figures.loaded as f64 / total.seconds.max(1e-9);
         #[allow(
             clippy::cast_possible_truncation,
@@ -210,10 +211,13 @@ fn summary(total: &Total) -> Vec<String> {
         parts.push(format!("{} was resident before", Size(before)));
     }
     let wanted = Size(figures.requested - figures.holes);
+    let files = output::files(total.files);
     parts.push(match figures.resident_after {
-        Some(after) => {
-            format!("{} of {wanted} in {} is resident now", Size(after), output::files(total.files))
+        // Counted in whole pages, of which small files fill but a part.
+        Some(after) if after >= figures.requested - figures.holes => {
+            format!("all {wanted} of {files} is resident now")
         }
+        Some(after) => format!("{} of {wanted} of {files} is resident now", Size(after)),
         None => {
             format!("what is resident of {} is not for this user to see", output::files(total.unknown_files))
         }
@@ -266,7 +270,7 @@ mod tests {
         assert_eq!(
             summary(&total),
             [
-                "loaded 2 MiB in 2.0 s (1 MiB/s); 1 MiB was resident before; 3 MiB of 3 MiB in 1 file is resident now",
+                "loaded 2 MiB in 2.0 s (1 MiB/s); 1 MiB was resident before; all 3 MiB of 1 file is resident now",
                 "1 MiB in holes was left alone",
             ]
         );
@@ -278,6 +282,7 @@ mod tests {
         total.add(&done(WarmReport { resident_after: Some(1 << 20), holes: 0, ..report() }, None));
         let lines = summary(&total);
         assert!(lines[0].starts_with("interrupted: loaded 2 MiB"), "{lines:?}");
+        assert!(lines[0].ends_with("; 1 MiB of 4 MiB of 1 file is resident now"), "{lines:?}");
         assert!(lines[1].starts_with("2 MiB of it was evicted again"), "{lines:?}");
     }
 
