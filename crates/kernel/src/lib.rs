@@ -8,16 +8,20 @@ mod block;
 mod error;
 mod extents;
 mod filesystem;
+#[cfg(test)]
+mod model;
 mod open;
 pub mod pressure;
 pub mod process;
 mod release;
 mod residency;
+mod sync;
 mod sys;
 #[cfg(test)]
 mod testing;
 mod walk;
 mod warm;
+mod work;
 mod writeback;
 
 pub use advice::{Advice, AdviceError, advise};

@@ -14,11 +14,12 @@ use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, FileType, RawDir, Stat};
 
 use crate::open::open_beneath_quietly;
+use crate::work::WorkQueue;
 use crate::{Error, FileSystem, Inode, InspectedFile, Links, Result, open_directory, open_directory_in};
 
 /// Decides by path and "is a directory" whether an entry below a named path is visited or entered.
@@ -48,7 +49,8 @@ const BATCH: usize = 128;
 
 /// Visits every regular file at and below `roots`, with the file opened or the error that kept it from being so.
 ///
-/// `visit` is called from several threads at once, in no particular order.
+/// `visit` is called from several threads at once, in no particular order. A panic of it ends one thread and
+/// is passed on when the others have done the rest.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,35 +63,23 @@ const BATCH: usize = 128;
 /// });
 /// ```
 pub fn walk(roots: &[PathBuf], options: &WalkOptions<'_>, visit: &(dyn Fn(Result<InspectedFile>) + Sync)) {
-    let walker = Walker {
-        options,
-        visit,
-        queue: Mutex::new(Queue { jobs: Vec::new(), working: 0 }),
-        changed: Condvar::new(),
-        seen: Mutex::new(HashSet::new()),
-    };
     // Last first: the queue is a stack.
-    walker.push(roots.iter().rev().map(|root| Job::Root(root.clone())).collect());
+    let jobs = roots.iter().rev().map(|root| Job::Root(root.clone())).collect();
+    let walker = Walker { options, visit, queue: WorkQueue::new(jobs), seen: Mutex::new(HashSet::new()) };
     std::thread::scope(|scope| {
         for _ in 1..options.threads {
-            scope.spawn(|| walker.work());
+            scope.spawn(|| walker.queue.work(|job| walker.run(job)));
         }
-        walker.work();
+        walker.queue.work(|job| walker.run(job));
     });
 }
 
 struct Walker<'a> {
     options: &'a WalkOptions<'a>,
     visit: &'a (dyn Fn(Result<InspectedFile>) + Sync),
-    queue: Mutex<Queue>,
-    changed: Condvar,
+    queue: WorkQueue<Job>,
     /// Directories entered, and files that have several names or were named by the caller.
     seen: Mutex<HashSet<Inode>>,
-}
-
-struct Queue {
-    jobs: Vec<Job>,
-    working: usize,
 }
 
 enum Job {
@@ -115,33 +105,6 @@ impl Directory {
 }
 
 impl Walker<'_> {
-    fn push(&self, jobs: Vec<Job>) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.jobs.extend(jobs);
-        self.changed.notify_all();
-    }
-
-    /// Takes jobs until none is left and nobody works on one that could make more.
-    fn work(&self) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(job) = queue.jobs.pop() {
-                queue.working += 1;
-                drop(queue);
-                self.run(job);
-                queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-                queue.working -= 1;
-                if queue.working == 0 && queue.jobs.is_empty() {
-                    self.changed.notify_all();
-                }
-            } else if queue.working == 0 {
-                return;
-            } else {
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-            }
-        }
-    }
-
     fn run(&self, job: Job) {
         match job {
             Job::Root(path) => {
@@ -225,7 +188,7 @@ impl Walker<'_> {
                     names.push(name.into());
                     if names.len() == BATCH {
                         let names = std::mem::take(&mut names);
-                        self.push(vec![Job::Files { parent: Arc::clone(&directory), names }]);
+                        self.queue.push(vec![Job::Files { parent: Arc::clone(&directory), names }]);
                     }
                 }
                 _ => {}
@@ -235,7 +198,7 @@ impl Walker<'_> {
             directories.push(Job::Files { parent: directory, names });
         }
         if !directories.is_empty() {
-            self.push(directories);
+            self.queue.push(directories);
         }
         Ok(())
     }
@@ -400,6 +363,30 @@ mod tests {
         let (found, _) = names(&[dir.path().to_path_buf()], &options);
         assert_eq!(found, ["file"]);
         assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_visitors_panic_is_passed_on_when_the_others_are_done() {
+        let dir = tempfile::tempdir().unwrap();
+        for index in 0..2000 {
+            std::fs::write(dir.path().join(format!("{index:04}")), b"").unwrap();
+        }
+        let visited = AtomicUsize::new(0);
+        let walked = std::panic::catch_unwind(|| {
+            walk(
+                &[dir.path().to_path_buf()],
+                &WalkOptions { threads: 2, ..WalkOptions::default() },
+                &|file| {
+                    visited.fetch_add(1, Ordering::Relaxed);
+                    if file.unwrap().path().ends_with("0007") {
+                        std::panic::resume_unwind(Box::new("planned"));
+                    }
+                },
+            );
+        });
+        assert!(walked.is_err());
+        let visited = visited.load(Ordering::Relaxed);
+        assert!(visited > 2000 - BATCH, "{visited} of 2000");
     }
 
     #[test]

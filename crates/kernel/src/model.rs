@@ -1,0 +1,143 @@
+//! Models of how threads work together: loom runs each in every order of its threads (three and more: with at most
+//! [`PREEMPTIONS`] places where one is stopped though it could go on).
+//!
+//! A model fails by an assertion, or by loom's "deadlock" where threads wait for ever: a lost wake-up, or a job run with
+//! the lock held. No chance is in it, so that a failure repeats without a seed; `LOOM_LOG=trace` prints the steps.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use loom::sync::{Arc, Condvar, Mutex};
+
+use work::WorkQueue;
+
+/// In place of `crate::sync`.
+mod sync {
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+}
+
+#[path = "work.rs"]
+#[expect(clippy::duplicate_mod, reason = "the very source that the crate runs, with loom's locks")]
+mod work;
+
+/// Orders of three threads without a bound are too many to try. Two are tried without.
+const PREEMPTIONS: usize = 3;
+
+/// The jobs of a model: each is its place in the list, which names the jobs it adds.
+type Jobs = &'static [&'static [usize]];
+
+/// What the threads of one execution share. The counts are not loom's: they are no part of what is checked, and each step
+/// of a modelled atomic would multiply the orders.
+struct Shared {
+    queue: WorkQueue<usize>,
+    jobs: Jobs,
+    runs: Vec<AtomicUsize>,
+    met: Mutex<usize>,
+    all_met: Condvar,
+    special: Special,
+}
+
+/// What is special about the jobs of a model.
+#[derive(Clone, Copy)]
+enum Special {
+    Nothing,
+    /// This one panics when it has added its own.
+    Panics(usize),
+    /// Each waits, when it has added its own, until all are being run.
+    Meet,
+}
+
+impl Shared {
+    fn run(&self, job: usize) {
+        if !self.jobs[job].is_empty() {
+            self.queue.push(self.jobs[job].to_vec());
+        }
+        self.runs[job].fetch_add(1, Ordering::Relaxed);
+        match self.special {
+            // Without the message that a panic prints: thousands of orders are tried.
+            Special::Panics(panics) if panics == job => resume_unwind(Box::new("planned")),
+            Special::Meet => self.meet(),
+            _ => {}
+        }
+    }
+
+    fn meet(&self) {
+        let mut met = self.met.lock().unwrap();
+        *met += 1;
+        if *met == self.jobs.len() {
+            self.all_met.notify_all();
+        }
+        while *met < self.jobs.len() {
+            met = self.all_met.wait(met).unwrap();
+        }
+    }
+
+    /// Works as one thread; true if a job's panic ended it.
+    fn work(&self) -> bool {
+        catch_unwind(AssertUnwindSafe(|| self.queue.work(|job| self.run(job)))).is_err()
+    }
+}
+
+/// Runs the jobs, from those of `first` on, by `workers` threads in every order; gives how many orders there were.
+fn check(workers: usize, first: &'static [usize], jobs: Jobs, special: Special) -> usize {
+    let orders = std::sync::Arc::new(AtomicUsize::new(0));
+    let counted = std::sync::Arc::clone(&orders);
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = (workers > 2).then_some(PREEMPTIONS);
+    model.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let runs = jobs.iter().map(|_| AtomicUsize::new(0)).collect();
+        let queue = WorkQueue::new(first.to_vec());
+        let (met, all_met) = (Mutex::new(0), Condvar::new());
+        let shared = Arc::new(Shared { queue, jobs, runs, met, all_met, special });
+        let others: Vec<_> = (1..workers)
+            .map(|_| {
+                let shared = Arc::clone(&shared);
+                loom::thread::spawn(move || shared.work())
+            })
+            .collect();
+        let mut panicked = usize::from(shared.work());
+        for other in others {
+            panicked += usize::from(other.join().unwrap());
+        }
+        assert_eq!(panicked, usize::from(matches!(special, Special::Panics(_))));
+        let runs: Vec<_> = shared.runs.iter().map(|runs| runs.load(Ordering::Relaxed)).collect();
+        assert_eq!(runs, vec![1; jobs.len()], "runs of each job");
+    });
+    let orders = orders.load(Ordering::Relaxed);
+    println!("{workers} workers, {} jobs: {orders} orders", jobs.len());
+    orders
+}
+
+#[test]
+fn one_worker_runs_all_jobs() {
+    assert_eq!(check(1, &[0], &[&[1, 2], &[3], &[], &[]], Special::Nothing), 1);
+}
+
+#[test]
+fn two_workers_run_each_job_once_and_return() {
+    assert!(check(2, &[], &[], Special::Nothing) > 1);
+    assert!(check(2, &[0, 1, 2], &[&[], &[], &[]], Special::Nothing) > 1);
+    assert!(check(2, &[0], &[&[1, 2], &[3], &[], &[]], Special::Nothing) > 1);
+}
+
+#[test]
+fn three_workers_run_each_job_once_and_return() {
+    // Two wait while the first job runs, and must both learn of the jobs it adds, and of the end.
+    assert!(check(3, &[0], &[&[1, 2], &[], &[]], Special::Nothing) > 1);
+    assert!(check(3, &[0, 1], &[&[], &[]], Special::Nothing) > 1);
+}
+
+#[test]
+fn no_worker_is_left_waiting_while_there_are_jobs() {
+    assert!(check(2, &[0], &[&[1], &[]], Special::Meet) > 1);
+    assert!(check(3, &[0], &[&[1, 2], &[], &[]], Special::Meet) > 1);
+}
+
+#[test]
+fn a_panic_ends_its_worker_only() {
+    // With jobs of its own left to others; while others wait for it; among three.
+    assert!(check(2, &[0], &[&[1, 2], &[], &[]], Special::Panics(0)) > 1);
+    assert!(check(2, &[0], &[&[1], &[]], Special::Panics(1)) > 1);
+    assert!(check(3, &[0], &[&[1], &[]], Special::Panics(1)) > 1);
+}

@@ -1,0 +1,76 @@
+//! Sharing out work that makes more work among threads.
+//!
+//! Invariants, checked in every order of threads by `model.rs`:
+//! 1. Every job is run exactly once, the last one added first, unless no worker is left to run it.
+//! 2. A worker returns when no job is left and none is being run that could add more: no sooner, and all of them do.
+//! 3. No lock is held while a job runs, so that it may add jobs.
+//! 4. A job that panics ends its worker only: the others run what is left and return.
+//!
+//! A job that never returns keeps all workers.
+
+use std::sync::PoisonError;
+
+// Not of `crate`: the model has a `sync` of its own beside its copy of this file.
+use super::sync::{Condvar, Mutex, MutexGuard};
+
+/// Jobs to be run by several threads, each of which calls [`work`](Self::work).
+pub(crate) struct WorkQueue<J> {
+    state: Mutex<State<J>>,
+    /// There are more jobs, or there will be none.
+    changed: Condvar,
+}
+
+struct State<J> {
+    jobs: Vec<J>,
+    /// Jobs that are being run.
+    running: usize,
+}
+
+impl<J> WorkQueue<J> {
+    /// A queue of these jobs; the last one is run first.
+    pub(crate) fn new(jobs: Vec<J>) -> Self {
+        Self { state: Mutex::new(State { jobs, running: 0 }), changed: Condvar::new() }
+    }
+
+    /// Adds jobs; the last one is run next. Called by a job that runs, or before the workers start.
+    pub(crate) fn push(&self, jobs: Vec<J>) {
+        self.lock().jobs.extend(jobs);
+        self.changed.notify_all();
+    }
+
+    /// Runs jobs until none is left and none is being run that could add more.
+    pub(crate) fn work(&self, mut run: impl FnMut(J)) {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.jobs.pop() {
+                state.running += 1;
+                drop(state);
+                let running = Running(self);
+                run(job);
+                drop(running);
+                state = self.lock();
+            } else if state.running == 0 {
+                return;
+            } else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A job that is being run, until it returns or panics.
+struct Running<'a, J>(&'a WorkQueue<J>);
+
+impl<J> Drop for Running<'_, J> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.running -= 1;
+        if state.running == 0 && state.jobs.is_empty() {
+            self.0.changed.notify_all();
+        }
+    }
+}
