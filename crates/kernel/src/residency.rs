@@ -144,13 +144,15 @@ fn may_write(file: &InspectedFile) -> bool {
     rustix::fs::accessat(file, c"", Access::WRITE_OK, AtFlags::EMPTY_PATH | AtFlags::EACCESS).is_ok()
 }
 
-/// `O_NOATIME` is granted to exactly those whom mincore answers for ownership's sake: owners and `CAP_FOWNER` (open(2)).
+/// `O_NOATIME` is granted to exactly those whom mincore answers for ownership's sake: owners and `CAP_FOWNER` (open(2)). It is
+/// taken back first: the kernel asks only who newly wants it, and the file may have been opened by somebody else.
 fn may_ignore_ownership(file: &InspectedFile) -> bool {
     use rustix::fs::OFlags;
     let Ok(flags) = rustix::fs::fcntl_getfl(file) else {
         return false;
     };
-    flags.contains(OFlags::NOATIME) || rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME).is_ok()
+    rustix::fs::fcntl_setfl(file, flags - OFlags::NOATIME).is_ok()
+        && rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME).is_ok()
 }
 
 /// Maps the range chunk by chunk (constant memory) and hands each chunk's start offset and mincore bytes to `each`.
@@ -415,8 +417,10 @@ mod tests {
         let (by_call, by_mincore) = std::thread::spawn(move || {
             let nobody = rustix::process::Uid::from_raw(65534);
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-            let file = InspectedFile::open(&path, Links::Refuse).unwrap();
-            (residency(&file, 0..u64::MAX), residency_by_mincore(&file, 0..u64::MAX))
+            let opened_by_nobody = InspectedFile::open(&path, Links::Refuse).unwrap();
+            // One that root opened is no better: the caller counts.
+            let by_mincore = residency_by_mincore(&file, 0..u64::MAX);
+            (residency(&opened_by_nobody, 0..u64::MAX), by_mincore)
         })
         .join()
         .unwrap();
