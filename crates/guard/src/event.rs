@@ -1,10 +1,11 @@
-//! Events: what the guard tells its caller while it runs, and the summary at its end. As JSON, one object a line.
+//! Events: what the guard tells its caller while it runs, and the summary at its end. As JSON, one object a line, in which
+//! what is not UTF-8 in a path is replaced by `U+FFFD`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pagekeeper_policy::FileClass;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// One thing that happened. Sizes in bytes, times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -32,6 +33,7 @@ pub enum Event {
         /// The profile it goes by.
         profile: String,
         /// Directories of its logs, as it sees them.
+        #[serde(serialize_with = "all_lossy")]
         directories: Vec<PathBuf>,
     },
     /// A database's process has ended.
@@ -46,6 +48,7 @@ pub enum Event {
     /// What would be done, in a dry run.
     Would {
         /// The file.
+        #[serde(serialize_with = "lossy")]
         path: PathBuf,
         /// `release` or `start_writeback`.
         act: &'static str,
@@ -57,6 +60,7 @@ pub enum Event {
     /// Something an operator should know about a file; said once.
     Warning {
         /// The file.
+        #[serde(serialize_with = "lossy")]
         path: PathBuf,
         /// What, in a sentence.
         warning: String,
@@ -64,6 +68,7 @@ pub enum Event {
     /// Something that could not be seen or done; said once for each path.
     Problem {
         /// The file, directory or process.
+        #[serde(serialize_with = "lossy")]
         path: PathBuf,
         /// What, in a sentence.
         problem: String,
@@ -118,4 +123,12 @@ pub struct Summary {
     pub cpu_percent: f64,
     /// The most memory the guard used.
     pub memory_peak_bytes: u64,
+}
+
+fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
+fn all_lossy<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
 }
