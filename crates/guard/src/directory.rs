@@ -151,9 +151,23 @@ impl Directory {
         self.path.join(name)
     }
 
-    /// Whether a name in it may be a log file's, or decide whether another is.
-    pub(crate) fn is_relevant(&self, name: &OsStr) -> bool {
-        name.as_bytes().ends_with(b"index") || self.profile.log_of(&self.path.join(name)).is_some()
+    /// What its notifications go by: a path alone may be that of another directory in another namespace.
+    pub(crate) fn key(&self) -> (Option<u32>, PathBuf) {
+        (self.owner, self.path.clone())
+    }
+
+    /// Takes note that a name in it came or went, or, without a name, that it went itself.
+    pub(crate) fn changed(&mut self, name: Option<&OsStr>) {
+        let Some(name) = name else {
+            self.stale = true;
+            return;
+        };
+        // Even if there is a file of this name again, and of the same inode, it is another.
+        let known = self.entries.remove(name).is_some();
+        // It may be a log file's, or decide whether another is one.
+        let relevant =
+            || name.as_bytes().ends_with(b"index") || self.profile.log_of(&self.path.join(name)).is_some();
+        self.stale |= known || relevant();
     }
 
     /// Lists it anew: names that are gone are forgotten, new ones taken up. Whether there are new ones.

@@ -17,19 +17,19 @@ pub(crate) struct Notifications<K> {
 
 /// What happened.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Change<K> {
-    /// Names came or went in this directory.
-    In(K),
+pub(crate) enum Change<'a, K> {
+    /// This name came or went in this directory; without a name, the directory itself went.
+    In(&'a K, Option<&'a OsStr>),
     /// Events were lost: anything may have changed.
     Anywhere,
 }
 
-impl<K: Clone + PartialEq> Notifications<K> {
+impl<K: PartialEq> Notifications<K> {
     pub(crate) fn new() -> Self {
         Self { inotify: Inotify::init().ok(), keys: HashMap::new() }
     }
 
-    /// Watches a directory that is open; whether a watch could be had.
+    /// Watches a directory that is open, also if it is watched already; whether a watch could be had.
     pub(crate) fn watch(&mut self, directory: BorrowedFd<'_>, key: K) -> bool {
         let Some(inotify) = &mut self.inotify else {
             return false;
@@ -62,41 +62,36 @@ impl<K: Clone + PartialEq> Notifications<K> {
         }
     }
 
-    /// What happened since the last call to names that are `relevant`; never waits.
-    pub(crate) fn changes(&mut self, relevant: impl Fn(&K, &OsStr) -> bool) -> Vec<Change<K>> {
-        let Some(inotify) = &mut self.inotify else {
-            return Vec::new();
-        };
-        let mut changes = Vec::new();
+    /// Tells what happened since the last call; never waits.
+    pub(crate) fn changes(&mut self, mut tell: impl FnMut(Change<'_, K>)) {
+        let Some(inotify) = &mut self.inotify else { return };
         let mut buffer = [0; 16 << 10];
         while let Ok(events) = inotify.read_events(&mut buffer) {
             for event in events {
-                let change = if event.mask.contains(EventMask::Q_OVERFLOW) {
-                    Change::Anywhere
+                if event.mask.contains(EventMask::Q_OVERFLOW) {
+                    tell(Change::Anywhere);
                 } else if let Some(key) = self.keys.get(&event.wd) {
-                    if event.name.is_some_and(|name| !relevant(key, name)) {
-                        continue;
-                    }
-                    Change::In(key.clone())
-                } else {
-                    continue;
-                };
-                if !changes.contains(&change) {
-                    changes.push(change);
+                    tell(Change::In(key, event.name));
                 }
                 if event.mask.contains(EventMask::IGNORED) {
                     self.keys.remove(&event.wd);
                 }
             }
         }
-        changes
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fmt::Debug;
     use std::os::fd::AsFd;
+
+    fn told<K: Debug + PartialEq>(notifications: &mut Notifications<K>) -> Vec<String> {
+        let mut told = Vec::new();
+        notifications.changes(|change| told.push(format!("{change:?}")));
+        told
+    }
 
     #[test]
     fn coming_and_going_names_are_told() {
@@ -105,19 +100,17 @@ mod tests {
         let mut notifications = Notifications::new();
         assert!(notifications.watch(fd.as_fd(), 7));
         drop(fd);
-        assert_eq!(notifications.changes(|_, _| true), []);
+        assert_eq!(told(&mut notifications), [""; 0]);
         let name = dir.path().join("a");
         std::fs::write(&name, b"x").unwrap();
-        assert_eq!(notifications.changes(|_, _| true), [Change::In(7)]);
+        assert_eq!(told(&mut notifications), ["In(7, Some(\"a\"))"]);
         std::fs::write(&name, b"y").unwrap();
-        assert_eq!(notifications.changes(|_, _| true), [], "writes are no news");
-        std::fs::write(dir.path().join("b"), b"x").unwrap();
-        assert_eq!(notifications.changes(|_, name| name != "b"), []);
+        assert_eq!(told(&mut notifications), [""; 0], "writes are no news");
         std::fs::remove_file(&name).unwrap();
-        assert_eq!(notifications.changes(|_, _| true), [Change::In(7)]);
+        assert_eq!(told(&mut notifications), ["In(7, Some(\"a\"))"]);
         notifications.unwatch(&7);
         std::fs::write(&name, b"x").unwrap();
-        assert_eq!(notifications.changes(|_, _| true), []);
+        assert_eq!(told(&mut notifications), [""; 0]);
     }
 
     #[test]
@@ -128,6 +121,6 @@ mod tests {
         notifications.watch(fd.as_fd(), "gone");
         drop(fd);
         dir.close().unwrap();
-        assert_eq!(notifications.changes(|_, _| true), [Change::In("gone")]);
+        assert_eq!(told(&mut notifications), ["In(\"gone\", None)"]);
     }
 }

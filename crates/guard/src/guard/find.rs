@@ -33,7 +33,7 @@ impl Guard {
         if !lost.is_empty() {
             for directory in &self.directories {
                 if directory.owner.is_some_and(|owner| lost.contains(&owner)) {
-                    self.notifications.unwatch(&directory.path);
+                    self.notifications.unwatch(&directory.key());
                 }
             }
             self.directories.retain(|directory| directory.owner.is_none_or(|owner| !lost.contains(&owner)));

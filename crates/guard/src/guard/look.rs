@@ -2,7 +2,6 @@
 //! told of it.
 
 use std::collections::{BTreeSet, HashSet};
-use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,36 +31,32 @@ impl Guard {
         if all {
             self.list_due = now + LIST_AGAIN;
         }
-        let directories = &self.directories;
-        let relevant = |path: &PathBuf, name: &OsStr| {
-            directories.iter().any(|directory| directory.path == *path && directory.is_relevant(name))
-        };
-        for change in self.notifications.changes(relevant) {
-            for directory in &mut self.directories {
-                directory.stale |= match &change {
-                    Change::In(path) => *path == directory.path,
-                    Change::Anywhere => true,
-                };
-            }
-        }
+        let directories = &mut self.directories;
+        self.notifications.changes(|change| match change {
+            Change::In((owner, path), name) => directories
+                .iter_mut()
+                .filter(|directory| directory.owner == *owner && directory.path == *path)
+                .for_each(|directory| directory.changed(name)),
+            Change::Anywhere => directories.iter_mut().for_each(|directory| directory.stale = true),
+        });
         let mut problems = Vec::new();
         let mut new_files = false;
         for directory in &mut self.directories {
             if !std::mem::take(&mut directory.stale) && !all {
                 continue;
             }
-            let unwatched = directory.entries.is_empty();
             let listed = directory.open(&self.proc).and_then(|fd| {
-                if unwatched {
-                    self.notifications.watch(fd.as_fd(), directory.path.clone());
-                }
+                // Again: it may be another directory of that name.
+                self.notifications.watch(fd.as_fd(), directory.key());
                 directory.list(fd.as_fd(), &mut self.ids)
             });
             match listed {
                 Ok(new) => new_files |= new,
                 Err(error) => {
                     directory.entries.clear();
-                    if !error.is_gone() {
+                    if error.is_gone() {
+                        directory.stale = true;
+                    } else {
                         problems.push((directory.path.clone(), error));
                     }
                 }
@@ -148,7 +143,7 @@ impl Guard {
         let mut directory =
             Directory::new(path, Some(pid), through, Arc::clone(&database.profile), command_line);
         let listed = directory.open(&self.proc).and_then(|fd| {
-            self.notifications.watch(fd.as_fd(), directory.path.clone());
+            self.notifications.watch(fd.as_fd(), directory.key());
             directory.list(fd.as_fd(), &mut self.ids)
         });
         directory.stale = false;
@@ -175,12 +170,14 @@ impl Guard {
                     entry.look_now();
                 }
             }
-            match directory.open(&self.proc) {
-                Ok(fd) => directory.look(fd.as_fd(), &mut self.ids, |path, error| {
+            if let Ok(fd) = directory.open(&self.proc) {
+                directory.look(fd.as_fd(), &mut self.ids, |path, error| {
                     problems.push((path.to_path_buf(), unknown(error)));
-                }),
-                // Gone, or out of reach for now: it is listed again in a while.
-                Err(_) => directory.entries.clear(),
+                });
+            } else {
+                // Gone, or out of reach for now.
+                directory.entries.clear();
+                directory.stale = true;
             }
         }
         for (path, problem) in problems {

@@ -65,7 +65,7 @@ pub struct Guard {
     /// Descriptors of watched files in processes that are no watched database: `mysqlbinlog`, `cp`, a follower of one's own.
     others: Descriptors,
     discovery: Discovery,
-    notifications: Notifications<PathBuf>,
+    notifications: Notifications<(Option<u32>, PathBuf)>,
     state: State,
     ids: Ids,
     problems: HashSet<PathBuf>,
@@ -139,7 +139,7 @@ impl Guard {
             find_profile(&options.profiles, name)?;
         }
         for directory in std::mem::take(&mut self.directories) {
-            self.notifications.unwatch(&directory.path);
+            self.notifications.unwatch(&directory.key());
         }
         self.databases.clear();
         self.discovery.forget();
