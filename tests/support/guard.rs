@@ -86,17 +86,10 @@ impl Guard {
         };
         let complaints = std::thread::spawn(move || {
             let mut text = String::new();
-            stderr
-                .read_to_string(&mut text)
-                .expect("read the guard's complaints");
+            stderr.read_to_string(&mut text).expect("read the guard's complaints");
             text
         });
-        Self {
-            child,
-            said,
-            output: Some(output),
-            complaints: Some(complaints),
-        }
+        Self { child, said, output: Some(output), complaints: Some(complaints) }
     }
 
     /// Process id.
@@ -115,69 +108,56 @@ impl Guard {
         let start = Instant::now();
         let mut events = self.said.events.lock().expect("no panic while held");
         loop {
-            if let Some(event) = events
-                .iter()
-                .find(|event| event["event"] == name && matches(event))
-            {
+            if let Some(event) = events.iter().find(|event| event["event"] == name && matches(event)) {
                 return event.clone();
             }
             let left = deadline.saturating_sub(start.elapsed());
-            assert!(
-                !left.is_zero(),
-                "no such {name} within {deadline:?}, only {:#?}",
-                last(&events, 20)
-            );
-            events = self
-                .said
-                .more
-                .wait_timeout(events, left)
-                .expect("no panic while held")
-                .0;
+            assert!(!left.is_zero(), "no such {name} within {deadline:?}, only {:#?}", last(&events, 20));
+            events = self.said.more.wait_timeout(events, left).expect("no panic while held").0;
         }
     }
 
     /// Highest memory use so far, in bytes, as the kernel counts it.
     pub(crate) fn memory_peak_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the guard runs");
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmHWM:"))
-            .expect("VmHWM is always there");
-        let kib: u64 = line
-            .trim()
-            .trim_end_matches(" kB")
-            .parse()
-            .expect("a number of kB");
+        let line =
+            status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("VmHWM is always there");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number of kB");
         kib * 1024
+    }
+
+    /// CPU time so far, user and system, to a hundredth of a second (`USER_HZ`).
+    pub(crate) fn cpu_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("the guard runs");
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        // utime and stime: fields 14 and 15 of all, the third is the first behind the name.
+        let ticks: u64 = fields[11..=12].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
+        Duration::from_millis(ticks * 10)
+    }
+
+    /// Tells the guard to read its configuration again, by SIGHUP.
+    pub(crate) fn hang_up(&self) {
+        self.signal(rustix::process::Signal::HUP);
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("signal the guard");
     }
 
     /// Ends the guard by SIGTERM.
     pub(crate) fn stop(self) -> Ended {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal the guard");
+        self.signal(rustix::process::Signal::TERM);
         self.wait()
     }
 
     /// Waits until the guard ends by itself.
     pub(crate) fn wait(mut self) -> Ended {
         let status = self.child.wait().expect("wait for the guard");
-        self.output
-            .take()
-            .expect("taken once")
-            .join()
-            .expect("each line is JSON");
-        let stderr = self
-            .complaints
-            .take()
-            .expect("taken once")
-            .join()
-            .expect("standard error is text");
+        self.output.take().expect("taken once").join().expect("each line is JSON");
+        let stderr = self.complaints.take().expect("taken once").join().expect("standard error is text");
         let events = self.said.events.lock().expect("no panic while held").clone();
-        Ended {
-            status,
-            events,
-            stderr,
-        }
+        Ended { status, events, stderr }
     }
 }
 

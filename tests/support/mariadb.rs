@@ -10,14 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Programs that a server and its load need.
-pub(crate) const PROGRAMS: [&str; 6] = [
-    "mariadbd",
-    "mariadb-install-db",
-    "mariadb",
-    "sysbench",
-    "fincore",
-    "setpriv",
-];
+pub(crate) const PROGRAMS: [&str; 6] =
+    ["mariadbd", "mariadb-install-db", "mariadb", "sysbench", "fincore", "setpriv"];
 
 /// Largest size of one binlog, in bytes, but for the end of its last transaction.
 pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
@@ -41,20 +35,12 @@ pub(crate) struct Options {
 impl Options {
     /// A primary that keeps a binlog; its redo log is `O_DIRECT`, as by default.
     pub(crate) fn primary() -> Self {
-        Self {
-            id: 1,
-            redo_buffered: false,
-            replica: false,
-        }
+        Self { id: 1, redo_buffered: false, replica: false }
     }
 
     /// A replica: relay logs, no binlog of its own.
     pub(crate) fn replica() -> Self {
-        Self {
-            id: 2,
-            redo_buffered: false,
-            replica: true,
-        }
+        Self { id: 2, redo_buffered: false, replica: true }
     }
 
     /// Sets `innodb_log_file_buffering`.
@@ -86,39 +72,21 @@ impl Server {
         std::fs::create_dir(&home).expect("make the server's directory");
         super::open_to_others(&home);
         let output = Command::new("mariadb-install-db")
-            .args([
-                "--no-defaults",
-                "--user=mysql",
-                "--skip-test-db",
-                "--skip-name-resolve",
-            ])
+            .args(["--no-defaults", "--user=mysql", "--skip-test-db", "--skip-name-resolve"])
             .arg("--auth-root-authentication-method=normal")
             .arg(format!("--datadir={}", home.join("data").display()))
             .output()
             .expect("run mariadb-install-db");
-        assert!(
-            output.status.success(),
-            "mariadb-install-db: {}",
-            String::from_utf8_lossy(&output.stdout)
-        );
+        assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stdout));
         // Its log, socket and pid file go there.
         let run = home.join("run");
         std::fs::create_dir(&run).expect("make the server's directory");
-        let status = Command::new("chown")
-            .arg("mysql:")
-            .arg(&run)
-            .status()
-            .expect("run chown");
+        let status = Command::new("chown").arg("mysql:").arg(&run).status().expect("run chown");
         assert!(status.success(), "there is no user mysql");
 
         let port = free_port();
         let child = spawn(&home, port, &options);
-        let mut server = Self {
-            home,
-            port,
-            options,
-            child,
-        };
+        let mut server = Self { home, port, options, child };
         server.wait_until_ready();
         server
     }
@@ -172,8 +140,7 @@ impl Server {
 
     /// Runs one statement by the `mariadb` client; a row is its values by column name.
     pub(crate) fn query(&self, sql: &str) -> Vec<BTreeMap<String, String>> {
-        self.try_query(sql)
-            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+        self.try_query(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
     fn try_query(&self, sql: &str) -> Result<Vec<BTreeMap<String, String>>, String> {
@@ -190,11 +157,7 @@ impl Server {
         let names: Vec<&str> = lines.next().unwrap_or_default().split('\t').collect();
         Ok(lines
             .map(|line| {
-                names
-                    .iter()
-                    .map(|&name| name.to_owned())
-                    .zip(line.split('\t').map(str::to_owned))
-                    .collect()
+                names.iter().map(|&name| name.to_owned()).zip(line.split('\t').map(str::to_owned)).collect()
             })
             .collect())
     }
@@ -231,10 +194,7 @@ impl Server {
     pub(crate) fn applied_to(&self) -> (String, u64) {
         let row = &self.query("SHOW SLAVE STATUS")[0];
         assert_eq!(row["Last_Error"], "", "the replica stopped");
-        (
-            row["Relay_Master_Log_File"].clone(),
-            row["Exec_Master_Log_Pos"].parse().expect("a number"),
-        )
+        (row["Relay_Master_Log_File"].clone(), row["Exec_Master_Log_Pos"].parse().expect("a number"))
     }
 
     /// Binlogs by number, oldest first.
@@ -256,11 +216,7 @@ impl Server {
         let mut files: Vec<PathBuf> = std::fs::read_dir(self.data())
             .expect("list the data directory")
             .map(|entry| entry.expect("list the data directory").path())
-            .filter(|path| {
-                path.file_name()
-                    .and_then(|name| name.to_str())
-                    .is_some_and(&matches)
-            })
+            .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(&matches))
             .collect();
         files.sort();
         files
@@ -278,9 +234,7 @@ impl Server {
 
     /// True if the redo log is open past the page cache.
     pub(crate) fn redo_is_direct(&self) -> bool {
-        self.open_files()
-            .iter()
-            .any(|file| file.path.ends_with("ib_logfile0") && file.flags & O_DIRECT != 0)
+        self.open_files().iter().any(|file| file.path.ends_with("ib_logfile0") && file.flags & O_DIRECT != 0)
     }
 
     fn open_files(&self) -> Vec<OpenFile> {
@@ -292,10 +246,7 @@ impl Server {
                 let path = std::fs::read_link(entry.path()).ok()?;
                 let info = std::fs::read_to_string(proc.join("fdinfo").join(entry.file_name())).ok()?;
                 let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
-                Some(OpenFile {
-                    path,
-                    flags: u32::from_str_radix(flags.trim(), 8).ok()?,
-                })
+                Some(OpenFile { path, flags: u32::from_str_radix(flags.trim(), 8).ok()? })
             })
             .collect()
     }
@@ -306,10 +257,7 @@ impl Server {
         assert_eq!(rows.len(), 1, "one replica follows");
         let path = format!("/proc/{}/task/{}/io", self.pid(), rows[0]["TID"]);
         let text = std::fs::read_to_string(&path).expect("the dump thread runs");
-        let bytes = text
-            .lines()
-            .find_map(|line| line.strip_prefix("read_bytes:"))
-            .expect("always there");
+        let bytes = text.lines().find_map(|line| line.strip_prefix("read_bytes:")).expect("always there");
         bytes.trim().parse().expect("a number")
     }
 }
@@ -326,43 +274,22 @@ fn spawn(home: &Path, port: u16, options: &Options) -> Child {
     // setpriv: the signal at its parent's death would be lost if the server itself changed its user.
     let mut command = Command::new("setpriv");
     command
-        .args([
-            "--reuid=mysql",
-            "--regid=mysql",
-            "--clear-groups",
-            "--pdeathsig=KILL",
-            "--",
-        ])
-        .args([
-            "mariadbd",
-            "--no-defaults",
-            "--bind-address=127.0.0.1",
-            "--skip-name-resolve",
-        ])
+        .args(["--reuid=mysql", "--regid=mysql", "--clear-groups", "--pdeathsig=KILL", "--"])
+        .args(["mariadbd", "--no-defaults", "--bind-address=127.0.0.1", "--skip-name-resolve"])
         .arg(format!("--datadir={}", home.join("data").display()))
         .arg(format!("--socket={}", home.join("run/socket").display()))
         .arg(format!("--pid-file={}", home.join("run/pid").display()))
         .arg(format!("--log-error={}", home.join("run/log.err").display()))
         .arg(format!("--port={port}"))
         .arg(format!("--server-id={}", options.id))
-        .args([
-            "--innodb-buffer-pool-size=128M",
-            "--innodb-flush-log-at-trx-commit=1",
-        ])
+        .args(["--innodb-buffer-pool-size=128M", "--innodb-flush-log-at-trx-commit=1"])
         .arg(format!("--innodb-log-file-size={REDO_BYTES}"))
-        .arg(format!(
-            "--innodb-log-file-buffering={}",
-            if options.redo_buffered { "ON" } else { "OFF" }
-        ))
+        .arg(format!("--innodb-log-file-buffering={}", if options.redo_buffered { "ON" } else { "OFF" }))
         // Whole pages also on a device of 512-byte blocks: else a released page of the ring must be read back.
         .arg("--innodb-log-write-ahead-size=4096");
     if options.replica {
         command
-            .args([
-                "--relay-log=relay",
-                "--slave-parallel-threads=2",
-                "--slave-parallel-mode=optimistic",
-            ])
+            .args(["--relay-log=relay", "--slave-parallel-threads=2", "--slave-parallel-mode=optimistic"])
             .arg("--innodb-flush-log-at-trx-commit=2");
     } else {
         command
@@ -371,12 +298,7 @@ fn spawn(home: &Path, port: u16, options: &Options) -> Child {
             .arg("--net-write-timeout=3600")
             .arg(format!("--max-binlog-size={BINLOG_BYTES}"));
     }
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("start mariadbd")
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start mariadbd")
 }
 
 fn free_port() -> u16 {

@@ -14,19 +14,12 @@ const THREADS: usize = 8;
 pub(crate) fn prepare(server: &Server) {
     server.execute("CREATE DATABASE `load`");
     let output = sysbench(server).arg("prepare").output().expect("run sysbench");
-    assert!(
-        output.status.success(),
-        "sysbench prepare: {}",
-        String::from_utf8_lossy(&output.stdout)
-    );
+    assert!(output.status.success(), "sysbench prepare: {}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// Table names as `CHECKSUM TABLE` wants them.
 pub(crate) fn tables() -> String {
-    (1..=TABLES)
-        .map(|number| format!("`load`.sbtest{number}"))
-        .collect::<Vec<_>>()
-        .join(", ")
+    (1..=TABLES).map(|number| format!("`load`.sbtest{number}")).collect::<Vec<_>>().join(", ")
 }
 
 fn sysbench(server: &Server) -> Command {
@@ -34,12 +27,7 @@ fn sysbench(server: &Server) -> Command {
     command
         .arg("oltp_read_write")
         .arg(format!("--mysql-socket={}", server.socket().display()))
-        .args([
-            "--mysql-user=root",
-            "--mysql-db=load",
-            "--db-ps-mode=disable",
-            "--rand-type=uniform",
-        ])
+        .args(["--mysql-user=root", "--mysql-db=load", "--db-ps-mode=disable", "--rand-type=uniform"])
         .arg(format!("--tables={TABLES}"))
         .arg(format!("--table-size={ROWS}"))
         .arg(format!("--threads={THREADS}"))
@@ -59,11 +47,7 @@ impl Load {
     pub(crate) fn start(server: &Server) -> Self {
         let child = sysbench(server)
             .args(["--time=600", "--range-selects=off", "--point-selects=2"])
-            .args([
-                "--index-updates=15",
-                "--non-index-updates=15",
-                "--delete-inserts=10",
-            ])
+            .args(["--index-updates=15", "--non-index-updates=15", "--delete-inserts=10"])
             .arg("run")
             .spawn()
             .expect("start sysbench");

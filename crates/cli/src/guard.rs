@@ -3,6 +3,7 @@
 //! SIGINT and SIGTERM end it at once, with the summary; SIGHUP makes it read its configuration again, and go on with the old one if
 //! the new one can't be read.
 
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -95,7 +96,7 @@ impl Args {
 }
 
 /// Runs the guard until it is told to stop.
-pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.print_profile {
         return print_profile(name);
     }
@@ -142,7 +143,9 @@ fn print_profile(name: &str) -> anyhow::Result<ExitCode> {
     let file = format!("{name}.toml");
     let Some((_, text)) = BUILT_IN.iter().find(|(other, _)| *other == file) else {
         let known: Vec<&str> = BUILT_IN.iter().filter_map(|(name, _)| name.strip_suffix(".toml")).collect();
-        return Err(UsageError(format!("no profile is called \"{name}\"; there are {}", known.join(", "))).into());
+        return Err(
+            UsageError(format!("no profile is called \"{name}\"; there are {}", known.join(", "))).into()
+        );
     };
     let mut out = output::stdout();
     out.write_all(text.as_bytes())?;
@@ -151,6 +154,7 @@ fn print_profile(name: &str) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints events: as JSON lines, or for people.
+#[allow(clippy::struct_excessive_bools, reason = "each says one thing about the output")]
 struct Teller {
     json: bool,
     /// Standard output is a terminal: the status line is drawn again in its place.
@@ -193,7 +197,8 @@ impl Teller {
             Event::Tick(tick) => return self.status(tick),
             Event::Start { dry_run: true, .. } => "dry run: nothing is released".to_owned(),
             Event::Found { pid, profile, directories } => {
-                let directories: Vec<String> = directories.iter().map(|path| path.display().to_string()).collect();
+                let directories: Vec<String> =
+                    directories.iter().map(|path| path.display().to_string()).collect();
                 let pid = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
                 format!("watching {profile}{pid}: {}", directories.join(", "))
             }
@@ -204,7 +209,9 @@ impl Teller {
             }
             Event::Summary(summary) => summary_text(summary),
             Event::Limited { limit } => return self.complain(limit),
-            Event::Warning { path, warning } => return self.complain(&format!("{}: {warning}", path.display())),
+            Event::Warning { path, warning } => {
+                return self.complain(&format!("{}: {warning}", path.display()));
+            }
             Event::Problem { path, problem } => {
                 // Most errors of the kernel's door name the path themselves.
                 let path = path.display().to_string();
@@ -242,7 +249,7 @@ impl Teller {
             Size(self.released),
         );
         if tick.followers > 0 {
-            line.push_str(&format!(", {} followers", tick.followers));
+            let _ = write!(line, ", {} followers", tick.followers);
         }
         self.last_status = Instant::now();
         self.released_at_last_status = self.released;
@@ -273,19 +280,21 @@ fn summary_text(summary: &Summary) -> String {
         summary.ticks
     );
     for (class, bytes) in &summary.released_bytes {
-        text.push_str(&format!("\n  {:<8} {}", format!("{class:?}").to_lowercase(), Size(*bytes)));
+        let _ = write!(text, "\n  {:<8} {}", format!("{class:?}").to_lowercase(), Size(*bytes));
     }
-    text.push_str(&format!(
+    let _ = write!(
+        text,
         "\nresident in log files: {} before, {} after, {} at most",
         Size(summary.resident_before_bytes),
         Size(summary.resident_after_bytes),
         Size(summary.resident_peak_bytes)
-    ));
-    text.push_str(&format!(
+    );
+    let _ = write!(
+        text,
         "\nthe guard itself: {:.2} s of CPU time ({:.2} % of a core), {} of memory at most",
         summary.cpu_seconds,
         summary.cpu_percent,
         Size(summary.memory_peak_bytes)
-    ));
+    );
     text
 }

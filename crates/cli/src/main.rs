@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         Command::Evict(args) => evict::run(&args),
         Command::Warm(args) => warm::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
-        Command::Guard(args) => guard::run(args),
+        Command::Guard(args) => guard::run(&args),
         Command::Demo(args) => demo::run(args),
         Command::Completions(args) => manuals::completions(&args),
         Command::Man(args) => manuals::man(&args),

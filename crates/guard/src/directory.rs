@@ -95,13 +95,11 @@ impl Entry {
         self.interval = 1;
     }
 
-    fn take(&mut self, file: &InspectedFile, found: Sample) {
+    /// Takes in what was seen; whether it is another than before.
+    fn take(&mut self, file: &InspectedFile, found: Sample) -> bool {
         let before = self.interval;
-        self.interval = if found == self.sample && file.size() == self.size {
-            (self.interval * 2).min(SELDOM)
-        } else {
-            1
-        };
+        let same = found == self.sample && file.size() == self.size;
+        self.interval = if same { (self.interval * 2).min(SELDOM) } else { 1 };
         self.previous_size = self.size;
         self.size = file.size();
         self.sample = found;
@@ -111,6 +109,7 @@ impl Entry {
         } else {
             self.interval
         };
+        !same
     }
 }
 
@@ -295,7 +294,14 @@ impl Directory {
     }
 
     /// Looks at the files that are due. `problem` hears of those that can't be looked at.
-    pub(crate) fn look(&mut self, fd: BorrowedFd<'_>, ids: &mut Ids, mut problem: impl FnMut(&Path, &Error)) {
+    /// Whether anything has changed.
+    pub(crate) fn look(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        ids: &mut Ids,
+        mut problem: impl FnMut(&Path, &Error),
+    ) -> bool {
+        let mut changed = false;
         for (name, entry) in &mut self.entries {
             entry.due = entry.due.saturating_sub(1);
             if entry.due > 0 {
@@ -315,7 +321,7 @@ impl Directory {
                         entry.changed =
                             i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
                     }
-                    entry.take(&file, found);
+                    changed |= entry.take(&file, found);
                 }
                 Err(error) => {
                     entry.sample = Sample::default();
@@ -328,6 +334,7 @@ impl Directory {
                 }
             }
         }
+        changed
     }
 
     /// Opens a file of it for an act, if the name still leads to the same file.

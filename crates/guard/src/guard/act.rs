@@ -1,5 +1,6 @@
 //! Acting: what the policy wants done, done to the file it was decided for, or told in a dry run.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::ops::Range;
 use std::time::Duration;
@@ -10,33 +11,51 @@ use pagekeeper_policy::{Act, FileId};
 use super::Guard;
 use crate::event::Event;
 
+/// A file: which of the watched directories, and its name in it.
+type Place = (usize, OsString);
+
 impl Guard {
-    /// Does one act; the bytes it released.
-    pub(super) fn act(&mut self, act: Act) -> u64 {
+    /// Does what the policy wants; the bytes released.
+    pub(super) fn act_on_all(&mut self, acts: Vec<Act>) -> u64 {
+        if acts.is_empty() {
+            return 0;
+        }
+        let places: HashMap<FileId, Place> = self
+            .directories
+            .iter()
+            .enumerate()
+            .flat_map(|(index, directory)| {
+                directory.entries.iter().map(move |(name, entry)| (entry.id, (index, name.clone())))
+            })
+            .collect();
+        acts.into_iter().map(|act| self.act(act, &places)).sum()
+    }
+
+    fn act(&mut self, act: Act, places: &HashMap<FileId, Place>) -> u64 {
         let (file, range, kind) = match act {
             Act::StartWriteback { file, range } => (file, range, "start_writeback"),
             Act::Release { file, range } => (file, range, "release"),
             Act::Warn { file, warning } => {
-                if let Some((directory, name)) = self.place_of(file) {
-                    let directory = &self.directories[directory];
-                    let hint = directory.spec(directory.entries[&name].log).hint.clone();
+                if let Some((directory, name)) = places.get(&file) {
+                    let directory = &self.directories[*directory];
+                    let hint = directory.spec(directory.entries[name].log).hint.clone();
                     let warning =
                         hint.map_or_else(|| warning.to_string(), |hint| format!("{warning}; {hint}"));
-                    self.events.push(Event::Warning { path: directory.path_of(&name), warning });
+                    self.events.push(Event::Warning { path: directory.path_of(name), warning });
                 }
                 return 0;
             }
             _ => return 0,
         };
-        let Some((index, name)) = self.place_of(file) else {
+        let Some(&(index, ref name)) = places.get(&file) else {
             return 0;
         };
-        let path = self.directories[index].path_of(&name);
+        let path = self.directories[index].path_of(name);
         if self.options.dry_run {
             self.events.push(Event::Would { path, act: kind, start: range.start, end: range.end });
             return 0;
         }
-        match self.act_on(index, &name, range, kind == "release") {
+        match self.act_on(index, name, range, kind == "release") {
             Ok(released) => released,
             Err(error) if error.is_gone() => {
                 self.directories[index].stale = true;
@@ -73,12 +92,5 @@ impl Guard {
         self.summary.released_total_bytes += report.released;
         self.summary.kept_bytes += report.kept();
         Ok(report.released)
-    }
-
-    fn place_of(&self, file: FileId) -> Option<(usize, OsString)> {
-        self.directories.iter().enumerate().find_map(|(index, directory)| {
-            let (name, _) = directory.entries.iter().find(|(_, entry)| entry.id == file)?;
-            Some((index, name.clone()))
-        })
     }
 }

@@ -161,7 +161,9 @@ impl Guard {
         databases.chain(&self.others.known)
     }
 
-    pub(super) fn look_at_files(&mut self) {
+    /// Takes samples of the files that are due; whether any has changed.
+    pub(super) fn look_at_files(&mut self) -> bool {
+        let mut changed = false;
         let busy: HashSet<FileId> = self.descriptors().map(|descriptor| descriptor.file).collect();
         let mut problems = Vec::new();
         for directory in &mut self.directories {
@@ -171,7 +173,7 @@ impl Guard {
                 }
             }
             if let Ok(fd) = directory.open(&self.proc) {
-                directory.look(fd.as_fd(), &mut self.ids, |path, error| {
+                changed |= directory.look(fd.as_fd(), &mut self.ids, |path, error| {
                     problems.push((path.to_path_buf(), unknown(error)));
                 });
             } else {
@@ -183,6 +185,7 @@ impl Guard {
         for (path, problem) in problems {
             self.problem(path, &problem);
         }
+        changed
     }
 
     pub(super) fn facts(&mut self, now: Instant) -> Facts {

@@ -193,8 +193,7 @@ impl Guard {
         let now = Instant::now();
         self.find_databases(now);
         self.list_directories(now);
-        let moved = self.look_at_descriptors(now);
-        self.look_at_files();
+        let moved = self.look_at_descriptors(now) | self.look_at_files();
         let facts = self.facts(now);
         let mut tick = Tick {
             databases: self.databases.len(),
@@ -214,9 +213,7 @@ impl Guard {
 
         let acts = step(&mut self.state, &facts);
         tick.acts = acts.len();
-        for act in acts {
-            tick.released_bytes += self.act(act);
-        }
+        tick.released_bytes = self.act_on_all(acts);
 
         self.quiet_ticks = if moved || tick.acts > 0 { 0 } else { self.quiet_ticks.saturating_add(1) };
         tick.resident_bytes = resident(&self.directories);
