@@ -126,13 +126,12 @@ impl Guard {
         kib * 1024
     }
 
-    /// CPU time so far, user and system, to a hundredth of a second (`USER_HZ`).
-    pub(crate) fn cpu_time(&self) -> Duration {
+    /// CPU time so far in seconds, user and system, to a hundredth (`USER_HZ`).
+    pub(crate) fn cpu_seconds(&self) -> f64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("the guard runs");
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         // utime and stime: fields 14 and 15 of all, the third is the first behind the name.
-        let ticks: u64 = fields[11..=12].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
-        Duration::from_millis(ticks * 10)
+        fields[11..=12].iter().map(|ticks| ticks.parse::<f64>().expect("a number") / 100.0).sum()
     }
 
     /// Tells the guard to read its configuration again, by SIGHUP.

@@ -8,6 +8,7 @@
 
 pub(crate) mod command;
 pub(crate) mod guard;
+pub(crate) mod logs;
 pub(crate) mod loop_images;
 pub(crate) mod mariadb;
 pub(crate) mod sysbench;
