@@ -53,6 +53,16 @@ pub(crate) fn resident(path: &Path) -> Result<u64> {
     Ok(residency(&open(path)?, 0..u64::MAX)?.resident)
 }
 
+/// Fails unless `wanted` bytes are resident, but for what the kernel may have taken away at once where memory is short:
+/// 2 % at most.
+pub(crate) fn require_resident(found: u64, wanted: u64) -> Result<()> {
+    ensure!(
+        found >= wanted - wanted / 50,
+        "{found} of {wanted} bytes are resident after it; is memory short on this machine?"
+    );
+    Ok(())
+}
+
 /// Reads single pages, each with nothing around it; `pages` are indices.
 pub(crate) fn touch_pages(file: &InspectedFile, pages: impl IntoIterator<Item = u64>) -> Result<()> {
     advise(file, Advice::Random, 0..u64::MAX, file.path())?;
@@ -67,7 +77,7 @@ pub(crate) fn touch_pages(file: &InspectedFile, pages: impl IntoIterator<Item = 
 
 /// Reads a file from `start` to `end`, as much as that, in calls of 1 MiB.
 pub(crate) fn read_through(file: &InspectedFile, range: std::ops::Range<u64>) -> Result<()> {
-    let mut buffer = vec![0; CALL_BYTES];
+    let mut buffer = vec![0; usize::try_from(MIB.min(range.end - range.start))?];
     let mut at = range.start;
     while at < range.end {
         let want = usize::try_from(MIB.min(range.end - at)).unwrap_or(buffer.len());

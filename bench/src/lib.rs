@@ -162,8 +162,11 @@ impl Run {
         found
     }
 
+    /// Notes a sentence for readers, once.
     fn note(&mut self, text: &str) {
-        self.report.notes.push(text.to_owned());
+        if !self.report.notes.iter().any(|note| note == text) {
+            self.report.notes.push(text.to_owned());
+        }
     }
 
     /// Says on standard error what comes next.

@@ -3,21 +3,20 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use pagekeeper_kernel::{Flush, flush, start_writeback};
 
 use super::watcher::Watcher;
 use crate::Run;
-use crate::data::{MIB, open};
+use crate::data::{MIB, make_sparse, open, read_through};
 use crate::report::Unit;
 use crate::rounds::Samples;
 
 const FILES: u64 = 10_000;
-const FILE_BYTES: usize = 16 << 10;
+const FILE_BYTES: u64 = 16 << 10;
 
 /// Measures it, and adds rows.
 pub(super) fn run(run: &mut Run) -> Result<()> {
@@ -58,27 +57,17 @@ fn name(number: u64) -> String {
     format!("binlog.{number:06}")
 }
 
-/// Makes the files, clean and resident, and their index.
+/// Makes the files and their index: holes whose pages are cached, clean, and cost no disk.
 fn make(directory: &Path) -> Result<()> {
-    let made = || -> std::io::Result<Vec<PathBuf>> {
-        std::fs::create_dir(directory)?;
-        let paths: Vec<PathBuf> = (1..=FILES).map(|number| directory.join(name(number))).collect();
-        let mut index = String::new();
-        for path in &paths {
-            std::fs::write(path, vec![b'x'; FILE_BYTES])?;
-            writeln!(index, "{}", path.display()).map_err(std::io::Error::other)?;
-        }
-        std::fs::write(directory.join("binlog.index"), index)?;
-        Ok(paths)
-    };
-    let paths = made().context("can't make the log files")?;
-    for path in &paths {
-        start_writeback(&open(path)?, 0..u64::MAX)?;
+    std::fs::create_dir(directory).context("can't make the directory of log files")?;
+    let mut index = String::new();
+    for number in 1..=FILES {
+        let path = directory.join(name(number));
+        make_sparse(&path, FILE_BYTES)?;
+        read_through(&open(&path)?, 0..FILE_BYTES)?;
+        writeln!(index, "{}", path.display())?;
     }
-    for path in &paths {
-        flush(&open(path)?, 0..u64::MAX, Flush::SyncFileRange, Duration::from_secs(60))?;
-    }
-    Ok(())
+    std::fs::write(directory.join("binlog.index"), index).context("can't make the index")
 }
 
 /// Appends 64 KiB ten times a second, with a new file every two seconds.

@@ -15,16 +15,19 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use crate::Run;
-use crate::data::{MIB, open, read_through, resident};
+use crate::data::{GIB, MIB, open, read_through, resident};
 use crate::peers::Program;
 use crate::report::Unit;
 use crate::rounds::{Plan, Samples, Subject, median, run as run_rounds};
 use crate::scratch::Stop;
-use server::{Load, PROGRAMS, Server};
+use server::{HELPERS, Load, Server};
 use watcher::Watcher;
 
 const WITH: &str = "with the guard";
 const WITHOUT: &str = "without";
+
+/// Binlogs that a window begins with at most: as many as make a GiB, far less than servers usually keep.
+const KEPT_BINLOGS: u64 = GIB / server::BINLOG_BYTES;
 
 /// Lengths of a run's parts.
 #[derive(Debug, Clone, Copy)]
@@ -52,15 +55,16 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
             window: Duration::from_secs(12),
         }
     };
-    run.note("one server under one load throughout; windows with and without the guard in turn; before a window without it the logs are read back in, as on a server that never had it");
-    let mut complete = true;
-    for name in PROGRAMS {
-        complete &= run.peer(name).is_some();
+    run.note("one server under one load throughout; windows with and without the guard in turn");
+    run.note("before a window at most 1 GiB of binlogs is kept; before one without the guard all logs are read back in, as on a server that never had it");
+    let found = (run.peer("mariadbd"), run.peer("sysbench"));
+    for helper in HELPERS.into_iter().filter(|helper| Program::find(helper).is_none()) {
+        run.report.add_missing(helper);
     }
-    if !complete {
-        bail!("{} not installed: `make bench-setup` installs what is missing", run.report.missing.join(", "));
-    }
-    windows(run, lengths)?;
+    let (Some(mariadbd), Some(_), []) = (found.0, found.1, run.report.missing.as_slice()) else {
+        bail!("not installed: {}; `make bench-setup` installs it", run.report.missing.join(", "));
+    };
+    windows(run, &mariadbd, lengths)?;
     many::run(run)
 }
 
@@ -72,9 +76,9 @@ struct Seen {
     memory_mib: Vec<f64>,
 }
 
-fn windows(run: &mut Run, lengths: Lengths) -> Result<()> {
+fn windows(run: &mut Run, mariadbd: &Program, lengths: Lengths) -> Result<()> {
     run.say("a MariaDB server")?;
-    let server = Server::start(run.scratch.path(), &run.stop)?;
+    let server = Server::start(mariadbd, run.scratch.path(), &run.stop)?;
     server.prepare()?;
     let load = RefCell::new(server.load()?);
     run.say("logs to begin with")?;
@@ -95,6 +99,7 @@ fn windows(run: &mut Run, lengths: Lengths) -> Result<()> {
             )
         }),
         Subject::new(WITHOUT, || {
+            server.purge(KEPT_BINLOGS)?;
             read_logs(&server)?;
             let queries = count(&server, &mut load.borrow_mut(), &stop, lengths)?;
             alone.borrow_mut().resident_mib.push(resident_mib(&server)?);
@@ -118,6 +123,7 @@ fn guarded_window(
     lengths: Lengths,
     seen: &mut Seen,
 ) -> Result<f64> {
+    server.purge(KEPT_BINLOGS)?;
     let guard = Watcher::start(pagekeeper, &["--pid", &server.pid().to_string()])?;
     let queries = count(server, load, stop, lengths)?;
     seen.resident_mib.push(resident_mib(server)?);

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::data::MIB;
-use crate::peers::run as run_process;
+use crate::peers::{Program, run as run_process};
 use crate::scratch::Stop;
 
-/// What has to be installed.
-pub(super) const PROGRAMS: [&str; 4] = ["mariadbd", "mariadb-install-db", "mariadb", "sysbench"];
+/// What has to be installed beside server and load.
+pub(super) const HELPERS: [&str; 2] = ["mariadb-install-db", "mariadb"];
 
 /// Size of the redo ring.
 const REDO_BYTES: u64 = 48 * MIB;
 /// Size at which a binlog is followed by the next.
-const BINLOG_BYTES: u64 = 16 * MIB;
+pub(super) const BINLOG_BYTES: u64 = 16 * MIB;
 
 /// A running server.
 pub(super) struct Server {
@@ -31,7 +31,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Makes a data directory in `parent` and starts a server on it; both logs are buffered and synced at every commit.
-    pub(super) fn start(parent: &Path, stop: &Stop) -> Result<Self> {
+    pub(super) fn start(mariadbd: &Program, parent: &Path, stop: &Stop) -> Result<Self> {
         let home = parent.join("mariadb");
         std::fs::create_dir(&home).context("can't make the server's directory")?;
         for path in [parent, &home] {
@@ -53,7 +53,7 @@ impl Server {
         if root {
             run_process(Command::new("chown").arg("mysql:").arg(&messages))?;
         }
-        let mut server = Self { child: spawn(&home, root)?, home };
+        let mut server = Self { child: spawn(mariadbd, &home, root)?, home };
         server.wait_until_ready(stop)?;
         Ok(server)
     }
@@ -111,6 +111,19 @@ impl Server {
         Ok(logs)
     }
 
+    /// Has the server delete its oldest binlogs, so that at most `keep` stay, as a server's expiry does.
+    pub(super) fn purge(&self, keep: u64) -> Result<()> {
+        let mut binlogs = self.logs()?;
+        binlogs.retain(|path| !path.ends_with("ib_logfile0"));
+        binlogs.sort();
+        let first_kept = binlogs.len().saturating_sub(usize::try_from(keep)?);
+        let Some(oldest) = binlogs.get(first_kept).and_then(|path| path.file_name()) else {
+            return Ok(());
+        };
+        self.query(&format!("PURGE BINARY LOGS TO '{}'", oldest.to_string_lossy()))?;
+        Ok(())
+    }
+
     fn sysbench(&self) -> Command {
         let mut command = with_parent("sysbench");
         command.args(["oltp_read_write", "--mysql-user=root", "--mysql-db=load", "--db-ps-mode=disable"]);
@@ -157,13 +170,14 @@ pub(super) fn with_parent(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-fn spawn(home: &Path, root: bool) -> Result<Child> {
+fn spawn(mariadbd: &Program, home: &Path, root: bool) -> Result<Child> {
     let mut command = Command::new("setpriv");
     if root {
         command.args(["--reuid=mysql", "--regid=mysql", "--clear-groups"]);
     }
     // The signal would be lost if the server itself changed its user.
-    command.args(["--pdeathsig=KILL", "--", "mariadbd", "--no-defaults", "--skip-networking"]);
+    command.args(["--pdeathsig=KILL", "--"]).arg(&mariadbd.path);
+    command.args(["--no-defaults", "--skip-networking"]);
     for (option, path) in
         [("datadir", "data"), ("socket", "run/socket"), ("pid-file", "run/pid"), ("log-error", "run/log.err")]
     {
