@@ -26,8 +26,7 @@ pub enum FileClass {
 /// What is to be done with the resident pages of a file.
 ///
 /// Sizes are in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "rule", deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Rule {
     /// Leave the pages alone.
