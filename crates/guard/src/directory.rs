@@ -247,6 +247,7 @@ impl Directory {
     /// What is known of a log before anything was seen of its writer.
     fn rewrite_at_first(&self, spec: &LogSpec, dev: u64, fd: BorrowedFd<'_>, names: &[OsString]) -> Rewrite {
         match spec.rewrite {
+            RewriteSpec::Never => Rewrite::Never,
             RewriteSpec::WholePages => Rewrite::WholePages,
             RewriteSpec::SubPages => Rewrite::SubPages,
             RewriteSpec::DeviceBlocks => {

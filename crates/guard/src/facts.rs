@@ -14,7 +14,7 @@ use pagekeeper_policy::{
 
 use crate::descriptors::Descriptor;
 use crate::directory::{Directory, Entry};
-use crate::profile::{LogSpec, NewestSpec, PositionSpec};
+use crate::profile::{LogSpec, NewestSpec, PositionSpec, RewriteSpec};
 
 /// The descriptors of each file.
 pub(crate) type ByFile<'a> = HashMap<FileId, Vec<&'a Descriptor>>;
@@ -74,7 +74,8 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
                 continue;
             }
             // It may be recycled: the next tick tells, and until then it is left alone.
-            if rewrite == Rewrite::Never && short_of_end(entry, by_file).is_some() {
+            let may_be_recycled = spec.rewrite == RewriteSpec::Detect && rewrite == Rewrite::Never;
+            if may_be_recycled && short_of_end(entry, by_file).is_some() {
                 continue;
             }
             facts.files.push(FileFacts {
@@ -263,6 +264,17 @@ mod tests {
         std::fs::rename(dir.path().join("000003.log"), dir.path().join("000005.log")).unwrap();
         look(&mut directory, &mut ids);
         assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::SubPages));
+    }
+
+    #[test]
+    fn binlogs_restored_in_another_order_are_not_recycled() {
+        let dir = crate::testing::disk_dir();
+        std::fs::write(dir.path().join("binlog.index"), b"").unwrap();
+        std::fs::write(dir.path().join("binlog.000004"), b"x").unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(dir.path().join("binlog.000003"), b"x").unwrap();
+        let directory = directory(dir.path(), "mysql", &mut Ids::default());
+        assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::Never));
     }
 
     #[test]

@@ -77,6 +77,8 @@ pub enum RewriteSpec {
     /// It only appends, as far as can be seen; a recycled file is recognised and then taken for one written in parts of pages.
     #[default]
     Detect,
+    /// It only appends, and never recycles files.
+    Never,
     /// It overwrites whole aligned pages.
     WholePages,
     /// It overwrites parts of pages: such a log is kept.
