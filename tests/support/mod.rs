@@ -11,6 +11,7 @@ pub(crate) mod guard;
 pub(crate) mod logs;
 pub(crate) mod loop_images;
 pub(crate) mod mariadb;
+pub(crate) mod rocksdb;
 pub(crate) mod sysbench;
 
 use std::path::{Path, PathBuf};
@@ -96,6 +97,13 @@ pub(crate) fn resident_bytes(files: &[PathBuf]) -> u64 {
         .lines()
         .map(|line| line.trim().parse::<u64>().expect("fincore prints bytes"))
         .sum()
+}
+
+/// A figure of `/proc/PID/io` or `/proc/PID/task/TID/io`, such as `read_bytes`: bytes that were read from a device.
+pub(crate) fn io_counter(file: &Path, name: &str) -> u64 {
+    let text = std::fs::read_to_string(file).expect("the process runs");
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    line.expect("always there").parse().expect("a number")
 }
 
 /// Sum of the sizes of these files, in bytes.
