@@ -118,15 +118,15 @@ impl DirtyReport {
         let pages = |name: &str| {
             vmstat
                 .get(name)
-                .map(|pages| pages * page_size())
+                .map(|pages| pages.saturating_mul(page_size()))
                 .ok_or_else(|| malformed(&roots.proc_file("vmstat"), name))
         };
         // The same figure twice, but for kernels that initialise memory late and count it in the first only, and
         // for containers that are shown a `meminfo` of their own.
         let free = memory.free.max(pages("nr_free_pages")?);
         // On 32-bit machines high memory is left out as well; there this is too high.
-        let file = pages("nr_inactive_file")? + pages("nr_active_file")?;
-        let dirtyable = free.saturating_sub(reserve) + file + page_size();
+        let file = pages("nr_inactive_file")?.saturating_add(pages("nr_active_file")?);
+        let dirtyable = free.saturating_sub(reserve).saturating_add(file).saturating_add(page_size());
         let kernel_thresholds = vmstat.dirty_background_threshold().zip(vmstat.dirty_threshold());
         Ok(Self {
             parameters,

@@ -39,7 +39,7 @@ impl VmStat {
 
     fn sum(&self, wanted: impl Fn(&str) -> bool) -> Option<u64> {
         let values = self.iter().filter_map(|(key, value)| wanted(key).then_some(value));
-        values.fold(None, |sum, value| Some(sum.unwrap_or(0) + value))
+        values.fold(None, |sum, value| Some(sum.unwrap_or(0_u64).saturating_add(value)))
     }
 
     fn bytes(&self, name: &str) -> Option<u64> {

@@ -49,11 +49,12 @@ impl Watermarks {
             return Err(malformed(&path, "any zone"));
         }
         let mut sum = Self::default();
+        let add = |sum: &mut u64, pages: u64| *sum = sum.saturating_add(pages.saturating_mul(page_size()));
         for zone in zones {
-            sum.min += zone.min * page_size();
-            sum.low += zone.low * page_size();
-            sum.high += zone.high * page_size();
-            sum.reserve += (zone.protection + zone.high).min(zone.managed) * page_size();
+            add(&mut sum.min, zone.min);
+            add(&mut sum.low, zone.low);
+            add(&mut sum.high, zone.high);
+            add(&mut sum.reserve, zone.protection.saturating_add(zone.high).min(zone.managed));
         }
         Ok(sum)
     }
