@@ -7,6 +7,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod command;
+pub(crate) mod container;
 pub(crate) mod guard;
 pub(crate) mod logs;
 pub(crate) mod loop_images;

@@ -1,0 +1,61 @@
+//! The guard on the host, the databases in containers: each in mount and pid namespaces of its own, under a root of its own,
+//! with its data at the same path, on a volume or on the container's overlay.
+//!
+//! Needs root and Debian's `mariadb-server`; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, of the files below an overlay.
+
+mod support;
+
+use std::time::Duration;
+use support::container::{Container, DATA, FILLED, On, PROGRAMS};
+use support::guard::Guard;
+use support::{MIB, resident_bytes, wait_until_resident_below};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// What may stay of a binlog that is being written: the slack of the profile, twice.
+const IDLE_LIMIT: u64 = 8 * MIB;
+
+#[test]
+fn logs_in_containers_are_found_and_released() {
+    if !support::can_run("databases in containers", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let [volume, overlay] = [On::Disk, On::Overlay].map(|on| Container::start(scratch.path(), on));
+    for container in [&volume, &overlay] {
+        container.fill_binlogs();
+        let resident = resident_bytes(&container.binlogs());
+        assert!(resident >= FILLED, "only {resident} bytes are resident without a guard");
+    }
+
+    let guard = Guard::spawn(&["--tick", "200ms"]);
+    for container in [&volume, &overlay] {
+        let found = guard.wait_for("found", SOON, |event| event["pid"] == container.pid());
+        assert_eq!((&found["profile"], &found["directories"]), (&"mariadb".into(), &vec![DATA].into()));
+        wait_until_resident_below(&container.binlogs(), IDLE_LIMIT, SOON);
+    }
+
+    // One ends: its file system is let go, and the other, at the same path, is still served.
+    let ended = volume.pid();
+    volume.end();
+    guard.wait_for("lost", SOON, |event| event["pid"] == ended);
+    let before = overlay.binlogs().len();
+    overlay.fill_binlogs();
+    assert!(overlay.binlogs().len() >= before + 2, "no new binlogs");
+    wait_until_resident_below(&overlay.binlogs(), IDLE_LIMIT, SOON);
+
+    let ended = guard.stop();
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    let released = ended.summary()["released_bytes"]["binlog"].as_u64();
+    assert!(released > Some(3 * FILLED - 4 * IDLE_LIMIT), "{}", ended.summary());
+    let problems: Vec<_> = ended
+        .events
+        .iter()
+        .filter(|event| event["event"] == "problem")
+        .filter(|event| event["path"].as_str().is_some_and(|path| path.starts_with(DATA)))
+        .collect();
+    assert!(problems.is_empty(), "{problems:#?}");
+    println!("{}", ended.summary());
+}
