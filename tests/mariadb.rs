@@ -41,19 +41,13 @@ fn fill(load: &mut Load, server: &Server, binlogs: usize, mut sample: impl FnMut
         if count >= until {
             return;
         }
-        assert!(
-            start.elapsed() < DEADLINE,
-            "the load has begun only {count} of {until} binlogs"
-        );
+        assert!(start.elapsed() < DEADLINE, "the load has begun only {count} of {until} binlogs");
         std::thread::sleep(Duration::from_millis(200));
     }
 }
 
 fn assert_bounded(resident: u64) {
-    assert!(
-        resident < BUSY_LIMIT,
-        "{resident} bytes of log files are resident, more than {BUSY_LIMIT}"
-    );
+    assert!(resident < BUSY_LIMIT, "{resident} bytes of log files are resident, more than {BUSY_LIMIT}");
 }
 
 fn wait_until_released(server: &Server) {
@@ -65,12 +59,7 @@ fn wait_until_found(guard: &Guard, server: &Server) {
     assert_eq!(found["profile"], "mariadb");
     let data = server.data();
     let directories = found["directories"].as_array().expect("a list");
-    assert!(
-        directories
-            .iter()
-            .any(|directory| directory.as_str().map(Path::new) == Some(&data)),
-        "{found}"
-    );
+    assert!(directories.iter().any(|directory| directory.as_str().map(Path::new) == Some(&data)), "{found}");
 }
 
 /// Waits until the replica has applied all that the primary has written, and compares every row.
@@ -85,9 +74,7 @@ fn assert_equal_after_catching_up(primary: &Server, replica: &Server) {
 }
 
 fn figure(event: &Value, name: &str) -> u64 {
-    event[name]
-        .as_u64()
-        .unwrap_or_else(|| panic!("no figure {name}: {event}"))
+    event[name].as_u64().unwrap_or_else(|| panic!("no figure {name}: {event}"))
 }
 
 /// The same load, first alone: what the guard is to prevent happens.
@@ -103,19 +90,13 @@ fn grow_without_a_guard(primary: &Server, replica: &Server) {
         let before = resident_bytes(&full());
         fill(&mut load, primary, 1, |_| ());
         let grown = resident_bytes(&full()).saturating_sub(before);
-        assert!(
-            grown >= BINLOG_BYTES / 10 * 9,
-            "one binlog more, but only {grown} bytes more are resident"
-        );
+        assert!(grown >= BINLOG_BYTES / 10 * 9, "one binlog more, but only {grown} bytes more are resident");
     }
     drop(load);
     assert_equal_after_catching_up(primary, replica);
     let binlogs = primary.binlogs();
     let (resident, size) = (resident_bytes(&binlogs), size_bytes(&binlogs));
-    assert!(
-        resident >= size / 10 * 9,
-        "{resident} of {size} bytes of binlogs are resident"
-    );
+    assert!(resident >= size / 10 * 9, "{resident} of {size} bytes of binlogs are resident");
     assert!(resident_bytes(&primary.log_files()) > BUSY_LIMIT);
 }
 
@@ -129,16 +110,10 @@ fn stay_bounded_with_a_near_follower(primary: &Server, replica: &Server) {
         furthest = furthest.max(primary.follower_lags().into_iter().max().unwrap_or_default());
     });
     drop(load);
-    assert!(
-        furthest <= 3,
-        "the replica fell {furthest} binlogs behind, so this run shows nothing"
-    );
+    assert!(furthest <= 3, "the replica fell {furthest} binlogs behind, so this run shows nothing");
     assert_equal_after_catching_up(primary, replica);
     let read = primary.dump_thread_device_bytes() - read_before;
-    assert!(
-        read < MIB,
-        "the dump thread had {read} bytes read from the device"
-    );
+    assert!(read < MIB, "the dump thread had {read} bytes read from the device");
     wait_until_released(primary);
 }
 
@@ -150,10 +125,7 @@ fn stay_bounded_with_a_far_follower(primary: &Server, replica: &Server) {
     // So many that a guard that waits for this follower breaks the limit with binlogs alone.
     fill(&mut load, primary, BINLOGS + 1, assert_bounded);
     let lags = primary.follower_lags();
-    assert!(
-        lags.iter().any(|&lag| lag > 3),
-        "the dump thread did not fall behind: {lags:?}"
-    );
+    assert!(lags.iter().any(|&lag| lag > 3), "the dump thread did not fall behind: {lags:?}");
     replica.thaw();
     replica.execute("STOP SLAVE");
     fill(&mut load, primary, 2, assert_bounded);
@@ -188,11 +160,7 @@ fn assert_clean_end(ended: &Ended, place: &Path) {
         .events
         .iter()
         .filter(|event| event["event"] == "problem")
-        .filter(|event| {
-            event["path"]
-                .as_str()
-                .is_some_and(|path| Path::new(path).starts_with(place))
-        })
+        .filter(|event| event["path"].as_str().is_some_and(|path| Path::new(path).starts_with(place)))
         .collect();
     assert!(problems.is_empty(), "{problems:#?}");
 }
@@ -254,10 +222,7 @@ fn binlogs_beside_a_direct_redo_log_stay_out_of_the_page_cache() {
     let ended = guard.stop();
     assert_clean_end(&ended, scratch.path());
     let summary = ended.summary();
-    assert!(
-        figure(&summary["released_bytes"], "binlog") >= 5 * BINLOG_BYTES / 10 * 9,
-        "{summary}"
-    );
+    assert!(figure(&summary["released_bytes"], "binlog") >= 5 * BINLOG_BYTES / 10 * 9, "{summary}");
 }
 
 #[test]
@@ -287,10 +252,7 @@ fn a_dry_run_and_a_guard_without_rights_release_nothing() {
         .map(|tick| figure(tick, "acts"))
         .sum::<u64>();
     assert!(planned > 0, "a dry run says what it would do: {:#?}", dry.events);
-    assert!(
-        resident_bytes(&primary.log_files()) >= before,
-        "a dry run released pages"
-    );
+    assert!(resident_bytes(&primary.log_files()) >= before, "a dry run released pages");
 
     // A copy, since others may not be allowed where this program was built.
     let program = scratch.path().join("pagekeeper");
@@ -298,13 +260,7 @@ fn a_dry_run_and_a_guard_without_rights_release_nothing() {
     support::open_to_others(&program);
     let unprivileged = Guard::spawn_command(
         Command::new("setpriv")
-            .args([
-                "--reuid=65534",
-                "--regid=65534",
-                "--clear-groups",
-                "--pdeathsig=KILL",
-                "--",
-            ])
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--pdeathsig=KILL", "--"])
             .arg(&program)
             .args(["guard", "--json", "--pid", &pid, "--duration", "3s"]),
     )
@@ -317,13 +273,8 @@ fn a_dry_run_and_a_guard_without_rights_release_nothing() {
     }
     let said = said.to_lowercase();
     assert!(
-        ["root", "permission", "privilege", "cap_"]
-            .iter()
-            .any(|word| said.contains(word)),
+        ["root", "permission", "privilege", "cap_"].iter().any(|word| said.contains(word)),
         "a guard without rights says what it lacks: {said}"
     );
-    assert!(
-        resident_bytes(&primary.log_files()) >= before,
-        "a guard without rights released pages"
-    );
+    assert!(resident_bytes(&primary.log_files()) >= before, "a guard without rights released pages");
 }
