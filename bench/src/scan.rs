@@ -118,7 +118,8 @@ fn make_tree(root: &Path, files: u64) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Makes each page of a file resident with the chance `share`, in two halves at once.
+/// Makes each page of a file resident with the chance `share`, in two halves at once; in random order, as by a database's
+/// reads: neighbours in the file are none in memory.
 fn touch_share(path: &Path, size: u64, share: f64, random: &mut Random) -> Result<()> {
     // In 2^-32.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is from 0 to 1")]
@@ -128,7 +129,9 @@ fn touch_share(path: &Path, size: u64, share: f64, random: &mut Random) -> Resul
     }
     let pages = size / pagekeeper_kernel::page_size();
     let touch = |range: std::ops::Range<u64>, mut random: Random| {
-        touch_pages(&open(path)?, range.filter(|_| random.next_u64() >> 32 <= threshold))
+        let mut pages: Vec<u64> = range.filter(|_| random.next_u64() >> 32 <= threshold).collect();
+        random.shuffle(&mut pages);
+        touch_pages(&open(path)?, pages)
     };
     let (first, second) = (Random::new(random.next_u64()), Random::new(random.next_u64()));
     if size <= MIB {
