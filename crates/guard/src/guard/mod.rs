@@ -143,7 +143,10 @@ impl Guard {
         }
         self.databases.clear();
         self.discovery.forget();
-        self.scan_due = Instant::now();
+        let now = Instant::now();
+        self.scan_due = now;
+        // Files get new ids: until followers are seen anew, their pages would look unneeded.
+        self.others = Descriptors::new(now);
         self.take_options(options);
         self.watch_named_directories();
         Ok(())
