@@ -27,7 +27,7 @@ pub(crate) fn follower(title: &str, segment_bytes: u64) -> Option<(u64, Position
     if title.contains("archiver") {
         let last = title.rsplit_once("last was ")?.1;
         let done = segment_number(last.get(..24)?.as_bytes())?;
-        return Some((done + 1, Position::At(0)));
+        return Some((done.saturating_add(1), Position::At(0)));
     }
     None
 }

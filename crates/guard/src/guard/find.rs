@@ -71,7 +71,8 @@ impl Guard {
         for database in self.databases.iter_mut().filter(|database| database.profile.postgresql_titles) {
             let is_child = |pid: &u32| self.proc.parent(*pid).is_ok_and(|parent| parent == database.pid);
             let tells = |pid: &u32| {
-                title(&self.proc, *pid).contains("walsender") || title(&self.proc, *pid).contains("archiver")
+                let title = title(&self.proc, *pid);
+                title.contains("walsender") || title.contains("archiver")
             };
             database.titled = pids.iter().copied().filter(|pid| is_child(pid) && tells(pid)).collect();
         }
