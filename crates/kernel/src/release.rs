@@ -31,7 +31,7 @@ const OVERLAY_ROUNDS_STUCK: u32 = 40;
 pub struct ReleaseOptions {
     /// How to make dirty pages clean first.
     pub flush: Flush,
-    /// How long to wait for them; what is dirty then is [`ReleaseReport::kept_dirty`].
+    /// How long to wait for those of 256 MiB at a time; what is dirty then is [`ReleaseReport::kept_dirty`].
     pub patience: Duration,
     /// Pause before the one retry of what resisted.
     pub retry_pause: Duration,
@@ -214,7 +214,8 @@ fn mapped_stretches(inode: Inode, range: &Range<u64>) -> Result<Vec<Range<u64>>>
         let Ok(mappings) = proc.mappings(pid) else {
             continue;
         };
-        let of_file = mappings.into_iter().filter(|mapping| mapping.inode == inode);
+        // It is known to map the file; by number, since `maps` may show another device than stat(2) does (btrfs, overlayfs).
+        let of_file = mappings.into_iter().filter(|mapping| mapping.inode.ino == inode.ino);
         stretches.extend(
             of_file
                 .map(|mapping| {
