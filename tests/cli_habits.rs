@@ -129,6 +129,48 @@ fn a_full_disk_behind_standard_output_is_told() {
 }
 
 #[test]
+fn a_full_disk_behind_standard_error_is_no_panic() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = pagekeeper().args(["stat", "/no/such/file"]).stderr(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{:?}", output.status);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_not_called_standard_output() {
+    let outcome = run(["snapshot", "/etc/passwd", "-o", "/no/such/directory/file"]);
+    assert!(outcome.code == 1 && outcome.stderr.starts_with("pagekeeper: can't write /no/"), "{outcome:?}");
+}
+
+#[test]
+fn a_guard_whose_reader_leaves_ends() {
+    let dir = scratch();
+    let mut guard = pagekeeper()
+        .args(["guard", "--json", "--profile", "generic", "--tick", "10ms", "--dir"])
+        .arg(dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut reader = BufReader::new(guard.stdout.take().unwrap());
+    reader.read_line(&mut String::new()).unwrap();
+    drop(reader);
+    let output = guard.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.signal(), Some(Signal::PIPE.as_raw()), "{:?}", output.status);
+}
+
+#[test]
+fn a_guard_that_is_to_look_once_fails_if_a_named_directory_is_not_there() {
+    let dir = scratch();
+    for named in [vec!["/no/such/directory"], vec!["/no/such/directory", dir.path().to_str().unwrap()]] {
+        let mut guard = pagekeeper();
+        guard.args(["guard", "--once", "--profile", "generic", "--tick", "10ms"]);
+        let Outcome { code, stderr, .. } = finish(guard.args(named.iter().flat_map(|name| ["--dir", name])));
+        assert!(code == 1 && stderr.contains("/no/such/directory"), "{code}: {stderr}");
+    }
+}
+
+#[test]
 fn json_is_what_it_says_and_errors_are_in_it() {
     let dir = scratch();
     let file = dir.path().join("file");

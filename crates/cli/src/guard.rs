@@ -1,8 +1,9 @@
 //! `pagekeeper guard`: the daemon, its status line and its summary.
 //!
 //! SIGINT and SIGTERM end it at once, with the summary; SIGHUP makes it read its configuration again, and go on with the old one if
-//! the new one can't be read.
+//! the new one can't be read. When the reader of its output leaves, it ends silently.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -109,17 +110,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut teller = Teller::new(args.json);
     let began = Instant::now();
     let mut looks = 0;
+    let unheard = Cell::new(false);
     let summary = guard.run(
         |guard, pause| {
             looks += 1;
             // A second look releases what the first one had to have written out.
-            if (args.once && looks == 2) || guard.is_done() {
+            if (args.once && looks == 2) || guard.is_done() || unheard.get() {
                 return Control::Stop;
             }
             if reload.swap(false, Ordering::Relaxed) {
                 let reloaded = args.options().and_then(|options| guard.reload(options));
                 if let Err(error) = reloaded {
-                    eprintln!("pagekeeper: the configuration stays as it was: {error}");
+                    output::complain(format_args!("the configuration stays as it was: {error}"));
                 }
             }
             let left = args.duration.map(|duration| duration.saturating_sub(began.elapsed()));
@@ -129,13 +131,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             }
             Control::Continue
         },
-        &mut |event| teller.tell(event),
+        &mut |event| {
+            teller.tell(event);
+            unheard.set(teller.reader_left());
+        },
     );
     teller.tell(&Event::Summary(summary));
+    let named = !args.pid.is_empty() || !args.dir.is_empty();
     match teller.failed {
         Some(error) => Err(error.into()),
-        None if teller.watched || args.pid.is_empty() => Ok(ExitCode::SUCCESS),
-        None => Ok(ExitCode::FAILURE),
+        // In a long run, problems come and go; a single look has met them or has not.
+        None if (named && !teller.watched) || (args.once && teller.problems) => Ok(ExitCode::FAILURE),
+        None => Ok(ExitCode::SUCCESS),
     }
 }
 
@@ -165,6 +172,8 @@ struct Teller {
     released_at_last_status: u64,
     /// Something was found to watch.
     watched: bool,
+    /// Something could not be seen or done.
+    problems: bool,
     /// The first write that failed; nothing is written after it.
     failed: Option<io::Error>,
 }
@@ -179,17 +188,24 @@ impl Teller {
             released: 0,
             released_at_last_status: 0,
             watched: false,
+            problems: false,
             failed: None,
         }
     }
 
     fn tell(&mut self, event: &Event) {
         self.watched |= matches!(event, Event::Found { .. });
+        self.problems |= matches!(event, Event::Problem { .. });
         if self.failed.is_some() {
             return;
         }
         let told = if self.json { output::json(event) } else { self.tell_people(event) };
         self.failed = told.err();
+    }
+
+    /// Whether standard output is a pipe that nobody reads any more.
+    fn reader_left(&self) -> bool {
+        self.failed.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
     }
 
     fn tell_people(&mut self, event: &Event) -> io::Result<()> {
@@ -228,7 +244,7 @@ impl Teller {
 
     fn complain(&mut self, text: &str) -> io::Result<()> {
         self.clear_status()?;
-        eprintln!("pagekeeper: {text}");
+        output::complain(text);
         Ok(())
     }
 
@@ -274,10 +290,10 @@ impl Teller {
 
 fn summary_text(summary: &Summary) -> String {
     let mut text = format!(
-        "released {} in {:.0} s, {} looks",
+        "released {} in {:.0} s, {}",
         Size(summary.released_total_bytes),
         summary.seconds,
-        summary.ticks
+        output::looks(summary.ticks)
     );
     for (class, bytes) in &summary.released_bytes {
         let _ = write!(text, "\n  {:<8} {}", format!("{class:?}").to_lowercase(), Size(*bytes));

@@ -3,7 +3,7 @@
 //! Fails with the error of the write; [`exit_code`] turns that, as any error of a command, into words and an exit code.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -34,6 +34,11 @@ pub(crate) fn json(value: &impl serde::Serialize) -> io::Result<()> {
     out.flush()
 }
 
+/// Says something on standard error, after the program's name. If nobody listens there, nothing can be said.
+pub(crate) fn complain(text: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "pagekeeper: {text}");
+}
+
 /// Says why a command failed and gives its exit code. A broken pipe is not said: the process ends by SIGPIPE, as
 /// programs do that never heard of it.
 pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
@@ -47,8 +52,8 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(141);
     }
     // An error of a write that nobody gave a context to: all others name their path.
-    let where_from = if error.downcast_ref::<io::Error>().is_some() { "standard output: " } else { "" };
-    eprintln!("pagekeeper: {where_from}{error:#}");
+    let bare = error.chain().next().is_some_and(<dyn std::error::Error>::is::<io::Error>);
+    complain(format_args!("{}{error:#}", if bare { "standard output: " } else { "" }));
     ExitCode::from(if error.downcast_ref::<UsageError>().is_some() { 2 } else { 1 })
 }
 
@@ -136,6 +141,11 @@ pub(crate) fn count(number: u64) -> String {
 /// "1 file", "2 files".
 pub(crate) fn files(number: u64) -> String {
     format!("{} {}", count(number), if number == 1 { "file" } else { "files" })
+}
+
+/// "1 look", "2 looks".
+pub(crate) fn looks(number: u64) -> String {
+    format!("{} {}", count(number), if number == 1 { "look" } else { "looks" })
 }
 
 /// A share in percent that says neither 0 nor 100 when it is not quite that; `None` of nothing.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use pagekeeper_kernel::Error;
 use serde::Serialize;
 
-use crate::output::printable_path;
+use crate::output::{complain, printable_path};
 
 /// One path that failed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -42,7 +42,7 @@ impl Problems {
 /// Tells each problem on standard error.
 pub(crate) fn tell(problems: &[Problem]) {
     for Problem { path, error } in problems {
-        eprintln!("pagekeeper: {path}: {error}");
+        complain(format_args!("{path}: {error}"));
     }
 }
 

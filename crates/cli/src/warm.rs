@@ -96,9 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if !locks.is_empty() && !stop.requested() {
         if !args.json {
-            eprintln!(
-                "pagekeeper: the locked pages stay in memory until this process ends: Ctrl-C or SIGTERM"
-            );
+            output::complain("the locked pages stay in memory until this process ends: Ctrl-C or SIGTERM");
         }
         while !stop.wait(Duration::from_secs(3600))? {}
     }

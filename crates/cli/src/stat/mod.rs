@@ -146,11 +146,11 @@ fn look(args: &Args, tree: &Tree, screen: Screen, turn: &Turn) -> anyhow::Result
 /// One sentence on the figures that this user can't have.
 fn tell_unknown(totals: &Totals) {
     if totals.unknown_files > 0 {
-        eprintln!(
-            "pagekeeper: the kernel tells what is in the page cache to a file's owner only: run as root, as the owner, or with \
+        output::complain(format_args!(
+            "the kernel tells what is in the page cache to a file's owner only: run as root, as the owner, or with \
              CAP_FOWNER to see the {} marked \"?\"",
             output::files(totals.unknown_files)
-        );
+        ));
     }
 }
 
