@@ -2,7 +2,8 @@
 //!
 //! A pattern is a file name, optionally below one directory name, in which `*` stands for any characters, `{n}` for a
 //! decimal number and `{x}` for 24 hexadecimal digits (a PostgreSQL WAL segment). What a name has besides its number is
-//! its *stem*: names with equal stems in one directory are one log, and the number orders it.
+//! its *stem*: names with equal stems in one directory are one log, and the number orders it. There are at most three
+//! `*`: trying all that each may stand for takes time by the name's length to that power.
 //! Matching never fails; a pattern that can't be read is refused with [`PatternError`].
 
 use std::ffi::OsStr;
@@ -17,6 +18,9 @@ pub struct Pattern {
     directory: Option<String>,
     parts: Vec<Part>,
 }
+
+/// How many `*` a pattern may have.
+const ANY_MAX: usize = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Part {
@@ -114,6 +118,9 @@ impl FromStr for Pattern {
         let numbers = parts.iter().filter(|part| matches!(part, Part::Number | Part::HexSegment)).count();
         if numbers > 1 {
             return Err(refuse("it has more than one number to order files by"));
+        }
+        if parts.iter().filter(|part| **part == Part::Any).count() > ANY_MAX {
+            return Err(refuse("it has more than three *"));
         }
         Ok(Self { text: text.to_owned(), directory, parts })
     }
@@ -231,6 +238,7 @@ mod tests {
             ("*/c", "one plain directory"),
             ("{q}", "in braces"),
             ("{n}.{n}", "more than one number"),
+            ("*a*a*a*b", "more than three"),
         ] {
             let error = pattern.parse::<Pattern>().unwrap_err().to_string();
             assert!(error.contains(reason), "{pattern}: {error}");
