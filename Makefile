@@ -12,7 +12,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-mysql build install lint fmt deny bench bench-setup
+.PHONY: help demo test test-mysql build install lint fmt sanitize fuzz deny bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,12 @@ lint: ## rustfmt, clippy and rustdoc, warnings are errors
 fmt: ## format the source
 	@scripts/require-rust.sh
 	@$(CARGO) fmt --all
+
+sanitize: ## the threads of the kernel crate under sanitizers (ARGS=ROUNDS); needs a nightly compiler
+	@scripts/sanitize.sh $(ARGS)
+
+fuzz: ## a parser on random input (ARGS="snapshot 60", seconds); needs a nightly compiler and cargo-fuzz
+	@scripts/fuzz.sh $(ARGS)
 
 deny: ## licences, sources and advisories of all dependencies
 	@scripts/deny.sh

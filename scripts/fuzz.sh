@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# fuzz.sh [TARGET [SECONDS [OPTIONS OF LIBFUZZER…]]] — fuzzes one parser, or each in turn with TARGET "all". Not part of CI.
+#
+# What is found stays in fuzz/artifacts/TARGET: `cargo +nightly fuzz run TARGET FILE` repeats it. The seed of the run is
+# printed at its start, `-seed=N` as an option repeats the run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+target=${1:-all}
+seconds=${2:-60}
+
+if ! "$cargo" +nightly --version >/dev/null 2>&1; then
+    echo "A nightly compiler is missing: rustup toolchain install nightly" >&2
+    exit 1
+fi
+if ! "$cargo" fuzz --version >/dev/null 2>&1; then
+    echo "cargo-fuzz is missing: cargo install cargo-fuzz" >&2
+    exit 1
+fi
+targets=$target
+if [ "$target" = all ]; then
+    targets=$("$cargo" fuzz list)
+fi
+
+failed=
+# To start from, what the parsers are meant to read.
+for one in $targets; do
+    corpus=fuzz/corpus/$one
+    mkdir -p "$corpus"
+    case $one in
+    snapshot)
+        golden=crates/cli/src/snapshot/testdata/v1.snapshot
+        cp "$golden" "$corpus/v1"
+        # Without header and checksum, which the target adds itself.
+        tail -c +11 "$golden" | head -c -4 >"$corpus/v1-content"
+        ;;
+    profile)
+        cp crates/guard/profiles/*.toml "$corpus/"
+        ;;
+    pattern)
+        printf '*.{n}\n/d/binlog.000012' >"$corpus/binlog"
+        printf 'pg_wal/{x}\n/d/pg_wal/0000000100000000000000FF' >"$corpus/wal"
+        printf '#innodb_redo/#ib_redo{n}_tmp\n/d/#innodb_redo/#ib_redo7_tmp' >"$corpus/redo"
+        ;;
+    esac
+    echo "== $one for $seconds s"
+    # The fake machine is written over and over: in memory where it can be.
+    scratch=/dev/shm
+    [ -w "$scratch" ] || scratch=${TMPDIR:-/tmp}
+    TMPDIR=$scratch "$cargo" +nightly fuzz run "$one" -- \
+        -max_total_time="$seconds" -timeout=10 -print_final_stats=1 "${@:3}" || failed+=" $one"
+done
+if [ -n "$failed" ]; then
+    echo "failed:$failed" >&2
+    exit 1
+fi
