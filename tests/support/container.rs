@@ -32,7 +32,8 @@ pub(crate) const FILLED: u64 = 40 * MIB;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// $1: a directory with `image`; $2: `disk` or `overlay`.
+/// $1: a directory with `image`; $2: `disk` or `overlay`; $3: what to do in the new root. That is the root of the whole
+/// namespace for a disk, and one of the process alone, by chroot(2), for an overlay.
 const BEGIN: &str = r#"
 set -eu
 mount --make-rprivate /
@@ -59,9 +60,16 @@ for name in bin sbin lib lib64 usr etc; do
 done
 mount --rbind /dev dev
 mount -t proc proc proc
+[ "$2" = disk ] || exec chroot . sh -c "$3"
 pivot_root . old
 cd /
 umount -l old
+exec sh -c "$3"
+"#;
+
+/// The rest, inside its root.
+const SERVE: &str = r"
+set -eu
 # What ext4 puts there is no database's.
 rm -rf /var/lib/data/lost+found
 mariadb-install-db --no-defaults --user=root --skip-test-db --skip-name-resolve \
@@ -69,7 +77,7 @@ mariadb-install-db --no-defaults --user=root --skip-test-db --skip-name-resolve 
 exec mariadbd --no-defaults --user=root --skip-networking --datadir=/var/lib/data --socket=/run/socket \
     --pid-file=/run/pid --log-error=/run/log.err --log-bin=binlog --binlog-format=ROW --sync-binlog=1 \
     --max-binlog-size=16M --innodb-buffer-pool-size=32M --innodb-log-file-size=16M
-"#;
+";
 
 /// On what its data is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +111,7 @@ impl Container {
             .args(["--pdeathsig=KILL", "--", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--"])
             .args(["sh", "-c", BEGIN, "sh"])
             .arg(&home)
-            .arg(if on == On::Overlay { "overlay" } else { "disk" })
+            .args([if on == On::Overlay { "overlay" } else { "disk" }, SERVE])
             .stdin(Stdio::null())
             .stdout(said.try_clone().expect("a second handle"))
             .stderr(said)

@@ -100,6 +100,7 @@ impl Guard {
                     problems.push((self.proc.root(pid), denied(&error, pid)));
                 }
             }
+            found = found.iter().map(|path| self.proc.as_seen_by(database.pid, path)).collect();
             found.retain(|path| {
                 !self.directories.iter().any(|directory| {
                     directory.path == *path && directory.owner.is_none_or(|owner| owner == database.pid)

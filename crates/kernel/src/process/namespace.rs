@@ -3,7 +3,8 @@
 //! `/proc/PID/root` leads to the process's root directory in its own mount namespace. A path put behind it is right as
 //! long as no symbolic link in it is absolute: **the kernel resolves absolute links against the root of the caller, not
 //! of that process**, so that `/proc/PID/root/var/lib/mysql` may end in our own `/data`.
-//! [`ProcRoot::in_namespace`] serves the paths the kernel itself shows (of descriptors and maps), which hold no links;
+//! What the kernel shows (of descriptors and maps) begins at the root of a mount namespace, not of a process: see
+//! [`ProcRoot::as_seen_by`]. [`ProcRoot::in_namespace`] serves such paths, which hold no links;
 //! [`ProcRoot::open_directory_in_namespace`] serves all others: it resolves links inside the process's root and can't be
 //! led out of it.
 
@@ -40,10 +41,23 @@ impl ProcRoot {
         Ok(self.same_mount_namespace(pid)? && inode(self.root(pid))? == inode(self.path().join("self/root"))?)
     }
 
+    /// A path that the kernel shows of the process (of a descriptor, of its working directory), as the process itself names
+    /// it: from its own root on.
+    ///
+    /// The kernel shows paths from the root of the mount namespace on, also those of a process in a chroot(2).
+    pub fn as_seen_by(&self, pid: u32, shown: &Path) -> PathBuf {
+        // A process whose root can't be read is not looked into any further either.
+        let root = std::fs::read_link(self.root(pid)).unwrap_or_default();
+        match shown.strip_prefix(&root) {
+            Ok(below) if root.has_root() => Path::new("/").join(below),
+            _ => shown.to_path_buf(),
+        }
+    }
+
     /// A path as the process sees it, as one this process can open: unchanged where both see the same, else behind
     /// `/proc/PID/root`. A relative path starts at the process's working directory.
     ///
-    /// For paths that the kernel shows; see the module for those that may hold symbolic links. `..` never climbs above
+    /// For paths of [`ProcRoot::as_seen_by`], which hold no symbolic links; see the module for those that may hold symbolic links. `..` never climbs above
     /// the process's root.
     pub fn in_namespace(&self, pid: u32, path: &Path) -> Result<PathBuf> {
         if path.is_relative() {
@@ -174,6 +188,25 @@ mod tests {
             assert_eq!(proc.in_namespace(5, Path::new("/data/x")).unwrap(), root.join("data/x"));
             assert_eq!(proc.in_namespace(5, Path::new("/../../a/../../b")).unwrap(), root.join("a/../b"));
             assert_eq!(proc.in_namespace(5, Path::new("sub")).unwrap(), tree.path().join("5/cwd/sub"));
+        }
+    }
+
+    #[test]
+    fn shown_paths_begin_at_the_root_of_their_process() {
+        let tree = tempfile::tempdir().unwrap();
+        for (pid, root) in [("5", "/jail/inner"), ("6", "/")] {
+            std::fs::create_dir(tree.path().join(pid)).unwrap();
+            symlink(root, tree.path().join(pid).join("root")).unwrap();
+        }
+        let proc = ProcRoot::at(tree.path());
+        for (pid, shown, seen) in [
+            (5, "/jail/inner/data", "/data"),
+            (5, "/jail/inner", "/"),
+            (5, "/jail/inner2/data", "/jail/inner2/data"),
+            (6, "/data", "/data"),
+            (7, "/data", "/data"),
+        ] {
+            assert_eq!(proc.as_seen_by(pid, Path::new(shown)), Path::new(seen));
         }
     }
 
