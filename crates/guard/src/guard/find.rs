@@ -46,26 +46,26 @@ impl Guard {
         let known: Vec<u32> = self.databases.iter().map(|database| database.pid).collect();
         if self.options.find || self.databases.iter().any(|database| database.profile.postgresql_titles) {
             match self.proc.pids() {
-                Ok(pids) => self.scan(&pids, &known),
+                Ok(pids) => self.scan(&pids, &known, now),
                 Err(error) => self.problem(error.path().to_path_buf(), &error),
             }
         }
         for pid in self.options.pids.clone() {
             if !known.contains(&pid) {
-                self.take_named_process(pid);
+                self.take_named_process(pid, now);
             }
         }
         self.scan_due = Instant::now() + (now.elapsed() * SCAN_SHARE).max(Duration::from_secs(1));
     }
 
-    fn scan(&mut self, pids: &[u32], known: &[u32]) {
+    fn scan(&mut self, pids: &[u32], known: &[u32], now: Instant) {
         if self.options.find {
             let wanted: Vec<Arc<Profile>> = match &self.options.profile {
                 Some(name) => self.profiles.iter().filter(|profile| profile.name == *name).cloned().collect(),
                 None => self.profiles.clone(),
             };
             for found in self.discovery.scan(&self.proc, pids, known, &wanted) {
-                self.take_up(found.pid, found.profile);
+                self.take_up(found.pid, found.profile, now);
             }
         }
         for database in self.databases.iter_mut().filter(|database| database.profile.postgresql_titles) {
@@ -78,14 +78,14 @@ impl Guard {
         }
     }
 
-    fn take_named_process(&mut self, pid: u32) {
+    fn take_named_process(&mut self, pid: u32, now: Instant) {
         let by_name = self
             .options
             .profile
             .as_ref()
             .and_then(|name| self.profiles.iter().find(|profile| profile.name == *name).cloned());
         match by_name.or_else(|| recognise(&self.proc, pid, &self.profiles)) {
-            Some(profile) => self.take_up(pid, profile),
+            Some(profile) => self.take_up(pid, profile, now),
             None if self.proc.start_time(pid).is_err() => {
                 self.problem(self.proc.root(pid), &format!("there is no process {pid}"));
             }
@@ -98,12 +98,12 @@ impl Guard {
         }
     }
 
-    fn take_up(&mut self, pid: u32, profile: Arc<Profile>) {
+    /// Takes up a database; at the tick that began at `now` its files are looked at already.
+    fn take_up(&mut self, pid: u32, profile: Arc<Profile>, now: Instant) {
         // One that ended in between is no loss.
         let Ok(started) = self.proc.start_time(pid) else {
             return;
         };
-        let now = Instant::now();
         self.databases.push(Database {
             pid,
             started,
