@@ -50,7 +50,7 @@ fuzz: ## a parser on random input (ARGS="snapshot 60", seconds); needs a nightly
 deny: ## licences, sources and advisories of all dependencies
 	@scripts/deny.sh
 
-bench: ## a benchmark (ARGS="release --json"), after `make bench-setup`
+bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@scripts/require-rust.sh
 	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" $(CARGO) run --release --package pagekeeper-bench -- $(ARGS)
 

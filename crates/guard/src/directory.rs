@@ -28,6 +28,8 @@ use crate::settings::{says_recycled, size_option};
 
 /// Ticks between looks at a file where nothing happens.
 const SELDOM: u32 = 32;
+/// In a directory of more log files than this, one with nothing resident and no process at it is looked at seldom from the first.
+const MANY: usize = 256;
 
 /// Gives out ids that are never used twice.
 #[derive(Debug, Default)]
@@ -96,10 +98,16 @@ impl Entry {
     }
 
     /// Takes in what was seen; whether it is another than before.
-    fn take(&mut self, file: &InspectedFile, found: Sample) -> bool {
+    fn take(&mut self, file: &InspectedFile, found: Sample, among_many: bool) -> bool {
         let before = self.interval;
         let same = found == self.sample && file.size() == self.size;
-        self.interval = if same { (self.interval * 2).min(SELDOM) } else { 1 };
+        self.interval = if !same {
+            1
+        } else if among_many && found.resident == 0 {
+            SELDOM
+        } else {
+            (self.interval * 2).min(SELDOM)
+        };
         self.previous_size = self.size;
         self.size = file.size();
         self.sample = found;
@@ -303,6 +311,7 @@ impl Directory {
         mut problem: impl FnMut(&Path, &Error),
     ) -> bool {
         let mut changed = false;
+        let among_many = self.entries.len() > MANY;
         for (name, entry) in &mut self.entries {
             entry.due = entry.due.saturating_sub(1);
             if entry.due > 0 {
@@ -322,7 +331,7 @@ impl Directory {
                         entry.changed =
                             i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
                     }
-                    changed |= entry.take(&file, found);
+                    changed |= entry.take(&file, found, among_many);
                 }
                 Err(error) => {
                     entry.sample = Sample::default();

@@ -13,7 +13,7 @@ use pagekeeper_policy::{
 };
 
 use crate::descriptors::Descriptor;
-use crate::directory::{Directory, Entry};
+use crate::directory::{Directory, Entry, Log};
 use crate::profile::{LogSpec, NewestSpec, PositionSpec, RewriteSpec};
 
 /// The descriptors of each file.
@@ -34,6 +34,10 @@ pub(crate) fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> 
 /// A write under way moves the end first and the position last, so one that is throttled looks like this, but does not move.
 pub(crate) fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) -> Vec<LogId> {
     let mut overwritten = Vec::new();
+    let detected = |log: &Log| directory.profile.logs[log.spec].rewrite == RewriteSpec::Detect;
+    if by_file.is_empty() || !directory.logs.values().any(detected) {
+        return overwritten;
+    }
     for entry in directory.entries.values_mut() {
         let Some(position) = short_of_end(entry, by_file) else {
             entry.writer_was_at = None;
@@ -55,17 +59,40 @@ fn short_of_end(entry: &Entry, by_file: &ByFile<'_>) -> Option<u64> {
     (position > 0 && position < entry.previous_size).then_some(position)
 }
 
+/// The files of one log that matter now.
+struct Group<'a> {
+    /// With resident pages, or open in some process.
+    active: Vec<&'a Entry>,
+    /// With the highest number.
+    highest: &'a Entry,
+    /// Changed last.
+    latest: &'a Entry,
+}
+
 /// Adds the facts of one directory: files that matter now, and followers among `by_file`.
 pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts) {
-    let mut logs: BTreeMap<LogId, Vec<&Entry>> = BTreeMap::new();
+    let mut logs: BTreeMap<LogId, Group<'_>> = BTreeMap::new();
     for entry in directory.entries.values() {
-        logs.entry(entry.log).or_default().push(entry);
+        let group = logs.entry(entry.log).or_insert_with(|| Group {
+            active: Vec::new(),
+            highest: entry,
+            latest: entry,
+        });
+        if !entry.sample.windows.is_empty() || by_file.contains_key(&entry.id) {
+            group.active.push(entry);
+        }
+        if entry.sequence > group.highest.sequence {
+            group.highest = entry;
+        }
+        if (entry.changed, entry.sequence) > (group.latest.changed, group.latest.sequence) {
+            group.latest = entry;
+        }
     }
-    for (log, entries) in logs {
+    for (log, mut group) in logs {
         let spec = directory.spec(log);
         let rewrite = directory.logs[&log].rewrite;
-        let newest = newest(spec.newest, &entries, by_file);
-        for entry in entries {
+        let newest = newest(spec.newest, &mut group, by_file);
+        for entry in group.active {
             for descriptor in by_file.get(&entry.id).into_iter().flatten() {
                 facts.followers.extend(follower(spec, entry, descriptor));
             }
@@ -93,31 +120,25 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
     }
 }
 
-/// The files of a log that its writer may be writing.
-fn newest(by: NewestSpec, entries: &[&Entry], by_file: &ByFile<'_>) -> Vec<FileId> {
+/// The files of a log that its writer may be writing; they become active ones.
+fn newest(by: NewestSpec, group: &mut Group<'_>, by_file: &ByFile<'_>) -> Vec<FileId> {
     let open_for_writing =
         |entry: &&&Entry| by_file.get(&entry.id).into_iter().flatten().any(|descriptor| writes(descriptor));
-    match by {
-        NewestSpec::Number => {
-            let writer = entries.iter().filter(open_for_writing).max_by_key(|entry| entry.sequence);
-            writer
-                .or_else(|| entries.iter().max_by_key(|entry| entry.sequence))
-                .map(|entry| entry.id)
-                .into_iter()
-                .collect()
-        }
-        NewestSpec::Changed => entries
-            .iter()
-            .max_by_key(|entry| (entry.changed, entry.sequence))
-            .map(|entry| entry.id)
-            .into_iter()
-            .collect(),
+    let open = group.active.iter().filter(open_for_writing);
+    let newest = match by {
+        NewestSpec::Number => *open.max_by_key(|entry| entry.sequence).unwrap_or(&group.highest),
+        NewestSpec::Changed => group.latest,
         NewestSpec::Open => {
-            let open: Vec<FileId> = entries.iter().filter(open_for_writing).map(|entry| entry.id).collect();
+            let open: Vec<FileId> = open.map(|entry| entry.id).collect();
             // Nobody is seen to have one open: it may be any.
-            if open.is_empty() { entries.iter().map(|entry| entry.id).collect() } else { open }
+            let any = || group.active.iter().map(|entry| entry.id).collect();
+            return if open.is_empty() { any() } else { open };
         }
+    };
+    if group.active.iter().all(|entry| entry.id != newest.id) {
+        group.active.push(newest);
     }
+    vec![newest.id]
 }
 
 fn writes(descriptor: &Descriptor) -> bool {
