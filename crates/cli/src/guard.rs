@@ -1,7 +1,7 @@
 //! `pagekeeper guard`: the daemon, its status line and its summary.
 //!
-//! SIGINT and SIGTERM end it at once, with the summary; SIGHUP makes it read its configuration again, and go on with the old one if
-//! the new one can't be read. When the reader of its output leaves, it ends silently.
+//! SIGINT and SIGTERM end it at once, with the summary; SIGHUP makes it read its configuration again, and go on
+//! with the old one if the new one can't be read. When the reader of its output leaves, it ends silently.
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -26,9 +26,9 @@ const STATUS_EVERY: Duration = Duration::from_secs(60);
 
 /// Keep the log files of running databases out of the page cache
 ///
-/// Finds MySQL, MariaDB, PostgreSQL, RocksDB, TiKV and MongoDB by their processes and open files, knows their log files, and releases the
-/// pages that nobody will read again: behind the writer, and behind followers such as replicas. It reads, asks for writeback and
-/// gives advice; it can't change a byte of a database's files.
+/// Finds MySQL, MariaDB, PostgreSQL, RocksDB, TiKV and MongoDB by their processes and open files, knows their
+/// log files, and releases the pages that nobody will read again: behind the writer, and behind followers such
+/// as replicas. It reads, asks for writeback and gives advice; it can't change a byte of a database's files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper guard                              watch every database on this host
@@ -265,7 +265,8 @@ impl Teller {
             Size(self.released),
         );
         if tick.followers > 0 {
-            let _ = write!(line, ", {} followers", tick.followers);
+            let s = if tick.followers == 1 { "" } else { "s" };
+            let _ = write!(line, ", {} follower{s}", tick.followers);
         }
         self.last_status = Instant::now();
         self.released_at_last_status = self.released;
@@ -296,7 +297,7 @@ fn summary_text(summary: &Summary) -> String {
         output::looks(summary.ticks)
     );
     for (class, bytes) in &summary.released_bytes {
-        let _ = write!(text, "\n  {:<8} {}", format!("{class:?}").to_lowercase(), Size(*bytes));
+        let _ = write!(text, "\n  {class:<8} {}", Size(*bytes));
     }
     let _ = write!(
         text,

@@ -1,4 +1,5 @@
-//! The guard's configuration: one TOML file. `pagekeeper-guard.toml` in `deploy/` shows every key with a comment.
+//! The guard's configuration: one TOML file. `pagekeeper-guard.toml` in `deploy/` shows every key with a
+//! comment.
 //!
 //! What can't be read is refused with file, line and key.
 
@@ -87,8 +88,7 @@ impl Options {
         profiles.extend(defaults.profiles.into_iter().filter(|profile| !own.contains(&profile.name)));
         let mut rules = BTreeMap::new();
         for (class, rule) in text.rules {
-            let rule =
-                rule.rule().map_err(|message| refuse(format!("[rules.{}]: {message}", name_of(class))))?;
+            let rule = rule.rule().map_err(|message| refuse(format!("[rules.{class}]: {message}")))?;
             rules.insert(class, rule);
         }
         if let Some(name) = &text.profile {
@@ -106,19 +106,6 @@ impl Options {
             profiles,
             rules,
         })
-    }
-}
-
-/// A file class as it is written in profiles.
-pub(crate) fn name_of(class: FileClass) -> &'static str {
-    match class {
-        FileClass::Redo => "redo",
-        FileClass::Binlog => "binlog",
-        FileClass::Relay => "relay",
-        FileClass::Wal => "wal",
-        FileClass::Data => "data",
-        FileClass::Temp => "temp",
-        _ => "other",
     }
 }
 

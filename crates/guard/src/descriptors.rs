@@ -1,9 +1,10 @@
-//! Who has which log file open, and where in it: writers and followers, from `/proc/PID/fd` and `/proc/PID/fdinfo`.
+//! Who has which log file open, and where in it: writers and followers, from `/proc/PID/fd` and
+//! `/proc/PID/fdinfo`.
 //!
-//! Listing all descriptors of a process is the dear part (about a microsecond each), so it is done seldom: when a descriptor turned out to
-//! be another file than before, and else at intervals that keep its cost under [`SHARE`] of the time. In between
-//! only the descriptors known to be of log files are read.
-//! A process that ended has no descriptors; one that may not be looked at is reported by its error.
+//! Listing all descriptors of a process is the dear part (about a microsecond each), so it is done seldom: when
+//! a descriptor turned out to be another file than before, and else at intervals that keep its cost under
+//! [`SHARE`] of the time. In between only the descriptors known to be of log files are read. A process that
+//! ended has no descriptors; one that may not be looked at is reported by its error.
 
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -28,6 +29,8 @@ pub(crate) struct Descriptor {
     pub(crate) pid: u32,
     pub(crate) fd: RawFd,
     pub(crate) file: FileId,
+    /// Its inode number as fdinfo shows it, which on overlayfs is not always stat's; none before Linux 5.14.
+    pub(crate) shown_inode: Option<u64>,
     pub(crate) inode: Inode,
     pub(crate) access: Access,
     pub(crate) position: u64,
@@ -58,7 +61,8 @@ impl Descriptors {
         now >= self.earliest && (self.asked || now >= self.due)
     }
 
-    /// Lists the descriptors of `pids` anew; `each` hears of all that they lead to. Returns what could not be listed.
+    /// Lists the descriptors of `pids` anew; `each` hears of all that they lead to. Returns what could not be
+    /// listed.
     pub(crate) fn list(
         &mut self,
         proc: &ProcRoot,
@@ -81,13 +85,14 @@ impl Descriptors {
         errors
     }
 
-    /// Reads the positions of the known descriptors again. One that is closed or became another file asks for a listing.
+    /// Reads the positions of the known descriptors again. One that is closed or became another file asks for a
+    /// listing.
     pub(crate) fn poll(&mut self, proc: &ProcRoot) {
         let mut changed = false;
         self.known.retain_mut(|descriptor| {
             let same =
                 proc.fd_info(descriptor.pid, descriptor.fd).ok().filter(|info| match info.inode_number {
-                    Some(number) => number == descriptor.inode.ino,
+                    Some(number) => descriptor.shown_inode == Some(number),
                     // Before Linux 5.14 fdinfo has no inode.
                     None => inode_behind(proc, descriptor.pid, descriptor.fd) == Some(descriptor.inode),
                 });
@@ -131,6 +136,7 @@ fn list_process(
             pid,
             fd,
             file: entry.id,
+            shown_inode: info.inode_number,
             inode,
             access: info.access(),
             position: info.position,

@@ -1,9 +1,10 @@
 //! One watched directory: the log files in it, and what was seen of them last.
 //!
 //! Invariants:
-//! 1. No descriptor is held between ticks: a file that the database purges gives its space back at once, and a file system
-//!    can be unmounted.
-//! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are never reused.
+//! 1. No descriptor is held between ticks: a file that the database purges gives its space back at once, and a
+//!    file system can be unmounted.
+//! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are never
+//!    reused.
 //! 3. A file where nothing happens is looked at ever more seldom, at least every [`SELDOM`] ticks.
 //!
 //! A file that can't be looked at is reported once and left out; a directory that is gone has no files.
@@ -28,7 +29,8 @@ use crate::settings::{says_recycled, size_option};
 
 /// Ticks between looks at a file where nothing happens.
 const SELDOM: u32 = 32;
-/// In a directory of more log files than this, one with nothing resident and no process at it is looked at seldom from the first.
+/// In a directory of more log files than this, one with nothing resident and no process at it is looked at
+/// seldom from the first.
 const MANY: usize = 256;
 
 /// Gives out ids that are never used twice.
@@ -46,11 +48,14 @@ impl Ids {
 pub(crate) struct Directory {
     /// As the database sees it.
     pub(crate) path: PathBuf,
-    /// The process through whose root it is reached, if it lives in another mount namespace or root than the guard.
+    /// The process through whose root it is reached, if it lives in another mount namespace or root than the
+    /// guard.
     pub(crate) through: Option<u32>,
     /// The process whose directory it is; none if it was named by the user.
     pub(crate) owner: Option<u32>,
     pub(crate) profile: Arc<Profile>,
+    /// Which directory it is, once it could be opened.
+    pub(crate) inode: Option<Inode>,
     pub(crate) entries: BTreeMap<OsString, Entry>,
     pub(crate) logs: HashMap<LogId, Log>,
     by_stem: HashMap<(usize, Vec<u8>), LogId>,
@@ -134,6 +139,7 @@ impl Directory {
             through,
             owner,
             profile,
+            inode: None,
             entries: BTreeMap::new(),
             logs: HashMap::new(),
             by_stem: HashMap::new(),
@@ -210,12 +216,8 @@ impl Directory {
     /// Takes up a name if it is a log file, and says of which log; `names` are all names of the directory.
     fn add(&mut self, fd: BorrowedFd<'_>, name: &OsStr, names: &[OsString], ids: &mut Ids) -> Option<LogId> {
         let (spec, matched) = self.profile.log_of(&self.path.join(name))?;
-        if self.profile.logs[spec].indexed {
-            let mut index = matched.stem.clone();
-            index.extend_from_slice(b"index");
-            if names.binary_search_by(|name| name.as_bytes().cmp(&index)).is_err() {
-                return None;
-            }
+        if self.profile.logs[spec].indexed && names.binary_search(&matched.index_name()).is_err() {
+            return None;
         }
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = rustix::fs::statx(fd, name, AtFlags::SYMLINK_NOFOLLOW, wanted).ok()?;
@@ -275,8 +277,8 @@ impl Directory {
         }
     }
 
-    /// A log that only appends makes its files in the order of their numbers. One that is older than a file before it
-    /// was renamed: it is recycled.
+    /// A log that only appends makes its files in the order of their numbers. One that is older than a file
+    /// before it was renamed: it is recycled.
     fn recognise_recycling(&mut self, log: LogId) {
         if self.logs[&log].rewrite != Rewrite::Never || self.spec(log).rewrite != RewriteSpec::Detect {
             return;

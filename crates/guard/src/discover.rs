@@ -1,9 +1,12 @@
-//! Finding databases among the processes: by name, and by the files that they hold open. No credentials are needed.
+//! Finding databases among the processes: by name, and by the files that they hold open. No credentials are
+//! needed.
 //!
-//! A process is looked at when it is first seen, and again, ever more seldom, since a database may be opened long after its process began.
-//! Workers of a database (a process whose parent is one of the same profile) belong to it.
+//! A process is looked at when it is first seen, and again, ever more seldom, since a database may be opened
+//! long after its process began. Workers of a database (a process whose parent is one of the same profile)
+//! belong to it.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::sync::Arc;
 
 use pagekeeper_kernel::process::ProcRoot;
@@ -17,7 +20,15 @@ const LOOK_AGAIN: (u32, u32) = (2, 64);
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) pid: u32,
+    pub(crate) recognised: Recognised,
+}
+
+/// What a process was taken for.
+#[derive(Debug, Clone)]
+pub(crate) struct Recognised {
     pub(crate) profile: Arc<Profile>,
+    /// By its open files; by its name alone another profile may fit better once it has opened them.
+    pub(crate) certain: bool,
 }
 
 /// What is known of the processes that are no databases.
@@ -26,8 +37,10 @@ pub(crate) struct Discovery {
     others: HashMap<u32, Other>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Other {
+    /// A process that becomes another program is looked at again at once.
+    name: OsString,
     due: u32,
     interval: u32,
 }
@@ -47,21 +60,30 @@ impl Discovery {
             if known.contains(&pid) || pid == std::process::id() {
                 continue;
             }
-            let other = self.others.entry(pid).or_insert(Other { due: 0, interval: LOOK_AGAIN.0 });
+            let Ok(name) = proc.name(pid) else {
+                continue;
+            };
+            let other = self.others.entry(pid).or_default();
+            if other.name != name {
+                *other = Other { name, due: 0, interval: LOOK_AGAIN.0 };
+            }
             if other.due > 0 {
                 other.due -= 1;
                 continue;
             }
             other.due = other.interval;
             other.interval = (other.interval * 2).min(LOOK_AGAIN.1);
-            if let Some(profile) = recognise(proc, pid, profiles) {
+            if let Some(recognised) = recognise(proc, pid, profiles) {
+                let profile = &recognised.profile;
                 let parent = proc.parent(pid).ok();
                 let is_worker = parent.is_some_and(|parent| {
                     known.contains(&parent)
-                        || found.iter().any(|other| other.pid == parent && other.profile.name == profile.name)
+                        || found
+                            .iter()
+                            .any(|other| other.pid == parent && other.recognised.profile.name == profile.name)
                 });
                 if !is_worker {
-                    found.push(Found { pid, profile });
+                    found.push(Found { pid, recognised });
                 }
             }
         }
@@ -78,7 +100,7 @@ impl Discovery {
 }
 
 /// The profile that fits a process best: its name counts one, its open files two.
-pub(crate) fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
+pub(crate) fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Recognised> {
     let name = proc.name(pid).ok()?;
     let mut seen: Vec<Vec<bool>> =
         profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();
@@ -99,7 +121,7 @@ pub(crate) fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) ->
             best = Some((score, profile));
         }
     }
-    best.map(|(_, profile)| Arc::clone(profile))
+    best.map(|(score, profile)| Recognised { profile: Arc::clone(profile), certain: score >= 2 })
 }
 
 #[cfg(test)]
@@ -124,7 +146,7 @@ mod tests {
     }
 
     fn name_of(proc: &Path, pid: u32) -> Option<String> {
-        recognise(&ProcRoot::at(proc), pid, &profiles()).map(|profile| profile.name.clone())
+        recognise(&ProcRoot::at(proc), pid, &profiles()).map(|recognised| recognised.profile.name.clone())
     }
 
     #[test]
@@ -138,6 +160,30 @@ mod tests {
         assert_eq!(name_of(proc.path(), 11).as_deref(), Some("mariadb"));
         assert_eq!(name_of(proc.path(), 12).as_deref(), Some("mariadb"));
         assert_eq!(name_of(proc.path(), 13), None);
+    }
+
+    #[test]
+    fn a_server_that_has_yet_to_open_its_files_is_known_by_name_for_the_time_being() {
+        let proc = tempfile::tempdir().unwrap();
+        process(proc.path(), 14, "mysqld", 1, &["/d/binlog.000001"]);
+        let root = ProcRoot::at(proc.path());
+        assert!(!recognise(&root, 14, &profiles()).unwrap().certain);
+        std::os::unix::fs::symlink("/d/#innodb_redo/#ib_redo0", proc.path().join("14/fd/7")).unwrap();
+        let later = recognise(&root, 14, &profiles()).unwrap();
+        assert_eq!((later.profile.name.as_str(), later.certain), ("mysql", true));
+    }
+
+    #[test]
+    fn a_process_that_becomes_another_program_is_looked_at_at_once() {
+        let proc = tempfile::tempdir().unwrap();
+        process(proc.path(), 15, "sh", 1, &[]);
+        let root = ProcRoot::at(proc.path());
+        let mut discovery = Discovery::default();
+        for _ in 0..50 {
+            assert!(discovery.scan(&root, &[15], &[], &profiles()).is_empty());
+        }
+        process(proc.path(), 15, "mariadbd", 1, &[]);
+        assert_eq!(discovery.scan(&root, &[15], &[], &profiles()).len(), 1);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Events: what the guard tells its caller while it runs, and the summary at its end. As JSON, one object a line, in which
-//! what is not UTF-8 in a path is replaced by `U+FFFD`.
+//! Events: what the guard tells its caller while it runs, and the summary at its end. As JSON, one object a
+//! line, in which what is not UTF-8 in a path is replaced by `U+FFFD`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

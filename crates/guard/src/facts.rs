@@ -1,8 +1,9 @@
-//! From what was seen to what the policy asks: which file is the writer's and where it is, and which followers there are.
+//! From what was seen to what the policy asks: which file is the writer's and where it is, and which followers
+//! there are.
 //!
-//! Positions as they can be seen from outside (measured on MariaDB 10.11, MySQL 9.7, PostgreSQL 15): users of read(2) and write(2) show theirs in
-//! `/proc/PID/fdinfo`; users of pread and pwrite show 0 there, or whatever the file was made with. A log that only
-//! grows has its writer at its end, whatever a descriptor says.
+//! Positions as they can be seen from outside (measured on MariaDB 10.11, MySQL 9.7, PostgreSQL 15): users of
+//! read(2) and write(2) show theirs in `/proc/PID/fdinfo`; users of pread and pwrite show 0 there, or whatever
+//! the file was made with. A log that only grows has its writer at its end, whatever a descriptor says.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,10 +29,12 @@ pub(crate) fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> 
     grouped
 }
 
-/// Notes where the writers of the directory's logs are. The logs whose writer overwrites a file that it was thought to append to: it
-/// has moved since the tick before, and is still short of the end that the file had then.
+/// Notes where the writers of the directory's logs are. The logs whose writer overwrites a file that it was
+/// thought to append to: it has moved since the tick before, and is still short of the end that the file had
+/// then.
 ///
-/// A write under way moves the end first and the position last, so one that is throttled looks like this, but does not move.
+/// A write under way moves the end first and the position last, so one that is throttled looks like this, but
+/// does not move.
 pub(crate) fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) -> Vec<LogId> {
     let mut overwritten = Vec::new();
     let detected = |log: &Log| directory.profile.logs[log.spec].rewrite == RewriteSpec::Detect;
@@ -204,7 +207,7 @@ mod tests {
     fn descriptor(directory: &Directory, name: &str, access: Access, position: u64) -> Descriptor {
         let entry = &directory.entries[std::ffi::OsStr::new(name)];
         let inode = Inode { dev: 0, ino: 0 };
-        Descriptor { pid: 1, fd: 3, file: entry.id, inode, access, position }
+        Descriptor { pid: 1, fd: 3, file: entry.id, shown_inode: None, inode, access, position }
     }
 
     fn facts(directory: &Directory, descriptors: &[Descriptor]) -> Facts {

@@ -1,8 +1,8 @@
 //! Watches running databases from outside and keeps their log files out of the page cache.
 //!
-//! [`Guard`] finds databases by their processes and open files, or is told of them; a [`Profile`] says what their files are;
-//! the rules are those of `pagekeeper-policy`, the acts those of `pagekeeper-kernel`. Nothing it does can change a byte
-//! of a watched file.
+//! [`Guard`] finds databases by their processes and open files, or is told of them; a [`Profile`] says what
+//! their files are; the rules are those of `pagekeeper-policy`, the acts those of `pagekeeper-kernel`. Nothing
+//! it does can change a byte of a watched file.
 
 mod config;
 mod descriptors;

@@ -1,11 +1,13 @@
-//! What this kernel or the guard's permissions do not offer, found out once at the start, in sentences for the operator.
+//! What this kernel or the guard's permissions do not offer, found out once at the start, in sentences for the
+//! operator.
 
 use std::path::Path;
 
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{InspectedFile, Links, Source, residency};
 
 /// What the guard will have to do without.
-pub(crate) fn limits() -> Vec<String> {
+pub(crate) fn limits(proc: &ProcRoot) -> Vec<String> {
     let mut limits = Vec::new();
     // Any file of one's own will do to see which call answers.
     let probe = InspectedFile::open(Path::new("/proc/self/exe"), Links::Follow)
@@ -20,6 +22,17 @@ pub(crate) fn limits() -> Vec<String> {
             "the residency of files of others can't be seen: run as root, as their owner, or with CAP_FOWNER".to_owned(),
         ),
         Err(error) => limits.push(error.to_string()),
+    }
+    let all_seen = proc
+        .pids()
+        .unwrap_or_default()
+        .iter()
+        .all(|&pid| !proc.fd_links(pid, |_, _| ()).is_err_and(|error| error.is_denied()));
+    if !all_seen {
+        limits.push(
+            "who else reads log files can't be seen of processes of others: run as root or with CAP_SYS_PTRACE"
+                .to_owned(),
+        );
     }
     limits
 }

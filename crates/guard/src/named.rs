@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::profile::Profile;
 
-/// The profile most of whose logs are found in `path` or in the directories right below that its patterns name, and the directories to
-/// watch. With one candidate, that one, whatever is there yet.
+/// The profile most of whose logs are found in `path` or in the directories right below that its patterns name,
+/// and the directories to watch. With one candidate, that one, whatever is there yet.
 pub(crate) fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profile>, Vec<PathBuf>)> {
     let best = candidates
         .iter()
@@ -35,11 +35,8 @@ fn kinds_found(path: &Path, profile: &Profile) -> usize {
         std::fs::read_dir(directory).is_ok_and(|entries| {
             entries.flatten().any(|entry| {
                 profile.log_of(&entry.path()).is_some_and(|(found, matched)| {
-                    let mut index_name = matched.stem.clone();
-                    index_name.extend_from_slice(b"index");
                     found == index
-                        && (!profile.logs[index].indexed
-                            || String::from_utf8(index_name).is_ok_and(|name| directory.join(name).exists()))
+                        && (!profile.logs[index].indexed || directory.join(matched.index_name()).exists())
                 })
             })
         })

@@ -1,7 +1,7 @@
 //! inotify(7) on the watched directories: new, renamed and removed log files are known at the next tick.
 //!
-//! Watches follow the directory, not its name, and hold neither open. Where no watch can be had (`max_user_watches`) or events
-//! were lost, directories are listed at intervals instead.
+//! Watches follow the directory, not its name, and hold neither open. Where no watch can be had
+//! (`max_user_watches`) or events were lost, directories are listed at intervals instead.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

@@ -1,13 +1,13 @@
 //! File-name patterns of profiles, and the order of a log's files that they reveal.
 //!
-//! A pattern is a file name, optionally below one directory name, in which `*` stands for any characters, `{n}` for a
-//! decimal number and `{x}` for 24 hexadecimal digits (a PostgreSQL WAL segment). What a name has besides its number is
-//! its *stem*: names with equal stems in one directory are one log, and the number orders it. There are at most three
-//! `*`: trying all that each may stand for takes time by the name's length to that power.
-//! Matching never fails; a pattern that can't be read is refused with [`PatternError`].
+//! A pattern is a file name, optionally below one directory name, in which `*` stands for any characters, `{n}`
+//! for a decimal number and `{x}` for 24 hexadecimal digits (a PostgreSQL WAL segment). What a name has besides
+//! its number is its *stem*: names with equal stems in one directory are one log, and the number orders it.
+//! There are at most three `*`: trying all that each may stand for takes time by the name's length to that
+//! power. Matching never fails; a pattern that can't be read is refused with [`PatternError`].
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -45,6 +45,15 @@ pub struct Matched {
     pub stem: Vec<u8>,
     /// The number; 0 for a pattern without one.
     pub sequence: u64,
+}
+
+impl Matched {
+    /// The name of the log's index: the stem with `index` in place of the number.
+    pub fn index_name(&self) -> OsString {
+        let mut name = self.stem.clone();
+        name.extend_from_slice(b"index");
+        OsString::from_vec(name)
+    }
 }
 
 impl Pattern {
@@ -175,8 +184,8 @@ fn with_stem(piece: &[u8], matched: &mut Matched, go_on: impl FnOnce(&mut Matche
     fits
 }
 
-/// The place of a WAL segment in its log: the last 16 of 24 upper-case digits (8 are the timeline, then the high half of the
-/// position, then the segment in it); the order holds for every segment size.
+/// The place of a WAL segment in its log: the last 16 of 24 upper-case digits (8 are the timeline, then the
+/// high half of the position, then the segment in it); the order holds for every segment size.
 pub(crate) fn segment_number(digits: &[u8]) -> Option<u64> {
     if digits.len() != 24 || !digits.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'A'..=b'F')) {
         return None;

@@ -1,5 +1,6 @@
-//! Positions that PostgreSQL's processes show in their titles (`update_process_title`, on by default): where each WAL sender is, and what the
-//! archiver did last. PostgreSQL uses pread and pwrite, whose positions `/proc` does not show.
+//! Positions that PostgreSQL's processes show in their titles (`update_process_title`, on by default): where
+//! each WAL sender is, and what the archiver did last. PostgreSQL uses pread and pwrite, whose positions
+//! `/proc` does not show.
 //!
 //! A title that is not understood says nothing.
 

@@ -1,7 +1,8 @@
-//! Profiles: what the files of one kind of database are called, what they are to it, and what is to be done with them.
+//! Profiles: what the files of one kind of database are called, what they are to it, and what is to be done
+//! with them.
 //!
-//! A profile is a TOML file; the ones in `profiles/` are built in, users add their own beside them. A profile that can't be read
-//! is refused with the file, line and key ([`ProfileError`]).
+//! A profile is a TOML file; the ones in `profiles/` are built in, users add their own beside them. A profile
+//! that can't be read is refused with the file, line and key ([`ProfileError`]).
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -28,7 +29,8 @@ pub struct Profile {
     pub processes: Vec<GlobMatcher>,
     /// Files that such a process, whatever its name, holds open: all of them must be there.
     pub markers: Vec<Pattern>,
-    /// Directories of logs, relative to the process's working directory, for databases that do not keep their logs open.
+    /// Directories of logs, relative to the process's working directory, for databases that do not keep their
+    /// logs open.
     pub directories: Vec<PathBuf>,
     /// Whether its processes show positions in their titles as PostgreSQL's do.
     pub postgresql_titles: bool,
@@ -74,7 +76,8 @@ pub struct RecycledIf {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RewriteSpec {
-    /// It only appends, as far as can be seen; a recycled file is recognised and then taken for one written in parts of pages.
+    /// It only appends, as far as can be seen; a recycled file is recognised and then taken for one written in
+    /// parts of pages.
     #[default]
     Detect,
     /// It only appends, and never recycles files.
@@ -246,7 +249,8 @@ impl RuleText {
     }
 }
 
-/// A value written as text, such as a pattern or a size; what is wrong with it is said at its place in the file.
+/// A value written as text, such as a pattern or a size; what is wrong with it is said at its place in the
+/// file.
 #[derive(Clone)]
 pub(crate) struct Spelled<T>(pub(crate) T);
 

@@ -1,7 +1,7 @@
 //! Samples: what of a file is resident now, window by window.
 //!
-//! The cost follows what is resident: a file without resident pages takes one call, an empty stretch of a large one too. Fails as
-//! [`residency`] does: without permission the state is unknown, never "nothing".
+//! The cost follows what is resident: a file without resident pages takes one call, an empty stretch of a large
+//! one too. Fails as [`residency`] does: without permission the state is unknown, never "nothing".
 
 use std::ops::Range;
 

@@ -1,7 +1,8 @@
-//! What a database's own command line and files say about how it writes its logs. Only reads; what can't be found is
-//! unknown, never guessed.
+//! What a database's own command line and files say about how it writes its logs. Only reads; what can't be
+//! found is unknown, never guessed.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -14,7 +15,8 @@ use crate::profile::RecycledIf;
 /// Options files are a few KiB; more than this many bytes is something else.
 const LONGEST: u64 = 1 << 20;
 
-/// The size that `--NAME=SIZE` gives, with `-` and `_` alike as MySQL and MariaDB have them; the last one counts.
+/// The size that `--NAME=SIZE` gives, with `-` and `_` alike as MySQL and MariaDB have them; the last one
+/// counts.
 pub(crate) fn size_option(command_line: &[OsString], name: &str) -> Option<u64> {
     let same = |byte: u8| if byte == b'-' { b'_' } else { byte };
     command_line.iter().rev().find_map(|argument| {
@@ -41,7 +43,7 @@ pub(crate) fn says_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec:
     if file.size() > LONGEST {
         return false;
     }
-    let Ok(text) = std::io::read_to_string(file.file()) else {
+    let Ok(text) = std::io::read_to_string(file.file().take(LONGEST)) else {
         return false;
     };
     text.lines().any(|line| {

@@ -1,8 +1,8 @@
 //! Sizes, byte ranges and periods as people write and read them.
 //!
-//! Read: a number with an optional unit, in either case, as GNU coreutils has them: `K`, `M`, `G`, `T`, `P` (or `KiB`
-//! …) are powers of 1024; `KB`, `MB` … powers of 1000; none, or `B`, is bytes. Written: binary units, one decimal.
-//! Fails with a sentence that quotes what was given.
+//! Read: a number with an optional unit, in either case, as GNU coreutils has them: `K`, `M`, `G`, `T`, `P` (or
+//! `KiB` …) are powers of 1024; `KB`, `MB` … powers of 1000; none, or `B`, is bytes. Written: binary units, one
+//! decimal. Fails with a sentence that quotes what was given.
 
 use std::fmt;
 use std::ops::Range;
@@ -88,8 +88,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     text.parse::<Size>().map(|size| size.0)
 }
 
-/// Reads a byte range, for clap's `value_parser`: `A..B`, `A..` (to the end of the file, `u64::MAX`), `..B`; both in
-/// sizes, the end exclusive.
+/// Reads a byte range, for clap's `value_parser`: `A..B`, `A..` (to the end of the file, `u64::MAX`), `..B`;
+/// both in sizes, the end exclusive.
 pub fn parse_range(text: &str) -> Result<Range<u64>, String> {
     let (start, end) = text
         .split_once("..")
@@ -103,7 +103,8 @@ pub fn parse_range(text: &str) -> Result<Range<u64>, String> {
     }
 }
 
-/// A length of time, read from people: a number with `ms`, `s`, `m` or `h`, like 500ms or 1.5h; longer than none.
+/// A length of time, read from people: a number with `ms`, `s`, `m` or `h`, like 500ms or 1.5h; longer than
+/// none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Period(pub Duration);
 

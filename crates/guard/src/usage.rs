@@ -10,7 +10,8 @@ pub(crate) fn cpu_time() -> Duration {
     Duration::new(seconds, nanoseconds)
 }
 
-/// The most memory this process ever had resident, in bytes (`VmHWM` of proc(5)); `None` where `/proc` does not tell.
+/// The most memory this process ever had resident, in bytes (`VmHWM` of proc(5)); `None` where `/proc` does not
+/// tell.
 pub(crate) fn memory_peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

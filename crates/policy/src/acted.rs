@@ -1,16 +1,16 @@
 //! Memory of acts: what to do with one window, given what the rule wants of it and what was done to it before.
 //!
 //! Invariants:
-//! 1. A window whose figures and whose `retry` are those of its last release is not released again: what it keeps is
-//!    mapped, locked or being read, and asking each step costs without gain.
-//! 2. A dirty window is first told to be written (without waiting), and released one step later, written or not: the
-//!    release itself waits. It is told again only if more of it became dirty or `retry` changed.
+//! 1. A window whose figures and whose `retry` are those of its last release is not released again: what it
+//!    keeps is mapped, locked or being read, and asking each step costs without gain.
+//! 2. A dirty window is first told to be written (without waiting), and released one step later, written or
+//!    not: the release itself waits. It is told again only if more of it became dirty or `retry` changed.
 //! 3. A window without resident pages is not remembered.
 
 use std::ops::Range;
 
-/// A window as this crate works with it: inside the file, start aligned to [`crate::WINDOW`], end aligned to it or at
-/// the end of the file, some pages resident. All in bytes.
+/// A window as this crate works with it: inside the file, start aligned to [`crate::WINDOW`], end aligned to it
+/// or at the end of the file, some pages resident. All in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stretch {
     pub(crate) range: Range<u64>,
@@ -68,7 +68,8 @@ impl Acted {
         }
     }
 
-    /// The same memory one step later. What has been written since is not dirty any more, so that new dirt shows.
+    /// The same memory one step later. What has been written since is not dirty any more, so that new dirt
+    /// shows.
     pub(crate) fn aged(&self, now: &Stretch) -> Self {
         let mut aged = self.clone();
         if self.deed == Deed::StartWriteback {

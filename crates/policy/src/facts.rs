@@ -42,8 +42,8 @@ pub enum Rewrite {
 
 /// A stretch of a file that has resident pages.
 ///
-/// Windows of one file do not overlap, ascend, and are aligned to [`crate::WINDOW`] but for the last, which ends at
-/// the end of the file. A stretch without resident pages is left out.
+/// Windows of one file do not overlap, ascend, and are aligned to [`crate::WINDOW`] but for the last, which
+/// ends at the end of the file. A stretch without resident pages is left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {
     /// First byte.

@@ -1,12 +1,12 @@
 //! The release limit: what a rule wants of each window of a file, given where the writer and the followers are.
 //!
 //! Invariants:
-//! 1. The window that holds a writer's known position stays, and so does all from `slack` before it on (but for a
-//!    file in direct I/O, which has no page that the writer would come back to).
+//! 1. The window that holds a writer's known position stays, and so does all from `slack` before it on (but for
+//!    a file in direct I/O, which has no page that the writer would come back to).
 //! 2. Nothing at or above the lowest near follower's place in the log goes.
 //! 3. A far follower holds nothing, but for the stretch ahead of it while it moves.
-//! 4. The last window of a file, if short, stays while a writer is known to be at or beyond it, even if the size was
-//!    seen before the position and lies below it.
+//! 4. The last window of a file, if short, stays while a writer is known to be at or beyond it, even if the
+//!    size was seen before the position and lies below it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -65,8 +65,8 @@ impl FollowedLog {
         self.writer.unwrap_or(self.newest).saturating_sub(follower.sequence) <= near_files
     }
 
-    /// From which byte of the file with this sequence on near followers have yet to read; `u64::MAX` if they have
-    /// read it all.
+    /// From which byte of the file with this sequence on near followers have yet to read; `u64::MAX` if they
+    /// have read it all.
     fn needed_from(&self, sequence: u64, near_files: u64) -> u64 {
         let place = |follower: &Follower| match follower.position {
             Position::At(offset) => (follower.sequence, offset),
@@ -203,8 +203,8 @@ impl<'a> Limit<'a> {
         limit
     }
 
-    /// What the rule wants of a window. `newer` is, for a budget, what the log has resident in this window and all
-    /// newer ones.
+    /// What the rule wants of a window. `newer` is, for a budget, what the log has resident in this window and
+    /// all newer ones.
     pub(crate) fn verdict(&self, stretch: &Stretch, newer: u64) -> Verdict {
         let range = &stretch.range;
         let needed = range.end > self.needed_from;

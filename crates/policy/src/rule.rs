@@ -2,6 +2,8 @@
 //!
 //! Both are plain names; [`crate::step()`] gives them their meaning.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// What a file is to its database.
@@ -21,6 +23,19 @@ pub enum FileClass {
     Data,
     /// Sort runs, temporary tables, spill files.
     Temp,
+}
+
+impl fmt::Display for FileClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Redo => "redo",
+            Self::Binlog => "binlog",
+            Self::Relay => "relay",
+            Self::Wal => "wal",
+            Self::Data => "data",
+            Self::Temp => "temp",
+        })
+    }
 }
 
 /// What is to be done with the resident pages of a file.

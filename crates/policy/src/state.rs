@@ -1,8 +1,8 @@
 //! State: what [`crate::step()`] remembers from one step to the next.
 //!
-//! Plain data, bounded by the facts: an entry exists only for a file of the last facts, a remembered window only
-//! while it has resident pages, a follower only while it is reported. A lost state does no harm: some windows are
-//! tried once more, and the tail of a writer whose position is unknown has to show itself again.
+//! Plain data, bounded by the facts: an entry exists only for a file of the last facts, a remembered window
+//! only while it has resident pages, a follower only while it is reported. A lost state does no harm: some
+//! windows are tried once more, and the tail of a writer whose position is unknown has to show itself again.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use crate::{FileId, FollowerId, LogId, Position, Warning};
 
 /// What is remembered between two calls of [`crate::step()`].
 ///
-/// Start with [`State::default`], hand the same one to each step, and keep one for each set of facts: files that
-/// are not in the facts are forgotten.
+/// Start with [`State::default`], hand the same one to each step, and keep one for each set of facts: files
+/// that are not in the facts are forgotten.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
     /// Only files that have something to remember.

@@ -1,17 +1,17 @@
 //! The step: facts in, acts out.
 //!
 //! Invariants:
-//! 1. The acts of a step depend on the facts and the state alone, and are ordered by log, sequence and offset; a
-//!    file's warnings come first.
-//! 2. Ranges of one file ascend and do not overlap; each lies inside the file and starts at a multiple of [`WINDOW`].
-//!    It ends at a multiple of it too, or at the end of the file; the latter never in the file of a writer whose
-//!    position is known, unless it is used with direct I/O.
-//! 3. The same facts again give no acts, once flushed windows are released and stalled followers known as such: the
-//!    third step on the same facts is always empty.
+//! 1. The acts of a step depend on the facts and the state alone, and are ordered by log, sequence and offset;
+//!    a file's warnings come first.
+//! 2. Ranges of one file ascend and do not overlap; each lies inside the file and starts at a multiple of
+//!    [`WINDOW`]. It ends at a multiple of it too, or at the end of the file; the latter never in the file of a
+//!    writer whose position is known, unless it is used with direct I/O.
+//! 3. The same facts again give no acts, once flushed windows are released and stalled followers known as such:
+//!    the third step on the same facts is always empty.
 //! 4. Files that have no windows cost a look at them, no memory.
 //!
-//! Windows that are not as [`crate::Window`] promises are cut to the aligned part of them inside the file; nothing
-//! panics.
+//! Windows that are not as [`crate::Window`] promises are cut to the aligned part of them inside the file;
+//! nothing panics.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -23,8 +23,8 @@ use crate::{Act, Facts, FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Warni
 
 /// Decides what to do now.
 ///
-/// Call it every few hundred milliseconds with what is seen then, do the acts, and call it again: `state` carries over
-/// what it needs to know. It does no I/O and cannot fail. None of the acts can lose a byte.
+/// Call it every few hundred milliseconds with what is seen then, do the acts, and call it again: `state`
+/// carries over what it needs to know. It does no I/O and cannot fail. None of the acts can lose a byte.
 ///
 /// ```
 /// use pagekeeper_policy::{

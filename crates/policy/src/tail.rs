@@ -1,37 +1,42 @@
 //! Where the writer is when its position cannot be seen: inferred from what happens to the file's windows.
 //!
-//! `InnoDB` and others write their redo rings with `pwrite`, whose offset `/proc` does not show. But a writer leaves
-//! traces: pages appear where it writes, and they are dirty until it syncs. The header block of a ring (in the window
-//! that starts at 0) is rewritten at each checkpoint, so window 0 shows traces wherever the writer is.
+//! `InnoDB` and others write their redo rings with `pwrite`, whose offset `/proc` does not show. But a writer
+//! leaves traces: pages appear where it writes, and they are dirty until it syncs. The header block of a ring
+//! (in the window that starts at 0) is rewritten at each checkpoint, so window 0 shows traces wherever the
+//! writer is.
 //!
-//! A window is *fresh* if its resident or its unwritten bytes grew since the last sample: something wrote (or read)
-//! there in between. It is *hot* if it is fresh, or still dirty. Hot windows are remembered.
+//! A window is *fresh* if its resident or its unwritten bytes grew since the last sample: something wrote (or
+//! read) there in between. It is *hot* if it is fresh, or still dirty. Hot windows are remembered.
 //!
 //! Invariants:
-//! 1. Until a window other than the header's has been fresh, the tail is not known, and nothing of the file may go.
-//!    The first sample proves nothing: dirt may be old. But a writer of whole pages that has shown nothing from the first
-//!    sample until `retry` changed is idle: all but dirty windows may go, since it needs no old page to go on.
-//! 2. A remembered window stays protected, and with it the `slack` bytes before it and [`AHEAD`] bytes after it: the
-//!    writer may have gone on since, and leaves no trace where old pages were resident. Once those are gone, nothing
-//!    is resident there. At the end of the file it goes on at the start. Nothing is protected after the header's window.
-//! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by remembered windows, was
-//!    fresh in a step after the one in which it was last hot. A log is written upwards, so the writer has left it.
-//!    (Without this a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The header's window is never
-//!    passed: the next checkpoint comes back to it.
-//! 4. Any other is forgotten when it was not hot for [`QUIET_STEPS`] consecutive steps in each of which a window other
-//!    than the header's was fresh: so the end of the ring is forgotten after a lap, and the old place after a jump.
-//! 5. Time alone forgets nothing: the last window of an idle writer stays protected for as long as it is idle, and
-//!    the same sample twice changes nothing.
-//! 6. A window that the caller released and that has pages again is fresh, unless its figures are exactly those of
-//!    before (it refused). A window that shrank (reclaimed by the kernel) is not. A dirty window that was told to be
-//!    written and has not changed since is not hot: it would never be released if its writeback hung.
+//! 1. Until a window other than the header's has been fresh, the tail is not known, and nothing of the file may
+//!    go. The first sample proves nothing: dirt may be old. But a writer of whole pages that has shown nothing
+//!    from the first sample until `retry` changed is idle: all but dirty windows may go, since it needs no old
+//!    page to go on.
+//! 2. A remembered window stays protected, and with it the `slack` bytes before it and [`AHEAD`] bytes after
+//!    it: the writer may have gone on since, and leaves no trace where old pages were resident. Once those are
+//!    gone, nothing is resident there. At the end of the file it goes on at the start. Nothing is protected
+//!    after the header's window.
+//! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by remembered
+//!    windows, was fresh in a step after the one in which it was last hot. A log is written upwards, so the
+//!    writer has left it. (Without this a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The
+//!    header's window is never passed: the next checkpoint comes back to it.
+//! 4. Any other is forgotten when it was not hot for [`QUIET_STEPS`] consecutive steps in each of which a
+//!    window other than the header's was fresh: so the end of the ring is forgotten after a lap, and the old
+//!    place after a jump.
+//! 5. Time alone forgets nothing: the last window of an idle writer stays protected for as long as it is idle,
+//!    and the same sample twice changes nothing.
+//! 6. A window that the caller released and that has pages again is fresh, unless its figures are exactly those
+//!    of before (it refused). A window that shrank (reclaimed by the kernel) is not. A dirty window that was
+//!    told to be written and has not changed since is not hot: it would never be released if its writeback
+//!    hung.
 //!
-//! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages far ahead
-//! of the writer are released as soon as the tail is known, so this takes adjacent windows whose release was refused,
-//! or a writer that goes further than [`AHEAD`] in the first step in which it is seen. A program that reads through a
-//! ring makes windows fresh; if the writer is idle meanwhile, its last window can be released after [`QUIET_STEPS`]
-//! steps. A writer that laps the whole file between two steps is not followed. Each costs one page read at the
-//! writer's next partial write, never data.
+//! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages
+//! far ahead of the writer are released as soon as the tail is known, so this takes adjacent windows whose
+//! release was refused, or a writer that goes further than [`AHEAD`] in the first step in which it is seen. A
+//! program that reads through a ring makes windows fresh; if the writer is idle meanwhile, its last window can
+//! be released after [`QUIET_STEPS`] steps. A writer that laps the whole file between two steps is not
+//! followed. Each costs one page read at the writer's next partial write, never data.
 
 use std::ops::Range;
 
@@ -159,7 +164,8 @@ impl Tail {
         })
     }
 
-    /// Whether a protected window shows less recent traces than the newest: its dirty pages need not wait there.
+    /// Whether a protected window shows less recent traces than the newest: its dirty pages need not wait
+    /// there.
     pub(crate) fn left_behind(&self, start: u64) -> bool {
         let own = self.hot.binary_search_by_key(&start, |hot| hot.range.start);
         self.known && own.map_or(0, |at| self.hot[at].last_fresh) < self.newest

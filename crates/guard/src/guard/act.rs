@@ -3,13 +3,18 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::{Error, Flush, ReleaseOptions, release, start_writeback};
 use pagekeeper_policy::{Act, FileId};
 
 use super::Guard;
 use crate::event::Event;
+
+/// A tick acts for its own length, and at least so long.
+const LEAST_TIME: Duration = Duration::from_millis(250);
+/// Longer ranges are released in pieces of this many bytes, between which the time is looked at.
+const PIECE: u64 = 1 << 30;
 
 /// A file: which of the watched directories, and its name in it.
 type Place = (usize, OsString);
@@ -28,10 +33,20 @@ impl Guard {
                 directory.entries.iter().map(move |(name, entry)| (entry.id, (index, name.clone())))
             })
             .collect();
-        acts.into_iter().map(|act| self.act(act, &places)).sum()
+        let deadline = Instant::now() + self.options.tick.max(LEAST_TIME);
+        let mut released = 0;
+        for act in acts {
+            if Instant::now() >= deadline {
+                // The rest is decided anew at the next tick, so that signals are heeded in between.
+                self.retry += 1;
+                break;
+            }
+            released += self.act(act, &places, deadline);
+        }
+        released
     }
 
-    fn act(&mut self, act: Act, places: &HashMap<FileId, Place>) -> u64 {
+    fn act(&mut self, act: Act, places: &HashMap<FileId, Place>, deadline: Instant) -> u64 {
         let (file, range, kind) = match act {
             Act::StartWriteback { file, range } => (file, range, "start_writeback"),
             Act::Release { file, range } => (file, range, "release"),
@@ -55,7 +70,7 @@ impl Guard {
             self.events.push(Event::Would { path, act: kind, start: range.start, end: range.end });
             return 0;
         }
-        match self.act_on(index, name, range, kind == "release") {
+        match self.act_on(index, name, range, kind == "release", deadline) {
             Ok(released) => released,
             Err(error) if error.is_gone() => {
                 self.directories[index].stale = true;
@@ -68,7 +83,14 @@ impl Guard {
         }
     }
 
-    fn act_on(&mut self, index: usize, name: &OsString, range: Range<u64>, drop: bool) -> Result<u64, Error> {
+    fn act_on(
+        &mut self,
+        index: usize,
+        name: &OsString,
+        range: Range<u64>,
+        drop: bool,
+        deadline: Instant,
+    ) -> Result<u64, Error> {
         let Some(file) = self.directories[index].open_file(&self.proc, name)? else {
             self.directories[index].stale = true;
             return Ok(0);
@@ -77,20 +99,32 @@ impl Guard {
             start_writeback(&file, range)?;
             return Ok(0);
         }
-        let options = ReleaseOptions {
-            flush: Flush::Watch,
-            // What takes longer is taken up at the next tick, so that a signal is heeded at once.
-            patience: self.options.tick,
-            retry_pause: Duration::ZERO,
-            explain: false,
-        };
-        let report = release(&file, range, &options)?;
+        let (mut released, mut kept) = (0, 0);
+        let mut start = range.start;
+        while start < range.end {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() && start > range.start {
+                self.retry += 1;
+                break;
+            }
+            let options = ReleaseOptions {
+                flush: Flush::Watch,
+                patience: left,
+                retry_pause: Duration::ZERO,
+                explain: false,
+            };
+            let end = (start + PIECE).min(range.end);
+            let report = release(&file, start..end, &options)?;
+            released += report.released;
+            kept += report.kept();
+            start = end;
+        }
         let directory = &mut self.directories[index];
         directory.take_sample(name, &file)?;
         let class = directory.spec(directory.entries[name].log).class;
-        *self.summary.released_bytes.entry(class).or_default() += report.released;
-        self.summary.released_total_bytes += report.released;
-        self.summary.kept_bytes += report.kept();
-        Ok(report.released)
+        *self.summary.released_bytes.entry(class).or_default() += released;
+        self.summary.released_total_bytes += released;
+        self.summary.kept_bytes += kept;
+        Ok(released)
     }
 }

@@ -1,5 +1,7 @@
 //! Finding what to watch: databases among the processes, and directories that were named.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +10,7 @@ use pagekeeper_kernel::process::ProcRoot;
 use super::{Database, Guard};
 use crate::descriptors::Descriptors;
 use crate::directory::Directory;
-use crate::discover::recognise;
+use crate::discover::{Recognised, recognise};
 use crate::event::Event;
 use crate::profile::Profile;
 
@@ -31,18 +33,13 @@ impl Guard {
             alive
         });
         if !lost.is_empty() {
-            for directory in &self.directories {
-                if directory.owner.is_some_and(|owner| lost.contains(&owner)) {
-                    self.notifications.unwatch(&directory.key());
-                }
-            }
-            self.directories.retain(|directory| directory.owner.is_none_or(|owner| !lost.contains(&owner)));
-            self.others.ask();
+            self.forget_directories_of(&lost);
             self.scan_due = now;
         }
         if now < self.scan_due {
             return;
         }
+        self.recognise_again();
         let known: Vec<u32> = self.databases.iter().map(|database| database.pid).collect();
         if self.options.find || self.databases.iter().any(|database| database.profile.postgresql_titles) {
             match self.proc.pids() {
@@ -58,6 +55,41 @@ impl Guard {
         self.scan_due = Instant::now() + (now.elapsed() * SCAN_SHARE).max(Duration::from_secs(1));
     }
 
+    fn forget_directories_of(&mut self, pids: &[u32]) {
+        for directory in &self.directories {
+            if directory.owner.is_some_and(|owner| pids.contains(&owner)) {
+                self.notifications.unwatch(&directory.key());
+            }
+        }
+        self.directories.retain(|directory| directory.owner.is_none_or(|owner| !pids.contains(&owner)));
+        for database in &mut self.databases {
+            // A directory that it shared may be its own now.
+            database.shared.clear();
+            database.descriptors.ask();
+        }
+        self.others.ask();
+    }
+
+    /// Databases that were known by name alone may have opened the files that tell by now.
+    fn recognise_again(&mut self) {
+        let uncertain: Vec<u32> =
+            self.databases.iter().filter(|database| !database.certain).map(|database| database.pid).collect();
+        for pid in uncertain {
+            let Some(recognised) = recognise(&self.proc, pid, &self.profiles).filter(|again| again.certain)
+            else {
+                continue;
+            };
+            let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else {
+                continue;
+            };
+            database.certain = true;
+            if database.profile.name != recognised.profile.name {
+                database.profile = recognised.profile;
+                self.forget_directories_of(&[pid]);
+            }
+        }
+    }
+
     fn scan(&mut self, pids: &[u32], known: &[u32], now: Instant) {
         if self.options.find {
             let wanted: Vec<Arc<Profile>> = match &self.options.profile {
@@ -65,7 +97,7 @@ impl Guard {
                 None => self.profiles.clone(),
             };
             for found in self.discovery.scan(&self.proc, pids, known, &wanted) {
-                self.take_up(found.pid, found.profile, now);
+                self.take_up(found.pid, found.recognised, now);
             }
         }
         for database in self.databases.iter_mut().filter(|database| database.profile.postgresql_titles) {
@@ -83,9 +115,10 @@ impl Guard {
             .options
             .profile
             .as_ref()
-            .and_then(|name| self.profiles.iter().find(|profile| profile.name == *name).cloned());
+            .and_then(|name| self.profiles.iter().find(|profile| profile.name == *name).cloned())
+            .map(|profile| Recognised { profile, certain: true });
         match by_name.or_else(|| recognise(&self.proc, pid, &self.profiles)) {
-            Some(profile) => self.take_up(pid, profile, now),
+            Some(recognised) => self.take_up(pid, recognised, now),
             None if self.proc.start_time(pid).is_err() => {
                 self.problem(self.proc.root(pid), &format!("there is no process {pid}"));
             }
@@ -99,7 +132,7 @@ impl Guard {
     }
 
     /// Takes up a database; at the tick that began at `now` its files are looked at already.
-    fn take_up(&mut self, pid: u32, profile: Arc<Profile>, now: Instant) {
+    fn take_up(&mut self, pid: u32, recognised: Recognised, now: Instant) {
         // One that ended in between is no loss.
         let Ok(started) = self.proc.start_time(pid) else {
             return;
@@ -107,14 +140,19 @@ impl Guard {
         self.databases.push(Database {
             pid,
             started,
-            profile,
+            // By a profile that was asked for there is nothing to find out.
+            certain: recognised.certain || self.options.profile.is_some(),
+            profile: recognised.profile,
             descriptors: Descriptors::new(now),
             titled: Vec::new(),
+            shared: BTreeSet::new(),
             told: false,
         });
         self.others.ask();
     }
 
+    /// Takes up the directories that were named, and those below that their profile names; again and again,
+    /// since they may be made or mounted later.
     pub(super) fn watch_named_directories(&mut self) {
         for path in self.options.directories.clone() {
             let named = self.options.profile.as_ref();
@@ -131,16 +169,28 @@ impl Guard {
                     continue;
                 }
             };
-            let Some((profile, directories)) = crate::named::logs_below(&path, &candidates) else {
+            let watched = |directories: &[Directory], path: &PathBuf| {
+                directories
+                    .iter()
+                    .find(|other| other.owner.is_none() && other.path == *path)
+                    .map(|other| Arc::clone(&other.profile))
+            };
+            // The profile that was chosen once stays: its files may all be purged by now.
+            let chosen = watched(&self.directories, &path).map_or(candidates, |profile| vec![profile]);
+            let Some((profile, mut found)) = crate::named::logs_below(&path, &chosen) else {
                 self.problem(path, &"no file in it looks like a log of any profile: name one with --profile");
                 continue;
             };
+            found.retain(|path| watched(&self.directories, path).is_none());
+            if found.is_empty() {
+                continue;
+            }
             self.events.push(Event::Found {
                 pid: None,
                 profile: profile.name.clone(),
-                directories: directories.clone(),
+                directories: found.clone(),
             });
-            for directory in directories {
+            for directory in found {
                 self.directories.push(Directory::new(
                     directory,
                     None,

@@ -1,5 +1,5 @@
-//! Looking: at the names in the watched directories, at the descriptors of their files, at the files' pages; and what the policy is
-//! told of it.
+//! Looking: at the names in the watched directories, at the descriptors of their files, at the files' pages;
+//! and what the policy is told of it.
 
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::AsFd;
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::Error;
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::{Error, Inode};
 use pagekeeper_policy::{Facts, FileId};
 
 use super::find::title;
@@ -46,6 +46,7 @@ impl Guard {
                 continue;
             }
             let listed = directory.open(&self.proc).and_then(|fd| {
+                directory.inode = rustix::fs::fstat(&fd).ok().map(|stat| Inode::of(&stat));
                 // Again: it may be another directory of that name.
                 self.notifications.watch(fd.as_fd(), directory.key());
                 directory.list(fd.as_fd(), &mut self.ids)
@@ -102,9 +103,10 @@ impl Guard {
             }
             found = found.iter().map(|path| self.proc.as_seen_by(database.pid, path)).collect();
             found.retain(|path| {
-                !self.directories.iter().any(|directory| {
-                    directory.path == *path && directory.owner.is_none_or(|owner| owner == database.pid)
-                })
+                !database.shared.contains(path)
+                    && !self.directories.iter().any(|directory| {
+                        directory.path == *path && directory.owner.is_none_or(|owner| owner == database.pid)
+                    })
             });
             if !found.is_empty() {
                 database.told = true;
@@ -126,7 +128,7 @@ impl Guard {
             let pids = self.proc.pids().unwrap_or_default();
             let others: Vec<u32> =
                 pids.into_iter().filter(|pid| !known.contains(pid) && *pid != own).collect();
-            // Processes of other users that may not be looked into can't be followers that matter: said once at the start.
+            // That some may not be looked into was said at the start.
             self.others.list(&self.proc, &others, &self.directories, |_| ());
         }
         for (path, problem) in problems {
@@ -143,7 +145,15 @@ impl Guard {
         let command_line = self.proc.command_line(pid).unwrap_or_default();
         let mut directory =
             Directory::new(path, Some(pid), through, Arc::clone(&database.profile), command_line);
-        let listed = directory.open(&self.proc).and_then(|fd| {
+        let opened = directory.open(&self.proc);
+        directory.inode =
+            opened.as_ref().ok().and_then(|fd| rustix::fs::fstat(fd).ok()).map(|stat| Inode::of(&stat));
+        if directory.inode.is_some() && self.directories.iter().any(|other| other.inode == directory.inode) {
+            // Two databases, or two views of one: it is watched once, and descriptors of both count.
+            database.shared.insert(directory.path);
+            return;
+        }
+        let listed = opened.and_then(|fd| {
             self.notifications.watch(fd.as_fd(), directory.key());
             directory.list(fd.as_fd(), &mut self.ids)
         });
@@ -193,6 +203,7 @@ impl Guard {
         if now >= self.retry_due {
             self.retry += 1;
             self.retry_due = now + RETRY;
+            self.watch_named_directories();
         }
         let mut facts = Facts { retry: self.retry, ..Facts::default() };
         let descriptors: Vec<_> = self.descriptors().cloned().collect();

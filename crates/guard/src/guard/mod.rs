@@ -4,14 +4,14 @@
 //! 1. It only reads, asks for writeback and gives advice: no byte of a file that it watches can change.
 //! 2. No descriptor of a watched file is held between ticks.
 //! 3. What fails for one file or database is told once and does not keep the others from being watched.
-//! 4. Its cost is bounded: dear looks (all processes, all descriptors of a process) are repeated at intervals that follow
-//!    what the last one took.
+//! 4. Its cost is bounded: dear looks (all processes, all descriptors of a process) are repeated at intervals
+//!    that follow what the last one took.
 
 mod act;
 mod find;
 mod look;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,9 +49,13 @@ struct Database {
     pid: u32,
     started: u64,
     profile: Arc<Profile>,
+    /// Whether the profile is known by more than the process's name.
+    certain: bool,
     descriptors: Descriptors,
     /// Processes of it whose titles tell of followers.
     titled: Vec<u32>,
+    /// Directories of its logs that are watched for another database already.
+    shared: BTreeSet<PathBuf>,
     told: bool,
 }
 
@@ -62,13 +66,14 @@ pub struct Guard {
     profiles: Vec<Arc<Profile>>,
     databases: Vec<Database>,
     directories: Vec<Directory>,
-    /// Descriptors of watched files in processes that are no watched database: `mysqlbinlog`, `cp`, a follower of one's own.
+    /// Descriptors of watched files in processes that are no watched database: `mysqlbinlog`, `cp`, a follower
+    /// of one's own.
     others: Descriptors,
     discovery: Discovery,
     notifications: Notifications<(Option<u32>, PathBuf)>,
     state: State,
     ids: Ids,
-    problems: HashSet<PathBuf>,
+    problems: HashSet<(PathBuf, String)>,
     began: Instant,
     cpu_before: Duration,
     scan_due: Instant,
@@ -127,7 +132,9 @@ impl Guard {
             tick_ms: u64::try_from(options.tick.as_millis()).unwrap_or(u64::MAX),
             dry_run: options.dry_run,
         });
-        guard.events.extend(crate::limits::limits().into_iter().map(|limit| Event::Limited { limit }));
+        guard
+            .events
+            .extend(crate::limits::limits(&guard.proc).into_iter().map(|limit| Event::Limited { limit }));
         guard.take_options(options);
         guard.watch_named_directories();
         Ok(guard)
@@ -143,6 +150,7 @@ impl Guard {
         }
         self.databases.clear();
         self.discovery.forget();
+        self.problems.clear();
         let now = Instant::now();
         self.scan_due = now;
         // Files get new ids: until followers are seen anew, their pages would look unneeded.
@@ -164,7 +172,8 @@ impl Guard {
         self.options = options;
     }
 
-    /// Ticks until `wait` says to stop. `wait` is given the time until the next tick; `tell` hears all events but the summary.
+    /// Ticks until `wait` says to stop. `wait` is given the time until the next tick; `tell` hears all events
+    /// but the summary.
     pub fn run(
         &mut self,
         mut wait: impl FnMut(&mut Self, Duration) -> Control,
@@ -249,8 +258,10 @@ impl Guard {
     }
 
     fn problem(&mut self, path: PathBuf, problem: &dyn Display) {
-        if self.problems.len() < PROBLEMS_REMEMBERED && self.problems.insert(path.clone()) {
-            self.events.push(Event::Problem { path, problem: problem.to_string() });
+        let problem = problem.to_string();
+        if self.problems.len() < PROBLEMS_REMEMBERED && self.problems.insert((path.clone(), problem.clone()))
+        {
+            self.events.push(Event::Problem { path, problem });
         }
     }
 }
