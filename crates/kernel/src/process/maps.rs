@@ -36,6 +36,8 @@ pub struct Mapping {
 pub struct MappedBy {
     /// The processes that map a part of it, ascending; this one too, if it does.
     pub pids: Vec<u32>,
+    /// What they map of it that reaches into the range asked for: each process with the bytes of the file, whole pages.
+    pub stretches: Vec<(u32, Range<u64>)>,
     /// How many processes could not be looked at, for lack of permission.
     pub denied: usize,
 }
@@ -61,22 +63,26 @@ impl ProcRoot {
         Ok(mappings)
     }
 
-    /// Which processes map any byte of `range` of the file `inode`.
+    /// Which processes map any byte of `range` of the file `inode`, and which parts.
     ///
     /// Reads the maps of every process: some 50 µs each, more for those with thousands of mappings.
     pub fn mapped_by(&self, inode: Inode, range: &Range<u64>) -> Result<MappedBy> {
         let mut found = MappedBy::default();
         for pid in self.pids()? {
-            let mut maps_it = false;
+            let known = found.stretches.len();
             let looked = self.each_mapping(pid, |line| {
-                maps_it = maps_it
-                    || (line.inode.ino == inode.ino
-                        && line.range.start < range.end
-                        && range.start < line.range.end
-                        && self.is_mapping_of(pid, &line, inode));
+                if line.inode.ino == inode.ino
+                    && line.range.start < range.end
+                    && range.start < line.range.end
+                    && self.is_mapping_of(pid, &line, inode)
+                {
+                    found.stretches.push((pid, line.range));
+                }
             });
+            if found.stretches.len() > known {
+                found.pids.push(pid);
+            }
             match looked {
-                Ok(()) if maps_it => found.pids.push(pid),
                 Ok(()) => {}
                 Err(error) if error.is_denied() => found.denied += 1,
                 Err(error) if error.is_gone() => {}
@@ -175,6 +181,8 @@ mod tests {
         assert!(who(0..u64::MAX));
         assert!(who(5 * page..5 * page + 1));
         assert!(!who(0..4 * page) && !who(6 * page..u64::MAX));
+        let found = proc.mapped_by(opened.inode(), &(5 * page..6 * page)).unwrap();
+        assert_eq!(found.stretches, [(own, 4 * page..6 * page)]);
         drop(mapping);
         assert!(!who(0..u64::MAX));
     }
