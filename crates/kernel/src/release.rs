@@ -1,42 +1,52 @@
 //! Release: making pages of a file clean and dropping them from the page cache, and saying what stayed and why.
 //!
-//! Never loses data: the kernel drops clean pages only. Order matters (Linux 6.18, measured): `POSIX_FADV_DONTNEED` on dirty
-//! pages starts writeback inside the caller and drops only what is clean already; so pages are flushed first, then dropped,
-//! then counted again. What resists is tried once more after [`ReleaseOptions::retry_pause`]: pages locked by read-ahead or
-//! writeback in flight are free by then.
+//! Never loses data: the kernel drops clean pages only. Order matters (Linux 6.18, measured): `POSIX_FADV_DONTNEED` on
+//! dirty pages starts writeback inside the caller and drops only what is clean already; so pages are flushed first, then
+//! dropped, then counted again. What resists is tried once more after [`ReleaseOptions::retry_pause`]: pages locked by
+//! read-ahead or writeback in flight are free by then.
+//!
+//! Where there are no counts of unwritten pages (no cachestat, or overlayfs) nothing can be waited for without seeing a
+//! write error that is for the file's owner to see: there the advice is given again and again until all is gone.
 //!
 //! DONTNEED drops a folio only if all of it lies in the range. Folios of ext4 and XFS are up to 2 MiB and aligned to
 //! their size: a range aligned to [`RELEASE_ALIGN`] cuts none, any other may leave its first and last folio
 //! ([`ReleaseReport::kept_edge`]).
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::process::ProcRoot;
-use crate::residency::residency;
-use crate::writeback::{Flush, flush};
+use crate::residency::{Source, residency};
+use crate::writeback::{Deadline, Flush, flush_until};
 use crate::{Advice, Error, FileSystem, Inode, InspectedFile, Result, advise};
 
 /// Ranges that start and end on a multiple of this many bytes (2 MiB) cut no folio on x86-64.
 pub const RELEASE_ALIGN: u64 = 2 << 20;
 
-/// A release goes through a long range in steps of this many bytes, so that dirty pages are waited for and dropped in turn.
+/// A release goes through a long range in steps of this many bytes, so that dirty pages are waited for and dropped in
+/// turn.
 const STEP: u64 = 256 << 20;
 
-/// Rounds of 5 ms in which nothing goes, after which the rest of a file on overlayfs is taken to resist.
-const OVERLAY_ROUNDS_STUCK: u32 = 40;
+/// Clean pages are counted and dropped in slices of this many bytes: what the count has read of the kernel's records
+/// (64 bytes a page) is then still in the processor's cache when they are dropped.
+const SLICE: u64 = 16 << 20;
+
+/// Rounds of 5 ms in which nothing goes, after which the rest of a file without counts is taken to resist.
+const ROUNDS_STUCK: u32 = 40;
 
 /// How to release.
 #[derive(Debug, Clone)]
 pub struct ReleaseOptions {
     /// How to make dirty pages clean first.
     pub flush: Flush,
-    /// How long to wait for those of 256 MiB at a time; what is dirty then is [`ReleaseReport::kept_dirty`].
+    /// How long to wait in the whole call, for dirty pages and for the retry; what is dirty then is
+    /// [`ReleaseReport::kept_dirty`]. The waits of [`Flush::SyncFileRange`] and [`Flush::Fdatasync`] take as long as the
+    /// disk does.
     pub patience: Duration,
-    /// Pause before the one retry of what resisted.
+    /// Pause before the one retry of what resisted, if patience lasts for it.
     pub retry_pause: Duration,
-    /// Find out who maps what stayed, by reading `/proc/*/maps` of all processes (milliseconds to tens of milliseconds); without it mapped
-    /// pages are counted as [`ReleaseReport::kept_busy`].
+    /// Find out who maps the clean pages that stayed, by reading `/proc/*/maps` of all processes (milliseconds to tens of
+    /// milliseconds); without it mapped pages are counted as [`ReleaseReport::kept_busy`].
     pub explain: bool,
 }
 
@@ -51,8 +61,8 @@ impl Default for ReleaseOptions {
     }
 }
 
-/// What a release did, in bytes. `released` and the four `kept` figures sum up to `resident_before`, unless others read or
-/// write the range meanwhile.
+/// What a release did, in bytes. `released` and the four `kept` figures sum up to `resident_before`, unless others read
+/// or write the range meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReleaseReport {
     /// Bytes of the range that lie in the file.
@@ -61,7 +71,7 @@ pub struct ReleaseReport {
     pub resident_before: u64,
     /// Gone from the page cache now.
     pub released: u64,
-    /// Stayed: still dirty or under writeback.
+    /// Stayed: still dirty or under writeback. Where that is unknown, such pages are in [`Self::kept_busy`].
     pub kept_dirty: u64,
     /// Stayed: mapped by a process.
     pub kept_mapped: u64,
@@ -80,8 +90,8 @@ impl ReleaseReport {
 
 /// Releases the pages of `range`; an end at or past the end of the file takes its last, partial page too.
 ///
-/// Fails with [`Error::Unsupported`] where pages can't be released (tmpfs and the like), and with [`Error::is_denied`] where
-/// the effect could not be seen.
+/// Fails with [`Error::Unsupported`] where pages can't be released (tmpfs and the like), and with [`Error::is_denied`]
+/// where the effect could not be seen.
 ///
 /// ```
 /// use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, release};
@@ -109,66 +119,98 @@ pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions
         return Ok(report);
     }
     let range = range.start..if range.end >= size { u64::MAX } else { range.end };
-    let before = residency(file, range.clone())?;
-    report.resident_before = before.resident;
-    if before.resident == 0 {
+    let deadline = Deadline::after(options.patience);
+    // One byte tells which source there is.
+    let counts = residency(file, range.start..range.start + 1)?.source == Source::Cachestat;
+    let by_advice = file_system == FileSystem::Overlay || (!counts && options.flush == Flush::Watch);
+    let pass = || {
+        if by_advice {
+            drop_until_gone(file, &range, size, deadline)
+        } else {
+            drop_once(file, &range, size, options.flush, deadline)
+        }
+    };
+    report.resident_before = pass()?;
+    if report.resident_before == 0 {
         return Ok(report);
     }
-
-    let mut left = before;
-    for attempt in 0..2 {
-        if attempt == 1 {
-            std::thread::sleep(options.retry_pause);
-        }
-        if file_system == FileSystem::Overlay {
-            drop_until_gone(file, &range, options)?;
-        } else {
-            drop_once(file, &range, size, options)?;
-        }
+    let mut left = residency(file, range.clone())?;
+    if left.resident > 0 && !deadline.passed() {
+        deadline.sleep(options.retry_pause);
+        pass()?;
         left = residency(file, range.clone())?;
-        if left.resident == 0 {
-            break;
-        }
     }
-    report.released = before.resident.saturating_sub(left.resident);
+    report.released = report.resident_before.saturating_sub(left.resident);
     if left.resident > 0 {
         explain(file, &range, left.resident, left.unwritten(), options.explain, &mut report)?;
     }
     Ok(report)
 }
 
-/// One pass over the range: flush a step, drop it.
-fn drop_once(file: &InspectedFile, range: &Range<u64>, size: u64, options: &ReleaseOptions) -> Result<()> {
+/// One pass over the range: clean slices are counted and dropped; where one is not, the rest of its step is flushed
+/// first. Returns what was resident before, in bytes.
+fn drop_once(
+    file: &InspectedFile,
+    range: &Range<u64>,
+    size: u64,
+    how: Flush,
+    deadline: Deadline,
+) -> Result<u64> {
+    let mut resident = 0;
     let mut start = range.start;
+    let mut length = SLICE;
     loop {
-        let next = (start / STEP + 1) * STEP;
-        let last = next >= size.min(range.end);
-        let end = if last { range.end } else { next };
-        flush(file, start..end, options.flush, options.patience)?;
-        advise(file, Advice::DontNeed, start..end, file.path())?;
-        if last {
-            return Ok(());
+        let up_to_next = |length: u64| {
+            let next = (start / length + 1).saturating_mul(length);
+            if next >= size.min(range.end) { range.end } else { next }
+        };
+        let mut end = up_to_next(length);
+        let mut counted = residency(file, start..end)?;
+        let clean = how == Flush::Watch && counted.source == Source::Cachestat && counted.unwritten() == 0;
+        if counted.resident > 0 && !clean {
+            let step_end = up_to_next(STEP);
+            if step_end > end {
+                end = step_end;
+                counted = residency(file, start..end)?;
+            }
+            flush_until(file, start..end, how, deadline)?;
+        }
+        if counted.resident > 0 {
+            advise(file, Advice::DontNeed, start..end, file.path())?;
+        }
+        resident += counted.resident;
+        // Nothing there costs nothing to count: the empty parts of a large file are passed in ever longer strides.
+        length = if counted.resident == 0 { length.saturating_mul(2) } else { SLICE };
+        if end == range.end {
+            return Ok(resident);
         }
         start = end;
     }
 }
 
-/// On overlayfs neither `sync_file_range` nor cachestat reach the file below, but the advice does: it starts writeback of dirty pages
-/// and drops clean ones, so it is given until nothing is left or nothing more goes.
-fn drop_until_gone(file: &InspectedFile, range: &Range<u64>, options: &ReleaseOptions) -> Result<()> {
-    let deadline = Instant::now() + options.patience;
+/// Without counts: the advice starts writeback of dirty pages and drops clean ones (on overlayfs, those of the file
+/// below), so it is given until nothing is left or nothing more goes. Returns what was resident before, in bytes.
+fn drop_until_gone(file: &InspectedFile, range: &Range<u64>, size: u64, deadline: Deadline) -> Result<u64> {
+    let resident = residency(file, range.clone())?.resident;
     let mut stuck_for = 0;
-    let mut before = u64::MAX;
-    loop {
-        advise(file, Advice::DontNeed, range.clone(), file.path())?;
+    let mut before = resident;
+    while before > 0 {
+        let mut start = range.start;
+        while start < range.end {
+            let next = (start / STEP + 1).saturating_mul(STEP);
+            let end = if next >= size.min(range.end) { range.end } else { next };
+            advise(file, Advice::DontNeed, start..end, file.path())?;
+            start = end;
+        }
         let left = residency(file, range.clone())?.resident;
         stuck_for = if left < before { 0 } else { stuck_for + 1 };
         before = left;
-        if left == 0 || stuck_for == OVERLAY_ROUNDS_STUCK || Instant::now() >= deadline {
-            return Ok(());
+        if left == 0 || stuck_for == ROUNDS_STUCK || deadline.passed() {
+            break;
         }
-        std::thread::sleep(Duration::from_millis(5));
+        deadline.sleep(Duration::from_millis(5));
     }
+    Ok(resident)
 }
 
 /// Sorts what stayed by its cause, the surest first: dirty, mapped, edge, and else busy.
@@ -187,6 +229,9 @@ fn explain(
         taken
     };
     report.kept_dirty = take(unwritten);
+    if unwritten >= resident {
+        return Ok(());
+    }
     if look_for_mappings {
         let mut mapped = 0;
         for stretch in mapped_stretches(file.inode(), range)? {
@@ -204,28 +249,14 @@ fn explain(
 }
 
 /// The parts of `range` that any process maps, merged, and widened to whole folios: one mapped page keeps all of its
-/// folio. Processes whose maps can't be read are passed over: what
-/// they map is then told as busy.
+/// folio. Processes whose maps can't be read are passed over: what they map is then told as busy.
 fn mapped_stretches(inode: Inode, range: &Range<u64>) -> Result<Vec<Range<u64>>> {
-    let proc = ProcRoot::default();
-    let mut stretches = Vec::new();
-    for pid in proc.mapped_by(inode, range)?.pids {
-        // It may have ended since.
-        let Ok(mappings) = proc.mappings(pid) else {
-            continue;
-        };
-        // It is known to map the file; by number, since `maps` may show another device than stat(2) does (btrfs, overlayfs).
-        let of_file = mappings.into_iter().filter(|mapping| mapping.inode.ino == inode.ino);
-        stretches.extend(
-            of_file
-                .map(|mapping| {
-                    let start = mapping.range.start / RELEASE_ALIGN * RELEASE_ALIGN;
-                    let end = mapping.range.end.next_multiple_of(RELEASE_ALIGN);
-                    start.max(range.start)..end.min(range.end)
-                })
-                .filter(|stretch| stretch.start < stretch.end),
-        );
-    }
+    let found = ProcRoot::default().mapped_by(inode, range)?;
+    let whole_folios = found.stretches.into_iter().map(|(_, stretch)| {
+        let start = stretch.start / RELEASE_ALIGN * RELEASE_ALIGN;
+        start.max(range.start)..stretch.end.next_multiple_of(RELEASE_ALIGN).min(range.end)
+    });
+    let mut stretches: Vec<_> = whole_folios.collect();
     stretches.sort_by_key(|stretch| stretch.start);
     let mut merged: Vec<Range<u64>> = Vec::new();
     for stretch in stretches {
@@ -338,6 +369,44 @@ mod tests {
         let report = release(&file, 0..u64::MAX, &options).unwrap();
         assert_eq!(report.released + report.kept(), report.resident_before);
         assert_eq!(report.kept(), report.kept_dirty + report.kept_busy, "{report:?}");
+    }
+
+    #[test]
+    fn endless_patience_is_no_overflow() {
+        let (_dir, file) = file_of(MIB);
+        let options = ReleaseOptions { patience: Duration::MAX, ..ReleaseOptions::default() };
+        assert_eq!(release(&file, 0..u64::MAX, &options).unwrap().released, MIB as u64);
+    }
+
+    #[test]
+    fn clean_and_dirty_slices_of_several_steps() {
+        let (_dir, file) = file_of(0);
+        let out = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
+        let write = |offset: u64| std::os::unix::fs::FileExt::write_all_at(&out, &[9; 4096], offset).unwrap();
+        let offsets = [3 * SLICE, STEP - 4096, 2 * STEP, 5 * STEP + SLICE, 1 << 40];
+        offsets.into_iter().for_each(write);
+        out.sync_all().unwrap();
+        [offsets[1], offsets[3]].into_iter().for_each(write);
+        let before = residency(&file, 0..u64::MAX).unwrap();
+        assert!(before.resident >= 5 * 4096 && before.unwritten() > 0);
+        let report = release_all(&file);
+        assert_eq!((report.resident_before, report.released), (before.resident, before.resident));
+        let mut page = [0; 4096];
+        for offset in offsets {
+            std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut page, offset).unwrap();
+            assert_eq!(page, [9; 4096]);
+        }
+    }
+
+    #[test]
+    fn without_counts_dirty_pages_go_by_the_advice_alone() {
+        let (_dir, file) = file_of(0);
+        std::fs::write(file.path(), vec![6; 16 * MIB]).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let before = drop_until_gone(&file, &(0..u64::MAX), 16 * MIB as u64, deadline).unwrap();
+        assert_eq!(before, 16 * MIB as u64);
+        assert_eq!(residency(&file, 0..u64::MAX).unwrap().resident, 0);
+        assert!(std::fs::read(file.path()).unwrap().iter().all(|byte| *byte == 6));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Writeback: asking the kernel to write dirty pages of a file, and waiting until they are clean.
 //!
-//! Pages become *clean* here, not *durable*: no metadata is written and no device cache flushed (`sync_file_range(2)`). That is
-//! all a release needs.
+//! Pages become *clean* here, not *durable*: no metadata is written and no device cache flushed
+//! (`sync_file_range(2)`). That is all a release needs.
 //!
-//! Waiting is done in one of three ways ([`Flush`]). A failed write is kept by the kernel as the file's error until it has
-//! been seen (`lib/errseq.c`), and each call that waits *sees* it: a program that opens the file afterwards, to
-//! fsync it, is then told that all is well. On files of others the wait is therefore done by watching counts, which sees nothing.
+//! Waiting is done in one of three ways ([`Flush`]). A failed write is kept by the kernel as the file's error until it
+//! has been seen (`lib/errseq.c`), and each call that waits *sees* it: a program that opens the file afterwards, to
+//! fsync it, is then told that all is well. On files of others the wait is therefore done by watching counts, which
+//! sees nothing.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -17,9 +18,9 @@ use crate::{Advice, Error, InspectedFile, Result, advise};
 /// How to wait for dirty pages of a range to become clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Flush {
-    /// Start writeback and watch cachestat(2) until nothing is dirty or under writeback. Leaves a write error for its owner to
-    /// see: the choice for files of others. Where cachestat is missing: as [`Flush::SyncFileRange`]; on overlayfs, which
-    /// knows neither, as [`Flush::Fdatasync`].
+    /// Start writeback and watch cachestat(2) until nothing is dirty or under writeback. Leaves a write error for its
+    /// owner to see: the choice for files of others. Where there is nothing to watch (cachestat missing, or overlayfs)
+    /// writeback is started and not waited for.
     #[default]
     Watch,
     /// `sync_file_range(2)` with `WAIT_BEFORE | WRITE | WAIT_AFTER`: for files of one's own.
@@ -28,8 +29,8 @@ pub enum Flush {
     Fdatasync,
 }
 
-/// Starts writeback of the dirty pages of the range and returns without waiting for it. The call itself can take milliseconds,
-/// while requests are queued. An end of `u64::MAX` means the end of the file.
+/// Starts writeback of the dirty pages of the range and returns without waiting for it. The call itself can take
+/// milliseconds, while requests are queued. An end of `u64::MAX` means the end of the file.
 pub fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result<()> {
     let Some(len) = call_length(&range) else {
         return Ok(());
@@ -41,32 +42,34 @@ pub fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result<()> {
     sync_file_range(file, range.start, len, false).map_err(|e| Error::call("sync_file_range", file.path(), e))
 }
 
-/// Makes the pages of the range clean, waiting at most `patience` (only [`Flush::Watch`] can stop early; the other two take as
-/// long as the disk does). Returns whether they are.
+/// Makes the pages of the range clean, waiting at most `patience` (only [`Flush::Watch`] can stop early; the other two
+/// take as long as the disk does). Returns whether they are known to be.
 ///
 /// ```
 /// use pagekeeper_kernel::{Flush, InspectedFile, Links, flush};
 /// let path = std::env::current_exe()?;
 /// let file = InspectedFile::open(&path, Links::Refuse)?;
-/// assert!(flush(&file, 0..u64::MAX, Flush::Watch, std::time::Duration::from_secs(10))?);
+/// if !flush(&file, 0..u64::MAX, Flush::Watch, std::time::Duration::from_secs(10))? {
+///     println!("still being written, or no cachestat here to tell");
+/// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn flush(file: &InspectedFile, range: Range<u64>, how: Flush, patience: Duration) -> Result<bool> {
+    flush_until(file, range, how, Deadline::after(patience))
+}
+
+/// [`flush`] with a deadline that several calls share.
+pub(crate) fn flush_until(
+    file: &InspectedFile,
+    range: Range<u64>,
+    how: Flush,
+    deadline: Deadline,
+) -> Result<bool> {
     let Some(len) = call_length(&range) else {
         return Ok(true);
     };
     match how {
-        Flush::Watch => {
-            let now = residency(file, range.clone())?;
-            if now.source == Source::Mincore {
-                let next_best = if is_overlay(file)? { Flush::Fdatasync } else { Flush::SyncFileRange };
-                return flush(file, range, next_best, patience);
-            }
-            if now.unwritten() == 0 {
-                return Ok(true);
-            }
-            watch(file, range, patience)
-        }
+        Flush::Watch => watch(file, &range, deadline),
         Flush::SyncFileRange => {
             sync_file_range(file, range.start, len, true)
                 .map_err(|e| Error::call("sync_file_range", file.path(), e))?;
@@ -79,23 +82,46 @@ pub fn flush(file: &InspectedFile, range: Range<u64>, how: Flush, patience: Dura
     }
 }
 
-fn watch(file: &InspectedFile, range: Range<u64>, patience: Duration) -> Result<bool> {
-    let deadline = Instant::now() + patience;
+fn watch(file: &InspectedFile, range: &Range<u64>, deadline: Deadline) -> Result<bool> {
     let mut pause = Duration::from_micros(200);
     loop {
         let now = residency(file, range.clone())?;
+        if now.source == Source::Mincore {
+            start_writeback(file, range.clone())?;
+            return Ok(false);
+        }
         if now.unwritten() == 0 {
             return Ok(true);
         }
-        if Instant::now() >= deadline {
+        if deadline.passed() {
             return Ok(false);
         }
         if now.dirty.unwrap_or(0) > 0 {
-            // Again each time round: pages that were under writeback when they were changed are passed over by the call.
+            // Again each time round: pages that were under writeback when they were changed are passed over by it.
             start_writeback(file, range.clone())?;
         }
-        std::thread::sleep(pause);
+        deadline.sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+/// The moment at which waiting ends; none for a patience beyond what a clock can tell.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    pub(crate) fn after(patience: Duration) -> Self {
+        Self(Instant::now().checked_add(patience))
+    }
+
+    pub(crate) fn passed(self) -> bool {
+        self.0.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// Sleeps for `pause`, or for what is left if that is less.
+    pub(crate) fn sleep(self, pause: Duration) {
+        let left = self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+        std::thread::sleep(pause.min(left));
     }
 }
 
@@ -132,6 +158,14 @@ mod tests {
         std::fs::write(file.path(), vec![1; 8 << 20]).unwrap();
         let clean = flush(&file, 0..u64::MAX, Flush::Watch, Duration::ZERO).unwrap();
         assert!(!clean, "nothing was written yet, and there was no time to");
+    }
+
+    #[test]
+    fn endless_patience_is_no_overflow() {
+        let (_dir, file) = file_of(4096);
+        assert!(flush(&file, 0..u64::MAX, Flush::Watch, Duration::MAX).unwrap());
+        assert!(!Deadline::after(Duration::MAX).passed());
+        assert!(Deadline::after(Duration::ZERO).passed());
     }
 
     #[test]
