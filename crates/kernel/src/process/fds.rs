@@ -154,6 +154,12 @@ impl ProcRoot {
         parse_fd_info(&buffer[..length]).ok_or_else(|| malformed(&path, &buffer[..length]))
     }
 
+    /// Which file is behind a descriptor; `None` when it is closed, the process ended, or it may not be looked at. Never
+    /// waits for a network file system's server.
+    pub fn inode_behind(&self, pid: u32, fd: RawFd) -> Option<Inode> {
+        look(&self.fd_path(pid, fd)).ok().map(|stat| inode_of(&stat))
+    }
+
     /// The regular files the process holds open, by ascending descriptor.
     ///
     /// Left out: descriptors closed or reused while looking, and files that may not even be looked at (a FUSE file
@@ -187,10 +193,7 @@ impl ProcRoot {
             fd,
             path,
             deleted,
-            inode: Inode {
-                dev: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor),
-                ino: stat.stx_ino,
-            },
+            inode: inode_of(&stat),
             size: stat.stx_size,
             access: info.access(),
             direct: info.direct(),
@@ -203,6 +206,10 @@ impl ProcRoot {
 /// Looks at the file behind a link without asking a network file system's server, which might never answer.
 fn look(link: &Path) -> rustix::io::Result<Statx> {
     rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)
+}
+
+fn inode_of(stat: &Statx) -> Inode {
+    Inode { dev: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), ino: stat.stx_ino }
 }
 
 fn parse_fd_info(content: &[u8]) -> Option<FdInfo> {
@@ -246,6 +253,8 @@ mod tests {
         let meta = file.metadata().unwrap();
         assert_eq!(found.path, path);
         assert_eq!(found.inode, Inode { dev: meta.dev(), ino: meta.ino() });
+        let behind = |fd: RawFd| ProcRoot::default().inode_behind(std::process::id(), fd);
+        assert_eq!((behind(file.as_raw_fd()), behind(RawFd::MAX)), (Some(found.inode), None));
         assert_eq!((found.size, found.position), (5000, 5000));
         assert_eq!(found.access, Access::WriteOnly);
         assert!(found.append && !found.direct && !found.deleted);
