@@ -144,15 +144,19 @@ fn may_write(file: &InspectedFile) -> bool {
     rustix::fs::accessat(file, c"", Access::WRITE_OK, AtFlags::EMPTY_PATH | AtFlags::EACCESS).is_ok()
 }
 
-/// `O_NOATIME` is granted to exactly those whom mincore answers for ownership's sake: owners and `CAP_FOWNER` (open(2)). It is
-/// taken back first: the kernel asks only who newly wants it, and the file may have been opened by somebody else.
+/// `O_NOATIME` is granted to exactly those whom mincore answers for ownership's sake: owners and `CAP_FOWNER` (open(2)).
+/// It is taken back first: the kernel asks only who newly wants it, and the file may have been opened by somebody else.
+/// The flag is left as it was, unless it was set and this caller may not set it.
 fn may_ignore_ownership(file: &InspectedFile) -> bool {
     use rustix::fs::OFlags;
     let Ok(flags) = rustix::fs::fcntl_getfl(file) else {
         return false;
     };
-    rustix::fs::fcntl_setfl(file, flags - OFlags::NOATIME).is_ok()
-        && rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME).is_ok()
+    let without = flags - OFlags::NOATIME;
+    let granted = rustix::fs::fcntl_setfl(file, without).is_ok()
+        && rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME).is_ok();
+    // Set as found, else taken back: who may set it may do either.
+    granted && (flags.contains(OFlags::NOATIME) || rustix::fs::fcntl_setfl(file, without).is_ok())
 }
 
 /// Maps the range chunk by chunk (constant memory) and hands each chunk's start offset and mincore bytes to `each`.
@@ -400,6 +404,18 @@ mod tests {
         let map = residency_map(&file, 4096, 2).unwrap();
         assert_eq!(map.resident.len(), 4096);
         assert!(map.resident.iter().all(|&cell| cell == 0));
+    }
+
+    #[test]
+    fn asking_leaves_the_open_flags_alone() {
+        use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+        let (_dir, file) = file_of(4096);
+        for noatime in [OFlags::empty(), OFlags::NOATIME] {
+            let flags = fcntl_getfl(&file).unwrap() - OFlags::NOATIME | noatime;
+            fcntl_setfl(&file, flags).unwrap();
+            assert!(may_ignore_ownership(&file));
+            assert_eq!(fcntl_getfl(&file).unwrap() & OFlags::NOATIME, noatime);
+        }
     }
 
     #[test]
