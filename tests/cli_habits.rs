@@ -1,5 +1,5 @@
-//! What every command-line program owes its users: help that helps, usage errors that name the mend, silence when all is well
-//! and when nobody listens any more, output that other programs can read, an end on Ctrl-C.
+//! What every command-line program owes its users: help that helps, usage errors that name the mend, silence when all
+//! is well and when nobody listens any more, output that other programs can read, an end on Ctrl-C.
 
 mod support;
 
@@ -22,10 +22,8 @@ fn help_and_version() {
         assert!(help.contains(&format!("  {command} ")), "{help}");
         let its_help = run([command, "--help"]).fine();
         assert!(its_help.contains("Usage: pagekeeper "), "{its_help}");
+        assert!(its_help.contains("Examples:"), "{its_help}");
         assert!(run([command, "-h"]).fine().contains("Usage: pagekeeper "));
-    }
-    for command in ["stat", "evict"] {
-        assert!(run([command, "--help"]).fine().contains("Examples:"));
     }
     assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
     assert_eq!(run(["--version"]).fine(), format!("pagekeeper {}\n", env!("CARGO_PKG_VERSION")));
@@ -223,7 +221,8 @@ fn man_pages_are_printed_and_written() {
     finish(pagekeeper().args(["man", "--dir"]).arg(dir.path())).fine();
     for command in COMMANDS {
         let page = run(["man", command]).fine();
-        assert!(page.starts_with(".ie ") || page.contains(".TH "), "{page}");
+        let version = format!("\"pagekeeper {}\"", env!("CARGO_PKG_VERSION"));
+        assert!(page.lines().any(|line| line.starts_with(".TH ") && line.contains(&version)), "{page}");
         let written = dir.path().join(format!("pagekeeper-{command}.1"));
         assert_eq!(std::fs::read_to_string(&written).unwrap(), page);
     }

@@ -70,7 +70,9 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
 fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
     let mut text = Vec::new();
-    clap_mangen::Man::new(command.display_name(name)).render(&mut text)?;
+    // Sub-commands have no version of their own.
+    let source = concat!("pagekeeper ", env!("CARGO_PKG_VERSION"));
+    clap_mangen::Man::new(command.display_name(name)).source(source).render(&mut text)?;
     Ok(text)
 }
 
