@@ -5,6 +5,7 @@ mod support;
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 
@@ -199,6 +200,31 @@ fn json_is_what_it_says_and_errors_are_in_it() {
         );
     }
     assert_eq!(report["total"]["released"], 12_288);
+}
+
+#[test]
+fn files_whose_figures_are_not_for_this_user_are_a_failure_of_every_command() {
+    let name = "files_whose_figures_are_not_for_this_user_are_a_failure_of_every_command";
+    if !support::can_run(name, &["setpriv"]) {
+        return;
+    }
+    let dir = scratch();
+    let file = dir.path().join("file");
+    std::fs::write(&file, vec![1; 10_000]).unwrap();
+    // All may pass and read; root owns it.
+    for (path, mode) in [(dir.path(), 0o755), (file.as_path(), 0o644)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let bin = scratch();
+    std::fs::set_permissions(bin.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = bin.path().join("pagekeeper");
+    std::fs::copy(program(), &copy).unwrap();
+    for command in ["stat", "evict", "warm"] {
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--"];
+        let outcome = finish(Command::new("setpriv").args(nobody).arg(&copy).arg(command).arg(&file));
+        assert_eq!(outcome.code, 1, "{command}: {outcome:?}");
+        assert!(outcome.stderr.contains("run as root, as the owner, or with CAP_FOWNER"), "{outcome:?}");
+    }
 }
 
 #[test]

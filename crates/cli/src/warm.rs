@@ -1,8 +1,8 @@
 //! `pagekeeper warm`: reads files into the page cache, whole, in part, or as a snapshot remembers them.
 //!
-//! Small files are read several at once, large ones one after the other by several threads each. Fails path by path;
-//! what changed since a snapshot is told, and is no failure. SIGINT and SIGTERM end the reading with a report of what was
-//! loaded; with `--lock` they end the lock.
+//! Small files are read several at once, large ones one after the other by several threads each. Fails path by path,
+//! and ends with 1 also if a file's figures are not for this user; what changed since a snapshot is told, and is no
+//! failure. SIGINT and SIGTERM end the reading with a report of what was loaded; with `--lock` they end the lock.
 
 mod report;
 mod restore;
@@ -33,7 +33,9 @@ use work::{Item, Wanted, Work};
   pagekeeper warm --lock /srv/model.bin                 and keep it in memory until Ctrl-C
   pagekeeper warm --from mysql.snapshot                 the pages of a snapshot, most recently used files first
 
-What is resident is not read again, holes of sparse files are left alone, and when it returns the pages are there.")]
+What is resident is not read again, holes of sparse files are left alone, and when it returns the pages are there. \
+    Where the kernel does not tell this user what is resident, all is read, and the exit code is 1, since nothing is \
+    verified.")]
 pub(crate) struct Args {
     #[command(flatten)]
     tree: TreeArgs,
@@ -42,7 +44,8 @@ pub(crate) struct Args {
     range: Range<u64>,
     /// Restore the pages that a snapshot remembers, most recently used files first
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath,
-          conflicts_with_all = ["paths", "files_from", "include", "exclude", "follow", "one_file_system", "range", "lock"])]
+          conflicts_with_all = ["paths", "files_from", "include", "exclude", "follow", "one_file_system", "range",
+                                "lock"])]
     from: Option<PathBuf>,
     /// Threads that read at once
     #[arg(short, long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -93,6 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         report::tell(&report, args.verbose)?;
         problems::tell(&report.errors);
+        report::tell_unknown(&report.total);
     }
     if !locks.is_empty() && !stop.requested() {
         if !args.json {
@@ -104,7 +108,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn exit_code(report: &Report) -> ExitCode {
-    if report.errors.is_empty() && !report.total.cancelled { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let Report { errors, total, .. } = report;
+    let fine = errors.is_empty() && !total.cancelled && total.unknown_files == 0;
+    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// The files of the named trees; only their names are kept, since there may be more of them than file descriptors.
@@ -131,7 +137,8 @@ fn listed(args: &Args, problems: &Problems) -> anyhow::Result<Vec<Item>> {
 
 /// Drawn on standard error, and only if that is a terminal.
 fn progress_bar(items: &[Item]) -> ProgressBar {
-    let total = items.iter().map(|item| item.bytes).sum();
+    // A snapshot may claim any sizes.
+    let total = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
     let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}";
     if let Ok(style) = ProgressStyle::with_template(style) {

@@ -97,7 +97,7 @@ pub(super) struct Total {
     #[serde(flatten)]
     figures: Figures,
     /// Files whose residency can't be seen.
-    unknown_files: u64,
+    pub(super) unknown_files: u64,
     /// Restored files that were written since the snapshot.
     modified_files: u64,
     missing_files: u64,
@@ -140,17 +140,29 @@ impl Total {
 pub(super) fn lock_error(error: &LockError) -> String {
     match error {
         LockError::Limit { wanted, limit, .. } => format!(
-            "can't lock {}: this user may lock {} in all; raise it with ulimit -l, or LimitMEMLOCK= in a systemd unit, or \
-             run with CAP_IPC_LOCK",
+            "can't lock {}: this user may lock {} in all; raise it with ulimit -l, or LimitMEMLOCK= in a systemd \
+             unit, or run with CAP_IPC_LOCK",
             Size(*wanted),
             Size(*limit)
         ),
         LockError::NoMemory { wanted, .. } => format!(
-            "can't lock {}: not enough memory is free, or this process has too many mappings (vm.max_map_count); lock less",
+            "can't lock {}: not enough memory is free, or this process has too many mappings (vm.max_map_count); \
+             lock less",
             Size(*wanted)
         ),
         LockError::Kernel(error) => problems::in_words(error),
         other => other.to_string(),
+    }
+}
+
+/// One sentence on the figures that this user can't have.
+pub(super) fn tell_unknown(total: &Total) {
+    if total.unknown_files > 0 {
+        output::complain(format_args!(
+            "the kernel tells what is in the page cache to a file's owner only: run as root, as the owner, or with \
+             CAP_FOWNER to know what of {} is resident",
+            output::files(total.unknown_files)
+        ));
     }
 }
 
