@@ -4,7 +4,7 @@
 //! whole file is there; a link is followed, so that it stays one; what is no snapshot is replaced only when forced.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -82,14 +82,21 @@ impl Target {
 
     fn replace_by(&self, bytes: &[u8]) -> anyhow::Result<()> {
         let directory = self.path.parent().context("a directory can't be written as a file")?;
-        // Readable by its owner only: it tells names of files that others may not list.
-        let mut file = tempfile::Builder::new().prefix(".pagekeeper-snapshot-").tempfile_in(directory)?;
+        // Opened here, since tempfile's own errors tell a path that nobody named.
+        let mut failure = None;
+        let mut open = |path: &Path| {
+            // Readable by its owner only: it tells names of files that others may not list.
+            let opened = File::options().write(true).create_new(true).mode(0o600).open(path);
+            opened.inspect_err(|error| failure = error.raw_os_error())
+        };
+        let made = tempfile::Builder::new().prefix(".pagekeeper-snapshot-").make_in(directory, &mut open);
+        let mut file = made.map_err(|error| failure.map_or(error, io::Error::from_raw_os_error))?;
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
         if self.replace {
-            file.persist(&self.path)?;
+            file.persist(&self.path).map_err(|error| error.error)?;
         } else {
-            file.persist_noclobber(&self.path)?;
+            file.persist_noclobber(&self.path).map_err(|error| error.error)?;
         }
         // The rename itself is durable once the directory is.
         File::open(directory)?.sync_all()?;
@@ -99,6 +106,8 @@ impl Target {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::snapshot::Time;
 
@@ -120,6 +129,14 @@ mod tests {
             assert_eq!(read(&path).unwrap(), some_snapshot(seconds));
         }
         assert_eq!(names(dir.path()), ["s"]);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_told_by_the_name_that_was_given() {
+        let target = Target::new(Path::new("/no/such/directory/s"), false).unwrap();
+        let error = format!("{:#}", target.write(&some_snapshot(1)).unwrap_err());
+        assert_eq!(error, "can't write /no/such/directory/s: No such file or directory (os error 2)");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `pagekeeper snapshot`: saves which pages of files are resident, for `warm --from` to bring them back after a restart.
+//! `pagekeeper snapshot`: saves which pages of files are resident, for `warm --from` to bring them back after a
+//! restart.
 //!
 //! Invariants: the snapshot file is whole or not there; a file that is no snapshot is not written over unasked. Files
 //! that fail are told and left out, the rest is saved.
@@ -32,8 +33,9 @@ use crate::size::Size;
   pagekeeper snapshot /var/lib/mysql -o /var/lib/pagekeeper/mysql.snapshot
   pagekeeper warm --from /var/lib/pagekeeper/mysql.snapshot
 
-The file names the pages and holds none of their content: a few bytes for each stretch of pages. Only files with
-pages in the page cache are in it.")]
+The file names the pages and holds none of their content: a few bytes for each stretch of pages. Only files \
+    with pages in the page cache are in it. Since it names files, it is readable by its owner only, whoever could read \
+    an older one in its place.")]
 pub(crate) struct Args {
     #[command(flatten)]
     tree: TreeArgs,
@@ -157,8 +159,8 @@ fn entry_of(file: &InspectedFile) -> Result<Option<FileEntry>, Error> {
     }))
 }
 
-/// The path from the root; for a symbolic link (which the user named or asked to follow) that of the file itself, so that
-/// restoring need not follow any.
+/// The path from the root; for a symbolic link (which the user named or asked to follow) that of the file itself, so
+/// that restoring need not follow any.
 fn lasting_path(path: &Path) -> std::io::Result<PathBuf> {
     if std::fs::symlink_metadata(path)?.is_symlink() {
         std::fs::canonicalize(path)
