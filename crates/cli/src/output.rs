@@ -86,7 +86,8 @@ impl Screen {
         }
     }
 
-    /// A path's bytes for this screen: as they are, or with what could steer a terminal or is not UTF-8 written as `\x1b`.
+    /// A path's bytes for this screen: as they are, or with what could steer a terminal or is not UTF-8 written as
+    /// `\x1b`.
     pub(crate) fn path(self, path: &Path) -> Cow<'_, [u8]> {
         let bytes = path.as_os_str().as_bytes();
         if self.terminal {

@@ -1,7 +1,7 @@
 //! The demo engine's binlog: files `binlog.000001` and on, an index of their names, rotation and purge, as in mysqld.
 //!
-//! Invariants: files are written by append only, through one write-only descriptor at a time; each closed file ends with
-//! an event without payload and is synced; the index names every file that exists, oldest first, and a purged
+//! Invariants: files are written by append only, through one write-only descriptor at a time; each closed file ends
+//! with an event without payload and is synced; the index names every file that exists, oldest first, and a purged
 //! file leaves the index before it leaves the directory.
 //! Fails with the file's name; nothing is tried again.
 

@@ -1,7 +1,7 @@
 //! The demo's processes: this same program, started anew with a role.
 //!
-//! Invariants: every child is killed and waited for when its [`Child`] is dropped, and by the kernel when this process is
-//! killed. Children are in process groups of their own, so that Ctrl-C reaches the parent alone, which then ends
+//! Invariants: every child is killed and waited for when its [`Child`] is dropped, and by the kernel when this process
+//! is killed. Children are in process groups of their own, so that Ctrl-C reaches the parent alone, which then ends
 //! them. Each writes lines of JSON to a pipe, and its errors to a file in the demo's directory.
 //! Fails with the child's own last words.
 

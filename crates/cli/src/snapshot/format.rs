@@ -17,8 +17,8 @@
 //! checksum  4 bytes  CRC32C of all before, little-endian
 //! ```
 //!
-//! Invariants: what [`encode`] writes, [`decode`] reads back equal; `decode` of any other bytes fails without panic, and
-//! never allocates more than a small multiple of the bytes given. Every later version keeps magic, version and
+//! Invariants: what [`encode`] writes, [`decode`] reads back equal; `decode` of any other bytes fails without panic,
+//! and never allocates more than a small multiple of the bytes given. Every later version keeps magic, version and
 //! checksum where they are, and files of version 1 are read for ever.
 
 use std::ffi::OsString;
@@ -391,7 +391,11 @@ mod tests {
         }
 
         #[test]
-        fn one_changed_byte_anywhere_is_an_error(snapshot in snapshots(), at in any::<prop::sample::Index>(), by in 1_u8..) {
+        fn one_changed_byte_anywhere_is_an_error(
+            snapshot in snapshots(),
+            at in any::<prop::sample::Index>(),
+            by in 1_u8..,
+        ) {
             let mut bytes = encode(&snapshot);
             let at = at.index(bytes.len());
             bytes[at] ^= by;

@@ -58,8 +58,8 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Chooses the first `top` rows of those with at least `min` of the figure that is sorted by; with `all`, those of files
-    /// of which nothing is or was resident, too.
+    /// Chooses the first `top` rows of those with at least `min` of the figure that is sorted by; with `all`, those of
+    /// files of which nothing is or was resident, too.
     pub(super) fn new(sort: Sort, top: usize, min: u64, all: bool) -> Self {
         Self { sort, top, min, all, rows: Vec::new(), left_out: LeftOut::default() }
     }

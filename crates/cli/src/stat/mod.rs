@@ -1,7 +1,8 @@
 //! `pagekeeper stat`: what of each file is in the page cache, and in what state.
 //!
 //! The rows shown are those with something to show, most resident first, at most twenty of them unless asked otherwise;
-//! the total is of every file. Fails path by path; ends with 1 if a path failed or a file's figures are not for this user.
+//! the total is of every file. Fails path by path; ends with 1 if a path failed or a file's figures are not for this
+//! user.
 
 mod choice;
 mod json;

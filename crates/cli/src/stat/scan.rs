@@ -1,7 +1,7 @@
 //! One look at a tree: a row for each file worth keeping, and the sum of all.
 //!
-//! Invariants: every file is in the totals once; a file whose figures are not for this user is counted as unknown, never
-//! guessed; a file is opened, counted and closed before the next one of its thread.
+//! Invariants: every file is in the totals once; a file whose figures are not for this user is counted as unknown,
+//! never guessed; a file is opened, counted and closed before the next one of its thread.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

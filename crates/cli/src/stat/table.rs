@@ -86,7 +86,8 @@ impl Style {
             let files = output::files(totals.resident_only_files);
             writeln!(
                 out,
-                "of {files} only what is resident is known: on overlayfs, before Linux 6.5, or in a sandbox without cachestat"
+                "of {files} only what is resident is known: on overlayfs, before Linux 6.5, or in a sandbox without \
+                 cachestat"
             )?;
         }
         Ok(())
