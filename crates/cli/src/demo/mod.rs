@@ -32,13 +32,14 @@ use crate::output::{self, Screen};
 /// How often the children report and the logs' residency is sampled.
 const REPORT_EACH: Duration = Duration::from_millis(250);
 
-/// Shows in half a minute what the guard does, on a small engine of its own
+/// Show in half a minute what the guard does, on a small engine of its own
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper demo                 half a minute; needs no database and no privileges
   pagekeeper demo --dir /srv      the same on the disk that holds /srv
 
-Throughput follows the disk, and so do its swings: the report says how steady the disk was.")]
+The halves follow each other, so a disk that swings shows in the throughput: the report says how far \
+    single seconds went apart, and whether the halves differ by more than that.")]
 pub(crate) struct Args {
     /// How long to measure, in seconds: the first half alone, the second half under the guard
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(4..=600))]

@@ -1,7 +1,8 @@
 //! What came of the run: figures of each half, side by side, and a conclusion drawn from the figures alone.
 //!
 //! Percentiles are by nearest rank over every commit of a half. The conclusion says what was measured: it never
-//! credits the guard with throughput, and never hides a loss.
+//! credits the guard with throughput, and never hides a loss. The halves follow each other, so a disk that drifts
+//! looks like an effect: a difference counts only if it is greater than that of single seconds of the same half.
 
 use std::io::{self, Write};
 
@@ -16,10 +17,8 @@ use crate::size::Size;
 
 /// Reports in about a second.
 const REPORTS_PER_SECOND: usize = 4;
-/// A smaller ratio of throughputs is called a loss.
-const RATIO_MIN: f64 = 0.95;
-/// Where the fastest second alone has more than so many times the commits of the slowest, the ratio is called unsure.
-const UNSTEADY_FACTOR: f64 = 1.5;
+/// With fewer seconds in a half, their spread says nothing.
+const SECONDS_MIN: usize = 3;
 
 /// Figures of one half.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -27,6 +26,8 @@ struct Figures {
     seconds: f64,
     commits: usize,
     commits_per_second: f64,
+    /// Of how many whole seconds the next three are.
+    whole_seconds: usize,
     /// The least, the median and the greatest of the rates of each second.
     commits_per_second_min: f64,
     commits_per_second_median: f64,
@@ -61,6 +62,7 @@ impl Figures {
             seconds: ns as f64 / 1e9,
             commits,
             commits_per_second: rate(commits, ns),
+            whole_seconds: rates.len(),
             commits_per_second_min: percentile(&rates, 0),
             commits_per_second_median: percentile(&rates, 50),
             commits_per_second_max: percentile(&rates, 100),
@@ -84,6 +86,11 @@ impl Figures {
         let rates =
             [self.commits_per_second_min, self.commits_per_second_median, self.commits_per_second_max];
         rates.map(|rate| format!("{rate:.0}")).join(", ")
+    }
+
+    /// How far single seconds went apart, in commits per second.
+    fn spread(&self) -> f64 {
+        self.commits_per_second_max - self.commits_per_second_min
     }
 }
 
@@ -144,6 +151,7 @@ impl<'a> Report<'a> {
             "alone": self.alone,
             "guarded": self.guarded,
             "throughput_ratio": self.ratio(),
+            "throughput_within_noise": self.within_noise(),
             "guard": self.run.guard_summary,
             "guard_problems": self.run.guard_problems,
             "samples": { "alone": self.run.alone.samples, "guarded": self.run.guarded.samples },
@@ -200,8 +208,18 @@ impl<'a> Report<'a> {
             .try_for_each(|(name, [alone, guarded])| writeln!(out, "{name:<36}{alone:>20}{guarded:>20}"))
     }
 
-    fn ratio(&self) -> f64 {
-        self.guarded.commits_per_second / self.alone.commits_per_second.max(f64::MIN_POSITIVE)
+    /// Throughput under the guard by that alone; `None` if nothing was committed alone.
+    fn ratio(&self) -> Option<f64> {
+        let (alone, guarded) = (self.alone.commits_per_second, self.guarded.commits_per_second);
+        (self.alone.commits > 0).then(|| guarded / alone)
+    }
+
+    /// Whether the halves differ by no more than single seconds of either; `None` if there were too few to tell.
+    fn within_noise(&self) -> Option<bool> {
+        let (alone, guarded) = (&self.alone, &self.guarded);
+        let difference = (guarded.commits_per_second - alone.commits_per_second).abs();
+        let enough = alone.whole_seconds.min(guarded.whole_seconds) >= SECONDS_MIN;
+        enough.then(|| difference <= alone.spread().max(guarded.spread()))
     }
 
     /// What the figures say, in sentences.
@@ -222,22 +240,48 @@ impl<'a> Report<'a> {
                 Size(after)
             )
         };
-        let ratio = self.ratio();
-        let throughput = format!("Throughput under the guard was {ratio:.2} of that alone");
-        let verdict = if ratio < RATIO_MIN {
-            format!("{:.0} % lost.", 100.0 * (1.0 - ratio))
-        } else {
-            "releasing log pages frees memory, it does not raise throughput.".into()
-        };
-        let mut sentences = vec![memory, format!("{throughput}: {verdict}")];
-        let (least, most) = (alone.commits_per_second_min, alone.commits_per_second_max);
-        if most > UNSTEADY_FACTOR * least {
-            sentences.push(format!(
-                "Alone, single seconds already went from {least:.0} to {most:.0} commits: \
-                 this run was too unsteady to tell the guard's part in the ratio."
-            ));
-        }
+        let mut sentences = vec![memory];
+        sentences.extend(self.throughput_in_words());
         sentences
+    }
+
+    fn throughput_in_words(&self) -> Vec<String> {
+        let Some(ratio) = self.ratio() else {
+            return vec!["Nothing was committed alone, so there is no throughput to compare with.".into()];
+        };
+        let percent = 100.0 * (ratio - 1.0).abs();
+        let difference = match ratio {
+            _ if percent < 0.5 => "as good as the same".to_owned(),
+            less if less < 1.0 => format!("{percent:.0} % less"),
+            _ => format!("{percent:.0} % more"),
+        };
+        let seconds = |figures: &Figures| {
+            format!("from {:.0} to {:.0}", figures.commits_per_second_min, figures.commits_per_second_max)
+        };
+        let measured = format!("Throughput under the guard was {ratio:.2} of that alone: {difference}.");
+        let spread = format!(
+            "Commits in single seconds went {} alone and {} under the guard",
+            seconds(&self.alone),
+            seconds(&self.guarded)
+        );
+        let verdict = match self.within_noise() {
+            None => {
+                return vec![
+                    measured,
+                    "So short a run has no seconds to tell noise by: give it more.".into(),
+                ];
+            }
+            Some(true) => "the difference is within this run's noise.",
+            Some(false) if ratio < 1.0 => {
+                "the difference is more than this run's noise. It is the guard's cost, or the disk grew slower \
+                 meanwhile: another run tells."
+            }
+            Some(false) => {
+                "the difference is more than this run's noise, but no gain of the guard's, which frees memory and \
+                 does not raise throughput: the machine grew faster meanwhile."
+            }
+        };
+        vec![measured, format!("{spread}: {verdict}")]
     }
 }
 
@@ -247,18 +291,23 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A half of two seconds with these commits in each quarter of a second.
+    /// A half of three seconds with these commits in each quarter of a second.
     fn half(commits: usize, resident: u64) -> Half {
+        uneven_half([commits; 3], resident)
+    }
+
+    /// The same with other commits in each second.
+    fn uneven_half(commits: [usize; 3], resident: u64) -> Half {
         let report = |number: u64| engine::Report {
             from_ns: number * SECOND / 4,
             to_ns: (number + 1) * SECOND / 4,
-            commits_us: vec![1000; commits],
+            commits_us: vec![1000; commits[usize::try_from(number / 4).unwrap()]],
             redo_bytes: number * 2000,
             binlog_bytes: number * 1000,
         };
         Half {
             samples: vec![Sample { redo_resident_bytes: resident, ..Sample::default() }],
-            engine: (0..8).map(report).collect(),
+            engine: (0..12).map(report).collect(),
             follower: vec![follower::Report { at_ns: 0, events: 5, lag_max_ns: 2_000_000 }],
         }
     }
@@ -280,11 +329,11 @@ mod tests {
         let figures = Figures::of(&half(250, 4096));
         assert_eq!(
             (figures.commits, figures.commit_p99_us, figures.log_resident_end_bytes),
-            (2000, 1000, 4096)
+            (3000, 1000, 4096)
         );
         assert!((figures.commits_per_second - 1000.0).abs() < 1e-9, "{}", figures.commits_per_second);
         assert!((figures.commits_per_second_max - 1000.0).abs() < 1e-9);
-        assert_eq!(figures.log_written_bytes, 7 * 3000);
+        assert_eq!(figures.log_written_bytes, 11 * 3000);
     }
 
     #[test]
@@ -296,7 +345,13 @@ mod tests {
             "{}",
             conclusion[0]
         );
-        assert!(conclusion[1].contains("0.90 of that alone: 10 % lost"), "{}", conclusion[1]);
+        assert_eq!(conclusion[1], "Throughput under the guard was 0.90 of that alone: 10 % less.");
+        assert_eq!(
+            conclusion[2],
+            "Commits in single seconds went from 4000 to 4000 alone and from 3600 to 3600 under the guard: the \
+             difference is more than this run's noise. It is the guard's cost, or the disk grew slower meanwhile: \
+             another run tells."
+        );
     }
 
     #[test]
@@ -304,7 +359,41 @@ mod tests {
         let run = run(half(1000, 1 << 20), half(1200, 2 << 20));
         let conclusion = Report::new(&run).conclusion();
         assert!(conclusion[0].starts_with("The guard freed nothing"), "{}", conclusion[0]);
-        assert!(conclusion[1].contains("1.20") && conclusion[1].contains("does not raise throughput"));
+        assert_eq!(conclusion[1], "Throughput under the guard was 1.20 of that alone: 20 % more.");
+        assert!(conclusion[2].contains("no gain of the guard's"), "{}", conclusion[2]);
+    }
+
+    #[test]
+    fn a_difference_that_seconds_of_one_half_have_too_is_noise() {
+        // Either half may be the unsteady one, and either the faster.
+        let unsteady = || uneven_half([900, 1000, 1100], 1 << 20);
+        for (alone, guarded, ratio) in [
+            (unsteady(), half(850, 1 << 20), "0.85 of that alone: 15 % less."),
+            (half(850, 1 << 20), unsteady(), "1.18 of that alone: 18 % more."),
+            (half(1000, 1 << 20), half(1000, 1 << 20), "1.00 of that alone: as good as the same."),
+        ] {
+            let run = run(alone, guarded);
+            let report = Report::new(&run);
+            let conclusion = report.conclusion();
+            assert!(conclusion[1].ends_with(ratio), "{conclusion:?}");
+            assert!(conclusion[2].ends_with("the difference is within this run's noise."), "{conclusion:?}");
+            assert_eq!(report.json()["throughput_within_noise"], true);
+        }
+        let run = run(unsteady(), half(700, 1 << 20));
+        assert_eq!(Report::new(&run).within_noise(), Some(false));
+    }
+
+    #[test]
+    fn no_verdict_is_given_on_too_little() {
+        let mut short = run(half(1000, 1 << 20), half(900, 1 << 20));
+        short.guarded.engine.truncate(8);
+        let report = Report::new(&short);
+        assert_eq!((report.within_noise(), report.conclusion().len()), (None, 3));
+        assert!(report.conclusion()[2].contains("So short a run"));
+        let idle = run(half(0, 1 << 20), half(900, 1 << 20));
+        let report = Report::new(&idle);
+        assert!(report.json()["throughput_ratio"].is_null());
+        assert!(report.conclusion()[1].contains("Nothing was committed alone"));
     }
 
     #[test]
@@ -318,6 +407,6 @@ mod tests {
         assert!(text.contains('█') && text.contains("under the guard"), "{text}");
         let json = report.json();
         assert_eq!(json["samples"]["alone"][0]["redo_resident_bytes"], 8 << 20);
-        assert_eq!(json["guarded"]["commits"], 80);
+        assert_eq!(json["guarded"]["commits"], 120);
     }
 }

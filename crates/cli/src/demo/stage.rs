@@ -1,8 +1,9 @@
-//! The run itself: starts the children, waits out the warm-up and the two halves, and samples what the logs hold in memory.
+//! The run itself: starts the children, waits out the warm-up and the two halves, and samples what the logs hold in
+//! memory.
 //!
 //! Invariants: the first half's pages are left as they are when the second begins; nothing but the guard differs
-//! between the halves. Children's reports are sorted into the halves by their own times, so that their way
-//! through a pipe does not matter.
+//! between the halves, save that one is later, when a disk may have changed. Children's reports are sorted into the
+//! halves by their own times, so that their way through a pipe does not matter.
 //! Fails when a child ends early, and on SIGINT, SIGTERM and SIGHUP.
 
 use std::io::{IsTerminal, Write};
@@ -13,6 +14,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use pagekeeper_kernel::pressure::{MemInfo, SysRoots};
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -270,14 +272,9 @@ fn sample(dir: &Path, began_ns: u64) -> anyhow::Result<Sample> {
             counted.resident;
         sample.unwritten_bytes += counted.unwritten();
     }
-    let meminfo = std::fs::read_to_string("/proc/meminfo").context("can't read /proc/meminfo")?;
-    let field = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let kib: u64 = line?.trim().strip_suffix(" kB")?.parse().ok()?;
-        Some(kib << 10)
-    };
-    sample.memory_free_bytes = field("MemFree").context("/proc/meminfo has no MemFree")?;
-    sample.memory_available_bytes = field("MemAvailable").context("/proc/meminfo has no MemAvailable")?;
+    let memory = MemInfo::read(&SysRoots::default())?;
+    sample.memory_free_bytes = memory.free;
+    sample.memory_available_bytes = memory.available;
     Ok(sample)
 }
 
