@@ -453,7 +453,9 @@ mod tests {
     #[test]
     fn pages_below_an_overlay_are_seen_and_released() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: pages_below_an_overlay_are_seen_and_released needs root to mount an overlay");
+            crate::testing::skip(
+                "pages_below_an_overlay_are_seen_and_released needs root to mount an overlay",
+            );
             return;
         }
         let overlay = Overlay::mount();

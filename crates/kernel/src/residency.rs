@@ -411,7 +411,7 @@ mod tests {
         use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
         let (_dir, file) = file_of(4096);
         for noatime in [OFlags::empty(), OFlags::NOATIME] {
-            let flags = fcntl_getfl(&file).unwrap() - OFlags::NOATIME | noatime;
+            let flags = (fcntl_getfl(&file).unwrap() - OFlags::NOATIME) | noatime;
             fcntl_setfl(&file, flags).unwrap();
             assert!(may_ignore_ownership(&file));
             assert_eq!(fcntl_getfl(&file).unwrap() & OFlags::NOATIME, noatime);
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn strangers_get_an_error_not_a_figure() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: strangers_get_an_error_not_a_figure needs root to give up root");
+            crate::testing::skip("strangers_get_an_error_not_a_figure needs root to give up root");
             return;
         }
         let (_dir, file) = file_of(4096);
@@ -429,17 +429,12 @@ mod tests {
         let path = file.path().to_path_buf();
         let parent = path.parent().unwrap();
         std::fs::set_permissions(parent, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        // Identity is per thread on Linux: a thread that becomes nobody leaves the rest of the process as it is.
-        let (by_call, by_mincore) = std::thread::spawn(move || {
-            let nobody = rustix::process::Uid::from_raw(65534);
-            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        let (by_call, by_mincore) = crate::testing::as_nobody(move || {
             let opened_by_nobody = InspectedFile::open(&path, Links::Refuse).unwrap();
             // One that root opened is no better: the caller counts.
             let by_mincore = residency_by_mincore(&file, 0..u64::MAX);
             (residency(&opened_by_nobody, 0..u64::MAX), by_mincore)
-        })
-        .join()
-        .unwrap();
+        });
         assert!(by_call.unwrap_err().is_denied());
         assert!(by_mincore.unwrap_err().is_denied());
     }

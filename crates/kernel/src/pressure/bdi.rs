@@ -299,7 +299,9 @@ mod tests {
         let found = BackingDevice::for_file(&roots, &root, Path::new("/")).unwrap();
         match found {
             Some(device) => assert!(device.max_ratio <= 100 && device.min_ratio <= device.max_ratio),
-            None => eprintln!("skipped: the root file system has no backing device (a container?)"),
+            None => crate::testing::skip(
+                "this_machines_root_file_system: the root file system has no backing device (a container?)",
+            ),
         }
         let proc = std::fs::File::open("/proc/self").unwrap();
         assert_eq!(BackingDevice::for_file(&roots, &proc, Path::new("/proc/self")).unwrap(), None);
@@ -329,7 +331,9 @@ mod tests {
             && done("mkfs.btrfs", &["-q".as_ref(), image.as_ref()])
             && done("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), point.as_ref()]);
         if !mounted {
-            eprintln!("skipped: needs root, mkfs.btrfs and a kernel with btrfs and loop devices");
+            crate::testing::skip(
+                "a_real_btrfs_file_in_spite_of_its_device_number needs root, mkfs.btrfs and a kernel with btrfs and loop devices",
+            );
             return;
         }
         let _mounted = Mounted(&point);

@@ -276,7 +276,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         match OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(file.path()) {
             Ok(direct) => assert!(own_file(&direct).direct),
-            Err(error) => eprintln!("skipped: no direct I/O on this file system: {error}"),
+            Err(error) => crate::testing::skip(format_args!(
+                "a_direct_opener_is_seen: no direct I/O on this file system: {error}"
+            )),
         }
         assert!(!own_file(&file).direct);
     }

@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_real_container_and_chroot() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root may unshare a mount namespace");
+            crate::testing::skip("a_real_container_and_chroot: only root may unshare a mount namespace");
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -250,7 +250,7 @@ mod tests {
             .stdout(std::process::Stdio::piped())
             .spawn();
         let Ok(mut child) = child else {
-            eprintln!("skipped: unshare(1) is not installed");
+            crate::testing::skip("a_real_container_and_chroot: unshare(1) is not installed");
             return;
         };
         let mut ready = String::new();
@@ -267,7 +267,7 @@ mod tests {
             assert!(seen.unwrap().exists());
             InspectedFile::open_in(opened.unwrap().as_fd(), "theirs", path).unwrap();
         } else {
-            eprintln!("skipped: a mount namespace can't be made here");
+            crate::testing::skip("a_real_container_and_chroot: a mount namespace can't be made here");
         }
         drop(child.stdin.take());
         child.wait().unwrap();

@@ -180,7 +180,9 @@ mod tests {
         let proc = ProcRoot::default();
         let is_kernel_thread = |pid: &u32| proc.is_kernel_thread(*pid).unwrap_or(false);
         let Some(pid) = proc.pids().unwrap().into_iter().find(is_kernel_thread) else {
-            eprintln!("skipped: no kernel threads are visible here (a container?)");
+            crate::testing::skip(
+                "a_kernel_thread_has_no_executable: no kernel threads are visible here (a container?)",
+            );
             return;
         };
         match proc.executable(pid) {

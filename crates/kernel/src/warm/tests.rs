@@ -200,7 +200,7 @@ fn a_file_cut_meanwhile_ends_the_work_without_an_error() {
 #[test]
 fn a_stranger_may_warm_but_is_told_no_figures() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: a_stranger_may_warm_but_is_told_no_figures needs root to give up root");
+        crate::testing::skip("a_stranger_may_warm_but_is_told_no_figures needs root to give up root");
         return;
     }
     let (dir, file) = file_of(8 << 20);
@@ -208,16 +208,11 @@ fn a_stranger_may_warm_but_is_told_no_figures() {
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     evict_all(&file);
     let path = file.path().to_path_buf();
-    // Identity is per thread on Linux: a thread that becomes nobody leaves the rest of the process as it is.
-    let report = std::thread::spawn(move || {
-        let nobody = rustix::process::Uid::from_raw(65534);
-        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+    let report = crate::testing::as_nobody(move || {
         let stranger = InspectedFile::open(path, Links::Refuse).unwrap();
         let options = WarmOptions { width: 1, ..WarmOptions::default() };
         warm_all(&stranger, &options)
-    })
-    .join()
-    .unwrap();
+    });
     assert_eq!((report.resident_before, report.resident_after), (None, None));
     assert_eq!(report.loaded, 8 * MIB);
     assert_eq!(really_resident(&file), 8 * MIB);
@@ -251,22 +246,16 @@ fn holes_are_not_locked() {
 fn the_limit_on_locked_memory_is_told_with_its_mend() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     let Some(limit) = limit.filter(|limit| *limit < 1 << 30) else {
-        eprintln!(
-            "SKIPPED: the_limit_on_locked_memory_is_told_with_its_mend needs a limit under 1 GiB (ulimit -l)"
+        crate::testing::skip(
+            "the_limit_on_locked_memory_is_told_with_its_mend needs a limit under 1 GiB (ulimit -l)",
         );
         return;
     };
     let (_dir, file) = file_of(0);
     std::fs::write(file.path(), vec![1; usize::try_from(limit + MIB).unwrap()]).unwrap();
-    let error = std::thread::spawn(move || {
-        if rustix::process::geteuid().is_root() {
-            let nobody = rustix::process::Uid::from_raw(65534);
-            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-        }
-        lock(&file, 0..u64::MAX).unwrap_err()
-    })
-    .join()
-    .unwrap();
+    let locking = || lock(&file, 0..u64::MAX).unwrap_err();
+    let error =
+        if rustix::process::geteuid().is_root() { crate::testing::as_nobody(locking) } else { locking() };
     assert!(matches!(error, LockError::Limit { limit: told, .. } if told == limit), "{error}");
     assert!(error.to_string().contains("ulimit -l"), "{error}");
 }
