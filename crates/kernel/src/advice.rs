@@ -1,10 +1,10 @@
 //! `posix_fadvise(2)`: the six advices, on byte ranges, with typed errors.
 //!
-//! What the kernel makes of them (Linux 6.18, `mm/fadvise.c`): `Normal`, `Random` and `Sequential` set the read-ahead of
-//! the whole *open file description*, whatever range is given, and no other descriptor's; `NoReuse` only keeps mapped
-//! access from activating pages; `WillNeed` starts reading at most about one read-ahead window; `DontNeed` starts
-//! writeback of dirty pages without waiting, and drops only pages that are clean, unmapped and wholly in the range.
-//! To drop pages for sure use [`crate::release()`].
+//! What the kernel makes of them (Linux 6.18, `mm/fadvise.c`): `Normal`, `Random` and `Sequential` set the read-ahead
+//! of the whole *open file description*, whatever range is given, and no other descriptor's; `NoReuse` only keeps
+//! mapped access from activating pages; `WillNeed` starts reading at most about one read-ahead window; `DontNeed`
+//! starts writeback of dirty pages without waiting, and drops only pages that are clean, unmapped and wholly in the
+//! range. To drop pages for sure use [`crate::release()`].
 
 use std::ops::Range;
 use std::os::fd::AsFd;

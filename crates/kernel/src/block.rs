@@ -4,8 +4,8 @@ use std::path::Path;
 
 use rustix::fs::{major, minor};
 
-/// The physical block size in bytes of the device with the number `dev` (as `st_dev` gives it), or of the disk that it is a partition
-/// of: `queue/physical_block_size` below `/sys/dev/block` (Linux ABI documentation, sysfs-block).
+/// The physical block size in bytes of the device with the number `dev` (as `st_dev` gives it), or of the disk that
+/// it is a partition of: `queue/physical_block_size` below `/sys/dev/block` (Linux ABI documentation, sysfs-block).
 ///
 /// `sys` is where sysfs is mounted. `None` for what is no block device of its own: btrfs, overlayfs, NFS.
 ///

@@ -1,8 +1,9 @@
 //! Models of how threads work together: loom runs each in every order of its threads (three and more: with at most
 //! [`PREEMPTIONS`] places where one is stopped though it could go on).
 //!
-//! A model fails by an assertion, or by loom's "deadlock" where threads wait for ever: a lost wake-up, or a job run with
-//! the lock held. No chance is in it, so that a failure repeats without a seed; `LOOM_LOG=trace` prints the steps.
+//! A model fails by an assertion, or by loom's "deadlock" where threads wait for ever: a lost wake-up, or a job run
+//! with the lock held. No chance is in it, so that a failure repeats without a seed; `LOOM_LOG=trace` prints the
+//! steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,8 +27,8 @@ const PREEMPTIONS: usize = 3;
 /// The jobs of a model: each is its place in the list, which names the jobs it adds.
 type Jobs = &'static [&'static [usize]];
 
-/// What the threads of one execution share. The counts are not loom's: they are no part of what is checked, and each step
-/// of a modelled atomic would multiply the orders.
+/// What the threads of one execution share. The counts are not loom's: they are no part of what is checked, and each
+/// step of a modelled atomic would multiply the orders.
 struct Shared {
     queue: WorkQueue<usize>,
     jobs: Jobs,

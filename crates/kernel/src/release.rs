@@ -1,9 +1,9 @@
 //! Release: making pages of a file clean and dropping them from the page cache, and saying what stayed and why.
 //!
 //! Never loses data: the kernel drops clean pages only. Order matters (Linux 6.18, measured): `POSIX_FADV_DONTNEED` on
-//! dirty pages starts writeback inside the caller and drops only what is clean already; so pages are flushed first, then
-//! dropped, then counted again. What resists is tried once more after [`ReleaseOptions::retry_pause`]: pages locked by
-//! read-ahead or writeback in flight are free by then.
+//! dirty pages starts writeback inside the caller and drops only what is clean already; so pages are flushed first,
+//! then dropped, then counted again. What resists is tried once more after [`ReleaseOptions::retry_pause`]: pages
+//! locked by read-ahead or writeback in flight are free by then.
 //!
 //! Where there are no counts of unwritten pages (no cachestat, or overlayfs) nothing can be waited for without seeing a
 //! write error that is for the file's owner to see: there the advice is given again and again until all is gone.
@@ -40,13 +40,13 @@ pub struct ReleaseOptions {
     /// How to make dirty pages clean first.
     pub flush: Flush,
     /// How long to wait in the whole call, for dirty pages and for the retry; what is dirty then is
-    /// [`ReleaseReport::kept_dirty`]. The waits of [`Flush::SyncFileRange`] and [`Flush::Fdatasync`] take as long as the
-    /// disk does.
+    /// [`ReleaseReport::kept_dirty`]. The waits of [`Flush::SyncFileRange`] and [`Flush::Fdatasync`] take as long as
+    /// the disk does.
     pub patience: Duration,
     /// Pause before the one retry of what resisted, if patience lasts for it.
     pub retry_pause: Duration,
-    /// Find out who maps the clean pages that stayed, by reading `/proc/*/maps` of all processes (milliseconds to tens of
-    /// milliseconds); without it mapped pages are counted as [`ReleaseReport::kept_busy`].
+    /// Find out who maps the clean pages that stayed, by reading `/proc/*/maps` of all processes (milliseconds to
+    /// tens of milliseconds); without it mapped pages are counted as [`ReleaseReport::kept_busy`].
     pub explain: bool,
 }
 

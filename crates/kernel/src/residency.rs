@@ -1,11 +1,10 @@
 //! Residency: how much of a file is in the page cache, and in what state.
 //!
-//! By cachestat(2) (Linux 6.5): its cost follows what is resident, not the file's size. Where the kernel has no such call,
-//! or a sandbox forbids it, by mincore(2), which knows only what is resident. Both need ownership of the file, write
-//! permission or `CAP_FOWNER`; without, cachestat says EPERM and mincore says *all resident*: that is reported as
-//! [`Error`] with [`Error::is_denied`], never as a figure.
-//! Files on overlayfs are asked by mincore(2) too: cachestat says 0 for them (Linux 6.18, measured).
-//! Read-ahead in flight counts as resident.
+//! By cachestat(2) (Linux 6.5): its cost follows what is resident, not the file's size. Where the kernel has no such
+//! call, or a sandbox forbids it, by mincore(2), which knows only what is resident. Both need ownership of the file,
+//! write permission or `CAP_FOWNER`; without, cachestat says EPERM and mincore says *all resident*: that is reported
+//! as [`Error`] with [`Error::is_denied`], never as a figure. Files on overlayfs are asked by mincore(2) too:
+//! cachestat says 0 for them (Linux 6.18, measured). Read-ahead in flight counts as resident.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,7 +34,8 @@ pub struct Residency {
     pub dirty: Option<u64>,
     /// Being written to disk.
     pub writeback: Option<u64>,
-    /// Once resident, then taken away by the kernel under memory pressure. Pages that were released leave no trace here.
+    /// Once resident, then taken away by the kernel under memory pressure. Pages that were released leave no trace
+    /// here.
     pub evicted: Option<u64>,
     /// The part of `evicted` that was taken so recently that reading it again would count as thrashing.
     pub recently_evicted: Option<u64>,
@@ -119,7 +119,8 @@ pub(crate) fn is_overlay(file: &InspectedFile) -> Result<bool> {
     Ok(file.file_system()? == FileSystem::Overlay)
 }
 
-/// The fallback, public so that peers and tests can compare: only what is resident, at a cost that follows the file's size.
+/// The fallback, public so that peers and tests can compare: only what is resident, at a cost that follows the file's
+/// size.
 pub fn residency_by_mincore(file: &InspectedFile, range: Range<u64>) -> Result<Residency> {
     require_truthful_mincore(file)?;
     let mut resident_pages = 0;
@@ -144,9 +145,9 @@ fn may_write(file: &InspectedFile) -> bool {
     rustix::fs::accessat(file, c"", Access::WRITE_OK, AtFlags::EMPTY_PATH | AtFlags::EACCESS).is_ok()
 }
 
-/// `O_NOATIME` is granted to exactly those whom mincore answers for ownership's sake: owners and `CAP_FOWNER` (open(2)).
-/// It is taken back first: the kernel asks only who newly wants it, and the file may have been opened by somebody else.
-/// The flag is left as it was, unless it was set and this caller may not set it.
+/// `O_NOATIME` is granted to exactly those whom mincore answers for ownership's sake: owners and `CAP_FOWNER`
+/// (open(2)). It is taken back first: the kernel asks only who newly wants it, and the file may have been opened by
+/// somebody else. The flag is left as it was, unless it was set and this caller may not set it.
 fn may_ignore_ownership(file: &InspectedFile) -> bool {
     use rustix::fs::OFlags;
     let Ok(flags) = rustix::fs::fcntl_getfl(file) else {
@@ -182,8 +183,8 @@ pub(crate) fn for_each_mincore_chunk(
 
 /// As [`residency`], with the range of a large file shared out among up to `threads` threads.
 ///
-/// Threads are started only once the counting has taken a while: a large file with little resident costs next to nothing.
-/// The figures are of one moment for each stretch of the file, not for all of it.
+/// Threads are started only once the counting has taken a while: a large file with little resident costs next to
+/// nothing. The figures are of one moment for each stretch of the file, not for all of it.
 pub fn residency_wide(file: &InspectedFile, range: Range<u64>, threads: usize) -> Result<Residency> {
     /// Files below this size are counted in a millisecond or two, whatever is resident.
     const LARGE: u64 = 64 << 20;
@@ -249,8 +250,8 @@ fn whole_pages(range: &Range<u64>) -> u64 {
     (range.end - range.start).div_ceil(page_size()) * page_size()
 }
 
-/// Counts stretches 0 to `count` (exclusive), in order, by `one`; from `threads` threads if it takes longer than starting
-/// them.
+/// Counts stretches 0 to `count` (exclusive), in order, by `one`; from `threads` threads if it takes longer than
+/// starting them.
 fn count_stretches(
     count: usize,
     threads: usize,

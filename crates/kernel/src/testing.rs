@@ -23,16 +23,16 @@ pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {
     (dir, file)
 }
 
-/// Says that a test, or a part of it, can't be run here. Panics where `PAGEKEEPER_REQUIRE_ALL=1` is set: where nothing may
-/// be left out.
+/// Says that a test, or a part of it, can't be run here. Panics where `PAGEKEEPER_REQUIRE_ALL=1` is set: where
+/// nothing may be left out.
 pub(crate) fn skip(why: impl std::fmt::Display) {
     let message = format!("SKIPPED: {why}");
     assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
     eprintln!("{message}");
 }
 
-/// Runs `what` in a thread of the user nobody. Only root may: identity is per thread on Linux, so the rest of the process
-/// stays as it is.
+/// Runs `what` in a thread of the user nobody. Only root may: identity is per thread on Linux, so the rest of the
+/// process stays as it is.
 pub(crate) fn as_nobody<T: Send>(what: impl FnOnce() -> T + Send) -> T {
     let nobody = rustix::process::Uid::from_raw(65534);
     std::thread::scope(|scope| {

@@ -94,7 +94,8 @@ struct Directory {
     dev: u64,
     /// Device of the named path this directory was reached from.
     root_dev: u64,
-    /// Asked once for each device on the way down, since the call sums up the counters of all CPUs on some file systems.
+    /// Asked once for each device on the way down, since the call sums up the counters of all CPUs on some file
+    /// systems.
     file_system: Option<FileSystem>,
 }
 

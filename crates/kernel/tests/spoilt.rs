@@ -1,7 +1,8 @@
-//! Spoilt files of `/proc` and `/sys`: whatever stands in one of them, reading gives an answer or an error, never a panic.
+//! Spoilt files of `/proc` and `/sys`: whatever stands in one of them, reading gives an answer or an error, never a
+//! panic.
 //!
-//! A tree of plain files stands for a whole machine; one of its files is replaced by noise, or parts of it are, and then
-//! everything is read. A failure prints the file and its smallest spoilt content, and proptest's seed.
+//! A tree of plain files stands for a whole machine; one of its files is replaced by noise, or parts of it are, and
+//! then everything is read. A failure prints the file and its smallest spoilt content, and proptest's seed.
 
 mod machine;
 

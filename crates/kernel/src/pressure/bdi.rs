@@ -1,8 +1,8 @@
 //! Backing devices: read-ahead, and each one's share of dirty memory (`Documentation/ABI/testing/sysfs-class-bdi`).
 //!
-//! The kernel knows a disk's by `MAJOR:MINOR`, partitions by their disk's. File systems without a disk of their own have
-//! one under another name, or under the anonymous device number that `st_dev` shows (NFS, FUSE). A file on btrfs shows
-//! an anonymous `st_dev` that leads nowhere: its mount is looked up instead ([`BackingDevice::for_file`]).
+//! The kernel knows a disk's by `MAJOR:MINOR`, partitions by their disk's. File systems without a disk of their own
+//! have one under another name, or under the anonymous device number that `st_dev` shows (NFS, FUSE). A file on btrfs
+//! shows an anonymous `st_dev` that leads nowhere: its mount is looked up instead ([`BackingDevice::for_file`]).
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -332,7 +332,7 @@ mod tests {
             && done("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), point.as_ref()]);
         if !mounted {
             crate::testing::skip(
-                "a_real_btrfs_file_in_spite_of_its_device_number needs root, mkfs.btrfs and a kernel with btrfs and loop devices",
+                "a_real_btrfs_file_in_spite_of_its_device_number: needs root, mkfs.btrfs, btrfs and loop devices",
             );
             return;
         }

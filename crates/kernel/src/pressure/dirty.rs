@@ -1,9 +1,9 @@
 //! How many dirty pages the kernel allows: its parameters, and what they amount to now.
 //!
 //! Facts: `Documentation/admin-guide/sysctl/vm.rst` and `domain_dirty_limits`, `global_dirtyable_memory` of
-//! `mm/page-writeback.c`. Each limit has a ratio and a bytes form; **setting one form sets the other to 0**, so that only
-//! one of each pair is ever in force. Ratios are of *dirtyable* memory, free memory plus file pages less the kernel's
-//! reserves, not of all memory: the thresholds move with every allocation.
+//! `mm/page-writeback.c`. Each limit has a ratio and a bytes form; **setting one form sets the other to 0**, so that
+//! only one of each pair is ever in force. Ratios are of *dirtyable* memory, free memory plus file pages less the
+//! kernel's reserves, not of all memory: the thresholds move with every allocation.
 //!
 //! Not in the reckoning: tasks of real-time priority get at least a quarter more, single disks get a share only
 //! (see [`BackingDevice`](super::BackingDevice)), and a memory cgroup of version 2 has thresholds of its own.

@@ -154,8 +154,8 @@ impl ProcRoot {
         parse_fd_info(&buffer[..length]).ok_or_else(|| malformed(&path, &buffer[..length]))
     }
 
-    /// Which file is behind a descriptor; `None` when it is closed, the process ended, or it may not be looked at. Never
-    /// waits for a network file system's server.
+    /// Which file is behind a descriptor; `None` when it is closed, the process ended, or it may not be looked at.
+    /// Never waits for a network file system's server.
     pub fn inode_behind(&self, pid: u32, fd: RawFd) -> Option<Inode> {
         look(&self.fd_path(pid, fd)).ok().map(|stat| inode_of(&stat))
     }

@@ -5,8 +5,8 @@
 //! of that process**, so that `/proc/PID/root/var/lib/mysql` may end in our own `/data`.
 //! What the kernel shows (of descriptors and maps) begins at the root of a mount namespace, not of a process: see
 //! [`ProcRoot::as_seen_by`]. [`ProcRoot::in_namespace`] serves such paths, which hold no links;
-//! [`ProcRoot::open_directory_in_namespace`] serves all others: it resolves links inside the process's root and can't be
-//! led out of it.
+//! [`ProcRoot::open_directory_in_namespace`] serves all others: it resolves links inside the process's root and can't
+//! be led out of it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
@@ -41,8 +41,8 @@ impl ProcRoot {
         Ok(self.same_mount_namespace(pid)? && inode(self.root(pid))? == inode(self.path().join("self/root"))?)
     }
 
-    /// A path that the kernel shows of the process (of a descriptor, of its working directory), as the process itself names
-    /// it: from its own root on.
+    /// A path that the kernel shows of the process (of a descriptor, of its working directory), as the process itself
+    /// names it: from its own root on.
     ///
     /// The kernel shows paths from the root of the mount namespace on, also those of a process in a chroot(2).
     pub fn as_seen_by(&self, pid: u32, shown: &Path) -> PathBuf {
@@ -57,8 +57,8 @@ impl ProcRoot {
     /// A path as the process sees it, as one this process can open: unchanged where both see the same, else behind
     /// `/proc/PID/root`. A relative path starts at the process's working directory.
     ///
-    /// For paths of [`ProcRoot::as_seen_by`], which hold no symbolic links; see the module for those that may hold symbolic links. `..` never climbs above
-    /// the process's root.
+    /// For paths of [`ProcRoot::as_seen_by`], which hold no symbolic links; see the module for those that may hold
+    /// symbolic links. `..` never climbs above the process's root.
     pub fn in_namespace(&self, pid: u32, path: &Path) -> Result<PathBuf> {
         if path.is_relative() {
             let cwd = self.of(pid, "cwd");

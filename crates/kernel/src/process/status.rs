@@ -1,6 +1,7 @@
 //! What a process is: its name, command line, parent, age and kind.
 //!
-//! Source: `proc_pid_stat(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`. A name may hold spaces, parentheses and newlines.
+//! Source: `proc_pid_stat(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`. A name may hold spaces, parentheses and
+//! newlines.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

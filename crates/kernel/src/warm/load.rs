@@ -24,8 +24,8 @@ pub(super) const CHUNK: u64 = 8 << 20;
 /// From this length on a piece is populated: what a fault reads around it weighs little then.
 const POPULATE_FROM: u64 = 4 << 20;
 
-/// A piece that starts on this alignment and ends the file is populated from [`POPULATE_FILE_FROM`] on: nothing lies around it
-/// that could be read needlessly.
+/// A piece that starts on this alignment and ends the file is populated from [`POPULATE_FILE_FROM`] on: nothing lies
+/// around it that could be read needlessly.
 const POPULATE_ALIGN: u64 = 2 << 20;
 const POPULATE_FILE_FROM: u64 = 64 << 10;
 

@@ -1,9 +1,9 @@
 //! Warm: reading pages into the page cache that are not there, from several threads, and making sure that they are.
 //!
-//! Invariants: what is resident is not read again; [`warm`] leaves holes of sparse files alone, since reading them costs
-//! no device anything; every page that was missing has been waited for when the call returns, unless it was cancelled;
-//! memory use follows neither the file's size nor the number of extents missing (beyond what the caller lists).
-//! Pages whose reading another process has begun count as resident and are not waited for.
+//! Invariants: what is resident is not read again; [`warm`] leaves holes of sparse files alone, since reading them
+//! costs no device anything; every page that was missing has been waited for when the call returns, unless it was
+//! cancelled; memory use follows neither the file's size nor the number of extents missing (beyond what the caller
+//! lists). Pages whose reading another process has begun count as resident and are not waited for.
 //!
 //! How pages are read, as measured (Linux 6.18, ext4, virtio disk of about 2.2 GiB/s, 4 GiB cold, medians of 9 shuffled
 //! rounds, GiB/s with `read_ahead_kb` 8192 and 128, and ms to evict a GiB of it again):
@@ -16,11 +16,11 @@
 //! | `vmtouch -t` (one thread) | 1.53 | 1.69 | 4-9 |
 //!
 //! Populating is the choice for long stretches: as fast within the noise, hardly any CPU time, the largest folios
-//! whatever the read-ahead setting, and its pages count as used once, so that reclaim does not take them first. It reads
-//! up to 4 MiB around where it faults, so short stretches are read by `POSIX_FADV_WILLNEED`, which reads exactly what it
-//! is told (in single pages, which take 20 times as long to evict), and waited for by sendfile(2).
-//! 28,807 extents of 16 KiB and more came 2.4 to 3.2 times as fast as by pread(2) from one thread, and about as fast as
-//! direct reads of 16 KiB with 64 in flight. Reading over the gaps between them gained nothing.
+//! whatever the read-ahead setting, and its pages count as used once, so that reclaim does not take them first. It
+//! reads up to 4 MiB around where it faults, so short stretches are read by `POSIX_FADV_WILLNEED`, which reads
+//! exactly what it is told (in single pages, which take 20 times as long to evict), and waited for by sendfile(2).
+//! 28,807 extents of 16 KiB and more came 2.4 to 3.2 times as fast as by pread(2) from one thread, and about as fast
+//! as direct reads of 16 KiB with 64 in flight. Reading over the gaps between them gained nothing.
 //!
 //! Fails with the error of the read, or of looking at the file.
 
