@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use support::MIB;
 use support::command::{finish, pagekeeper};
@@ -240,6 +241,10 @@ fn what_a_process_maps_stays_and_evict_says_so() {
     let sleep = std::env::split_paths(&path).map(|dir| dir.join("sleep")).find(|path| path.is_file());
     std::fs::copy(sleep.unwrap(), &copy).unwrap();
     let running = Running(Command::new(&copy).arg("1000").stdin(Stdio::null()).spawn().unwrap());
+    support::eventually("the program sleeps, its pages mapped", Duration::from_secs(60), || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", running.0.id())).ok()?;
+        stat.rsplit_once(") ")?.1.starts_with('S').then_some(())
+    });
     let outcome = finish(pagekeeper().arg("evict").arg(&copy));
     let kept = support::resident_bytes(std::slice::from_ref(&copy));
     assert!(kept > 0);

@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
-use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{InspectedFile, Links, Source, residency};
+use rustix::thread::CapabilitySet;
 
 /// What the guard will have to do without.
-pub(crate) fn limits(proc: &ProcRoot) -> Vec<String> {
+pub(crate) fn limits() -> Vec<String> {
     let mut limits = Vec::new();
     // Any file of one's own will do to see which call answers.
     let probe = InspectedFile::open(Path::new("/proc/self/exe"), Links::Follow)
@@ -23,12 +23,8 @@ pub(crate) fn limits(proc: &ProcRoot) -> Vec<String> {
         ),
         Err(error) => limits.push(error.to_string()),
     }
-    let all_seen = proc
-        .pids()
-        .unwrap_or_default()
-        .iter()
-        .all(|&pid| !proc.fd_links(pid, |_, _| ()).is_err_and(|error| error.is_denied()));
-    if !all_seen {
+    let needed = CapabilitySet::SYS_PTRACE;
+    if !rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed)) {
         limits.push(
             "who else reads log files can't be seen of processes of others: run as root or with CAP_SYS_PTRACE"
                 .to_owned(),

@@ -132,9 +132,7 @@ impl Guard {
             tick_ms: u64::try_from(options.tick.as_millis()).unwrap_or(u64::MAX),
             dry_run: options.dry_run,
         });
-        guard
-            .events
-            .extend(crate::limits::limits(&guard.proc).into_iter().map(|limit| Event::Limited { limit }));
+        guard.events.extend(crate::limits::limits().into_iter().map(|limit| Event::Limited { limit }));
         guard.take_options(options);
         guard.watch_named_directories();
         Ok(guard)
