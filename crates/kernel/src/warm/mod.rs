@@ -103,7 +103,7 @@ pub type WarmProgress<'a> = &'a (dyn Fn(u64) + Sync);
 /// let file = InspectedFile::open(std::env::current_exe()?, Links::Refuse)?;
 /// let report = warm(&file, 0..u64::MAX, &WarmOptions::default(), &|_| {}, &AtomicBool::new(false))?;
 /// assert_eq!(report.requested, file.size());
-/// # Ok::<(), pagekeeper_kernel::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn warm(
     file: &InspectedFile,
