@@ -94,7 +94,7 @@ impl Descriptors {
                 proc.fd_info(descriptor.pid, descriptor.fd).ok().filter(|info| match info.inode_number {
                     Some(number) => descriptor.shown_inode == Some(number),
                     // Before Linux 5.14 fdinfo has no inode.
-                    None => inode_behind(proc, descriptor.pid, descriptor.fd) == Some(descriptor.inode),
+                    None => proc.inode_behind(descriptor.pid, descriptor.fd) == Some(descriptor.inode),
                 });
             changed |= same.is_none();
             if let Some(info) = &same {
@@ -123,7 +123,7 @@ fn list_process(
         }
     })?;
     for (fd, target) in candidates {
-        let Some(inode) = inode_behind(proc, pid, fd) else {
+        let Some(inode) = proc.inode_behind(pid, fd) else {
             continue;
         };
         let name = target.file_name().unwrap_or_default();
@@ -143,8 +143,4 @@ fn list_process(
         });
     }
     Ok(())
-}
-
-fn inode_behind(proc: &ProcRoot, pid: u32, fd: RawFd) -> Option<Inode> {
-    rustix::fs::stat(proc.fd_path(pid, fd)).ok().map(|stat| Inode::of(&stat))
 }
