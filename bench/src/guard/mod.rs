@@ -51,7 +51,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     } else {
         Lengths {
             history: Duration::from_secs(15),
-            settle: Duration::from_secs(1),
+            settle: Duration::from_secs(3),
             window: Duration::from_secs(12),
         }
     };
