@@ -96,7 +96,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Asks for a look at this tick.
+    /// Asks for a look when files are next looked at.
     pub(crate) fn look_now(&mut self) {
         self.due = 0;
         self.interval = 1;

@@ -21,6 +21,7 @@ mod sample;
 mod settings;
 #[cfg(test)]
 mod testing;
+mod trail;
 pub mod units;
 mod usage;
 

@@ -14,7 +14,7 @@ use pagekeeper_policy::{Facts, FileId};
 use super::find::title;
 use super::{Database, Guard};
 use crate::descriptors::Descriptor;
-use crate::directory::Directory;
+use crate::directory::{Directory, Entry};
 use crate::event::Event;
 use crate::facts::{add, by_file, overwritten_logs};
 use crate::notify::Change;
@@ -223,6 +223,13 @@ impl Guard {
                     facts.followers.extend(postgresql::follower_in(directory, pid, &title));
                 }
             }
+        }
+        // What followers went through since the last tick holds pages that nothing else tells of.
+        for (log, passed) in self.trail.passed(&facts.followers) {
+            let entries = self.directories.iter_mut().flat_map(|directory| directory.entries.values_mut());
+            entries
+                .filter(|entry| entry.log == log && passed.contains(&entry.sequence))
+                .for_each(Entry::look_now);
         }
         facts
     }

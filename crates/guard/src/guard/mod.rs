@@ -28,6 +28,7 @@ use crate::discover::Discovery;
 use crate::event::{Event, Summary, Tick};
 use crate::notify::Notifications;
 use crate::profile::{Profile, ProfileError, find_profile};
+use crate::trail::Trail;
 use crate::usage;
 
 /// Ticks without any news after which the guard looks less often.
@@ -73,6 +74,7 @@ pub struct Guard {
     notifications: Notifications<(Option<u32>, PathBuf)>,
     state: State,
     ids: Ids,
+    trail: Trail,
     problems: HashSet<(PathBuf, String)>,
     began: Instant,
     cpu_before: Duration,
@@ -113,6 +115,7 @@ impl Guard {
             notifications: Notifications::new(),
             state: State::default(),
             ids: Ids::default(),
+            trail: Trail::default(),
             problems: HashSet::new(),
             began: now,
             cpu_before: usage::cpu_time(),

@@ -1,0 +1,103 @@
+//! The files that followers went through between two ticks, in which they left pages though nobody has them open now.
+//!
+//! A follower that catches up goes through several files in a tick, and has each open under another descriptor: which of those
+//! seen now is which of those seen before is guessed, so that it went forward as little as possible. What is missed is
+//! found a little later, when the file is looked at anyway.
+
+use std::ops::RangeInclusive;
+
+use pagekeeper_policy::{FollowerFacts, LogId};
+
+/// Ticks for which a follower that has no file open, as between two, is remembered.
+const REMEMBERED: u8 = 8;
+
+/// Where followers were.
+#[derive(Debug, Default)]
+pub(crate) struct Trail {
+    places: Vec<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    log: LogId,
+    sequence: u64,
+    /// Ticks since a follower was seen there.
+    age: u8,
+}
+
+impl Trail {
+    /// Takes in where followers are now. Of each log the sequences that one passed since the tick before; all older ones, if
+    /// it is new.
+    pub(crate) fn passed(&mut self, followers: &[FollowerFacts]) -> Vec<(LogId, RangeInclusive<u64>)> {
+        let mut before = std::mem::take(&mut self.places);
+        let mut moved = Vec::new();
+        for follower in followers {
+            let (log, sequence) = (follower.log, follower.sequence);
+            self.places.push(Place { log, sequence, age: 0 });
+            match before.iter().position(|place| place.log == log && place.sequence == sequence) {
+                Some(at) => drop(before.swap_remove(at)),
+                None => moved.push((log, sequence)),
+            }
+        }
+        let mut passed = Vec::new();
+        for (log, sequence) in moved {
+            let origins = before.iter().enumerate();
+            let nearest = origins
+                .filter(|(_, place)| place.log == log && place.sequence < sequence)
+                .max_by_key(|(_, place)| place.sequence)
+                .map(|(at, _)| at);
+            let from = nearest.map_or(0, |at| before.swap_remove(at).sequence);
+            passed.push((log, from..=sequence));
+        }
+        let absent = before.into_iter().filter(|place| place.age < REMEMBERED);
+        self.places.extend(absent.map(|place| Place { age: place.age + 1, ..place }));
+        passed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_policy::{FollowerId, Position};
+
+    fn at(sequences: &[u64]) -> Vec<FollowerFacts> {
+        let follower = |&sequence| FollowerFacts {
+            id: FollowerId(0),
+            log: LogId(1),
+            sequence,
+            position: Position::At(0),
+        };
+        sequences.iter().map(follower).collect()
+    }
+
+    #[test]
+    fn a_follower_passes_what_lies_between() {
+        let mut trail = Trail::default();
+        assert_eq!(trail.passed(&at(&[3])), [(LogId(1), 0..=3)], "a new one may have come from anywhere");
+        assert_eq!(trail.passed(&at(&[3])), []);
+        assert_eq!(trail.passed(&at(&[9])), [(LogId(1), 3..=9)]);
+        assert_eq!(trail.passed(&[]), []);
+        assert_eq!(trail.passed(&at(&[11])), [(LogId(1), 9..=11)], "it was between two files");
+        for _ in 0..=REMEMBERED {
+            assert_eq!(trail.passed(&[]), []);
+        }
+        assert_eq!(trail.passed(&at(&[12])), [(LogId(1), 0..=12)]);
+    }
+
+    #[test]
+    fn one_that_catches_up_with_another_is_told_from_it() {
+        let mut trail = Trail::default();
+        trail.passed(&at(&[2, 10]));
+        assert_eq!(trail.passed(&at(&[10, 10])), [(LogId(1), 2..=10)]);
+        assert_eq!(trail.passed(&at(&[10, 11])), [(LogId(1), 10..=11)]);
+    }
+
+    #[test]
+    fn logs_are_apart() {
+        let mut trail = Trail::default();
+        trail.passed(&at(&[4]));
+        let mut elsewhere = at(&[6]);
+        elsewhere[0].log = LogId(2);
+        assert_eq!(trail.passed(&elsewhere), [(LogId(2), 0..=6)]);
+    }
+}
