@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
-scripts/packages.sh "the load and its measurement: sysbench util-linux-extra"
+scripts/packages.sh "the load and its measurement: sysbench mariadb-client util-linux-extra"
 
 base=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/mysql
 root=$base/root

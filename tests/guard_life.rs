@@ -45,13 +45,6 @@ fn assert_no_problems(ended: &Ended) {
     assert!(problems(ended).is_empty(), "{:#?}", problems(ended));
 }
 
-/// Waits until the guard has looked once more.
-fn wait_for_another_tick(guard: &Guard) {
-    let seconds = |event: &Value| event["seconds"].as_f64().expect("each tick says when");
-    let last = guard.latest_tick().map_or(0.0, |tick| seconds(&tick));
-    guard.wait_for("tick", SOON, |tick| seconds(tick) > last);
-}
-
 /// Files below `directory` that the guard holds open.
 fn held(guard: &Guard, directory: &Path) -> Vec<PathBuf> {
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", guard.pid())).expect("the guard runs");
@@ -116,9 +109,7 @@ fn sighup_takes_a_new_configuration_and_keeps_the_old_one_on_an_error() {
     };
     write("[rules.binlog]\nrule = \"keep\"\n");
     let guard = Guard::spawn(&["--config", text(&config)]);
-    for _ in 0..3 {
-        wait_for_another_tick(&guard);
-    }
+    guard.wait_for_ticks(3);
     assert_eq!(resident_bytes(&logs.paths(1..=4)), 4 * MIB, "the configuration says keep");
 
     write("");
@@ -128,9 +119,7 @@ fn sighup_takes_a_new_configuration_and_keeps_the_old_one_on_an_error() {
     write("tock = 1\n");
     guard.hang_up();
     // Heeded after the tick that was under way, at the latest.
-    for _ in 0..3 {
-        wait_for_another_tick(&guard);
-    }
+    guard.wait_for_ticks(3);
     logs.append(5, MIB);
     wait_until_resident_below(&logs.paths(1..=4), 1, SOON);
 
@@ -236,8 +225,7 @@ fn files_and_directories_that_vanish_are_no_problem() {
     wait_until_resident_below(&[stays.paths(1..=6), begins_anew.paths([1])].concat(), 1, SOON);
 
     // A directory of the old name, after a look without.
-    wait_for_another_tick(&guard);
-    wait_for_another_tick(&guard);
+    guard.wait_for_ticks(2);
     let came_back = Logs::filled(goes.directory(), 3);
     stays.append(8, MIB);
     wait_until_resident_below(&[stays.paths(1..=7), came_back.paths(1..=2)].concat(), 1, SOON);
@@ -295,7 +283,7 @@ fn ten_thousand_files_take_little_memory_and_time() {
     ]);
     let mut cpu_before = 0.0;
     for tick in 0..WARM_UP + TICKS {
-        wait_for_another_tick(&guard);
+        guard.wait_for_ticks(1);
         busy.append(number, 64 << 10);
         number += u32::from(tick % 8 == 0);
         if tick == WARM_UP {
@@ -344,9 +332,7 @@ fn one_file_out_of_reach_is_told_once_and_keeps_no_other_from_being_released() {
     );
     wait_until_resident_below(&logs.paths([1, 2]), 1, SOON);
     // More than it takes until a file that fails is looked at again.
-    for _ in 0..70 {
-        wait_for_another_tick(&guard);
-    }
+    guard.wait_for_ticks(70);
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert_eq!(resident_bytes(&logs.paths([3, 4])), 2 * MIB);

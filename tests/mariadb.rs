@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use support::guard::{Ended, Guard};
 use support::mariadb::{BINLOG_BYTES, Options, PROGRAMS, Server};
-use support::sysbench::{self, Load};
+use support::sysbench::{self, Load, Loaded as _};
 use support::{MIB, resident_bytes, size_bytes, wait_until_resident_below};
 
 /// Log files may hold this much of the page cache while a load runs: the binlog being written, the three that

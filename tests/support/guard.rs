@@ -117,6 +117,15 @@ impl Guard {
         }
     }
 
+    /// Waits until it has looked so many times more.
+    pub(crate) fn wait_for_ticks(&self, count: usize) {
+        let seconds = |event: &Value| event["seconds"].as_f64().expect("each tick says when");
+        for _ in 0..count {
+            let last = self.latest_tick().map_or(0.0, |tick| seconds(&tick));
+            self.wait_for("tick", Duration::from_secs(60), |tick| seconds(tick) > last);
+        }
+    }
+
     /// Highest memory use so far, in bytes, as the kernel counts it.
     pub(crate) fn memory_peak_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the guard runs");

@@ -3,6 +3,7 @@
 //! Invariants: binlogs are of 16 MiB and synced at every commit, as is the redo log; a server never outlives the
 //! thread that started it (also if that is killed), nor its handle.
 
+use super::sysbench::Loaded;
 use super::{MIB, eventually};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -128,16 +129,6 @@ impl Server {
         self.home.join("data")
     }
 
-    /// Socket for clients.
-    pub(crate) fn socket(&self) -> PathBuf {
-        self.home.join("run/socket")
-    }
-
-    /// Runs statements that return nothing.
-    pub(crate) fn execute(&self, sql: &str) {
-        self.query(sql);
-    }
-
     /// Runs one statement by the `mariadb` client; a row is its values by column name.
     pub(crate) fn query(&self, sql: &str) -> Vec<BTreeMap<String, String>> {
         self.try_query(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
@@ -259,6 +250,16 @@ impl Server {
         let text = std::fs::read_to_string(&path).expect("the dump thread runs");
         let bytes = text.lines().find_map(|line| line.strip_prefix("read_bytes:")).expect("always there");
         bytes.trim().parse().expect("a number")
+    }
+}
+
+impl Loaded for Server {
+    fn socket(&self) -> PathBuf {
+        self.home.join("run/socket")
+    }
+
+    fn execute(&self, sql: &str) {
+        self.query(sql);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A load is a child process that ends with its handle.
 
-use super::mariadb::Server;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 /// Tables of the load, `sbtest1` and up, in the schema `load`.
@@ -10,8 +10,17 @@ pub(crate) const TABLES: usize = 4;
 const ROWS: usize = 10_000;
 const THREADS: usize = 8;
 
+/// A server that a load can be put on, as root without a password.
+pub(crate) trait Loaded {
+    /// Its socket.
+    fn socket(&self) -> PathBuf;
+
+    /// Runs statements that return nothing.
+    fn execute(&self, sql: &str);
+}
+
 /// Makes the schema and fills its tables.
-pub(crate) fn prepare(server: &Server) {
+pub(crate) fn prepare(server: &impl Loaded) {
     server.execute("CREATE DATABASE `load`");
     let output = sysbench(server).arg("prepare").output().expect("run sysbench");
     assert!(output.status.success(), "sysbench prepare: {}", String::from_utf8_lossy(&output.stdout));
@@ -22,7 +31,7 @@ pub(crate) fn tables() -> String {
     (1..=TABLES).map(|number| format!("`load`.sbtest{number}")).collect::<Vec<_>>().join(", ")
 }
 
-fn sysbench(server: &Server) -> Command {
+fn sysbench(server: &impl Loaded) -> Command {
     let mut command = Command::new("sysbench");
     command
         .arg("oltp_read_write")
@@ -44,7 +53,7 @@ pub(crate) struct Load {
 impl Load {
     /// Starts `oltp_read_write` with more writes in each transaction than by default, so that binlogs of 16 MiB
     /// fill within seconds also where a synced commit is slow.
-    pub(crate) fn start(server: &Server) -> Self {
+    pub(crate) fn start(server: &impl Loaded) -> Self {
         let child = sysbench(server)
             .args(["--time=600", "--range-selects=off", "--point-selects=2"])
             .args(["--index-updates=15", "--non-index-updates=15", "--delete-inserts=10"])

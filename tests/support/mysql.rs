@@ -1,0 +1,231 @@
+//! A private `MySQL` 9 server for one test, unpacked as `make test-mysql` does it, and `mysqlbinlog` as its follower.
+//!
+//! Both run in a chroot(2) in a mount namespace of its own: the unpacked folder brings its own C library, and so the server's
+//! process is called mysqld, as everywhere.
+//!
+//! Invariants: binlogs are of 16 MiB and synced at every commit, as is the redo log, which is buffered, as by default; neither
+//! process outlives its handle or the thread that started it.
+
+use super::{MIB, eventually};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Programs that it needs beside the unpacked ones.
+pub(crate) const PROGRAMS: [&str; 7] =
+    ["sysbench", "mariadb", "fincore", "setpriv", "unshare", "mount", "chroot"];
+
+/// Largest size of one binlog, in bytes, but for the end of its last transaction.
+pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
+
+/// Size of the redo log, in bytes.
+pub(crate) const REDO_BYTES: u64 = 96 * MIB;
+
+/// Where its data is, as it sees it.
+pub(crate) const DATA: &str = "/data";
+
+/// $1: the unpacked folder; $2: a directory with `root`, `data`, `run` and `out`; then what to start in there.
+const BEGIN: &str = r#"
+set -eu
+unpacked=$1 home=$2
+shift 2
+mount --make-rprivate /
+mount -t tmpfs root "$home/root"
+cd "$home/root"
+mkdir usr etc data run out dev proc tmp
+mount --bind "$unpacked/usr" usr
+mount --bind "$unpacked/etc" etc
+mount --rbind /dev dev
+mount --rbind /proc proc
+for name in data run out; do
+    mount --bind "$home/$name" "$name"
+done
+for name in bin sbin lib lib64; do
+    [ ! -L "$unpacked/$name" ] || cp -P "$unpacked/$name" .
+done
+exec chroot . "$@"
+"#;
+
+const COMMON: [&str; 4] = ["--no-defaults", "--user=root", "--datadir=/data", "--secure-file-priv=NULL"];
+
+/// A running server.
+pub(crate) struct Server {
+    unpacked: PathBuf,
+    home: PathBuf,
+    child: Child,
+}
+
+impl Server {
+    /// Makes a data directory under `parent` and starts the server of the `unpacked` folder on it.
+    pub(crate) fn start(unpacked: &Path, parent: &Path) -> Self {
+        let home = parent.join("mysql");
+        for name in ["root", "data", "run", "out"] {
+            std::fs::create_dir_all(home.join(name)).expect("make the server's directories");
+        }
+        let made = enter(unpacked, &home)
+            .arg("/usr/sbin/mysqld")
+            .args(COMMON)
+            .args(["--initialize-insecure", "--log-error=/run/initialize.err"])
+            .status()
+            .expect("run mysqld");
+        assert!(made.success(), "mysqld --initialize: {made}: {}", said(&home, "initialize.err"));
+        let child = enter(unpacked, &home)
+            .arg("/usr/sbin/mysqld")
+            .args(COMMON)
+            .args(["--skip-networking", "--mysqlx=OFF", "--socket=/run/socket", "--pid-file=/run/pid"])
+            .args(["--log-error=/run/log.err", "--server-id=1"])
+            .args(["--log-bin=binlog", "--sync-binlog=1", "--net-write-timeout=3600"])
+            .arg(format!("--max-binlog-size={BINLOG_BYTES}"))
+            .arg(format!("--innodb-redo-log-capacity={REDO_BYTES}"))
+            .args(["--innodb-flush-log-at-trx-commit=1", "--innodb-buffer-pool-size=128M"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("start mysqld");
+        let mut server = Self { unpacked: unpacked.to_path_buf(), home, child };
+        eventually("the server answers", Duration::from_secs(60), || {
+            let ended = server.child.try_wait().expect("wait for the server");
+            assert!(ended.is_none(), "mysqld ended: {ended:?}: {}", said(&server.home, "log.err"));
+            server.try_query("SELECT 1").ok()
+        });
+        server
+    }
+
+    /// Process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The values of the first column of all rows.
+    pub(crate) fn query(&self, sql: &str) -> Vec<String> {
+        self.try_query(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    fn try_query(&self, sql: &str) -> Result<Vec<String>, String> {
+        let output = Command::new("mariadb")
+            .args(["--no-defaults", "--batch", "--skip-column-names", "--user=root", "--execute", sql])
+            .arg(format!("--socket={}", self.home.join("run/socket").display()))
+            .output()
+            .expect("run mariadb");
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().filter_map(|line| line.split('\t').next()).map(str::to_owned).collect())
+    }
+
+    /// Binlogs, oldest first.
+    pub(crate) fn binlogs(&self) -> Vec<PathBuf> {
+        let binlog = |name: &str| name.strip_prefix("binlog.").is_some_and(|end| end.parse::<u32>().is_ok());
+        files(&self.home.join("data"), binlog)
+    }
+
+    /// The files of the redo log, its spares included.
+    pub(crate) fn redo(&self) -> Vec<PathBuf> {
+        files(&self.home.join("data/#innodb_redo"), |name| name.starts_with("#ib_redo"))
+    }
+
+    /// Follows the binlogs from the first one on, in the way of a replica that keeps copies of them.
+    pub(crate) fn follow(&self) -> Follower {
+        let child = enter(&self.unpacked, &self.home)
+            .args(["/usr/bin/mysqlbinlog", "--no-defaults", "--user=root", "--socket=/run/socket"])
+            .args(["--read-from-remote-server", "--raw", "--stop-never", "--result-file=/out/"])
+            .arg("binlog.000001")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(self.home.join("run/follower.err")).expect("make a file"))
+            .spawn()
+            .expect("start mysqlbinlog");
+        Follower { home: self.home.clone(), child }
+    }
+
+    /// Bytes that the only dump thread has had read from a device so far.
+    pub(crate) fn dump_thread_device_bytes(&self) -> u64 {
+        let threads = self.query(
+            "SELECT THREAD_OS_ID FROM performance_schema.threads WHERE PROCESSLIST_COMMAND LIKE 'Binlog Dump%'",
+        );
+        assert_eq!(threads.len(), 1, "one follower");
+        let io = format!("/proc/{}/task/{}/io", self.pid(), threads[0]);
+        super::io_counter(Path::new(&io), "read_bytes")
+    }
+}
+
+impl super::sysbench::Loaded for Server {
+    fn socket(&self) -> PathBuf {
+        self.home.join("run/socket")
+    }
+
+    fn execute(&self, sql: &str) {
+        self.query(sql);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A running `mysqlbinlog`.
+pub(crate) struct Follower {
+    home: PathBuf,
+    child: Child,
+}
+
+impl Follower {
+    /// Its copies of the binlogs, oldest first.
+    pub(crate) fn copies(&mut self) -> Vec<PathBuf> {
+        let ended = self.child.try_wait().expect("wait for mysqlbinlog");
+        assert!(ended.is_none(), "mysqlbinlog ended: {ended:?}: {}", said(&self.home, "follower.err"));
+        files(&self.home.join("out"), |name| name.starts_with("binlog."))
+    }
+
+    /// Stops it (SIGSTOP): a peer that hangs, its connection still open.
+    pub(crate) fn freeze(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub(crate) fn thaw(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("signal mysqlbinlog");
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Every step ends in exec: the child is the program itself in the end.
+fn enter(unpacked: &Path, home: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig=KILL", "--", "unshare", "--mount", "--", "sh", "-c", BEGIN, "sh"])
+        .args([unpacked, home]);
+    command
+}
+
+fn said(home: &Path, file: &str) -> String {
+    std::fs::read_to_string(home.join("run").join(file)).unwrap_or_default()
+}
+
+fn files(directory: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(directory)
+        .expect("list a directory of the server")
+        .map(|entry| entry.expect("list a directory of the server").path())
+        .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(&matches))
+        .collect();
+    files.sort();
+    files
+}
