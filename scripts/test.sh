@@ -12,6 +12,7 @@ scripts/packages.sh \
     "the tests against MariaDB (they skip without): mariadb-server mariadb-client mariadb-backup sysbench" \
     "the tests against vmtouch, fincore and fio (they skip without): vmtouch util-linux-extra fio" \
     "the tests on XFS and btrfs images (they skip without): xfsprogs btrfs-progs" \
+    "the tests against PostgreSQL (they skip without): postgresql" \
     "the tests against RocksDB (they skip without): rocksdb-tools" \
     "the tests of the man pages (they skip without): man-db"
 if [ "$(id -u)" -eq 0 ]; then

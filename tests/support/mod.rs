@@ -13,6 +13,7 @@ pub(crate) mod logs;
 pub(crate) mod loop_images;
 pub(crate) mod mariadb;
 pub(crate) mod mysql;
+pub(crate) mod postgresql;
 pub(crate) mod rocksdb;
 pub(crate) mod sysbench;
 

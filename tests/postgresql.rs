@@ -1,0 +1,113 @@
+//! The guard beside a real `PostgreSQL`: WAL segments that are recycled, and a follower that is in step, hangs, and catches up.
+//!
+//! Needs root and Debian's `postgresql`; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads are the kernel's own counts.
+
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+use support::guard::Guard;
+use support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
+use support::{MIB, eventually, resident_bytes, wait_until_resident_below};
+
+/// Segments may hold this much of the page cache while a load runs: the one being written, the three that a follower may
+/// still be reading, and a margin for what one tick writes.
+const BUSY_LIMIT: u64 = (3 + 1) * SEGMENT_BYTES + 64 * MIB;
+
+/// ... and this much soon after it.
+const IDLE_LIMIT: u64 = SEGMENT_BYTES + MIB;
+
+/// Device reads of processes whose pages are all there: none but for what a new process or the catalogue takes.
+const FEW_READS: u64 = 4 * MIB;
+
+/// Transactions a second, of some 100 KiB of WAL each.
+const RATE: Option<u32> = Some(300);
+
+const SOON: Duration = Duration::from_secs(30);
+
+const DEADLINE: Duration = Duration::from_secs(120);
+
+fn assert_bounded(server: &Server, guard: &Guard) {
+    let resident = resident_bytes(&server.segments());
+    assert!(
+        resident < BUSY_LIMIT,
+        "{resident} bytes of WAL are resident, more than {BUSY_LIMIT}; the guard's last look: {:?}",
+        guard.latest_tick()
+    );
+}
+
+fn wait_until_in_step(server: &Server) {
+    eventually("the follower is in step", DEADLINE, || (server.lag() == 0).then_some(()));
+}
+
+#[test]
+fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
+    let programs = support::postgresql::programs();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run("PostgreSQL with a follower", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let server = Server::start(scratch.path());
+
+    // Alone: all segments stay, those for later included.
+    server.write(WAL_BYTES, None, || ());
+    let resident = resident_bytes(&server.segments());
+    assert!(resident > BUSY_LIMIT, "only {resident} bytes of WAL are resident without a guard");
+
+    let guard = Guard::spawn(&["--tick", "250ms"]);
+    let found = guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    assert_eq!(found["profile"], "postgresql");
+    assert_eq!(found["directories"][0].as_str().map(Path::new), Some(server.wal().as_path()));
+    let follower = server.follow();
+    wait_until_in_step(&server);
+    guard.wait_for_ticks(4);
+
+    // In step: nobody's reads go to the device, neither the follower's nor those of recycling.
+    let sender = server.wal_sender();
+    let before = server.device_bytes_read();
+    server.write(WAL_BYTES * 3 / 2, RATE, || assert_bounded(&server, &guard));
+    let read: u64 = server
+        .device_bytes_read()
+        .iter()
+        .map(|(pid, bytes)| bytes - before.get(pid).copied().unwrap_or_default())
+        .sum();
+    assert!(read < FEW_READS, "{read} bytes were read from the device");
+    assert_eq!(server.wal_sender(), sender, "the follower lost its connection, so this run shows nothing");
+
+    // A follower that hangs holds nothing for ever.
+    follower.freeze();
+    server.write(6 * SEGMENT_BYTES, RATE, || assert_bounded(&server, &guard));
+    assert!(server.lag() > 3 * SEGMENT_BYTES, "the follower did not fall behind");
+    follower.thaw();
+    wait_until_in_step(&server);
+    wait_until_resident_below(&server.segments(), IDLE_LIMIT, SOON);
+
+    let ended = guard.stop();
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    let troubles: Vec<_> = ended
+        .events
+        .iter()
+        .filter(|event| event["event"] == "problem" || event["event"] == "warning")
+        .filter(|event| {
+            event["path"].as_str().is_some_and(|path| Path::new(path).starts_with(scratch.path()))
+        })
+        .collect();
+    assert!(troubles.is_empty(), "{troubles:#?}");
+    let released = ended.summary()["released_bytes"]["wal"].as_u64();
+    assert!(released > Some(2 * WAL_BYTES), "{}", ended.summary());
+    println!("{} bytes read; {}", read, ended.summary());
+
+    let mut compared = 0;
+    for copy in follower.copies() {
+        let segment = server.wal().join(copy.file_name().expect("a name"));
+        if segment.exists() {
+            let read = |path: &Path| std::fs::read(path).expect("read a segment");
+            assert!(read(&segment) == read(&copy), "{} is not its copy", segment.display());
+            compared += 1;
+        }
+    }
+    assert!(compared >= 6, "only {compared} segments could be compared");
+}

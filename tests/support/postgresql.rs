@@ -1,0 +1,277 @@
+//! A private `PostgreSQL` server for one test: own data directory and socket, a load, and `pg_receivewal` as its follower.
+//!
+//! Invariants: segments are of 16 MiB, as by default, and so few that they are recycled often; all commits are synced; no
+//! process outlives its handle.
+
+use super::{MIB, eventually};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Size of a WAL segment, in bytes.
+pub(crate) const SEGMENT_BYTES: u64 = 16 * MIB;
+
+/// Size of all WAL segments between two checkpoints, in bytes: about as much is kept and recycled.
+pub(crate) const WAL_BYTES: u64 = 256 * MIB;
+
+/// Far longer than a disk needs for what is waited for here.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Programs that it needs.
+pub(crate) fn programs() -> Vec<String> {
+    let own = ["initdb", "postgres", "psql", "pgbench", "pg_receivewal"];
+    let own = own.iter().map(|name| program(name).display().to_string());
+    own.chain(["fincore", "setpriv"].map(str::to_owned)).collect()
+}
+
+/// A program of the newest installed server: Debian keeps them out of `PATH`.
+fn program(name: &str) -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let newest = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
+    newest.map_or_else(|| name.into(), |version| format!("/usr/lib/postgresql/{version}/bin/{name}").into())
+}
+
+/// A running server.
+pub(crate) struct Server {
+    home: PathBuf,
+    child: Child,
+}
+
+impl Server {
+    /// Makes a data directory under `parent`, starts a server on it and fills a table.
+    pub(crate) fn start(parent: &Path) -> Self {
+        let home = parent.join("postgresql");
+        std::fs::create_dir(&home).expect("make the server's directory");
+        let owned = Command::new("chown").arg("postgres:").arg(&home).status().expect("run chown");
+        assert!(owned.success(), "there is no user postgres");
+        finish(
+            as_owner("initdb")
+                .args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "--pgdata"])
+                .arg(home.join("data")),
+        );
+        let log = std::fs::File::create(home.join("log")).expect("make a file");
+        let wal = WAL_BYTES / MIB;
+        let child = as_owner("postgres")
+            .arg("-D")
+            .arg(home.join("data"))
+            .arg("-k")
+            .arg(&home)
+            .args(["-c", "listen_addresses=", "-c", "shared_buffers=64MB", "-c", "autovacuum=off"])
+            .args(["-c", "wal_level=replica", "-c", "wal_sender_timeout=0"])
+            .args(["-c", &format!("max_wal_size={wal}MB"), "-c", &format!("min_wal_size={wal}MB")])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle"))
+            .stderr(log)
+            .spawn()
+            .expect("start postgres");
+        let mut server = Self { home, child };
+        eventually("the server answers", DEADLINE, || {
+            let ended = server.child.try_wait().expect("wait for the server");
+            let log = || std::fs::read_to_string(server.home.join("log")).unwrap_or_default();
+            assert!(ended.is_none(), "postgres ended: {ended:?}: {}", log());
+            server.try_query("SELECT 1").ok()
+        });
+        finish(server.client("pgbench").args(["--initialize", "--quiet", "--scale=5", "postgres"]));
+        server
+    }
+
+    /// Process id of the server's first process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where its WAL segments are.
+    pub(crate) fn wal(&self) -> PathBuf {
+        self.home.join("data/pg_wal")
+    }
+
+    /// Its WAL segments, those for later included.
+    pub(crate) fn segments(&self) -> Vec<PathBuf> {
+        segments_in(&self.wal())
+    }
+
+    /// The value of a query that has one.
+    pub(crate) fn query(&self, sql: &str) -> String {
+        self.try_query(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    fn try_query(&self, sql: &str) -> Result<String, String> {
+        let mut command = self.client("psql");
+        let output =
+            command.args(["-X", "-A", "-t", "-d", "postgres", "-c", sql]).output().expect("run psql");
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+        }
+    }
+
+    fn client(&self, name: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig=KILL", "--"]).arg(program(name)).arg("-h").arg(&self.home);
+        command.args(["-U", "postgres"]);
+        command
+    }
+
+    /// Bytes of WAL since the server was made.
+    pub(crate) fn wal_written(&self) -> u64 {
+        self.query("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')").parse().expect("a number")
+    }
+
+    /// Lets a load write so many bytes of WAL more, and calls `sample` meanwhile. A `rate` is in transactions a second, of
+    /// some 100 KiB of WAL.
+    pub(crate) fn write(&self, bytes: u64, rate: Option<u32>, mut sample: impl FnMut()) {
+        let script = self.home.join("load.sql");
+        let updates = "\\set first random(1, 499000)\nUPDATE pgbench_accounts SET abalance = abalance + 1 WHERE aid BETWEEN :first AND :first + 200;\n";
+        std::fs::write(&script, updates).expect("write a script");
+        let mut command = self.client("pgbench");
+        command.args(["--no-vacuum", "--client=4", "--time=600"]);
+        command.args(rate.map(|rate| format!("--rate={rate}")));
+        let load = command.arg("--file").arg(&script).arg("postgres");
+        let mut load = Ended(
+            load.stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("start pgbench"),
+        );
+        let until = self.wal_written() + bytes;
+        eventually("the load writes", DEADLINE, || {
+            let ended = load.0.try_wait().expect("wait for pgbench");
+            assert!(ended.is_none(), "pgbench ended by itself: {ended:?}");
+            sample();
+            (self.wal_written() >= until).then_some(())
+        });
+    }
+
+    /// What its processes have had read from a device so far, in bytes.
+    pub(crate) fn device_bytes_read(&self) -> BTreeMap<u32, u64> {
+        let pid = self.pid();
+        let children =
+            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("the server runs");
+        let pids = children.split_whitespace().map(|pid| pid.parse::<u32>().expect("a pid")).chain([pid]);
+        // A backend may end at any time.
+        let running = pids.filter(|pid| Path::new(&format!("/proc/{pid}/io")).exists());
+        running
+            .filter_map(|pid| {
+                let text = std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
+                let bytes = text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?;
+                Some((pid, bytes.parse().ok()?))
+            })
+            .collect()
+    }
+
+    /// Follows the WAL from now on, and keeps copies of it. The server keeps what it has yet to send.
+    pub(crate) fn follow(&self) -> Follower {
+        let copies = self.home.join("copies");
+        std::fs::create_dir(&copies).expect("make a directory");
+        let receive = |arguments: &[&str]| {
+            let mut command = self.client("pg_receivewal");
+            command.arg("-D").arg(&copies).args(["--slot=follower", "--no-loop"]).args(arguments);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command
+        };
+        finish(&mut receive(&["--create-slot"]));
+        let child = receive(&["--status-interval=1"]).spawn().expect("start pg_receivewal");
+        eventually("it streams", DEADLINE, || {
+            (self.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'") == "1")
+                .then_some(())
+        });
+        Follower { copies, child }
+    }
+
+    /// Bytes of WAL that the follower has yet to be sent.
+    pub(crate) fn lag(&self) -> u64 {
+        let lag = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), sent_lsn) FROM pg_stat_replication";
+        self.query(lag).parse().expect("one follower")
+    }
+
+    /// Process id of the only WAL sender.
+    pub(crate) fn wal_sender(&self) -> u32 {
+        self.query("SELECT pid FROM pg_stat_replication").parse().expect("one follower")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // SIGQUIT, on which it ends its children; without, they would go on for a while.
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::QUIT);
+        let _ = self.child.wait();
+    }
+}
+
+/// A running `pg_receivewal`.
+pub(crate) struct Follower {
+    copies: PathBuf,
+    child: Child,
+}
+
+impl Follower {
+    /// Its complete copies of segments.
+    pub(crate) fn copies(&self) -> Vec<PathBuf> {
+        segments_in(&self.copies)
+    }
+
+    /// Stops it (SIGSTOP): a peer that hangs, its connection still open.
+    pub(crate) fn freeze(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub(crate) fn thaw(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("signal pg_receivewal");
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A child that is killed with its handle.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn segments_in(directory: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(directory)
+        .expect("list segments")
+        .map(|entry| entry.expect("list segments").path())
+        .filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            name.len() == 24 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+/// A program of the server's that must not run as root.
+fn as_owner(name: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--pdeathsig=KILL", "--"])
+        .arg(program(name));
+    command
+}
+
+fn finish(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
