@@ -9,7 +9,7 @@
 //!
 //! A file that can't be looked at is reported once and left out; a directory that is gone has no files.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -208,7 +208,7 @@ impl Directory {
     }
 
     fn forget_empty_logs(&mut self) {
-        let used: std::collections::HashSet<LogId> = self.entries.values().map(|entry| entry.log).collect();
+        let used: HashSet<LogId> = self.entries.values().map(|entry| entry.log).collect();
         self.logs.retain(|id, _| used.contains(id));
         self.by_stem.retain(|_, id| used.contains(id));
     }
@@ -304,11 +304,12 @@ impl Directory {
         }
     }
 
-    /// Looks at the files that are due. `problem` hears of those that can't be looked at.
+    /// Looks at the files that are due, and at those that some process is at (`busy`). `problem` hears of those that can't be looked at.
     /// Whether anything has changed.
     pub(crate) fn look(
         &mut self,
         fd: BorrowedFd<'_>,
+        busy: &HashSet<FileId>,
         ids: &mut Ids,
         mut problem: impl FnMut(&Path, &Error),
     ) -> bool {
@@ -316,6 +317,9 @@ impl Directory {
         let among_many = self.entries.len() > MANY;
         for (name, entry) in &mut self.entries {
             entry.due = entry.due.saturating_sub(1);
+            if busy.contains(&entry.id) {
+                entry.look_now();
+            }
             if entry.due > 0 {
                 continue;
             }

@@ -201,7 +201,9 @@ mod tests {
     fn look(directory: &mut Directory, ids: &mut Ids) {
         let fd = std::fs::File::open(&directory.path).unwrap();
         directory.list(fd.as_fd(), ids).unwrap();
-        directory.look(fd.as_fd(), ids, |path, error| panic!("{}: {error}", path.display()));
+        directory.look(fd.as_fd(), &std::collections::HashSet::new(), ids, |path, error| {
+            panic!("{}: {error}", path.display())
+        });
     }
 
     fn descriptor(directory: &Directory, name: &str, access: Access, position: u64) -> Descriptor {

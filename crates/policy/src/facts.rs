@@ -103,3 +103,10 @@ pub struct Facts {
     /// tried again when it has changed, and left alone while it stands.
     pub retry: u64,
 }
+
+impl Facts {
+    /// Bytes resident in all files.
+    pub fn resident(&self) -> u64 {
+        self.files.iter().flat_map(|file| &file.windows).map(|window| window.resident).sum()
+    }
+}

@@ -178,13 +178,8 @@ impl Guard {
         let busy: HashSet<FileId> = self.descriptors().map(|descriptor| descriptor.file).collect();
         let mut problems = Vec::new();
         for directory in &mut self.directories {
-            for entry in directory.entries.values_mut() {
-                if busy.contains(&entry.id) {
-                    entry.look_now();
-                }
-            }
             if let Ok(fd) = directory.open(&self.proc) {
-                changed |= directory.look(fd.as_fd(), &mut self.ids, |path, error| {
+                changed |= directory.look(fd.as_fd(), &busy, &mut self.ids, |path, error| {
                     problems.push((path.to_path_buf(), unknown(error)));
                 });
             } else {

@@ -214,10 +214,7 @@ impl Guard {
             followers: facts.followers.len(),
             ..Tick::default()
         };
-        let resident = |directories: &[Directory]| -> u64 {
-            directories.iter().flat_map(|dir| dir.entries.values()).map(|entry| entry.sample.resident).sum()
-        };
-        let before = resident(&self.directories);
+        let before = facts.resident();
         if !self.looked && tick.files > 0 {
             self.looked = true;
             self.summary.resident_before_bytes = before;
@@ -229,13 +226,10 @@ impl Guard {
         tick.released_bytes = self.act_on_all(acts);
 
         self.quiet_ticks = if moved || tick.acts > 0 { 0 } else { self.quiet_ticks.saturating_add(1) };
-        tick.resident_bytes = resident(&self.directories);
-        tick.unwritten_bytes = self
-            .directories
-            .iter()
-            .flat_map(|dir| dir.entries.values())
-            .map(|entry| entry.sample.unwritten)
-            .sum();
+        for entry in self.directories.iter().flat_map(|directory| directory.entries.values()) {
+            tick.resident_bytes += entry.sample.resident;
+            tick.unwritten_bytes += entry.sample.unwritten;
+        }
         tick.seconds = self.began.elapsed().as_secs_f64();
         self.summary.ticks += 1;
         self.summary.resident_after_bytes = tick.resident_bytes;
