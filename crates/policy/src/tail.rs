@@ -10,9 +10,7 @@
 //!
 //! Invariants:
 //! 1. Until a window other than the header's has been fresh, the tail is not known, and nothing of the file may
-//!    go. The first sample proves nothing: dirt may be old. But a writer of whole pages that has shown nothing
-//!    from the first sample until `retry` changed is idle: all but dirty windows may go, since it needs no old
-//!    page to go on.
+//!    go. The first sample proves nothing: dirt may be old.
 //! 2. A remembered window stays protected, and with it the `slack` bytes before it and [`AHEAD`] bytes after
 //!    it: the writer may have gone on since, and leaves no trace where old pages were resident. Once those are
 //!    gone, nothing is resident there. At the end of the file it goes on at the start. Nothing is protected
@@ -24,12 +22,14 @@
 //! 4. Any other is forgotten when it was not hot for [`QUIET_STEPS`] consecutive steps in each of which a
 //!    window other than the header's was fresh: so the end of the ring is forgotten after a lap, and the old
 //!    place after a jump.
-//! 5. Time alone forgets nothing: the last window of an idle writer stays protected for as long as it is idle,
-//!    and the same sample twice changes nothing.
+//! 5. Time alone forgets nothing: but for invariant 7, the last window of an idle writer stays protected for as
+//!    long as it is idle, and the same sample twice changes nothing.
 //! 6. A window that the caller released and that has pages again is fresh, unless its figures are exactly those
 //!    of before (it refused). A window that shrank (reclaimed by the kernel) is not. A dirty window that was
 //!    told to be written and has not changed since is not hot: it would never be released if its writeback
 //!    hung.
+//! 7. A writer of whole pages that has shown nothing since `retry` changed is idle: only dirty windows stay for
+//!    it, since it needs no old page to go on.
 //!
 //! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages
 //! far ahead of the writer are released as soon as the tail is known, so this takes adjacent windows whose
@@ -61,9 +61,9 @@ pub(crate) struct Tail {
     clock: u64,
     /// Whether the writer has shown itself (invariant 1).
     known: bool,
-    /// [`crate::Facts::retry`] at the first sample.
-    first_retry: Option<u64>,
-    /// Whether a writer of whole pages has not shown itself since then (invariant 1).
+    /// [`crate::Facts::retry`] when the writer showed itself last, or at the first sample.
+    seen_at: Option<u64>,
+    /// Whether a writer of whole pages has not shown itself since then (invariant 7).
     idle: bool,
     /// The clock when a remembered window other than the header's was last fresh.
     newest: u64,
@@ -104,8 +104,10 @@ impl Tail {
         let fresh = |(heat, stretch): (&Heat, &Stretch)| *heat == Heat::Fresh && stretch.range.start != 0;
         let writer_seen = heats.iter().zip(stretches).any(fresh);
         self.known |= writer_seen;
-        let first_retry = *self.first_retry.get_or_insert(retry);
-        self.idle = !self.known && file.rewrite == Rewrite::WholePages && retry != first_retry;
+        if writer_seen || self.seen_at.is_none() {
+            self.seen_at = Some(retry);
+        }
+        self.idle = file.rewrite == Rewrite::WholePages && self.seen_at != Some(retry);
         if heats.contains(&Heat::Fresh) {
             self.clock += 1;
         }
@@ -119,6 +121,10 @@ impl Tail {
         }
         self.hot.retain(|hot| hot.quiet < QUIET_STEPS && hot.range.start < file.size);
         self.forget_passed();
+        if self.idle {
+            let dirty = |start| stretches.iter().any(|now| now.range.start == start && now.unwritten > 0);
+            self.hot.retain(|hot| dirty(hot.range.start));
+        }
         let data = self.hot.iter().filter(|hot| hot.range.start != 0);
         self.newest = data.map(|hot| hot.last_fresh).max().unwrap_or(0);
         self.samples = Some(
@@ -312,6 +318,25 @@ mod tests {
         assert_eq!(step(&mut ring.state, &later), [release(1, 1..3), release(1, 19..20)]);
         let appends = Facts { retry: 1, ..log_of([ring.facts()]) };
         assert_eq!(step(&mut State::default(), &appends), [], "one that appends needs its tail page");
+    }
+
+    #[test]
+    fn a_writer_of_whole_pages_that_falls_idle_lets_its_last_windows_go() {
+        let mut ring = Ring::new(2 * MIB, []);
+        let step_at = |ring: &mut Ring, retry| {
+            let file = FileFacts { rewrite: Rewrite::WholePages, ..ring.facts() };
+            step(&mut ring.state, &Facts { retry, ..log_of([file]) })
+        };
+        step_at(&mut ring, 0);
+        ring.write(4);
+        ring.write(5);
+        ring.sync();
+        assert_eq!(step_at(&mut ring, 0), [], "it is here");
+        ring.write(5);
+        assert_eq!(step_at(&mut ring, 1), [], "and still writes");
+        ring.sync();
+        assert_eq!(step_at(&mut ring, 1), []);
+        assert_eq!(step_at(&mut ring, 2), [release(1, 4..6)], "idle");
     }
 
     #[test]
