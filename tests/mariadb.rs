@@ -240,6 +240,8 @@ fn a_dry_run_and_a_guard_without_rights_release_nothing() {
     let pid = primary.pid().to_string();
     let before = resident_bytes(&primary.log_files());
     assert!(before > 2 * IDLE_LIMIT);
+    // The kernel takes some pages away by itself where proactive reclaim is on; a release takes nearly all.
+    let mostly = before / 10 * 9;
 
     let dry = Guard::spawn(&["--pid", &pid, "--dry-run", "--duration", "3s"]).wait();
     assert!(dry.status.success(), "{}", dry.stderr);
@@ -252,7 +254,7 @@ fn a_dry_run_and_a_guard_without_rights_release_nothing() {
         .map(|tick| figure(tick, "acts"))
         .sum::<u64>();
     assert!(planned > 0, "a dry run says what it would do: {:#?}", dry.events);
-    assert!(resident_bytes(&primary.log_files()) >= before, "a dry run released pages");
+    assert!(resident_bytes(&primary.log_files()) >= mostly, "a dry run released pages");
 
     // A copy, since others may not be allowed where this program was built.
     let program = scratch.path().join("pagekeeper");
@@ -276,5 +278,5 @@ fn a_dry_run_and_a_guard_without_rights_release_nothing() {
         ["root", "permission", "privilege", "cap_"].iter().any(|word| said.contains(word)),
         "a guard without rights says what it lacks: {said}"
     );
-    assert!(resident_bytes(&primary.log_files()) >= before, "a guard without rights released pages");
+    assert!(resident_bytes(&primary.log_files()) >= mostly, "a guard without rights released pages");
 }
