@@ -1,6 +1,6 @@
 //! Acting: what the policy wants done, done to the file it was decided for, or told in a dry run.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -25,12 +25,14 @@ impl Guard {
         if acts.is_empty() {
             return 0;
         }
+        let files: HashSet<FileId> = acts.iter().filter_map(file_of).collect();
         let places: HashMap<FileId, Place> = self
             .directories
             .iter()
             .enumerate()
             .flat_map(|(index, directory)| {
-                directory.entries.iter().map(move |(name, entry)| (entry.id, (index, name.clone())))
+                let wanted = directory.entries.iter().filter(|(_, entry)| files.contains(&entry.id));
+                wanted.map(move |(name, entry)| (entry.id, (index, name.clone())))
             })
             .collect();
         let deadline = Instant::now() + self.options.tick.max(LEAST_TIME);
@@ -126,5 +128,13 @@ impl Guard {
         self.summary.released_total_bytes += released;
         self.summary.kept_bytes += kept;
         Ok(released)
+    }
+}
+
+/// The file that an act is about.
+fn file_of(act: &Act) -> Option<FileId> {
+    match act {
+        Act::StartWriteback { file, .. } | Act::Release { file, .. } | Act::Warn { file, .. } => Some(*file),
+        _ => None,
     }
 }
