@@ -1,0 +1,1 @@
+//! A user-space page cache for the immutable files of storage engines.

@@ -1,0 +1,1 @@
+//! The data path: reading files through one trait with three back-ends.
