@@ -7,6 +7,8 @@
 mod data;
 mod guard;
 mod machine;
+#[allow(dead_code, reason = "each bench takes what it needs of it")]
+mod pattern;
 mod peers;
 mod plot;
 mod release;

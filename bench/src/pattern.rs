@@ -1,0 +1,132 @@
+//! Contents that are computable from the place in the file, so that any read can be judged without a copy of the file.
+//!
+//! A file is a sequence of words of eight bytes, little-endian, each a bijective mix of its index: within one file no two
+//! words are equal, so a page in the wrong place is always seen, and files of different seeds have nothing in common.
+//! Offsets and lengths are in bytes and need not be aligned.
+//! Fails with the offset of the first word that is wrong.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::data::MIB;
+use crate::rounds::Random;
+
+/// Bytes of a word.
+pub(crate) const WORD: usize = 8;
+/// Odd, so that multiplying by it is bijective: 2^64 by the golden ratio.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The word with this index, at `word_index * 8` bytes. Costs one multiplication where the seed stays the same.
+#[inline]
+pub(crate) fn word(seed: u64, word_index: u64) -> u64 {
+    let spread = Random::new(seed).next_u64().wrapping_add(word_index).wrapping_mul(SPREAD);
+    spread ^ (spread >> 32)
+}
+
+/// Fills `buf` with what a file of this seed has from `offset` on.
+pub(crate) fn fill(seed: u64, offset: u64, buf: &mut [u8]) {
+    let mut index = offset / WORD as u64;
+    let (head, rest) = buf.split_at_mut(bytes_before_a_word(offset).min(buf.len()));
+    if !head.is_empty() {
+        let skipped = WORD - bytes_before_a_word(offset);
+        head.copy_from_slice(&word(seed, index).to_le_bytes()[skipped..skipped + head.len()]);
+        index += 1;
+    }
+    for part in rest.chunks_mut(WORD) {
+        part.copy_from_slice(&word(seed, index).to_le_bytes()[..part.len()]);
+        index += 1;
+    }
+}
+
+/// Fails unless `buf` is what a file of this seed has from `offset` on.
+pub(crate) fn check(seed: u64, offset: u64, buf: &[u8]) -> Result<()> {
+    let mut wanted = [0; WORD];
+    let mut at = 0;
+    while at < buf.len() {
+        let here = offset + at as u64;
+        let before_next = if at == 0 { bytes_before_a_word(offset) } else { 0 };
+        let len = if before_next == 0 { WORD } else { before_next }.min(buf.len() - at);
+        let (found, wanted) = (&buf[at..at + len], &mut wanted[..len]);
+        fill(seed, here, wanted);
+        if found != wanted {
+            bail!("wrong bytes at {here}: {found:02x?} instead of {wanted:02x?}");
+        }
+        at += len;
+    }
+    Ok(())
+}
+
+/// Bytes from `offset` to the next word; 0 at a word.
+fn bytes_before_a_word(offset: u64) -> usize {
+    let [in_word, ..] = (offset.wrapping_neg() % WORD as u64).to_le_bytes();
+    usize::from(in_word)
+}
+
+/// Makes a file of `len` bytes (a multiple of a MiB), written in calls of 1 MiB and synced: clean, and resident.
+pub(crate) fn make_file(path: &Path, len: u64, seed: u64) -> Result<()> {
+    ensure!(len.is_multiple_of(MIB), "{len} bytes are no whole number of MiB");
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(path)?;
+        let mut block = vec![0; 1 << 20];
+        for offset in (0..len).step_by(block.len()) {
+            fill(seed, offset, &mut block);
+            file.write_all(&block)?;
+        }
+        file.sync_all()
+    };
+    write().with_context(|| format!("can't write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_part_is_the_part_of_the_whole() {
+        let mut whole = [0; 64];
+        fill(3, 4096, &mut whole);
+        assert_eq!(whole[8..16], word(3, 513).to_le_bytes());
+        for start in 0..64 {
+            for end in start..=64 {
+                let mut part = vec![0; end - start];
+                fill(3, 4096 + start as u64, &mut part);
+                assert_eq!(part, whole[start..end], "{start}..{end}");
+                check(3, 4096 + start as u64, &part).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn one_wrong_bit_is_seen_wherever_it_is() {
+        for at in 0..21 {
+            let mut part = [0; 21];
+            fill(9, 5, &mut part);
+            part[at] ^= 0x40;
+            let error = check(9, 5, &part).unwrap_err().to_string();
+            assert!(error.contains("wrong bytes at"), "{error}");
+        }
+    }
+
+    #[test]
+    fn places_and_seeds_have_nothing_in_common() {
+        let mut words: Vec<u64> = (0..4).flat_map(|seed| (0..1000).map(move |at| word(seed, at))).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), 4000);
+    }
+
+    #[test]
+    fn a_file_has_the_pattern() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("file");
+        make_file(&path, 2 * MIB, 7).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(bytes.len() as u64, 2 * MIB);
+        check(7, 0, &bytes).unwrap();
+        assert!(check(8, 0, &bytes).is_err());
+        assert!(make_file(&path, 5, 7).is_err());
+    }
+}
