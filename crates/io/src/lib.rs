@@ -1,1 +1,15 @@
 //! The data path: reading files through one trait with three back-ends.
+//!
+//! [`Io`] opens files and reads them: alone and blocking ([`IoFile::read_at`]), many at once and wide
+//! ([`Io::read_batch`]), or in the background ([`Io::submit`]). A result that is shorter than what was asked means end
+//! of file, on every back-end and nothing else: short counts, `EINTR` and `EAGAIN` are gone on with inside.
+//!
+//! No lock is held over I/O. The library only reads: nothing is created, cut or written.
+
+mod api;
+mod error;
+mod target;
+
+pub use api::{Access, BatchRead, FileStat, Io, IoFile, OwnedRead};
+pub use error::{Error, FileKind};
+pub use target::Target;

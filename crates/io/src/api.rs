@@ -1,0 +1,124 @@
+//! The trait that all back-ends share, and what goes through it.
+
+use std::fmt;
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::{Error, Target};
+
+/// Whether reads go past the kernel's page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// `O_DIRECT`: from the device into the caller's memory; no page becomes resident. Offset, length and memory must be
+    /// aligned, mostly to 512 bytes; 4096 bytes fit nearly everywhere.
+    Direct,
+    /// Through the kernel's page cache, at any offset and length.
+    Buffered,
+}
+
+/// What is known of a file without reading it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileStat {
+    /// Bytes.
+    pub size: u64,
+    /// The device, as `st_dev` encodes it.
+    pub device: u64,
+    /// The inode number.
+    pub inode: u64,
+    /// When the content was last changed: seconds since 1970 and nanoseconds.
+    pub modified: (i64, u32),
+    /// When content or inode were last changed: seconds since 1970 and nanoseconds.
+    pub changed: (i64, u32),
+}
+
+/// One read of a batch: one file, one place, scattered over one or more buffers in turn.
+pub struct BatchRead<'a> {
+    /// The file.
+    pub file: &'a dyn IoFile,
+    /// The first byte to read.
+    pub offset: u64,
+    /// Where the bytes go, the first buffer first. Neighbouring pages with frames far apart are one read.
+    pub bufs: Vec<IoSliceMut<'a>>,
+}
+
+/// One read in the background: it owns what it needs until its `done` has been called.
+pub struct OwnedRead {
+    /// The file.
+    pub file: Arc<dyn IoFile>,
+    /// The first byte to read.
+    pub offset: u64,
+    /// Where the bytes go, the first target first.
+    pub targets: Vec<Target>,
+    /// Called once, from any thread, when the targets are filled or the read failed: with the number of bytes, fewer
+    /// than the targets hold only at end of file. It should be short: other reads' completions wait behind it. A panic
+    /// in it is reported by the panic hook and goes no further.
+    pub done: Box<dyn FnOnce(Result<usize, Error>) + Send>,
+}
+
+/// An open file to read from.
+pub trait IoFile: Send + Sync {
+    /// Fills `buf` from `offset`; fewer bytes only at end of file. Blocks the caller.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error>;
+
+    /// Size, identity and times, as they are now.
+    fn stat(&self) -> Result<FileStat, Error>;
+
+    /// How it was opened.
+    fn access(&self) -> Access;
+
+    /// The name that it was opened by, for messages.
+    fn path(&self) -> &Path;
+
+    /// Its descriptor; `None` on a simulated disk.
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// A way to read files.
+///
+/// Implementations may be shared by any number of threads. Dropping the last handle never waits: reads that were
+/// submitted are still done, and their `done` called.
+pub trait Io: Send + Sync + 'static {
+    /// Opens a regular file for reading. Anything else is [`Error::NotARegularFile`], at once, also a FIFO.
+    fn open(&self, path: &Path, access: Access) -> Result<Arc<dyn IoFile>, Error>;
+
+    /// Takes over a file that is open for reading.
+    ///
+    /// For direct access it is opened anew through `/proc/self/fd` if it is not direct already, since its flags may be
+    /// shared with other descriptors (`fcntl(F_SETFL)` would change them for all).
+    fn adopt(&self, file: File, access: Access) -> Result<Arc<dyn IoFile>, Error>;
+
+    /// Reads all at once, wide, and waits for all. Calls `completed(index, result)` on this thread as each read ends, in
+    /// any order, once for each read.
+    ///
+    /// When `completed` panics, the reads in flight are waited for, the others are not begun, and the panic goes on.
+    fn read_batch(&self, reads: &mut [BatchRead<'_>], completed: &mut dyn FnMut(usize, Result<usize, Error>));
+
+    /// Starts reads and returns without waiting for any; each read's `done` is called once, from any thread.
+    fn submit(&self, reads: Vec<OwnedRead>);
+
+    /// What it is, for messages: "`io_uring`", "threads", "simulated disk".
+    fn name(&self) -> &'static str;
+}
+
+impl fmt::Debug for BatchRead<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BatchRead")
+            .field("file", &self.file.path())
+            .field("offset", &self.offset)
+            .field("lengths", &self.bufs.iter().map(|buf| buf.len()).collect::<Vec<_>>())
+            .finish()
+    }
+}
+
+impl fmt::Debug for OwnedRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedRead")
+            .field("file", &self.file.path())
+            .field("offset", &self.offset)
+            .field("targets", &self.targets)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,180 @@
+//! The one error of this crate. It is `Clone`, so that one failed read can be told to all who waited for it.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// What a path names in place of a regular file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A directory.
+    Directory,
+    /// A FIFO or pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device.
+    CharacterDevice,
+    /// A block device.
+    BlockDevice,
+    /// Something that has no type that stat(2) knows: an eventfd, an epoll descriptor.
+    Other,
+}
+
+impl fmt::Display for FileKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Directory => "a directory",
+            Self::Fifo => "a FIFO",
+            Self::Socket => "a socket",
+            Self::CharacterDevice => "a character device",
+            Self::BlockDevice => "a block device",
+            Self::Other => "of unknown type",
+        })
+    }
+}
+
+/// What went wrong on the data path.
+///
+/// ```
+/// use pagekeeper_io::{Error, FileKind};
+/// let error = Error::NotARegularFile { path: "/dev/null".into(), kind: FileKind::CharacterDevice };
+/// assert_eq!(error.to_string(), "/dev/null: a character device, not a regular file");
+/// assert_eq!(error.errno(), None);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A system call other than a read failed.
+    #[error("{call} {}: {}", path.display(), io::Error::from_raw_os_error(*errno))]
+    Call {
+        /// The system call.
+        call: &'static str,
+        /// The file it was meant for.
+        path: PathBuf,
+        /// The system's error number.
+        errno: i32,
+    },
+    /// A read failed.
+    #[error("read of bytes {}..{} of {}: {}", range.start, range.end, path.display(), io::Error::from_raw_os_error(*errno))]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What was asked for, in bytes.
+        range: Range<u64>,
+        /// The system's error number.
+        errno: i32,
+    },
+    /// A direct read whose offset, length or memory is not aligned as the file wants it (512 or 4096 bytes mostly).
+    #[error("direct read of bytes {}..{} of {}: offset, length or memory is not aligned", range.start, range.end, path.display())]
+    Unaligned {
+        /// The file.
+        path: PathBuf,
+        /// What was asked for, in bytes.
+        range: Range<u64>,
+    },
+    /// The path names something that has no pages: a directory, FIFO, socket or device.
+    #[error("{}: {kind}, not a regular file", path.display())]
+    NotARegularFile {
+        /// The path as given.
+        path: PathBuf,
+        /// What is there.
+        kind: FileKind,
+    },
+    /// The file system refuses `O_DIRECT` on this file (tmpfs before Linux 6.6, some FUSE).
+    #[error("{}: no direct I/O here ({})", path.display(), io::Error::from_raw_os_error(*errno))]
+    NoDirect {
+        /// The file.
+        path: PathBuf,
+        /// The system's error number.
+        errno: i32,
+    },
+    /// The file was opened by a back-end that this one can't read for (a simulated disk's file given to `io_uring`).
+    #[error("{}: opened by another kind of disk than it is to be read by", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A back-end can't be had here: missing in the kernel, forbidden, or out of some resource.
+    #[error("{what} can't be used: {call}: {}", io::Error::from_raw_os_error(*errno))]
+    Unavailable {
+        /// The back-end, or the part of it.
+        what: &'static str,
+        /// The call that failed.
+        call: &'static str,
+        /// The system's error number.
+        errno: i32,
+    },
+}
+
+impl Error {
+    /// The system's error number, where there is one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Call { errno, .. }
+            | Self::Read { errno, .. }
+            | Self::NoDirect { errno, .. }
+            | Self::Unavailable { errno, .. } => Some(*errno),
+            Self::Unaligned { .. } | Self::NotARegularFile { .. } | Self::Foreign { .. } => None,
+        }
+    }
+
+    /// The file that the error is about, if it is about one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Call { path, .. }
+            | Self::Read { path, .. }
+            | Self::Unaligned { path, .. }
+            | Self::NotARegularFile { path, .. }
+            | Self::NoDirect { path, .. }
+            | Self::Foreign { path } => Some(path),
+            Self::Unavailable { .. } => None,
+        }
+    }
+
+    /// The kind of error, as the standard library sorts them.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            Self::NotARegularFile { kind: FileKind::Directory, .. } => io::ErrorKind::IsADirectory,
+            Self::NotARegularFile { .. } | Self::Unaligned { .. } | Self::Foreign { .. } => {
+                io::ErrorKind::InvalidInput
+            }
+            Self::NoDirect { .. } | Self::Unavailable { .. } => io::ErrorKind::Unsupported,
+            Self::Call { errno, .. } | Self::Read { errno, .. } => {
+                io::Error::from_raw_os_error(*errno).kind()
+            }
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        Self::new(error.kind(), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_the_call_the_path_and_the_cause() {
+        let error = Error::Read { path: "/data/000012.sst".into(), range: 4096..8192, errno: libc::EIO };
+        assert_eq!(
+            error.to_string(),
+            "read of bytes 4096..8192 of /data/000012.sst: Input/output error (os error 5)"
+        );
+        assert_eq!(error.errno(), Some(libc::EIO));
+        assert_eq!(error.path(), Some(Path::new("/data/000012.sst")));
+    }
+
+    #[test]
+    fn an_io_error_keeps_the_kind_and_the_message() {
+        let error = Error::Call { call: "open", path: "/nowhere".into(), errno: libc::ENOENT };
+        let io = io::Error::from(error.clone());
+        assert_eq!(io.kind(), io::ErrorKind::NotFound);
+        assert_eq!(io.to_string(), error.to_string());
+    }
+}

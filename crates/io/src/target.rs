@@ -1,0 +1,61 @@
+//! Memory that a read in flight fills, named by address: the reader neither owns nor borrows it.
+//!
+//! Invariant: whoever makes a [`Target`] promises that the memory is valid and the read's alone until the read's `done`
+//! has been called. Everything that writes through one rests on that promise.
+
+use std::ptr::NonNull;
+
+/// Memory that a read in flight fills: an address and a length in bytes.
+///
+/// ```
+/// use std::ptr::NonNull;
+/// use pagekeeper_io::Target;
+///
+/// let frame: &'static mut [u8] = Box::leak(vec![0_u8; 4096].into_boxed_slice());
+/// let len = frame.len();
+/// // SAFETY: leaked, so valid for ever; no one else has its address.
+/// let target = unsafe { Target::new(NonNull::from(frame).cast(), len) };
+/// assert_eq!(target.len(), 4096);
+/// ```
+#[derive(Debug)]
+pub struct Target {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Target {
+    /// Names `len` bytes from `start` on. For direct reads both must be aligned as the file wants it
+    /// (see [`crate::Error::Unaligned`]).
+    ///
+    /// # Safety
+    ///
+    /// The `len` bytes must be valid for writes, and be read or written by no one else, until the `done` of the
+    /// [`crate::OwnedRead`] that the target is part of has been called. They need not be initialised.
+    #[expect(unsafe_code, reason = "the contract that the kernel's writes rest on")]
+    pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
+        Self { start, len }
+    }
+
+    /// Where the memory starts.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+// SAFETY: by the contract of `new` the memory is the read's alone, whichever thread performs it; the value itself is an
+// address and a length, and gives no access without `unsafe`.
+#[expect(unsafe_code, reason = "as stated above")]
+unsafe impl Send for Target {}
+// SAFETY: as above; a shared reference only tells the address and the length.
+#[expect(unsafe_code, reason = "as stated above")]
+unsafe impl Sync for Target {}
