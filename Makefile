@@ -9,6 +9,8 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 ARGS ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# Peers that benchmarks are built with; RocksDB where its headers are.
+BENCH_FEATURES := foyer moka $(if $(wildcard /usr/include/rocksdb/cache.h),rocksdb)
 
 export CARGO PREFIX DESTDIR
 
@@ -52,7 +54,8 @@ deny: ## licences, sources and advisories of all dependencies
 
 bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@scripts/require-rust.sh
-	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" $(CARGO) run --release --package pagekeeper-bench -- $(ARGS)
+	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" $(CARGO) run --release --package pagekeeper-bench \
+		--features "$(BENCH_FEATURES)" -- $(ARGS)
 
-bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers
+bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers, RocksDB
 	@scripts/bench-setup.sh

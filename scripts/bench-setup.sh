@@ -5,5 +5,5 @@ cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
-scripts/packages.sh "the peers of the benchmarks: vmtouch util-linux-extra fio sysbench mariadb-server mariadb-client"
+scripts/packages.sh "the peers of the benchmarks: vmtouch util-linux-extra fio sysbench mariadb-server mariadb-client librocksdb-dev g++"
 "$cargo" install pagers --version 0.2.2 --locked --root "${CARGO_TARGET_DIR:-target}/peers"

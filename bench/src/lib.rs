@@ -4,10 +4,11 @@
 //! checked while they are measured; whatever a run makes or changes is gone or taken back when it ends, also by Ctrl-C.
 //! A quick run ends within 45 seconds on a machine that has two free cores. Fails where a subject fails or is wrong.
 
+mod close;
 mod data;
 mod guard;
+mod hit;
 mod machine;
-#[allow(dead_code, reason = "each bench takes what it needs of it")]
 mod pattern;
 mod peers;
 mod plot;
@@ -49,6 +50,10 @@ enum Bench {
     Warm(Options),
     /// MariaDB under sysbench with and without the guard
     Guard(Options),
+    /// Reads of a cached file: the cache against pread, mmap, other caches and the limit
+    Hit(Options),
+    /// Letting go of a file with many cached pages, while others read on
+    Close(Options),
     /// Resident bytes below PATH, by mincore alone
     #[command(hide = true)]
     Mincore {
@@ -194,6 +199,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Release(options) => bench("release", &options, release::run),
         Bench::Warm(options) => bench("warm", &options, warm::run),
         Bench::Guard(options) => bench("guard", &options, guard::run),
+        Bench::Hit(options) => bench("hit", &options, hit::run),
+        Bench::Close(options) => bench("close", &options, close::run),
         Bench::Mincore { path } => scan::mincore(&path),
         Bench::Pread { path, list } => warm::pread(&path, &list),
     };

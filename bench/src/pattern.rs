@@ -3,7 +3,7 @@
 //! A file is a sequence of words of eight bytes, little-endian, each a bijective mix of its index: within one file no two
 //! words are equal, so a page in the wrong place is always seen, and files of different seeds have nothing in common.
 //! Offsets and lengths are in bytes and need not be aligned.
-//! Fails with the offset of the first word that is wrong.
+//! Fails with the offset of the first byte that is wrong.
 
 use std::fs::File;
 use std::io::Write;
@@ -35,26 +35,31 @@ pub(crate) fn fill(seed: u64, offset: u64, buf: &mut [u8]) {
         head.copy_from_slice(&word(seed, index).to_le_bytes()[skipped..skipped + head.len()]);
         index += 1;
     }
-    for part in rest.chunks_mut(WORD) {
-        part.copy_from_slice(&word(seed, index).to_le_bytes()[..part.len()]);
+    let (whole, tail) = rest.as_chunks_mut::<WORD>();
+    for part in whole {
+        *part = word(seed, index).to_le_bytes();
         index += 1;
     }
+    tail.copy_from_slice(&word(seed, index).to_le_bytes()[..tail.len()]);
 }
 
 /// Fails unless `buf` is what a file of this seed has from `offset` on.
 pub(crate) fn check(seed: u64, offset: u64, buf: &[u8]) -> Result<()> {
-    let mut wanted = [0; WORD];
-    let mut at = 0;
-    while at < buf.len() {
-        let here = offset + at as u64;
-        let before_next = if at == 0 { bytes_before_a_word(offset) } else { 0 };
-        let len = if before_next == 0 { WORD } else { before_next }.min(buf.len() - at);
-        let (found, wanted) = (&buf[at..at + len], &mut wanted[..len]);
+    let mut wanted = [0; 4096];
+    let mut here = offset;
+    for found in buf.chunks(wanted.len()) {
+        let wanted = &mut wanted[..found.len()];
         fill(seed, here, wanted);
         if found != wanted {
-            bail!("wrong bytes at {here}: {found:02x?} instead of {wanted:02x?}");
+            let first = found.iter().zip(&*wanted).take_while(|(found, wanted)| found == wanted).count();
+            bail!(
+                "wrong bytes from {} on: {:#04x} instead of {:#04x}",
+                here + first as u64,
+                found[first],
+                wanted[first]
+            );
         }
-        at += len;
+        here += found.len() as u64;
     }
     Ok(())
 }
@@ -106,7 +111,7 @@ mod tests {
             fill(9, 5, &mut part);
             part[at] ^= 0x40;
             let error = check(9, 5, &part).unwrap_err().to_string();
-            assert!(error.contains("wrong bytes at"), "{error}");
+            assert!(error.contains(&format!("wrong bytes from {} on", 5 + at)), "{error}");
         }
     }
 

@@ -17,6 +17,9 @@ pub(crate) enum Unit {
     /// Times.
     #[serde(rename = "ms")]
     Milliseconds,
+    /// Times.
+    #[serde(rename = "us")]
+    Microseconds,
     /// Times, for what follows the size.
     #[serde(rename = "s/GiB")]
     SecondsPerGib,
@@ -26,6 +29,9 @@ pub(crate) enum Unit {
     /// Rates.
     #[serde(rename = "queries/s")]
     QueriesPerSecond,
+    /// Rates.
+    #[serde(rename = "M reads/s")]
+    MillionReadsPerSecond,
     /// Memory.
     #[serde(rename = "MiB")]
     Mib,
@@ -40,8 +46,14 @@ pub(crate) enum Unit {
 impl Unit {
     fn better(self) -> Better {
         match self {
-            Self::Milliseconds | Self::SecondsPerGib | Self::Mib | Self::PercentOfCore => Better::Less,
-            Self::GibPerSecond | Self::QueriesPerSecond | Self::Ratio => Better::More,
+            Self::Milliseconds
+            | Self::Microseconds
+            | Self::SecondsPerGib
+            | Self::Mib
+            | Self::PercentOfCore => Better::Less,
+            Self::GibPerSecond | Self::QueriesPerSecond | Self::MillionReadsPerSecond | Self::Ratio => {
+                Better::More
+            }
         }
     }
 
@@ -49,9 +61,11 @@ impl Unit {
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Milliseconds => "ms",
+            Self::Microseconds => "us",
             Self::SecondsPerGib => "s/GiB",
             Self::GibPerSecond => "GiB/s",
             Self::QueriesPerSecond => "queries/s",
+            Self::MillionReadsPerSecond => "M reads/s",
             Self::Mib => "MiB",
             Self::PercentOfCore => "% of a core",
             Self::Ratio => "ratio",

@@ -1,0 +1,27 @@
+//! Builds the C++ door to the block caches of `RocksDB`, where the feature asks for it.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    #[cfg(feature = "rocksdb")]
+    rocksdb();
+}
+
+#[cfg(feature = "rocksdb")]
+fn rocksdb() {
+    const SOURCE: &str = "src/hit/rocksdb.cc";
+    println!("cargo::rerun-if-changed={SOURCE}");
+    let built = cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .file(SOURCE)
+        // Headers of another house.
+        .flag_if_supported("-Wno-unused-parameter")
+        .try_compile("pagekeeper_bench_rocksdb");
+    if let Err(error) = built {
+        println!(
+            "cargo::error=the feature `rocksdb` needs a C++ compiler and RocksDB's headers (Debian: librocksdb-dev; \
+             `make bench-setup` installs them): {error}"
+        );
+    }
+    println!("cargo::rustc-link-lib=rocksdb");
+}

@@ -1,0 +1,114 @@
+//! What there is without a cache of one's own: the kernel's page cache by pread and by mmap; and the limit of any cache.
+//!
+//! Invariant: none of them waits for a disk as long as the file is resident, which who measures makes sure of.
+//! None fails after it was made but pread, which the read tells.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use anyhow::Result;
+
+use super::map::Map;
+use super::reader::{PAGE, Reader, SEED};
+use crate::pattern;
+use crate::rounds::Random;
+
+/// The kernel's page cache, by pread(2).
+#[derive(Debug)]
+pub(crate) struct Pread(pub(crate) File);
+
+impl Reader for Pread {
+    #[inline]
+    fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
+        self.0.read_at(buf, page * PAGE as u64 + at as u64).is_ok_and(|len| len == buf.len())
+    }
+}
+
+/// The kernel's page cache, by a mapping whose page tables are filled.
+#[derive(Debug)]
+pub(crate) struct Mapped(Map);
+
+impl Mapped {
+    /// Maps so many pages of a file.
+    pub(crate) fn new(file: &File, pages: u64) -> Result<Self> {
+        Ok(Self(Map::file(file, usize::try_from(pages)? * PAGE)?))
+    }
+}
+
+impl Reader for Mapped {
+    #[inline]
+    fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
+        copy_at(self.0.bytes(), page, at, buf)
+    }
+}
+
+/// The limit: an array that tells each page's frame, and a copy out of huge pages. It can't evict, load or be closed.
+#[derive(Debug)]
+pub(crate) struct Limit {
+    frames: Vec<u32>,
+    arena: Map,
+}
+
+impl Limit {
+    /// Puts so many pages of the pattern's file into frames in random order.
+    pub(crate) fn new(pages: u64, random: &mut Random) -> Result<Self> {
+        let mut frames: Vec<u32> = (0..u32::try_from(pages)?).collect();
+        random.shuffle(&mut frames);
+        let mut arena = Map::arena(frames.len() * PAGE)?;
+        let mut page_of = vec![0; frames.len()];
+        for (page, &frame) in (0_u64..).zip(&frames) {
+            page_of[frame as usize] = page;
+        }
+        for (frame, page) in arena.bytes_mut().chunks_mut(PAGE).zip(page_of) {
+            pattern::fill(SEED, page * PAGE as u64, frame);
+        }
+        Ok(Self { frames, arena })
+    }
+}
+
+impl Reader for Limit {
+    #[inline]
+    fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
+        let frame = usize::try_from(page).ok().and_then(|page| self.frames.get(page));
+        frame.is_some_and(|&frame| copy_at(self.arena.bytes(), u64::from(frame), at, buf))
+    }
+}
+
+/// Copies what is at `at` of page `page`; false if it lies beyond the end.
+#[inline]
+fn copy_at(bytes: &[u8], page: u64, at: usize, buf: &mut [u8]) -> bool {
+    let start = usize::try_from(page).unwrap_or(usize::MAX).saturating_mul(PAGE).saturating_add(at);
+    match bytes.get(start..start.saturating_add(buf.len())) {
+        Some(found) => {
+            buf.copy_from_slice(found);
+            true
+        }
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reader::verify;
+    use super::*;
+    use crate::data::MIB;
+
+    const PAGES: u64 = MIB / PAGE as u64;
+
+    #[test]
+    fn each_has_every_page_and_none_beyond() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("file");
+        pattern::make_file(&path, MIB, SEED).unwrap();
+        let open = || File::open(&path).unwrap();
+        let subjects: [Box<dyn Reader>; 3] = [
+            Box::new(Pread(open())),
+            Box::new(Mapped::new(&open(), PAGES).unwrap()),
+            Box::new(Limit::new(PAGES, &mut Random::new(1)).unwrap()),
+        ];
+        for subject in subjects {
+            verify(&*subject, PAGES).unwrap();
+            assert!(!subject.read(PAGES, 0, &mut [0; 8]));
+        }
+    }
+}

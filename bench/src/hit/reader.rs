@@ -1,0 +1,241 @@
+//! One read of one page, how fast threads can do it, and whether it is right.
+//!
+//! Invariants: every subject is read by the same loop with the same random choices and the same checks, compiled anew
+//! for its type, so that no call through a table stands in it. Each read's first and last whole words are compared with
+//! the pattern, and all bytes of every 4096th. Lengths are not known when it is compiled. Threads run before the clock
+//! starts and after it stops; each counts in a cache line of its own.
+//! Fails where a page is not there, or a byte is wrong.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use crate::pattern::{self, WORD};
+use crate::rounds::Random;
+
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 4096;
+/// The seed of the file that all subjects have.
+pub(crate) const SEED: u64 = 1;
+/// Reads between two looks at whether to stop.
+const BATCH: u64 = 64;
+/// Batches between two reads whose every byte is looked at.
+const BATCHES_PER_CHECK: u64 = 64;
+
+/// What pages are read from.
+pub(crate) trait Reader: Sync {
+    /// Fills `buf` with what is in page `page` from byte `at` on, which is within it; false if it could not.
+    fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool;
+}
+
+/// Which pages, and how much of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Load {
+    /// Pages that are read, each as likely.
+    pub(crate) pages: u64,
+    /// From each to the next, in pages.
+    pub(crate) stride: u64,
+    /// Bytes of a read, from a word on; it never crosses into the next page.
+    pub(crate) len: usize,
+}
+
+/// A buffer as an engine would have it.
+#[repr(align(4096))]
+struct Buffer([u8; PAGE]);
+
+/// A counter that shares its cache line, and the one that is fetched with it, with nothing.
+#[repr(align(128))]
+struct Counter(AtomicU64);
+
+/// Reads per second of `threads` threads over `window`, after an eighth of it that does not count.
+pub(crate) fn rate<R: Reader + ?Sized>(
+    reader: &R,
+    load: Load,
+    threads: usize,
+    window: Duration,
+    seed: u64,
+) -> Result<f64> {
+    reading(reader, load, threads, seed, |count| {
+        std::thread::sleep(window / 8);
+        let (before, began) = (count(), Instant::now());
+        std::thread::sleep(window);
+        Ok((count() - before) as f64 / began.elapsed().as_secs_f64())
+    })
+}
+
+/// Runs `meanwhile` while `threads` threads read; it can ask how many reads they have done.
+pub(crate) fn reading<R: Reader + ?Sized, T>(
+    reader: &R,
+    load: Load,
+    threads: usize,
+    seed: u64,
+    meanwhile: impl FnOnce(&dyn Fn() -> u64) -> Result<T>,
+) -> Result<T> {
+    /// Threads stop also when `meanwhile` panics.
+    struct StopAtTheEnd<'a>(&'a AtomicBool);
+    impl Drop for StopAtTheEnd<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let counters: Vec<Counter> = (0..threads).map(|_| Counter(AtomicU64::new(0))).collect();
+    let over = AtomicBool::new(false);
+    let mut seeds = Random::new(seed);
+    std::thread::scope(|scope| {
+        let stop = StopAtTheEnd(&over);
+        let readers: Vec<_> = counters
+            .iter()
+            .map(|counter| {
+                let (random, over) = (Random::new(seeds.next_u64()), &over);
+                scope.spawn(move || read_until(reader, load, random, &counter.0, over))
+            })
+            .collect();
+        let result = meanwhile(&|| counters.iter().map(|counter| counter.0.load(Ordering::Relaxed)).sum());
+        drop(stop);
+        for reader in readers {
+            reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        result
+    })
+}
+
+fn read_until<R: Reader + ?Sized>(
+    reader: &R,
+    load: Load,
+    mut random: Random,
+    counter: &AtomicU64,
+    over: &AtomicBool,
+) -> Result<()> {
+    let len = black_box(load.len);
+    let mut buffer = Buffer([0; PAGE]);
+    let buf = &mut buffer.0[..len];
+    // A read starts at one of these words, and this is its last whole one.
+    let starts = ((PAGE - len) / WORD + 1) as u64;
+    let last = len / WORD * WORD - WORD;
+    let mut done = 0;
+    let mut wrong = 0;
+    loop {
+        let (mut page, mut at) = (0, 0);
+        for _ in 0..BATCH {
+            let number = random.next_u64();
+            page = (((number >> 32) * load.pages) >> 32) * load.stride;
+            at = (low_half(number) * starts) >> 32;
+            if !reader.read(page, usize::try_from(at).unwrap_or(0) * WORD, buf) {
+                bail!("page {page} could not be read, or is not cached");
+            }
+            black_box(&mut *buf);
+            let word = page * (PAGE / WORD) as u64 + at;
+            wrong |= word_at(buf, 0) ^ pattern::word(SEED, word);
+            wrong |= word_at(buf, last) ^ pattern::word(SEED, word + (last / WORD) as u64);
+        }
+        done += BATCH;
+        counter.store(done, Ordering::Relaxed);
+        if done % (BATCH * BATCHES_PER_CHECK) == 0 {
+            pattern::check(SEED, page * PAGE as u64 + at * WORD as u64, buf)?;
+        }
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    ensure!(wrong == 0, "wrong bytes were read");
+    Ok(())
+}
+
+#[inline]
+fn low_half(number: u64) -> u64 {
+    number & u64::from(u32::MAX)
+}
+
+#[inline]
+fn word_at(buf: &[u8], at: usize) -> u64 {
+    let mut word = [0; WORD];
+    word.copy_from_slice(&buf[at..at + WORD]);
+    u64::from_le_bytes(word)
+}
+
+/// Reads every page of a file of `pages` pages, and compares all bytes.
+pub(crate) fn verify<R: Reader + ?Sized>(reader: &R, pages: u64) -> Result<()> {
+    let part = |range: std::ops::Range<u64>| -> Result<()> {
+        let mut buf = vec![0; PAGE];
+        for page in range {
+            ensure!(reader.read(page, 0, &mut buf), "page {page} could not be read, or is not cached");
+            pattern::check(SEED, page * PAGE as u64, &buf)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let helper = scope.spawn(|| part(0..pages / 2));
+        part(pages / 2..pages)?;
+        helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Has the pattern, but for one page that has another's, or none.
+    struct Faulty {
+        wrong: u64,
+        absent: u64,
+    }
+
+    impl Reader for Faulty {
+        fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
+            let found = if page == self.wrong { page + 1 } else { page };
+            pattern::fill(SEED, found * PAGE as u64 + at as u64, buf);
+            page != self.absent
+        }
+    }
+
+    const NONE: u64 = u64::MAX;
+    const SHORT: Load = Load { pages: 64, stride: 3, len: 500 };
+    const WHOLE: Load = Load { pages: 64, stride: 1, len: PAGE };
+    const BLINK: Duration = Duration::from_millis(8);
+
+    #[test]
+    fn right_reads_are_counted() {
+        for load in [SHORT, WHOLE] {
+            assert!(rate(&Faulty { wrong: NONE, absent: NONE }, load, 3, BLINK, 1).unwrap() > 0.0);
+        }
+        verify(&Faulty { wrong: NONE, absent: NONE }, 64).unwrap();
+    }
+
+    #[test]
+    fn a_wrong_page_and_an_absent_one_end_the_run() {
+        for load in [SHORT, WHOLE] {
+            let page = 21 * load.stride;
+            let wrong = rate(&Faulty { wrong: page, absent: NONE }, load, 2, BLINK, 1).unwrap_err();
+            assert!(wrong.to_string().contains("wrong bytes"), "{wrong}");
+            let absent = rate(&Faulty { wrong: NONE, absent: page }, load, 2, BLINK, 1).unwrap_err();
+            assert!(absent.to_string().contains(&format!("page {page} could not")), "{absent}");
+        }
+        assert!(verify(&Faulty { wrong: 63, absent: NONE }, 64).is_err());
+        assert!(verify(&Faulty { wrong: NONE, absent: 0 }, 64).is_err());
+    }
+
+    #[test]
+    fn reads_are_spread_over_all_pages_and_places_and_stay_inside() {
+        struct Seen(std::sync::Mutex<std::collections::BTreeSet<(u64, usize)>>);
+        impl Reader for Seen {
+            fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
+                assert!(at + buf.len() <= PAGE && at.is_multiple_of(WORD));
+                self.0.lock().unwrap().insert((page, at));
+                pattern::fill(SEED, page * PAGE as u64 + at as u64, buf);
+                true
+            }
+        }
+        let seen = Seen(std::sync::Mutex::default());
+        reading(&seen, Load { pages: 4, stride: 5, len: 4072 }, 2, 1, |count| {
+            while count() < 2000 {
+                std::thread::yield_now();
+            }
+            Ok(())
+        })
+        .unwrap();
+        let wanted = [0, 5, 10, 15].into_iter().flat_map(|page| [0, 8, 16, 24].map(|at| (page, at)));
+        assert_eq!(seen.0.into_inner().unwrap(), wanted.collect());
+    }
+}
