@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::IoSliceMut;
 use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -86,8 +87,9 @@ pub trait Io: Send + Sync + 'static {
 
     /// Takes over a file that is open for reading.
     ///
-    /// For direct access it is opened anew through `/proc/self/fd` if it is not direct already, since its flags may be
-    /// shared with other descriptors (`fcntl(F_SETFL)` would change them for all).
+    /// Where it is direct and should not be, or should be and is not, it is opened anew through `/proc/self/fd`: its flags
+    /// may be shared with other descriptors, and `fcntl(F_SETFL)` would change them for all. That takes the permission to
+    /// read the file, and `/proc`.
     fn adopt(&self, file: File, access: Access) -> Result<Arc<dyn IoFile>, Error>;
 
     /// Reads all at once, wide, and waits for all. Calls `completed(index, result)` on this thread as each read ends, in
@@ -101,6 +103,18 @@ pub trait Io: Send + Sync + 'static {
 
     /// What it is, for messages: "`io_uring`", "threads", "simulated disk".
     fn name(&self) -> &'static str;
+}
+
+impl OwnedRead {
+    /// Tells the result. A panic of `done` goes no further than the panic hook: it must not end the thread that other
+    /// reads depend on.
+    pub(crate) fn finish(self, result: Result<usize, Error>) {
+        let Self { file, done, .. } = self;
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            done(result);
+            drop(file);
+        }));
+    }
 }
 
 impl fmt::Debug for BatchRead<'_> {

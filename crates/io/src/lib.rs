@@ -8,8 +8,18 @@
 
 mod api;
 mod error;
+mod open;
+mod pread;
+mod scatter;
 mod target;
+#[cfg(test)]
+mod testing;
+mod threads;
+mod transfer;
+mod uring;
 
 pub use api::{Access, BatchRead, FileStat, Io, IoFile, OwnedRead};
 pub use error::{Error, FileKind};
 pub use target::Target;
+pub use threads::Threads;
+pub use uring::Uring;

@@ -3,6 +3,7 @@
 //! Invariant: whoever makes a [`Target`] promises that the memory is valid and the read's alone until the read's `done`
 //! has been called. Everything that writes through one rests on that promise.
 
+use std::fmt;
 use std::ptr::NonNull;
 
 /// Memory that a read in flight fills: an address and a length in bytes.
@@ -17,11 +18,8 @@ use std::ptr::NonNull;
 /// let target = unsafe { Target::new(NonNull::from(frame).cast(), len) };
 /// assert_eq!(target.len(), 4096);
 /// ```
-#[derive(Debug)]
-pub struct Target {
-    start: NonNull<u8>,
-    len: usize,
-}
+#[repr(transparent)]
+pub struct Target(libc::iovec);
 
 impl Target {
     /// Names `len` bytes from `start` on. For direct reads both must be aligned as the file wants it
@@ -33,22 +31,28 @@ impl Target {
     /// [`crate::OwnedRead`] that the target is part of has been called. They need not be initialised.
     #[expect(unsafe_code, reason = "the contract that the kernel's writes rest on")]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
-        Self { start, len }
+        Self(libc::iovec { iov_base: start.as_ptr().cast(), iov_len: len })
     }
 
     /// Where the memory starts.
-    pub fn start(&self) -> NonNull<u8> {
-        self.start
+    pub fn start(&self) -> *mut u8 {
+        self.0.iov_base.cast()
     }
 
     /// Its length in bytes.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.iov_len
     }
 
     /// Whether it holds no byte.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.iov_len == 0
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:p}+{}", self.start(), self.len())
     }
 }
 

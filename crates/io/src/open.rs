@@ -1,0 +1,214 @@
+//! Opening regular files for reading, and taking over open ones: shared by the back-ends that read real files.
+//!
+//! Invariants: read-only and close-on-exec; nothing is created or cut; a FIFO or device is not opened, and if one comes
+//! in between the look and the open it does not block (`O_NONBLOCK`, taken off again afterwards, since `io_uring` gives
+//! `EAGAIN` for it on some file systems); the access time is left alone where the kernel allows it (`O_NOATIME`, for
+//! owners and `CAP_FOWNER`: open(2)). For [`Access::Direct`] the file is direct from its first open on.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use crate::{Access, Error, FileKind, FileStat, IoFile, pread};
+
+/// A real file.
+#[derive(Debug)]
+pub(crate) struct DiskFile {
+    file: File,
+    path: PathBuf,
+    access: Access,
+}
+
+impl DiskFile {
+    /// Opens by name, following links.
+    pub(crate) fn open(path: &Path, access: Access) -> Result<Arc<dyn IoFile>, Error> {
+        // Looked at first: opening a device node can act on the device (rewind a tape, raise a modem line).
+        let stat = rustix::fs::stat(path).map_err(|errno| call("stat", path, errno))?;
+        require_regular(&stat, path)?;
+        let fd = open_quietly(path, path, access)?;
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| call("fstat", path, errno))?;
+        require_regular(&stat, path)?;
+        Ok(Arc::new(Self { file: fd.into(), path: path.to_path_buf(), access }))
+    }
+
+    /// Takes over an open file; opened anew where its flags do not fit.
+    pub(crate) fn adopt(file: File, access: Access) -> Result<Arc<dyn IoFile>, Error> {
+        let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let path = std::fs::read_link(&link).unwrap_or_else(|_| link.clone());
+        let stat = rustix::fs::fstat(&file).map_err(|errno| call("fstat", &path, errno))?;
+        require_regular(&stat, &path)?;
+        let flags = rustix::fs::fcntl_getfl(&file).map_err(|errno| call("fcntl", &path, errno))?;
+        if flags.contains(OFlags::PATH) || flags & OFlags::RWMODE == OFlags::WRONLY {
+            return Err(call("read", &path, Errno::BADF));
+        }
+        let direct = flags.contains(OFlags::DIRECT);
+        if direct == (access == Access::Direct) && !flags.contains(OFlags::NONBLOCK) {
+            return Ok(Arc::new(Self { file, path, access }));
+        }
+        let fd = open_quietly(&link, &path, access)?;
+        Ok(Arc::new(Self { file: fd.into(), path, access }))
+    }
+}
+
+impl IoFile for DiskFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        pread::read_slice(self, offset, buf)
+    }
+
+    fn stat(&self) -> Result<FileStat, Error> {
+        let stat = rustix::fs::fstat(&self.file).map_err(|errno| call("fstat", &self.path, errno))?;
+        Ok(file_stat(&stat))
+    }
+
+    fn access(&self) -> Access {
+        self.access
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
+    }
+}
+
+/// Opens `path`, which errors call `shown`, with the flags of the module's invariants; once more without `O_NOATIME`
+/// where that is refused.
+pub(crate) fn open_quietly(path: &Path, shown: &Path, access: Access) -> Result<OwnedFd, Error> {
+    let direct = if access == Access::Direct { OFlags::DIRECT } else { OFlags::empty() };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK | direct;
+    let open = |flags| rustix::fs::openat(CWD, path, flags, Mode::empty());
+    let opened = match open(flags | OFlags::NOATIME) {
+        Err(Errno::PERM) => open(flags),
+        other => other,
+    };
+    let fd = opened.map_err(|errno| match errno {
+        Errno::INVAL if access == Access::Direct => {
+            Error::NoDirect { path: shown.to_path_buf(), errno: errno.raw_os_error() }
+        }
+        errno => call("open", shown, errno),
+    })?;
+    // This description is ours alone.
+    let flags = rustix::fs::fcntl_getfl(&fd).map_err(|errno| call("fcntl", shown, errno))?;
+    rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK).map_err(|errno| call("fcntl", shown, errno))?;
+    Ok(fd)
+}
+
+pub(crate) fn call(call: &'static str, path: &Path, errno: Errno) -> Error {
+    Error::Call { call, path: path.to_path_buf(), errno: errno.raw_os_error() }
+}
+
+fn require_regular(stat: &Stat, path: &Path) -> Result<(), Error> {
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => return Ok(()),
+        FileType::Directory => FileKind::Directory,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::CharacterDevice => FileKind::CharacterDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        FileType::Symlink | FileType::Unknown => FileKind::Other,
+    };
+    Err(Error::NotARegularFile { path: path.to_path_buf(), kind })
+}
+
+fn file_stat(stat: &Stat) -> FileStat {
+    let time = |seconds, nanoseconds| (seconds, u32::try_from(nanoseconds).unwrap_or(0));
+    FileStat {
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        device: stat.st_dev,
+        inode: stat.st_ino,
+        modified: time(stat.st_mtime, stat.st_mtime_nsec),
+        changed: time(stat.st_ctime, stat.st_ctime_nsec),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use super::*;
+    use crate::testing::disk_dir;
+
+    fn flags_of(file: &Arc<dyn IoFile>) -> OFlags {
+        rustix::fs::fcntl_getfl(file.fd().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_a_regular_file_is_named_at_once() {
+        let dir = disk_dir();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let socket = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for access in [Access::Direct, Access::Buffered] {
+            for (path, kind) in [
+                (dir.path(), FileKind::Directory),
+                (&fifo, FileKind::Fifo),
+                (&socket, FileKind::Socket),
+                (Path::new("/dev/null"), FileKind::CharacterDevice),
+            ] {
+                let error = DiskFile::open(path, access).err().unwrap();
+                assert_eq!(error, Error::NotARegularFile { path: path.to_path_buf(), kind });
+            }
+            let (reader, _writer) = std::io::pipe().unwrap();
+            let error = DiskFile::adopt(OwnedFd::from(reader).into(), access).err().unwrap();
+            assert!(matches!(error, Error::NotARegularFile { kind: FileKind::Fifo, .. }), "{error}");
+        }
+        let error = DiskFile::open(&dir.path().join("missing"), Access::Direct).err().unwrap();
+        assert_eq!(error.errno(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn a_file_is_direct_from_its_first_open_on() {
+        let dir = disk_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [1; 4096]).unwrap();
+        let direct = flags_of(&DiskFile::open(&path, Access::Direct).unwrap());
+        assert!(direct.contains(OFlags::DIRECT) && !direct.contains(OFlags::NONBLOCK), "{direct:?}");
+        let buffered = flags_of(&DiskFile::open(&path, Access::Buffered).unwrap());
+        assert!(!buffered.intersects(OFlags::DIRECT | OFlags::NONBLOCK), "{buffered:?}");
+    }
+
+    #[test]
+    fn an_adopted_file_does_not_change_the_flags_of_others() {
+        let dir = disk_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [1; 4096]).unwrap();
+        let file = File::open(&path).unwrap();
+        let shared = file.try_clone().unwrap();
+        let adopted = DiskFile::adopt(file, Access::Direct).unwrap();
+        assert_eq!(adopted.path(), path.canonicalize().unwrap());
+        assert!(flags_of(&adopted).contains(OFlags::DIRECT));
+        assert!(!rustix::fs::fcntl_getfl(&shared).unwrap().contains(OFlags::DIRECT));
+        // And back again; and one that fits stays as it is.
+        let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+        let adopted = DiskFile::adopt(direct.try_clone().unwrap(), Access::Buffered).unwrap();
+        assert!(!flags_of(&adopted).contains(OFlags::DIRECT));
+        let number = direct.as_raw_fd();
+        assert_eq!(DiskFile::adopt(direct, Access::Direct).unwrap().fd().unwrap().as_raw_fd(), number);
+    }
+
+    #[test]
+    fn a_deleted_file_can_still_be_adopted() {
+        let dir = disk_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [7; 4096]).unwrap();
+        let file = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let adopted = DiskFile::adopt(file, Access::Direct).unwrap();
+        assert_eq!(adopted.stat().unwrap().size, 4096);
+        assert!(adopted.path().to_string_lossy().ends_with("(deleted)"));
+    }
+
+    #[test]
+    fn a_file_that_is_open_for_writing_only_is_refused() {
+        let dir = disk_dir();
+        let file = File::create(dir.path().join("file")).unwrap();
+        assert_eq!(DiskFile::adopt(file, Access::Buffered).err().unwrap().errno(), Some(libc::EBADF));
+    }
+}

@@ -1,0 +1,12 @@
+//! Helpers of this crate's own tests.
+
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+/// A directory for test files: under the build's own target directory, since /tmp may be a tmpfs.
+pub(crate) fn disk_dir() -> TempDir {
+    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
+    std::fs::create_dir_all(&target).unwrap();
+    tempfile::tempdir_in(target).unwrap()
+}

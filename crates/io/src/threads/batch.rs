@@ -1,0 +1,156 @@
+//! A batch of reads, shared out to the threads of a pool and to its caller.
+//!
+//! Invariants: each read is claimed once, by a count; who has claimed one hands in its result. The caller does not leave,
+//! also not by a panic, before all that was claimed has been handed in, and from then on nothing can be claimed: so no
+//! thread touches the batch after its time, however late it comes.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::pool::{Job, Pool};
+use crate::{BatchRead, Error, pread, scatter};
+
+/// What the helpers and the caller share.
+struct Shared {
+    /// The caller's reads.
+    reads: *const BatchRead<'static>,
+    count: usize,
+    /// The first read that no one has claimed; may run past the count.
+    next: AtomicUsize,
+    handed_in: Mutex<HandedIn>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct HandedIn {
+    results: Vec<(usize, Result<usize, Error>)>,
+    /// Of all that the helpers have claimed.
+    count: usize,
+}
+
+// SAFETY: the pointer is followed only by `read`, for a claimed index, while the caller waits for it (the module's
+// invariant). What is behind it may be used from any thread: files are `Sync`, and the memory of a claimed read belongs
+// to its claimant alone.
+#[expect(unsafe_code, reason = "a borrowed batch is shared with threads that are not scoped")]
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+#[expect(unsafe_code, reason = "as above")]
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn claim(&self) -> Option<usize> {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        (index < self.count).then_some(index)
+    }
+
+    /// # Safety
+    ///
+    /// The index must have been claimed by the caller of this function, and not yet handed in.
+    #[expect(unsafe_code, reason = "follows the pointer into the batch")]
+    unsafe fn read(&self, index: usize) -> Result<usize, Error> {
+        // SAFETY: claimed and not handed in, so the batch is still there (the module's invariant) and the index in it.
+        let read = unsafe { &*self.reads.add(index) };
+        // SAFETY: the batch has its buffers borrowed alone, and the claim makes this thread the only one on this read's.
+        unsafe { pread::read(read.file, read.offset, scatter::of_slices(&read.bufs)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HandedIn> {
+        self.handed_in.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A helper's job: to read as long as there is something to claim.
+pub(super) struct Help(Arc<Shared>);
+
+impl Help {
+    pub(super) fn run(self) {
+        while let Some(index) = self.0.claim() {
+            let mut handing_in = HandingIn {
+                shared: &self.0,
+                index,
+                result: Err(Error::Unavailable { what: "a thread", call: "read", errno: libc::EIO }),
+            };
+            // SAFETY: claimed just now; handed in below.
+            #[expect(unsafe_code, reason = "follows the pointer into the batch")]
+            let result = unsafe { self.0.read(index) };
+            handing_in.result = result;
+        }
+    }
+}
+
+/// Hands a claimed read in when dropped: also when a file's method panics.
+struct HandingIn<'s> {
+    shared: &'s Shared,
+    index: usize,
+    result: Result<usize, Error>,
+}
+
+impl Drop for HandingIn<'_> {
+    fn drop(&mut self) {
+        let mut handed_in = self.shared.lock();
+        handed_in.count += 1;
+        let result = std::mem::replace(&mut self.result, Ok(0));
+        handed_in.results.push((self.index, result));
+        self.shared.more.notify_one();
+    }
+}
+
+/// The caller's end: when dropped, no one uses the batch any more.
+struct Caller {
+    shared: Arc<Shared>,
+    /// How many the caller has claimed itself.
+    claimed: usize,
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        let claimed = self.shared.next.swap(self.shared.count, Ordering::Relaxed).min(self.shared.count);
+        let mut handed_in = self.shared.lock();
+        while handed_in.count < claimed - self.claimed {
+            handed_in = self.shared.more.wait(handed_in).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+pub(super) fn run(
+    pool: &Pool,
+    reads: &mut [BatchRead<'_>],
+    completed: &mut dyn FnMut(usize, Result<usize, Error>),
+) {
+    let count = reads.len();
+    let shared = Arc::new(Shared {
+        reads: reads.as_ptr().cast(),
+        count,
+        next: AtomicUsize::new(0),
+        handed_in: Mutex::default(),
+        more: Condvar::new(),
+    });
+    let helpers = (count - 1).min(pool.threads_max());
+    // What is refused, the caller does.
+    drop(pool.add((0..helpers).map(|_| Job::Help(Help(Arc::clone(&shared)))).collect()));
+    let mut caller = Caller { shared, claimed: 0 };
+    let mut told = 0;
+    let mut results = Vec::new();
+    while told < count {
+        let claimed = caller.shared.claim();
+        if let Some(index) = claimed {
+            caller.claimed += 1;
+            // SAFETY: claimed just now.
+            #[expect(unsafe_code, reason = "follows the pointer into the batch")]
+            let result = unsafe { caller.shared.read(index) };
+            completed(index, result);
+            told += 1;
+        }
+        {
+            let mut handed_in = caller.shared.lock();
+            while claimed.is_none() && handed_in.results.is_empty() {
+                handed_in = caller.shared.more.wait(handed_in).unwrap_or_else(PoisonError::into_inner);
+            }
+            std::mem::swap(&mut results, &mut handed_in.results);
+        }
+        for (index, result) in results.drain(..) {
+            completed(index, result);
+            told += 1;
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The one loop around raw reads, shared by all back-ends: a read goes on until its memory is full, the file ends, or
+//! an error that means something.
+//!
+//! Invariants: [`Transfer::done`] bytes from the read's offset on are in its memory; a result that is shorter than what
+//! was asked means end of file and nothing else. `EINTR`, `EAGAIN` and short counts are gone on with; after
+//! [`FRUITLESS_MAX`] attempts in a row that brought nothing the read fails with the last of them, so that it always ends.
+
+use libc::iovec;
+
+use crate::{Access, Error, IoFile, scatter};
+
+/// So many attempts in a row without a byte, and the read fails.
+const FRUITLESS_MAX: u32 = 1000;
+/// From so many on the thread lets others run first.
+const FRUITLESS_PATIENT: u32 = 10;
+
+/// Where a direct read is taken up again. Its offset keeps the alignment that the read began with, for any alignment up
+/// to this one.
+const RESUME_ALIGN: usize = 4096;
+
+/// Direct reads are at least aligned to this everywhere; what isn't explains an `EINVAL`.
+const ALIGN_MIN: usize = 512;
+
+/// The state of a read that may take several raw reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Transfer {
+    offset: u64,
+    len: usize,
+    done: usize,
+    fruitless: u32,
+}
+
+impl Transfer {
+    /// A read of `len` bytes from `offset` on.
+    pub(crate) fn new(offset: u64, len: usize) -> Self {
+        Self { offset, len, done: 0, fruitless: 0 }
+    }
+
+    /// What is known before any raw read: nothing to do, or a place beyond what Linux can count.
+    pub(crate) fn before(&self, file: &dyn IoFile) -> Option<Result<usize, Error>> {
+        if self.len == 0 {
+            return Some(Ok(0));
+        }
+        // `-1` would even mean "the file's own position" to io_uring.
+        let beyond = self.offset.checked_add(self.len as u64).is_none_or(|end| i64::try_from(end).is_err());
+        beyond.then(|| Err(self.error(libc::EINVAL, file)))
+    }
+
+    /// Where the next raw read begins.
+    pub(crate) fn position(&self) -> u64 {
+        self.offset + self.done as u64
+    }
+
+    /// How many bytes are in the read's memory.
+    pub(crate) fn done(&self) -> usize {
+        self.done
+    }
+
+    /// Takes in what a raw read at [`Self::position`] that asked for `asked` bytes gave: a count, or an error number.
+    /// `pieces` is all of the read's memory. Gives the read's result, or nothing when another raw read is to follow.
+    pub(crate) fn after(
+        &mut self,
+        asked: usize,
+        got: Result<usize, i32>,
+        file: &dyn IoFile,
+        pieces: &[iovec],
+    ) -> Option<Result<usize, Error>> {
+        match got {
+            Ok(count) if count == asked => {
+                self.done += count;
+                self.fruitless = 0;
+                (self.done == self.len).then_some(Ok(self.done))
+            }
+            Ok(0) => Some(Ok(self.done)),
+            Ok(count) => self.short(count, file),
+            Err(errno @ (libc::EINTR | libc::EAGAIN)) => self.fruitless(errno, file),
+            Err(libc::EINVAL) if file.access() == Access::Direct && !self.is_aligned(pieces) => {
+                Some(Err(Error::Unaligned { path: file.path().to_path_buf(), range: self.range() }))
+            }
+            Err(errno) => Some(Err(self.error(errno, file))),
+        }
+    }
+
+    /// Goes on behind a short count. A direct read can't just go on behind a file's odd end, where it would not be
+    /// aligned: whether that is the end is asked, and else the read is taken up from an aligned place.
+    fn short(&mut self, count: usize, file: &dyn IoFile) -> Option<Result<usize, Error>> {
+        let reached = self.done + count;
+        if file.access() == Access::Buffered {
+            self.done = reached;
+            self.fruitless = 0;
+            return None;
+        }
+        match file.stat() {
+            Ok(stat) if stat.size <= self.offset + reached as u64 => return Some(Ok(reached)),
+            Ok(_) => {}
+            Err(error) => return Some(Err(error)),
+        }
+        let resumed = reached - reached % RESUME_ALIGN;
+        if resumed <= self.done {
+            return self.fruitless(libc::EAGAIN, file);
+        }
+        self.done = resumed;
+        self.fruitless = 0;
+        None
+    }
+
+    fn fruitless(&mut self, errno: i32, file: &dyn IoFile) -> Option<Result<usize, Error>> {
+        self.fruitless += 1;
+        if self.fruitless >= FRUITLESS_MAX {
+            return Some(Err(self.error(errno, file)));
+        }
+        if self.fruitless >= FRUITLESS_PATIENT {
+            std::thread::yield_now();
+        }
+        None
+    }
+
+    fn is_aligned(&self, pieces: &[iovec]) -> bool {
+        self.offset.is_multiple_of(ALIGN_MIN as u64) && scatter::are_aligned(pieces, ALIGN_MIN)
+    }
+
+    fn range(&self) -> std::ops::Range<u64> {
+        self.offset..self.offset.saturating_add(self.len as u64)
+    }
+
+    /// The error of this read.
+    pub(crate) fn error(&self, errno: i32, file: &dyn IoFile) -> Error {
+        Error::Read { path: file.path().to_path_buf(), range: self.range(), errno }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::path::Path;
+
+    use super::*;
+    use crate::FileStat;
+
+    /// A file of which only the size is known.
+    struct Sized(u64, Access);
+
+    impl IoFile for Sized {
+        fn read_at(&self, _: u64, _: &mut [u8]) -> Result<usize, Error> {
+            unreachable!("raw reads are played by the test")
+        }
+        fn stat(&self) -> Result<FileStat, Error> {
+            Ok(FileStat { size: self.0, device: 0, inode: 0, modified: (0, 0), changed: (0, 0) })
+        }
+        fn access(&self) -> Access {
+            self.1
+        }
+        fn path(&self) -> &Path {
+            Path::new("file")
+        }
+        fn fd(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    fn feed(
+        transfer: &mut Transfer,
+        file: &Sized,
+        results: &[Result<usize, i32>],
+    ) -> Vec<Option<Result<usize, Error>>> {
+        results
+            .iter()
+            .map(|got| {
+                let asked = transfer.len - transfer.done;
+                transfer.after(asked, *got, file, &[])
+            })
+            .collect()
+    }
+
+    #[test]
+    fn interruptions_and_short_counts_are_gone_on_with() {
+        let file = Sized(100_000, Access::Buffered);
+        let mut transfer = Transfer::new(10, 8192);
+        let got =
+            feed(&mut transfer, &file, &[Err(libc::EINTR), Ok(100), Err(libc::EAGAIN), Ok(8000), Ok(92)]);
+        assert_eq!(got, [None, None, None, None, Some(Ok(8192))]);
+    }
+
+    #[test]
+    fn nothing_more_is_the_end_of_file() {
+        let file = Sized(0, Access::Buffered);
+        let mut transfer = Transfer::new(0, 8192);
+        // The size is not believed (files of /proc have none): only a raw read of no byte ends a buffered read.
+        assert_eq!(feed(&mut transfer, &file, &[Ok(100), Ok(0)]), [None, Some(Ok(100))]);
+    }
+
+    #[test]
+    fn a_direct_read_ends_at_the_size_and_resumes_aligned_before_it() {
+        let file = Sized(20_000, Access::Direct);
+        let mut transfer = Transfer::new(8192, 16_384);
+        assert_eq!(feed(&mut transfer, &file, &[Ok(5000)]), [None]);
+        assert_eq!(transfer.position(), 8192 + 4096);
+        assert_eq!(feed(&mut transfer, &file, &[Ok(20_000 - 8192 - 4096)]), [Some(Ok(20_000 - 8192))]);
+    }
+
+    #[test]
+    fn a_read_that_never_gets_anywhere_fails_in_the_end() {
+        for (access, errno, got) in [
+            (Access::Buffered, libc::EINTR, Err(libc::EINTR)),
+            (Access::Buffered, libc::EAGAIN, Err(libc::EAGAIN)),
+            (Access::Direct, libc::EAGAIN, Ok(7)),
+        ] {
+            let file = Sized(1 << 20, access);
+            let mut transfer = Transfer::new(0, 4096);
+            let results = feed(&mut transfer, &file, &vec![got; FRUITLESS_MAX as usize]);
+            let (last, others) = results.split_last().unwrap();
+            assert!(others.iter().all(Option::is_none));
+            assert_eq!(last.as_ref().unwrap().as_ref().unwrap_err().errno(), Some(errno));
+        }
+    }
+
+    #[test]
+    fn an_invalid_direct_read_is_explained_where_it_is_not_aligned() {
+        let file = Sized(1 << 20, Access::Direct);
+        let unaligned = Error::Unaligned { path: "file".into(), range: 100..4196 };
+        let got = feed(&mut Transfer::new(100, 4096), &file, &[Err(libc::EINVAL)]);
+        assert_eq!(got, [Some(Err(unaligned))]);
+        let got = feed(&mut Transfer::new(512, 4096), &file, &[Err(libc::EINVAL)]);
+        assert!(matches!(got[0], Some(Err(Error::Read { errno: libc::EINVAL, .. }))));
+    }
+
+    #[test]
+    fn places_beyond_what_linux_counts_are_refused_before_any_read() {
+        let file = Sized(1, Access::Buffered);
+        for offset in [u64::MAX, u64::MAX - 4096, i64::MAX as u64] {
+            let error = Transfer::new(offset, 4096).before(&file).unwrap().unwrap_err();
+            assert_eq!(error.errno(), Some(libc::EINVAL), "{offset}");
+        }
+        assert_eq!(Transfer::new(u64::MAX, 0).before(&file), Some(Ok(0)));
+        assert_eq!(Transfer::new(0, 1).before(&file), None);
+    }
+}

@@ -1,0 +1,188 @@
+//! Reads in the background: one ring, and a thread that serves it.
+//!
+//! Invariants: submitters only ever wait for the lock around the queue, which is never held over I/O or a `done`; each
+//! read that was submitted is done once, also after the [`Background`] is gone; then the thread ends by itself.
+//!
+//! The thread waits in the ring; a submitter wakes it through an eventfd, but only if the thread has said, under the
+//! same lock, that it found the queue empty.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use libc::iovec;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::flight::{Flight, Job};
+use super::ring::{Ring, unavailable};
+use crate::{Error, Io, IoFile, OwnedRead, Threads, pread, scatter};
+
+/// The way into the ring.
+#[derive(Debug)]
+pub(super) struct Background {
+    depth: u32,
+    shared: OnceLock<Arc<Shared>>,
+    /// Held while the thread is started.
+    starting: Mutex<()>,
+    /// Reads where there is no ring.
+    threads: Threads,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// An eventfd.
+    wake: OwnedFd,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<OwnedRead>,
+    /// The thread has found the queue empty: who adds to it wakes the thread.
+    parked: bool,
+    /// No more reads will come.
+    closed: bool,
+    /// The thread has ended: its ring broke.
+    broken: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        // Fails only when the count is at its end, and then the thread has been woken already.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Background {
+    pub(super) fn new(depth: u32) -> Self {
+        Self { depth, shared: OnceLock::new(), starting: Mutex::new(()), threads: Threads::new() }
+    }
+
+    /// What reads where there is no ring.
+    pub(super) fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    pub(super) fn submit(&self, reads: Vec<OwnedRead>) {
+        if reads.is_empty() {
+            return;
+        }
+        let Ok(shared) = self.shared() else {
+            return self.threads.submit(reads);
+        };
+        let mut queue = shared.lock();
+        if queue.broken {
+            drop(queue);
+            return self.threads.submit(reads);
+        }
+        queue.waiting.extend(reads);
+        let wake = std::mem::replace(&mut queue.parked, false);
+        drop(queue);
+        if wake {
+            shared.wake();
+        }
+    }
+
+    /// Starts the thread if it has not been started. Where that fails the next call tries again.
+    fn shared(&self) -> Result<&Arc<Shared>, Error> {
+        if let Some(shared) = self.shared.get() {
+            return Ok(shared);
+        }
+        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = self.shared.get() {
+            return Ok(shared);
+        }
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| unavailable("eventfd", &errno.into()))?;
+        let shared = Arc::new(Shared { queue: Mutex::default(), wake });
+        // One place more, for the wake-up.
+        let ring = Ring::new(self.depth + 1)?;
+        let served = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("pagekeeper-io".to_owned())
+            .spawn(move || serve(ring, &served))
+            .map_err(|error| unavailable("clone", &error))?;
+        Ok(self.shared.get_or_init(|| shared))
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // Not joined: this may run on that very thread, in a `done` that held the last handle.
+        if let Some(shared) = self.shared.get() {
+            shared.lock().closed = true;
+            shared.wake();
+        }
+    }
+}
+
+// SAFETY: by the contract of `Target` the memory is the read's alone until `done` has been called, which is after the
+// flight has given the read back; the list of targets is on the heap, and not changed.
+#[expect(unsafe_code, reason = "the promise of Target is passed on")]
+unsafe impl Job for OwnedRead {
+    fn file(&self) -> &dyn IoFile {
+        &*self.file
+    }
+
+    fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    fn pieces(&self) -> &[iovec] {
+        scatter::of_targets(&self.targets)
+    }
+}
+
+/// What the thread does: until no more reads can come and all are done, or the ring breaks.
+fn serve(mut ring: Ring, shared: &Shared) {
+    let slots = ring.room() - 1;
+    let mut flight: Flight<'_, OwnedRead> = Flight::new(&mut ring, slots);
+    let mut taken = Vec::new();
+    let mut armed = false;
+    loop {
+        let closed = {
+            let mut queue = shared.lock();
+            let count = queue.waiting.len().min(flight.room());
+            taken.extend(queue.waiting.drain(..count));
+            // With reads left in the queue the ring is full, and a completion is what to wait for.
+            queue.parked = queue.waiting.is_empty();
+            queue.closed
+        };
+        let mut ended = false;
+        for read in taken.drain(..) {
+            if let Some((read, result)) = flight.begin(read) {
+                read.finish(result);
+                ended = true;
+            }
+        }
+        if ended {
+            // There is room for others again.
+            continue;
+        }
+        if closed && flight.len() == 0 && shared.lock().waiting.is_empty() {
+            return;
+        }
+        if !armed && !closed {
+            flight.wake_by(shared.wake.as_fd());
+            armed = true;
+        }
+        let woken = flight.wait(1, OwnedRead::finish);
+        if flight.is_broken() {
+            let mut queue = shared.lock();
+            queue.broken = true;
+            let waiting = std::mem::take(&mut queue.waiting);
+            drop(queue);
+            // Their submitters are gone their ways: this thread is left to read them.
+            waiting.into_iter().for_each(pread::read_owned);
+            return;
+        }
+        if woken {
+            armed = false;
+            let _ = rustix::io::read(&shared.wake, &mut [0_u8; 8]);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Reads through `io_uring`: many in flight from one thread.
+//!
+//! A batch runs on a ring of its own, checked out of a pool: the calling thread itself puts reads in and takes
+//! completions out, with no other thread in between. Reads in the background go through one more ring, which a thread of
+//! its own serves. Single blocking reads are plain pread(2).
+//!
+//! Fails where `io_uring` is missing, forbidden or does not really work: found out by [`Uring::new`], which does a read.
+
+mod background;
+mod batch;
+mod flight;
+mod ring;
+
+use std::fs::File;
+use std::io::{IoSliceMut, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use background::Background;
+use ring::Ring;
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::open::DiskFile;
+use crate::{Access, BatchRead, Error, Io, IoFile, OwnedRead, pread};
+
+/// Reads in flight at once in each ring, if nothing else is said.
+const DEPTH: u32 = 128;
+/// The deepest ring that the kernel makes by default (`IORING_MAX_ENTRIES` is 32768; this much is memory enough).
+const DEPTH_MAX: u32 = 4096;
+/// Rings that are kept for later batches: more than threads that run at once on most machines.
+const IDLE_RINGS_MAX: usize = 64;
+
+/// Reads through `io_uring`.
+///
+/// ```
+/// use pagekeeper_io::{Access, Io, Threads, Uring};
+/// use std::sync::Arc;
+///
+/// let io: Arc<dyn Io> = match Uring::new() {
+///     Ok(uring) => Arc::new(uring),
+///     Err(why) => {
+///         eprintln!("{why}");
+///         Arc::new(Threads::new())
+///     }
+/// };
+/// let file = io.open("/etc/passwd".as_ref(), Access::Buffered)?;
+/// let mut buf = [0; 64];
+/// assert!(file.read_at(0, &mut buf)? > 0);
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Uring {
+    depth: u32,
+    idle: Mutex<Vec<Ring>>,
+    background: Background,
+}
+
+impl Uring {
+    /// With up to 128 reads in flight in each batch, and as many in the background.
+    ///
+    /// Fails with [`Error::Unavailable`] where the kernel has no `io_uring`, or forbids it (the sysctl
+    /// `kernel.io_uring_disabled`, seccomp in containers), or where reading through it does not work.
+    pub fn new() -> Result<Self, Error> {
+        Self::with_depth(DEPTH)
+    }
+
+    /// With up to `depth` reads in flight in each batch, and as many in the background: 1 to 4096, taken to the nearest
+    /// of these.
+    pub fn with_depth(depth: u32) -> Result<Self, Error> {
+        let depth = depth.clamp(1, DEPTH_MAX);
+        let mut ring = Ring::new(depth)?;
+        probe(&mut ring)?;
+        Ok(Self { depth, idle: Mutex::new(vec![ring]), background: Background::new(depth) })
+    }
+
+    /// Reads in flight at once in each batch.
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    fn check_out(&self) -> Result<Ring, Error> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        idle.map_or_else(|| Ring::new(self.depth), Ok)
+    }
+
+    fn check_in(&self, ring: Ring) {
+        if ring.is_broken() || ring.in_flight() > 0 {
+            return;
+        }
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_RINGS_MAX {
+            idle.push(ring);
+        } else {
+            drop(idle);
+            drop(ring);
+        }
+    }
+}
+
+impl Io for Uring {
+    fn open(&self, path: &Path, access: Access) -> Result<Arc<dyn IoFile>, Error> {
+        DiskFile::open(path, access)
+    }
+
+    fn adopt(&self, file: File, access: Access) -> Result<Arc<dyn IoFile>, Error> {
+        DiskFile::adopt(file, access)
+    }
+
+    fn read_batch(
+        &self,
+        reads: &mut [BatchRead<'_>],
+        completed: &mut dyn FnMut(usize, Result<usize, Error>),
+    ) {
+        if let [read] = reads {
+            // One alone is not worth a ring.
+            return completed(0, pread::read_alone(read));
+        }
+        match self.check_out() {
+            Ok(ring) => {
+                // Given back by a panic of `completed` too: `batch::run` leaves the ring empty.
+                let mut lease = Lease { uring: self, ring: Some(ring) };
+                if let Some(ring) = &mut lease.ring {
+                    batch::run(ring, reads, completed);
+                }
+            }
+            // No ring to be had for now: memory, descriptors.
+            Err(_) => self.background.threads().read_batch(reads, completed),
+        }
+    }
+
+    fn submit(&self, reads: Vec<OwnedRead>) {
+        self.background.submit(reads);
+    }
+
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+}
+
+/// A ring on loan.
+struct Lease<'u> {
+    uring: &'u Uring,
+    ring: Option<Ring>,
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        if let Some(ring) = self.ring.take() {
+            self.uring.check_in(ring);
+        }
+    }
+}
+
+/// Whether reads through the ring work: set-up alone can succeed where operations are refused.
+fn probe(ring: &mut Ring) -> Result<(), Error> {
+    const MARK: [u8; 8] = *b"io_uring";
+    let unavailable = |call, errno| Error::Unavailable { what: "io_uring", call, errno };
+    let file = memfd_create("pagekeeper-probe", MemfdFlags::CLOEXEC)
+        .map_err(|errno| unavailable("memfd_create", errno.raw_os_error()))?;
+    let mut file = File::from(file);
+    file.write_all(&MARK).map_err(|e| unavailable("write", e.raw_os_error().unwrap_or(libc::EIO)))?;
+    let file = DiskFile::adopt(file, Access::Buffered)?;
+    let mut bytes = [0; MARK.len()];
+    let mut result = Ok(0);
+    let mut reads = [BatchRead { file: &*file, offset: 0, bufs: vec![IoSliceMut::new(&mut bytes)] }];
+    batch::run(ring, &mut reads, &mut |_, got| result = got);
+    match result {
+        Err(error) => Err(unavailable("IORING_OP_READ", error.errno().unwrap_or(libc::EIO))),
+        Ok(_) if bytes != MARK => Err(unavailable("IORING_OP_READ", libc::EIO)),
+        Ok(_) => Ok(()),
+    }
+}

@@ -1,0 +1,190 @@
+//! One ring: reads are put in, completions are taken out.
+//!
+//! Invariants: at most `depth` reads are in the ring, so that neither queue overflows; each read that was put in comes
+//! out exactly once, as a completion or, after [`Ring::enter`] has failed for good, by [`Ring::give_up`]. The memory of
+//! a read is the kernel's until then. A ring is used by one thread at a time.
+
+use std::fmt;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, types};
+use libc::iovec;
+
+use crate::Error;
+
+/// A completion: the token that its read was put in with, and the count of bytes or the error number.
+pub(super) type Completion = (u64, Result<usize, i32>);
+
+pub(super) struct Ring {
+    queues: IoUring,
+    depth: usize,
+    /// Put in and not yet taken out.
+    in_flight: usize,
+    /// [`Self::enter`] has failed for good.
+    broken: bool,
+}
+
+impl Ring {
+    /// A ring for `depth` reads at once.
+    pub(super) fn new(depth: u32) -> Result<Self, Error> {
+        let entries = depth.next_power_of_two();
+        let mut builder = IoUring::builder();
+        // Completions wait until the thread enters the kernel, where it does so anyway to wait for them, in place of
+        // interrupting it: Linux 5.19.
+        let queues =
+            builder.setup_coop_taskrun().build(entries).or_else(|error| match error.raw_os_error() {
+                Some(libc::EINVAL) => IoUring::new(entries),
+                _ => Err(error),
+            });
+        let queues = queues.map_err(|error| unavailable("io_uring_setup", &error))?;
+        Ok(Self { queues, depth: depth as usize, in_flight: 0, broken: false })
+    }
+
+    /// How many more may be put in.
+    pub(super) fn room(&self) -> usize {
+        self.depth - self.in_flight
+    }
+
+    /// How many are in.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Whether it takes and gives no more.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Puts a read in; the next [`Self::enter`] starts it.
+    ///
+    /// # Safety
+    ///
+    /// The pieces of memory must be valid for writes and no one else's, and the list itself must stay where it is, until
+    /// the read has come out. There must be room.
+    #[expect(unsafe_code, reason = "the kernel writes where it is told to")]
+    pub(super) unsafe fn read(&mut self, fd: BorrowedFd<'_>, pieces: &[iovec], offset: u64, token: u64) {
+        let fd = types::Fd(fd.as_raw_fd());
+        let entry = match pieces {
+            // A longer piece comes back short and is gone on with, as preadv(2) does from 2 GiB on.
+            [piece] => {
+                let len = u32::try_from(piece.iov_len).unwrap_or(1 << 30);
+                opcode::Read::new(fd, piece.iov_base.cast(), len).offset(offset).build()
+            }
+            pieces => {
+                let count = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
+                opcode::Readv::new(fd, pieces.as_ptr(), count).offset(offset).build()
+            }
+        };
+        // SAFETY: the caller vouches for memory and list. The descriptor need not outlive this value's call of `enter`
+        // that submits: the kernel holds the file from then on, and a wrong number would only give EBADF.
+        unsafe { self.push(&entry.user_data(token)) };
+    }
+
+    /// Puts in something that comes out when `fd` can be read.
+    pub(super) fn wait_readable(&mut self, fd: BorrowedFd<'_>, token: u64) {
+        let events = u32::try_from(libc::POLLIN).unwrap_or(1);
+        let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), events).build().user_data(token);
+        // SAFETY: a poll touches no memory of this process.
+        #[expect(unsafe_code, reason = "all entries go through one unsafe function")]
+        unsafe {
+            self.push(&entry);
+        }
+    }
+
+    /// # Safety
+    ///
+    /// What the entry points at must be valid until it has come out.
+    #[expect(unsafe_code, reason = "the kernel writes where it is told to")]
+    unsafe fn push(&mut self, entry: &io_uring::squeue::Entry) {
+        assert!(self.room() > 0, "no room in the ring");
+        // SAFETY: the caller vouches for the entry.
+        let pushed = unsafe { self.queues.submission().push(entry) };
+        // The queue is no smaller than the depth, and entries leave it before they come out.
+        assert!(pushed.is_ok(), "the submission queue is smaller than the depth");
+        self.in_flight += 1;
+    }
+
+    /// Starts what was put in, and waits until `want` (at most what is in) have completed.
+    ///
+    /// Returns early on a signal. On an error the ring is broken: what had been started still completes, the rest was
+    /// not begun.
+    pub(super) fn enter(&mut self, want: usize) -> Result<(), i32> {
+        let want = want.min(self.in_flight);
+        match self.queues.submit_and_wait(want) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error().unwrap_or(libc::EIO) {
+                libc::EINTR => Ok(()),
+                // No memory for more at the moment, or completions are to be taken out first.
+                libc::EAGAIN | libc::EBUSY | libc::ENOMEM => {
+                    std::thread::sleep(Duration::from_micros(100));
+                    Ok(())
+                }
+                errno => {
+                    self.broken = true;
+                    Err(errno)
+                }
+            },
+        }
+    }
+
+    /// Takes out what has completed, into `completions`.
+    pub(super) fn take(&mut self, completions: &mut Vec<Completion>) {
+        for entry in self.queues.completion() {
+            self.in_flight -= 1;
+            completions.push((entry.user_data(), count(entry.result())));
+        }
+    }
+
+    /// Waits for all that is in the ring and forgets the results.
+    pub(super) fn drain(&mut self) {
+        let mut completions = Vec::new();
+        while self.in_flight > 0 {
+            if self.broken || self.enter(self.in_flight).is_err() {
+                self.give_up(&mut completions);
+                return;
+            }
+            self.take(&mut completions);
+            completions.clear();
+        }
+    }
+
+    /// After [`Self::enter`] has failed: waits for what had been started and takes it out. What then has not come out
+    /// was never begun, and never will be: the ring takes nothing more.
+    pub(super) fn give_up(&mut self, completions: &mut Vec<Completion>) {
+        debug_assert!(self.broken);
+        loop {
+            self.take(completions);
+            let unsubmitted = self.queues.submission().len();
+            if self.in_flight == unsubmitted {
+                self.in_flight = 0;
+                return;
+            }
+            // Completions are posted when the thread comes back from any call into the kernel.
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring")
+            .field("depth", &self.depth)
+            .field("in_flight", &self.in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.drain();
+    }
+}
+
+fn count(result: i32) -> Result<usize, i32> {
+    usize::try_from(result).map_err(|_| -result)
+}
+
+pub(super) fn unavailable(call: &'static str, error: &std::io::Error) -> Error {
+    Error::Unavailable { what: "io_uring", call, errno: error.raw_os_error().unwrap_or(libc::ENOSYS) }
+}
