@@ -1,0 +1,260 @@
+//! Settings of a cache, and their bounds.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, Io, Threads, Uring};
+
+use crate::cache::TABLES_SHARE;
+use crate::pool::Pool;
+use crate::queues::Frame;
+use crate::sys::arena::Arena;
+use crate::sys::table::PART_BYTES;
+use crate::word::FRAMES_MAX;
+use crate::{BuildError, LoadedPage, PageCache};
+
+/// The fewest frames a cache works with.
+const FRAMES_MIN: u64 = 64;
+
+/// Bookkeeping beside the frames, in bytes: threads' slots, files' records, waiters.
+const BASE: u64 = 64 << 10;
+
+/// Where the frames' memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// Transparent huge pages (`MADV_HUGEPAGE`), where the kernel has any at hand.
+    #[default]
+    Transparent,
+    /// Huge pages that were set aside (`vm.nr_hugepages`); the build fails if there are too few.
+    Hugetlb,
+    /// None.
+    Off,
+}
+
+/// How pages that are missed are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backend {
+    /// Direct I/O by `io_uring`, or by threads where `io_uring` can't be had.
+    #[default]
+    Auto,
+    /// Direct I/O by `io_uring`; the build fails where it can't be had.
+    Uring,
+    /// Direct I/O by threads of pread(2).
+    Threads,
+    /// Through the kernel's page cache, by threads of pread(2): everything may be cached twice.
+    Buffered,
+}
+
+/// Looks at a page that was loaded, before anyone reads it.
+pub(crate) type Verifier = Arc<dyn Fn(&LoadedPage<'_>) -> Result<(), String> + Send + Sync>;
+
+/// The settings of a cache to be.
+#[derive(Clone)]
+pub struct Builder {
+    memory: u64,
+    page_size: usize,
+    huge_pages: HugePages,
+    backend: Backend,
+    io: Option<Arc<dyn Io>>,
+    verifier: Option<Verifier>,
+}
+
+impl Default for Builder {
+    /// 64 MiB in pages of 4 KiB.
+    fn default() -> Self {
+        Self {
+            memory: 64 << 20,
+            page_size: 4096,
+            huge_pages: HugePages::default(),
+            backend: Backend::default(),
+            io: None,
+            verifier: None,
+        }
+    }
+}
+
+/// What a cache was built with.
+pub(crate) struct Settings {
+    pub(crate) memory: u64,
+    pub(crate) page_shift: u32,
+    pub(crate) io: Arc<dyn Io>,
+    pub(crate) access: Access,
+    pub(crate) verifier: Option<Verifier>,
+}
+
+impl Builder {
+    /// The budget in bytes [default: 64 MiB]. Frames, their records and the tables of open files all count.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = bytes;
+        self
+    }
+
+    /// Bytes of a page: a power of two from 4096 to 65536 [default: 4096].
+    #[must_use]
+    pub fn page_size(mut self, bytes: usize) -> Self {
+        self.page_size = bytes;
+        self
+    }
+
+    /// Where the frames' memory comes from [default: transparent huge pages].
+    #[must_use]
+    pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
+        self.huge_pages = huge_pages;
+        self
+    }
+
+    /// How pages that are missed are read [default: direct I/O, `io_uring` or threads].
+    #[must_use]
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.backend = backend;
+        self
+    }
+
+    /// A back-end of one's own in place of [`backend`](Self::backend), for direct access: the simulated disk, or one that
+    /// is shared.
+    #[must_use]
+    pub fn io(mut self, io: Arc<dyn Io>) -> Self {
+        self.io = Some(io);
+        self
+    }
+
+    /// Checks every page once, when it is loaded, outside all locks. A page that it says no to is not cached, and all who
+    /// asked for it get [`Error::Rejected`](crate::Error::Rejected) with the reason. It must not read through the cache.
+    ///
+    /// ```
+    /// use pagekeeper_cache::{LoadedPage, PageCache};
+    /// let cache = PageCache::builder()
+    ///     .memory(16 << 20)
+    ///     .verifier(|page: &LoadedPage<'_>| match page.bytes().first() {
+    ///         Some(0xd7) => Ok(()),
+    ///         other => Err(format!("begins with {other:?}, not with 0xd7")),
+    ///     })
+    ///     .build()?;
+    /// # Ok::<(), pagekeeper_cache::BuildError>(())
+    /// ```
+    #[must_use]
+    pub fn verifier(
+        mut self,
+        verifier: impl Fn(&LoadedPage<'_>) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        self.verifier = Some(Arc::new(verifier));
+        self
+    }
+
+    /// The budget that has room for this many pages, while no file is open: each open file takes four bytes a page of
+    /// its own length in addition, up to an eighth of the budget in all.
+    pub fn memory_for(pages: u32, page_size: usize) -> u64 {
+        BASE + u64::from(pages) * (page_size as u64 + per_frame())
+    }
+
+    /// Makes the cache. Its memory is taken up as it fills.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] says which setting is impossible and what is possible.
+    pub fn build(self) -> Result<PageCache, BuildError> {
+        let Self { memory, page_size, huge_pages, backend, io, verifier } = self;
+        if !page_size.is_power_of_two() || !(4096..=65536).contains(&page_size) {
+            return Err(BuildError::PageSize { given: page_size });
+        }
+        let least = BASE + FRAMES_MIN * (page_size as u64 + per_frame());
+        if memory < least {
+            return Err(BuildError::TooLittleMemory { given: memory, page_size, least });
+        }
+        let frames = u32::try_from((memory - BASE) / (page_size as u64 + per_frame()))
+            .ok()
+            .filter(|&frames| frames < FRAMES_MAX)
+            .ok_or(BuildError::TooMuchMemory { given: memory, page_size })?;
+        let page_shift = page_size.trailing_zeros();
+        let arena = Arena::new(frames, page_shift, huge_pages).map_err(|errno| match huge_pages {
+            HugePages::Hugetlb => BuildError::NoHugePages {
+                needed: (u64::from(frames) << page_shift).div_ceil(2 << 20),
+                errno: errno.raw_os_error(),
+            },
+            _ => BuildError::NoMemory { errno: errno.raw_os_error() },
+        })?;
+        let access = if backend == Backend::Buffered { Access::Buffered } else { Access::Direct };
+        let io: Arc<dyn Io> = match (io, backend) {
+            (Some(io), _) => io,
+            (None, Backend::Uring) => Arc::new(Uring::new().map_err(BuildError::Backend)?),
+            (None, Backend::Auto) => match Uring::new() {
+                Ok(uring) => Arc::new(uring),
+                Err(_) => Arc::new(Threads::new()),
+            },
+            (None, Backend::Threads | Backend::Buffered) => Arc::new(Threads::new()),
+        };
+        let parts_max = usize::try_from(memory / TABLES_SHARE / PART_BYTES).unwrap_or(usize::MAX);
+        let pool = Pool::new(arena, frames, parts_max.max(1));
+        Ok(PageCache::new(Settings { memory, page_shift, io, access, verifier }, pool, frames))
+    }
+}
+
+/// Records of a frame in bytes: its place in the queues, its pins, its number in the list of free ones.
+fn per_frame() -> u64 {
+    (size_of::<Frame>() + 2 * size_of::<u32>()) as u64
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("memory", &self.memory)
+            .field("page_size", &self.page_size)
+            .field("huge_pages", &self.huge_pages)
+            .field("backend", &self.backend)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("memory", &self.memory)
+            .field("page_size", &(1 << self.page_shift))
+            .field("io", &self.io.name())
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_settings_are_refused_with_what_is_possible() {
+        let error = |builder: Builder| builder.build().unwrap_err().to_string();
+        for size in [0, 1, 512, 2048, 5000, 12288, 131_072] {
+            let message = error(PageCache::builder().page_size(size));
+            assert_eq!(message, format!("a page of {size} bytes: give a power of two from 4096 to 65536"));
+        }
+        let BuildError::TooLittleMemory { least, .. } =
+            PageCache::builder().memory(100_000).build().unwrap_err()
+        else {
+            panic!("not too little")
+        };
+        assert!(PageCache::builder().memory(least - 1).build().is_err());
+        let cache = PageCache::builder().memory(least).build().unwrap();
+        assert_eq!(cache.capacity_pages(), 64);
+        assert!(error(PageCache::builder().memory(1 << 50)).contains("choose a larger page size"));
+    }
+
+    #[test]
+    fn memory_for_pages_is_enough_for_them_and_no_more() {
+        for (pages, size) in [(64, 4096), (1000, 4096), (77, 65536)] {
+            let memory = Builder::memory_for(pages, size);
+            let cache = PageCache::builder().memory(memory).page_size(size).build().unwrap();
+            assert_eq!(cache.capacity_pages(), u64::from(pages));
+            let less = PageCache::builder().memory(memory - 1).page_size(size).build();
+            assert!(less.map_or(true, |cache| cache.capacity_pages() < u64::from(pages)));
+        }
+    }
+
+    #[test]
+    fn huge_pages_that_are_not_there_are_named() {
+        // More than any test machine sets aside.
+        let error =
+            PageCache::builder().memory(900 << 30).huge_pages(HugePages::Hugetlb).build().unwrap_err();
+        assert!(error.to_string().contains("set vm.nr_hugepages to"), "{error}");
+    }
+}

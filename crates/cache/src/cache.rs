@@ -1,0 +1,229 @@
+//! The cache as a whole: its settings, what all its files share, and opening.
+//!
+//! Invariants: what the frames, their records and the tables of open files take up is never more than the budget; the
+//! state that is shared outlives every file and every guard. Fails at the build where the settings are impossible, at an
+//! open where the file is.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use pagekeeper_io::{Access, IoFile};
+
+use crate::builder::{Builder, Settings};
+use crate::file::Handle;
+use crate::file_table::FileTable;
+use crate::pool::Pool;
+use crate::readers::Readers;
+use crate::stats::{DeviceCounts, Stats};
+use crate::sync::Barrier;
+use crate::sys::table::Table;
+use crate::thread::Slots;
+use crate::translation::Translation;
+use crate::{CachedFile, Error, OpenOptions};
+
+/// A page cache in user space, for files that do not change while they are open: SST files, segments, blobs.
+///
+/// Cheap to clone; all clones are one cache. See the [crate](crate) for how it is used.
+#[derive(Debug, Clone)]
+pub struct PageCache {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What all files of a cache share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) slots: Slots,
+    pub(crate) pool: Pool,
+    /// Frames that the budget comes to while no table is there.
+    pub(crate) frames: u32,
+    /// What the tables come to if all of them are touched, in bytes.
+    tables: Arc<AtomicU64>,
+    pub(crate) device: DeviceCounts,
+    next_number: AtomicU32,
+    opened: FileTable<PathBuf, Weak<Handle>, Error>,
+}
+
+impl PageCache {
+    /// A cache to be set up.
+    ///
+    /// ```
+    /// use pagekeeper_cache::PageCache;
+    /// let cache = PageCache::builder().memory(64 << 20).page_size(16 << 10).build()?;
+    /// assert_eq!(cache.page_size(), 16384);
+    /// # Ok::<(), pagekeeper_cache::BuildError>(())
+    /// ```
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    pub(crate) fn new(settings: Settings, pool: Pool, frames: u32) -> Self {
+        let shared = Shared {
+            settings,
+            slots: Slots::new(Readers::new(Barrier::probe())),
+            pool,
+            frames,
+            tables: Arc::default(),
+            device: DeviceCounts::default(),
+            next_number: AtomicU32::new(0),
+            opened: FileTable::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Bytes of a page.
+    pub fn page_size(&self) -> usize {
+        1 << self.shared.settings.page_shift
+    }
+
+    /// How many pages the cache has room for now: the budget less what bookkeeping and the tables of open files come to.
+    pub fn capacity_pages(&self) -> u64 {
+        u64::from(self.shared.pool.limit())
+    }
+
+    /// The back-end that reads, for messages: "`io_uring`", "threads".
+    pub fn backend(&self) -> &'static str {
+        self.shared.settings.io.name()
+    }
+
+    /// What was counted up to now, and how full it is.
+    pub fn stats(&self) -> Stats {
+        self.shared.stats()
+    }
+
+    /// Opens a file that will not change while it is open.
+    ///
+    /// It is opened for direct I/O, and pages of it that others left in the kernel's page cache are dropped; where the
+    /// file system has no direct I/O it is read through the kernel's cache ([`CachedFile::is_direct`]).
+    ///
+    /// Many threads that open one path at once open it once. A path that is open already, and names the same unchanged
+    /// file (device, inode, length, time of change), gives that file again, with its cached pages; a file that was
+    /// replaced or changed is opened anew, and shares nothing with the old one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] where the file can't be opened or is none (a directory, FIFO, device), [`Error::TooLarge`],
+    /// [`Error::NoMemory`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<CachedFile, Error> {
+        self.open_with(path, OpenOptions::default())
+    }
+
+    /// Opens a file with options of its own. With options it is opened anew each time, and shares nothing with another
+    /// open of the same path.
+    pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<CachedFile, Error> {
+        let path = path.as_ref();
+        let io = &self.shared.settings.io;
+        let open = || -> Result<CachedFile, Error> {
+            let file = with_fallback(self.shared.settings.access, |access| io.open(path, access))?;
+            self.shared.adopt(&self.shared, file, &options)
+        };
+        if options.verifier.is_some() {
+            return open();
+        }
+        // Opened by this very call: kept alive until it is returned.
+        let mut own = None;
+        loop {
+            let found = self.shared.opened.get_or_open_if(
+                path,
+                |handle| handle.upgrade().is_some_and(|handle| handle.is_same(path)),
+                || {
+                    let file = open()?;
+                    let weak = Arc::downgrade(file.handle());
+                    own = Some(file);
+                    Ok(weak)
+                },
+            );
+            match found {
+                Ok(handle) => {
+                    if let Some(handle) = handle.upgrade() {
+                        return Ok(CachedFile::new(handle));
+                    }
+                }
+                Err(error) => return Err((*error).clone()),
+            }
+        }
+    }
+
+    /// Takes over a file that is open for reading. It is opened anew for direct I/O, through `/proc/self/fd`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open).
+    pub fn adopt(&self, file: File) -> Result<CachedFile, Error> {
+        let io = &self.shared.settings.io;
+        let access = self.shared.settings.access;
+        let file = with_fallback(access, |access| {
+            let copy = file.try_clone().map_err(|error| pagekeeper_io::Error::Call {
+                call: "dup",
+                path: PathBuf::from("an adopted file"),
+                errno: error.raw_os_error().unwrap_or(0),
+            })?;
+            io.adopt(copy, access)
+        })?;
+        self.shared.adopt(&self.shared, file, &OpenOptions::default())
+    }
+}
+
+/// Opens directly, or through the kernel's cache where that is all there is.
+fn with_fallback(
+    access: Access,
+    open: impl Fn(Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error>,
+) -> Result<Arc<dyn IoFile>, Error> {
+    match open(access) {
+        Err(pagekeeper_io::Error::NoDirect { .. }) => Ok(open(Access::Buffered)?),
+        other => Ok(other?),
+    }
+}
+
+impl Shared {
+    fn adopt(
+        &self,
+        this: &Arc<Self>,
+        file: Arc<dyn IoFile>,
+        options: &OpenOptions,
+    ) -> Result<CachedFile, Error> {
+        let stat = file.stat()?;
+        let path = file.path().to_owned();
+        let page_size = 1_usize << self.settings.page_shift;
+        let pages = u32::try_from(stat.size.div_ceil(page_size as u64))
+            .ok()
+            .filter(|&pages| pages < u32::MAX)
+            .ok_or_else(|| Error::TooLarge { path: path.clone(), bytes: stat.size, page_size })?;
+        let table = Table::new(pages, &self.tables)
+            .map_err(|errno| Error::NoMemory { path: path.clone(), errno: errno.raw_os_error() })?;
+        self.settle_budget();
+        let found_resident = if file.access() == Access::Direct { crate::left::drop_left(&*file) } else { 0 };
+        let translation = Arc::new(Translation::new(self.next_number.fetch_add(1, Ordering::Relaxed), table));
+        self.pool.add(Arc::clone(&translation));
+        let verifier = options.verifier.clone().or_else(|| self.settings.verifier.clone());
+        let handle = Handle::new(Arc::clone(this), translation, file, stat, verifier, found_resident);
+        Ok(CachedFile::new(Arc::new(handle)))
+    }
+
+    /// Lends frames to tables, or takes them back, as tables have come and gone.
+    pub(crate) fn settle_budget(&self) {
+        let share = self.settings.memory / TABLES_SHARE;
+        let tables = self.tables.load(Ordering::Relaxed).min(share);
+        let lent = u32::try_from(tables.div_ceil(1 << self.settings.page_shift)).unwrap_or(u32::MAX);
+        let wished = self.frames.saturating_sub(lent).max(1);
+        if wished != self.pool.limit() {
+            self.pool.set_limit(wished, self.slots.readers());
+        }
+    }
+
+    /// Frees frames; true if some are free now.
+    pub(crate) fn make_room(&self) -> bool {
+        self.pool.make_room(self.slots.readers())
+    }
+
+    fn stats(&self) -> Stats {
+        let (resident_pages, counts) = self.pool.totals();
+        let hits = self.slots.readers().hits();
+        Stats::new(hits, counts, resident_pages, self, &self.device)
+    }
+}
+
+/// Tables may take up one part in this many of the budget.
+pub(crate) const TABLES_SHARE: u64 = 8;

@@ -1,0 +1,187 @@
+//! What can go wrong, in types. An error is `Clone`, so that one failed load can be told to all who waited for it.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What went wrong while opening or reading a file.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// let cache = pagekeeper_cache::PageCache::builder().memory(16 << 20).build()?;
+/// let error = cache.open(dir.path()).unwrap_err();
+/// assert!(error.to_string().ends_with("a directory, not a regular file"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file can't be opened, or the device failed; the message names the call, the path and the system's error.
+    #[error(transparent)]
+    Io(#[from] pagekeeper_io::Error),
+    /// The file was closed by [`close`](crate::CachedFile::close).
+    #[error("{}: closed", path.display())]
+    Closed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is shorter now than it was at the open, so that these bytes are gone.
+    #[error(
+        "{}: cut to {now} bytes since it was opened with {opened}, so bytes {}..{} are gone: open it again",
+        path.display(), range.start, range.end
+    )]
+    Cut {
+        /// The file.
+        path: PathBuf,
+        /// Its length at the open, in bytes.
+        opened: u64,
+        /// Its length now, in bytes.
+        now: u64,
+        /// What was to be read.
+        range: Range<u64>,
+    },
+    /// The file is longer now than it was at the open, and bytes past the old end were asked for.
+    #[error("{}: grew to {now} bytes since it was opened with {opened}: open it again", path.display())]
+    Grew {
+        /// The file.
+        path: PathBuf,
+        /// Its length at the open, in bytes.
+        opened: u64,
+        /// Its length now, in bytes.
+        now: u64,
+    },
+    /// The file was written to since the open: a page that is loaded now may not go with those that were loaded then.
+    #[error("{}: written to since it was opened: open it again", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The page's content was rejected by the verifier; it is not cached.
+    #[error("page {page} of {}: {reason}", path.display())]
+    Rejected {
+        /// The file.
+        path: PathBuf,
+        /// The page's number.
+        page: u64,
+        /// What the verifier said.
+        reason: Arc<str>,
+    },
+    /// The page is not in the file.
+    #[error("{}: no page {page}: it has {pages}", path.display())]
+    NoSuchPage {
+        /// The file.
+        path: PathBuf,
+        /// What was asked for.
+        page: u64,
+        /// How many pages it has.
+        pages: u64,
+    },
+    /// The file has more pages than a table can tell apart: 2^32 - 1.
+    #[error("{}: {bytes} bytes are too many for pages of {page_size}: choose a larger page size", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        bytes: u64,
+        /// Bytes of a page.
+        page_size: usize,
+    },
+    /// The kernel gave no memory for the file's table.
+    #[error("{}: no memory for its table: {}", path.display(), std::io::Error::from_raw_os_error(*errno))]
+    NoMemory {
+        /// The file.
+        path: PathBuf,
+        /// The system's error number.
+        errno: i32,
+    },
+    /// The thread that loaded the page panicked, in a verifier or a back-end.
+    #[error("page {page} of {}: the thread that loaded it panicked", path.display())]
+    LoaderPanicked {
+        /// The file.
+        path: PathBuf,
+        /// The page's number.
+        page: u64,
+    },
+}
+
+impl Error {
+    /// The file that it is about, if it is about one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Io(error) => error.path(),
+            Self::Closed { path }
+            | Self::Cut { path, .. }
+            | Self::Grew { path, .. }
+            | Self::Changed { path }
+            | Self::Rejected { path, .. }
+            | Self::NoSuchPage { path, .. }
+            | Self::TooLarge { path, .. }
+            | Self::NoMemory { path, .. }
+            | Self::LoaderPanicked { path, .. } => Some(path),
+        }
+    }
+}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        use std::io::ErrorKind;
+        match error {
+            Error::Io(error) => error.into(),
+            Error::Cut { .. } => Self::new(ErrorKind::UnexpectedEof, error),
+            Error::Rejected { .. } => Self::new(ErrorKind::InvalidData, error),
+            Error::NoSuchPage { .. } | Error::TooLarge { .. } => Self::new(ErrorKind::InvalidInput, error),
+            Error::NoMemory { .. } => Self::new(ErrorKind::OutOfMemory, error),
+            _ => Self::other(error),
+        }
+    }
+}
+
+/// What is wrong with the settings of a cache.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The page size is no power of two from 4 KiB to 64 KiB.
+    #[error("a page of {given} bytes: give a power of two from 4096 to 65536")]
+    PageSize {
+        /// Bytes.
+        given: usize,
+    },
+    /// Less memory than a cache can work with.
+    #[error("{given} bytes of memory are too few for pages of {page_size}: give {least} or more")]
+    TooLittleMemory {
+        /// Bytes given.
+        given: u64,
+        /// Bytes of a page.
+        page_size: usize,
+        /// The least for this page size, in bytes.
+        least: u64,
+    },
+    /// More pages than the entries of a table can tell apart: 2^28.
+    #[error("{given} bytes of memory are too many for pages of {page_size}: choose a larger page size")]
+    TooMuchMemory {
+        /// Bytes given.
+        given: u64,
+        /// Bytes of a page.
+        page_size: usize,
+    },
+    /// The kernel gave no memory.
+    #[error("no memory for the frames: {}", std::io::Error::from_raw_os_error(*errno))]
+    NoMemory {
+        /// The system's error number.
+        errno: i32,
+    },
+    /// There are not enough huge pages set aside.
+    #[error(
+        "{needed} huge pages of 2 MiB can't be had ({}): set vm.nr_hugepages to {needed} or more, or use transparent ones",
+        std::io::Error::from_raw_os_error(*errno)
+    )]
+    NoHugePages {
+        /// How many the memory comes to.
+        needed: u64,
+        /// The system's error number.
+        errno: i32,
+    },
+    /// The back-end that was asked for can't be had here.
+    #[error("{0}")]
+    Backend(pagekeeper_io::Error),
+}

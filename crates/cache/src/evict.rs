@@ -1,0 +1,186 @@
+//! Making room: taking pages out of their entries, and their frames back when nobody looks at them any more.
+//!
+//! Invariants: one thread at a time evicts; work under the lock is bounded by the batch; nobody is waited for. Pages of
+//! closed files go first. Fails to free anything where all frames are held, pinned, loading, or waiting for a reader that
+//! was stopped; it says so, and its caller does without a frame.
+
+use super::pool::{Book, Pool, Retired};
+use super::queues::Place;
+use super::readers::Readers;
+use super::sync::{Arc, Ordering};
+use super::table::PART;
+use super::translation::Translation;
+use super::word::{Queue, State, Word};
+
+/// Steps through the queues for each frame that is wished for: a page with full frequency is passed four times before
+/// it goes. After these the next page goes whatever its frequency.
+const STEPS: usize = 32;
+
+impl Pool {
+    /// Frees frames; true if some are free now.
+    pub(crate) fn make_room(&self, readers: &Readers) -> bool {
+        {
+            let mut book = self.book();
+            let book = &mut *book;
+            self.collect(book, readers);
+            let batch = book.rule.batch();
+            if book.evicting || book.free.len() >= batch {
+                return !book.free.is_empty();
+            }
+            // A reader that is stopped for long must not drain the cache into limbo.
+            let waiting: usize = book.limbo.iter().map(|retired| retired.frames.len()).sum();
+            if waiting >= (book.limit as usize / 8).max(2 * batch) {
+                return !book.free.is_empty();
+            }
+            book.evicting = true;
+            book.closed.extend(self.just_closed().drain(..).map(|file| (file, 0)));
+            book.sweep_closed(batch);
+            self.select(book, batch);
+        }
+        self.retire(readers);
+        let mut book = self.book();
+        book.evicting = false;
+        self.collect(&mut book, readers);
+        !book.free.is_empty()
+    }
+
+    /// Begins the grace of all frames that were taken out of their entries.
+    pub(super) fn retire(&self, readers: &Readers) {
+        let frames = std::mem::take(&mut self.book().out);
+        if frames.is_empty() {
+            return;
+        }
+        // Not under the lock: the barrier takes microseconds.
+        let grace = readers.grace();
+        self.book().limbo.push_back(Retired { frames, grace });
+    }
+
+    /// Frees the frames of limbo whose time has come.
+    pub(super) fn collect(&self, book: &mut Book, readers: &Readers) {
+        let mut due = Vec::new();
+        book.limbo.retain_mut(|retired| {
+            let over = retired.grace.is_over();
+            if over {
+                due.append(&mut retired.frames);
+            }
+            !over
+        });
+        if due.is_empty() && book.held.is_empty() {
+            return;
+        }
+        due.append(&mut book.held);
+        // Holds first, pins second: a pin is made under a hold, so one that replaces a hold is seen.
+        let holds = readers.held();
+        for frame in due {
+            let pinned = self.pins[frame as usize].load(Ordering::Acquire) > 0;
+            if holds.binary_search(&frame).is_ok() || pinned {
+                book.held.push(frame);
+            } else {
+                self.free(book, frame);
+            }
+        }
+    }
+
+    /// Takes the next victims of the rule out of their entries.
+    fn select(&self, book: &mut Book, want: usize) {
+        let mut file: Option<Arc<Translation>> = None;
+        let mut steps = STEPS * want;
+        while book.out.len() < want {
+            let queue = book.rule.victim(book.queues.len(Queue::Small), book.queues.len(Queue::Main));
+            let Some(frame) = book.queues.front(queue) else { return };
+            steps = steps.saturating_sub(1);
+            if self.pins[frame as usize].load(Ordering::Relaxed) > 0 {
+                // Not worth taking out while it is pinned; if all are, the steps run out.
+                book.queues.move_to(queue, frame);
+                if steps == 0 {
+                    return;
+                }
+                continue;
+            }
+            let record = *book.queues.frame(frame);
+            if file.as_ref().is_none_or(|file| file.number != record.file) {
+                file = book.files.get(&record.file).cloned();
+            }
+            let Some(file) = &file else { unreachable!("frame {frame} is of an unknown file {record:?}") };
+            let entry = file.table.any_entry(record.page);
+            let seen = entry.load(Ordering::Relaxed);
+            let frequency = match Word(seen).state() {
+                State::Resident { frequency, .. } => frequency,
+                State::Unread { .. } => 0,
+                other => unreachable!("frame {frame} is queued and its entry says {other:?}"),
+            };
+            // Relaxed: what a reader that still finds the old word does is the grace's matter.
+            let replace = |with: Word| {
+                entry.compare_exchange(seen, with.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            };
+            if frequency > 0 && steps > 0 {
+                let left = if queue == Queue::Small { 0 } else { frequency - 1 };
+                if replace(Word::resident(frame, left)) {
+                    book.queues.move_to(Queue::Main, frame);
+                }
+                continue;
+            }
+            let mut rule = book.rule.clone();
+            if replace(rule.evict(queue)) {
+                book.rule = rule;
+                book.queues.remove(frame);
+                book.counts.evictions += 1;
+                file.leaves(record.page);
+                book.out.push(frame);
+            }
+        }
+    }
+
+    /// A frame that nobody has any more.
+    pub(super) fn free(&self, book: &mut Book, frame: u32) {
+        if frame >= book.limit {
+            self.give_back(frame);
+            book.queues.set(frame, Place::Lent, None);
+        } else {
+            book.queues.set(frame, Place::Free, None);
+            book.free.push(frame);
+        }
+    }
+}
+
+impl Book {
+    /// Takes pages of closed files out of their entries, part by part.
+    fn sweep_closed(&mut self, want: usize) {
+        // Empty parts cost a look each; no more of them under one lock than this.
+        let mut looks = 1024;
+        while self.out.len() < want && looks > 0 {
+            let Some((file, part)) = self.closed.front_mut() else { return };
+            if *part == file.parts() {
+                // Loads under way are settled by their own tickets, which need no number.
+                self.files.remove(&file.number);
+                self.closed.pop_front();
+                continue;
+            }
+            let (file, swept) = (Arc::clone(file), *part);
+            *part += 1;
+            looks -= 1;
+            if file.live(swept) > 0 {
+                self.take_out(&file, swept);
+            }
+        }
+    }
+
+    /// Takes all pages of a part out of their entries, but for those that are loading.
+    pub(super) fn take_out(&mut self, file: &Translation, part: u32) {
+        let end = (part * PART).saturating_add(PART).min(file.table.pages());
+        for page in part * PART..end {
+            self.take_out_page(file, page);
+        }
+    }
+
+    /// Takes a page out of its entry, and forgets that it was ever seen.
+    pub(super) fn take_out_page(&mut self, file: &Translation, page: u32) {
+        let entry = file.table.any_entry(page);
+        let Some(frame) = Word(entry.load(Ordering::Relaxed)).readable() else { return };
+        // A hit that raises the frequency at the same time fails to: it compares with the word that was there.
+        entry.store(Word::NEVER_SEEN.0, Ordering::Relaxed);
+        self.queues.remove(frame);
+        file.leaves(page);
+        self.out.push(frame);
+    }
+}

@@ -1,0 +1,199 @@
+//! A file in the cache.
+//!
+//! Invariants: length and identity are those of the open; a file is closed once, by [`CachedFile::close`] or with its last
+//! handle, and finds no page after that.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pagekeeper_io::{Access, FileStat, IoFile};
+
+use crate::Error;
+use crate::builder::Verifier;
+use crate::cache::Shared;
+use crate::translation::Translation;
+
+/// A file whose pages are cached. Cheap to clone; all clones are one open file, which is closed with the last of them.
+///
+/// The file must not change while it is open. Where it does all the same: a page that is loaded after the change is an
+/// error ([`Error::Cut`], [`Error::Grew`], [`Error::Changed`], told by length and time of change); a page that was loaded
+/// before is given as it was then. [`PageCache::open`](crate::PageCache::open) never gives such a file again.
+#[derive(Clone)]
+pub struct CachedFile {
+    handle: Arc<Handle>,
+}
+
+/// What the clones of a [`CachedFile`] share.
+pub(crate) struct Handle {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) translation: Arc<Translation>,
+    /// `None` once it is closed, so that the descriptor goes at once, and a deleted file's blocks with it.
+    io: Mutex<Option<Arc<dyn IoFile>>>,
+    access: Access,
+    pub(crate) path: PathBuf,
+    pub(crate) stat: FileStat,
+    pub(crate) verifier: Option<Verifier>,
+    found_resident: u64,
+}
+
+impl Handle {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        translation: Arc<Translation>,
+        io: Arc<dyn IoFile>,
+        stat: FileStat,
+        verifier: Option<Verifier>,
+        found_resident: u64,
+    ) -> Self {
+        let (access, path) = (io.access(), io.path().to_owned());
+        let io = Mutex::new(Some(io));
+        Self { shared, translation, io, access, path, stat, verifier, found_resident }
+    }
+
+    fn io_slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<dyn IoFile>>> {
+        self.io.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The open file.
+    pub(crate) fn io(&self) -> Result<Arc<dyn IoFile>, Error> {
+        self.io_slot().clone().ok_or_else(|| self.closed())
+    }
+
+    pub(crate) fn closed(&self) -> Error {
+        Error::Closed { path: self.path.clone() }
+    }
+
+    fn close(&self) {
+        let io = self.io_slot().take();
+        self.shared.pool.close(&self.translation);
+        drop(io);
+    }
+
+    /// Whether the file is open, and `path` still names it, unchanged.
+    pub(crate) fn is_same(&self, path: &Path) -> bool {
+        let Ok(io) = self.io() else { return false };
+        // What this handle has open tells whether it changed, what the path names whether it was replaced.
+        let Ok(named) = self.shared.settings.io.open(path, Access::Buffered).and_then(|file| file.stat())
+        else {
+            return false;
+        };
+        named == self.stat && io.stat().is_ok_and(|now| now == self.stat)
+    }
+
+    /// Bytes of the file that page `page` holds.
+    pub(crate) fn page_len(&self, page: u32) -> usize {
+        let shift = self.shared.settings.page_shift;
+        let left = self.stat.size.saturating_sub(u64::from(page) << shift);
+        usize::try_from(left.min(1 << shift)).unwrap_or(0)
+    }
+
+    /// The page by its number as users give it.
+    pub(crate) fn page_number(&self, page: u64) -> Result<u32, Error> {
+        let pages = self.translation.table.pages();
+        u32::try_from(page).ok().filter(|&page| page < pages).ok_or_else(|| Error::NoSuchPage {
+            path: self.path.clone(),
+            page,
+            pages: pages.into(),
+        })
+    }
+
+    /// Whether the file is still as it was opened; if not, how it differs. `range` is what was to be read.
+    pub(crate) fn check_unchanged(&self, io: &dyn IoFile, range: std::ops::Range<u64>) -> Result<(), Error> {
+        let (now, opened) = (io.stat()?, self.stat);
+        if now.size == opened.size && now.modified == opened.modified {
+            return Ok(());
+        }
+        let path = self.path.clone();
+        Err(match now.size.cmp(&opened.size) {
+            std::cmp::Ordering::Less => Error::Cut { path, opened: opened.size, now: now.size, range },
+            std::cmp::Ordering::Greater => Error::Grew { path, opened: opened.size, now: now.size },
+            std::cmp::Ordering::Equal => Error::Changed { path },
+        })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("path", &self.path).field("stat", &self.stat).finish_non_exhaustive()
+    }
+}
+
+impl CachedFile {
+    pub(crate) fn new(handle: Arc<Handle>) -> Self {
+        Self { handle }
+    }
+
+    #[inline]
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+
+    /// Its length at the open, in bytes.
+    pub fn len(&self) -> u64 {
+        self.handle.stat.size
+    }
+
+    /// Whether it had no byte at the open.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many pages it has; the last may be shorter than the others.
+    pub fn pages(&self) -> u64 {
+        self.handle.translation.table.pages().into()
+    }
+
+    /// Bytes of a page of the cache.
+    pub fn page_size(&self) -> usize {
+        1 << self.handle.shared.settings.page_shift
+    }
+
+    /// The path that it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.handle.path
+    }
+
+    /// A number that no other open of this cache has, ever: two opens of one path that was replaced in between differ.
+    pub fn id(&self) -> u32 {
+        self.handle.translation.number
+    }
+
+    /// Whether reads go past the kernel's page cache. False on file systems without direct I/O, and with
+    /// [`Backend::Buffered`](crate::Backend::Buffered).
+    pub fn is_direct(&self) -> bool {
+        self.handle.access == Access::Direct
+    }
+
+    /// Bytes that others had left in the kernel's page cache when it was opened, and that were dropped.
+    pub fn found_resident(&self) -> u64 {
+        self.handle.found_resident
+    }
+
+    /// Pages of it that are in the cache, or on their way.
+    pub fn resident_pages(&self) -> u64 {
+        self.handle.translation.live_pages()
+    }
+
+    /// Closes the file for all its clones, in O(1) however many pages are cached. Reads that are under way end well, guards
+    /// keep their bytes; every later read is [`Error::Closed`]. The frames are the first to be used again.
+    pub fn close(&self) {
+        self.handle.close();
+    }
+}
+
+impl fmt::Debug for CachedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CachedFile")
+            .field("path", &self.handle.path)
+            .field("id", &self.id())
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}

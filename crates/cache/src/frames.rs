@@ -1,0 +1,196 @@
+//! The bytes of frames: the one place where a frame number becomes memory.
+//!
+//! Everything here rests on the invariants of `pool` (which frame is whose) and of `readers` (who still looks); each block
+//! names those it needs. What is handed out are copies, guards that keep their frame, and frames that are their
+//! loader's alone.
+
+#![allow(unsafe_code)]
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pagekeeper_io::Target;
+
+use crate::Error;
+use crate::cache::Shared;
+use crate::file::Handle;
+use crate::pool::{Ticket, Wish};
+use crate::readers::Hold;
+use crate::sys::table::Table;
+use crate::word::Word;
+
+/// Raises the frequency of a page that is being read; its frame, if it can be read.
+#[inline]
+fn touch(entry: &AtomicU32, word: Word) -> Option<u32> {
+    let frame = word.readable()?;
+    // Fails where the word was changed meanwhile: then one read is forgotten.
+    let _ = entry.compare_exchange(word.0, word.touched().0, Ordering::Relaxed, Ordering::Relaxed);
+    Some(frame)
+}
+
+/// Copies a part of a page, if it can be read. Takes no lock; `from + buf.len()` is at most a page.
+#[inline]
+pub(crate) fn copy(shared: &Shared, table: &Table, page: u32, from: usize, buf: &mut [u8]) -> bool {
+    let slot = shared.slots.mine();
+    let section = slot.enter(shared.slots.readers().barrier());
+    if let Some(entry) = table.entry(page) {
+        // Acquired: the page was loaded before its word was stored.
+        let word = Word(entry.load(Ordering::Acquire));
+        if let Some(frame) = word.settled().or_else(|| touch(entry, word)) {
+            // SAFETY: the bounds are the caller's word. The frame was found in a section (invariant 1 of `readers`), so it
+            // is not loaded into before the section is left; the word was acquired, so it holds the page.
+            unsafe { shared.pool.arena.copy(frame, from, buf) };
+            slot.leave(section);
+            return true;
+        }
+    }
+    slot.leave_uncounted(section);
+    false
+}
+
+/// What keeps a frame for a guard.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    /// The thread's slot names it.
+    Held(Hold),
+    /// It has a pin.
+    Pinned,
+}
+
+/// A frame that is kept until it is [let go](let_go).
+#[derive(Debug)]
+#[must_use = "a frame that is not let go is lost"]
+pub(crate) struct Keeping {
+    pub(crate) frame: u32,
+    kept: Kept,
+}
+
+/// Keeps the frame of a page that can be read: by the calling thread's slot if it may and can, else by a pin.
+#[inline]
+pub(crate) fn keep(shared: &Shared, table: &Table, page: u32, by_slot: bool) -> Option<Keeping> {
+    let slot = shared.slots.mine();
+    let section = slot.enter(shared.slots.readers().barrier());
+    if let Some(entry) = table.entry(page) {
+        let word = Word(entry.load(Ordering::Acquire));
+        if let Some(frame) = word.settled().or_else(|| touch(entry, word)) {
+            let keeping = keep_found(shared, frame, by_slot);
+            slot.leave(section);
+            return Some(keeping);
+        }
+    }
+    slot.leave_uncounted(section);
+    None
+}
+
+/// Keeps a frame that was found in the section under way, or that the caller loads.
+fn keep_found(shared: &Shared, frame: u32, by_slot: bool) -> Keeping {
+    let hold = if by_slot { shared.slots.mine().hold(frame) } else { None };
+    let kept = hold.map_or_else(
+        || {
+            shared.pool.pin(frame);
+            Kept::Pinned
+        },
+        Kept::Held,
+    );
+    Keeping { frame, kept }
+}
+
+/// Lets a frame go. On the thread that kept it, if it was kept by the slot.
+#[inline]
+pub(crate) fn let_go(shared: &Shared, keeping: Keeping) {
+    match keeping.kept {
+        Kept::Held(hold) => shared.slots.mine().let_go(hold),
+        Kept::Pinned => shared.pool.unpin(keeping.frame),
+    }
+}
+
+/// The bytes of a frame that is kept.
+///
+/// # Safety
+///
+/// The frame was kept when it held a page of `len` bytes or more, and is not let go, nor the cache dropped, before the end
+/// of `'a`.
+pub(crate) unsafe fn bytes<'a>(shared: &Shared, frame: u32, len: usize) -> &'a [u8] {
+    // SAFETY: a kept frame is not loaded into (invariant 3 of `pool`), by the caller's word for all of `'a`.
+    unsafe { shared.pool.arena.page(frame, len) }
+}
+
+/// A frame that is being loaded into. Dropped unsettled, the load has failed: who waits for it is told.
+#[derive(Debug)]
+pub(crate) struct Filling<H: Deref<Target = Handle>> {
+    handle: H,
+    ticket: Option<Ticket>,
+}
+
+impl<H: Deref<Target = Handle>> Filling<H> {
+    pub(crate) fn new(handle: H, ticket: Ticket) -> Self {
+        Self { handle, ticket: Some(ticket) }
+    }
+
+    fn ticket(&self) -> &Ticket {
+        let Some(ticket) = &self.ticket else { unreachable!("settled once, by value") };
+        ticket
+    }
+
+    pub(crate) fn page(&self) -> u32 {
+        self.ticket().page
+    }
+
+    /// The whole frame.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: a loading frame is its ticket holder's alone (invariant 2 of `pool`), and `self` is borrowed mutably;
+        // `target` gives the address away only together with `self`.
+        unsafe { self.handle.shared.pool.arena.page_mut(self.ticket().frame) }
+    }
+
+    /// The first `len` bytes of the frame.
+    pub(crate) fn bytes(&self, len: usize) -> &[u8] {
+        // SAFETY: as in `bytes_mut`; `self` is borrowed, so nobody writes.
+        unsafe { self.handle.shared.pool.arena.page(self.ticket().frame, len) }
+    }
+
+    /// The frame, for a read that fills it while `self` waits in the read's `done`.
+    pub(crate) fn target(&mut self) -> Target {
+        let page_size = 1 << self.handle.shared.settings.page_shift;
+        // SAFETY: the frame is this load's alone (invariant 2 of `pool`), and stays so until `self` is settled; the caller
+        // moves `self` into the `done` of the read that the target is for, so that is not before `done` is called. The
+        // handle keeps the memory.
+        unsafe { Target::new(self.handle.shared.pool.arena.address(self.ticket().frame), page_size) }
+    }
+
+    /// Adds one who waits.
+    pub(crate) fn join(&self) -> crate::sync::Arc<crate::waiter::Waiter> {
+        self.handle.shared.pool.join(&self.handle.translation, self.ticket())
+    }
+
+    /// The page is there, checked and whole.
+    pub(crate) fn publish(mut self, wish: Wish) {
+        if let Some(ticket) = self.ticket.take() {
+            let handle = &*self.handle;
+            handle.shared.pool.publish(&handle.translation, ticket, wish, || handle.closed());
+        }
+    }
+
+    /// The page is there, and is kept for the caller.
+    pub(crate) fn publish_kept(self, by_slot: bool) -> Keeping {
+        let keeping = keep_found(&self.handle.shared, self.ticket().frame, by_slot);
+        self.publish(Wish::Read);
+        keeping
+    }
+
+    /// The load failed.
+    pub(crate) fn abandon(mut self, error: &Error) {
+        if let Some(ticket) = self.ticket.take() {
+            self.handle.shared.pool.abandon(&self.handle.translation, ticket, error);
+        }
+    }
+}
+
+impl<H: Deref<Target = Handle>> Drop for Filling<H> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            let error = Error::LoaderPanicked { path: self.handle.path.clone(), page: ticket.page.into() };
+            self.handle.shared.pool.abandon(&self.handle.translation, ticket, &error);
+        }
+    }
+}

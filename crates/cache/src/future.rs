@@ -1,0 +1,184 @@
+//! Reading without blocking: futures that any runtime can poll.
+//!
+//! Invariants: a poll never waits for the device, nor for another load; a future that is dropped loses nothing, since its
+//! loads go on and settle by themselves. Fails as [`CachedFile::read_at`] does.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use pagekeeper_io::OwnedRead;
+
+use crate::file::Handle;
+use crate::frames;
+use crate::pool::{Begin, OnBusy, Wish};
+use crate::prefetch::Begun;
+use crate::private::Private;
+use crate::sync::Mutex;
+use crate::waiter::Waiter;
+use crate::{CachedFile, Error};
+
+/// Pages of one read that are begun before the first of them is awaited.
+const AHEAD: u32 = 64;
+
+/// What a read is waiting for.
+enum Awaited {
+    /// Nothing: look at the page.
+    Nothing,
+    /// The load of the page, by whomever.
+    Load(Arc<Waiter>),
+    /// The page, read past the cache.
+    Bypass(Arc<Waiter>, Arc<Mutex<Option<Private>>>),
+}
+
+impl CachedFile {
+    /// As [`read_at`](Self::read_at), without blocking the thread: runtime-neutral, and done at once if all pages are there.
+    ///
+    /// ```
+    /// # use std::future::Future;
+    /// # let dir = tempfile::tempdir_in(".")?;
+    /// # let path = dir.path().join("000012.sst");
+    /// # std::fs::write(&path, b"a block")?;
+    /// # let mut future = std::pin::pin!(async move {
+    /// let cache = pagekeeper_cache::PageCache::builder().memory(16 << 20).build()?;
+    /// let file = cache.open(&path)?;
+    /// let mut buf = [0; 5];
+    /// assert_eq!(file.read_at_async(2, &mut buf).await?, 5);
+    /// assert_eq!(&buf, b"block");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # });
+    /// # struct Unpark(std::thread::Thread);
+    /// # impl std::task::Wake for Unpark { fn wake(self: std::sync::Arc<Self>) { self.0.unpark() } }
+    /// # let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
+    /// # let mut context = std::task::Context::from_waker(&waker);
+    /// # loop {
+    /// #     if let std::task::Poll::Ready(done) = future.as_mut().poll(&mut context) { done?; break }
+    /// #     std::thread::park();
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`read_at`](Self::read_at).
+    pub async fn read_at_async(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        let handle = self.handle();
+        let shift = handle.shared.settings.page_shift;
+        if offset >= handle.stat.size {
+            // Asks for the file's length at most, which does not go to the device.
+            return self.read_at(offset, buf);
+        }
+        let left = usize::try_from(handle.stat.size - offset).unwrap_or(usize::MAX);
+        let len = left.min(buf.len());
+        let mut done = 0;
+        let mut ahead = None;
+        while done < len {
+            let at = offset + done as u64;
+            let from = usize::try_from(at & ((1 << shift) - 1)).unwrap_or(0);
+            let part = (len - done).min((1 << shift) - from);
+            let page = handle.page_number(at >> shift)?;
+            if ahead.is_none_or(|end| page >= end) {
+                let last = handle.page_number((offset + len as u64 - 1) >> shift)?;
+                ahead = Some(handle.begin_ahead(page, last));
+            }
+            let buf = &mut buf[done..done + part];
+            let mut awaited = Awaited::Nothing;
+            poll_fn(|context| handle.poll_page(context, page, from, buf, &mut awaited)).await?;
+            done += part;
+        }
+        Ok(len)
+    }
+}
+
+impl Handle {
+    /// Begins the loads of absent pages from `first` to `last`, but not too many; the page that comes after those seen.
+    fn begin_ahead(self: &Arc<Self>, first: u32, last: u32) -> u32 {
+        let end = last.saturating_add(1).min(first.saturating_add(AHEAD));
+        let mut fillings = Vec::new();
+        for page in first..end {
+            let readable = self.translation.table.entry(page).is_some_and(|entry| {
+                crate::word::Word(entry.load(crate::sync::Ordering::Relaxed)).readable().is_some()
+            });
+            if readable {
+                continue;
+            }
+            match self.begin_owned(page) {
+                Begun::Load(filling) => fillings.push(filling),
+                Begun::There => {}
+                Begun::Not => break,
+            }
+        }
+        self.submit(fillings, Wish::Read);
+        end
+    }
+
+    fn poll_page(
+        self: &Arc<Self>,
+        context: &mut Context<'_>,
+        page: u32,
+        from: usize,
+        buf: &mut [u8],
+        awaited: &mut Awaited,
+    ) -> Poll<Result<(), Error>> {
+        loop {
+            match awaited {
+                Awaited::Nothing => {}
+                Awaited::Load(waiter) => ready!(waiter.poll(context))?,
+                Awaited::Bypass(waiter, private) => {
+                    ready!(waiter.poll(context))?;
+                    let private = private.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+                    if let Some(private) = private {
+                        buf.copy_from_slice(&private.bytes(self.page_len(page))[from..from + buf.len()]);
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+            }
+            if frames::copy(&self.shared, &self.translation.table, page, from, buf) {
+                return Poll::Ready(Ok(()));
+            }
+            *awaited = self.begin_awaited(page)?;
+        }
+    }
+
+    /// A page is absent: has it loaded.
+    fn begin_awaited(self: &Arc<Self>, page: u32) -> Result<Awaited, Error> {
+        let begin = || self.shared.pool.begin(&self.translation, page, OnBusy::Wait);
+        let mut begun = begin();
+        if matches!(begun, Begin::Full) && self.shared.make_room() {
+            begun = begin();
+        }
+        Ok(match begun {
+            Begin::Load(ticket) => {
+                let filling = frames::Filling::new(Arc::clone(self), ticket);
+                let waiter = filling.join();
+                self.submit(vec![filling], Wish::Read);
+                Awaited::Load(waiter)
+            }
+            Begin::Busy(Some(waiter)) => Awaited::Load(waiter),
+            Begin::Busy(None) | Begin::Readable => Awaited::Nothing,
+            Begin::Closed => return Err(self.closed()),
+            Begin::Full => self.begin_bypass(page)?,
+        })
+    }
+
+    /// Reads a page past the cache, in the background.
+    fn begin_bypass(self: &Arc<Self>, page: u32) -> Result<Awaited, Error> {
+        let waiter = Arc::new(Waiter::new());
+        let result = Arc::new(Mutex::new(None));
+        let mut private = Private::new(1 << self.shared.settings.page_shift);
+        let target = private.target();
+        let (handle, settled, filled) = (Arc::clone(self), Arc::clone(&waiter), Arc::clone(&result));
+        let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
+            let outcome =
+                read.map_err(Error::from).and_then(|read| handle.check_bypass(page, read, &private));
+            if outcome.is_ok() {
+                *filled.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(private);
+            }
+            settled.settle(outcome);
+        });
+        let read =
+            OwnedRead { file: self.io()?, offset: self.range(page).start, targets: vec![target], done };
+        self.shared.settings.io.submit(vec![read]);
+        Ok(Awaited::Bypass(waiter, result))
+    }
+}

@@ -1,0 +1,168 @@
+//! Guards: a page's bytes in place, without a copy.
+//!
+//! Invariants: while a guard lives its frame is not loaded into, whatever is evicted, closed or dropped meanwhile; a guard
+//! gives exactly the bytes of its page, less than a page at the end of the file. Reading through a guard can't fail.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::cache::Shared;
+use crate::file::Handle;
+use crate::frames::{self, Keeping};
+use crate::private::Private;
+use crate::{CachedFile, Error};
+
+/// Where a guard's bytes are.
+#[derive(Debug)]
+enum Place {
+    /// In a frame that is kept; taken out when the guard is dropped.
+    Frame(Option<Keeping>),
+    /// Beside the cache, since no frame could be had.
+    Private(Private),
+}
+
+impl Place {
+    fn bytes(&self, shared: &Shared, len: usize) -> &[u8] {
+        match self {
+            Self::Frame(Some(keeping)) => {
+                // SAFETY: kept since it held the page of `len` bytes (the guards are made so), and let go only when
+                // `self` is dropped; the guards keep the cache. The borrow of `self` bounds the lifetime.
+                unsafe { frames::bytes(shared, keeping.frame, len) }
+            }
+            Self::Frame(None) => &[],
+            Self::Private(private) => private.bytes(len),
+        }
+    }
+
+    fn let_go(&mut self, shared: &Shared) {
+        if let Self::Frame(keeping) = self {
+            if let Some(keeping) = keeping.take() {
+                frames::let_go(shared, keeping);
+            }
+        }
+    }
+}
+
+/// A page in place, for a short look: on one thread, and no longer than the file's handle is borrowed.
+///
+/// It costs two plain stores. A thread can have 16 of them at once by that means; more cost a pin each. Dereferences to the
+/// page's bytes.
+///
+/// ```compile_fail
+/// fn must_be_send<T: Send>() {}
+/// must_be_send::<pagekeeper_cache::PageGuard<'static>>();
+/// ```
+pub struct PageGuard<'a> {
+    handle: &'a Handle,
+    place: Place,
+    len: usize,
+    /// Only the thread whose slot holds the frame may let it go.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Deref for PageGuard<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        self.place.bytes(&self.handle.shared, self.len)
+    }
+}
+
+impl Drop for PageGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.place.let_go(&self.handle.shared);
+    }
+}
+
+impl fmt::Debug for PageGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageGuard")
+            .field("path", &self.handle.path)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A page in place, owned: it can be kept for long, sent to other threads, and outlives handles, closes and evictions.
+///
+/// It pins its frame, which costs an atomic addition; the page's memory stays in use while it lives. Dereferences to the
+/// page's bytes.
+pub struct PageRef {
+    handle: Arc<Handle>,
+    place: Place,
+    len: usize,
+}
+
+impl Deref for PageRef {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        self.place.bytes(&self.handle.shared, self.len)
+    }
+}
+
+impl Drop for PageRef {
+    fn drop(&mut self) {
+        self.place.let_go(&self.handle.shared);
+    }
+}
+
+impl AsRef<[u8]> for PageRef {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for PageRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageRef")
+            .field("path", &self.handle.path)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+fn keep(handle: &Handle, page: u32, by_slot: bool) -> Result<Place, Error> {
+    let found = frames::keep(&handle.shared, &handle.translation.table, page, by_slot);
+    Ok(match found {
+        Some(keeping) => Place::Frame(Some(keeping)),
+        None => match handle.keep_missed(page, by_slot)? {
+            Ok(keeping) => Place::Frame(Some(keeping)),
+            Err(private) => Place::Private(private),
+        },
+    })
+}
+
+impl CachedFile {
+    /// A page in place, for a short look. It is loaded if it is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchPage`], and those of [`read_at`](Self::read_at).
+    #[inline]
+    pub fn page(&self, page: u64) -> Result<PageGuard<'_>, Error> {
+        let handle = &**self.handle();
+        let page = handle.page_number(page)?;
+        let place = keep(handle, page, true)?;
+        Ok(PageGuard { handle, place, len: handle.page_len(page), not_send: PhantomData })
+    }
+
+    /// A page in place, owned. It is loaded if it is absent.
+    ///
+    /// # Errors
+    ///
+    /// As for [`page`](Self::page).
+    pub fn page_ref(&self, page: u64) -> Result<PageRef, Error> {
+        let handle = Arc::clone(self.handle());
+        let page = handle.page_number(page)?;
+        let place = keep(&handle, page, false)?;
+        Ok(PageRef { place, len: handle.page_len(page), handle })
+    }
+}

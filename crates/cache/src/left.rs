@@ -1,0 +1,33 @@
+//! Pages that others left in the kernel's page cache: dropped before the first direct read.
+//!
+//! Direct reads of a file with resident pages make XFS take the inode's lock and flush and invalidate on every read, for as
+//! long as a page stays. Dropping them changes no byte of the file. What can't be dropped (pages that are mapped, or
+//! dirty with a disk that is busy) stays, and costs what it costs; a look that fails counts as nothing found.
+
+use std::time::Duration;
+
+use pagekeeper_io::IoFile;
+use pagekeeper_kernel::{Flush, InspectedFile, ReleaseOptions, release, residency};
+
+/// Waiting for dirty pages at an open has an end.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Drops what is resident of a file; bytes that were.
+pub(crate) fn drop_left(file: &dyn IoFile) -> u64 {
+    let Some(fd) = file.fd() else { return 0 };
+    let Ok(fd) = fd.try_clone_to_owned() else { return 0 };
+    let Ok(inspected) = InspectedFile::from_fd(fd, file.path().to_owned()) else { return 0 };
+    let Ok(found) = residency(&inspected, 0..u64::MAX) else { return 0 };
+    if found.resident == 0 {
+        return 0;
+    }
+    let options = ReleaseOptions {
+        flush: Flush::Watch,
+        patience: PATIENCE,
+        retry_pause: Duration::from_millis(1),
+        explain: false,
+    };
+    // Reported by what is found at the next look; nothing depends on it.
+    let _ = release(&inspected, 0..u64::MAX, &options);
+    found.resident
+}

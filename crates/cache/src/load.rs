@@ -1,0 +1,202 @@
+//! Misses: one page, by the thread that wants it. Batches are in `batch`, futures in `future`.
+//!
+//! A page that is absent is loaded by one caller ([`Handle::miss`]); others wait for that one, parked, and look again when
+//! it is there, or get its error. Where no frame can be had at once (all held by guards, or waiting for a reader
+//! that was stopped) the page is read past the cache, into memory of the caller's own: slower, never wrong, and
+//! waiting for nobody.
+//!
+//! Invariants: no lock is held over I/O or the verifier; a page is published only after it was read whole, the file was found
+//! unchanged after the read, and the verifier accepted it.
+
+use std::ops::{Deref, Range};
+use std::sync::atomic::Ordering;
+
+use pagekeeper_io::IoFile;
+
+use crate::Error;
+use crate::file::Handle;
+use crate::frames::{self, Filling, Keeping};
+use crate::pool::{Begin, OnBusy, Wish};
+use crate::private::Private;
+
+/// How often room is made before a page is read past the cache.
+const TRIES: usize = 3;
+
+/// What a caller that missed is to do.
+#[derive(Debug)]
+pub(crate) enum Miss<H: Deref<Target = Handle>> {
+    /// Look again.
+    Again,
+    /// Load it.
+    Load(Filling<H>),
+    /// Read it past the cache.
+    Bypass,
+}
+
+/// A page that a verifier is to look at.
+#[derive(Debug)]
+pub struct LoadedPage<'a> {
+    handle: &'a Handle,
+    page: u32,
+    bytes: &'a [u8],
+}
+
+impl LoadedPage<'_> {
+    /// Its number in the file.
+    pub fn page(&self) -> u64 {
+        self.page.into()
+    }
+
+    /// Where it starts in the file, in bytes.
+    pub fn offset(&self) -> u64 {
+        u64::from(self.page) << self.handle.shared.settings.page_shift
+    }
+
+    /// Its bytes: a page, or less at the end of the file.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes
+    }
+
+    /// The file's path, as it was opened.
+    pub fn path(&self) -> &std::path::Path {
+        &self.handle.path
+    }
+
+    /// [`CachedFile::id`](crate::CachedFile::id) of the file.
+    pub fn file_id(&self) -> u32 {
+        self.handle.translation.number
+    }
+}
+
+impl Handle {
+    /// Where a page lies in the file.
+    pub(crate) fn range(&self, page: u32) -> Range<u64> {
+        let start = u64::from(page) << self.shared.settings.page_shift;
+        start..start + self.page_len(page) as u64
+    }
+
+    /// A page was not found: waits for whoever loads it, or is to load it.
+    pub(crate) fn miss(&self, page: u32) -> Result<Miss<&Self>, Error> {
+        let pool = &self.shared.pool;
+        for _ in 0..TRIES {
+            match pool.begin(&self.translation, page, OnBusy::Wait) {
+                Begin::Readable => return Ok(Miss::Again),
+                Begin::Busy(waiter) => {
+                    if let Some(waiter) = waiter {
+                        waiter.wait()?;
+                    }
+                    return Ok(Miss::Again);
+                }
+                Begin::Load(ticket) => {
+                    let filling = Filling::new(self, ticket);
+                    if pool.is_short() {
+                        self.shared.make_room();
+                    }
+                    return Ok(Miss::Load(filling));
+                }
+                Begin::Closed => return Err(self.closed()),
+                Begin::Full => {
+                    if !self.shared.make_room() {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        }
+        Ok(Miss::Bypass)
+    }
+
+    /// Whether what was read of a page is the page: whole, and accepted. That the file is unchanged was found after the read.
+    pub(crate) fn check_page(&self, page: u32, read: usize, bytes: &[u8]) -> Result<(), Error> {
+        if read < bytes.len() {
+            // Short, and the length is what it was: the file was cut and has grown again in between.
+            return Err(Error::Changed { path: self.path.clone() });
+        }
+        let Some(verifier) = &self.verifier else { return Ok(()) };
+        verifier(&LoadedPage { handle: self, page, bytes }).map_err(|reason| Error::Rejected {
+            path: self.path.clone(),
+            page: page.into(),
+            reason: reason.into(),
+        })
+    }
+
+    /// Whether the file is unchanged, and what was read of a page is the page.
+    fn check(&self, io: &dyn IoFile, page: u32, read: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.check_unchanged(io, self.range(page))?;
+        self.check_page(page, read, bytes)
+    }
+
+    /// Reads one page into its frame and checks it. On failure the load is settled.
+    fn fill<'a>(&'a self, mut filling: Filling<&'a Self>) -> Result<Filling<&'a Self>, Error> {
+        let page = filling.page();
+        let result = self.io().and_then(|io| {
+            let read = io.read_at(self.range(page).start, filling.bytes_mut())?;
+            self.shared.device.add(read);
+            self.check(&*io, page, read, filling.bytes(self.page_len(page)))
+        });
+        match result {
+            Ok(()) => Ok(filling),
+            Err(error) => {
+                filling.abandon(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads one page past the cache.
+    fn bypass(&self, page: u32) -> Result<Private, Error> {
+        let mut private = Private::new(1 << self.shared.settings.page_shift);
+        let io = self.io()?;
+        let read = io.read_at(self.range(page).start, private.whole())?;
+        self.check_bypass(page, read, &private)?;
+        Ok(private)
+    }
+
+    /// Whether a page that was read past the cache is the page.
+    pub(crate) fn check_bypass(&self, page: u32, read: usize, private: &Private) -> Result<(), Error> {
+        self.shared.device.add(read);
+        self.shared.device.bypassed.fetch_add(1, Ordering::Relaxed);
+        self.check(&*self.io()?, page, read, private.bytes(self.page_len(page)))
+    }
+
+    /// Copies a part of a page; `from + buf.len()` is at most the page's length.
+    #[cold]
+    pub(crate) fn read_missed(&self, page: u32, from: usize, buf: &mut [u8]) -> Result<(), Error> {
+        loop {
+            match self.miss(page)? {
+                Miss::Again => {
+                    if frames::copy(&self.shared, &self.translation.table, page, from, buf) {
+                        return Ok(());
+                    }
+                }
+                Miss::Load(filling) => {
+                    let filling = self.fill(filling)?;
+                    buf.copy_from_slice(&filling.bytes(self.page_len(page))[from..from + buf.len()]);
+                    filling.publish(Wish::Read);
+                    return Ok(());
+                }
+                Miss::Bypass => {
+                    let private = self.bypass(page)?;
+                    buf.copy_from_slice(&private.bytes(self.page_len(page))[from..from + buf.len()]);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Keeps a page for a guard.
+    #[cold]
+    pub(crate) fn keep_missed(&self, page: u32, by_slot: bool) -> Result<Result<Keeping, Private>, Error> {
+        loop {
+            match self.miss(page)? {
+                Miss::Again => {
+                    let found = frames::keep(&self.shared, &self.translation.table, page, by_slot);
+                    if let Some(keeping) = found {
+                        return Ok(Ok(keeping));
+                    }
+                }
+                Miss::Load(filling) => return Ok(Ok(self.fill(filling)?.publish_kept(by_slot))),
+                Miss::Bypass => return Ok(Err(self.bypass(page)?)),
+            }
+        }
+    }
+}

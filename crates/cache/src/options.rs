@@ -1,0 +1,37 @@
+//! Options of one open.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::LoadedPage;
+use crate::builder::Verifier;
+
+/// How to open one file.
+#[derive(Clone, Default)]
+pub struct OpenOptions {
+    pub(crate) verifier: Option<Verifier>,
+}
+
+impl OpenOptions {
+    /// As [`PageCache::open`](crate::PageCache::open) does.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Checks each page of this file when it is loaded, in place of the cache's own
+    /// [`verifier`](crate::Builder::verifier): for a file with checksums of its own.
+    #[must_use]
+    pub fn verifier(
+        mut self,
+        verifier: impl Fn(&LoadedPage<'_>) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        self.verifier = Some(Arc::new(verifier));
+        self
+    }
+}
+
+impl fmt::Debug for OpenOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenOptions").field("verifier", &self.verifier.is_some()).finish()
+    }
+}

@@ -1,0 +1,297 @@
+//! The frames, and all that is decided about them, under one lock that no hit takes and that is never held over I/O.
+//!
+//! ```text
+//!               begin              publish                     evict
+//!      Free ───────────▶ Loading ───────────▶ Queued(small) ───────────▶ Limbo
+//!        ▲                  │    ╲                 │    ▲                 │  │
+//!        │      abandon     │     ╲  publish       ▼    │ (frequency      │  │
+//!        ├──────────────────┘      ╲───────▶ Queued(main)┘  left)         │  │
+//!        │                                         │        evict         │  │
+//!        │                                         └─────────────────────▶│  │
+//!        ├────────────────────────────────────────────────────────────────┘  │
+//!        │       grace is over, nobody holds or pins it                      │
+//!        └──────────────────────────▶ Lent ◀─────────────────────────────────┘
+//!                    its memory goes to the tables of files, and comes back
+//! ```
+//!
+//! Invariants:
+//! 1. An entry that is readable or loading names a frame that no other entry names, and that frame's record names the
+//!    entry's file and page.
+//! 2. A frame that is loading is its loader's alone: no entry that can be read names it, and nobody holds it.
+//! 3. A frame becomes free only after its entry was made absent, a grace that began after that is over, and no hold
+//!    and no pin names it. Pins are made under a hold or of a pin, so once there are none, none can come.
+//! 4. An entry that is loading has one ticket, and is settled by it once: published or abandoned. All who wait are told.
+//! 5. Entries change under the lock only, but for the frequency (see `word`).
+//!
+//! What fails is a load, and that is told to its waiters; the pool itself can only be full.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::arena::Arena;
+use super::error::Error;
+use super::queues::{Place, Queues};
+use super::readers::Grace;
+use super::rule::Rule;
+use super::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
+use super::translation::Translation;
+use super::waiter::Waiter;
+use super::word::{Queue, State, Word};
+
+/// How a caller that finds a page on its way wants to go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnBusy {
+    /// Wait for it.
+    Wait,
+    /// Leave it to the one who loads it.
+    Leave,
+}
+
+/// What [`Pool::begin`] found.
+#[derive(Debug)]
+pub(crate) enum Begin {
+    /// It can be read by now.
+    Readable,
+    /// Another loads it.
+    Busy(Option<Arc<Waiter>>),
+    /// The caller is to load it.
+    Load(Ticket),
+    /// No frame is free.
+    Full,
+    /// The file was closed.
+    Closed,
+}
+
+/// A page on its way into a frame: to be settled by [`Pool::publish`] or [`Pool::abandon`].
+#[derive(Debug)]
+#[must_use = "a load that is not settled is waited for for ever"]
+pub(crate) struct Ticket {
+    pub(crate) page: u32,
+    pub(crate) frame: u32,
+    queue: Queue,
+    /// The entry as it was before.
+    before: Word,
+}
+
+/// How a page was brought in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// Somebody reads it.
+    Read,
+    /// It may be read later.
+    Prefetch,
+}
+
+/// What the pool counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Pages published.
+    pub(crate) loads: u64,
+    /// Pages that somebody waited for while another loaded them.
+    pub(crate) coalesced: u64,
+    /// Pages evicted to make room.
+    pub(crate) evictions: u64,
+    /// Loads that failed.
+    pub(crate) failures: u64,
+}
+
+/// Frames that were taken out of their entries together.
+#[derive(Debug)]
+pub(super) struct Retired {
+    pub(super) frames: Vec<u32>,
+    pub(super) grace: Grace,
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+pub(super) struct Book {
+    pub(super) queues: Queues,
+    pub(super) rule: Rule,
+    /// Ready for use; the last one goes first.
+    pub(super) free: Vec<u32>,
+    /// Frames from this one on are lent, or will be when they are free.
+    pub(super) limit: u32,
+    /// Taken out of their entries, with no grace begun yet.
+    pub(super) out: Vec<u32>,
+    /// In limbo, oldest first.
+    pub(super) limbo: VecDeque<Retired>,
+    /// In limbo with their grace over: guards keep them.
+    pub(super) held: Vec<u32>,
+    waiters: HashMap<(u32, u32), Vec<Arc<Waiter>>>,
+    /// Open files, and closed ones with pages left, by number.
+    pub(super) files: HashMap<u32, Arc<Translation>>,
+    /// Closed files with the next part to sweep.
+    pub(super) closed: VecDeque<(Arc<Translation>, u32)>,
+    /// Parts of tables whose memory is taken up, oldest first, if tables are limited by the budget.
+    pub(super) populated: VecDeque<(u32, u32)>,
+    /// Whether a thread is making room.
+    pub(super) evicting: bool,
+    pub(super) counts: Counts,
+}
+
+/// The frames.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) arena: Arena,
+    pub(super) pins: Box<[AtomicU32]>,
+    book: Mutex<Book>,
+    /// Files that were closed, until somebody makes room: apart from the book, so that closing waits for nobody.
+    pub(super) just_closed: Mutex<Vec<Arc<Translation>>>,
+    /// Parts of tables that may be taken up at once.
+    pub(super) parts_max: usize,
+}
+
+impl Pool {
+    /// All of the arena's frames, free. Tables may take up `parts_max` parts.
+    pub(crate) fn new(arena: Arena, frames: u32, parts_max: usize) -> Self {
+        let book = Book {
+            queues: Queues::new(frames),
+            rule: Rule::new(frames),
+            // Frames are first used from the lowest on, so that those to be lent are the last to be touched.
+            free: (0..frames).rev().collect(),
+            limit: frames,
+            out: Vec::new(),
+            limbo: VecDeque::new(),
+            held: Vec::new(),
+            waiters: HashMap::new(),
+            files: HashMap::new(),
+            closed: VecDeque::new(),
+            populated: VecDeque::new(),
+            evicting: false,
+            counts: Counts::default(),
+        };
+        let pins = (0..frames).map(|_| AtomicU32::new(0)).collect();
+        Self { arena, pins, book: Mutex::new(book), just_closed: Mutex::new(Vec::new()), parts_max }
+    }
+
+    pub(super) fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Makes a file known.
+    pub(crate) fn add(&self, file: Arc<Translation>) {
+        self.book().files.insert(file.number, file);
+    }
+
+    /// Closes a file, in O(1): its pages can't be found any more, and their frames are the first to be used again. False
+    /// if it was closed before.
+    pub(crate) fn close(&self, file: &Arc<Translation>) -> bool {
+        let first = file.table.close();
+        if first {
+            self.just_closed().push(Arc::clone(file));
+        }
+        first
+    }
+
+    pub(super) fn just_closed(&self) -> MutexGuard<'_, Vec<Arc<Translation>>> {
+        self.just_closed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Looks at a page again under the lock, and takes a frame for it if it is absent.
+    pub(crate) fn begin(&self, file: &Translation, page: u32, on_busy: OnBusy) -> Begin {
+        let mut book = self.book();
+        let book = &mut *book;
+        let Some(entry) = file.table.entry(page) else { return Begin::Closed };
+        let before = Word(entry.load(Ordering::Relaxed));
+        match before.state() {
+            State::Resident { .. } | State::Unread { .. } => Begin::Readable,
+            State::Loading { .. } => Begin::Busy((on_busy == OnBusy::Wait).then(|| {
+                let waiter = Arc::new(Waiter::new());
+                book.waiters.entry((file.number, page)).or_default().push(Arc::clone(&waiter));
+                book.counts.coalesced += 1;
+                waiter
+            })),
+            State::Absent(evicted) => {
+                let Some(frame) = book.free.pop() else { return Begin::Full };
+                let queue = book.rule.admit(evicted);
+                book.queues.set(frame, Place::Loading, Some((file.number, page)));
+                if file.enters(page) {
+                    self.populate(book, file, page);
+                }
+                entry.store(Word::loading(frame).0, Ordering::Release);
+                Begin::Load(Ticket { page, frame, queue, before })
+            }
+        }
+    }
+
+    /// Adds one who waits for a page that the caller itself has begun to load.
+    pub(crate) fn join(&self, file: &Translation, ticket: &Ticket) -> Arc<Waiter> {
+        let waiter = Arc::new(Waiter::new());
+        self.book().waiters.entry((file.number, ticket.page)).or_default().push(Arc::clone(&waiter));
+        waiter
+    }
+
+    /// The page is loaded: from now on it can be read, unless the file was closed meanwhile.
+    pub(crate) fn publish(&self, file: &Translation, ticket: Ticket, wish: Wish, closed: impl Fn() -> Error) {
+        let Ticket { page, frame, queue, .. } = ticket;
+        let mut book = self.book();
+        let entry = file.table.any_entry(page);
+        if !file.table.is_open() {
+            drop(book);
+            return self.abandon(file, ticket, &closed());
+        }
+        book.queues.push(queue, frame);
+        book.counts.loads += 1;
+        let word = match wish {
+            Wish::Read => Word::resident(frame, 0),
+            Wish::Prefetch => Word::unread(frame),
+        };
+        // Released: who finds the frame by this word sees the page in it.
+        entry.store(word.0, Ordering::Release);
+        let waiters = book.take_waiters(file.number, page);
+        drop(book);
+        for waiter in waiters {
+            waiter.settle(Ok(()));
+        }
+    }
+
+    /// The load failed: the page is absent as before, and all who wait are told.
+    pub(crate) fn abandon(&self, file: &Translation, ticket: Ticket, error: &Error) {
+        let Ticket { page, frame, before, .. } = ticket;
+        let mut book = self.book();
+        file.table.any_entry(page).store(before.0, Ordering::Release);
+        file.leaves(page);
+        // A reader may have seen the frame number in the entry, but only in one that can't be read.
+        self.free(&mut book, frame);
+        book.counts.failures += 1;
+        let waiters = book.take_waiters(file.number, page);
+        drop(book);
+        for waiter in waiters {
+            waiter.settle(Err(error.clone()));
+        }
+    }
+
+    /// One more pin. By one who holds the frame, has it pinned, or loads it.
+    pub(crate) fn pin(&self, frame: u32) {
+        let before = self.pins[frame as usize].fetch_add(1, Ordering::Relaxed);
+        // 2^31 live guards of one page are a leak, and one more step towards a count that wraps.
+        assert!(before < u32::MAX / 2, "frame {frame} is pinned {before} times");
+    }
+
+    /// One pin less.
+    pub(crate) fn unpin(&self, frame: u32) {
+        self.pins[frame as usize].fetch_sub(1, Ordering::Release);
+    }
+
+    /// Pages in frames, and what was counted.
+    pub(crate) fn totals(&self) -> (u64, Counts) {
+        let book = self.book();
+        let pages = book.queues.len(Queue::Small) + book.queues.len(Queue::Main);
+        (pages as u64, book.counts)
+    }
+
+    /// How many frames are short of what is wished to be free, so that somebody should make room.
+    pub(crate) fn is_short(&self) -> bool {
+        let book = self.book();
+        !book.evicting && book.free.len() < book.rule.batch() / 4
+    }
+}
+
+impl Book {
+    fn take_waiters(&mut self, file: u32, page: u32) -> Vec<Arc<Waiter>> {
+        if self.waiters.is_empty() {
+            Vec::new()
+        } else {
+            self.waiters.remove(&(file, page)).unwrap_or_default()
+        }
+    }
+}

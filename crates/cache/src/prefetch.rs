@@ -1,0 +1,131 @@
+//! Loads in the background: ahead of any reader, and for futures.
+//!
+//! Invariants: nothing here waits for the device; a load in flight owns what it needs, and settles its pages when it ends,
+//! also when whoever asked for it is gone. The verifier runs on the back-end's thread.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pagekeeper_io::OwnedRead;
+
+use crate::batch::run_len;
+use crate::file::Handle;
+use crate::frames::Filling;
+use crate::pool::{Begin, OnBusy, Wish};
+use crate::{CachedFile, Error};
+
+/// Pages that are begun before they go to the device.
+const AT_ONCE: usize = 64;
+
+impl CachedFile {
+    /// Begins to load the pages of a byte range that are absent, and returns at once: how many pages were begun.
+    ///
+    /// No more than a quarter of the cache is begun by one call. A prefetched page that is not read is among the first to
+    /// be evicted. Failures are told to those who read the page meanwhile; else the page is just not there.
+    pub fn prefetch(&self, range: Range<u64>) -> u64 {
+        let handle = self.handle();
+        let shift = handle.shared.settings.page_shift;
+        let end = range.end.min(self.len());
+        if range.start >= end {
+            return 0;
+        }
+        let most = u64::from(handle.shared.pool.limit() / 4).max(1);
+        let mut begun = 0;
+        let mut fillings = Vec::with_capacity(AT_ONCE);
+        for page in range.start >> shift..=(end - 1) >> shift {
+            let Ok(page) = u32::try_from(page) else { break };
+            if begun == most {
+                break;
+            }
+            match handle.begin_owned(page) {
+                Begun::Load(filling) => fillings.push(filling),
+                Begun::There => continue,
+                Begun::Not => break,
+            }
+            begun += 1;
+            if fillings.len() == AT_ONCE {
+                handle.submit(std::mem::take(&mut fillings), Wish::Prefetch);
+            }
+        }
+        handle.submit(fillings, Wish::Prefetch);
+        begun
+    }
+}
+
+/// What became of the wish to load a page.
+#[derive(Debug)]
+pub(crate) enum Begun {
+    Load(Filling<Arc<Handle>>),
+    /// It is there, or on its way.
+    There,
+    /// No frame is free, or the file is closed.
+    Not,
+}
+
+impl Handle {
+    /// Takes a frame for an absent page.
+    pub(crate) fn begin_owned(self: &Arc<Self>, page: u32) -> Begun {
+        let begin = || self.shared.pool.begin(&self.translation, page, OnBusy::Leave);
+        let mut begun = begin();
+        if matches!(begun, Begin::Full) && self.shared.make_room() {
+            begun = begin();
+        }
+        match begun {
+            Begin::Load(ticket) => Begun::Load(Filling::new(Arc::clone(self), ticket)),
+            Begin::Readable | Begin::Busy(_) => Begun::There,
+            Begin::Full | Begin::Closed => Begun::Not,
+        }
+    }
+
+    /// Sends pages in ascending order to the device, neighbours as one read.
+    pub(crate) fn submit(self: &Arc<Self>, fillings: Vec<Filling<Arc<Self>>>, wish: Wish) {
+        if fillings.is_empty() {
+            return;
+        }
+        let io = match self.io() {
+            Ok(io) => io,
+            Err(error) => return fillings.into_iter().for_each(|filling| filling.abandon(&error)),
+        };
+        let mut reads = Vec::new();
+        let mut rest = fillings.into_iter();
+        while !rest.as_slice().is_empty() {
+            let len = run_len(rest.as_slice().iter().map(Filling::page));
+            let mut run: Vec<_> = rest.by_ref().take(len).collect();
+            let offset = self.range(run[0].page()).start;
+            let targets = run.iter_mut().map(Filling::target).collect();
+            let handle = Arc::clone(self);
+            let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
+                handle.settle(run, read.map_err(Error::from), wish);
+            });
+            reads.push(OwnedRead { file: Arc::clone(&io), offset, targets, done });
+        }
+        self.shared.settings.io.submit(reads);
+    }
+
+    /// Settles the pages of one read that has ended.
+    fn settle(&self, run: Vec<Filling<Arc<Self>>>, read: Result<usize, Error>, wish: Wish) {
+        let page_size = 1 << self.shared.settings.page_shift;
+        let read = read.and_then(|read| {
+            self.shared.device.add(read);
+            let io = self.io()?;
+            self.check_unchanged(&*io, 0..self.stat.size)?;
+            Ok(read)
+        });
+        for (place, filling) in run.into_iter().enumerate() {
+            let checked = read.clone().and_then(|read| {
+                let read = read.saturating_sub(place * page_size).min(page_size);
+                self.check_page(filling.page(), read, filling.bytes(self.page_len(filling.page())))
+            });
+            match checked {
+                Ok(()) => {
+                    if wish == Wish::Prefetch {
+                        self.shared.device.prefetched.fetch_add(1, Ordering::Relaxed);
+                    }
+                    filling.publish(wish);
+                }
+                Err(error) => filling.abandon(&error),
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The frames that hold pages, in the order of the two queues: lists of frame numbers threaded through one array, so that
+//! a frame can leave from anywhere in O(1).
+//!
+//! Invariants: a frame is in at most one list, the one that its `place` names; the lists' lengths are those of their
+//! chains. Kept under the pool's lock.
+
+use crate::word::Queue;
+
+const NONE: u32 = u32::MAX;
+
+/// Where a frame is. See the diagram in `pool`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Holds nothing, ready for use.
+    Free,
+    /// Being loaded into.
+    Loading,
+    /// Holds a page, in this queue.
+    Queued(Queue),
+    /// Taken out of its entry; readers may still look at it.
+    Limbo,
+    /// Its memory is given back, since tables take up as much.
+    Lent,
+}
+
+/// What is known of a frame.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Frame {
+    /// The file whose page it holds or loads.
+    pub(crate) file: u32,
+    /// The number of that page.
+    pub(crate) page: u32,
+    prev: u32,
+    next: u32,
+    pub(crate) place: Place,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct List {
+    front: u32,
+    back: u32,
+    len: usize,
+}
+
+/// All frames, and the two queues.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    frames: Vec<Frame>,
+    small: List,
+    main: List,
+}
+
+impl Queues {
+    pub(crate) fn new(frames: u32) -> Self {
+        let free = Frame { file: 0, page: 0, prev: NONE, next: NONE, place: Place::Free };
+        let empty = List { front: NONE, back: NONE, len: 0 };
+        Self { frames: vec![free; frames as usize], small: empty, main: empty }
+    }
+
+    pub(crate) fn frame(&self, frame: u32) -> &Frame {
+        &self.frames[frame as usize]
+    }
+
+    /// Says where a frame is that is in no queue, and of which page it is.
+    pub(crate) fn set(&mut self, frame: u32, place: Place, of: Option<(u32, u32)>) {
+        let this = &mut self.frames[frame as usize];
+        debug_assert!(!matches!(this.place, Place::Queued(_)), "frame {frame} is in a queue");
+        debug_assert!(!matches!(place, Place::Queued(_)), "use push");
+        this.place = place;
+        if let Some((file, page)) = of {
+            (this.file, this.page) = (file, page);
+        }
+    }
+
+    pub(crate) fn len(&self, queue: Queue) -> usize {
+        match queue {
+            Queue::Small => self.small.len,
+            Queue::Main => self.main.len,
+        }
+    }
+
+    fn list(&mut self, queue: Queue) -> &mut List {
+        match queue {
+            Queue::Small => &mut self.small,
+            Queue::Main => &mut self.main,
+        }
+    }
+
+    /// Puts a frame that is in no queue at the back of one.
+    pub(crate) fn push(&mut self, queue: Queue, frame: u32) {
+        let list = self.list(queue);
+        let before = std::mem::replace(&mut list.back, frame);
+        list.len += 1;
+        if before == NONE {
+            list.front = frame;
+        } else {
+            self.frames[before as usize].next = frame;
+        }
+        let this = &mut self.frames[frame as usize];
+        debug_assert!(!matches!(this.place, Place::Queued(_)), "frame {frame} is in a queue already");
+        (this.prev, this.next, this.place) = (before, NONE, Place::Queued(queue));
+    }
+
+    /// The frame that has been in a queue longest.
+    pub(crate) fn front(&self, queue: Queue) -> Option<u32> {
+        let front = match queue {
+            Queue::Small => self.small.front,
+            Queue::Main => self.main.front,
+        };
+        (front != NONE).then_some(front)
+    }
+
+    /// Takes a frame out of its queue; it is in limbo then.
+    ///
+    /// # Panics
+    ///
+    /// If it is in none.
+    pub(crate) fn remove(&mut self, frame: u32) -> Queue {
+        let Frame { prev, next, place, .. } = self.frames[frame as usize];
+        let Place::Queued(queue) = place else { panic!("frame {frame} is in no queue: {place:?}") };
+        if prev == NONE {
+            self.list(queue).front = next;
+        } else {
+            self.frames[prev as usize].next = next;
+        }
+        if next == NONE {
+            self.list(queue).back = prev;
+        } else {
+            self.frames[next as usize].prev = prev;
+        }
+        self.list(queue).len -= 1;
+        self.frames[frame as usize].place = Place::Limbo;
+        queue
+    }
+
+    /// Takes a frame out of its queue and puts it at the back of another, or of the same.
+    pub(crate) fn move_to(&mut self, queue: Queue, frame: u32) {
+        self.remove(frame);
+        self.push(queue, frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    fn chain(queues: &Queues, queue: Queue) -> Vec<u32> {
+        let mut chain = Vec::new();
+        let mut next = queues.front(queue);
+        while let Some(frame) = next {
+            assert_eq!(queues.frame(frame).place, Place::Queued(queue));
+            chain.push(frame);
+            let after = queues.frame(frame).next;
+            next = (after != NONE).then_some(after);
+        }
+        assert_eq!(chain.len(), queues.len(queue));
+        chain
+    }
+
+    #[test]
+    fn a_queue_gives_in_the_order_it_was_given() {
+        let mut queues = Queues::new(5);
+        for frame in [3, 1, 4] {
+            queues.push(Queue::Small, frame);
+        }
+        assert_eq!(chain(&queues, Queue::Small), [3, 1, 4]);
+        assert_eq!(queues.remove(1), Queue::Small);
+        assert_eq!(queues.frame(1).place, Place::Limbo);
+        queues.move_to(Queue::Main, 3);
+        queues.move_to(Queue::Small, 4);
+        assert_eq!((chain(&queues, Queue::Small), chain(&queues, Queue::Main)), (vec![4], vec![3]));
+        queues.remove(4);
+        assert_eq!(queues.front(Queue::Small), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn queues_are_as_two_deques(steps in proptest::collection::vec((0_u32..8, 0_u8..3), 0..200)) {
+            let mut queues = Queues::new(8);
+            let mut model = [VecDeque::new(), VecDeque::new()];
+            for (frame, what) in steps {
+                let at = model.iter().position(|queue| queue.contains(&frame));
+                let to = if what == 0 { Queue::Small } else { Queue::Main };
+                if let Some(at) = at {
+                    model[at].retain(|&other| other != frame);
+                    queues.remove(frame);
+                    queues.set(frame, Place::Free, Some((frame, frame)));
+                }
+                if what < 2 {
+                    model[usize::from(what)].push_back(frame);
+                    queues.push(to, frame);
+                }
+                proptest::prop_assert_eq!(&model[0], &chain(&queues, Queue::Small));
+                proptest::prop_assert_eq!(&model[1], &chain(&queues, Queue::Main));
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Reading at any offset.
+//!
+//! Invariants: a read gives exactly the bytes of the file as it was opened, fewer than asked for only at its end; a hit takes no
+//! lock and makes no system call. Fails where a page that it needs can't be loaded; what the buffer holds then is
+//! unspecified.
+
+use crate::frames;
+use crate::{CachedFile, Error};
+
+impl CachedFile {
+    /// Reads from `offset` on, across pages; returns how many bytes, fewer than `buf` holds only at the end of the file.
+    /// Pages that are absent are loaded, neighbours and all that one call needs together.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] where the device fails, [`Error::Cut`], [`Error::Grew`] or [`Error::Changed`] where the file is no longer
+    /// what was opened, [`Error::Rejected`] by the verifier, [`Error::Closed`]. The next call tries again.
+    #[inline]
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        let handle = &**self.handle();
+        let shift = handle.shared.settings.page_shift;
+        let from = usize::try_from(offset & ((1 << shift) - 1)).unwrap_or(0);
+        let end = offset.checked_add(buf.len() as u64);
+        if from + buf.len() <= 1 << shift && end.is_some_and(|end| end <= handle.stat.size) {
+            // Within the file, so the page's number is below 2^32.
+            #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
+            let page = (offset >> shift) as u32;
+            if !frames::copy(&handle.shared, &handle.translation.table, page, from, buf) {
+                if buf.is_empty() {
+                    return Ok(0);
+                }
+                handle.read_missed(page, from, buf)?;
+            }
+            return Ok(buf.len());
+        }
+        self.read_across(offset, buf)
+    }
+
+    /// Across pages, or to the end of the file.
+    fn read_across(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        let handle = &**self.handle();
+        let size = handle.stat.size;
+        if offset >= size {
+            if buf.is_empty() {
+                return Ok(0);
+            }
+            // The end of what was opened; if there is more by now, silence would be wrong.
+            let io = handle.io()?;
+            let now = io.stat()?.size;
+            return if now > size {
+                Err(Error::Grew { path: handle.path.clone(), opened: size, now })
+            } else {
+                Ok(0)
+            };
+        }
+        let len = usize::try_from(size - offset).unwrap_or(usize::MAX).min(buf.len());
+        self.read_pieces(offset, &mut buf[..len])?;
+        Ok(len)
+    }
+}

@@ -1,0 +1,111 @@
+//! What a cache counts. Hits are counted by what their sections leave behind (see `readers`), so they pay nothing for it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::cache::Shared;
+use crate::pool::Counts;
+
+/// What a cache counted up to now, and how full it is. The figures are read one after the other while others go on, so
+/// they may differ by what happened in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Looks at a page that found it: a read across three pages has three.
+    pub hits: u64,
+    /// Pages loaded because a reader found them absent; pages read past the cache included.
+    pub misses: u64,
+    /// Looks at a page that another had under way already, and that were waited for.
+    pub coalesced: u64,
+    /// Pages loaded ahead of any reader.
+    pub prefetched: u64,
+    /// Pages read past the cache, into memory of their own, since all frames were held or waiting.
+    pub bypassed: u64,
+    /// Loads that failed: device errors, files that changed, pages that the verifier rejected.
+    pub failures: u64,
+    /// Pages evicted to make room.
+    pub evictions: u64,
+    /// Reads that went to the device; neighbours that are missed together are one.
+    pub device_reads: u64,
+    /// Bytes that came from the device.
+    pub device_bytes: u64,
+    /// Pages in frames.
+    pub resident_pages: u64,
+    /// Pages that there is room for.
+    pub capacity_pages: u64,
+    /// Bytes of a page.
+    pub page_size: u64,
+}
+
+impl Stats {
+    pub(crate) fn new(
+        hits: u64,
+        counts: Counts,
+        resident_pages: u64,
+        shared: &Shared,
+        device: &DeviceCounts,
+    ) -> Self {
+        let prefetched = device.prefetched.load(Ordering::Relaxed);
+        let bypassed = device.bypassed.load(Ordering::Relaxed);
+        Self {
+            hits,
+            misses: counts.loads.saturating_sub(prefetched) + bypassed,
+            coalesced: counts.coalesced,
+            prefetched,
+            bypassed,
+            failures: counts.failures,
+            evictions: counts.evictions,
+            device_reads: device.reads.load(Ordering::Relaxed),
+            device_bytes: device.bytes.load(Ordering::Relaxed),
+            resident_pages,
+            capacity_pages: u64::from(shared.pool.limit()),
+            page_size: 1 << shared.settings.page_shift,
+        }
+    }
+
+    /// Hits among all looks: 0 to 1; 0 if nothing was read.
+    pub fn hit_ratio(&self) -> f64 {
+        let looks = self.hits + self.misses + self.coalesced;
+        if looks == 0 { 0.0 } else { self.hits as f64 / looks as f64 }
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} hits, {} misses ({:.1} % hits), {} waited for others' loads, {} prefetched, {} past the cache, \
+             {} failed; {} evicted; {} reads of {} bytes from the device; {} of {} pages of {} bytes in use",
+            self.hits,
+            self.misses,
+            self.hit_ratio() * 100.0,
+            self.coalesced,
+            self.prefetched,
+            self.bypassed,
+            self.failures,
+            self.evictions,
+            self.device_reads,
+            self.device_bytes,
+            self.resident_pages,
+            self.capacity_pages,
+            self.page_size,
+        )
+    }
+}
+
+/// What is counted outside the pool's lock, on the way to the device.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceCounts {
+    pub(crate) reads: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) prefetched: AtomicU64,
+    pub(crate) bypassed: AtomicU64,
+}
+
+impl DeviceCounts {
+    /// One read of so many bytes.
+    pub(crate) fn add(&self, bytes: usize) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}

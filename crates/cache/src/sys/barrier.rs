@@ -1,0 +1,83 @@
+//! The two halves of an asymmetric memory barrier: a light one on every hit, a heavy one once for each batch of
+//! evictions.
+//!
+//! A light barrier between a thread's announcement (a store) and its look at the entry (a load), and a heavy one
+//! between the evictor's change of the entry and its look at the announcements, make sure that at least one of the two
+//! sees the other. With membarrier(2) the light half is nothing but an order to the compiler: the heavy half makes
+//! every running thread of the process execute a full barrier (`MEMBARRIER_CMD_PRIVATE_EXPEDITED`, Linux 4.14). Where
+//! the call is missing or forbidden both halves are `SeqCst` fences.
+
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+/// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration: linux/membarrier.h.
+const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
+
+/// Which kind both halves are of; the same for all threads that share a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Barrier {
+    /// membarrier(2).
+    Asymmetric,
+    /// `SeqCst` fences on both sides.
+    Symmetric,
+}
+
+impl Barrier {
+    /// Finds out by doing. Interpreters and sanitizers know nothing of membarrier(2), so there it is `Symmetric`.
+    pub(crate) fn probe() -> Self {
+        if cfg!(any(miri, pagekeeper_sanitize)) {
+            return Self::Symmetric;
+        }
+        if membarrier(REGISTER_PRIVATE_EXPEDITED) && membarrier(PRIVATE_EXPEDITED) {
+            Self::Asymmetric
+        } else {
+            Self::Symmetric
+        }
+    }
+
+    /// A reader's half.
+    #[inline]
+    pub(crate) fn light(self) {
+        match self {
+            Self::Asymmetric => compiler_fence(Ordering::SeqCst),
+            Self::Symmetric => fence(Ordering::SeqCst),
+        }
+    }
+
+    /// The evictor's half.
+    pub(crate) fn heavy(self) {
+        match self {
+            Self::Asymmetric => {
+                fence(Ordering::SeqCst);
+                let done = membarrier(PRIVATE_EXPEDITED);
+                // It was registered and done once before: after that it can't fail (membarrier(2)).
+                assert!(done, "membarrier(PRIVATE_EXPEDITED) worked at start and fails now");
+            }
+            Self::Symmetric => fence(Ordering::SeqCst),
+        }
+    }
+}
+
+fn membarrier(command: libc::c_int) -> bool {
+    let (flags, cpu): (libc::c_uint, libc::c_int) = (0, 0);
+    // SAFETY: membarrier(2) reads and writes no memory of the caller; its arguments are plain numbers.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, command, flags, cpu) };
+    result == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_can_be_called_again_and_again() {
+        for barrier in [Barrier::probe(), Barrier::Symmetric] {
+            for _ in 0..3 {
+                barrier.light();
+                barrier.heavy();
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! What needs `unsafe`: memory from the kernel and the barrier that reaches all threads of the process.
+//!
+//! Each module states what it rests on; nothing in here decides anything.
+
+pub(crate) mod arena;
+pub(crate) mod barrier;
+pub(crate) mod table;

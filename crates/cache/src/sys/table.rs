@@ -1,0 +1,196 @@
+//! The translation table of a file: one 32-bit entry for each of its pages, in memory that is taken up on first use.
+//!
+//! The mapping is demand-zero, and a zero entry is an absent page, so a file of a terabyte costs address space until its
+//! pages are touched: the kernel's own page table is the upper level of the two. Parts in which no page is resident can
+//! be forgotten ([`Table::forget`]), which turns their entries back into zeros while others read them.
+//!
+//! Invariants: entries are only ever accessed as atomics; the mapping lives as long as the value; only `open_pages`
+//! pages are found by [`Table::entry`], which drops to 0 when the file is closed and never rises again.
+
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Entries of a part: what one page of the kernel's holds.
+pub(crate) const PART: u32 = 1024;
+
+/// The memory of a part in bytes.
+pub(crate) const PART_BYTES: u64 = 4096;
+
+/// The translation table of a file.
+#[derive(Debug)]
+pub(crate) struct Table {
+    entries: NonNull<AtomicU32>,
+    open_pages: AtomicU32,
+    pages: u32,
+    /// What all tables of the cache come to, in bytes.
+    total: Arc<AtomicU64>,
+}
+
+// SAFETY: the mapping is owned by this value and accessed as atomics only.
+unsafe impl Send for Table {}
+// SAFETY: as above.
+unsafe impl Sync for Table {}
+
+impl Table {
+    /// A table of absent pages. As long as it lives its [`bytes`](Self::bytes) are part of `total`.
+    pub(crate) fn new(pages: u32, total: &Arc<AtomicU64>) -> rustix::io::Result<Self> {
+        let total = Arc::clone(total);
+        if pages == 0 {
+            return Ok(Self { entries: NonNull::dangling(), open_pages: AtomicU32::new(0), pages, total });
+        }
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh range is asked for (null hint, no MAP_FIXED), so no existing memory is affected.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                Self::mapped(pages),
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )
+        }?;
+        // Huge pages would take up more than is counted.
+        // SAFETY: the range is this value's own mapping; the advice changes no content.
+        let _ = unsafe { rustix::mm::madvise(start, Self::mapped(pages), Advice::LinuxNoHugepage) };
+        let entries = NonNull::new(start.cast::<AtomicU32>()).ok_or(rustix::io::Errno::NOMEM)?;
+        total.fetch_add(Self::bytes(pages), Ordering::Relaxed);
+        Ok(Self { entries, open_pages: AtomicU32::new(pages), pages, total })
+    }
+
+    fn mapped(pages: u32) -> usize {
+        pages.div_ceil(PART) as usize * 4096
+    }
+
+    /// Bytes that the table takes up once all of it has been touched.
+    pub(crate) fn bytes(pages: u32) -> u64 {
+        u64::from(pages.div_ceil(PART)) * PART_BYTES
+    }
+
+    /// Pages of the file, closed or not.
+    pub(crate) fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    /// The entry of a page of an open file.
+    #[inline]
+    pub(crate) fn entry(&self, page: u32) -> Option<&AtomicU32> {
+        if page >= self.open_pages.load(Ordering::Relaxed) {
+            return None;
+        }
+        // SAFETY: `open_pages` is `pages` or 0, so the entry is one of those mapped; the mapping is aligned to 4096
+        // bytes, zeroed, lives as long as `self`, and is accessed as atomics only.
+        Some(unsafe { self.entries.add(page as usize).as_ref() })
+    }
+
+    /// The entry of a page, also when the file is closed.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such page.
+    pub(crate) fn any_entry(&self, page: u32) -> &AtomicU32 {
+        assert!(page < self.pages, "page {page} of {}", self.pages);
+        // SAFETY: as in `entry`; the bound was checked just now.
+        unsafe { self.entries.add(page as usize).as_ref() }
+    }
+
+    /// From now on [`entry`](Self::entry) finds nothing. True for the first caller.
+    pub(crate) fn close(&self) -> bool {
+        self.open_pages.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// Whether [`entry`](Self::entry) still finds pages. A file of no pages counts as closed here.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open_pages.load(Ordering::SeqCst) != 0
+    }
+
+    /// Turns the entries of a part into zeros and gives their memory back. The caller makes sure that none of them is
+    /// resident or loading, and that nobody changes them meanwhile; reading them is fine.
+    pub(crate) fn forget(&self, part: u32) {
+        assert!(part * PART < self.pages, "part {part} of a table of {} pages", self.pages);
+        // SAFETY: the range is one kernel page of this value's mapping. The kernel replaces it by zeros at once for all
+        // readers; every value an atomic load can see, old or zero, is an absent page by the caller's word, and no
+        // outcome of a race is more than a wrong guess at how hot a page is.
+        let forgotten = unsafe {
+            let start = self.entries.as_ptr().add((part * PART) as usize);
+            rustix::mm::madvise(start.cast(), 4096, Advice::LinuxDontNeed)
+        };
+        debug_assert_eq!(forgotten, Ok(()));
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        if self.pages > 0 {
+            // SAFETY: the mapping is this value's own, made with the same length; nobody borrows from it any more.
+            let unmapped =
+                unsafe { rustix::mm::munmap(self.entries.as_ptr().cast(), Self::mapped(self.pages)) };
+            debug_assert_eq!(unmapped, Ok(()));
+            self.total.fetch_sub(Self::bytes(self.pages), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(pages: u32) -> Table {
+        Table::new(pages, &Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn entries_start_absent_and_can_be_forgotten_by_parts() {
+        let table = table(3000);
+        for page in 0..3000 {
+            assert_eq!(table.entry(page).unwrap().load(Ordering::Relaxed), 0);
+            table.any_entry(page).store(page + 1, Ordering::Relaxed);
+        }
+        assert!(table.entry(3000).is_none());
+        table.forget(1);
+        let at = |page| table.any_entry(page).load(Ordering::Relaxed);
+        assert_eq!((at(1023), at(1024), at(2047), at(2048), at(2999)), (1024, 0, 0, 2049, 3000));
+    }
+
+    #[test]
+    fn a_closed_table_finds_nothing_and_keeps_its_entries() {
+        let table = table(10);
+        table.any_entry(9).store(5, Ordering::Relaxed);
+        assert!(table.is_open());
+        assert!(table.close());
+        assert!(!table.close());
+        assert!(!table.is_open());
+        assert!(table.entry(9).is_none());
+        assert_eq!(table.any_entry(9).load(Ordering::Relaxed), 5);
+    }
+
+    #[test]
+    fn a_huge_table_costs_nothing_until_touched() {
+        // 4 TiB in pages of 4 KiB.
+        let table = table(1 << 30);
+        assert_eq!(table.entry((1 << 30) - 1).unwrap().load(Ordering::Relaxed), 0);
+        assert_eq!(Table::bytes(1 << 30), 4 << 30);
+    }
+
+    #[test]
+    fn what_tables_come_to_is_added_up() {
+        let total = Arc::default();
+        let one = Table::new(1, &total).unwrap();
+        let other = Table::new(1025, &total).unwrap();
+        assert_eq!(total.load(Ordering::Relaxed), 3 * 4096);
+        drop(one);
+        assert_eq!(total.load(Ordering::Relaxed), 2 * 4096);
+        drop(other);
+        assert_eq!(total.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn an_empty_file_has_no_entries() {
+        let table = table(0);
+        assert!(table.entry(0).is_none());
+        assert!(!table.close());
+    }
+}

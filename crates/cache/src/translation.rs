@@ -1,0 +1,81 @@
+//! What the pool knows of a file: its number, its table, and how many pages of each part of the table are in frames.
+//!
+//! Invariants: numbers are never given twice; `live` and `populated` change under the pool's lock only.
+
+use super::sync::{AtomicU32, Ordering};
+use super::table::{PART, Table};
+
+/// The rest of a part's word counts its live pages.
+const POPULATED: u32 = 1 << 31;
+
+/// The pages of one file.
+#[derive(Debug)]
+pub(crate) struct Translation {
+    pub(crate) number: u32,
+    pub(crate) table: Table,
+    parts: Box<[AtomicU32]>,
+}
+
+impl Translation {
+    pub(crate) fn new(number: u32, table: Table) -> Self {
+        let parts = (0..table.pages().div_ceil(PART)).map(|_| AtomicU32::new(0)).collect();
+        Self { number, table, parts }
+    }
+
+    pub(crate) fn parts(&self) -> u32 {
+        u32::try_from(self.parts.len()).unwrap_or(u32::MAX)
+    }
+
+    /// A page of the part is in a frame, or on its way into one. True if the part's memory was not taken up before.
+    pub(crate) fn enters(&self, page: u32) -> bool {
+        let part = &self.parts[(page / PART) as usize];
+        let before = part.load(Ordering::Relaxed);
+        part.store((before | POPULATED) + 1, Ordering::Relaxed);
+        before & POPULATED == 0
+    }
+
+    /// The page is in no frame any more.
+    pub(crate) fn leaves(&self, page: u32) {
+        let part = &self.parts[(page / PART) as usize];
+        let before = part.load(Ordering::Relaxed);
+        debug_assert!(before & !POPULATED > 0, "page {page} left a part in which none was live");
+        part.store(before - 1, Ordering::Relaxed);
+    }
+
+    /// How many pages of a part are in frames, or on their way.
+    pub(crate) fn live(&self, part: u32) -> u32 {
+        self.parts[part as usize].load(Ordering::Relaxed) & !POPULATED
+    }
+
+    /// How many pages of the file are in frames, or on their way.
+    pub(crate) fn live_pages(&self) -> u64 {
+        (0..self.parts()).map(|part| u64::from(self.live(part))).sum()
+    }
+
+    /// Gives the memory of a part back, in which nothing is live.
+    pub(crate) fn forget(&self, part: u32) {
+        debug_assert_eq!(self.live(part), 0, "live pages in part {part}");
+        self.table.forget(part);
+        self.parts[part as usize].store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_counted_by_parts() {
+        let translation = Translation::new(1, Table::new(PART + 1, &std::sync::Arc::default()).unwrap());
+        assert_eq!(translation.parts(), 2);
+        assert!(translation.enters(0));
+        assert!(!translation.enters(PART - 1));
+        assert!(translation.enters(PART));
+        assert_eq!((translation.live(0), translation.live(1), translation.live_pages()), (2, 1, 3));
+        translation.leaves(PART);
+        assert!(!translation.enters(PART), "its memory is still taken up");
+        translation.leaves(PART);
+        translation.forget(1);
+        assert!(translation.enters(PART));
+    }
+}

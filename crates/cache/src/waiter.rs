@@ -1,0 +1,105 @@
+//! Waiting for a load that another has under way: a thread is parked, a future leaves its waker.
+//!
+//! Invariants: a waiter is settled once, and whoever looks at it after that sees the outcome, whether or not it was
+//! waiting already. It fails never.
+
+use std::task::{Context, Poll, Waker};
+
+use super::error::Error;
+use super::sync::{Condvar, Mutex, MutexGuard};
+
+#[derive(Debug)]
+enum State {
+    Pending(Option<Waker>),
+    Settled(Result<(), Error>),
+}
+
+/// One who waits.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    state: Mutex<State>,
+    settled: Condvar,
+}
+
+impl Waiter {
+    pub(crate) fn new() -> Self {
+        Self { state: Mutex::new(State::Pending(None)), settled: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Tells the outcome.
+    pub(crate) fn settle(&self, outcome: Result<(), Error>) {
+        let before = std::mem::replace(&mut *self.state(), State::Settled(outcome));
+        self.settled.notify_all();
+        if let State::Pending(Some(waker)) = before {
+            waker.wake();
+        }
+    }
+
+    /// Parks the thread until the outcome is known.
+    pub(crate) fn wait(&self) -> Result<(), Error> {
+        let mut state = self.state();
+        loop {
+            if let State::Settled(outcome) = &*state {
+                return outcome.clone();
+            }
+            state = self.settled.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    /// The outcome if it is known; else the task is woken when it is.
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Result<(), Error>> {
+        match &mut *self.state() {
+            State::Settled(outcome) => Poll::Ready(outcome.clone()),
+            State::Pending(waker) => {
+                match waker {
+                    Some(waker) => waker.clone_from(context.waker()),
+                    None => *waker = Some(context.waker().clone()),
+                }
+                Poll::Pending
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure() -> Error {
+        Error::Closed { path: "a".into() }
+    }
+
+    #[test]
+    fn a_thread_waits_for_the_outcome() {
+        let waiter = Waiter::new();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| waiter.wait());
+            waiter.settle(Err(failure()));
+            assert!(matches!(waiting.join().unwrap(), Err(Error::Closed { .. })));
+        });
+        assert!(waiter.wait().is_err(), "who comes later sees it, too");
+    }
+
+    #[test]
+    fn a_task_is_woken() {
+        struct Count(std::sync::atomic::AtomicUsize);
+        impl std::task::Wake for Count {
+            fn wake(self: std::sync::Arc<Self>) {
+                self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            }
+        }
+        let count = std::sync::Arc::new(Count(std::sync::atomic::AtomicUsize::new(0)));
+        let waker = Waker::from(std::sync::Arc::clone(&count));
+        let context = Context::from_waker(&waker);
+        let waiter = Waiter::new();
+        assert!(waiter.poll(&context).is_pending());
+        assert!(waiter.poll(&context).is_pending());
+        waiter.settle(Ok(()));
+        assert_eq!(count.0.load(std::sync::atomic::Ordering::SeqCst), 1);
+        assert!(matches!(waiter.poll(&context), Poll::Ready(Ok(()))));
+    }
+}

@@ -1,0 +1,161 @@
+//! The entry of a page in its file's translation table: one word of 32 bits, which a hit reads with one load.
+//!
+//! ```text
+//! bits   31 … 4             3 2          1 0
+//! absent   stamp (29 bits: 31 … 3), origin in bit 2      0   0 as a whole: never seen, or forgotten
+//! resident frame             frequency    1
+//! loading  frame             0            2
+//! unread   frame             0            3   resident by prefetch, not read yet
+//! ```
+//!
+//! Invariants: all changes but the frequency's are made under the pool's lock; the frequency is raised by
+//! compare-and-swap, so a word that was changed meanwhile is never spoilt. Frame numbers are below [`FRAMES_MAX`].
+
+/// Frame numbers have 28 bits: caches of up to 1 TiB of 4 KiB pages.
+pub(crate) const FRAMES_MAX: u32 = 1 << 28;
+
+/// A stamp counts evictions modulo this many.
+pub(crate) const STAMPS: u32 = 1 << 29;
+
+/// Two bits.
+const FREQUENCY_MAX: u32 = 3;
+
+const STATE: u32 = 0b11;
+const RESIDENT: u32 = 1;
+const LOADING: u32 = 2;
+const UNREAD: u32 = 3;
+
+/// Which queue a page was evicted from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Queue {
+    /// For pages that were seen once.
+    Small,
+    /// For pages that proved themselves.
+    Main,
+}
+
+/// What an entry says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Not in a frame; if it was evicted not too long ago, when and from which queue.
+    Absent(Option<(Queue, u32)>),
+    /// In a frame.
+    Resident { frame: u32, frequency: u32 },
+    /// In a frame by prefetch, and not read since.
+    Unread { frame: u32 },
+    /// On its way into a frame, which is the loader's alone.
+    Loading { frame: u32 },
+}
+
+/// An entry as it stands in the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Word(pub(crate) u32);
+
+impl Word {
+    pub(crate) const NEVER_SEEN: Self = Self(0);
+
+    pub(crate) fn resident(frame: u32, frequency: u32) -> Self {
+        debug_assert!(frame < FRAMES_MAX && frequency <= FREQUENCY_MAX);
+        Self(frame << 4 | frequency << 2 | RESIDENT)
+    }
+
+    pub(crate) fn unread(frame: u32) -> Self {
+        debug_assert!(frame < FRAMES_MAX);
+        Self(frame << 4 | UNREAD)
+    }
+
+    pub(crate) fn loading(frame: u32) -> Self {
+        debug_assert!(frame < FRAMES_MAX);
+        Self(frame << 4 | LOADING)
+    }
+
+    /// Evicted from `queue` as the one that its clock counts as `stamp`.
+    pub(crate) fn evicted(queue: Queue, stamp: u32) -> Self {
+        // Stamp 0 of the small queue would read as "never seen": it passes for the next one.
+        let stamp = if stamp == 0 { 1 } else { stamp % STAMPS };
+        Self(stamp << 3 | u32::from(queue == Queue::Main) << 2)
+    }
+
+    pub(crate) fn state(self) -> State {
+        let frame = self.0 >> 4;
+        match self.0 & STATE {
+            RESIDENT => State::Resident { frame, frequency: self.0 >> 2 & FREQUENCY_MAX },
+            LOADING => State::Loading { frame },
+            UNREAD => State::Unread { frame },
+            _ if self == Self::NEVER_SEEN => State::Absent(None),
+            _ => {
+                let queue = if self.0 >> 2 & 1 == 1 { Queue::Main } else { Queue::Small };
+                State::Absent(Some((queue, self.0 >> 3)))
+            }
+        }
+    }
+
+    /// The frame, if the page can be read: resident or unread.
+    #[inline]
+    pub(crate) fn readable(self) -> Option<u32> {
+        (self.0 & RESIDENT != 0).then_some(self.0 >> 4)
+    }
+
+    /// The frame, if the page is resident and a read need not raise its frequency any more: the shortest way of a hit.
+    #[inline]
+    pub(crate) fn settled(self) -> Option<u32> {
+        const SETTLED: u32 = FREQUENCY_MAX << 2 | RESIDENT;
+        (self.0 & (FREQUENCY_MAX << 2 | STATE) == SETTLED).then_some(self.0 >> 4)
+    }
+
+    /// What a readable word becomes when it is read; the same if there is nothing more to remember.
+    #[inline]
+    pub(crate) fn touched(self) -> Self {
+        match self.0 & STATE {
+            RESIDENT if self.settled().is_none() => Self(self.0 + (1 << 2)),
+            // The first read of a prefetched page stands for the miss that it would have been.
+            UNREAD => Self(self.0 & !STATE | RESIDENT),
+            _ => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_says_what_it_was_made_of() {
+        for frame in [0, 1, 12345, FRAMES_MAX - 1] {
+            for frequency in 0..=FREQUENCY_MAX {
+                assert_eq!(Word::resident(frame, frequency).state(), State::Resident { frame, frequency });
+                assert_eq!(Word::resident(frame, frequency).readable(), Some(frame));
+            }
+            assert_eq!(Word::loading(frame).state(), State::Loading { frame });
+            assert_eq!(Word::loading(frame).readable(), None);
+            assert_eq!(Word::unread(frame).state(), State::Unread { frame });
+            assert_eq!(Word::unread(frame).readable(), Some(frame));
+        }
+        for queue in [Queue::Small, Queue::Main] {
+            for stamp in [1, 2, 77, STAMPS - 1] {
+                assert_eq!(Word::evicted(queue, stamp).state(), State::Absent(Some((queue, stamp))));
+                assert_eq!(Word::evicted(queue, stamp).readable(), None);
+            }
+            assert_eq!(Word::evicted(queue, 0).state(), State::Absent(Some((queue, 1))));
+        }
+        assert_eq!(Word::NEVER_SEEN.state(), State::Absent(None));
+    }
+
+    #[test]
+    fn reading_raises_the_frequency_up_to_three() {
+        let mut word = Word::unread(9);
+        let mut seen = Vec::new();
+        for _ in 0..6 {
+            word = word.touched();
+            seen.push(word);
+        }
+        let expected = [0, 1, 2, 3, 3, 3].map(|frequency| Word::resident(9, frequency));
+        assert_eq!(seen, expected);
+        let settled: Vec<_> = seen.iter().map(|word| word.settled()).collect();
+        assert_eq!(settled, [None, None, None, Some(9), Some(9), Some(9)]);
+        for other in [Word::loading(9), Word::evicted(Queue::Small, 3), Word::NEVER_SEEN] {
+            assert_eq!(other.touched(), other);
+            assert_eq!(other.settled(), None);
+        }
+    }
+}
