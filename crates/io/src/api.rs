@@ -61,7 +61,8 @@ pub struct OwnedRead {
 
 /// An open file to read from.
 pub trait IoFile: Send + Sync {
-    /// Fills `buf` from `offset`; fewer bytes only at end of file. Blocks the caller.
+    /// Fills `buf` from `offset`; fewer bytes only at end of file, and then what is behind them in `buf` may have been
+    /// written too (a device reads whole sectors). Blocks the caller.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error>;
 
     /// Size, identity and times, as they are now.

@@ -8,9 +8,11 @@
 
 mod api;
 mod error;
+mod job;
 mod open;
 mod pread;
 mod scatter;
+mod sim;
 mod target;
 #[cfg(test)]
 mod testing;
@@ -20,6 +22,7 @@ mod uring;
 
 pub use api::{Access, BatchRead, FileStat, Io, IoFile, OwnedRead};
 pub use error::{Error, FileKind};
+pub use sim::{Fault, Hold, RandomFaults, SimDisk, SimDiskBuilder, SimStats, Times, pattern};
 pub use target::Target;
 pub use threads::Threads;
 pub use uring::Uring;

@@ -10,12 +10,11 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use libc::iovec;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::flight::{Flight, Job};
+use super::flight::Flight;
 use super::ring::{Ring, unavailable};
-use crate::{Error, Io, IoFile, OwnedRead, Threads, pread, scatter};
+use crate::{Error, Io, OwnedRead, Threads, pread};
 
 /// The way into the ring.
 #[derive(Debug)]
@@ -120,23 +119,6 @@ impl Drop for Background {
     }
 }
 
-// SAFETY: by the contract of `Target` the memory is the read's alone until `done` has been called, which is after the
-// flight has given the read back; the list of targets is on the heap, and not changed.
-#[expect(unsafe_code, reason = "the promise of Target is passed on")]
-unsafe impl Job for OwnedRead {
-    fn file(&self) -> &dyn IoFile {
-        &*self.file
-    }
-
-    fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    fn pieces(&self) -> &[iovec] {
-        scatter::of_targets(&self.targets)
-    }
-}
-
 /// What the thread does: until no more reads can come and all are done, or the ring breaks.
 fn serve(mut ring: Ring, shared: &Shared) {
     let slots = ring.room() - 1;
@@ -171,7 +153,7 @@ fn serve(mut ring: Ring, shared: &Shared) {
             armed = true;
         }
         let woken = flight.wait(1, OwnedRead::finish);
-        if flight.is_broken() {
+        if flight.is_broken() && flight.len() == 0 {
             let mut queue = shared.lock();
             queue.broken = true;
             let waiting = std::mem::take(&mut queue.waiting);

@@ -1,38 +1,13 @@
 //! A batch of reads on one ring, by the calling thread alone.
 
-use libc::iovec;
-
-use super::flight::{Flight, Job};
+use super::flight::Flight;
 use super::ring::Ring;
-use crate::{BatchRead, Error, IoFile, pread, scatter};
+use crate::job::Part;
+use crate::{BatchRead, Error, pread};
 
 /// One part of the reads in flight is waited for at a time: fewer calls into the kernel, and the device still has the
 /// other parts to work on.
 const WAIT_SHARE: usize = 8;
-
-/// One read of the batch.
-struct Part<'a> {
-    index: usize,
-    read: &'a BatchRead<'a>,
-}
-
-// SAFETY: the buffers are borrowed alone for as long as the batch runs (`run` has the reads by `&mut`, and gives them to
-// no one), and nothing in this process looks at them before the read has been given back; the list of them is on the
-// heap, and not changed.
-#[expect(unsafe_code, reason = "the promise that the kernel's writes rest on")]
-unsafe impl Job for Part<'_> {
-    fn file(&self) -> &dyn IoFile {
-        self.read.file
-    }
-
-    fn offset(&self) -> u64 {
-        self.read.offset
-    }
-
-    fn pieces(&self) -> &[iovec] {
-        scatter::of_slices(&self.read.bufs)
-    }
-}
 
 /// Runs the batch; the ring is empty before and after, also after a panic of `completed`.
 pub(super) fn run(
@@ -58,15 +33,18 @@ fn run_on(
     let mut flight = Flight::new(ring, slots);
     let mut begun = 0;
     loop {
-        while let (Some(read), 1..) = (reads.get(begun), flight.room()) {
-            if let Some((part, result)) = flight.begin(Part { index: begun, read }) {
-                completed(part.index, result);
+        while let (Some(read), 1.., false) = (reads.get(begun), flight.room(), flight.is_broken()) {
+            // SAFETY: each read is begun once, and the caller's buffers are borrowed until the flight is over.
+            #[expect(unsafe_code, reason = "the kernel writes into the caller's buffers")]
+            let part = unsafe { Part::new(begun, read) };
+            if let Some((part, result)) = flight.begin(part) {
+                completed(part.index(), result);
             }
             begun += 1;
         }
-        if flight.len() == 0 || flight.is_broken() {
+        if flight.len() == 0 {
             return begun;
         }
-        flight.wait((flight.len() / WAIT_SHARE).max(1), |part, result| completed(part.index, result));
+        flight.wait((flight.len() / WAIT_SHARE).max(1), |part, result| completed(part.index(), result));
     }
 }

@@ -7,21 +7,9 @@
 use libc::iovec;
 
 use super::ring::{Completion, Ring};
+use crate::job::Job;
 use crate::transfer::Transfer;
-use crate::{Error, IoFile, scatter};
-
-/// What a flight carries.
-///
-/// # Safety
-///
-/// The pieces must be the same at each call, and their memory valid for writes and no one else's, until the value is
-/// dropped or given back by [`Flight`]. The list of them must not move when the value does.
-#[expect(unsafe_code, reason = "the promise that the kernel's writes rest on")]
-pub(super) unsafe trait Job {
-    fn file(&self) -> &dyn IoFile;
-    fn offset(&self) -> u64;
-    fn pieces(&self) -> &[iovec];
-}
+use crate::{Error, scatter};
 
 /// The token of what is no read: the wake-up of a thread that waits in the ring.
 const WAKE: u64 = u64::MAX;
@@ -64,7 +52,7 @@ impl<'r, J: Job> Flight<'r, J> {
 
     /// Whether the ring has failed: see [`Self::wait`].
     pub(super) fn is_broken(&self) -> bool {
-        self.ring.is_broken()
+        self.ring.broken().is_some()
     }
 
     /// How many reads are on their way.
@@ -99,12 +87,10 @@ impl<'r, J: Job> Flight<'r, J> {
     /// On an error, which comes once, the ring is of no use any more: reads that had been started end as they may, all
     /// others with that error.
     pub(super) fn wait(&mut self, want: usize, mut ended: impl FnMut(J, Result<usize, Error>)) -> bool {
-        let failed = self.ring.enter(want).err();
+        self.ring.enter(want);
         let mut completions = std::mem::take(&mut self.completions);
-        match failed {
-            None => self.ring.take(&mut completions),
-            Some(_) => self.ring.give_up(&mut completions),
-        }
+        self.ring.take(&mut completions);
+        let failed = self.ring.broken();
         let mut woken = false;
         for (token, got) in completions.drain(..) {
             if token == WAKE {

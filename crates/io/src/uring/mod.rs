@@ -84,7 +84,7 @@ impl Uring {
     }
 
     fn check_in(&self, ring: Ring) {
-        if ring.is_broken() || ring.in_flight() > 0 {
+        if ring.broken().is_some() || ring.in_flight() > 0 {
             return;
         }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);

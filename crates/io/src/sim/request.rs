@@ -1,0 +1,267 @@
+//! Who carries requests through the simulated disk: the caller of a blocking read or batch itself; for submitted reads a
+//! thread of the disk, or whoever calls [`super::SimDisk::step`].
+//!
+//! Invariants: the lock is never held over `completed`, `done` or a file's methods; each submitted read is done once, also
+//! after the last handle of the disk is gone; then the thread ends.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::SimDiskBuilder;
+use super::state::{State, Ticket};
+use crate::job::{Job, Part};
+use crate::transfer::Transfer;
+use crate::{Access, BatchRead, Error, OwnedRead, scatter};
+
+/// The disk, as all its handles, files and holds share it.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) device: u64,
+    state: Mutex<State>,
+    /// A request came, a hold went, or the end came.
+    changed: Condvar,
+}
+
+/// A read on its way.
+#[derive(Debug)]
+pub(super) struct Carried<J> {
+    job: J,
+    transfer: Transfer,
+    direct: bool,
+    inode: u64,
+    ticket: Ticket,
+}
+
+/// Reads that were submitted.
+#[derive(Debug, Default)]
+pub(super) struct Submitted {
+    reads: Vec<Carried<OwnedRead>>,
+    /// There is a thread to do them.
+    served: bool,
+    /// No more will come.
+    closed: bool,
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change.
+    pub(super) fn wait<'s>(&self, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells all who wait for a change.
+    pub(super) fn changed(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Lets a read come to the disk. One that needs no disk ends here.
+    fn admit<J: Job>(&self, job: J) -> Result<Carried<J>, (J, Result<usize, Error>)> {
+        let transfer = Transfer::new(job.offset(), scatter::total(job.pieces()));
+        if let Some(result) = transfer.before(job.file()) {
+            return Err((job, result));
+        }
+        let inode = match job.file().stat() {
+            Ok(stat) if stat.device == self.device => stat.inode,
+            Ok(_) => {
+                let path = job.file().path().to_path_buf();
+                return Err((job, Err(Error::Foreign { path })));
+            }
+            Err(error) => return Err((job, Err(error))),
+        };
+        let direct = job.file().access() == Access::Direct;
+        let mut state = self.lock();
+        state.count_read();
+        let ticket = start(&mut state, &job, &transfer, inode);
+        drop(state);
+        self.changed();
+        Ok(Carried { job, transfer, direct, inode, ticket })
+    }
+
+    /// Takes in what a request gave; gives the read's result, or nothing when another request has been made.
+    fn after<J: Job>(
+        &self,
+        carried: &mut Carried<J>,
+        got: Result<usize, i32>,
+    ) -> Option<Result<usize, Error>> {
+        let Carried { job, transfer, inode, ticket, .. } = carried;
+        let asked = scatter::total(&scatter::rest(job.pieces(), transfer.done()));
+        let result = transfer.after(asked, got, job.file(), job.pieces());
+        if result.is_none() {
+            *ticket = start(&mut self.lock(), job, transfer, *inode);
+            self.changed();
+        }
+        result
+    }
+
+    pub(super) fn read_batch(
+        &self,
+        reads: &mut [BatchRead<'_>],
+        completed: &mut dyn FnMut(usize, Result<usize, Error>),
+    ) {
+        let reads = &*reads;
+        let mut batch = Batch { shared: self, parts: Vec::new() };
+        for (index, read) in reads.iter().enumerate() {
+            // SAFETY: each read is begun once, and the caller's buffers are borrowed until the batch is over.
+            #[expect(unsafe_code, reason = "the disk writes into the caller's buffers")]
+            let part = unsafe { Part::new(index, read) };
+            match self.admit(part) {
+                Ok(carried) => batch.parts.push(carried),
+                Err((part, result)) => completed(part.index(), result),
+            }
+        }
+        while !batch.parts.is_empty() {
+            let mut state = self.lock();
+            let at = loop {
+                match next(&state, &batch.parts, false) {
+                    Some(at) => break at,
+                    None => state = self.wait(state),
+                }
+            };
+            let got = finish(&mut state, &batch.parts[at]);
+            drop(state);
+            if let Some(result) = self.after(&mut batch.parts[at], got) {
+                let part = batch.parts.swap_remove(at);
+                completed(part.job.index(), result);
+            }
+        }
+    }
+
+    /// What is left of a step without the lock.
+    fn conclude(&self, step: Step) {
+        let Step { mut carried, got } = step;
+        match self.after(&mut carried, got) {
+            Some(result) => carried.job.finish(result),
+            None => self.lock().submitted.reads.push(carried),
+        }
+    }
+
+    /// What the disk's thread does.
+    fn serve(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(step) = serve_one(&mut state, false) {
+                drop(state);
+                self.conclude(step);
+                state = self.lock();
+            } else if state.submitted.closed && state.submitted.reads.is_empty() {
+                return;
+            } else {
+                state = self.wait(state);
+            }
+        }
+    }
+}
+
+/// A submitted read whose request has ended.
+struct Step {
+    carried: Carried<OwnedRead>,
+    got: Result<usize, i32>,
+}
+
+/// Ends the submitted request that is next.
+fn serve_one(state: &mut State, held_too: bool) -> Option<Step> {
+    let at = next(state, &state.submitted.reads, held_too)?;
+    let carried = state.submitted.reads.swap_remove(at);
+    let got = finish(state, &carried);
+    Some(Step { carried, got })
+}
+
+fn start<J: Job>(state: &mut State, job: &J, transfer: &Transfer, inode: u64) -> Ticket {
+    let asked = scatter::total(&scatter::rest(job.pieces(), transfer.done()));
+    state.start(inode, transfer.position()..transfer.position() + asked as u64)
+}
+
+/// Which of these ends next.
+fn next<J>(state: &State, carried: &[Carried<J>], held_too: bool) -> Option<usize> {
+    let free = carried.iter().enumerate().filter(|(_, c)| held_too || !state.is_held(c.ticket));
+    free.min_by_key(|(_, carried)| carried.ticket).map(|(at, _)| at)
+}
+
+fn finish<J: Job>(state: &mut State, carried: &Carried<J>) -> Result<usize, i32> {
+    let rest = scatter::rest(carried.job.pieces(), carried.transfer.done());
+    // SAFETY: a part of the job's memory, which is valid and the job's alone as long as it is carried.
+    #[expect(unsafe_code, reason = "the promise of Job is taken up")]
+    unsafe {
+        state.finish(carried.ticket, &rest, carried.direct)
+    }
+}
+
+/// A batch on its way: what is left of it when it goes, by a panic, is forgotten by the disk too.
+struct Batch<'s, 'r> {
+    shared: &'s Shared,
+    parts: Vec<Carried<Part<'r>>>,
+}
+
+impl Drop for Batch<'_, '_> {
+    fn drop(&mut self) {
+        for part in &self.parts {
+            self.shared.lock().forget(part.ticket);
+        }
+    }
+}
+
+/// What all handles of a disk hold together: when it goes, no more reads come.
+#[derive(Debug)]
+pub(super) struct Handle {
+    pub(super) shared: Arc<Shared>,
+    direct: bool,
+    by_steps: bool,
+}
+
+impl Handle {
+    pub(super) fn new(of: &SimDiskBuilder, device: u64) -> Self {
+        let state = Mutex::new(State::new(of));
+        let shared = Arc::new(Shared { device, state, changed: Condvar::new() });
+        Self { shared, direct: of.direct, by_steps: of.by_steps }
+    }
+
+    /// Whether direct access is allowed.
+    pub(super) fn direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Does one submitted request, if it is for the caller to do.
+    pub(super) fn step(&self) -> bool {
+        if !self.by_steps {
+            return false;
+        }
+        let step = serve_one(&mut self.shared.lock(), false);
+        step.is_some_and(|step| {
+            self.shared.conclude(step);
+            true
+        })
+    }
+
+    pub(super) fn submit(&self, reads: Vec<OwnedRead>) {
+        for read in reads {
+            match self.shared.admit(read) {
+                Ok(carried) => self.shared.lock().submitted.reads.push(carried),
+                Err((read, result)) => read.finish(result),
+            }
+        }
+        if !self.by_steps {
+            let served = std::mem::replace(&mut self.shared.lock().submitted.served, true);
+            if !served {
+                let shared = Arc::clone(&self.shared);
+                std::thread::spawn(move || shared.serve());
+            }
+        }
+        self.shared.changed();
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.lock().submitted.closed = true;
+        self.shared.changed();
+        if self.by_steps {
+            // There is no one else to do them.
+            loop {
+                let Some(step) = serve_one(&mut self.shared.lock(), true) else { return };
+                self.shared.conclude(step);
+            }
+        }
+    }
+}
