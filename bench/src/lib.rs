@@ -8,6 +8,7 @@ mod close;
 mod data;
 mod guard;
 mod hit;
+mod hitratio;
 mod machine;
 mod pattern;
 mod peers;
@@ -54,6 +55,14 @@ enum Bench {
     Hit(Options),
     /// Letting go of a file with many cached pages, while others read on
     Close(Options),
+    /// Reads of a trace that are hits: the cache against simulated LRU, CLOCK, SIEVE, S3-FIFO and ARC
+    Hitratio {
+        /// Traces to read, plain or zstd: a line for each request, first block and number of blocks
+        #[arg(value_name = "TRACE")]
+        traces: Vec<PathBuf>,
+        #[command(flatten)]
+        options: Options,
+    },
     /// Resident bytes below PATH, by mincore alone
     #[command(hide = true)]
     Mincore {
@@ -201,6 +210,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Guard(options) => bench("guard", &options, guard::run),
         Bench::Hit(options) => bench("hit", &options, hit::run),
         Bench::Close(options) => bench("close", &options, close::run),
+        Bench::Hitratio { traces, options } => bench("hitratio", &options, |run| hitratio::run(run, &traces)),
         Bench::Mincore { path } => scan::mincore(&path),
         Bench::Pread { path, list } => warm::pread(&path, &list),
     };
@@ -214,7 +224,7 @@ pub fn run(cli: Cli) -> ExitCode {
     }
 }
 
-fn bench(name: &'static str, options: &Options, measure: fn(&mut Run) -> Result<()>) -> Result<()> {
+fn bench(name: &'static str, options: &Options, measure: impl FnOnce(&mut Run) -> Result<()>) -> Result<()> {
     let mut run = Run::new(name, options)?;
     measure(&mut run)?;
     let report = &run.report;

@@ -38,6 +38,9 @@ pub(crate) enum Unit {
     /// Of one core.
     #[serde(rename = "% of a core")]
     PercentOfCore,
+    /// A share.
+    #[serde(rename = "%")]
+    Percent,
     /// A share or a quotient.
     #[serde(rename = "ratio")]
     Ratio,
@@ -51,9 +54,11 @@ impl Unit {
             | Self::SecondsPerGib
             | Self::Mib
             | Self::PercentOfCore => Better::Less,
-            Self::GibPerSecond | Self::QueriesPerSecond | Self::MillionReadsPerSecond | Self::Ratio => {
-                Better::More
-            }
+            Self::GibPerSecond
+            | Self::QueriesPerSecond
+            | Self::MillionReadsPerSecond
+            | Self::Percent
+            | Self::Ratio => Better::More,
         }
     }
 
@@ -68,6 +73,7 @@ impl Unit {
             Self::MillionReadsPerSecond => "M reads/s",
             Self::Mib => "MiB",
             Self::PercentOfCore => "% of a core",
+            Self::Percent => "%",
             Self::Ratio => "ratio",
         }
     }

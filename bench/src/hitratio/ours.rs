@@ -1,0 +1,228 @@
+//! The cache's own replacement rule, simulated over page numbers: what the cache itself is to come to, but for what its
+//! concurrency costs.
+//!
+//! S3-FIFO with two changes. An evicted page keeps a stamp, the queue it left and how many had left that queue before,
+//! instead of a place in a ghost queue. And the small queue's size follows the misses: a page that left a queue just
+//! now would still be there if that queue were a little longer.
+//! Invariants: at most `frames` pages; a hit only raises the frequency; all else happens at misses.
+
+use std::collections::VecDeque;
+
+use super::peers::Policy;
+
+/// Where a page is.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    Never,
+    Resident,
+    /// Evicted from a queue as its n-th.
+    LeftSmall(u64),
+    LeftMain(u64),
+}
+
+/// The rule. Sizes are in pages.
+#[derive(Debug)]
+pub(super) struct Ours {
+    free: usize,
+    /// So many frames are freed at once.
+    batch: usize,
+    small: VecDeque<u32>,
+    main: VecDeque<u32>,
+    left_small: u64,
+    left_main: u64,
+    /// A page that left small more recently than so many others goes to main.
+    remembered: u64,
+    /// A page that left a queue more recently than so many others counts for a longer queue.
+    edge: u64,
+    /// The wished size of small, in quarters of a page, and its bounds.
+    target: usize,
+    bounds: (usize, usize),
+    /// By how much it changes, in pages.
+    step: usize,
+    place: Vec<Place>,
+    frequency: Vec<u8>,
+}
+
+const QUARTERS: usize = 4;
+const MOST: u8 = 3;
+
+impl Ours {
+    pub(super) fn new(pages: usize, frames: usize) -> Self {
+        let least = (frames / 100).max(1) * QUARTERS;
+        let most = (frames / 2).max(1) * QUARTERS;
+        Self {
+            free: frames,
+            batch: (frames / 128).clamp(1, 256),
+            small: VecDeque::new(),
+            main: VecDeque::new(),
+            left_small: 0,
+            left_main: 0,
+            remembered: (frames + frames / 4) as u64,
+            edge: (frames / 64).max(32) as u64,
+            target: (frames * QUARTERS / 10).clamp(least, most),
+            bounds: (least, most),
+            step: (frames / 4096).max(1),
+            place: vec![Place::Never; pages],
+            frequency: vec![0; pages],
+        }
+    }
+
+    fn lengthen_small(&mut self) {
+        self.target = (self.target + 4 * self.step).min(self.bounds.1);
+    }
+
+    /// A little faster than it grows: most traces are better off with a short one.
+    fn shorten_small(&mut self) {
+        self.target = self.target.saturating_sub(5 * self.step).max(self.bounds.0);
+    }
+
+    fn evict_one(&mut self) {
+        loop {
+            if self.small.len() * QUARTERS >= self.target || self.main.is_empty() {
+                let Some(page) = self.small.pop_front() else { return };
+                let index = page as usize;
+                if self.frequency[index] == 0 {
+                    self.place[index] = Place::LeftSmall(self.left_small);
+                    self.left_small += 1;
+                    break;
+                }
+                self.frequency[index] = 0;
+                self.main.push_back(page);
+            } else {
+                let Some(page) = self.main.pop_front() else { return };
+                let index = page as usize;
+                if self.frequency[index] == 0 {
+                    self.place[index] = Place::LeftMain(self.left_main);
+                    self.left_main += 1;
+                    break;
+                }
+                self.frequency[index] -= 1;
+                self.main.push_back(page);
+            }
+        }
+        self.free += 1;
+    }
+}
+
+impl Policy for Ours {
+    fn read(&mut self, page: u32) -> bool {
+        let index = page as usize;
+        let mut to_main = false;
+        match self.place[index] {
+            Place::Resident => {
+                self.frequency[index] = MOST.min(self.frequency[index] + 1);
+                return true;
+            }
+            Place::LeftSmall(stamp) => {
+                let since = self.left_small - stamp;
+                to_main = since < self.remembered;
+                if since < self.edge {
+                    self.lengthen_small();
+                }
+            }
+            Place::LeftMain(stamp) => {
+                if self.left_main - stamp < self.edge {
+                    self.shorten_small();
+                }
+            }
+            Place::Never => {}
+        }
+        if self.free == 0 {
+            while self.free < self.batch {
+                self.evict_one();
+            }
+        }
+        self.free -= 1;
+        self.place[index] = Place::Resident;
+        self.frequency[index] = 0;
+        if to_main {
+            self.main.push_back(page);
+        } else {
+            self.small.push_back(page);
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::peers::hits;
+    use super::*;
+
+    /// A hundred frames full of pages read once, 0 the oldest.
+    fn full() -> Ours {
+        let mut cache = Ours::new(1000, 100);
+        assert_eq!(hits(&mut cache, &(0..100).collect::<Vec<u32>>()), 0);
+        cache
+    }
+
+    #[test]
+    fn a_page_that_was_read_again_moves_to_main_and_its_frequency_begins_anew() {
+        let mut cache = full();
+        assert!(cache.read(0));
+        cache.read(100);
+        assert_eq!((cache.main.len(), cache.frequency[0], cache.small.len()), (1, 0, 99));
+        assert!(matches!(cache.place[1], Place::LeftSmall(0)));
+    }
+
+    #[test]
+    fn a_page_that_left_small_not_long_ago_comes_back_to_main() {
+        // 0 is the first that is evicted. The second time it is the 125th before the next, and no longer remembered.
+        for (newest, back_in_main) in [(223, 1), (224, 0)] {
+            let mut cache = full();
+            hits(&mut cache, &(100..=newest).collect::<Vec<u32>>());
+            cache.read(0);
+            assert_eq!(cache.main.len(), back_in_main, "{newest}");
+        }
+    }
+
+    #[test]
+    fn a_page_that_left_main_comes_back_to_small() {
+        let mut cache = full();
+        hits(&mut cache, &(0..100).collect::<Vec<u32>>());
+        // 91 pages move to main, until small is shorter than 10; then 0 is evicted from main.
+        cache.read(100);
+        assert!(matches!(cache.place[0], Place::LeftMain(0)));
+        assert_eq!((cache.main.len(), cache.small.len()), (90, 10));
+        // Small is now to be shorter than 8.75: two more move, and 1 is evicted.
+        cache.read(0);
+        assert_eq!((cache.main.len(), cache.small.len()), (91, 9));
+        assert_eq!(cache.small.back(), Some(&0));
+    }
+
+    #[test]
+    fn the_small_queue_grows_when_it_was_too_short_by_little_and_shrinks_when_main_was() {
+        let mut cache = full();
+        assert_eq!(cache.target, 40);
+        cache.read(100);
+        cache.read(0);
+        assert_eq!(cache.target, 44);
+        // 33 evictions later: no longer at the edge.
+        hits(&mut cache, &(101..134).collect::<Vec<u32>>());
+        cache.read(1);
+        assert_eq!(cache.target, 44);
+
+        let mut cache = full();
+        hits(&mut cache, &(0..100).collect::<Vec<u32>>());
+        cache.read(100);
+        cache.read(0);
+        assert_eq!(cache.target, 35);
+        for _ in 0..1000 {
+            cache.shorten_small();
+        }
+        assert_eq!(cache.target, 4);
+        for _ in 0..1000 {
+            cache.lengthen_small();
+        }
+        assert_eq!(cache.target, 200);
+    }
+
+    #[test]
+    fn frames_are_freed_in_batches() {
+        let mut cache = Ours::new(3000, 1280);
+        hits(&mut cache, &(0..1280).collect::<Vec<u32>>());
+        assert_eq!(cache.free, 0);
+        cache.read(1280);
+        assert_eq!((cache.free, cache.small.len()), (9, 1271));
+    }
+}
