@@ -7,101 +7,41 @@
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use pagekeeper_io::Target;
 
 use crate::Error;
 use crate::cache::Shared;
 use crate::file::Handle;
+use crate::find::{self, Keeping};
 use crate::pool::{Ticket, Wish};
-use crate::readers::Hold;
 use crate::sys::table::Table;
-use crate::word::Word;
-
-/// Raises the frequency of a page that is being read; its frame, if it can be read.
-#[inline]
-fn touch(entry: &AtomicU32, word: Word) -> Option<u32> {
-    let frame = word.readable()?;
-    // Fails where the word was changed meanwhile: then one read is forgotten.
-    let _ = entry.compare_exchange(word.0, word.touched().0, Ordering::Relaxed, Ordering::Relaxed);
-    Some(frame)
-}
 
 /// Copies a part of a page, if it can be read. Takes no lock; `from + buf.len()` is at most a page.
 #[inline]
 pub(crate) fn copy(shared: &Shared, table: &Table, page: u32, from: usize, buf: &mut [u8]) -> bool {
-    let slot = shared.slots.mine();
-    let section = slot.enter(shared.slots.readers().barrier());
-    if let Some(entry) = table.entry(page) {
-        // Acquired: the page was loaded before its word was stored.
-        let word = Word(entry.load(Ordering::Acquire));
-        if let Some(frame) = word.settled().or_else(|| touch(entry, word)) {
-            // SAFETY: the bounds are the caller's word. The frame was found in a section (invariant 1 of `readers`), so it
-            // is not loaded into before the section is left; the word was acquired, so it holds the page.
-            unsafe { shared.pool.arena.copy(frame, from, buf) };
-            slot.leave(section);
-            return true;
-        }
-    }
-    slot.leave_uncounted(section);
-    false
-}
-
-/// What keeps a frame for a guard.
-#[derive(Debug)]
-pub(crate) enum Kept {
-    /// The thread's slot names it.
-    Held(Hold),
-    /// It has a pin.
-    Pinned,
-}
-
-/// A frame that is kept until it is [let go](let_go).
-#[derive(Debug)]
-#[must_use = "a frame that is not let go is lost"]
-pub(crate) struct Keeping {
-    pub(crate) frame: u32,
-    kept: Kept,
+    let slots = &shared.slots;
+    find::find(slots.mine(), slots.readers().barrier(), table, page, |frame| {
+        // SAFETY: the bounds are the caller's word. The frame was found in a section (invariant 1 of `readers`), so it
+        // is not loaded into before the section is left; the word was acquired, so it holds the page.
+        unsafe { shared.pool.arena.copy(frame, from, buf) };
+    })
+    .is_some()
 }
 
 /// Keeps the frame of a page that can be read: by the calling thread's slot if it may and can, else by a pin.
 #[inline]
 pub(crate) fn keep(shared: &Shared, table: &Table, page: u32, by_slot: bool) -> Option<Keeping> {
     let slot = shared.slots.mine();
-    let section = slot.enter(shared.slots.readers().barrier());
-    if let Some(entry) = table.entry(page) {
-        let word = Word(entry.load(Ordering::Acquire));
-        if let Some(frame) = word.settled().or_else(|| touch(entry, word)) {
-            let keeping = keep_found(shared, frame, by_slot);
-            slot.leave(section);
-            return Some(keeping);
-        }
-    }
-    slot.leave_uncounted(section);
-    None
-}
-
-/// Keeps a frame that was found in the section under way, or that the caller loads.
-fn keep_found(shared: &Shared, frame: u32, by_slot: bool) -> Keeping {
-    let hold = if by_slot { shared.slots.mine().hold(frame) } else { None };
-    let kept = hold.map_or_else(
-        || {
-            shared.pool.pin(frame);
-            Kept::Pinned
-        },
-        Kept::Held,
-    );
-    Keeping { frame, kept }
+    find::find(slot, shared.slots.readers().barrier(), table, page, |frame| {
+        find::keep(slot, &shared.pool, frame, by_slot)
+    })
 }
 
 /// Lets a frame go. On the thread that kept it, if it was kept by the slot.
 #[inline]
 pub(crate) fn let_go(shared: &Shared, keeping: Keeping) {
-    match keeping.kept {
-        Kept::Held(hold) => shared.slots.mine().let_go(hold),
-        Kept::Pinned => shared.pool.unpin(keeping.frame),
-    }
+    find::let_go(|| shared.slots.mine(), &shared.pool, keeping);
 }
 
 /// The bytes of a frame that is kept.
@@ -173,7 +113,8 @@ impl<H: Deref<Target = Handle>> Filling<H> {
 
     /// The page is there, and is kept for the caller.
     pub(crate) fn publish_kept(self, by_slot: bool) -> Keeping {
-        let keeping = keep_found(&self.handle.shared, self.ticket().frame, by_slot);
+        let shared = &self.handle.shared;
+        let keeping = find::keep(shared.slots.mine(), &shared.pool, self.ticket().frame, by_slot);
         self.publish(Wish::Read);
         keeping
     }

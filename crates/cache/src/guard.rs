@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use crate::cache::Shared;
 use crate::file::Handle;
-use crate::frames::{self, Keeping};
+use crate::find::Keeping;
+use crate::frames;
 use crate::private::Private;
 use crate::{CachedFile, Error};
 

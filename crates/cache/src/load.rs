@@ -15,7 +15,8 @@ use pagekeeper_io::IoFile;
 
 use crate::Error;
 use crate::file::Handle;
-use crate::frames::{self, Filling, Keeping};
+use crate::find::Keeping;
+use crate::frames::{self, Filling};
 use crate::pool::{Begin, OnBusy, Wish};
 use crate::private::Private;
 
