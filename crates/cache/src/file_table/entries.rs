@@ -1,0 +1,281 @@
+//! Which keys have a value and which are being opened: the truth of a table, and who may change it when.
+//!
+//! ```text
+//!             get_or_open                    value
+//!  absent ──────────────────▶ opening ──────────────────▶ resident
+//!     ▲                        │   ▲                       │    │
+//!     │   error, panic,        │   │  no longer good       │    │
+//!     │   dropped, removed     │   └───────────────────────┘    │ removed
+//!     └────────────────────────┴────────────────────────────────┘
+//! ```
+//!
+//! Invariants, checked in every order of threads by `model.rs`:
+//! 1. A key is absent, being opened by one caller, or resident; each step is taken under one lock.
+//! 2. The index has a key when and only when it is resident, for all who hold the lock.
+//! 3. A removal wins: a flight that it met is no longer the key's, and its value reaches those who wait for it but not
+//!    the table. Who asks after the removal opens anew.
+//! 4. A flight ends whatever becomes of its opener: by its value, its error, its panic, its being dropped.
+//! 5. No foreign code runs with the lock held but the key's `Hash`, `Eq`, `Borrow`, `ToOwned` and `Drop`: not an
+//!    opener, not a condition, not a value's `clone` or `drop`.
+//!
+//! A caller that finds another's flight waits for it and then looks again; only its own opener's outcome is final.
+
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::hash::Hash;
+use std::pin::pin;
+use std::sync::{Arc, PoisonError};
+
+// Not of `crate`: the model has these of its own beside its copy of this file.
+use super::flight::{Flight, Opened, Outcome};
+use super::sync::{Mutex, MutexGuard};
+
+/// Where values that are resident are found without the lock. Changed with the lock held only.
+pub(super) trait Index<K, V> {
+    fn publish(&self, key: K, value: &Arc<V>);
+    fn retract<Q: Hash + Eq + ?Sized>(&self, key: &Q)
+    where
+        K: Borrow<Q>;
+    fn clear(&self);
+}
+
+/// The keys that are resident or being opened.
+pub(super) struct Entries<K, V, E, I> {
+    pub(super) index: I,
+    entries: Mutex<HashMap<K, Entry<V, E>>>,
+}
+
+enum Entry<V, E> {
+    Opening(Arc<Flight<V, E>>),
+    Resident(Arc<V>),
+}
+
+/// What a caller that found no good value is to do.
+enum Turn<'a, K, Q, V, E, I>
+where
+    K: Borrow<Q> + Hash + Eq,
+    Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    I: Index<K, V>,
+{
+    Take(Arc<V>),
+    Wait(Arc<Flight<V, E>>),
+    Open(Opening<'a, K, Q, V, E, I>),
+}
+
+impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
+    pub(super) fn new(index: I) -> Self {
+        Self { index, entries: Mutex::new(HashMap::new()) }
+    }
+
+    /// The key's value; opened, or waited for, if there is none, or only one that is not good: `stale` (which the
+    /// caller found and judged), or another of which `good` says so.
+    pub(super) fn get_or_open<Q>(
+        &self,
+        key: &Q,
+        mut stale: Option<Arc<V>>,
+        good: impl Fn(&V) -> bool,
+        open: impl FnOnce() -> Result<V, E>,
+    ) -> Opened<V, E>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        loop {
+            let value = match self.turn(key, stale.as_ref()) {
+                Turn::Open(opening) => {
+                    drop(stale);
+                    let result = opening.flight.run(open);
+                    return opening.finish(result);
+                }
+                Turn::Wait(flight) => match flight.wait() {
+                    Outcome::Opened(opened) => opened?,
+                    Outcome::Abandoned => continue,
+                },
+                Turn::Take(value) => value,
+            };
+            if good(&value) {
+                return Ok(value);
+            }
+            stale = Some(value);
+        }
+    }
+
+    /// The same without blocking the thread: `open` is polled by this caller alone, and may be dropped.
+    pub(super) async fn get_or_open_async<Q>(
+        &self,
+        key: &Q,
+        mut stale: Option<Arc<V>>,
+        good: impl Fn(&V) -> bool,
+        open: impl Future<Output = Result<V, E>>,
+    ) -> Opened<V, E>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        loop {
+            let value = match self.turn(key, stale.as_ref()) {
+                Turn::Open(opening) => {
+                    drop(stale);
+                    return opening.drive(open).await;
+                }
+                Turn::Wait(flight) => match flight.ended().await {
+                    Outcome::Opened(opened) => opened?,
+                    Outcome::Abandoned => continue,
+                },
+                Turn::Take(value) => value,
+            };
+            if good(&value) {
+                return Ok(value);
+            }
+            stale = Some(value);
+        }
+    }
+
+    /// Takes the key's value out, and its flight too if it is being opened.
+    pub(super) fn remove<Q>(&self, key: &Q) -> Option<Arc<V>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let mut entries = self.lock();
+        match entries.remove(key)? {
+            Entry::Resident(value) => {
+                self.index.retract(key);
+                Some(value)
+            }
+            Entry::Opening(_) => None,
+        }
+    }
+
+    /// Takes the key's value out if it is this very one.
+    pub(super) fn remove_exactly<Q>(&self, key: &Q, value: &Arc<V>) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let mut entries = self.lock();
+        let is_it = matches!(entries.get(key), Some(Entry::Resident(other)) if Arc::ptr_eq(other, value));
+        if is_it {
+            entries.remove(key);
+            self.index.retract(key);
+        }
+        is_it
+    }
+
+    /// Removes all keys as [`remove`](Self::remove) does, in one step.
+    pub(super) fn clear(&self) {
+        let mut entries = self.lock();
+        let removed = std::mem::take(&mut *entries);
+        self.index.clear();
+        drop(entries);
+        drop(removed);
+    }
+
+    /// How many keys are being opened. Goes through all.
+    pub(super) fn opening(&self) -> usize {
+        self.lock().values().filter(|entry| matches!(entry, Entry::Opening(_))).count()
+    }
+
+    /// How many callers wait for the key to be opened.
+    #[cfg(test)]
+    pub(super) fn waiting<Q>(&self, key: &Q) -> usize
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        match self.lock().get(key) {
+            // All but this entry and the opener.
+            Some(Entry::Opening(flight)) => Arc::strong_count(flight) - 2,
+            _ => 0,
+        }
+    }
+
+    fn turn<'a, Q>(&'a self, key: &'a Q, stale: Option<&Arc<V>>) -> Turn<'a, K, Q, V, E, I>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let mut entries = self.lock();
+        let flight = match entries.get_mut(key) {
+            Some(Entry::Opening(flight)) => return Turn::Wait(Arc::clone(flight)),
+            Some(Entry::Resident(value)) if !stale.is_some_and(|stale| Arc::ptr_eq(stale, value)) => {
+                return Turn::Take(Arc::clone(value));
+            }
+            Some(entry) => {
+                self.index.retract(key);
+                let flight = Arc::new(Flight::new());
+                // The value is not dropped here: the caller has it as `stale`.
+                *entry = Entry::Opening(Arc::clone(&flight));
+                flight
+            }
+            None => {
+                let flight = Arc::new(Flight::new());
+                entries.insert(key.to_owned(), Entry::Opening(Arc::clone(&flight)));
+                flight
+            }
+        };
+        Turn::Open(Opening { entries: self, key, flight, outcome: Outcome::Abandoned })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, Entry<V, E>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right, and duty, to open a key. Dropped, it ends the flight.
+struct Opening<'a, K, Q, V, E, I>
+where
+    K: Borrow<Q> + Hash + Eq,
+    Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    I: Index<K, V>,
+{
+    entries: &'a Entries<K, V, E, I>,
+    key: &'a Q,
+    flight: Arc<Flight<V, E>>,
+    outcome: Outcome<V, E>,
+}
+
+impl<K, Q, V, E, I> Opening<'_, K, Q, V, E, I>
+where
+    K: Borrow<Q> + Hash + Eq,
+    Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    I: Index<K, V>,
+{
+    async fn drive(self, open: impl Future<Output = Result<V, E>>) -> Opened<V, E> {
+        // After `self`, hence dropped before it: what a dropped open held is let go of before another begins.
+        let mut open = pin!(open);
+        let result = poll_fn(|context| self.flight.run(|| open.as_mut().poll(context))).await;
+        self.finish(result)
+    }
+
+    fn finish(mut self, result: Result<V, E>) -> Opened<V, E> {
+        let opened = result.map(Arc::new).map_err(Arc::new);
+        self.outcome = Outcome::Opened(opened.clone());
+        opened
+    }
+}
+
+impl<K, Q, V, E, I> Drop for Opening<'_, K, Q, V, E, I>
+where
+    K: Borrow<Q> + Hash + Eq,
+    Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    I: Index<K, V>,
+{
+    fn drop(&mut self) {
+        let mut entries = self.entries.lock();
+        let is_ours = |entry: &&mut Entry<V, E>| matches!(&**entry, Entry::Opening(flight) if Arc::ptr_eq(flight, &self.flight));
+        // Else a removal came first.
+        if let Some(entry) = entries.get_mut(self.key).filter(is_ours) {
+            if let Outcome::Opened(Ok(value)) = &self.outcome {
+                self.entries.index.publish(self.key.to_owned(), value);
+                *entry = Entry::Resident(Arc::clone(value));
+            } else {
+                entries.remove(self.key);
+            }
+        }
+        drop(entries);
+        // By now those who come find the value, or open anew.
+        self.flight.end(std::mem::replace(&mut self.outcome, Outcome::Abandoned));
+    }
+}

@@ -1,0 +1,156 @@
+//! One open that is under way, and those who wait for it: threads parked, futures as wakers, both side by side.
+//!
+//! Invariants, checked in every order of threads by `model.rs`:
+//! 1. A flight ends once, and all who wait for it, or come to wait later, learn the same outcome.
+//! 2. A waiter that gives up (a dropped future) leaves nothing behind, and nothing waits for it.
+//! 3. No foreign code runs with the lock held: not an opener, not a waker, not a value's `drop`.
+//! 4. Who waits within the step of the opener that is running on the same thread would wait for ever: it panics.
+
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+// Not of `crate`: the model has a `sync` of its own beside its copy of this file.
+use super::sync::{Condvar, Mutex, MutexGuard, ThreadId, current};
+
+/// What an open came to: the value or the error, shared by all who waited.
+pub(super) type Opened<V, E> = Result<Arc<V>, Arc<E>>;
+
+/// How a flight ended.
+pub(super) enum Outcome<V, E> {
+    Opened(Opened<V, E>),
+    /// The opener panicked or was dropped: those who waited try again.
+    Abandoned,
+}
+
+// Derived, it would ask for `V: Clone`.
+impl<V, E> Clone for Outcome<V, E> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Opened(opened) => Self::Opened(opened.clone()),
+            Self::Abandoned => Self::Abandoned,
+        }
+    }
+}
+
+/// An open that is under way.
+pub(super) struct Flight<V, E> {
+    state: Mutex<State<V, E>>,
+    ended: Condvar,
+}
+
+struct State<V, E> {
+    outcome: Option<Outcome<V, E>>,
+    /// Where a step of the opener is being run.
+    runs_on: Option<ThreadId>,
+    wakers: Vec<(u64, Waker)>,
+    /// What the next future that comes to wait is known by.
+    next: u64,
+}
+
+impl<V, E> Flight<V, E> {
+    pub(super) fn new() -> Self {
+        let state = State { outcome: None, runs_on: None, wakers: Vec::new(), next: 0 };
+        Self { state: Mutex::new(state), ended: Condvar::new() }
+    }
+
+    /// Runs a step of the opener: all of it, or one poll.
+    pub(super) fn run<R>(&self, step: impl FnOnce() -> R) -> R {
+        struct Running<'a, V, E>(&'a Flight<V, E>);
+        impl<V, E> Drop for Running<'_, V, E> {
+            fn drop(&mut self) {
+                self.0.lock().runs_on = None;
+            }
+        }
+        self.lock().runs_on = Some(current().id());
+        let _running = Running(self);
+        step()
+    }
+
+    /// Ends the flight and wakes all who wait.
+    pub(super) fn end(&self, outcome: Outcome<V, E>) {
+        let mut state = self.lock();
+        state.outcome = Some(outcome);
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        self.ended.notify_all();
+        for (_, waker) in wakers {
+            waker.wake();
+        }
+    }
+
+    /// Parks the thread until the flight has ended.
+    ///
+    /// # Panics
+    /// If the opener runs on this thread.
+    pub(super) fn wait(&self) -> Outcome<V, E> {
+        let mut state = not_within(self.lock());
+        loop {
+            if let Some(outcome) = &state.outcome {
+                return outcome.clone();
+            }
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The same as a future. It panics when it is polled by the opener.
+    pub(super) fn ended(&self) -> Ended<'_, V, E> {
+        Ended { flight: self, ticket: None }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<V, E>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives the state back, unless to wait for the flight would be to wait for oneself.
+fn not_within<V, E>(state: MutexGuard<'_, State<V, E>>) -> MutexGuard<'_, State<V, E>> {
+    if state.runs_on == Some(current().id()) {
+        drop(state);
+        panic!("a FileTable's opener asked for the key that it is opening");
+    }
+    state
+}
+
+/// Waits for the end of a flight.
+pub(super) struct Ended<'a, V, E> {
+    flight: &'a Flight<V, E>,
+    /// What its waker is known by.
+    ticket: Option<u64>,
+}
+
+impl<V, E> Future for Ended<'_, V, E> {
+    type Output = Outcome<V, E>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let waker = context.waker().clone();
+        let mut state = not_within(self.flight.lock());
+        if let Some(outcome) = &state.outcome {
+            return Poll::Ready(outcome.clone());
+        }
+        if let Some(ticket) = self.ticket {
+            let old = state.wakers.iter_mut().find(|(of, _)| *of == ticket);
+            let old = old.map(|(_, old)| std::mem::replace(old, waker));
+            drop(state);
+            drop(old);
+        } else {
+            let ticket = state.next;
+            state.next += 1;
+            state.wakers.push((ticket, waker));
+            drop(state);
+            self.ticket = Some(ticket);
+        }
+        Poll::Pending
+    }
+}
+
+impl<V, E> Drop for Ended<'_, V, E> {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket else { return };
+        let mut state = self.flight.lock();
+        let at = state.wakers.iter().position(|(of, _)| *of == ticket);
+        let waker = at.map(|at| state.wakers.swap_remove(at));
+        drop(state);
+        drop(waker);
+    }
+}
