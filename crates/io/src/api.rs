@@ -14,7 +14,7 @@ use crate::{Error, Target};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// `O_DIRECT`: from the device into the caller's memory; no page becomes resident. Offset, length and memory must be
-    /// aligned, mostly to 512 bytes; 4096 bytes fit nearly everywhere.
+    /// aligned, mostly to 512 bytes; 4096 fits nearly everywhere; [`crate::Support`] tells.
     Direct,
     /// Through the kernel's page cache, at any offset and length.
     Buffered,

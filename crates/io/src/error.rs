@@ -67,7 +67,7 @@ pub enum Error {
         /// The system's error number.
         errno: i32,
     },
-    /// A direct read whose offset, length or memory is not aligned as the file wants it (512 or 4096 bytes mostly).
+    /// A direct read whose offset, length or memory is not aligned as the file wants it (512 or 4096 bytes mostly; [`crate::Support`] tells).
     #[error("direct read of bytes {}..{} of {}: offset, length or memory is not aligned", range.start, range.end, path.display())]
     Unaligned {
         /// The file.

@@ -11,6 +11,7 @@ mod error;
 mod job;
 mod open;
 mod pread;
+mod probe;
 mod scatter;
 mod sim;
 mod target;
@@ -22,6 +23,7 @@ mod uring;
 
 pub use api::{Access, BatchRead, FileStat, Io, IoFile, OwnedRead};
 pub use error::{Error, FileKind};
+pub use probe::{Alignment, Choice, Support, best};
 pub use sim::{Fault, Hold, RandomFaults, SimDisk, SimDiskBuilder, SimStats, Times, pattern};
 pub use target::Target;
 pub use threads::Threads;

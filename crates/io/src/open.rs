@@ -103,7 +103,7 @@ pub(crate) fn call(call: &'static str, path: &Path, errno: Errno) -> Error {
     Error::Call { call, path: path.to_path_buf(), errno: errno.raw_os_error() }
 }
 
-fn require_regular(stat: &Stat, path: &Path) -> Result<(), Error> {
+pub(crate) fn require_regular(stat: &Stat, path: &Path) -> Result<(), Error> {
     let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => return Ok(()),
         FileType::Directory => FileKind::Directory,

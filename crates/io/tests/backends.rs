@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use pagekeeper_io::{
-    Access, BatchRead, Error, Io, IoFile, OwnedRead, RandomFaults, SimDisk, Target, Threads, Uring,
+    Access, Alignment, BatchRead, Error, Io, IoFile, OwnedRead, RandomFaults, SimDisk, Support, Target,
+    Threads, Uring,
 };
 use proptest::prelude::*;
 use support::{Mounted, aligned, disk_dir, noise};
@@ -175,6 +176,8 @@ fn on_the_disk_of_the_build() {
 #[test]
 fn on_xfs() {
     if let Some(mounted) = Mounted::new("xfs") {
+        let support = Support::probe(mounted.path()).unwrap();
+        assert!(matches!(support, Support::Direct(alignment) if alignment.offset <= 4096), "{support:?}");
         check_file_system(mounted.path());
     }
 }
@@ -182,6 +185,9 @@ fn on_xfs() {
 #[test]
 fn on_btrfs() {
     if let Some(mounted) = Mounted::new("btrfs") {
+        // It takes any alignment, and reads through the page cache what is not aligned to 4096.
+        let support = Support::probe(mounted.path()).unwrap();
+        assert_eq!(support, Support::Direct(Alignment { memory: 4096, offset: 4096 }));
         check_file_system(mounted.path());
     }
 }
@@ -189,6 +195,8 @@ fn on_btrfs() {
 #[test]
 fn on_tmpfs() {
     if let Some(mounted) = Mounted::new("tmpfs") {
+        let support = Support::probe(mounted.path()).unwrap();
+        assert!(matches!(support, Support::Cached | Support::Refused { .. }), "{support:?}");
         let content = noise(LEN);
         let path = write(mounted.path(), &content);
         for io in real() {

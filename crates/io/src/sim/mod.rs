@@ -10,6 +10,8 @@ mod hold;
 mod request;
 mod schedule;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::ops::Range;

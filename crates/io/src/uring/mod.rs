@@ -10,6 +10,8 @@ mod background;
 mod batch;
 mod flight;
 mod ring;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::io::{IoSliceMut, Write};

@@ -1,0 +1,251 @@
+//! What can be had here, found out by doing it: direct reads of a file, and the best back-end.
+//!
+//! Nothing asks for the kernel's version or believes a flag alone. What can't be found out (residency may be told to no
+//! one but the file's owner) counts as working, if the read itself did.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pagekeeper_kernel::{FileSystem, InspectedFile, residency};
+use rustix::fs::{Advice, AtFlags, StatxFlags};
+use rustix::io::Errno;
+
+use crate::open::{call, open_quietly, require_regular};
+use crate::{Access, Error, Io, Threads, Uring};
+
+/// To how many bytes direct reads must be aligned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Alignment {
+    /// The memory's address.
+    pub memory: usize,
+    /// Offset and length.
+    pub offset: usize,
+}
+
+/// What direct reads of a file come to.
+///
+/// ```
+/// use pagekeeper_io::{Access, Support};
+///
+/// let access = match Support::probe("/etc/passwd")? {
+///     Support::Direct(alignment) if alignment.offset <= 4096 => Access::Direct,
+///     _ => Access::Buffered,
+/// };
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Support {
+    /// They work, and leave nothing in the page cache.
+    Direct(Alignment),
+    /// They are allowed, but go through the page cache all the same: tmpfs, or a file system that ignores `O_DIRECT`.
+    Cached,
+    /// They are refused, with this error number.
+    Refused {
+        /// The system's.
+        errno: i32,
+    },
+}
+
+/// Alignment where the kernel does not tell it: fits all devices and file systems with blocks of up to this.
+const USUAL: usize = 4096;
+
+impl Support {
+    /// Tries direct reads on a file, or in a directory on a file of its own: unnamed, two pages long, gone afterwards.
+    ///
+    /// Where the first page of the file is resident it is dropped first (a clean page; no data is lost).
+    pub fn probe(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            let failed = |error: &std::io::Error| Error::Call {
+                call: "create a file in",
+                path: path.to_path_buf(),
+                errno: error.raw_os_error().unwrap_or(libc::EIO),
+            };
+            let mut file = tempfile::tempfile_in(path).map_err(|error| failed(&error))?;
+            file.write_all(&[1; 2 * USUAL]).and_then(|()| file.sync_all()).map_err(|error| failed(&error))?;
+            return Self::of(file.into(), path);
+        }
+        let stat = rustix::fs::stat(path).map_err(|errno| call("stat", path, errno))?;
+        require_regular(&stat, path)?;
+        Self::of(open_quietly(path, path, Access::Buffered)?, path)
+    }
+
+    /// Tries direct reads on an open file; it is opened anew for that, and keeps its own flags.
+    pub fn probe_direct(file: &File) -> Result<Self, Error> {
+        let link = link_of(file.as_raw_fd());
+        let path = std::fs::read_link(&link).unwrap_or(link);
+        let stat = rustix::fs::fstat(file).map_err(|errno| call("fstat", &path, errno))?;
+        require_regular(&stat, &path)?;
+        let file = file.try_clone().map_err(|error| Error::Call {
+            call: "dup",
+            path: path.clone(),
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        })?;
+        Self::of(file.into(), &path)
+    }
+
+    fn of(file: OwnedFd, path: &Path) -> Result<Self, Error> {
+        let direct = match open_quietly(&link_of(file.as_raw_fd()), path, Access::Direct) {
+            Err(Error::NoDirect { errno, .. }) => return Ok(Self::Refused { errno }),
+            other => other?,
+        };
+        let alignment = match told_alignment(&direct) {
+            // The kernel's own word for "not on this file": statx(2).
+            Some(Alignment { offset: 0, .. }) => return Ok(Self::Refused { errno: libc::EOPNOTSUPP }),
+            told => told.unwrap_or(Alignment { memory: USUAL, offset: USUAL }),
+        };
+        let len = alignment.offset.max(USUAL);
+        let cached = Cached::new(file, path, len as u64);
+        let align = alignment.memory.max(USUAL);
+        let mut memory = vec![0_u8; len + align];
+        let skip = memory.as_ptr().align_offset(align);
+        match rustix::io::pread(&direct, &mut memory[skip..skip + len], 0) {
+            Ok(_) if cached.is_some_and(|cached| cached.is_filled()) => Ok(Self::Cached),
+            Ok(_) => Ok(Self::Direct(alignment)),
+            Err(errno @ (Errno::INVAL | Errno::OPNOTSUPP)) => {
+                Ok(Self::Refused { errno: errno.raw_os_error() })
+            }
+            Err(errno) => Err(Error::Read {
+                path: path.to_path_buf(),
+                range: 0..len as u64,
+                errno: errno.raw_os_error(),
+            }),
+        }
+    }
+}
+
+fn link_of(fd: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{fd}"))
+}
+
+/// What statx(2) says (`STATX_DIOALIGN`, Linux 6.1; not on every file system): zeros for "no direct reads".
+fn told_alignment(file: &OwnedFd) -> Option<Alignment> {
+    let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    if !StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) {
+        return None;
+    }
+    let bytes = |told| usize::try_from(told).ok();
+    Some(Alignment { memory: bytes(stat.stx_dio_mem_align)?, offset: bytes(stat.stx_dio_offset_align)? })
+}
+
+/// The first bytes of a file, of which it can be seen whether a read makes them resident.
+struct Cached {
+    file: InspectedFile,
+    len: u64,
+}
+
+impl Cached {
+    /// Nothing where that can't be seen.
+    fn new(file: OwnedFd, path: &Path, len: u64) -> Option<Self> {
+        let cached = Self { file: InspectedFile::from_fd(file, path.to_path_buf()).ok()?, len };
+        if FileSystem::of(&cached.file, path).is_ok_and(|file_system| file_system.release_refusal().is_some())
+        {
+            // The page cache is the file: always filled.
+            return Some(cached);
+        }
+        if cached.is_filled() {
+            rustix::fs::fadvise(&cached.file, 0, std::num::NonZeroU64::new(len), Advice::DontNeed).ok()?;
+        }
+        (!cached.is_filled()).then_some(cached)
+    }
+
+    fn is_filled(&self) -> bool {
+        residency(&self.file, 0..self.len).is_ok_and(|found| found.resident > 0)
+    }
+}
+
+/// The best back-end that works here, and why it is none better.
+#[derive(Clone)]
+pub struct Choice {
+    /// The back-end.
+    pub io: Arc<dyn Io>,
+    /// Why it is not `io_uring`, if it is not.
+    pub not_uring: Option<Error>,
+}
+
+impl std::fmt::Debug for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Choice").field("io", &self.io.name()).field("not_uring", &self.not_uring).finish()
+    }
+}
+
+impl Choice {
+    /// [`Uring`] where it works, else [`Threads`].
+    ///
+    /// ```
+    /// let choice = pagekeeper_io::Choice::new();
+    /// if let Some(why) = &choice.not_uring {
+    ///     eprintln!("reading by {}: {why}", choice.io.name());
+    /// }
+    /// ```
+    pub fn new() -> Self {
+        match Uring::new() {
+            Ok(uring) => Self { io: Arc::new(uring), not_uring: None },
+            Err(why) => Self { io: Arc::new(Threads::new()), not_uring: Some(why) },
+        }
+    }
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The best back-end that works here: [`Choice`] also says why.
+///
+/// ```
+/// use pagekeeper_io::Access;
+/// let file = pagekeeper_io::best().open("/etc/passwd".as_ref(), Access::Buffered)?;
+/// assert!(file.stat()?.size > 0);
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+pub fn best() -> Arc<dyn Io> {
+    Choice::new().io
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FileKind;
+    use crate::testing::disk_dir;
+
+    #[test]
+    fn a_resident_file_is_probed_as_well_as_any() {
+        let dir = disk_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![3; 20_000]).unwrap();
+        let before = Support::probe(dir.path()).unwrap();
+        File::open(&path).unwrap().sync_all().unwrap();
+        std::fs::read(&path).unwrap();
+        assert_eq!(Support::probe(&path).unwrap(), before);
+        let file = File::open(&path).unwrap();
+        assert_eq!(Support::probe_direct(&file).unwrap(), before);
+        let flags = rustix::fs::fcntl_getfl(&file).unwrap();
+        assert!(!flags.contains(rustix::fs::OFlags::DIRECT), "the file keeps its flags");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left behind");
+    }
+
+    #[test]
+    fn memory_is_not_direct() {
+        let support = Support::probe("/dev/shm").unwrap();
+        assert!(matches!(support, Support::Cached | Support::Refused { errno: libc::EINVAL }), "{support:?}");
+    }
+
+    #[test]
+    fn what_has_no_pages_is_refused() {
+        let error = Support::probe("/dev/null").unwrap_err();
+        assert!(matches!(error, Error::NotARegularFile { kind: FileKind::CharacterDevice, .. }), "{error}");
+        assert_eq!(Support::probe("/nowhere").unwrap_err().errno(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn the_choice_says_why() {
+        let choice = Choice::new();
+        assert_eq!(choice.io.name() == "threads", choice.not_uring.is_some());
+    }
+}

@@ -1,0 +1,151 @@
+//! Where `io_uring` is forbidden, from the start or later on: played with seccomp filters on single threads.
+
+#![expect(unsafe_code, reason = "seccomp filters and targets")]
+
+use std::io::IoSliceMut;
+use std::ptr::NonNull;
+use std::sync::mpsc;
+
+use super::*;
+use crate::testing::disk_dir;
+use crate::{Choice, Target};
+
+/// Makes a system call fail with `EPERM` for the calling thread, and those that it starts, from now on.
+fn forbid(call: libc::c_long) {
+    let load = u16::try_from(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS).unwrap();
+    let equal = u16::try_from(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K).unwrap();
+    let answer = u16::try_from(libc::BPF_RET | libc::BPF_K).unwrap();
+    let eperm = libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).unwrap();
+    let filter = |code, k, jf| libc::sock_filter { code, jt: 0, jf, k };
+    // The number of the call is the first field of `struct seccomp_data`.
+    let mut program = [
+        filter(load, 0, 0),
+        filter(equal, u32::try_from(call).unwrap(), 1),
+        filter(answer, eperm, 0),
+        filter(answer, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    // SAFETY: plain numbers, and a program that lives until the call returns.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn in_a_thread(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| scope.spawn(test).join().unwrap());
+}
+
+fn file_of(io: &Uring, len: usize) -> (tempfile::TempDir, Arc<dyn IoFile>) {
+    let dir = disk_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![7; len]).unwrap();
+    (dir, io.open(&path, Access::Buffered).unwrap())
+}
+
+fn read_twenty(io: &Uring, file: &dyn IoFile) -> Vec<Result<usize, Error>> {
+    let mut pages = vec![[0; 4096]; 20];
+    let mut reads: Vec<_> = (0..)
+        .zip(&mut pages)
+        .map(|(n, page)| BatchRead { file, offset: n * 4096, bufs: vec![IoSliceMut::new(page)] })
+        .collect();
+    let mut results = vec![None; reads.len()];
+    io.read_batch(&mut reads, &mut |index, result| {
+        assert!(results[index].replace(result).is_none(), "completed twice");
+    });
+    results.into_iter().map(|result| result.expect("completed")).collect()
+}
+
+fn submit_twenty(io: &Uring, file: &Arc<dyn IoFile>) -> Vec<Result<usize, Error>> {
+    let (sender, ended) = mpsc::channel();
+    let reads = (0..20).map(|n| {
+        let memory = vec![0_u8; 4096].leak();
+        let sender = sender.clone();
+        OwnedRead {
+            file: Arc::clone(file),
+            offset: n * 4096,
+            // SAFETY: leaked, and known to no one else.
+            targets: vec![unsafe { Target::new(NonNull::from(memory).cast(), 4096) }],
+            done: Box::new(move |result| sender.send(result).unwrap()),
+        }
+    });
+    io.submit(reads.collect());
+    drop(sender);
+    ended.iter().collect()
+}
+
+#[test]
+fn where_it_is_forbidden_it_says_so_and_threads_are_chosen() {
+    in_a_thread(|| {
+        forbid(libc::SYS_io_uring_setup);
+        let error = Uring::new().unwrap_err();
+        assert_eq!(
+            error,
+            Error::Unavailable { what: "io_uring", call: "io_uring_setup", errno: libc::EPERM }
+        );
+        let choice = Choice::new();
+        assert_eq!((choice.io.name(), choice.not_uring), ("threads", Some(error)));
+    });
+}
+
+#[test]
+fn where_set_up_works_and_reading_does_not_it_says_so() {
+    in_a_thread(|| {
+        forbid(libc::SYS_io_uring_enter);
+        let error = Uring::new().unwrap_err();
+        assert_eq!(
+            error,
+            Error::Unavailable { what: "io_uring", call: "IORING_OP_READ", errno: libc::EPERM }
+        );
+    });
+}
+
+#[test]
+fn when_no_more_rings_can_be_had_threads_read() {
+    let uring = Uring::new().unwrap();
+    let (_dir, file) = file_of(&uring, 20 * 4096);
+    in_a_thread(|| {
+        forbid(libc::SYS_io_uring_setup);
+        uring.idle.lock().unwrap().clear();
+        assert_eq!(read_twenty(&uring, &*file), vec![Ok(4096); 20]);
+        assert_eq!(submit_twenty(&uring, &file), vec![Ok(4096); 20]);
+    });
+}
+
+#[test]
+fn a_ring_that_breaks_loses_no_read() {
+    for depth in [1, 4, 128] {
+        let uring = Uring::with_depth(depth).unwrap();
+        let (_dir, file) = file_of(&uring, 20 * 4096);
+        in_a_thread(|| {
+            forbid(libc::SYS_io_uring_enter);
+            let results = read_twenty(&uring, &*file);
+            let failed = |result: &Result<usize, Error>| {
+                result.as_ref().is_err_and(|error| error.errno() == Some(libc::EPERM))
+            };
+            // Those that were in the ring; the others were read without it.
+            let lost = results.iter().filter(|result| failed(result)).count();
+            assert!((1..=20.min(depth as usize)).contains(&lost), "{lost} of depth {depth}");
+            assert!(results.iter().all(|result| failed(result) || *result == Ok(4096)));
+            assert!(uring.idle.lock().unwrap().is_empty(), "a broken ring is not kept");
+            // And in the background, whose thread inherits the filter.
+            let results = submit_twenty(&uring, &file);
+            assert_eq!(results.len(), 20);
+            assert!(results.iter().all(|result| failed(result) || *result == Ok(4096)));
+            assert_eq!(submit_twenty(&uring, &file), vec![Ok(4096); 20]);
+        });
+    }
+}
+
+#[test]
+fn a_ring_is_used_again() {
+    let uring = Uring::with_depth(4).unwrap();
+    let (_dir, file) = file_of(&uring, 20 * 4096);
+    for _ in 0..3 {
+        assert_eq!(read_twenty(&uring, &*file), vec![Ok(4096); 20]);
+        assert_eq!(uring.idle.lock().unwrap().len(), 1);
+    }
+    in_a_thread(|| assert_eq!(read_twenty(&uring, &*file), vec![Ok(4096); 20]));
+    assert_eq!(uring.idle.lock().unwrap().len(), 1);
+}
