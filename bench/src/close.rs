@@ -7,28 +7,35 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use pagekeeper_cache::{CachedFile, PageCache};
 use pagekeeper_kernel::{Advice, advise};
 
 use crate::Run;
 use crate::data::{GIB, MIB, open, read_through, require_resident, resident};
 use crate::hit::caches::{Cache, FileIn, QuickCache};
+use crate::hit::ours::{cache_for, load};
 use crate::hit::plain::Pread;
 use crate::hit::reader::{Load, PAGE, Reader, SEED, reading};
-use crate::hit::{affordable, note_missing, note_version};
+use crate::hit::{OURS, affordable, note_missing, note_version};
 use crate::pattern;
 use crate::report::Unit;
-use crate::rounds::{Random, Samples, Subject};
+use crate::rounds::{Random, Samples, Subject, median};
 
 /// Bytes of the file that goes on being read.
 const OTHER: u64 = 64 * MIB;
 /// How many threads read it.
 const READERS: usize = 2;
-/// How long they have read it before the close, and go on after it.
+/// How long they have read it before the close.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long they may take to go on after it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Pages of the closed file that one thread holds.
+const HELD: u64 = 64;
 
 /// The files of a run.
 struct Files<'a> {
@@ -51,12 +58,18 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     run.say(&case)?;
     let samples = measure(run, &files)?;
     run.report.add_case(&case, Unit::Microseconds, &samples);
+    if let Some(took) = samples.first().and_then(|ours| median(&ours.values)) {
+        run.report.ratios.insert("close_us", took);
+    }
     Ok(())
 }
 
 fn measure(run: &mut Run, files: &Files<'_>) -> Result<Vec<Samples>> {
     let mut seeds = Random::new(run.random.next_u64());
-    let mut subjects = Vec::new();
+    let cache = cache_for((files.pages * PAGE as u64) + OTHER)?;
+    let other = load(&cache, files.other, OTHER)?;
+    let mut own_seeds = Random::new(seeds.next_u64());
+    let mut subjects = vec![Subject::new(OURS, || close_ours(files, &cache, &other, own_seeds.next_u64()))];
     subjects.push(forget::<QuickCache>(files, seeds.next_u64()));
     note_version(run, "quick_cache");
     if run.quick {
@@ -94,11 +107,50 @@ fn while_reading<R: Reader>(other: &R, seed: u64, close: impl FnOnce() -> Result
         let began = Instant::now();
         close()?;
         let took = began.elapsed();
-        let then = count();
-        std::thread::sleep(PAUSE);
+        let (then, patience) = (count(), Instant::now() + PATIENCE);
+        while count() == then && Instant::now() < patience {
+            std::thread::sleep(PAUSE);
+        }
         ensure!(count() > then, "the others stopped reading");
         Ok(took.as_secs_f64() * 1e6)
     })
+}
+
+/// Closes a file of which pages are held: many by guards that are another thread's own, one by a borrowed one. The next
+/// sample loads it into the frames that this one set free.
+fn close_ours(files: &Files<'_>, cache: &PageCache, other: &CachedFile, seed: u64) -> Result<f64> {
+    let closed = load(cache, files.closed, files.pages * PAGE as u64)?;
+    // The main thread and two that hold.
+    let (held, over) = (Barrier::new(3), Barrier::new(3));
+    let took = std::thread::scope(|scope| {
+        let owner = scope.spawn(|| {
+            let numbers = (0..HELD).map(|index| index * (files.pages / HELD));
+            let pages: Result<Vec<_>> = numbers.map(|page| Ok((page, closed.page_ref(page)?))).collect();
+            held.wait();
+            over.wait();
+            pages?.iter().try_for_each(|(number, page)| pattern::check(SEED, number * PAGE as u64, page))
+        });
+        let borrower = scope.spawn(|| {
+            let number = files.pages - 1;
+            let page = closed.page(number);
+            held.wait();
+            over.wait();
+            pattern::check(SEED, number * PAGE as u64, &page?)
+        });
+        held.wait();
+        let took = while_reading(other, seed, || {
+            closed.close();
+            Ok(())
+        });
+        over.wait();
+        for holder in [owner, borrower] {
+            holder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).context("a held page")?;
+        }
+        took
+    })?;
+    ensure!(closed.read_at(0, &mut [0; 8]).is_err(), "a closed file can be read");
+    ensure!(closed.page(files.pages / 2).is_err(), "a page of a closed file can be looked at");
+    Ok(took)
 }
 
 /// A cache that knows of no files: each page is taken out by its key.
@@ -132,4 +184,35 @@ fn drop_pages(files: &Files<'_>, seed: u64) -> Result<f64> {
     let left = resident(files.closed)?;
     ensure!(left <= size / 50, "{left} bytes are still resident");
     Ok(took)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subject_lets_go_and_can_do_it_again() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (closed, other) = (dir.path().join("closed"), dir.path().join("other"));
+        let size = 8 * MIB;
+        pattern::make_file(&closed, size, SEED).unwrap();
+        pattern::make_file(&other, OTHER, SEED).unwrap();
+        let files = Files { closed: &closed, other: &other, pages: size / PAGE as u64 };
+        let cache = cache_for(size + OTHER).unwrap();
+        let open_other = load(&cache, &other, OTHER).unwrap();
+        let mut peer = forget::<QuickCache>(&files, 1);
+        for round in 0..2 {
+            assert!(close_ours(&files, &cache, &open_other, round).unwrap() > 0.0);
+            assert!((peer.measure)().unwrap() > 0.0);
+            assert!(drop_pages(&files, round).unwrap() > 0.0);
+        }
+    }
+
+    #[test]
+    fn a_close_that_fails_ends_the_sample_and_the_readers() {
+        let cache = Arc::new(QuickCache::with_room_for(OTHER / PAGE as u64).unwrap());
+        let other = FileIn::fill(&cache, 1, OTHER / PAGE as u64).unwrap();
+        let error = while_reading(&other, 1, || anyhow::bail!("it stays")).unwrap_err();
+        assert_eq!(error.to_string(), "it stays");
+    }
 }

@@ -8,6 +8,7 @@
 
 pub(crate) mod caches;
 pub(crate) mod map;
+pub(crate) mod ours;
 pub(crate) mod plain;
 pub(crate) mod reader;
 #[cfg(feature = "rocksdb")]
@@ -26,10 +27,11 @@ use crate::pattern;
 use crate::report::Unit;
 use crate::rounds::{self, Plan, Random, Samples, Subject, median};
 use caches::{Cache, FileIn, QuickCache};
+use ours::Ours;
 use plain::{Limit, Mapped, Pread};
 use reader::{Load, PAGE, Reader, SEED, rate, verify};
 
-const OURS: &str = "pagekeeper";
+pub(crate) const OURS: &str = "pagekeeper-cache";
 const PREAD: &str = "pread";
 const MMAP: &str = "mmap, populated";
 const LIMIT: &str = "the limit";
@@ -79,12 +81,15 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     let path = run.scratch.path().join("file");
     run.say("writing the file")?;
     pattern::make_file(&path, size, SEED)?;
-    let subjects = fill(run, &path, size, &peers)?;
+    run.say(&format!("filling {OURS}"))?;
+    // First: opening drops what the kernel's page cache holds of the file.
+    let ours = Ours::holding(&path, size)?;
+    let subjects = fill(run, &ours, &path, size, &peers)?;
     for subject in &subjects {
         run.say(&format!("comparing every byte: {}", subject.name()))?;
         subject.verify(size / PAGE as u64).with_context(|| subject.name())?;
     }
-    measure(run, &subjects, &path, size)
+    measure(run, &ours, &subjects, &path, size)
 }
 
 /// What makes a peer and fills it.
@@ -167,12 +172,14 @@ pub(crate) fn affordable(run: &mut Run, whole: u64, holders: u64) -> Result<u64>
 
 fn fill(
     run: &mut Run,
+    ours: &Ours,
     path: &Path,
     size: u64,
     peers: &[(&'static str, Fill)],
 ) -> Result<Vec<Box<dyn Compared>>> {
     let pages = size / PAGE as u64;
     let mut subjects: Vec<Box<dyn Compared>> = Vec::new();
+    subjects.push(Box::new(Named { name: OURS, reader: ours.file.clone() }));
     run.say("filling the kernel's page cache")?;
     read_through(&open(path)?, 0..size)?;
     let file = File::open(path).context("can't open the file")?;
@@ -200,7 +207,7 @@ fn huge_bytes() -> u64 {
     crate::machine::kib_field(&text, "AnonHugePages").unwrap_or(0)
 }
 
-fn measure(run: &mut Run, subjects: &[Box<dyn Compared>], path: &Path, size: u64) -> Result<()> {
+fn measure(run: &mut Run, ours: &Ours, subjects: &[Box<dyn Compared>], path: &Path, size: u64) -> Result<()> {
     let pages = size / PAGE as u64;
     let uniform = |len| Load { pages, stride: 1, len };
     // Odd, so that the hot pages do not meet in the same sets of the processor's caches.
@@ -223,6 +230,7 @@ fn measure(run: &mut Run, subjects: &[Box<dyn Compared>], path: &Path, size: u64
         let pace = pace(run, cases.len() - index);
         let samples = sample(run, subjects, *load, *threads, &pace)?;
         require_resident(resident(path)?, size)?;
+        ours.require_hits_only()?;
         run.report.add_case(&case, Unit::MillionReadsPerSecond, &samples);
         add_ratios(run, *load, *threads, &samples);
     }

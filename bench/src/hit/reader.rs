@@ -115,8 +115,8 @@ fn read_until<R: Reader + ?Sized>(
     // Words of a page that a read can start at.
     let starts = ((PAGE - len) / WORD + 1) as u64;
     let mut done = 0;
-    let mut wrong = 0;
     loop {
+        let mut wrong = 0;
         let (mut page, mut at) = (0, 0);
         for _ in 0..BATCH {
             let number = random.next_u64();
@@ -128,17 +128,16 @@ fn read_until<R: Reader + ?Sized>(
             black_box(&mut *buf);
             wrong |= first_word(buf) ^ pattern::word(SEED, page * (PAGE / WORD) as u64 + at);
         }
+        ensure!(wrong == 0, "wrong bytes were read");
         done += BATCH;
         counter.store(done, Ordering::Relaxed);
         if done % (BATCH * BATCHES_PER_CHECK) == 0 {
             pattern::check(SEED, page * PAGE as u64 + at * WORD as u64, buf)?;
         }
         if over.load(Ordering::Relaxed) {
-            break;
+            return Ok(());
         }
     }
-    ensure!(wrong == 0, "wrong bytes were read");
-    Ok(())
 }
 
 #[inline]
@@ -191,24 +190,36 @@ mod tests {
     const NONE: u64 = u64::MAX;
     const SHORT: Load = Load { pages: 64, stride: 3, len: 500 };
     const WHOLE: Load = Load { pages: 64, stride: 1, len: PAGE };
-    const BLINK: Duration = Duration::from_millis(8);
+
+    /// Reads until it fails.
+    fn failure<R: Reader>(reader: &R, load: Load) -> String {
+        let never = AtomicBool::new(false);
+        read_until(reader, load, Random::new(1), &AtomicU64::new(0), &never).unwrap_err().to_string()
+    }
 
     #[test]
     fn right_reads_are_counted() {
+        let right = Faulty { wrong: NONE, absent: NONE };
         for load in [SHORT, WHOLE] {
-            assert!(rate(&Faulty { wrong: NONE, absent: NONE }, load, 3, BLINK, 1).unwrap() > 0.0);
+            let count = reading(&right, load, 3, 1, |count| {
+                while count() < 3000 {
+                    std::thread::yield_now();
+                }
+                Ok(count())
+            });
+            assert!(count.unwrap() >= 3000);
+            assert!(rate(&right, load, 2, Duration::from_millis(8), 1).is_ok());
         }
-        verify(&Faulty { wrong: NONE, absent: NONE }, 64).unwrap();
+        verify(&right, 64).unwrap();
     }
 
     #[test]
     fn a_wrong_page_and_an_absent_one_end_the_run() {
         for load in [SHORT, WHOLE] {
             let page = 21 * load.stride;
-            let wrong = rate(&Faulty { wrong: page, absent: NONE }, load, 2, BLINK, 1).unwrap_err();
-            assert!(wrong.to_string().contains("wrong bytes"), "{wrong}");
-            let absent = rate(&Faulty { wrong: NONE, absent: page }, load, 2, BLINK, 1).unwrap_err();
-            assert!(absent.to_string().contains(&format!("page {page} could not")), "{absent}");
+            assert_eq!(failure(&Faulty { wrong: page, absent: NONE }, load), "wrong bytes were read");
+            let absent = failure(&Faulty { wrong: NONE, absent: page }, load);
+            assert!(absent.contains(&format!("page {page} could not")), "{absent}");
         }
         assert!(verify(&Faulty { wrong: 63, absent: NONE }, 64).is_err());
         assert!(verify(&Faulty { wrong: NONE, absent: 0 }, 64).is_err());
@@ -224,7 +235,7 @@ mod tests {
                 true
             }
         }
-        assert!(rate(&Torn, SHORT, 1, BLINK, 1).is_err());
+        assert!(failure(&Torn, SHORT).contains("wrong bytes from"));
     }
 
     #[test]

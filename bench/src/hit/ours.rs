@@ -1,0 +1,88 @@
+//! pagekeeper's cache as a subject.
+//!
+//! Invariant: what was measured were hits only; [`Ours::require_hits_only`] tells whether it was so.
+//! Fails with the cache's own errors.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use pagekeeper_cache::{CachedFile, PageCache};
+
+use super::reader::{PAGE, Reader};
+use crate::data::MIB;
+
+/// A cache with a file in it.
+pub(crate) struct Ours {
+    cache: PageCache,
+    /// The file.
+    pub(crate) file: CachedFile,
+    /// Misses and evictions when all was loaded.
+    loaded: (u64, u64),
+}
+
+/// A cache with room for so many bytes of files.
+pub(crate) fn cache_for(bytes: u64) -> Result<PageCache> {
+    // Translation and bookkeeping count, too.
+    let memory = bytes + bytes / 16 + 32 * MIB;
+    PageCache::builder().memory(memory).page_size(PAGE).build().context("can't make the cache")
+}
+
+/// Opens a file of so many bytes in a cache, and reads all of it.
+pub(crate) fn load(cache: &PageCache, path: &Path, len: u64) -> Result<CachedFile> {
+    let file = cache.open(path)?;
+    ensure!(file.len() == len, "the file has {} bytes instead of {len}", file.len());
+    let mut buf = vec![0; 1 << 20];
+    for offset in (0..len).step_by(buf.len()) {
+        let count = file.read_at(offset, &mut buf)?;
+        ensure!(count == buf.len(), "only {count} bytes could be read at {offset}");
+    }
+    let resident = file.resident_pages();
+    ensure!(resident == len / PAGE as u64, "{resident} pages of {} are cached", len / PAGE as u64);
+    Ok(file)
+}
+
+impl Ours {
+    /// A cache that holds a whole file of so many bytes.
+    pub(crate) fn holding(path: &Path, len: u64) -> Result<Self> {
+        let cache = cache_for(len)?;
+        let file = load(&cache, path, len)?;
+        let stats = cache.stats();
+        Ok(Self { cache, file, loaded: (stats.misses, stats.evictions) })
+    }
+
+    /// Fails if any page was loaded or lost since.
+    pub(crate) fn require_hits_only(&self) -> Result<()> {
+        let stats = self.cache.stats();
+        ensure!((stats.misses, stats.evictions) == self.loaded, "not all reads were hits: {stats}");
+        Ok(())
+    }
+}
+
+impl Reader for CachedFile {
+    #[inline]
+    fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
+        self.read_at(page * PAGE as u64 + at as u64, buf).is_ok_and(|len| len == buf.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reader::{SEED, verify};
+    use super::*;
+    use crate::pattern;
+
+    #[test]
+    fn all_pages_are_hits_and_a_loaded_one_is_told() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (path, other) = (dir.path().join("file"), dir.path().join("other"));
+        pattern::make_file(&path, 4 * MIB, SEED).unwrap();
+        pattern::make_file(&other, MIB, SEED).unwrap();
+        let ours = Ours::holding(&path, 4 * MIB).unwrap();
+        verify(&ours.file, 4 * MIB / PAGE as u64).unwrap();
+        ours.require_hits_only().unwrap();
+        load(&ours.cache, &other, MIB).unwrap();
+        assert!(ours.require_hits_only().unwrap_err().to_string().contains("not all reads were hits"));
+        ours.file.close();
+        assert!(!ours.file.read(0, 0, &mut [0; 8]));
+    }
+}
