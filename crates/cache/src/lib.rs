@@ -26,6 +26,13 @@ mod rule;
 mod stats;
 mod sync;
 mod sys;
+/// Of the sources that `model` compiles a second time.
+#[cfg(test)]
+mod tests {
+    mod readers;
+    mod translation;
+    mod waiter;
+}
 mod thread;
 mod translation;
 mod waiter;

@@ -24,7 +24,7 @@
 //! A reader that is stopped within a section delays the frames that were taken out since; it delays nobody who
 //! reads or loads: the cache goes on without those frames, and past itself if it runs out (see `load`).
 
-use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Barrier, Mutex, Ordering};
+use super::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Barrier, Mutex, MutexGuard, Ordering};
 
 /// Guards that one thread can hold by its slot; more of them pin their frames.
 pub(crate) const HOLDS: usize = 16;
@@ -142,7 +142,7 @@ impl Readers {
         self.barrier
     }
 
-    fn slots(&self) -> crate::sync::MutexGuard<'_, Vec<Arc<Slot>>> {
+    fn slots(&self) -> MutexGuard<'_, Vec<Arc<Slot>>> {
         self.slots.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -188,89 +188,5 @@ impl Readers {
             (slot.count.load(Ordering::Relaxed) / 2).saturating_sub(uncounted)
         });
         hits.sum()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn readers() -> Readers {
-        Readers::new(Barrier::probe())
-    }
-
-    #[test]
-    fn a_grace_is_over_at_once_when_nobody_reads() {
-        let readers = readers();
-        let slot = readers.register();
-        let section = slot.enter(readers.barrier());
-        slot.leave(section);
-        assert!(readers.grace().is_over());
-    }
-
-    #[test]
-    fn a_grace_waits_for_the_sections_under_way_and_for_no_later_ones() {
-        let readers = readers();
-        let (one, other) = (readers.register(), readers.register());
-        let first = one.enter(readers.barrier());
-        let mut grace = readers.grace();
-        let late = other.enter(readers.barrier());
-        assert!(!grace.is_over());
-        one.leave(first);
-        let again = one.enter(readers.barrier());
-        assert!(grace.is_over(), "the section that it waited for has ended");
-        one.leave(again);
-        other.leave(late);
-    }
-
-    #[test]
-    fn holds_are_seen_until_they_are_let_go() {
-        let readers = readers();
-        let slot = readers.register();
-        let holds: Vec<_> = [7, 0, 3].map(|frame| slot.hold(frame).unwrap()).into();
-        assert_eq!(readers.held(), [0, 3, 7]);
-        for hold in holds {
-            slot.let_go(hold);
-        }
-        assert_eq!(readers.held(), []);
-    }
-
-    #[test]
-    fn holds_run_out() {
-        let readers = readers();
-        let slot = readers.register();
-        let holds: Vec<_> = (0..).map_while(|frame| slot.hold(frame)).collect();
-        assert_eq!(holds.len(), HOLDS);
-        for hold in holds {
-            slot.let_go(hold);
-        }
-    }
-
-    #[test]
-    fn a_slot_goes_to_the_next_thread_unless_a_guard_was_forgotten() {
-        let readers = readers();
-        let first = readers.register();
-        first.give_back();
-        let second = readers.register();
-        assert!(Arc::ptr_eq(&first, &second));
-        let Hold(_) = second.hold(1).unwrap();
-        second.give_back();
-        assert!(!Arc::ptr_eq(&second, &readers.register()));
-        assert_eq!(readers.held(), [1]);
-    }
-
-    #[test]
-    fn sections_count_the_hits() {
-        let readers = readers();
-        let slot = readers.register();
-        for missed in [false, true, false] {
-            let section = slot.enter(readers.barrier());
-            if missed {
-                slot.leave_uncounted(section);
-            } else {
-                slot.leave(section);
-            }
-        }
-        assert_eq!(readers.hits(), 2);
     }
 }
