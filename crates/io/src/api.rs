@@ -11,6 +11,13 @@ use std::sync::Arc;
 use crate::{Error, Target};
 
 /// Whether reads go past the kernel's page cache.
+///
+/// ```
+/// use pagekeeper_io::{Access, Io, Threads};
+/// let file = Threads::new().open("/etc/passwd".as_ref(), Access::Buffered)?;
+/// assert_eq!(file.access(), Access::Buffered);
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// `O_DIRECT`: from the device into the caller's memory; no page becomes resident. Offset, length and memory must be
@@ -21,6 +28,15 @@ pub enum Access {
 }
 
 /// What is known of a file without reading it.
+///
+/// ```
+/// use pagekeeper_io::{Access, Io, Threads};
+/// let file = Threads::new().open("/etc/passwd".as_ref(), Access::Buffered)?;
+/// let then = file.stat()?;
+/// // … later: was it cut, lengthened or written to?
+/// assert_eq!(file.stat()?, then);
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileStat {
     /// Bytes.
@@ -36,6 +52,26 @@ pub struct FileStat {
 }
 
 /// One read of a batch: one file, one place, scattered over one or more buffers in turn.
+///
+/// ```
+/// use std::io::IoSliceMut;
+/// use pagekeeper_io::{Access, BatchRead, Io, SimDisk};
+///
+/// let disk = SimDisk::new();
+/// disk.create("/file", (0..100).collect::<Vec<u8>>())?;
+/// let file = disk.open("/file".as_ref(), Access::Buffered)?;
+/// let (mut head, mut tail) = ([0; 4], [0; 16]);
+/// let (front, back) = head.split_at_mut(1);
+/// let mut reads = [
+///     BatchRead { file: &*file, offset: 10, bufs: vec![IoSliceMut::new(back), IoSliceMut::new(front)] },
+///     BatchRead { file: &*file, offset: 90, bufs: vec![IoSliceMut::new(&mut tail)] },
+/// ];
+/// let mut counts = [0; 2];
+/// disk.read_batch(&mut reads, &mut |index, result| counts[index] = result.unwrap());
+/// assert_eq!(counts, [4, 10]); // the file ends at 100
+/// assert_eq!(head, [13, 10, 11, 12]);
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
 pub struct BatchRead<'a> {
     /// The file.
     pub file: &'a dyn IoFile,
@@ -46,6 +82,27 @@ pub struct BatchRead<'a> {
 }
 
 /// One read in the background: it owns what it needs until its `done` has been called.
+///
+/// ```
+/// use std::{ptr::NonNull, sync::mpsc};
+/// use pagekeeper_io::{Access, Io, OwnedRead, Target, Threads};
+///
+/// let io = Threads::new();
+/// let file = io.open("/etc/passwd".as_ref(), Access::Buffered)?;
+/// let frame: &'static mut [u8] = vec![0; 64].leak();
+/// let start = NonNull::from(&mut *frame).cast();
+/// let (sender, ended) = mpsc::channel();
+/// io.submit(vec![OwnedRead {
+///     file,
+///     offset: 0,
+///     // SAFETY: leaked, and no one's until `done` passes it on.
+///     targets: vec![unsafe { Target::new(start, 64) }],
+///     done: Box::new(move |result| sender.send((result, frame)).unwrap()),
+/// }]);
+/// let (result, frame) = ended.recv().unwrap();
+/// assert!(frame[..result?].contains(&b':'));
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
 pub struct OwnedRead {
     /// The file.
     pub file: Arc<dyn IoFile>,
@@ -60,6 +117,17 @@ pub struct OwnedRead {
 }
 
 /// An open file to read from.
+///
+/// ```
+/// use pagekeeper_io::{Error, IoFile};
+///
+/// /// The last eight bytes: where a table's footer begins.
+/// fn footer(file: &dyn IoFile) -> Result<u64, Error> {
+///     let mut bytes = [0; 8];
+///     file.read_at(file.stat()?.size.saturating_sub(8), &mut bytes)?;
+///     Ok(u64::from_le_bytes(bytes))
+/// }
+/// ```
 pub trait IoFile: Send + Sync {
     /// Fills `buf` from `offset`; fewer bytes only at end of file, and then what is behind them in `buf` may have been
     /// written too (a device reads whole sectors). Blocks the caller.
@@ -82,6 +150,23 @@ pub trait IoFile: Send + Sync {
 ///
 /// Implementations may be shared by any number of threads. Dropping the last handle never waits: reads that were
 /// submitted are still done, and their `done` called.
+///
+/// ```
+/// use std::path::Path;
+/// use pagekeeper_io::{Access, Error, Io, SimDisk, Threads};
+///
+/// /// Code that reads takes whatever disk it is given: a real one, or in tests a simulated one.
+/// fn magic(io: &dyn Io, path: &Path) -> Result<[u8; 4], Error> {
+///     let mut bytes = [0; 4];
+///     io.open(path, Access::Buffered)?.read_at(0, &mut bytes)?;
+///     Ok(bytes)
+/// }
+/// assert_eq!(magic(&Threads::new(), "/proc/self/exe".as_ref())?, *b"\x7fELF");
+/// let disk = SimDisk::new();
+/// disk.create("/table", *b"SST1...")?;
+/// assert_eq!(magic(&disk, "/table".as_ref())?, *b"SST1");
+/// # Ok::<(), Error>(())
+/// ```
 pub trait Io: Send + Sync + 'static {
     /// Opens a regular file for reading. Anything else is [`Error::NotARegularFile`], at once, also a FIFO.
     fn open(&self, path: &Path, access: Access) -> Result<Arc<dyn IoFile>, Error>;

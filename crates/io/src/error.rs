@@ -6,6 +6,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// What a path names in place of a regular file.
+///
+/// ```
+/// use pagekeeper_io::{Access, Error, FileKind, Io, Threads};
+/// let error = Threads::new().open("/".as_ref(), Access::Direct).err().unwrap();
+/// assert_eq!(error, Error::NotARegularFile { path: "/".into(), kind: FileKind::Directory });
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileKind {

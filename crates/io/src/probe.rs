@@ -17,6 +17,12 @@ use crate::open::{call, open_quietly, require_regular};
 use crate::{Access, Error, Io, Threads, Uring};
 
 /// To how many bytes direct reads must be aligned.
+///
+/// ```
+/// use pagekeeper_io::Alignment;
+/// let disk = Alignment { memory: 512, offset: 4096 };
+/// assert!(16384_usize.is_multiple_of(disk.offset.max(disk.memory)), "pages of 16 KiB fit");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Alignment {
     /// The memory's address.
@@ -159,6 +165,13 @@ impl Cached {
 }
 
 /// The best back-end that works here, and why it is none better.
+///
+/// ```
+/// let choice = pagekeeper_io::Choice::new();
+/// if let Some(why) = &choice.not_uring {
+///     eprintln!("reading by {}: {why}", choice.io.name());
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Choice {
     /// The back-end.
@@ -175,13 +188,6 @@ impl std::fmt::Debug for Choice {
 
 impl Choice {
     /// [`Uring`] where it works, else [`Threads`].
-    ///
-    /// ```
-    /// let choice = pagekeeper_io::Choice::new();
-    /// if let Some(why) = &choice.not_uring {
-    ///     eprintln!("reading by {}: {why}", choice.io.name());
-    /// }
-    /// ```
     pub fn new() -> Self {
         match Uring::new() {
             Ok(uring) => Self { io: Arc::new(uring), not_uring: None },

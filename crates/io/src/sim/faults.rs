@@ -9,6 +9,18 @@ use std::ops::Range;
 use super::content::mix;
 
 /// A fault of one raw read: of what a device or the kernel gives, before the common loop goes on with it.
+///
+/// ```
+/// use pagekeeper_io::{Access, Fault, Io, SimDisk, Times};
+///
+/// let disk = SimDisk::new();
+/// disk.create("/file", [7; 4096])?;
+/// disk.inject("/file", 0..u64::MAX, Fault::Short(1000), Times::Always)?;
+/// let file = disk.open("/file".as_ref(), Access::Buffered)?;
+/// assert_eq!(file.read_at(0, &mut [0; 4096])?, 4096); // gone on with: five requests
+/// assert_eq!(disk.stats().requests, 5);
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -28,6 +40,20 @@ impl Fault {
 }
 
 /// How often a planned fault strikes.
+///
+/// ```
+/// use pagekeeper_io::{Access, Fault, Io, SimDisk, Times};
+///
+/// let disk = SimDisk::new();
+/// disk.create("/file", [7; 4096])?;
+/// let file = disk.open("/file".as_ref(), Access::Buffered)?;
+/// disk.inject("/file", 0..1, Fault::EIO, Times::Always)?;
+/// assert!(file.read_at(0, &mut [0; 8]).is_err());
+/// assert!(file.read_at(0, &mut [0; 8]).is_err());
+/// disk.heal("/file")?;
+/// assert_eq!(file.read_at(0, &mut [0; 8])?, 8);
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Times {
     /// The next raw read that it concerns.
@@ -37,6 +63,12 @@ pub enum Times {
 }
 
 /// How many of a thousand raw reads suffer what, by chance.
+///
+/// ```
+/// use pagekeeper_io::{RandomFaults, SimDisk};
+/// let faults = RandomFaults { short_per_mille: 50, interrupted_per_mille: 50, ..RandomFaults::default() };
+/// let disk = SimDisk::builder().random_faults(faults).seed(12).build();
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RandomFaults {
     /// Bring a part only, of any size.

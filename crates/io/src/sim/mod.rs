@@ -68,6 +68,13 @@ pub struct SimDisk {
 }
 
 /// What a simulated disk is to be like.
+///
+/// ```
+/// use std::time::Duration;
+/// use pagekeeper_io::SimDisk;
+/// // Slow, but wide: a network disk.
+/// let disk = SimDisk::builder().latency(Duration::from_millis(1)).width(256).build();
+/// ```
 #[derive(Debug, Clone)]
 pub struct SimDiskBuilder {
     latency: Duration,
@@ -81,6 +88,16 @@ pub struct SimDiskBuilder {
 }
 
 /// What a simulated disk has done.
+///
+/// ```
+/// use pagekeeper_io::{Access, Io, SimDisk};
+/// let disk = SimDisk::new();
+/// disk.create("/file", [7; 100])?;
+/// disk.open("/file".as_ref(), Access::Buffered)?.read_at(90, &mut [0; 50])?;
+/// let stats = disk.stats();
+/// assert_eq!((stats.reads, stats.bytes), (1, 10));
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SimStats {
