@@ -1,9 +1,9 @@
-//! Measures the back-ends on a file of one's own: random direct reads of 4 KiB, by batches and in the background.
+//! Measures the back-ends on a file of one's own: random direct reads of 4 KiB, beside fio on the same file.
 //!
-//!     cargo run --release -p pagekeeper-io --example measure -- FILE [DEPTH] [SECONDS]
+//!     cargo run --release -p pagekeeper-io --example measure -- FILE [DEPTH] [ROUNDS]
 //!
-//! Prints thousands of reads a second, and the CPU time of the whole process for each read; beside it what fio reaches
-//! on the same file, if it is installed.
+//! All subjects in turn, the order shuffled each round, one second each; printed are the medians and quartiles of reads
+//! a second, and the CPU time (user and system) of the whole process for each read.
 
 #![expect(unsafe_code, reason = "reads in the background name their memory by address")]
 
@@ -19,50 +19,93 @@ use pagekeeper_io::{Access, BatchRead, Io, IoFile, OwnedRead, Target, Threads, U
 
 const PAGE: usize = 4096;
 
+const TIME: Duration = Duration::from_secs(1);
+
+/// What a round gave: reads, seconds, seconds of CPU.
+type Figures = (f64, f64, f64);
+type Subject<'s> = (String, Box<dyn Fn() -> Option<Figures> + 's>);
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let path = args.next().ok_or("give a file, larger than the device's own cache")?;
+    let path = args.next().ok_or("give a file that is larger than any cache of the device")?;
     let depth: u32 = args.next().map_or(Ok(32), |depth| depth.parse())?;
-    let seconds: f64 = args.next().map_or(Ok(2.0), |seconds| seconds.parse())?;
-    let time = Duration::from_secs_f64(seconds);
+    let rounds: usize = args.next().map_or(Ok(5), |rounds| rounds.parse())?;
     let uring = Uring::with_depth(depth)?;
     let threads = Threads::with_threads(depth as usize);
+    let file = uring.open(Path::new(&path), Access::Direct)?;
+    let pages = file.stat()?.size / PAGE as u64;
+    let count = depth as usize;
     let backends: [&dyn Io; 2] = [&uring, &threads];
-    for _ in 0..3 {
-        fio(&path, depth, seconds);
-        for io in backends {
-            let file = io.open(Path::new(&path), Access::Direct)?;
-            let pages = file.stat()?.size / PAGE as u64;
-            let count = 16 * depth as usize;
-            report(io, "batches of 16 x the depth", || batches(io, &*file, pages, count, time));
-            report(io, "batches of the depth", || batches(io, &*file, pages, depth as usize, time));
-            report(io, "in the background", || background(io, &file, pages, depth as usize, time));
+    let mut subjects: Vec<Subject<'_>> =
+        vec![(format!("fio io_uring, depth {depth}"), Box::new(|| fio(&path, depth)))];
+    for io in backends {
+        let (name, file) = (io.name(), &file);
+        let add: [Subject<'_>; 3] = [
+            (
+                format!("{name}, batches of {count}"),
+                Box::new(move || Some(measured(|| batches(io, &**file, pages, count)))),
+            ),
+            (
+                format!("{name}, batches of {}", 16 * count),
+                Box::new(move || Some(measured(|| batches(io, &**file, pages, 16 * count)))),
+            ),
+            (
+                format!("{name}, {count} in the background"),
+                Box::new(move || Some(measured(|| background(io, file, pages, count)))),
+            ),
+        ];
+        subjects.extend(add);
+    }
+    subjects.push(("pread, one by one".to_owned(), Box::new(|| Some(measured(|| alone(&*file, pages))))));
+
+    let mut random = Random::new();
+    let mut figures: Vec<Vec<Figures>> = vec![Vec::new(); subjects.len()];
+    for _ in 0..rounds {
+        let mut order: Vec<usize> = (0..subjects.len()).collect();
+        for at in (1..order.len()).rev() {
+            order.swap(at, usize::try_from(random.below(at as u64 + 1))?);
         }
-        let file = uring.open(Path::new(&path), Access::Direct)?;
-        let pages = file.stat()?.size / PAGE as u64;
-        report(&uring, "one by one", || alone(&*file, pages, time));
+        for at in order {
+            figures[at].extend(subjects[at].1());
+        }
+    }
+    for ((name, _), figures) in subjects.iter().zip(figures) {
+        if figures.is_empty() {
+            println!("{name:32} missing");
+            continue;
+        }
+        let rate = sorted(figures.iter().map(|(reads, seconds, _)| reads / seconds / 1e3));
+        let cpu = sorted(figures.iter().map(|(reads, _, cpu)| cpu / reads * 1e6));
+        let at = |values: &[f64], quarter: usize| values[(values.len() - 1) * quarter / 4];
+        println!(
+            "{name:32} {:6.1} K reads/s ({:.1} to {:.1})  {:5.2} us CPU each",
+            at(&rate, 2),
+            at(&rate, 1),
+            at(&rate, 3),
+            at(&cpu, 2)
+        );
     }
     Ok(())
 }
 
-fn report(io: &dyn Io, what: &str, run: impl FnOnce() -> u64) {
-    let (begun, cpu) = (Instant::now(), cpu_seconds());
-    let reads = run() as f64;
-    let (elapsed, cpu) = (begun.elapsed().as_secs_f64(), cpu_seconds() - cpu);
-    let name = io.name();
-    println!(
-        "{name:9} {what:26} {:7.1} K reads/s {:6.2} us CPU each",
-        reads / elapsed / 1e3,
-        cpu / reads * 1e6
-    );
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
 }
 
-fn batches(io: &dyn Io, file: &dyn IoFile, pages: u64, count: usize, time: Duration) -> u64 {
+fn measured(run: impl FnOnce() -> u64) -> Figures {
+    let (begun, cpu) = (Instant::now(), cpu_seconds());
+    let reads = run() as f64;
+    (reads, begun.elapsed().as_secs_f64(), cpu_seconds() - cpu)
+}
+
+fn batches(io: &dyn Io, file: &dyn IoFile, pages: u64, count: usize) -> u64 {
     let memory = aligned(count);
     let mut random = Random::new();
     let begun = Instant::now();
     let mut reads = 0;
-    while begun.elapsed() < time {
+    while begun.elapsed() < TIME {
         let mut batch: Vec<_> = memory
             .chunks_exact_mut(PAGE)
             .map(|page| BatchRead {
@@ -80,7 +123,7 @@ fn batches(io: &dyn Io, file: &dyn IoFile, pages: u64, count: usize, time: Durat
 }
 
 /// Keeps `depth` reads on their way: each that ends is followed by another.
-fn background(io: &dyn Io, file: &Arc<dyn IoFile>, pages: u64, depth: usize, time: Duration) -> u64 {
+fn background(io: &dyn Io, file: &Arc<dyn IoFile>, pages: u64, depth: usize) -> u64 {
     let (sender, ended) = mpsc::channel();
     let mut random = Random::new();
     let mut submit = |frame: &'static mut [u8]| {
@@ -100,7 +143,7 @@ fn background(io: &dyn Io, file: &Arc<dyn IoFile>, pages: u64, depth: usize, tim
     aligned(depth).chunks_exact_mut(PAGE).for_each(&mut submit);
     let begun = Instant::now();
     let mut reads = 0;
-    while begun.elapsed() < time {
+    while begun.elapsed() < TIME {
         for frame in ended.recv().into_iter().chain(ended.try_iter()) {
             reads += 1;
             submit(frame);
@@ -112,19 +155,19 @@ fn background(io: &dyn Io, file: &Arc<dyn IoFile>, pages: u64, depth: usize, tim
     reads
 }
 
-fn alone(file: &dyn IoFile, pages: u64, time: Duration) -> u64 {
+fn alone(file: &dyn IoFile, pages: u64) -> u64 {
     let memory = aligned(1);
     let mut random = Random::new();
     let begun = Instant::now();
     let mut reads = 0;
-    while begun.elapsed() < time {
+    while begun.elapsed() < TIME {
         assert_eq!(file.read_at(random.below(pages) * PAGE as u64, memory), Ok(PAGE));
         reads += 1;
     }
     reads
 }
 
-fn fio(path: &str, depth: u32, seconds: f64) {
+fn fio(path: &str, depth: u32) -> Option<Figures> {
     let output = Command::new("fio")
         .args(["--name=measure", "--ioengine=io_uring", "--rw=randread", "--bs=4k", "--direct=1", "--thread"])
         .args([
@@ -136,22 +179,15 @@ fn fio(path: &str, depth: u32, seconds: f64) {
             "--filename",
             path,
         ])
-        .args([format!("--iodepth={depth}"), format!("--runtime={seconds}")])
-        .output();
-    let Ok(output) = output else {
-        println!("fio is not installed");
-        return;
-    };
+        .args([format!("--iodepth={depth}"), format!("--runtime={}", TIME.as_secs())])
+        .output()
+        .ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let fields: Vec<f64> =
         text.split(';').map(|field| field.trim_end_matches('%').parse().unwrap_or(0.0)).collect();
     // The terse format, version 3: reads a second, and the shares of CPU in percent.
-    let (Some(iops), Some(user), Some(system)) = (fields.get(7), fields.get(87), fields.get(88)) else {
-        println!("fio: {text}");
-        return;
-    };
-    let cpu = (user + system) / 100.0 / iops * 1e6;
-    println!("{:9} {:26} {:7.1} K reads/s {cpu:6.2} us CPU each", "fio", "depth", iops / 1e3);
+    let (reads, user, system) = (*fields.get(7)?, fields.get(87)?, fields.get(88)?);
+    Some((reads, 1.0, (user + system) / 100.0))
 }
 
 /// Leaked memory of so many pages, aligned to pages.
