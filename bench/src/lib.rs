@@ -6,13 +6,16 @@
 
 mod close;
 mod data;
+mod drive;
 mod guard;
 mod hit;
 mod hitratio;
 mod machine;
+mod miss;
 mod pattern;
 mod peers;
 mod plot;
+mod pressure;
 mod release;
 mod report;
 mod rounds;
@@ -63,6 +66,10 @@ enum Bench {
         #[command(flatten)]
         options: Options,
     },
+    /// Cold direct reads against fio at the same depth, and a cache of 90 % of the data against pread
+    Miss(Options),
+    /// Reads of four times the memory of a cgroup, against mmap and pread, and what a bystander feels; as root
+    Pressure(Options),
     /// Resident bytes below PATH, by mincore alone
     #[command(hide = true)]
     Mincore {
@@ -77,6 +84,12 @@ enum Bench {
         /// A line "OFFSET LENGTH" in bytes for each extent.
         list: PathBuf,
     },
+    /// Reads inside a cgroup
+    #[command(hide = true)]
+    PressureReader(pressure::ReaderArguments),
+    /// Takes memory inside a cgroup
+    #[command(hide = true)]
+    PressureBystander(pressure::BystanderArguments),
 }
 
 /// How to measure.
@@ -161,6 +174,7 @@ impl Run {
                 missing: Vec::new(),
                 notes: Vec::new(),
                 rows: Vec::new(),
+                curves: Vec::new(),
                 ratios: std::collections::BTreeMap::new(),
             },
         })
@@ -211,8 +225,12 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Hit(options) => bench("hit", &options, hit::run),
         Bench::Close(options) => bench("close", &options, close::run),
         Bench::Hitratio { traces, options } => bench("hitratio", &options, |run| hitratio::run(run, &traces)),
+        Bench::Miss(options) => bench("miss", &options, miss::run),
+        Bench::Pressure(options) => bench("pressure", &options, pressure::run),
         Bench::Mincore { path } => scan::mincore(&path),
         Bench::Pread { path, list } => warm::pread(&path, &list),
+        Bench::PressureReader(arguments) => pressure::read(&arguments),
+        Bench::PressureBystander(arguments) => pressure::take_memory(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

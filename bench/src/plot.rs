@@ -1,10 +1,11 @@
-//! A picture of a report as SVG: a bar for each subject, a whisker from the least to the greatest sample.
+//! A picture of a report as SVG: its curves, then for each case a bar for each subject and a whisker from the least to the
+//! greatest sample.
 //!
-//! Each case has a scale of its own, from zero. Names are escaped; nothing is loaded from elsewhere.
+//! Each case has a scale of its own: bars from zero, curves in powers of ten. Names are escaped; nothing is loaded from elsewhere.
 
 use std::fmt::Write as _;
 
-use crate::report::{Report, Row, number};
+use crate::report::{Curve, Report, Row, number};
 
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 220.0;
@@ -14,11 +15,20 @@ const STEP: f64 = 28.0;
 const HEAD: f64 = 34.0;
 const OURS: &str = "#2563a8";
 const THEIRS: &str = "#a9b2bd";
+/// Of curves: the first is ours, the others are told apart, also in grey, by their dashes.
+const CURVES: [(&str, &str); 4] =
+    [(OURS, "none"), ("#b3542d", "7 3"), ("#4d7d4d", "2 3"), ("#6f6f6f", "9 3 2 3")];
+/// Height of the field of a case's curves.
+const FIELD: f64 = 190.0;
 
-/// Draws all rows of the report.
+/// Draws all curves and rows of the report.
 pub(crate) fn svg(report: &Report) -> String {
     let mut body = String::new();
     let mut y = 56.0;
+    for case in report.curves.chunk_by(|a, b| a.case == b.case) {
+        draw_curves(&mut body, case, y);
+        y += HEAD + FIELD + 40.0;
+    }
     for case in report.rows.chunk_by(|a, b| a.case == b.case && a.unit == b.unit) {
         draw_case(&mut body, case, y);
         y += HEAD + STEP * case.len() as f64 + 14.0;
@@ -67,6 +77,55 @@ fn draw_case(out: &mut String, rows: &[Row], top: f64) {
     }
 }
 
+fn draw_curves(out: &mut String, curves: &[Curve], top: f64) {
+    let field_top = top + HEAD;
+    let values = || curves.iter().flat_map(|curve| &curve.points).map(|(_, value)| value.max(1e-3).log10());
+    let (lowest, highest) =
+        (values().fold(f64::MAX, f64::min).floor(), values().fold(f64::MIN, f64::max).ceil());
+    let height = |value: f64| {
+        let share = (value.max(1e-3).log10() - lowest) / (highest - lowest).max(1.0);
+        field_top + FIELD * (1.0 - share)
+    };
+    let steps = curves[0].points.len();
+    let place = |step: usize| 80.0 + (WIDTH - 280.0) * step as f64 / (steps.max(2) - 1) as f64;
+    let title = escape(&curves[0].case);
+    let _ = writeln!(out, "<text x=\"12\" y=\"{:.1}\" font-weight=\"bold\">{title}</text>", top + 18.0);
+    let mut power = lowest;
+    while power <= highest {
+        let y = height(10_f64.powf(power));
+        let _ = writeln!(
+            out,
+            "<path d=\"M72 {y:.1}H{:.1}\" stroke=\"#ddd\"/><text x=\"64\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            WIDTH - 190.0,
+            y + 4.5,
+            10_f64.powf(power)
+        );
+        power += 1.0;
+    }
+    for (step, (label, _)) in curves[0].points.iter().enumerate() {
+        let (x, y) = (place(step), field_top + FIELD + 20.0);
+        let _ =
+            writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", escape(label));
+    }
+    for (index, (curve, (colour, dashes))) in curves.iter().zip(CURVES.iter().cycle()).enumerate() {
+        let points: Vec<String> = (0..steps)
+            .zip(&curve.points)
+            .map(|(step, (_, value))| format!("{:.1},{:.1}", place(step), height(*value)))
+            .collect();
+        let y = field_top + 14.0 + 20.0 * index as f64;
+        let _ = writeln!(
+            out,
+            "<g stroke=\"{colour}\" stroke-width=\"2.5\" stroke-dasharray=\"{dashes}\" fill=\"none\">\
+             <polyline points=\"{}\"/><path d=\"M{:.1} {:.1}h24\"/></g><text x=\"{:.1}\" y=\"{y:.1}\">{}</text>",
+            points.join(" "),
+            WIDTH - 182.0,
+            y - 4.5,
+            WIDTH - 152.0,
+            escape(&curve.subject)
+        );
+    }
+}
+
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -87,5 +146,23 @@ mod tests {
         assert!(drawn.contains(&format!("width=\"{:.1}\"", 430.0 * 22.0 / 26.0)), "{drawn}");
         assert_eq!(drawn.matches(OURS).count(), 2, "one bar of each case is ours");
         assert!(drawn.starts_with("<svg ") && drawn.ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn curves_are_drawn_in_powers_of_ten() {
+        let mut report = example();
+        let curve = |subject: &str, values: [f64; 2]| Curve {
+            case: "latency <µs>".to_owned(),
+            subject: subject.to_owned(),
+            points: vec![("p50", values[0]), ("max", values[1])],
+        };
+        report.curves = vec![curve("ours", [100.0, 1000.0]), curve("theirs", [10.0, 10_000.0])];
+        let drawn = svg(&report);
+        // From 10 to 10,000: ours lies a third and two thirds up the field.
+        let y = |share: f64| 56.0 + HEAD + FIELD * (1.0 - share);
+        let ours = format!("points=\"80.0,{:.1} {:.1},{:.1}\"", y(1.0 / 3.0), WIDTH - 200.0, y(2.0 / 3.0));
+        assert!(drawn.contains(&ours), "{ours}\n{drawn}");
+        assert!(drawn.contains(&format!("80.0,{:.1} {:.1},{:.1}", y(0.0), WIDTH - 200.0, y(1.0))));
+        assert!(drawn.contains("latency &lt;µs&gt;") && drawn.contains(">10000</text>"));
     }
 }

@@ -44,6 +44,21 @@ pub(crate) enum Unit {
     /// A share or a quotient.
     #[serde(rename = "ratio")]
     Ratio,
+    /// Rates.
+    #[serde(rename = "reads/s")]
+    ReadsPerSecond,
+    /// Rates.
+    #[serde(rename = "MiB/s")]
+    MibPerSecond,
+    /// What comes with each read.
+    #[serde(rename = "per read")]
+    PerRead,
+    /// Of the time of a sample.
+    #[serde(rename = "% of the time")]
+    PercentOfTime,
+    /// How many times as long.
+    #[serde(rename = "x")]
+    Times,
 }
 
 impl Unit {
@@ -53,12 +68,17 @@ impl Unit {
             | Self::Microseconds
             | Self::SecondsPerGib
             | Self::Mib
-            | Self::PercentOfCore => Better::Less,
+            | Self::PercentOfCore
+            | Self::PerRead
+            | Self::PercentOfTime
+            | Self::Times => Better::Less,
             Self::GibPerSecond
             | Self::QueriesPerSecond
             | Self::MillionReadsPerSecond
             | Self::Percent
-            | Self::Ratio => Better::More,
+            | Self::Ratio
+            | Self::ReadsPerSecond
+            | Self::MibPerSecond => Better::More,
         }
     }
 
@@ -75,6 +95,11 @@ impl Unit {
             Self::PercentOfCore => "% of a core",
             Self::Percent => "%",
             Self::Ratio => "ratio",
+            Self::ReadsPerSecond => "reads/s",
+            Self::MibPerSecond => "MiB/s",
+            Self::PerRead => "per read",
+            Self::PercentOfTime => "% of the time",
+            Self::Times => "x",
         }
     }
 }
@@ -119,6 +144,17 @@ impl Serialize for Row {
     }
 }
 
+/// What the plot draws as a line, beside the rows: one subject's values at labelled steps.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Curve {
+    /// What was done; neighbours of the same case share a picture.
+    pub(crate) case: String,
+    /// Who did it; ours is the first of its case.
+    pub(crate) subject: String,
+    /// The same labels for all of a case.
+    pub(crate) points: Vec<(&'static str, f64)>,
+}
+
 /// All there is to tell.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Report {
@@ -136,6 +172,9 @@ pub(crate) struct Report {
     pub(crate) notes: Vec<String>,
     /// The figures.
     pub(crate) rows: Vec<Row>,
+    /// Lines for the plot.
+    #[serde(skip)]
+    pub(crate) curves: Vec<Curve>,
     /// What they amount to.
     pub(crate) ratios: BTreeMap<&'static str, f64>,
 }
@@ -311,6 +350,7 @@ pub(crate) mod tests {
             missing: Vec::new(),
             notes: Vec::new(),
             rows: Vec::new(),
+            curves: Vec::new(),
             ratios: BTreeMap::new(),
         };
         let times = [samples("ours", &[10.0, 12.0, 11.0]), samples("vmtouch", &[20.0, 26.0, 22.0])];

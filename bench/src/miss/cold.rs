@@ -1,0 +1,247 @@
+//! Cold reads of whole pages, direct from the device: by one thread, by 32, and by one with 32 reads under way.
+//!
+//! The pages come from a shuffled list of all pages of the file that is gone through once and again, over all samples, so
+//! a page comes back only after all others, when a cache this small has long forgotten it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagekeeper_cache::{CachedFile, PageCache, ReadRequest};
+
+use super::fio::{self, How};
+use super::tasks::{Task, Tasks};
+use super::{Cost, CpuTimes, Data, PAGE_LEN, add_case, duration};
+use crate::Run;
+use crate::drive::{Driven, Judge, PAGE, drive};
+use crate::peers::Program;
+use crate::report::Unit;
+use crate::rounds::{Random, Subject, median};
+use crate::scratch::Stop;
+
+/// Memory of the cache: small against the file.
+const CACHE_BYTES: u64 = 64 << 20;
+/// Reads under way.
+const WIDE: usize = 32;
+
+const READ_AT: &str = "pagekeeper, read_at";
+const READ_AT_ASYNC: &str = "pagekeeper, read_at_async";
+const READ_MANY: &str = "pagekeeper, read_many of 32";
+
+/// Measures all cases; with --quick only the batches.
+pub(super) fn run(run: &mut Run, fio: Option<&Program>, data: &Data<'_>) -> Result<()> {
+    let cache = PageCache::builder().memory(CACHE_BYTES).build().context("can't make a cache")?;
+    let file = cache.open(data.path).context("can't open the file through the cache")?;
+    let deck = Deck::new(data.size / PAGE, &mut run.random);
+    let setting = Setting { data, file: &file, deck: &deck, duration: duration(run), stop: run.stop.clone() };
+    run.note(&format!(
+        "cold reads: {} GiB, a cache of {} MiB, direct I/O",
+        data.size >> 30,
+        CACHE_BYTES >> 20
+    ));
+
+    if !run.quick {
+        let name = "cold 4 KiB, one thread";
+        let one = |setting: &Setting<'_>| setting.read_at(1);
+        measure(run, fio, name, &setting, (READ_AT, &one), &[fio::DEPTH_1], &["miss_1T_vs_fio"])?;
+        let name = "cold 4 KiB, 32 threads";
+        let many = |setting: &Setting<'_>| setting.read_at(WIDE);
+        let peers = [fio::DEPTH_32, fio::THREADS_32];
+        measure(
+            run,
+            fio,
+            name,
+            &setting,
+            (READ_AT, &many),
+            &peers,
+            &["miss_32T_vs_fio", "miss_32T_vs_psync"],
+        )?;
+        let name = "cold 4 KiB, one thread, 32 under way";
+        let tasks = |setting: &Setting<'_>| setting.read_at_async();
+        let peers = [fio::DEPTH_32];
+        measure(run, fio, name, &setting, (READ_AT_ASYNC, &tasks), &peers, &["miss_async32_vs_fio"])?;
+    }
+    let peers = [fio::DEPTH_32, fio::BATCHES_OF_32, fio::DEPTH_32_FIXED];
+    // With --quick there is no time for all.
+    let peers = if run.quick { &peers[..2] } else { &peers };
+    let ratios = ["miss_qd32_vs_fio", "miss_batches_vs_fio_batches", "miss_qd32_vs_fio_fixed"];
+    let batches = |setting: &Setting<'_>| setting.read_many();
+    let name = "cold 4 KiB, one thread, batches of 32";
+    let cpu_us = measure(run, fio, name, &setting, (READ_MANY, &batches), peers, &ratios)?;
+    run.report.ratios.extend(cpu_us.map(|cpu_us| ("miss_cpu_us", cpu_us)));
+    Ok(())
+}
+
+type Ours<'a> = (&'static str, &'a dyn Fn(&Setting<'_>) -> Result<Cost>);
+
+/// Measures ours beside fio in several ways, each giving a ratio; returns our CPU time of a read.
+fn measure(
+    run: &mut Run,
+    fio: Option<&Program>,
+    name: &str,
+    setting: &Setting<'_>,
+    (ours, read): Ours<'_>,
+    peers: &[How],
+    ratios: &[&'static str],
+) -> Result<Option<f64>> {
+    run.say(name)?;
+    let cpu_times: Vec<CpuTimes> = (0..=peers.len()).map(|_| CpuTimes::default()).collect();
+    let mut seeds = Random::new(run.random.next_u64());
+    let mut subjects = vec![Subject::new(ours, || Ok(cpu_times[0].note(read(setting)?)))];
+    for (how, cpu_times) in peers.iter().zip(&cpu_times[1..]) {
+        let Some(fio) = fio else { break };
+        let mut seeds = Random::new(seeds.next_u64());
+        subjects.push(Subject::new(how.name, move || {
+            let (path, seed) = (setting.data.path, seeds.next_u64());
+            Ok(cpu_times.note(fio::random_reads(fio, path, *how, setting.duration, seed)?))
+        }));
+    }
+    let rates = run.rounds(&mut subjects, 28)?;
+    drop(subjects);
+    let cpu = add_case(run, name, &rates, &cpu_times);
+    for (how, ratio) in peers.iter().zip(ratios) {
+        run.report.add_ratio(ratio, Unit::ReadsPerSecond, &rates, ours, how.name);
+    }
+    Ok(median(&cpu[0].values))
+}
+
+/// All that our samples need.
+struct Setting<'a> {
+    data: &'a Data<'a>,
+    file: &'a CachedFile,
+    deck: &'a Deck,
+    duration: Duration,
+    stop: Stop,
+}
+
+impl Setting<'_> {
+    /// Single reads by so many threads.
+    fn read_at(&self, threads: usize) -> Result<Cost> {
+        let workers = (0..threads).map(|_| {
+            let (mut judge, mut page) = (Judge::new(self.data.seed), vec![0; PAGE_LEN]);
+            move || {
+                let offset = self.deck.draw() * PAGE;
+                let read = self.file.read_at(offset, &mut page)?;
+                judge.look(offset, &page[..read])?;
+                ensure!(read == page.len(), "a short read at {offset}");
+                Ok(1)
+            }
+        });
+        self.drive(workers.collect())
+    }
+
+    /// Batches by one thread.
+    fn read_many(&self) -> Result<Cost> {
+        let (mut judge, mut pages) = (Judge::new(self.data.seed), vec![0; WIDE * PAGE_LEN]);
+        let mut offsets = [0; WIDE];
+        self.drive(vec![move || {
+            offsets.fill_with(|| self.deck.draw() * PAGE);
+            let parts = pages.chunks_exact_mut(PAGE_LEN);
+            let mut requests: Vec<ReadRequest<'_>> =
+                offsets.iter().zip(parts).map(|(offset, page)| ReadRequest::new(*offset, page)).collect();
+            self.file.read_many(&mut requests)?;
+            drop(requests);
+            for (offset, page) in offsets.iter().zip(pages.chunks_exact(PAGE_LEN)) {
+                judge.look(*offset, page)?;
+            }
+            Ok(WIDE as u64)
+        }])
+    }
+
+    /// By one thread, a new read for each that ends.
+    fn read_at_async(&self) -> Result<Cost> {
+        let reads_of_all = Arc::new(AtomicU64::new(0));
+        let mut tasks = Tasks::new((0..WIDE).map(|_| {
+            let (mut judge, mut page) = (Judge::new(self.data.seed), vec![0; PAGE_LEN]);
+            let reads = Arc::clone(&reads_of_all);
+            let task = async move {
+                loop {
+                    let offset = self.deck.draw() * PAGE;
+                    let found = self.file.read_at_async(offset, &mut page).await?;
+                    judge.look(offset, &page[..found])?;
+                    ensure!(found == page.len(), "a short read at {offset}");
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            };
+            Box::pin(task) as Task<'_>
+        }));
+        self.drive(vec![move || {
+            tasks.step()?;
+            Ok(reads_of_all.swap(0, Ordering::Relaxed))
+        }])
+    }
+
+    /// Drives workers, and makes sure that all was read from the device.
+    fn drive<W: FnMut() -> Result<u64> + Send>(&self, workers: Vec<W>) -> Result<Cost> {
+        let before = device_bytes()?;
+        let driven = drive(workers, self.duration, &self.stop)?;
+        require_missed(driven, device_bytes()? - before)?;
+        Ok(Cost { rate: driven.rate(), cpu_us: driven.cpu_us() })
+    }
+}
+
+/// Fails unless nearly all of the reads, by the kernel's account, were of the device.
+fn require_missed(driven: Driven, device_bytes: u64) -> Result<()> {
+    let wanted = driven.reads * PAGE;
+    ensure!(
+        device_bytes >= wanted - wanted / 100,
+        "{device_bytes} bytes came from the device for {wanted} bytes read: not all reads missed"
+    );
+    Ok(())
+}
+
+/// Bytes that this process has had read from devices.
+fn device_bytes() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/io").context("can't read /proc/self/io")?;
+    device_bytes_in(&text).context("/proc/self/io is not understood")
+}
+
+fn device_bytes_in(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
+}
+
+/// All pages of a file in random order, gone through for ever.
+struct Deck {
+    pages: Vec<u32>,
+    next: AtomicUsize,
+}
+
+impl Deck {
+    fn new(pages: u64, random: &mut Random) -> Self {
+        let mut pages: Vec<u32> = (0..).take(usize::try_from(pages).unwrap_or(usize::MAX)).collect();
+        random.shuffle(&mut pages);
+        Self { pages, next: AtomicUsize::new(0) }
+    }
+
+    /// The next page.
+    fn draw(&self) -> u64 {
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
+        u64::from(self.pages[next % self.pages.len()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_page_is_drawn_once_before_any_comes_back() {
+        let deck = Deck::new(1000, &mut Random::new(1));
+        let mut drawn: Vec<u64> = (0..1000).map(|_| deck.draw()).collect();
+        let first = drawn[0];
+        assert_eq!(deck.draw(), first);
+        drawn.sort_unstable();
+        assert_eq!(drawn, (0..1000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn reads_that_did_not_miss_are_seen() {
+        let driven = Driven { reads: 1000, seconds: 1.0, cpu_seconds: 1.0 };
+        require_missed(driven, 995 * PAGE).unwrap();
+        let error = require_missed(driven, 980 * PAGE).unwrap_err().to_string();
+        assert!(error.contains("not all reads missed"), "{error}");
+        assert_eq!(device_bytes_in("rchar: 5\nread_bytes: 4096\nwrite_bytes: 7\n"), Some(4096));
+        assert_eq!(device_bytes_in(""), None);
+    }
+}

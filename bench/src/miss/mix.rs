@@ -1,0 +1,127 @@
+//! Reads of 500 bytes with a cache of nine tenths of the data, of which the kernel has all: a hit is a copy, a miss a pread
+//! of a page.
+//!
+//! All subjects find the file wholly resident, and each sample must leave it so. The 500 bytes lie within one page
+//! and begin at any multiple of 8.
+
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pagekeeper_cache::{Backend, CachedFile, PageCache};
+
+use super::{Cost, CpuTimes, Data, PAGE_LEN, add_case, duration};
+use crate::Run;
+use crate::data::{open, read_through, require_resident, resident};
+use crate::drive::{Judge, PAGE, drive, place};
+use crate::report::Unit;
+use crate::rounds::{Random, Subject};
+use crate::scratch::Stop;
+
+/// Bytes of a read.
+const READ_BYTES: usize = 500;
+/// Reads of a worker between two looks at the clock.
+const AT_ONCE: u64 = 64;
+
+const OURS: &str = "pagekeeper";
+const PREAD: &str = "pread";
+
+/// Measures all cases; with --quick only two threads.
+pub(super) fn run(run: &mut Run, data: &Data<'_>) -> Result<()> {
+    let budget = data.size / 10 * 9;
+    let cache = PageCache::builder().memory(budget).backend(Backend::Buffered).build()?;
+    let file = cache.open(data.path).context("can't open the file through the cache")?;
+    fill(&file, data.size)?;
+    let plain = open(data.path)?;
+    run.note(&format!(
+        "mixed reads: {} MiB, all in the kernel's page cache; the cache's memory is {} MiB with its bookkeeping, and its misses are buffered reads",
+        data.size >> 20,
+        budget >> 20
+    ));
+    let cases: &[(usize, &'static str)] = if run.quick {
+        &[(2, "mix90_2T_vs_pread")]
+    } else {
+        &[(1, "mix90_1T_vs_pread"), (2, "mix90_2T_vs_pread"), (32, "mix90_32T_vs_pread")]
+    };
+    for &(threads, ratio) in cases {
+        let name =
+            format!("500 B, cache of 90 % of the data, {threads} threads").replace(" 1 threads", " 1 thread");
+        run.say(&name)?;
+        let load = Load {
+            data,
+            threads,
+            duration: duration(run),
+            random: Random::new(run.random.next_u64()),
+            stop: run.stop.clone(),
+        };
+        let before = cache.stats();
+        let cpu_times = [CpuTimes::default(), CpuTimes::default()];
+        let mut subjects = [
+            Subject::new(OURS, || {
+                Ok(cpu_times[0].note(load.sample(|offset, buf| Ok(file.read_at(offset, buf)?))?))
+            }),
+            Subject::new(PREAD, || {
+                Ok(cpu_times[1].note(load.sample(|offset, buf| Ok(plain.file().read_at(buf, offset)?))?))
+            }),
+        ];
+        let rates = run.rounds(&mut subjects, 43)?;
+        drop(subjects);
+        add_case(run, &name, &rates, &cpu_times);
+        run.report.add_ratio(ratio, Unit::ReadsPerSecond, &rates, OURS, PREAD);
+        let after = cache.stats();
+        let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
+        run.note(&format!(
+            "{name}: {:.1} % of pagekeeper's reads were hits",
+            hits as f64 * 100.0 / ((hits + misses) as f64).max(1.0)
+        ));
+    }
+    Ok(())
+}
+
+/// Reads all of it once, so that the cache is full.
+fn fill(file: &CachedFile, size: u64) -> Result<()> {
+    let mut page = vec![0; PAGE_LEN];
+    for offset in (0..size).step_by(page.len()) {
+        ensure!(file.read_at(offset, &mut page)? == page.len(), "a short read at {offset}");
+    }
+    Ok(())
+}
+
+/// Random reads by some threads.
+struct Load<'a> {
+    data: &'a Data<'a>,
+    threads: usize,
+    duration: Duration,
+    random: Random,
+    stop: Stop,
+}
+
+impl Load<'_> {
+    /// One sample with this way of reading.
+    fn sample<R>(&self, read: R) -> Result<Cost>
+    where
+        R: Fn(u64, &mut [u8]) -> Result<usize> + Sync,
+    {
+        let Data { path, seed, size } = *self.data;
+        if resident(path)? < size {
+            read_through(&open(path)?, 0..size)?;
+        }
+        let read = &read;
+        let mut random = self.random.clone();
+        let workers = (0..self.threads).map(|_| {
+            let mut random = Random::new(random.next_u64());
+            let (mut judge, mut buf) = (Judge::new(seed), [0; READ_BYTES]);
+            move || {
+                for _ in 0..AT_ONCE {
+                    let offset = place(&mut random, size / PAGE, READ_BYTES);
+                    ensure!(read(offset, &mut buf)? == READ_BYTES, "a short read at {offset}");
+                    judge.look(offset, &buf)?;
+                }
+                Ok(AT_ONCE)
+            }
+        });
+        let driven = drive(workers.collect(), self.duration, &self.stop)?;
+        require_resident(resident(path)?, size)?;
+        Ok(Cost { rate: driven.rate(), cpu_us: driven.cpu_us() })
+    }
+}
