@@ -266,7 +266,7 @@ fn sample(
             })
         })
         .collect();
-    let plan = Plan { rounds: run.rounds, until: pace.until, warm_up: false };
+    let plan = Plan { rounds: run.rounds, until: pace.until, warm_up: true };
     rounds::run(&mut measured, plan, &mut run.random, &run.stop)
 }
 
