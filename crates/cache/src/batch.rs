@@ -8,6 +8,7 @@ use std::io::IoSliceMut;
 use pagekeeper_io::{BatchRead, IoFile};
 
 use crate::file::Handle;
+use crate::find::Look;
 use crate::frames::{self, Filling};
 use crate::pool::{Begin, OnBusy, Wish};
 use crate::{CachedFile, Error};
@@ -141,7 +142,7 @@ impl Handle {
     /// Reads all pieces; `failed` is told of each that can't be.
     fn read_all(&self, mut pieces: Vec<Piece<'_>>, failed: &mut dyn FnMut(usize, Error)) {
         let found = |piece: &mut Piece<'_>| {
-            frames::copy(&self.shared, &self.translation.table, piece.page, piece.from, piece.buf)
+            frames::copy(self, piece.page, piece.from, piece.buf, Look::First)
         };
         pieces.retain_mut(|piece| !found(piece));
         pieces.sort_by_key(|piece| piece.page);
@@ -207,12 +208,17 @@ impl Handle {
             results.resize_with(fillings.len(), || (1, Err(error.clone())));
         }
         for (len, result) in results {
-            for (place, (filling, pieces)) in fillings.by_ref().take(len).enumerate() {
+            for (place, (mut filling, pieces)) in fillings.by_ref().take(len).enumerate() {
+                let mut result = result.clone().map(|read| read.saturating_sub(place * page_size).min(page_size));
+                if result.is_err() && len > 1 && unchanged.is_ok() {
+                    // One page of a run may be bad, and the others not.
+                    result = self.read_alone(&mut filling);
+                }
                 let bytes = filling.bytes(self.page_len(filling.page()));
-                let checked = unchanged.clone().and(result.clone()).and_then(|read| {
-                    let read = read.saturating_sub(place * page_size).min(page_size);
-                    self.check_page(filling.page(), read, bytes)
-                });
+                let checked = unchanged
+                    .clone()
+                    .and(result)
+                    .and_then(|read| self.check_page(filling.page(), read, bytes));
                 match checked {
                     Ok(()) => {
                         for piece in pieces {
@@ -227,6 +233,14 @@ impl Handle {
                 }
             }
         }
+    }
+
+    /// Reads one page into its frame.
+    fn read_alone(&self, filling: &mut Filling<&Self>) -> Result<usize, Error> {
+        let start = self.range(filling.page()).start;
+        let read = self.io()?.read_at(start, filling.bytes_mut())?;
+        self.shared.device.add(read);
+        Ok(read)
     }
 
     /// Reads all frames at once, neighbours as one read. For each read, in order: how many pages, and the outcome.

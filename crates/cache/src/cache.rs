@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     tables: Arc<AtomicU64>,
     pub(crate) device: DeviceCounts,
     next_number: AtomicU32,
-    opened: FileTable<PathBuf, Weak<Handle>, Error>,
+    pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
 }
 
 impl PageCache {
@@ -193,10 +193,13 @@ impl Shared {
             .ok_or_else(|| Error::TooLarge { path: path.clone(), bytes: stat.size, page_size })?;
         let table = Table::new(pages, &self.tables)
             .map_err(|errno| Error::NoMemory { path: path.clone(), errno: errno.raw_os_error() })?;
+        self.pool.tidy(self.slots.readers());
         self.settle_budget();
         let found_resident = if file.access() == Access::Direct { crate::left::drop_left(&*file) } else { 0 };
         let translation = Arc::new(Translation::new(self.next_number.fetch_add(1, Ordering::Relaxed), table));
-        self.pool.add(Arc::clone(&translation));
+        if pages > 0 {
+            self.pool.add(Arc::clone(&translation));
+        }
         let verifier = options.verifier.clone().or_else(|| self.settings.verifier.clone());
         let handle = Handle::new(Arc::clone(this), translation, file, stat, verifier, found_resident);
         Ok(CachedFile::new(Arc::new(handle)))
@@ -205,10 +208,14 @@ impl Shared {
     /// Lends frames to tables, or takes them back, as tables have come and gone.
     pub(crate) fn settle_budget(&self) {
         let share = self.settings.memory / TABLES_SHARE;
-        let tables = self.tables.load(Ordering::Relaxed).min(share);
-        let lent = u32::try_from(tables.div_ceil(1 << self.settings.page_shift)).unwrap_or(u32::MAX);
-        let wished = self.frames.saturating_sub(lent).max(1);
-        if wished != self.pool.limit() {
+        loop {
+            let tables = self.tables.load(Ordering::Relaxed).min(share);
+            let lent = u32::try_from(tables.div_ceil(1 << self.settings.page_shift)).unwrap_or(u32::MAX);
+            let wished = self.frames.saturating_sub(lent).max(1);
+            // Looked at again after it was set, since others open and close files meanwhile.
+            if wished == self.pool.limit() {
+                return;
+            }
             self.pool.set_limit(wished, self.slots.readers());
         }
     }

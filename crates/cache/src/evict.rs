@@ -44,6 +44,22 @@ impl Pool {
         !book.free.is_empty()
     }
 
+    /// Takes some pages of closed files out, so that files that come and go without anyone in need of room leave nothing
+    /// behind.
+    pub(crate) fn tidy(&self, readers: &Readers) {
+        {
+            let mut book = self.book();
+            book.closed.extend(self.just_closed().drain(..).map(|file| (file, 0)));
+            if book.closed.is_empty() {
+                return;
+            }
+            let batch = book.rule.batch();
+            book.sweep_closed(batch);
+        }
+        self.retire(readers);
+        self.collect(&mut self.book(), readers);
+    }
+
     /// Begins the grace of all frames that were taken out of their entries.
     pub(super) fn retire(&self, readers: &Readers) {
         let frames = std::mem::take(&mut self.book().out);
@@ -90,8 +106,9 @@ impl Pool {
             let Some(frame) = book.queues.front(queue) else { return };
             steps = steps.saturating_sub(1);
             if self.pins[frame as usize].load(Ordering::Relaxed) > 0 {
-                // Not worth taking out while it is pinned; if all are, the steps run out.
-                book.queues.move_to(queue, frame);
+                // Not worth taking out while it is pinned, and out of the way of those on probation. If all are, the
+                // steps run out.
+                book.queues.move_to(Queue::Main, frame);
                 if steps == 0 {
                     return;
                 }
@@ -150,7 +167,7 @@ impl Book {
         let mut looks = 1024;
         while self.out.len() < want && looks > 0 {
             let Some((file, part)) = self.closed.front_mut() else { return };
-            if *part == file.parts() {
+            if *part == file.parts() || file.live_pages() == 0 {
                 // Loads under way are settled by their own tickets, which need no number.
                 self.files.remove(&file.number);
                 self.closed.pop_front();

@@ -12,6 +12,7 @@ use pagekeeper_io::{Access, FileStat, IoFile};
 use crate::Error;
 use crate::builder::Verifier;
 use crate::cache::Shared;
+use crate::hot::Hot;
 use crate::translation::Translation;
 
 /// A file whose pages are cached. Cheap to clone; all clones are one open file, which is closed with the last of them.
@@ -26,6 +27,7 @@ pub struct CachedFile {
 
 /// What the clones of a [`CachedFile`] share.
 pub(crate) struct Handle {
+    pub(crate) hot: Hot,
     pub(crate) shared: Arc<Shared>,
     pub(crate) translation: Arc<Translation>,
     /// `None` once it is closed, so that the descriptor goes at once, and a deleted file's blocks with it.
@@ -48,7 +50,8 @@ impl Handle {
     ) -> Self {
         let (access, path) = (io.access(), io.path().to_owned());
         let io = Mutex::new(Some(io));
-        Self { shared, translation, io, access, path, stat, verifier, found_resident }
+        let hot = Hot::new(&shared, &translation.table, stat.size);
+        Self { hot, shared, translation, io, access, path, stat, verifier, found_resident }
     }
 
     fn io_slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<dyn IoFile>>> {
@@ -65,6 +68,7 @@ impl Handle {
     }
 
     fn close(&self) {
+        self.hot.close();
         let io = self.io_slot().take();
         self.shared.pool.close(&self.translation);
         drop(io);
@@ -116,6 +120,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.close();
+        // Not if the path was opened anew meanwhile.
+        self.shared.opened.remove_if(&*self.path, |handle| handle.strong_count() == 0);
     }
 }
 

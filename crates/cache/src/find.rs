@@ -18,6 +18,15 @@ fn touch(entry: &AtomicU32, word: Word) -> Option<u32> {
     Some(frame)
 }
 
+/// Whether a look at an entry counts as a hit if it finds the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// The first of a read.
+    First,
+    /// After a load that was counted in its own right.
+    Again,
+}
+
 /// Does `found` with the frame of a page, if it can be read, within a section of the calling thread's `slot`.
 #[inline]
 pub(crate) fn find<T>(
@@ -25,6 +34,7 @@ pub(crate) fn find<T>(
     barrier: Barrier,
     table: &Table,
     page: u32,
+    look: Look,
     found: impl FnOnce(u32) -> T,
 ) -> Option<T> {
     let section = slot.enter(barrier);
@@ -33,7 +43,10 @@ pub(crate) fn find<T>(
         let word = Word(entry.load(Ordering::Acquire));
         if let Some(frame) = word.settled().or_else(|| touch(entry, word)) {
             let done = found(frame);
-            slot.leave(section);
+            match look {
+                Look::First => slot.leave(section),
+                Look::Again => slot.leave_uncounted(section),
+            }
             return Some(done);
         }
     }
@@ -72,11 +85,13 @@ pub(crate) fn keep(slot: &Slot, pool: &Pool, frame: u32, by_slot: bool) -> Keepi
     Keeping { frame, kept }
 }
 
-/// Lets a frame go. On the thread that kept it, if it was kept by the slot.
+/// Lets a frame go. `slot` is that of the thread that kept it, which is needed if it was kept by the slot.
 #[inline]
-pub(crate) fn let_go<'a>(slot: impl FnOnce() -> &'a Slot, pool: &Pool, keeping: Keeping) {
-    match keeping.kept {
-        Kept::Held(hold) => slot().let_go(hold),
-        Kept::Pinned => pool.unpin(keeping.frame),
+pub(crate) fn let_go(slot: Option<&Slot>, pool: &Pool, keeping: Keeping) {
+    match (keeping.kept, slot) {
+        (Kept::Held(hold), Some(slot)) => slot.let_go(hold),
+        // What is held and never let go is lost, but never wrong.
+        (Kept::Held(_), None) => debug_assert!(false, "a hold without its slot"),
+        (Kept::Pinned, _) => pool.unpin(keeping.frame),
     }
 }

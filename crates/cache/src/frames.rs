@@ -13,15 +13,16 @@ use pagekeeper_io::Target;
 use crate::Error;
 use crate::cache::Shared;
 use crate::file::Handle;
-use crate::find::{self, Keeping};
+use crate::find::{self, Keeping, Look};
 use crate::pool::{Ticket, Wish};
-use crate::sys::table::Table;
+use crate::readers::Slot;
 
 /// Copies a part of a page, if it can be read. Takes no lock; `from + buf.len()` is at most a page.
 #[inline]
-pub(crate) fn copy(shared: &Shared, table: &Table, page: u32, from: usize, buf: &mut [u8]) -> bool {
+pub(crate) fn copy(handle: &Handle, page: u32, from: usize, buf: &mut [u8], look: Look) -> bool {
+    let shared = &*handle.shared;
     let slots = &shared.slots;
-    find::find(slots.mine(), slots.readers().barrier(), table, page, |frame| {
+    find::find(slots.mine(), slots.readers().barrier(), &handle.translation.table, page, look, |frame| {
         // SAFETY: the bounds are the caller's word. The frame was found in a section (invariant 1 of `readers`), so it
         // is not loaded into before the section is left; the word was acquired, so it holds the page.
         unsafe { shared.pool.arena.copy(frame, from, buf) };
@@ -31,17 +32,18 @@ pub(crate) fn copy(shared: &Shared, table: &Table, page: u32, from: usize, buf: 
 
 /// Keeps the frame of a page that can be read: by the calling thread's slot if it may and can, else by a pin.
 #[inline]
-pub(crate) fn keep(shared: &Shared, table: &Table, page: u32, by_slot: bool) -> Option<Keeping> {
+pub(crate) fn keep(handle: &Handle, page: u32, by_slot: bool, look: Look) -> Option<Keeping> {
+    let shared = &*handle.shared;
     let slot = shared.slots.mine();
-    find::find(slot, shared.slots.readers().barrier(), table, page, |frame| {
+    find::find(slot, shared.slots.readers().barrier(), &handle.translation.table, page, look, |frame| {
         find::keep(slot, &shared.pool, frame, by_slot)
     })
 }
 
-/// Lets a frame go. On the thread that kept it, if it was kept by the slot.
+/// Lets a frame go. `slot` is that of the thread that kept it, if it was kept by the slot.
 #[inline]
-pub(crate) fn let_go(shared: &Shared, keeping: Keeping) {
-    find::let_go(|| shared.slots.mine(), &shared.pool, keeping);
+pub(crate) fn let_go(shared: &Shared, slot: Option<&Slot>, keeping: Keeping) {
+    find::let_go(slot, &shared.pool, keeping);
 }
 
 /// The bytes of a frame that is kept.

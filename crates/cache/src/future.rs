@@ -10,6 +10,7 @@ use std::task::{Context, Poll, ready};
 use pagekeeper_io::OwnedRead;
 
 use crate::file::Handle;
+use crate::find::Look;
 use crate::frames;
 use crate::pool::{Begin, OnBusy, Wish};
 use crate::prefetch::Begun;
@@ -18,17 +19,52 @@ use crate::sync::Mutex;
 use crate::waiter::Waiter;
 use crate::{CachedFile, Error};
 
-/// Pages of one read that are begun before the first of them is awaited.
+/// Pages of one read that are begun before the first of them is awaited: no more than a word has bits.
 const AHEAD: u32 = 64;
 
 /// What a read is waiting for.
 enum Awaited {
     /// Nothing: look at the page.
     Nothing,
+    /// The load of the page, which this read has begun.
+    Own,
     /// The load of the page, by whomever.
     Load(Arc<Waiter>),
     /// The page, read past the cache.
     Bypass(Arc<Waiter>, Arc<Mutex<Option<Private>>>),
+}
+
+/// Pages of a read that were begun before they are awaited.
+#[derive(Debug, Default)]
+struct Ahead {
+    first: u32,
+    end: u32,
+    /// A bit for each page from `first` on whose load this read began.
+    begun: u64,
+}
+
+impl Ahead {
+    fn has_begun(&self, page: u32) -> bool {
+        self.begun >> (page - self.first) & 1 == 1
+    }
+}
+
+/// Settles its waiter when it is dropped.
+struct Unsettled {
+    waiter: Arc<Waiter>,
+    outcome: Result<(), Error>,
+}
+
+impl Unsettled {
+    fn set(&mut self, outcome: Result<(), Error>) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for Unsettled {
+    fn drop(&mut self) {
+        self.waiter.settle(self.outcome.clone());
+    }
 }
 
 impl CachedFile {
@@ -63,6 +99,9 @@ impl CachedFile {
     /// As for [`read_at`](Self::read_at).
     pub async fn read_at_async(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let handle = self.handle();
+        if handle.hot.copy(offset, buf) {
+            return Ok(buf.len());
+        }
         let shift = handle.shared.settings.page_shift;
         if offset >= handle.stat.size {
             // Asks for the file's length at most, which does not go to the device.
@@ -71,18 +110,18 @@ impl CachedFile {
         let left = usize::try_from(handle.stat.size - offset).unwrap_or(usize::MAX);
         let len = left.min(buf.len());
         let mut done = 0;
-        let mut ahead = None;
+        let mut ahead = Ahead::default();
         while done < len {
             let at = offset + done as u64;
             let from = usize::try_from(at & ((1 << shift) - 1)).unwrap_or(0);
             let part = (len - done).min((1 << shift) - from);
             let page = handle.page_number(at >> shift)?;
-            if ahead.is_none_or(|end| page >= end) {
+            if page >= ahead.end {
                 let last = handle.page_number((offset + len as u64 - 1) >> shift)?;
-                ahead = Some(handle.begin_ahead(page, last));
+                ahead = handle.begin_ahead(page, last);
             }
             let buf = &mut buf[done..done + part];
-            let mut awaited = Awaited::Nothing;
+            let mut awaited = if ahead.has_begun(page) { Awaited::Own } else { Awaited::Nothing };
             poll_fn(|context| handle.poll_page(context, page, from, buf, &mut awaited)).await?;
             done += part;
         }
@@ -91,9 +130,10 @@ impl CachedFile {
 }
 
 impl Handle {
-    /// Begins the loads of absent pages from `first` to `last`, but not too many; the page that comes after those seen.
-    fn begin_ahead(self: &Arc<Self>, first: u32, last: u32) -> u32 {
+    /// Begins the loads of absent pages from `first` to `last`, but not too many.
+    fn begin_ahead(self: &Arc<Self>, first: u32, last: u32) -> Ahead {
         let end = last.saturating_add(1).min(first.saturating_add(AHEAD));
+        let mut begun = 0;
         let mut fillings = Vec::new();
         for page in first..end {
             let readable = self.translation.table.entry(page).is_some_and(|entry| {
@@ -103,13 +143,16 @@ impl Handle {
                 continue;
             }
             match self.begin_owned(page) {
-                Begun::Load(filling) => fillings.push(filling),
+                Begun::Load(filling) => {
+                    begun |= 1 << (page - first);
+                    fillings.push(filling);
+                }
                 Begun::There => {}
                 Begun::Not => break,
             }
         }
         self.submit(fillings, Wish::Read);
-        end
+        Ahead { first, end, begun }
     }
 
     fn poll_page(
@@ -121,8 +164,10 @@ impl Handle {
         awaited: &mut Awaited,
     ) -> Poll<Result<(), Error>> {
         loop {
+            let mut look = Look::Again;
             match awaited {
-                Awaited::Nothing => {}
+                Awaited::Nothing => look = Look::First,
+                Awaited::Own => {}
                 Awaited::Load(waiter) => ready!(waiter.poll(context))?,
                 Awaited::Bypass(waiter, private) => {
                     ready!(waiter.poll(context))?;
@@ -133,16 +178,17 @@ impl Handle {
                     }
                 }
             }
-            if frames::copy(&self.shared, &self.translation.table, page, from, buf) {
+            if frames::copy(self, page, from, buf, look) {
                 return Poll::Ready(Ok(()));
             }
-            *awaited = self.begin_awaited(page)?;
+            let on_busy = if matches!(awaited, Awaited::Own) { OnBusy::Join } else { OnBusy::Wait };
+            *awaited = self.begin_awaited(page, on_busy)?;
         }
     }
 
     /// A page is absent: has it loaded.
-    fn begin_awaited(self: &Arc<Self>, page: u32) -> Result<Awaited, Error> {
-        let begin = || self.shared.pool.begin(&self.translation, page, OnBusy::Wait);
+    fn begin_awaited(self: &Arc<Self>, page: u32, on_busy: OnBusy) -> Result<Awaited, Error> {
+        let begin = || self.shared.pool.begin(&self.translation, page, on_busy);
         let mut begun = begin();
         if matches!(begun, Begin::Full) && self.shared.make_room() {
             begun = begin();
@@ -167,14 +213,19 @@ impl Handle {
         let result = Arc::new(Mutex::new(None));
         let mut private = Private::new(1 << self.shared.settings.page_shift);
         let target = private.target();
-        let (handle, settled, filled) = (Arc::clone(self), Arc::clone(&waiter), Arc::clone(&result));
+        let (handle, filled) = (Arc::clone(self), Arc::clone(&result));
+        // If the verifier panics, the one who waits is told.
+        let mut unsettled = Unsettled {
+            waiter: Arc::clone(&waiter),
+            outcome: Err(Error::LoaderPanicked { path: self.path.clone(), page: page.into() }),
+        };
         let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
             let outcome =
                 read.map_err(Error::from).and_then(|read| handle.check_bypass(page, read, &private));
             if outcome.is_ok() {
                 *filled.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(private);
             }
-            settled.settle(outcome);
+            unsettled.set(outcome);
         });
         let read =
             OwnedRead { file: self.io()?, offset: self.range(page).start, targets: vec![target], done };

@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use crate::cache::Shared;
 use crate::file::Handle;
-use crate::find::Keeping;
+use crate::find::{Keeping, Look};
 use crate::frames;
 use crate::private::Private;
+use crate::readers::Slot;
 use crate::{CachedFile, Error};
 
 /// Where a guard's bytes are.
@@ -39,10 +40,10 @@ impl Place {
         }
     }
 
-    fn let_go(&mut self, shared: &Shared) {
+    fn let_go(&mut self, shared: &Shared, slot: Option<&Slot>) {
         if let Self::Frame(keeping) = self {
             if let Some(keeping) = keeping.take() {
-                frames::let_go(shared, keeping);
+                frames::let_go(shared, slot, keeping);
             }
         }
     }
@@ -61,6 +62,8 @@ pub struct PageGuard<'a> {
     handle: &'a Handle,
     place: Place,
     len: usize,
+    /// Of the thread that made the guard.
+    slot: &'a Slot,
     /// Only the thread whose slot holds the frame may let it go.
     not_send: PhantomData<*const ()>,
 }
@@ -77,7 +80,7 @@ impl Deref for PageGuard<'_> {
 impl Drop for PageGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.place.let_go(&self.handle.shared);
+        self.place.let_go(&self.handle.shared, Some(self.slot));
     }
 }
 
@@ -111,7 +114,7 @@ impl Deref for PageRef {
 
 impl Drop for PageRef {
     fn drop(&mut self) {
-        self.place.let_go(&self.handle.shared);
+        self.place.let_go(&self.handle.shared, None);
     }
 }
 
@@ -131,7 +134,7 @@ impl fmt::Debug for PageRef {
 }
 
 fn keep(handle: &Handle, page: u32, by_slot: bool) -> Result<Place, Error> {
-    let found = frames::keep(&handle.shared, &handle.translation.table, page, by_slot);
+    let found = frames::keep(handle, page, by_slot, Look::First);
     Ok(match found {
         Some(keeping) => Place::Frame(Some(keeping)),
         None => match handle.keep_missed(page, by_slot)? {
@@ -152,7 +155,8 @@ impl CachedFile {
         let handle = &**self.handle();
         let page = handle.page_number(page)?;
         let place = keep(handle, page, true)?;
-        Ok(PageGuard { handle, place, len: handle.page_len(page), not_send: PhantomData })
+        let slot = handle.shared.slots.mine();
+        Ok(PageGuard { handle, place, len: handle.page_len(page), slot, not_send: PhantomData })
     }
 
     /// A page in place, owned. It is loaded if it is absent.

@@ -15,7 +15,7 @@ use pagekeeper_io::IoFile;
 
 use crate::Error;
 use crate::file::Handle;
-use crate::find::Keeping;
+use crate::find::{Keeping, Look};
 use crate::frames::{self, Filling};
 use crate::pool::{Begin, OnBusy, Wish};
 use crate::private::Private;
@@ -27,7 +27,7 @@ const TRIES: usize = 3;
 #[derive(Debug)]
 pub(crate) enum Miss<H: Deref<Target = Handle>> {
     /// Look again.
-    Again,
+    Again(Look),
     /// Load it.
     Load(Filling<H>),
     /// Read it past the cache.
@@ -81,16 +81,17 @@ impl Handle {
         let pool = &self.shared.pool;
         for _ in 0..TRIES {
             match pool.begin(&self.translation, page, OnBusy::Wait) {
-                Begin::Readable => return Ok(Miss::Again),
+                Begin::Readable => return Ok(Miss::Again(Look::First)),
                 Begin::Busy(waiter) => {
                     if let Some(waiter) = waiter {
                         waiter.wait()?;
                     }
-                    return Ok(Miss::Again);
+                    return Ok(Miss::Again(Look::Again));
                 }
                 Begin::Load(ticket) => {
+                    let short = ticket.short;
                     let filling = Filling::new(self, ticket);
-                    if pool.is_short() {
+                    if short {
                         self.shared.make_room();
                     }
                     return Ok(Miss::Load(filling));
@@ -164,8 +165,8 @@ impl Handle {
     pub(crate) fn read_missed(&self, page: u32, from: usize, buf: &mut [u8]) -> Result<(), Error> {
         loop {
             match self.miss(page)? {
-                Miss::Again => {
-                    if frames::copy(&self.shared, &self.translation.table, page, from, buf) {
+                Miss::Again(look) => {
+                    if frames::copy(self, page, from, buf, look) {
                         return Ok(());
                     }
                 }
@@ -189,8 +190,8 @@ impl Handle {
     pub(crate) fn keep_missed(&self, page: u32, by_slot: bool) -> Result<Result<Keeping, Private>, Error> {
         loop {
             match self.miss(page)? {
-                Miss::Again => {
-                    let found = frames::keep(&self.shared, &self.translation.table, page, by_slot);
+                Miss::Again(look) => {
+                    let found = frames::keep(self, page, by_slot, look);
                     if let Some(keeping) = found {
                         return Ok(Ok(keeping));
                     }

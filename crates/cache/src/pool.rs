@@ -42,6 +42,8 @@ use super::word::{Queue, State, Word};
 pub(crate) enum OnBusy {
     /// Wait for it.
     Wait,
+    /// Wait for it; it was the caller who began it.
+    Join,
     /// Leave it to the one who loads it.
     Leave,
 }
@@ -70,6 +72,8 @@ pub(crate) struct Ticket {
     queue: Queue,
     /// The entry as it was before.
     before: Word,
+    /// Few frames are free: somebody should make room.
+    pub(crate) short: bool,
 }
 
 /// How a page was brought in.
@@ -194,10 +198,10 @@ impl Pool {
         let before = Word(entry.load(Ordering::Relaxed));
         match before.state() {
             State::Resident { .. } | State::Unread { .. } => Begin::Readable,
-            State::Loading { .. } => Begin::Busy((on_busy == OnBusy::Wait).then(|| {
+            State::Loading { .. } => Begin::Busy((on_busy != OnBusy::Leave).then(|| {
                 let waiter = Arc::new(Waiter::new());
                 book.waiters.entry((file.number, page)).or_default().push(Arc::clone(&waiter));
-                book.counts.coalesced += 1;
+                book.counts.coalesced += u64::from(on_busy == OnBusy::Wait);
                 waiter
             })),
             State::Absent(evicted) => {
@@ -208,7 +212,8 @@ impl Pool {
                     self.populate(book, file, page);
                 }
                 entry.store(Word::loading(frame).0, Ordering::Release);
-                Begin::Load(Ticket { page, frame, queue, before })
+                let short = !book.evicting && book.free.len() < book.rule.batch() / 4;
+                Begin::Load(Ticket { page, frame, queue, before, short })
             }
         }
     }
@@ -226,8 +231,12 @@ impl Pool {
         let mut book = self.book();
         let entry = file.table.any_entry(page);
         if !file.table.is_open() {
-            drop(book);
-            return self.abandon(file, ticket, &closed());
+            entry.store(Word::NEVER_SEEN.0, Ordering::Release);
+            file.leaves(page);
+            // Its loader may keep the frame already, for a guard.
+            book.queues.set(frame, Place::Limbo, None);
+            book.held.push(frame);
+            return Self::tell(book, file, page, &Err(closed()));
         }
         book.queues.push(queue, frame);
         book.counts.loads += 1;
@@ -237,10 +246,15 @@ impl Pool {
         };
         // Released: who finds the frame by this word sees the page in it.
         entry.store(word.0, Ordering::Release);
+        Self::tell(book, file, page, &Ok(()));
+    }
+
+    /// Tells all who wait for a page, without the lock.
+    fn tell(mut book: MutexGuard<'_, Book>, file: &Translation, page: u32, outcome: &Result<(), Error>) {
         let waiters = book.take_waiters(file.number, page);
         drop(book);
         for waiter in waiters {
-            waiter.settle(Ok(()));
+            waiter.settle(outcome.clone());
         }
     }
 
@@ -253,11 +267,7 @@ impl Pool {
         // A reader may have seen the frame number in the entry, but only in one that can't be read.
         self.free(&mut book, frame);
         book.counts.failures += 1;
-        let waiters = book.take_waiters(file.number, page);
-        drop(book);
-        for waiter in waiters {
-            waiter.settle(Err(error.clone()));
-        }
+        Self::tell(book, file, page, &Err(error.clone()));
     }
 
     /// One more pin. By one who holds the frame, has it pinned, or loads it.
@@ -277,12 +287,6 @@ impl Pool {
         let book = self.book();
         let pages = book.queues.len(Queue::Small) + book.queues.len(Queue::Main);
         (pages as u64, book.counts)
-    }
-
-    /// How many frames are short of what is wished to be free, so that somebody should make room.
-    pub(crate) fn is_short(&self) -> bool {
-        let book = self.book();
-        !book.evicting && book.free.len() < book.rule.batch() / 4
     }
 }
 

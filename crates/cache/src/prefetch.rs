@@ -104,7 +104,11 @@ impl Handle {
     }
 
     /// Settles the pages of one read that has ended.
-    fn settle(&self, run: Vec<Filling<Arc<Self>>>, read: Result<usize, Error>, wish: Wish) {
+    fn settle(self: &Arc<Self>, run: Vec<Filling<Arc<Self>>>, read: Result<usize, Error>, wish: Wish) {
+        if read.is_err() && run.len() > 1 {
+            // One page of a run may be bad, and the others not.
+            return run.into_iter().for_each(|filling| self.submit(vec![filling], wish));
+        }
         let page_size = 1 << self.shared.settings.page_shift;
         let read = read.and_then(|read| {
             self.shared.device.add(read);

@@ -4,6 +4,7 @@
 //! lock and makes no system call. Fails where a page that it needs can't be loaded; what the buffer holds then is
 //! unspecified.
 
+use crate::find::Look;
 use crate::frames;
 use crate::{CachedFile, Error};
 
@@ -17,23 +18,26 @@ impl CachedFile {
     /// what was opened, [`Error::Rejected`] by the verifier, [`Error::Closed`]. The next call tries again.
     #[inline]
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        if self.handle().hot.copy(offset, buf) { Ok(buf.len()) } else { self.read_slowly(offset, buf) }
+    }
+
+    /// All that the shortest way leaves.
+    #[cold]
+    fn read_slowly(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let handle = &**self.handle();
         let shift = handle.shared.settings.page_shift;
         let from = usize::try_from(offset & ((1 << shift) - 1)).unwrap_or(0);
         let end = offset.checked_add(buf.len() as u64);
-        if from + buf.len() <= 1 << shift && end.is_some_and(|end| end <= handle.stat.size) {
-            // Within the file, so the page's number is below 2^32.
-            #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
-            let page = (offset >> shift) as u32;
-            if !frames::copy(&handle.shared, &handle.translation.table, page, from, buf) {
-                if buf.is_empty() {
-                    return Ok(0);
-                }
-                handle.read_missed(page, from, buf)?;
-            }
-            return Ok(buf.len());
+        let within = from + buf.len() <= 1 << shift && end.is_some_and(|end| end <= handle.stat.size);
+        if !within || buf.is_empty() {
+            return self.read_across(offset, buf);
         }
-        self.read_across(offset, buf)
+        #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
+        let page = (offset >> shift) as u32;
+        if !frames::copy(handle, page, from, buf, Look::First) {
+            handle.read_missed(page, from, buf)?;
+        }
+        Ok(buf.len())
     }
 
     /// Across pages, or to the end of the file.

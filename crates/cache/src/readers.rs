@@ -68,10 +68,18 @@ impl Slot {
     /// Begins a section. Sections don't nest.
     #[inline]
     pub(crate) fn enter(&self, barrier: Barrier) -> Section {
+        let section = self.announce();
+        barrier.light();
+        section
+    }
+
+    /// Begins a section, with the light barrier left to the caller.
+    #[inline]
+    pub(crate) fn announce(&self) -> Section {
         let count = self.count.load(Ordering::Relaxed);
         debug_assert!(count.is_multiple_of(2), "sections don't nest");
-        self.count.store(count + 1, Ordering::Relaxed);
-        barrier.light();
+        // Released: who reads this count sees what was done under those before it.
+        self.count.store(count + 1, Ordering::Release);
         Section(count)
     }
 
@@ -93,7 +101,8 @@ impl Slot {
     #[inline]
     pub(crate) fn hold(&self, frame: u32) -> Option<Hold> {
         let free = self.holds.iter().position(|hold| hold.load(Ordering::Relaxed) == 0)?;
-        self.holds[free].store(frame + 1, Ordering::Relaxed);
+        // Released: who reads this hold sees that the one before it was let go.
+        self.holds[free].store(frame + 1, Ordering::Release);
         Some(Hold(free))
     }
 

@@ -7,10 +7,12 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::readers::{Readers, Slot};
+use crate::sync::Barrier;
 
 /// The slots of all threads in one cache.
 #[derive(Debug)]
@@ -38,10 +40,23 @@ thread_local! {
     static MINE: RefCell<Mine> = RefCell::default();
 }
 
+/// The calling thread's slot in the cache of that number, if it used that cache last. It is good as long as the cache
+/// lives.
+#[inline]
+pub(crate) fn current(number: u64) -> Option<NonNull<Slot>> {
+    let (current, slot) = CURRENT.with(Cell::get);
+    if current == number { NonNull::new(slot.cast_mut()) } else { None }
+}
+
 impl Slots {
     pub(crate) fn new(readers: Readers) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self { number: NEXT.fetch_add(1, Ordering::Relaxed), readers }
+    }
+
+    /// What [`current`] is asked with; a number that no thread has where a light barrier is an instruction.
+    pub(crate) fn number_if_asymmetric(&self) -> u64 {
+        if self.readers.barrier() == Barrier::Asymmetric { self.number } else { u64::MAX }
     }
 
     pub(crate) fn readers(&self) -> &Readers {
@@ -51,7 +66,7 @@ impl Slots {
     /// The calling thread's slot.
     #[inline]
     pub(crate) fn mine(&self) -> &Slot {
-        let (number, slot) = CURRENT.get();
+        let (number, slot) = CURRENT.with(Cell::get);
         if number == self.number {
             // SAFETY: the address was taken of a slot of this very cache (numbers are never given twice), and the slots
             // of a cache are kept alive by its `Readers`, which is borrowed here.
@@ -86,7 +101,6 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::Barrier;
 
     fn slots() -> Slots {
         Slots::new(Readers::new(Barrier::probe()))

@@ -14,12 +14,14 @@ pub(crate) struct Translation {
     pub(crate) number: u32,
     pub(crate) table: Table,
     parts: Box<[AtomicU32]>,
+    /// All parts' live pages.
+    live: AtomicU32,
 }
 
 impl Translation {
     pub(crate) fn new(number: u32, table: Table) -> Self {
         let parts = (0..table.pages().div_ceil(PART)).map(|_| AtomicU32::new(0)).collect();
-        Self { number, table, parts }
+        Self { number, table, parts, live: AtomicU32::new(0) }
     }
 
     pub(crate) fn parts(&self) -> u32 {
@@ -31,6 +33,7 @@ impl Translation {
         let part = &self.parts[(page / PART) as usize];
         let before = part.load(Ordering::Relaxed);
         part.store((before | POPULATED) + 1, Ordering::Relaxed);
+        self.live.store(self.live.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         before & POPULATED == 0
     }
 
@@ -40,6 +43,7 @@ impl Translation {
         let before = part.load(Ordering::Relaxed);
         debug_assert!(before & !POPULATED > 0, "page {page} left a part in which none was live");
         part.store(before - 1, Ordering::Relaxed);
+        self.live.store(self.live.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
     }
 
     /// How many pages of a part are in frames, or on their way.
@@ -49,7 +53,7 @@ impl Translation {
 
     /// How many pages of the file are in frames, or on their way.
     pub(crate) fn live_pages(&self) -> u64 {
-        (0..self.parts()).map(|part| u64::from(self.live(part))).sum()
+        self.live.load(Ordering::Relaxed).into()
     }
 
     /// Gives the memory of a part back, in which nothing is live.

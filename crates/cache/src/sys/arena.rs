@@ -65,6 +65,11 @@ impl Arena {
         Ok(Self { mapping, mapped, frames, page_shift, count })
     }
 
+    /// Where frame 0 begins; the others follow.
+    pub(crate) fn first(&self) -> NonNull<u8> {
+        self.frames
+    }
+
     /// Where a frame begins.
     #[inline]
     fn at(&self, frame: u32) -> NonNull<u8> {

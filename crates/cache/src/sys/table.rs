@@ -40,9 +40,6 @@ impl Table {
     /// A table of absent pages. As long as it lives its [`bytes`](Self::bytes) are part of `total`.
     pub(crate) fn new(pages: u32, total: &Arc<AtomicU64>) -> rustix::io::Result<Self> {
         let total = Arc::clone(total);
-        if pages == 0 {
-            return Ok(Self { entries: NonNull::dangling(), open_pages: AtomicU32::new(0), pages, total });
-        }
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh range is asked for (null hint, no MAP_FIXED), so no existing memory is affected.
         let start = unsafe {
@@ -61,8 +58,9 @@ impl Table {
         Ok(Self { entries, open_pages: AtomicU32::new(pages), pages, total })
     }
 
+    /// One entry more than there are pages: an empty read at the end of the file looks at it.
     fn mapped(pages: u32) -> usize {
-        pages.div_ceil(PART) as usize * 4096
+        (pages as usize + 1).div_ceil(PART as usize) * 4096
     }
 
     /// Bytes that the table takes up once all of it has been touched.
@@ -73,6 +71,11 @@ impl Table {
     /// Pages of the file, closed or not.
     pub(crate) fn pages(&self) -> u32 {
         self.pages
+    }
+
+    /// Where the entries begin: one for each page, and one that is always absent.
+    pub(crate) fn first(&self) -> NonNull<AtomicU32> {
+        self.entries
     }
 
     /// The entry of a page of an open file.
@@ -124,13 +127,10 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        if self.pages > 0 {
-            // SAFETY: the mapping is this value's own, made with the same length; nobody borrows from it any more.
-            let unmapped =
-                unsafe { rustix::mm::munmap(self.entries.as_ptr().cast(), Self::mapped(self.pages)) };
-            debug_assert_eq!(unmapped, Ok(()));
-            self.total.fetch_sub(Self::bytes(self.pages), Ordering::Relaxed);
-        }
+        // SAFETY: the mapping is this value's own, made with the same length; nobody borrows from it any more.
+        let unmapped = unsafe { rustix::mm::munmap(self.entries.as_ptr().cast(), Self::mapped(self.pages)) };
+        debug_assert_eq!(unmapped, Ok(()));
+        self.total.fetch_sub(Self::bytes(self.pages), Ordering::Relaxed);
     }
 }
 

@@ -1,0 +1,92 @@
+//! The shortest way of a hit: what [`read_at`](crate::CachedFile::read_at) does before anything else, and mostly all.
+//!
+//! Reads of more memory than the processor's caches hold are as fast as the processor can have their memory accesses under way
+//! side by side, and that is a matter of instructions: it looks ahead over a few hundred of them. So this path has one
+//! branch for each thing that must be so, and whatever is not so is left to the long way in `read`: another
+//! thread's first read, a page that is absent or that has not been read four times, a file that was closed, a read across
+//! pages, a kernel without membarrier(2).
+//!
+//! Invariants: the addresses are those of the file's table and of the cache's arena, which the handle that owns this value
+//! keeps; `open_bytes` is the file's length until it is closed, and 0 after that.
+
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
+
+use crate::cache::Shared;
+use crate::sys::table::Table;
+use crate::thread;
+use crate::word::Word;
+
+/// What a hit needs of its file and its cache, in one cache line.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(crate) struct Hot {
+    entries: NonNull<AtomicU32>,
+    frames: NonNull<u8>,
+    open_bytes: AtomicU64,
+    /// By which a thread knows its slot; of no thread where light barriers are instructions.
+    slots: u64,
+    page_size: usize,
+    page_shift: u32,
+}
+
+// SAFETY: entries are accessed as atomics only, frames by the rules of `readers`; both outlive this value (see above).
+unsafe impl Send for Hot {}
+// SAFETY: as above.
+unsafe impl Sync for Hot {}
+
+impl Hot {
+    /// Of a file of `bytes` bytes whose table this is.
+    pub(crate) fn new(shared: &Shared, table: &Table, bytes: u64) -> Self {
+        let page_shift = shared.settings.page_shift;
+        Self {
+            entries: table.first(),
+            frames: shared.pool.arena.first(),
+            open_bytes: AtomicU64::new(bytes),
+            slots: shared.slots.number_if_asymmetric(),
+            page_size: 1 << page_shift,
+            page_shift,
+        }
+    }
+
+    /// From now on nothing is found.
+    pub(crate) fn close(&self) {
+        self.open_bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Copies a part of one page that is resident and has been read often, for a thread that has read before. False if any
+    /// of this is not so: then nothing was done.
+    #[inline]
+    pub(crate) fn copy(&self, offset: u64, buf: &mut [u8]) -> bool {
+        #[expect(clippy::cast_possible_truncation, reason = "below the page size")]
+        let from = offset as usize & (self.page_size - 1);
+        let (end, wrapped) = offset.overflowing_add(buf.len() as u64);
+        if wrapped | (from + buf.len() > self.page_size) | (end > self.open_bytes.load(Ordering::Relaxed)) {
+            return false;
+        }
+        let Some(slot) = thread::current(self.slots) else { return false };
+        // SAFETY: `slots` is the number of the slots of the cache that the owner of this value keeps.
+        let slot = unsafe { slot.as_ref() };
+        let section = slot.announce();
+        // The light half of the asymmetric barrier.
+        compiler_fence(Ordering::SeqCst);
+        // SAFETY: the read ends within the file, so it begins in one of its pages, or is empty and begins at its end: the
+        // table has an entry for each page and one more.
+        let word = unsafe { self.entries.add((offset >> self.page_shift) as usize).as_ref() };
+        let Some(frame) = Word(word.load(Ordering::Acquire)).settled() else {
+            slot.leave_uncounted(section);
+            return false;
+        };
+        // SAFETY: `from + buf.len()` is at most a page. The frame was found in a section by an acquired word, so it holds
+        // the page, and is not loaded into before the section is left (invariants of `pool` and `readers`). The buffer is
+        // no part of the arena.
+        unsafe {
+            let source = self.frames.add((frame as usize) << self.page_shift).add(from);
+            std::ptr::copy_nonoverlapping(source.as_ptr(), buf.as_mut_ptr(), buf.len());
+        }
+        slot.leave(section);
+        true
+    }
+}
