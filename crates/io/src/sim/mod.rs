@@ -364,13 +364,13 @@ impl IoFile for SimFile {
     fn stat(&self) -> Result<FileStat, Error> {
         let state = self.shared.lock();
         let inode = state.inode(self.inode).ok_or_else(|| call("fstat", &self.path, libc::ESTALE))?;
-        let changed = (i64::try_from(inode.changed).unwrap_or(i64::MAX), 0);
+        let time = |change| (i64::try_from(change).unwrap_or(i64::MAX), 0);
         Ok(FileStat {
             size: inode.content.len(),
             device: self.shared.device,
             inode: self.inode,
-            modified: changed,
-            changed,
+            modified: time(inode.modified),
+            changed: time(inode.changed),
         })
     }
 

@@ -41,7 +41,9 @@ pub(super) struct Inode {
     pub(super) content: Content,
     named: bool,
     open: usize,
-    /// Counts the changes of the disk: no two are the same.
+    /// The number of the last change of its content. Changes of the disk are counted, so that no two look the same.
+    pub(super) modified: u64,
+    /// The number of its last change, names included.
     pub(super) changed: u64,
 }
 
@@ -88,7 +90,8 @@ impl State {
         self.unlink(path);
         self.last_inode += 1;
         let changed = self.next_number();
-        self.inodes.insert(self.last_inode, Inode { content, named: true, open: 0, changed });
+        let inode = Inode { content, named: true, open: 0, modified: changed, changed };
+        self.inodes.insert(self.last_inode, inode);
         self.names.insert(path.to_path_buf(), self.last_inode);
     }
 
@@ -116,7 +119,7 @@ impl State {
         let changed = self.next_number();
         if let Some(inode) = self.inodes.get_mut(&number) {
             inode.content.set_len(len);
-            inode.changed = changed;
+            (inode.modified, inode.changed) = (changed, changed);
         }
     }
 

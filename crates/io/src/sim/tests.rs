@@ -199,6 +199,7 @@ fn each_change_shows_in_the_times() {
         seen.push(file.stat().unwrap().changed);
     }
     assert!(seen.is_sorted_by(|a, b| a < b), "{seen:?}");
+    assert_eq!(file.stat().unwrap().modified, seen[2], "losing its name is no change of its content");
     let mut page = [9; 4096];
     assert_eq!(file.read_at(0, &mut page), Ok(200));
     assert_eq!((page[99], page[100]), (1, 0));
