@@ -60,7 +60,7 @@ impl<'r, J: Job> Flight<'r, J> {
         self.slots.len() - self.free.len()
     }
 
-    /// Puts a read into the ring; [`Self::wait`] starts it. There must be room. A read that needs no device ends here.
+    /// Starts a read. There must be room. One that needs no device ends here.
     pub(super) fn begin(&mut self, job: J) -> Option<Ended<J>> {
         let transfer = Transfer::new(job.offset(), scatter::total(job.pieces()));
         if let Some(result) = transfer.before(job.file()) {
@@ -81,7 +81,7 @@ impl<'r, J: Job> Flight<'r, J> {
         self.ring.wait_readable(fd, WAKE);
     }
 
-    /// Starts what was begun, waits until `want` raw reads have completed (earlier on a signal or a wake-up), and hands
+    /// Waits until `want` raw reads have completed (earlier on a signal or a wake-up), and hands
     /// each read that has ended to `ended`. True after a wake-up.
     ///
     /// On an error, which comes once, the ring is of no use any more: reads that had been started end as they may, all
