@@ -1,9 +1,10 @@
 //! Measures the back-ends on a file of one's own: random direct reads of 4 KiB, beside fio on the same file.
 //!
-//!     cargo run --release -p pagekeeper-io --example measure -- FILE [DEPTH] [ROUNDS]
+//!     cargo run --release -p pagekeeper-io --example measure -- FILE [DEPTH] [ROUNDS] [SUBJECT]
 //!
 //! All subjects in turn, the order shuffled each round, one second each; printed are the medians and quartiles of reads
-//! a second, and the CPU time (user and system) of the whole process for each read.
+//! a second, and the CPU time (user and system) of the whole process for each read. SUBJECT, a part of a name, leaves out
+//! the others, but not fio.
 
 #![expect(unsafe_code, reason = "reads in the background name their memory by address")]
 
@@ -30,6 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = args.next().ok_or("give a file that is larger than any cache of the device")?;
     let depth: u32 = args.next().map_or(Ok(32), |depth| depth.parse())?;
     let rounds: usize = args.next().map_or(Ok(5), |rounds| rounds.parse())?;
+    let only = args.next().unwrap_or_default();
     let uring = Uring::with_depth(depth)?;
     let threads = Threads::with_threads(depth as usize);
     let file = uring.open(Path::new(&path), Access::Direct)?;
@@ -57,6 +59,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         subjects.extend(add);
     }
     subjects.push(("pread, one by one".to_owned(), Box::new(|| Some(measured(|| alone(&*file, pages))))));
+
+    subjects.retain(|(name, _)| name.starts_with("fio") || name.contains(&only));
 
     let mut random = Random::new();
     let mut figures: Vec<Vec<Figures>> = vec![Vec::new(); subjects.len()];

@@ -516,7 +516,7 @@ fn a_file_that_grows_or_is_cut_meanwhile_gives_what_it_holds() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn any_reads_give_what_the_file_holds(
