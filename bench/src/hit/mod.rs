@@ -83,7 +83,9 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     pattern::make_file(&path, size, SEED)?;
     run.say(&format!("filling {OURS}"))?;
     // First: opening drops what the kernel's page cache holds of the file.
+    let huge_before = huge_bytes();
     let ours = Ours::holding(&path, size)?;
+    note_huge(run, OURS, huge_before, size);
     let subjects = fill(run, &ours, &path, size, &peers)?;
     for subject in &subjects {
         run.say(&format!("comparing every byte: {}", subject.name()))?;
@@ -189,16 +191,18 @@ fn fill(
     let huge_before = huge_bytes();
     let mut order = Random::new(run.random.next_u64());
     subjects.push(Box::new(Named { name: LIMIT, reader: Limit::new(pages, &mut order)? }));
-    run.note(&format!(
-        "the limit is an array and a copy out of memory of which {} of {} MiB are huge pages",
-        (huge_bytes().saturating_sub(huge_before)) / MIB,
-        size / MIB
-    ));
+    note_huge(run, LIMIT, huge_before, size);
     for (name, fill) in peers {
         run.say(&format!("filling {name}"))?;
         subjects.push(fill(pages).with_context(|| *name)?);
     }
     Ok(subjects)
+}
+
+/// Notes how much of the memory of a subject that holds `size` bytes came to be huge pages.
+fn note_huge(run: &mut Run, name: &str, before: u64, size: u64) {
+    let huge = huge_bytes().saturating_sub(before) / MIB;
+    run.note(&format!("{name}: {huge} MiB in huge pages, for {} MiB of file", size / MIB));
 }
 
 /// Bytes of this process that are in transparent huge pages.
