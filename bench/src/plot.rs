@@ -87,7 +87,7 @@ fn draw_curves(out: &mut String, curves: &[Curve], top: f64) {
         field_top + FIELD * (1.0 - share)
     };
     let steps = curves[0].points.len();
-    let place = |step: usize| 80.0 + (WIDTH - 280.0) * step as f64 / (steps.max(2) - 1) as f64;
+    let place = |step: usize| 80.0 + (WIDTH - 300.0) * step as f64 / (steps.max(2) - 1) as f64;
     let title = escape(&curves[0].case);
     let _ = writeln!(out, "<text x=\"12\" y=\"{:.1}\" font-weight=\"bold\">{title}</text>", top + 18.0);
     let mut power = lowest;
@@ -96,7 +96,7 @@ fn draw_curves(out: &mut String, curves: &[Curve], top: f64) {
         let _ = writeln!(
             out,
             "<path d=\"M72 {y:.1}H{:.1}\" stroke=\"#ddd\"/><text x=\"64\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            WIDTH - 190.0,
+            WIDTH - 210.0,
             y + 4.5,
             10_f64.powf(power)
         );
@@ -118,9 +118,9 @@ fn draw_curves(out: &mut String, curves: &[Curve], top: f64) {
             "<g stroke=\"{colour}\" stroke-width=\"2.5\" stroke-dasharray=\"{dashes}\" fill=\"none\">\
              <polyline points=\"{}\"/><path d=\"M{:.1} {:.1}h24\"/></g><text x=\"{:.1}\" y=\"{y:.1}\">{}</text>",
             points.join(" "),
-            WIDTH - 182.0,
+            WIDTH - 202.0,
             y - 4.5,
-            WIDTH - 152.0,
+            WIDTH - 172.0,
             escape(&curve.subject)
         );
     }
@@ -160,9 +160,9 @@ mod tests {
         let drawn = svg(&report);
         // From 10 to 10,000: ours lies a third and two thirds up the field.
         let y = |share: f64| 56.0 + HEAD + FIELD * (1.0 - share);
-        let ours = format!("points=\"80.0,{:.1} {:.1},{:.1}\"", y(1.0 / 3.0), WIDTH - 200.0, y(2.0 / 3.0));
+        let ours = format!("points=\"80.0,{:.1} {:.1},{:.1}\"", y(1.0 / 3.0), WIDTH - 220.0, y(2.0 / 3.0));
         assert!(drawn.contains(&ours), "{ours}\n{drawn}");
-        assert!(drawn.contains(&format!("80.0,{:.1} {:.1},{:.1}", y(0.0), WIDTH - 200.0, y(1.0))));
+        assert!(drawn.contains(&format!("80.0,{:.1} {:.1},{:.1}", y(0.0), WIDTH - 220.0, y(1.0))));
         assert!(drawn.contains("latency &lt;µs&gt;") && drawn.contains(">10000</text>"));
     }
 }
