@@ -64,8 +64,10 @@ fn cache_of(disk: &Arc<BlankDisk>, wanted: usize) -> Result<(PageCache, CachedFi
     loop {
         let frames = u32::try_from(asked_for).context("that many frames")?;
         let io: Arc<dyn Io> = Arc::clone(disk) as Arc<dyn Io>;
-        let of_memory =
-            |memory| PageCache::builder().memory(memory).page_size(PAGE).io(Arc::clone(&io)).build();
+        let of_memory = |memory| {
+            let builder = PageCache::builder().memory(memory).page_size(PAGE).reserve_tables(true);
+            builder.io(Arc::clone(&io)).build()
+        };
         let mut memory = Builder::memory_for(frames, PAGE);
         let cache = match of_memory(memory) {
             Err(BuildError::TooLittleMemory { least, .. }) => {

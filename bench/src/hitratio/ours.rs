@@ -132,6 +132,8 @@ impl Policy for Ours {
                 self.evict_one();
             }
         }
+        // While the cache fills, nobody is on probation for want of room.
+        to_main |= self.left_small + self.left_main == 0 && self.small.len() * QUARTERS >= self.target;
         self.free -= 1;
         self.place[index] = Place::Resident;
         self.frequency[index] = 0;

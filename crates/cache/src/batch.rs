@@ -141,9 +141,8 @@ impl CachedFile {
 impl Handle {
     /// Reads all pieces; `failed` is told of each that can't be.
     fn read_all(&self, mut pieces: Vec<Piece<'_>>, failed: &mut dyn FnMut(usize, Error)) {
-        let found = |piece: &mut Piece<'_>| {
-            frames::copy(self, piece.page, piece.from, piece.buf, Look::First)
-        };
+        let found =
+            |piece: &mut Piece<'_>| frames::copy(self, piece.page, piece.from, piece.buf, Look::First);
         pieces.retain_mut(|piece| !found(piece));
         pieces.sort_by_key(|piece| piece.page);
         let mut rest = &mut pieces[..];
@@ -209,7 +208,8 @@ impl Handle {
         }
         for (len, result) in results {
             for (place, (mut filling, pieces)) in fillings.by_ref().take(len).enumerate() {
-                let mut result = result.clone().map(|read| read.saturating_sub(place * page_size).min(page_size));
+                let mut result =
+                    result.clone().map(|read| read.saturating_sub(place * page_size).min(page_size));
                 if result.is_err() && len > 1 && unchanged.is_ok() {
                     // One page of a run may be bad, and the others not.
                     result = self.read_alone(&mut filling);

@@ -57,6 +57,7 @@ pub struct Builder {
     backend: Backend,
     io: Option<Arc<dyn Io>>,
     verifier: Option<Verifier>,
+    reserve_tables: bool,
 }
 
 impl Default for Builder {
@@ -69,6 +70,7 @@ impl Default for Builder {
             backend: Backend::default(),
             io: None,
             verifier: None,
+            reserve_tables: false,
         }
     }
 }
@@ -80,6 +82,7 @@ pub(crate) struct Settings {
     pub(crate) io: Arc<dyn Io>,
     pub(crate) access: Access,
     pub(crate) verifier: Option<Verifier>,
+    pub(crate) reserve_tables: bool,
 }
 
 impl Builder {
@@ -119,6 +122,14 @@ impl Builder {
         self
     }
 
+    /// Takes the whole table of a file out of the budget when it is opened, in place of what of it is touched [default: no].
+    /// Then the capacity changes when files are opened and closed, and not as they are read.
+    #[must_use]
+    pub fn reserve_tables(mut self, reserve: bool) -> Self {
+        self.reserve_tables = reserve;
+        self
+    }
+
     /// Checks every page once, when it is loaded, outside all locks. A page that it says no to is not cached, and all who
     /// asked for it get [`Error::Rejected`](crate::Error::Rejected) with the reason. It must not read through the cache.
     ///
@@ -142,8 +153,8 @@ impl Builder {
         self
     }
 
-    /// The budget that has room for this many pages, while no file is open: each open file takes four bytes a page of
-    /// its own length in addition, up to an eighth of the budget in all.
+    /// The budget that has room for this many pages, while no file is open: open files take four bytes a page of their own
+    /// length in addition, where they are read, up to half of the budget in all.
     pub fn memory_for(pages: u32, page_size: usize) -> u64 {
         BASE + u64::from(pages) * (page_size as u64 + per_frame())
     }
@@ -154,7 +165,7 @@ impl Builder {
     ///
     /// [`BuildError`] says which setting is impossible and what is possible.
     pub fn build(self) -> Result<PageCache, BuildError> {
-        let Self { memory, page_size, huge_pages, backend, io, verifier } = self;
+        let Self { memory, page_size, huge_pages, backend, io, verifier, reserve_tables } = self;
         if !page_size.is_power_of_two() || !(4096..=65536).contains(&page_size) {
             return Err(BuildError::PageSize { given: page_size });
         }
@@ -185,8 +196,9 @@ impl Builder {
             (None, Backend::Threads | Backend::Buffered) => Arc::new(Threads::new()),
         };
         let parts_max = usize::try_from(memory / TABLES_SHARE / PART_BYTES).unwrap_or(usize::MAX);
-        let pool = Pool::new(arena, frames, parts_max.max(1));
-        Ok(PageCache::new(Settings { memory, page_shift, io, access, verifier }, pool, frames))
+        let parts_per_frame = page_size / 4096;
+        let pool = Pool::new(arena, frames, parts_max.max(1)).lend_for_tables(parts_per_frame);
+        Ok(PageCache::new(Settings { memory, page_shift, io, access, verifier, reserve_tables }, pool))
     }
 }
 

@@ -37,8 +37,6 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) slots: Slots,
     pub(crate) pool: Pool,
-    /// Frames that the budget comes to while no table is there.
-    pub(crate) frames: u32,
     /// What the tables come to if all of them are touched, in bytes.
     tables: Arc<AtomicU64>,
     pub(crate) device: DeviceCounts,
@@ -59,12 +57,11 @@ impl PageCache {
         Builder::default()
     }
 
-    pub(crate) fn new(settings: Settings, pool: Pool, frames: u32) -> Self {
+    pub(crate) fn new(settings: Settings, pool: Pool) -> Self {
         let shared = Shared {
             settings,
             slots: Slots::new(Readers::new(Barrier::probe())),
             pool,
-            frames,
             tables: Arc::default(),
             device: DeviceCounts::default(),
             next_number: AtomicU32::new(0),
@@ -205,18 +202,12 @@ impl Shared {
         Ok(CachedFile::new(Arc::new(handle)))
     }
 
-    /// Lends frames to tables, or takes them back, as tables have come and gone.
+    /// Lends frames for the whole tables of all open files, if that is wished.
     pub(crate) fn settle_budget(&self) {
-        let share = self.settings.memory / TABLES_SHARE;
-        loop {
-            let tables = self.tables.load(Ordering::Relaxed).min(share);
-            let lent = u32::try_from(tables.div_ceil(1 << self.settings.page_shift)).unwrap_or(u32::MAX);
-            let wished = self.frames.saturating_sub(lent).max(1);
-            // Looked at again after it was set, since others open and close files meanwhile.
-            if wished == self.pool.limit() {
-                return;
-            }
-            self.pool.set_limit(wished, self.slots.readers());
+        if self.settings.reserve_tables {
+            let tables = self.tables.load(Ordering::Relaxed).min(self.settings.memory / TABLES_SHARE);
+            let frames = tables.div_ceil(1 << self.settings.page_shift);
+            self.pool.reserve(u32::try_from(frames).unwrap_or(u32::MAX), self.slots.readers());
         }
     }
 
@@ -233,4 +224,4 @@ impl Shared {
 }
 
 /// Tables may take up one part in this many of the budget.
-pub(crate) const TABLES_SHARE: u64 = 8;
+pub(crate) const TABLES_SHARE: u64 = 2;

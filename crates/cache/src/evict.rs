@@ -19,6 +19,7 @@ const STEPS: usize = 32;
 impl Pool {
     /// Frees frames; true if some are free now.
     pub(crate) fn make_room(&self, readers: &Readers) -> bool {
+        self.settle_lent(readers);
         {
             let mut book = self.book();
             let book = &mut *book;
@@ -58,6 +59,7 @@ impl Pool {
         }
         self.retire(readers);
         self.collect(&mut self.book(), readers);
+        self.settle_lent(readers);
     }
 
     /// Begins the grace of all frames that were taken out of their entries.
@@ -169,7 +171,9 @@ impl Book {
             let Some((file, part)) = self.closed.front_mut() else { return };
             if *part == file.parts() || file.live_pages() == 0 {
                 // Loads under way are settled by their own tickets, which need no number.
-                self.files.remove(&file.number);
+                if self.files.remove(&file.number).is_some() {
+                    self.parts -= file.populated();
+                }
                 self.closed.pop_front();
                 continue;
             }

@@ -1,8 +1,8 @@
 //! Frames lent to tables: what the tables of open files take up is taken from the frames, so that both together stay
 //! within the budget.
 //!
-//! A file's table is counted in full when the file is opened, and no more when it is closed and swept. Tables that come to
-//! more than their share of the budget are not counted in full: then parts of them are forgotten as others are
+//! The parts of tables that are taken up are counted, from the first page of a part that is loaded until the part is
+//! forgotten, or its file closed and swept. When they come to more than tables may have, parts are forgotten as others are
 //! taken up ([`Pool::populate`]), those in which nothing is live first, then the oldest.
 //!
 //! Invariants: frames from the book's `limit` on are lent, or will be once they are free; the lowest frames are never
@@ -13,6 +13,7 @@
 use super::pool::{Book, Pool};
 use super::queues::Place;
 use super::readers::Readers;
+use super::sync::Ordering;
 use super::table::PART;
 use super::translation::Translation;
 
@@ -23,6 +24,44 @@ const AT_ONCE: u32 = 1024;
 const LOOKS: usize = 16;
 
 impl Pool {
+    /// Lends a frame for every so many parts of tables from now on.
+    pub(crate) fn lend_for_tables(mut self, parts_per_frame: usize) -> Self {
+        self.parts_per_frame = parts_per_frame;
+        self
+    }
+
+    /// Lends so many frames at the least from now on.
+    pub(crate) fn reserve(&self, frames: u32, readers: &Readers) {
+        self.reserved.store(frames, Ordering::Relaxed);
+        self.settle_lent(readers);
+    }
+
+    /// How many frames are to be used, by what tables take up.
+    pub(super) fn wished(&self, book: &Book) -> u32 {
+        let taken = book.parts.checked_div(self.parts_per_frame).map_or(0, |frames| frames + 1);
+        let taken = if book.parts == 0 { 0 } else { u32::try_from(taken).unwrap_or(u32::MAX) };
+        self.frames.saturating_sub(taken.max(self.reserved.load(Ordering::Relaxed))).max(1)
+    }
+
+    /// Lends frames to tables, or takes them back, by what they take up now.
+    pub(super) fn settle_lent(&self, readers: &Readers) {
+        if self.parts_per_frame == 0 {
+            return;
+        }
+        loop {
+            let wished = {
+                let book = self.book();
+                let wished = self.wished(&book);
+                if wished == book.limit {
+                    return;
+                }
+                wished
+            };
+            // Looked at again after it was set, since tables grow meanwhile.
+            self.set_limit(wished, readers);
+        }
+    }
+
     /// From now on `frames` frames are to be used; the rest is lent.
     pub(crate) fn set_limit(&self, frames: u32, readers: &Readers) {
         while !self.step_to_limit(frames) {
@@ -81,9 +120,14 @@ impl Pool {
 
     /// A part of a table is taken up: if tables are at their limit, another is forgotten.
     pub(super) fn populate(&self, book: &mut Book, file: &Translation, page: u32) {
+        book.parts += 1;
         book.populated.push_back((file.number, page / PART));
+        if book.populated.len() > 2 * book.parts + 1024 {
+            let files = &book.files;
+            book.populated.retain(|(number, _)| files.contains_key(number));
+        }
         let mut looks = LOOKS;
-        while book.populated.len() > self.parts_max && looks > 0 {
+        while book.parts > self.parts_max && looks > 0 {
             let Some((number, part)) = book.populated.pop_front() else { return };
             let Some(other) = book.files.get(&number).cloned() else { continue };
             looks -= 1;
@@ -92,6 +136,7 @@ impl Pool {
             }
             if other.live(part) == 0 {
                 other.forget(part);
+                book.parts -= 1;
             } else {
                 book.populated.push_back((number, part));
             }

@@ -1,4 +1,85 @@
-//! A user-space page cache for the immutable files of storage engines.
+//! A page cache in user space, for the immutable files of storage engines: SST files, segments, blobs.
+//!
+//! It stands where an engine would use mmap, pread or an LRU of its own. Files are read by direct I/O, so the kernel's page
+//! cache holds nothing of them; what is cached, and how much, is the engine's own decision, and memory pressure
+//! elsewhere on the host neither takes it away nor is caused by it.
+//!
+//! - A **hit** takes no lock and makes no locked instruction: one load from a table, one copy, two plain stores.
+//! - A **miss** is read once, however many threads want the page; the others wait parked. An error reaches all who wait,
+//!   and the next caller tries again.
+//! - **Eviction** is S3-FIFO with a small queue that adapts: scans don't wash the cache out.
+//! - **Closing** a file is O(1) however many of its pages are cached, and guards keep their bytes.
+//! - **Everything counts**: frames, their records and the tables of files stay within one budget.
+//!
+//! # An SST reader
+//!
+//! A table of blocks, each with its length and checksum before it, the offset of the index in the last eight bytes:
+//!
+//! ```
+//! use pagekeeper_cache::{CachedFile, Error, PageCache};
+//!
+//! struct Table {
+//!     file: CachedFile,
+//!     blocks: Vec<u64>,
+//! }
+//!
+//! impl Table {
+//!     fn open(cache: &PageCache, path: &std::path::Path) -> Result<Self, Error> {
+//!         let file = cache.open(path)?; // opened once, however many threads ask
+//!         let mut word = [0; 8];
+//!         let end = file.len() - 8;
+//!         file.read_at(end, &mut word)?;
+//!         let mut index = vec![0; (end - u64::from_le_bytes(word)) as usize];
+//!         file.read_at(u64::from_le_bytes(word), &mut index)?;
+//!         let blocks = index.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().unwrap()));
+//!         Ok(Self { blocks: blocks.collect(), file })
+//!     }
+//!
+//!     fn block(&self, number: usize) -> Result<Vec<u8>, Error> {
+//!         let offset = self.blocks[number];
+//!         let mut len = [0; 4];
+//!         self.file.read_at(offset, &mut len)?;
+//!         let mut block = vec![0; u32::from_le_bytes(len) as usize];
+//!         self.file.read_at(offset + 4, &mut block)?; // across pages; what is absent is loaded together
+//!         Ok(block)
+//!     }
+//! }
+//!
+//! # let dir = tempfile::tempdir_in(".")?;
+//! # let path = dir.path().join("000012.sst");
+//! # std::fs::write(&path, b"\x05\0\0\0first\x06\0\0\0second\0\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x13\0\0\0\0\0\0\0")?;
+//! let cache = PageCache::builder().memory(64 << 20).build()?;
+//! let table = Table::open(&cache, &path)?;
+//! assert_eq!(table.block(1)?, b"second");
+//! println!("{}", cache.stats());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Ways to read
+//!
+//! | | copies | waits for a miss | for |
+//! |---|---|---|---|
+//! | [`read_at`](CachedFile::read_at) | yes | parks the thread | most reads; across pages, at any offset |
+//! | [`page`](CachedFile::page) | no | parks the thread | a short look at one page, on one thread |
+//! | [`page_ref`](CachedFile::page_ref) | no | parks the thread | a page that is kept for long or goes to another thread |
+//! | [`read_many`](CachedFile::read_many) | yes | parks the thread, once for all | batches: point look-ups of one request, index scans |
+//! | [`read_at_async`](CachedFile::read_at_async) | yes | as a future | any runtime |
+//!
+//! [`prefetch`](CachedFile::prefetch) begins loads that somebody will want soon. [`FileTable`] keeps opened readers by path or
+//! number, each opened once.
+//!
+//! # What is promised when a file changes
+//!
+//! Files are to be immutable while they are open. A file that was cut, grew or was written to all the same gives an error
+//! on the next load of a page (length and time of change are compared after each read of the device); pages
+//! that were loaded before are given as they were. Opening its path again gives the new content, under a new
+//! [`id`](CachedFile::id), and shares nothing with the old.
+//!
+//! # Memory
+//!
+//! `memory(bytes)` bounds frames, records (28 bytes a frame) and tables (4 bytes for each page *of the open files*, at most
+//! half of the budget, and only where a file is read). It is taken up as the cache fills. Beside it: 128 bytes for each thread, what the
+//! back-end needs (rings, threads' stacks), and, while all frames are held by guards, a page for each read past the cache.
 
 mod batch;
 mod builder;

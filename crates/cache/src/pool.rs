@@ -125,8 +125,10 @@ pub(super) struct Book {
     pub(super) files: HashMap<u32, Arc<Translation>>,
     /// Closed files with the next part to sweep.
     pub(super) closed: VecDeque<(Arc<Translation>, u32)>,
-    /// Parts of tables whose memory is taken up, oldest first, if tables are limited by the budget.
+    /// Parts of tables whose memory is taken up, oldest first; also some of files that are gone.
     pub(super) populated: VecDeque<(u32, u32)>,
+    /// How many parts of tables are taken up.
+    pub(super) parts: usize,
     /// Whether a thread is making room.
     pub(super) evicting: bool,
     pub(super) counts: Counts,
@@ -142,6 +144,12 @@ pub(crate) struct Pool {
     pub(super) just_closed: Mutex<Vec<Arc<Translation>>>,
     /// Parts of tables that may be taken up at once.
     pub(super) parts_max: usize,
+    /// All frames, lent or not.
+    pub(super) frames: u32,
+    /// How many parts of tables come to a frame; 0 if no frames are lent for them.
+    pub(super) parts_per_frame: usize,
+    /// Frames to be lent at the least, whatever is taken up.
+    pub(super) reserved: AtomicU32,
 }
 
 impl Pool {
@@ -160,11 +168,21 @@ impl Pool {
             files: HashMap::new(),
             closed: VecDeque::new(),
             populated: VecDeque::new(),
+            parts: 0,
             evicting: false,
             counts: Counts::default(),
         };
         let pins = (0..frames).map(|_| AtomicU32::new(0)).collect();
-        Self { arena, pins, book: Mutex::new(book), just_closed: Mutex::new(Vec::new()), parts_max }
+        Self {
+            arena,
+            pins,
+            book: Mutex::new(book),
+            just_closed: Mutex::new(Vec::new()),
+            parts_max,
+            frames,
+            parts_per_frame: 0,
+            reserved: AtomicU32::new(0),
+        }
     }
 
     pub(super) fn book(&self) -> MutexGuard<'_, Book> {
@@ -206,13 +224,15 @@ impl Pool {
             })),
             State::Absent(evicted) => {
                 let Some(frame) = book.free.pop() else { return Begin::Full };
-                let queue = book.rule.admit(evicted);
+                let queue = book.rule.admit(evicted, book.queues.len(Queue::Small));
                 book.queues.set(frame, Place::Loading, Some((file.number, page)));
                 if file.enters(page) {
                     self.populate(book, file, page);
                 }
                 entry.store(Word::loading(frame).0, Ordering::Release);
-                let short = !book.evicting && book.free.len() < book.rule.batch() / 4;
+                let low = book.rule.batch() / 4;
+                let short = !book.evicting
+                    && (book.free.len() < low || book.limit as usize > self.wished(book) as usize + low);
                 Begin::Load(Ticket { page, frame, queue, before, short })
             }
         }

@@ -4,7 +4,8 @@
 //! A page that is loaded goes to the back of the small queue. At its front, one that was read again moves on to the main
 //! queue, any other is evicted, and its entry keeps a stamp: the small queue's clock, which counts these evictions. A page
 //! that is missed while its stamp is young is loaded into the main queue. In the main queue each pass costs a page one
-//! of its frequency; without any left it is evicted, stamped by the main queue's own clock.
+//! of its frequency; without any left it is evicted, stamped by the main queue's own clock. Until the first eviction what
+//! the small queue has no room for goes to the main queue at once.
 //!
 //! A miss on a stamp that is younger than [`Rule::edge`] would have been a hit had that queue been that much longer: the
 //! wished size of the small queue ([`Rule::target`]) moves a step towards it, up for the small, down for the main queue.
@@ -28,6 +29,8 @@ pub(crate) struct Rule {
     main_clock: u32,
     /// Wished size of the small queue, in parts of a page.
     target: u64,
+    /// Nothing was evicted yet: all that is loaded has room.
+    filling: bool,
 }
 
 /// How many evictions from `clock`'s queue came after the one stamped `stamp`.
@@ -39,7 +42,7 @@ impl Rule {
     pub(crate) fn new(frames: u32) -> Self {
         let frames = u64::from(frames);
         // The first stamp is 1.
-        let mut rule = Self { frames, small_clock: 1, main_clock: 1, target: 0 };
+        let mut rule = Self { frames, small_clock: 1, main_clock: 1, target: 0, filling: true };
         rule.set_target(frames * PARTS / 10);
         rule
     }
@@ -75,8 +78,8 @@ impl Rule {
         usize::try_from((self.frames / 128).clamp(1, 256)).unwrap_or(1)
     }
 
-    /// Which queue a page that is missed goes to, by what its entry remembers.
-    pub(crate) fn admit(&mut self, evicted: Option<(Queue, u32)>) -> Queue {
+    /// Which queue a page that is missed goes to, by what its entry remembers, while the small queue has `small` pages.
+    pub(crate) fn admit(&mut self, evicted: Option<(Queue, u32)>, small: usize) -> Queue {
         match evicted {
             Some((Queue::Small, stamp)) => {
                 let age = age(self.small_clock, stamp);
@@ -91,6 +94,8 @@ impl Rule {
                 }
                 Queue::Small
             }
+            // While the cache fills, nobody is on probation for want of room.
+            None if self.filling && small as u64 * PARTS >= self.target => Queue::Main,
             None => Queue::Small,
         }
     }
@@ -106,6 +111,7 @@ impl Rule {
 
     /// The entry of a page that is evicted from `queue` now.
     pub(crate) fn evict(&mut self, queue: Queue) -> Word {
+        self.filling = false;
         let clock = match queue {
             Queue::Small => &mut self.small_clock,
             Queue::Main => &mut self.main_clock,
@@ -130,7 +136,15 @@ mod tests {
 
     #[test]
     fn a_page_never_seen_is_on_probation() {
-        assert_eq!(Rule::new(1000).admit(None), Queue::Small);
+        assert_eq!(Rule::new(1000).admit(None, 99), Queue::Small);
+    }
+
+    #[test]
+    fn while_the_cache_fills_the_small_queue_is_no_longer_than_wished() {
+        let mut rule = Rule::new(1000);
+        assert_eq!(rule.admit(None, 100), Queue::Main);
+        rule.evict(Queue::Main);
+        assert_eq!(rule.admit(None, 100), Queue::Small);
     }
 
     #[test]
@@ -140,16 +154,16 @@ mod tests {
         for _ in 1..1249 {
             rule.evict(Queue::Small);
         }
-        assert_eq!(rule.clone().admit(evicted), Queue::Main);
+        assert_eq!(rule.clone().admit(evicted, 0), Queue::Main);
         rule.evict(Queue::Small);
-        assert_eq!(rule.admit(evicted), Queue::Small);
+        assert_eq!(rule.admit(evicted, 0), Queue::Small);
     }
 
     #[test]
     fn a_page_evicted_from_the_main_queue_starts_anew() {
         let mut rule = Rule::new(1000);
         let evicted = stamp(&mut rule, Queue::Main);
-        assert_eq!(rule.admit(evicted), Queue::Small);
+        assert_eq!(rule.admit(evicted, 0), Queue::Small);
     }
 
     #[test]
@@ -157,17 +171,17 @@ mod tests {
         let mut rule = Rule::new(1000);
         let start = rule.target;
         let evicted = stamp(&mut rule, Queue::Small);
-        rule.admit(evicted);
+        rule.admit(evicted, 0);
         assert_eq!(rule.target, start + 4);
         let evicted = stamp(&mut rule, Queue::Main);
-        rule.admit(evicted);
+        rule.admit(evicted, 0);
         assert_eq!(rule.target, start - 1);
         // What is far past the edge moves nothing.
         let evicted = stamp(&mut rule, Queue::Small);
         for _ in 0..40 {
             rule.evict(Queue::Small);
         }
-        rule.admit(evicted);
+        rule.admit(evicted, 0);
         assert_eq!(rule.target, start - 1);
     }
 
@@ -178,7 +192,7 @@ mod tests {
             for queue in [Queue::Small, Queue::Main] {
                 for _ in 0..3000 {
                     let evicted = stamp(&mut rule, queue);
-                    rule.admit(evicted);
+                    rule.admit(evicted, 0);
                 }
                 let pages = rule.target / PARTS;
                 assert!(pages >= 1 && pages <= u64::from(frames.max(2)) / 2, "{pages} of {frames}");
@@ -203,6 +217,6 @@ mod tests {
         for _ in 0..4 {
             rule.evict(Queue::Small);
         }
-        assert_eq!(rule.admit(before), Queue::Main);
+        assert_eq!(rule.admit(before, 0), Queue::Main);
     }
 }

@@ -16,12 +16,14 @@ pub(crate) struct Translation {
     parts: Box<[AtomicU32]>,
     /// All parts' live pages.
     live: AtomicU32,
+    /// Parts whose memory is taken up.
+    populated: AtomicU32,
 }
 
 impl Translation {
     pub(crate) fn new(number: u32, table: Table) -> Self {
         let parts = (0..table.pages().div_ceil(PART)).map(|_| AtomicU32::new(0)).collect();
-        Self { number, table, parts, live: AtomicU32::new(0) }
+        Self { number, table, parts, live: AtomicU32::new(0), populated: AtomicU32::new(0) }
     }
 
     pub(crate) fn parts(&self) -> u32 {
@@ -34,7 +36,11 @@ impl Translation {
         let before = part.load(Ordering::Relaxed);
         part.store((before | POPULATED) + 1, Ordering::Relaxed);
         self.live.store(self.live.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        before & POPULATED == 0
+        let first = before & POPULATED == 0;
+        if first {
+            self.populated.store(self.populated.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        first
     }
 
     /// The page is in no frame any more.
@@ -56,10 +62,16 @@ impl Translation {
         self.live.load(Ordering::Relaxed).into()
     }
 
+    /// How many parts' memory is taken up.
+    pub(crate) fn populated(&self) -> usize {
+        self.populated.load(Ordering::Relaxed) as usize
+    }
+
     /// Gives the memory of a part back, in which nothing is live.
     pub(crate) fn forget(&self, part: u32) {
         debug_assert_eq!(self.live(part), 0, "live pages in part {part}");
         self.table.forget(part);
         self.parts[part as usize].store(0, Ordering::Relaxed);
+        self.populated.store(self.populated.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
     }
 }
