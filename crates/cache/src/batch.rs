@@ -197,9 +197,9 @@ impl Handle {
         }
         let mut results = Vec::new();
         let unchanged = self.io().and_then(|io| {
-            self.read_runs(&*io, &mut fillings, &mut results);
+            self.read_runs(&**io, &mut fillings, &mut results);
             let whole = 0..self.stat.size;
-            self.check_unchanged(&*io, whole)
+            self.check_unchanged(&**io, whole)
         });
         let page_size = 1 << self.shared.settings.page_shift;
         let mut fillings = fillings.into_iter();

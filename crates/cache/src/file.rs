@@ -5,7 +5,8 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pagekeeper_io::{Access, FileStat, IoFile};
 
@@ -30,8 +31,8 @@ pub(crate) struct Handle {
     pub(crate) hot: Hot,
     pub(crate) shared: Arc<Shared>,
     pub(crate) translation: Arc<Translation>,
-    /// `None` once it is closed, so that the descriptor goes at once, and a deleted file's blocks with it.
-    io: Mutex<Option<Arc<dyn IoFile>>>,
+    io: Arc<dyn IoFile>,
+    closed: AtomicBool,
     access: Access,
     pub(crate) path: PathBuf,
     pub(crate) stat: FileStat,
@@ -49,18 +50,14 @@ impl Handle {
         found_resident: u64,
     ) -> Self {
         let (access, path) = (io.access(), io.path().to_owned());
-        let io = Mutex::new(Some(io));
+        let closed = AtomicBool::new(false);
         let hot = Hot::new(&shared, &translation.table, stat.size);
-        Self { hot, shared, translation, io, access, path, stat, verifier, found_resident }
+        Self { hot, shared, translation, io, closed, access, path, stat, verifier, found_resident }
     }
 
-    fn io_slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<dyn IoFile>>> {
-        self.io.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The open file.
-    pub(crate) fn io(&self) -> Result<Arc<dyn IoFile>, Error> {
-        self.io_slot().clone().ok_or_else(|| self.closed())
+    /// The file, if it was not closed.
+    pub(crate) fn io(&self) -> Result<&Arc<dyn IoFile>, Error> {
+        if self.closed.load(Ordering::SeqCst) { Err(self.closed()) } else { Ok(&self.io) }
     }
 
     pub(crate) fn closed(&self) -> Error {
@@ -68,10 +65,9 @@ impl Handle {
     }
 
     fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
         self.hot.close();
-        let io = self.io_slot().take();
         self.shared.pool.close(&self.translation);
-        drop(io);
     }
 
     /// Whether the file is open, and `path` still names it, unchanged.
@@ -182,13 +178,14 @@ impl CachedFile {
         self.handle.found_resident
     }
 
-    /// Pages of it that are in the cache, or on their way.
+    /// Pages of it that are in the cache, or on their way; none once it is closed.
     pub fn resident_pages(&self) -> u64 {
-        self.handle.translation.live_pages()
+        if self.handle.io().is_ok() { self.handle.translation.live_pages() } else { 0 }
     }
 
     /// Closes the file for all its clones, in O(1) however many pages are cached. Reads that are under way end well, guards
-    /// keep their bytes; every later read is [`Error::Closed`]. The frames are the first to be used again.
+    /// keep their bytes; every later read is [`Error::Closed`]. The frames are the first to be used again. The descriptor
+    /// goes with the last clone and the last [`PageRef`](crate::PageRef).
     pub fn close(&self) {
         self.handle.close();
     }

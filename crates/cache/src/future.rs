@@ -227,8 +227,12 @@ impl Handle {
             }
             unsettled.set(outcome);
         });
-        let read =
-            OwnedRead { file: self.io()?, offset: self.range(page).start, targets: vec![target], done };
+        let read = OwnedRead {
+            file: Arc::clone(self.io()?),
+            offset: self.range(page).start,
+            targets: vec![target],
+            done,
+        };
         self.shared.settings.io.submit(vec![read]);
         Ok(Awaited::Bypass(waiter, result))
     }

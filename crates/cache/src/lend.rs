@@ -38,8 +38,8 @@ impl Pool {
 
     /// How many frames are to be used, by what tables take up.
     pub(super) fn wished(&self, book: &Book) -> u32 {
-        let taken = book.parts.checked_div(self.parts_per_frame).map_or(0, |frames| frames + 1);
-        let taken = if book.parts == 0 { 0 } else { u32::try_from(taken).unwrap_or(u32::MAX) };
+        let taken = if self.parts_per_frame == 0 { 0 } else { book.parts.div_ceil(self.parts_per_frame) };
+        let taken = u32::try_from(taken).unwrap_or(u32::MAX);
         self.frames.saturating_sub(taken.max(self.reserved.load(Ordering::Relaxed))).max(1)
     }
 

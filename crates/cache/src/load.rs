@@ -133,7 +133,7 @@ impl Handle {
         let result = self.io().and_then(|io| {
             let read = io.read_at(self.range(page).start, filling.bytes_mut())?;
             self.shared.device.add(read);
-            self.check(&*io, page, read, filling.bytes(self.page_len(page)))
+            self.check(&**io, page, read, filling.bytes(self.page_len(page)))
         });
         match result {
             Ok(()) => Ok(filling),
@@ -157,7 +157,7 @@ impl Handle {
     pub(crate) fn check_bypass(&self, page: u32, read: usize, private: &Private) -> Result<(), Error> {
         self.shared.device.add(read);
         self.shared.device.bypassed.fetch_add(1, Ordering::Relaxed);
-        self.check(&*self.io()?, page, read, private.bytes(self.page_len(page)))
+        self.check(&**self.io()?, page, read, private.bytes(self.page_len(page)))
     }
 
     /// Copies a part of a page; `from + buf.len()` is at most the page's length.

@@ -98,7 +98,7 @@ impl Handle {
             let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
                 handle.settle(run, read.map_err(Error::from), wish);
             });
-            reads.push(OwnedRead { file: Arc::clone(&io), offset, targets, done });
+            reads.push(OwnedRead { file: Arc::clone(io), offset, targets, done });
         }
         self.shared.settings.io.submit(reads);
     }
@@ -113,7 +113,7 @@ impl Handle {
         let read = read.and_then(|read| {
             self.shared.device.add(read);
             let io = self.io()?;
-            self.check_unchanged(&*io, 0..self.stat.size)?;
+            self.check_unchanged(&**io, 0..self.stat.size)?;
             Ok(read)
         });
         for (place, filling) in run.into_iter().enumerate() {
