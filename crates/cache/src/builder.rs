@@ -189,10 +189,7 @@ impl Builder {
         let io: Arc<dyn Io> = match (io, backend) {
             (Some(io), _) => io,
             (None, Backend::Uring) => Arc::new(Uring::new().map_err(BuildError::Backend)?),
-            (None, Backend::Auto) => match Uring::new() {
-                Ok(uring) => Arc::new(uring),
-                Err(_) => Arc::new(Threads::new()),
-            },
+            (None, Backend::Auto) => pagekeeper_io::best(),
             (None, Backend::Threads | Backend::Buffered) => Arc::new(Threads::new()),
         };
         let parts_max = usize::try_from(memory / TABLES_SHARE / PART_BYTES).unwrap_or(usize::MAX);
