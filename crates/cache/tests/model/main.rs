@@ -1,0 +1,65 @@
+//! Random sequences of everything the cache can be asked for, beside a model that only knows seeds and lengths: each
+//! answer is the right bytes or the right error, kept pages never change, and once a fault is lifted all is well again.
+//!
+//! On the simulated disk reads in the background are done step by step, so that a failing case repeats:
+//! `PROPTEST_RNG_SEED` repeats a run, `PROPTEST_CASES` says how many cases it has (256).
+
+mod disk;
+mod op;
+mod world;
+
+#[path = "../support/mod.rs"]
+mod support;
+
+use pagekeeper_cache::Backend;
+use proptest::prelude::*;
+
+use disk::{OnDisk, Simulated};
+use op::{Op, op};
+use world::World;
+
+/// One in `share` of `PROPTEST_CASES`. The seed of a failure is printed, not written into the tree.
+fn config(share: u32) -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig { cases: (default.cases / share).max(1), failure_persistence: None, ..default }
+}
+
+/// What a cache can be like: frames, bytes of a page.
+fn shape() -> impl Strategy<Value = (u32, usize)> {
+    (64_u32..=400, 12_u32..=16).prop_map(|(frames, shift)| (frames, 1 << shift))
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(op(), 1..60)
+}
+
+proptest! {
+    #![proptest_config(config(2))]
+
+    #[test]
+    fn on_a_simulated_disk_with_faults((frames, page_size) in shape(), seed: u64, ops in ops()) {
+        let mut world = World::new(Simulated::new(seed), frames, page_size);
+        for op in &ops {
+            world.apply(op);
+        }
+        world.finish();
+    }
+}
+
+proptest! {
+    #![proptest_config(config(16))]
+
+    #[test]
+    fn on_a_real_disk((frames, page_size) in shape(), backend in 0..3, ops in ops()) {
+        let backend = match backend {
+            0 => Backend::Threads,
+            1 => Backend::Buffered,
+            _ => Backend::Auto,
+        };
+        let mut world = World::new(OnDisk::new(backend), frames, page_size);
+        for op in &ops {
+            world.apply(op);
+        }
+        world.finish();
+    }
+}

@@ -1,0 +1,163 @@
+//! What can be done, and how it is made up by chance.
+
+use pagekeeper_io::{Fault, Times};
+use proptest::prelude::*;
+
+/// A place in a file, known only when its length is.
+#[derive(Debug, Clone)]
+pub(crate) enum Place {
+    /// Anywhere in the file, in parts of 2^32 of its length.
+    Part(u32),
+    /// So many bytes before or behind the start of a page.
+    Edge(u16, i8),
+    /// So many bytes before or behind the end.
+    End(i32),
+    /// The last byte that there could be.
+    Max,
+}
+
+/// How many bytes to read.
+#[derive(Debug, Clone)]
+pub(crate) enum Length {
+    Bytes(u32),
+    /// Whole pages, and some bytes more.
+    Pages(u8, u8),
+}
+
+/// How long a file is to be.
+#[derive(Debug, Clone)]
+pub(crate) struct Size {
+    pub(crate) pages: u16,
+    pub(crate) bytes: i32,
+}
+
+/// A step. Files, open handles and kept pages are named by numbers that are taken modulo how many there are.
+#[derive(Debug, Clone)]
+pub(crate) enum Op {
+    Open(u8),
+    Read {
+        handle: u8,
+        at: Place,
+        len: Length,
+    },
+    ReadMany {
+        handle: u8,
+        reads: Vec<(Place, Length)>,
+    },
+    ReadAsync {
+        handle: u8,
+        at: Place,
+        len: Length,
+        dropped: bool,
+    },
+    Prefetch {
+        handle: u8,
+        at: Place,
+        len: Length,
+    },
+    /// Holds guards of pages while others are read.
+    Guards {
+        handle: u8,
+        pages: Vec<u16>,
+        meanwhile: u8,
+    },
+    /// A page that is no page of the file.
+    PageBeyond {
+        handle: u8,
+        by: u64,
+    },
+    /// Keeps a page for long.
+    Keep {
+        handle: u8,
+        page: u16,
+    },
+    LetGo(u8),
+    Close(u8),
+    DropHandle(u8),
+    Replace {
+        file: u8,
+        size: Size,
+    },
+    Grow {
+        file: u8,
+        size: Size,
+    },
+    Cut {
+        file: u8,
+        size: Size,
+    },
+    Remove(u8),
+    Fault {
+        file: u8,
+        at: Place,
+        len: Length,
+        fault: Fault,
+        times: Times,
+    },
+    Heal(u8),
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    prop_oneof![
+        6 => any::<u32>().prop_map(Place::Part),
+        4 => (0_u16..700, -2_i8..3).prop_map(|(page, delta)| Place::Edge(page, delta)),
+        3 => (-20_000_i32..20_000).prop_map(Place::End),
+        1 => Just(Place::Max),
+    ]
+}
+
+fn length() -> impl Strategy<Value = Length> {
+    prop_oneof![
+        1 => Just(Length::Bytes(0)),
+        6 => (1_u32..6000).prop_map(Length::Bytes),
+        2 => (0_u8..40, 0_u8..3).prop_map(|(pages, more)| Length::Pages(pages, more)),
+    ]
+}
+
+fn size() -> impl Strategy<Value = Size> {
+    (
+        prop_oneof![1 => Just(0_u16), 3 => 0_u16..20, 4 => 20_u16..700],
+        prop_oneof![Just(0), -2..3, -3000..3000],
+    )
+        .prop_map(|(pages, bytes)| Size { pages, bytes })
+}
+
+fn fault() -> impl Strategy<Value = (Fault, Times)> {
+    prop_oneof![
+        4 => Just((Fault::EIO, Times::Once)),
+        4 => Just((Fault::EIO, Times::Always)),
+        2 => Just((Fault::INTERRUPTED, Times::Once)),
+        1 => Just((Fault::INTERRUPTED, Times::Always)),
+        3 => (1_usize..20_000).prop_map(|count| (Fault::Short(count), Times::Once)),
+        1 => (4096_usize..20_000).prop_map(|count| (Fault::Short(count), Times::Always)),
+        3 => (0_u64..2_000_000).prop_map(|len| (Fault::Cut(len), Times::Once)),
+    ]
+}
+
+pub(crate) fn op() -> impl Strategy<Value = Op> {
+    let of = any::<u8>;
+    prop_oneof![
+        8 => of().prop_map(Op::Open),
+        14 => (of(), place(), length()).prop_map(|(handle, at, len)| Op::Read { handle, at, len }),
+        8 => (of(), prop::collection::vec((place(), length()), 0..12))
+            .prop_map(|(handle, reads)| Op::ReadMany { handle, reads }),
+        8 => (of(), place(), length(), prop::bool::weighted(0.3))
+            .prop_map(|(handle, at, len, dropped)| Op::ReadAsync { handle, at, len, dropped }),
+        6 => (of(), place(), length()).prop_map(|(handle, at, len)| Op::Prefetch { handle, at, len }),
+        6 => (of(), prop::collection::vec(0_u16..700, 1..24), of())
+            .prop_map(|(handle, pages, meanwhile)| Op::Guards { handle, pages, meanwhile }),
+        1 => (of(), prop_oneof![0_u64..3, Just(u64::MAX / 2), Just(1 << 32)])
+            .prop_map(|(handle, by)| Op::PageBeyond { handle, by }),
+        10 => (of(), 0_u16..700).prop_map(|(handle, page)| Op::Keep { handle, page }),
+        4 => of().prop_map(Op::LetGo),
+        3 => of().prop_map(Op::Close),
+        4 => of().prop_map(Op::DropHandle),
+        4 => (of(), size()).prop_map(|(file, size)| Op::Replace { file, size }),
+        2 => (of(), size()).prop_map(|(file, size)| Op::Grow { file, size }),
+        2 => (of(), size()).prop_map(|(file, size)| Op::Cut { file, size }),
+        1 => of().prop_map(Op::Remove),
+        6 => (of(), place(), length(), fault())
+            .prop_map(|(file, at, len, (fault, times))| Op::Fault { file, at, len, fault, times }),
+        4 => of().prop_map(Op::Heal),
+    ]
+}

@@ -1,0 +1,490 @@
+//! The cache on a disk, and beside it what is known: each file's seed and length, what each handle was opened with, which
+//! faults may strike. What a read gives is judged by that alone.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Context;
+
+use pagekeeper_cache::{Builder, CachedFile, Error, PageCache, PageRef, ReadRequest};
+use pagekeeper_io::{Fault, Times};
+
+use crate::disk::Disk;
+use crate::op::{Length, Op, Place, Size};
+use crate::support::{check, tasks};
+
+/// Files; more than one name each have had in the end.
+const FILES: usize = 4;
+
+/// No read asks for more.
+const READ_MAX: u64 = 4 << 20;
+
+/// A file that has, or had, a name.
+#[derive(Debug)]
+struct Inode {
+    seed: u64,
+    len: u64,
+    /// Counts what happened to it.
+    version: u64,
+    /// Which error numbers reads of which bytes may meet.
+    failing: Vec<(Range<u64>, i32)>,
+    /// A fault may cut it to this length, or to the least of several.
+    cut: Option<u64>,
+}
+
+/// An open file and what it was when it was opened.
+struct Opened {
+    cached: CachedFile,
+    inode: usize,
+    file: usize,
+    len: u64,
+    version: u64,
+    closed: bool,
+}
+
+/// A page that is kept.
+struct Kept {
+    page: PageRef,
+    seed: u64,
+    offset: u64,
+    len: usize,
+}
+
+pub(crate) struct World<D> {
+    disk: D,
+    cache: PageCache,
+    page_size: u64,
+    inodes: Vec<Inode>,
+    /// Which inode has the name of each file.
+    names: [Option<usize>; FILES],
+    opened: Vec<Opened>,
+    /// What the last open of each file gave.
+    last: [Option<u32>; FILES],
+    kept: Vec<Kept>,
+}
+
+impl<D: Disk> World<D> {
+    pub(crate) fn new(disk: D, frames: u32, page_size: usize) -> Self {
+        let builder =
+            PageCache::builder().memory(Builder::memory_for(frames, page_size)).page_size(page_size);
+        let cache = disk.set_up(builder).build().unwrap();
+        let mut world = Self {
+            disk,
+            cache,
+            page_size: page_size as u64,
+            inodes: Vec::new(),
+            names: [None; FILES],
+            opened: Vec::new(),
+            last: [None; FILES],
+            kept: Vec::new(),
+        };
+        // One that fits, one that does not, an empty one, and a name for none.
+        let pages = |pages: u64| pages * page_size as u64 + 77;
+        for (file, len) in [(0, pages(30)), (1, pages(u64::from(frames) + 100)), (2, 0)] {
+            world.replace(file, len);
+        }
+        world.open(0);
+        world.open(1);
+        world
+    }
+
+    pub(crate) fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Open(file) => self.open(usize::from(*file) % FILES),
+            Op::Read { handle, at, len } => self.with(*handle, |world, opened| {
+                let range = world.range(opened, at, len);
+                let mut buf = vec![0xee; len_of(&range)];
+                let result = world.while_stepping(|| opened.cached.read_at(range.start, &mut buf));
+                world.judge(opened, &range, &result, &buf);
+            }),
+            Op::ReadMany { handle, reads } => {
+                self.with(*handle, |world, opened| world.read_many(opened, reads));
+            }
+            Op::ReadAsync { handle, at, len, dropped } => self.with(*handle, |world, opened| {
+                world.read_async(opened, &world.range(opened, at, len), *dropped);
+            }),
+            Op::Prefetch { handle, at, len } => {
+                // Left on its way: whatever comes next meets it.
+                self.with(*handle, |world, opened| {
+                    let begun = opened.cached.prefetch(world.range(opened, at, len));
+                    assert!(!opened.closed || begun == 0, "a closed file is prefetched");
+                });
+                return;
+            }
+            Op::Guards { handle, pages, meanwhile } => self.with(*handle, |world, opened| {
+                world.guards(opened, pages, *meanwhile);
+            }),
+            Op::PageBeyond { handle, by } => self.with(*handle, |world, opened| {
+                let pages = opened.len.div_ceil(world.page_size);
+                assert_eq!(opened.cached.pages(), pages);
+                let beyond = pages + by;
+                for result in [opened.cached.page(beyond).map(drop), opened.cached.page_ref(beyond).map(drop)]
+                {
+                    assert!(
+                        matches!(result, Err(Error::NoSuchPage { page, .. }) if page == beyond),
+                        "{result:?}"
+                    );
+                }
+            }),
+            Op::Keep { handle, page } => self.keep(*handle, *page),
+            Op::LetGo(which) => {
+                if !self.kept.is_empty() {
+                    let kept = self.kept.swap_remove(usize::from(*which) % self.kept.len());
+                    check(kept.seed, kept.offset, &kept.page);
+                }
+            }
+            Op::Close(handle) => self.with(*handle, |world, opened| {
+                opened.cached.close();
+                opened.closed = true;
+                // For all who have it open.
+                for other in &mut world.opened {
+                    other.closed |= other.cached.id() == opened.cached.id();
+                }
+            }),
+            Op::DropHandle(handle) => {
+                if !self.opened.is_empty() {
+                    self.opened.swap_remove(usize::from(*handle) % self.opened.len());
+                }
+            }
+            Op::Replace { file, size } => self.replace(usize::from(*file) % FILES, self.len_of(size)),
+            Op::Grow { file, size } => {
+                self.resize(usize::from(*file) % FILES, u64::max, size);
+            }
+            Op::Cut { file, size } => {
+                self.resize(usize::from(*file) % FILES, u64::min, size);
+            }
+            Op::Remove(file) => {
+                let file = usize::from(*file) % FILES;
+                if self.names[file].take().is_some() {
+                    self.disk.remove(&self.disk.path(file));
+                }
+            }
+            Op::Fault { file, at, len, fault, times } => {
+                self.fault(usize::from(*file) % FILES, at, len, *fault, *times);
+            }
+            Op::Heal(file) => self.heal(usize::from(*file) % FILES),
+        }
+        while self.disk.step() {}
+    }
+
+    /// All faults are lifted, and all files are read as they are.
+    pub(crate) fn finish(mut self) {
+        while self.disk.step() {}
+        self.check_kept();
+        for file in 0..FILES {
+            self.heal(file);
+        }
+        self.opened.clear();
+        for file in 0..FILES {
+            self.open(file);
+            let Some(opened) = self.opened.pop() else { continue };
+            let mut whole = vec![0; usize::try_from(opened.len).unwrap()];
+            assert_eq!(opened.cached.read_at(0, &mut whole).unwrap() as u64, opened.len);
+            check(self.inodes[opened.inode].seed, 0, &whole);
+        }
+        self.check_kept();
+        let stats = self.cache.stats();
+        assert!(stats.resident_pages <= stats.capacity_pages + self.kept.len() as u64, "{stats}");
+    }
+
+    fn check_kept(&self) {
+        for Kept { page, seed, offset, len } in &self.kept {
+            assert_eq!(page.len(), *len);
+            check(*seed, *offset, page);
+        }
+    }
+
+    /// Does something with one of the open handles, if there is one.
+    fn with(&mut self, handle: u8, act: impl FnOnce(&mut Self, &mut Opened)) {
+        if self.opened.is_empty() {
+            return;
+        }
+        let at = usize::from(handle) % self.opened.len();
+        let mut opened = self.opened.swap_remove(at);
+        act(self, &mut opened);
+        self.opened.push(opened);
+    }
+
+    fn place(&self, len: u64, place: &Place) -> u64 {
+        match place {
+            Place::Part(part) => u64::try_from((u128::from(len) * u128::from(*part)) >> 32).unwrap(),
+            Place::Edge(page, delta) => {
+                (u64::from(*page) * self.page_size).saturating_add_signed((*delta).into())
+            }
+            Place::End(delta) => len.saturating_add_signed((*delta).into()),
+            Place::Max => u64::MAX,
+        }
+    }
+
+    fn length(&self, length: &Length) -> u64 {
+        match length {
+            Length::Bytes(bytes) => u64::from(*bytes),
+            Length::Pages(pages, more) => {
+                (u64::from(*pages) * self.page_size + u64::from(*more)).min(READ_MAX)
+            }
+        }
+    }
+
+    fn len_of(&self, size: &Size) -> u64 {
+        (u64::from(size.pages) * self.page_size).saturating_add_signed(size.bytes.into()).min(48 << 20)
+    }
+
+    /// What to read: past the end of the file as well, and of all that is countable.
+    fn range(&self, opened: &Opened, at: &Place, len: &Length) -> Range<u64> {
+        let start = self.place(opened.len, at);
+        start..start.saturating_add(self.length(len))
+    }
+
+    /// Does what may wait for reads in the background, while another thread does those.
+    fn while_stepping<T>(&self, act: impl FnOnce() -> T) -> T {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            if self.disk.step() {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Acquire) {
+                        if !self.disk.step() {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let _done = Done(&done);
+            act()
+        })
+    }
+
+    fn open(&mut self, file: usize) {
+        let path = self.disk.path(file);
+        let result = self.cache.open(&path);
+        let Some(inode) = self.names[file] else {
+            let error = result.unwrap_err();
+            assert!(matches!(&error, Error::Io(error) if error.errno() == Some(libc::ENOENT)), "{error}");
+            return;
+        };
+        let cached = result.unwrap();
+        self.learn_of_cut(inode, cached.len());
+        let Inode { len, version, .. } = self.inodes[inode];
+        assert_eq!((cached.len(), cached.path()), (len, path.as_path()));
+        let same = |opened: &Opened| opened.cached.id() == cached.id();
+        for opened in self.opened.iter().filter(|opened| same(opened)) {
+            assert!(!opened.closed, "a closed file was given again");
+            assert_eq!((opened.inode, opened.version), (inode, version), "a file of before was given again");
+        }
+        let good = |opened: &&Opened| {
+            Some(opened.cached.id()) == self.last[file]
+                && !opened.closed
+                && (opened.inode, opened.version) == (inode, version)
+                && self.inodes[inode].cut.is_none()
+        };
+        if let Some(open) = self.opened.iter().find(good) {
+            assert!(same(open), "an open file was opened anew");
+        }
+        self.last[file] = Some(cached.id());
+        self.opened.push(Opened { cached, inode, file, len, version, closed: false });
+    }
+
+    /// What is open may turn out to have been cut by a fault.
+    fn learn_of_cut(&mut self, inode: usize, seen: u64) {
+        let inode = &mut self.inodes[inode];
+        if seen != inode.len {
+            assert!(inode.cut.is_some_and(|cut| cut <= seen), "{seen} bytes, not {}", inode.len);
+            inode.len = seen;
+            inode.version += 1;
+        }
+    }
+
+    /// Whether an answer is right.
+    fn judge(&self, opened: &Opened, range: &Range<u64>, result: &Result<usize, Error>, buf: &[u8]) {
+        let expected = range.start.min(opened.len)..range.end.min(opened.len);
+        match result {
+            Ok(count) => {
+                let inode = &self.inodes[opened.inode];
+                assert_eq!(*count as u64, expected.end - expected.start, "{range:?} of {}", opened.len);
+                check(inode.seed, range.start, &buf[..*count]);
+                assert!(!opened.closed || range.is_empty(), "a closed file was read");
+                let beyond = range.start >= opened.len && !range.is_empty();
+                assert!(!beyond || inode.len <= opened.len || inode.cut.is_some(), "what grew is not there");
+            }
+            Err(error) => self.judge_error(opened, range, error),
+        }
+    }
+
+    fn judge_error(&self, opened: &Opened, range: &Range<u64>, error: &Error) {
+        assert_eq!(error.path(), Some(self.disk.path(opened.file).as_path()), "{error}");
+        assert!(!range.is_empty(), "reading nothing failed: {error}");
+        let inode = &self.inodes[opened.inode];
+        let changed = inode.version != opened.version;
+        let cut = inode.cut.is_some_and(|cut| cut < opened.len);
+        let right = match error {
+            Error::Closed { .. } => opened.closed,
+            Error::Cut { opened: was, now, .. } => {
+                *was == opened.len && *now < opened.len && (cut || *now == inode.len && changed)
+            }
+            Error::Grew { opened: was, now, .. } => {
+                *was == opened.len && *now > opened.len && *now == inode.len && changed
+            }
+            Error::Changed { .. } => changed || cut,
+            Error::Io(error) => {
+                // Whole pages are read, and to the end of the last even if the file has less of it.
+                let pages = range.start / self.page_size * self.page_size
+                    ..range.end.min(opened.len).next_multiple_of(self.page_size);
+                let meets = |failing: &Range<u64>| failing.start < pages.end && pages.start < failing.end;
+                inode.failing.iter().any(|(failing, errno)| meets(failing) && error.errno() == Some(*errno))
+            }
+            _ => false,
+        };
+        assert!(right, "{range:?} of {} bytes, inode {inode:?} at {}: {error}", opened.len, opened.version);
+    }
+
+    fn read_many(&self, opened: &Opened, reads: &[(Place, Length)]) {
+        let ranges: Vec<_> = reads.iter().map(|(at, len)| self.range(opened, at, len)).collect();
+        let mut bufs: Vec<_> = ranges.iter().map(|range| vec![0xee; len_of(range)]).collect();
+        let mut requests: Vec<_> =
+            ranges.iter().zip(&mut bufs).map(|(range, buf)| ReadRequest::new(range.start, buf)).collect();
+        let result = self.while_stepping(|| opened.cached.read_many(&mut requests));
+        let failed = requests.iter().any(|request| request.outcome().is_err());
+        assert_eq!(result.is_err(), failed, "{result:?}");
+        for (range, request) in ranges.iter().zip(&requests) {
+            self.judge(opened, range, request.outcome(), request.bytes());
+        }
+    }
+
+    fn read_async(&self, opened: &Opened, range: &Range<u64>, dropped: bool) {
+        let mut buf = vec![0xee; len_of(range)];
+        let reading = opened.cached.read_at_async(range.start, &mut buf);
+        if dropped {
+            // What it has begun goes on without it.
+            let _ = pin!(reading).poll(&mut Context::from_waker(&tasks::waker()));
+            return;
+        }
+        let mut idle = 0;
+        let result = tasks::block_on_with(reading, || {
+            // Other threads have a part only on a real disk.
+            idle = if self.disk.step() { 0 } else { idle + 1 };
+            assert!(idle < 10_000, "a future of {range:?} waits for nothing");
+            if idle > 0 {
+                std::thread::park_timeout(std::time::Duration::from_millis(1));
+            }
+        });
+        self.judge(opened, range, &result, &buf);
+    }
+
+    /// Guards of some pages at once, and reads of all of another file meanwhile.
+    fn guards(&self, opened: &Opened, pages: &[u16], meanwhile: u8) {
+        let count = opened.len.div_ceil(self.page_size);
+        if count == 0 {
+            return;
+        }
+        let mut guards = Vec::new();
+        for page in pages.iter().map(|page| u64::from(*page) % count) {
+            let offset = page * self.page_size;
+            let range = offset..(offset + self.page_size).min(opened.len);
+            match self.while_stepping(|| opened.cached.page(page)) {
+                Ok(guard) => guards.push((range, guard)),
+                Err(error) => self.judge_error(opened, &range, &error),
+            }
+        }
+        if !self.opened.is_empty() {
+            let other = &self.opened[usize::from(meanwhile) % self.opened.len()];
+            let range = 0..other.len.min(READ_MAX);
+            let mut buf = vec![0xee; len_of(&range)];
+            let result = self.while_stepping(|| other.cached.read_at(0, &mut buf));
+            self.judge(other, &range, &result, &buf);
+        }
+        // Let go in another order than they were taken.
+        let middle = guards.len() / 2;
+        guards.rotate_left(middle);
+        for (range, guard) in guards {
+            assert_eq!(guard.len(), len_of(&range));
+            check(self.inodes[opened.inode].seed, range.start, &guard);
+        }
+    }
+
+    fn keep(&mut self, handle: u8, page: u16) {
+        self.with(handle, |world, opened| {
+            let pages = opened.len.div_ceil(world.page_size);
+            if pages == 0 {
+                return;
+            }
+            let page = u64::from(page) % pages;
+            let offset = page * world.page_size;
+            let range = offset..(offset + world.page_size).min(opened.len);
+            match world.while_stepping(|| opened.cached.page_ref(page)) {
+                Ok(page) => {
+                    let seed = world.inodes[opened.inode].seed;
+                    world.kept.push(Kept { page, seed, offset, len: len_of(&range) });
+                }
+                Err(error) => world.judge_error(opened, &range, &error),
+            }
+        });
+        self.check_kept();
+    }
+
+    fn path_of(&self, file: usize) -> Option<(PathBuf, usize)> {
+        self.names[file].map(|inode| (self.disk.path(file), inode))
+    }
+
+    fn replace(&mut self, file: usize, len: u64) {
+        let seed = self.inodes.len() as u64;
+        self.disk.replace(&self.disk.path(file), seed, len);
+        self.names[file] = Some(self.inodes.len());
+        self.inodes.push(Inode { seed, len, version: 0, failing: Vec::new(), cut: None });
+    }
+
+    fn resize(&mut self, file: usize, to: impl FnOnce(u64, u64) -> u64, size: &Size) {
+        let wished = self.len_of(size);
+        let Some((path, number)) = self.path_of(file) else { return };
+        // A fault may have cut it.
+        while self.disk.step() {}
+        if self.inodes[number].cut.is_some() {
+            return;
+        }
+        let inode = &mut self.inodes[number];
+        let lengths = (inode.len, to(inode.len, wished));
+        if lengths.0 != lengths.1 {
+            self.disk.resize(&path, inode.seed, lengths);
+            inode.len = lengths.1;
+            inode.version += 1;
+        }
+    }
+
+    fn fault(&mut self, file: usize, at: &Place, len: &Length, fault: Fault, times: Times) {
+        let Some((path, number)) = self.path_of(file) else { return };
+        let start = self.place(self.inodes[number].len, at);
+        let range = start..start.saturating_add(self.length(len));
+        if !self.disk.inject(&path, range.clone(), fault, times) {
+            return;
+        }
+        let inode = &mut self.inodes[number];
+        match fault {
+            Fault::Error(libc::EINTR) if times == Times::Once => {}
+            Fault::Error(errno) => inode.failing.push((range, errno)),
+            // Too short for ever: it is gone on with for so long, and not longer.
+            Fault::Short(_) if times == Times::Always => inode.failing.push((range, libc::EAGAIN)),
+            Fault::Cut(len) => inode.cut = Some(inode.cut.map_or(len, |cut| cut.min(len))),
+            _ => {}
+        }
+    }
+
+    fn heal(&mut self, file: usize) {
+        let Some((path, number)) = self.path_of(file) else { return };
+        // What was begun before may still meet the fault.
+        while self.disk.step() {}
+        self.disk.heal(&path);
+        self.inodes[number].failing.clear();
+    }
+}
+
+/// Says that something is done, also when it panics.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+fn len_of(range: &Range<u64>) -> usize {
+    usize::try_from(range.end - range.start).unwrap()
+}

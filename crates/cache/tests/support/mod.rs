@@ -1,0 +1,93 @@
+//! What the tests of the cache share: files whose bytes can be computed, chance that repeats, futures without a runtime.
+//!
+//! Invariant: nothing here asks the cache for the truth; what a file must hold is computed.
+
+// Every test binary compiles all of this and uses its own part.
+#![allow(dead_code)]
+
+pub(crate) mod chance;
+pub(crate) mod tasks;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_cache::{Builder, PageCache};
+use pagekeeper_io::{SimDisk, pattern};
+use tempfile::TempDir;
+
+/// Bytes of a page, where a test says nothing else.
+pub(crate) const PAGE: usize = 4096;
+
+/// A directory for test files: under the build's own target directory, since /tmp may be a tmpfs.
+pub(crate) fn disk_dir() -> TempDir {
+    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
+    std::fs::create_dir_all(&target).unwrap();
+    tempfile::tempdir_in(target).unwrap()
+}
+
+/// Says that a test, or a part of it, can't be run here. Panics where `PAGEKEEPER_REQUIRE_ALL=1` is set: where
+/// nothing may be left out.
+pub(crate) fn skip(why: impl std::fmt::Display) {
+    let message = format!("SKIPPED: {why}");
+    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
+    eprintln!("{message}");
+}
+
+/// The bytes from `offset` on of the file that `seed` stands for.
+pub(crate) fn bytes(seed: u64, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    pattern(seed, offset, &mut bytes);
+    bytes
+}
+
+/// Whether these are the bytes from `offset` on of the file that `seed` stands for. Says where they differ.
+#[track_caller]
+pub(crate) fn check(seed: u64, offset: u64, got: &[u8]) {
+    let expected = bytes(seed, offset, got.len());
+    if let Some(at) = got.iter().zip(&expected).position(|(got, expected)| got != expected) {
+        panic!(
+            "byte {} of file {seed} is {:#x}, not {:#x}; {} of {} bytes from {offset} on differ",
+            offset + at as u64,
+            got[at],
+            expected[at],
+            got.iter().zip(&expected).filter(|(got, expected)| got != expected).count(),
+            got.len()
+        );
+    }
+}
+
+/// Writes a file of patterned bytes and syncs it.
+pub(crate) fn write_patterned(path: &Path, seed: u64, range: std::ops::Range<u64>) {
+    let mut file = File::options().create(true).append(true).open(path).unwrap();
+    let mut at = range.start;
+    while at < range.end {
+        let len = usize::try_from((range.end - at).min(1 << 20)).unwrap();
+        file.write_all(&bytes(seed, at, len)).unwrap();
+        at += len as u64;
+    }
+    file.sync_all().unwrap();
+}
+
+/// A cache with room for `frames` pages, less what the tables of open files take, on a simulated disk.
+pub(crate) fn sim_cache(disk: &SimDisk, frames: u32, page_size: usize) -> PageCache {
+    sim_builder(disk, frames, page_size).build().unwrap()
+}
+
+pub(crate) fn sim_builder(disk: &SimDisk, frames: u32, page_size: usize) -> Builder {
+    PageCache::builder()
+        .memory(Builder::memory_for(frames, page_size))
+        .page_size(page_size)
+        .io(std::sync::Arc::new(disk.clone()))
+}
+
+/// A disk with one patterned file, `/file`, of so many pages of [`PAGE`], and a cache of `frames` frames on it.
+pub(crate) fn sim(pages: u64, frames: u32) -> (SimDisk, PageCache) {
+    let disk = SimDisk::new();
+    disk.create_patterned("/file", pages * PAGE as u64, SEED).unwrap();
+    let cache = sim_cache(&disk, frames, PAGE);
+    (disk, cache)
+}
+
+/// What `/file` of [`sim`] holds.
+pub(crate) const SEED: u64 = 77;
