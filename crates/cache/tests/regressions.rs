@@ -1,0 +1,541 @@
+//! Faults that were seen in other caches, and in this one before it was published: each is a test here.
+//!
+//! Where several threads have to meet, the simulated disk holds a read back until they have.
+
+mod support;
+
+use std::cell::RefCell;
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
+use std::thread;
+
+use pagekeeper_cache::{CachedFile, Error, PageCache, PageGuard, ReadRequest};
+use pagekeeper_io::{Fault, SimDisk, Times};
+
+use support::tasks::block_on;
+use support::{PAGE, SEED, bytes, check, disk_dir, sim, sim_builder, sim_cache, write_patterned};
+
+/// Bytes of a page.
+const LEN: u64 = PAGE as u64;
+
+/// Reads all of a file, page by page, and checks it.
+fn read_all(file: &CachedFile, seed: u64) {
+    let mut page = [0; PAGE];
+    for offset in (0..file.len()).step_by(PAGE) {
+        let count = file.read_at(offset, &mut page).unwrap();
+        check(seed, offset, &page[..count]);
+    }
+}
+
+/// A file that is larger than the cache of so many frames: reading it evicts all else.
+fn large(disk: &SimDisk, cache: &PageCache, frames: u64) -> CachedFile {
+    disk.create_patterned("/large", 4 * frames * LEN, 5).unwrap();
+    cache.open("/large").unwrap()
+}
+
+/// TerarkDB, with one shard: a read across pages that are all there gave 0 bytes.
+#[test]
+fn a_read_across_pages_that_all_hit_gives_all_bytes() {
+    let (disk, cache) = sim(20, 100);
+    let file = cache.open("/file").unwrap();
+    read_all(&file, SEED);
+    let before = disk.stats().reads;
+    for (offset, len) in [(0, 2), (0, 20), (1, 2), (4095, 1), (3 * LEN - 1, 10), (LEN - 1, 1)] {
+        for odd in [0, 1, 2] {
+            let mut buf = vec![0; usize::try_from(len * LEN).unwrap().saturating_sub(1) + odd];
+            let expected = buf.len().min(usize::try_from(file.len() - offset).unwrap());
+            assert_eq!(file.read_at(offset, &mut buf).unwrap(), expected);
+            check(SEED, offset, &buf[..expected]);
+        }
+    }
+    assert_eq!(disk.stats().reads, before, "not all were hits");
+}
+
+/// What each way to read a page says.
+fn read_every_way(file: &CachedFile, page: u64) -> Vec<Result<(), Error>> {
+    let mut buf = [0; 100];
+    let mut across = [0; 2 * PAGE];
+    let mut other = [0; 10];
+    let mut requests = [ReadRequest::new(page * LEN, &mut buf), ReadRequest::new(page * LEN + 7, &mut other)];
+    let mut results = vec![file.read_many(&mut requests)];
+    results.extend([
+        file.read_at(page * LEN, &mut buf).map(drop),
+        file.read_at(page * LEN, &mut across).map(drop),
+        file.page(page).map(drop),
+        file.page_ref(page).map(drop),
+        block_on(file.read_at_async(page * LEN, &mut buf)).map(drop),
+        block_on(file.read_at_async(page * LEN, &mut across)).map(drop),
+    ]);
+    results
+}
+
+/// TerarkDB: a device's error, or a read that brings less than a page, ends the process.
+#[test]
+fn a_device_that_fails_is_an_error_until_it_works_again() {
+    let (disk, cache) = sim(20, 100);
+    let file = cache.open("/file").unwrap();
+    disk.inject("/file", 5 * LEN + 10..5 * LEN + 11, Fault::EIO, Times::Always).unwrap();
+    for result in read_every_way(&file, 5) {
+        assert!(matches!(&result, Err(Error::Io(error)) if error.errno() == Some(libc::EIO)), "{result:?}");
+    }
+    assert!(cache.stats().failures >= 7, "{}", cache.stats());
+    disk.heal("/file").unwrap();
+    for result in read_every_way(&file, 5) {
+        result.unwrap();
+    }
+    read_all(&file, SEED);
+}
+
+/// As above: the file is shorter than it was.
+#[test]
+fn a_file_that_was_cut_is_an_error_that_says_so() {
+    let (disk, cache) = sim(20, 100);
+    let file = cache.open("/file").unwrap();
+    file.page(1).unwrap();
+    disk.inject("/file", 9 * LEN..10 * LEN, Fault::Cut(5 * LEN + 100), Times::Once).unwrap();
+    for result in read_every_way(&file, 9) {
+        let error = result.unwrap_err();
+        assert!(
+            matches!(error, Error::Cut { opened, now, .. } if (opened, now) == (20 * LEN, 5 * LEN + 100))
+        );
+        assert!(error.to_string().starts_with("/file: cut to 20580 bytes"), "{error}");
+    }
+    check(SEED, LEN, &file.page(1).unwrap());
+    let anew = cache.open("/file").unwrap();
+    assert_eq!(anew.len(), 5 * LEN + 100);
+    read_all(&anew, SEED);
+}
+
+/// Short counts and signals are no errors, and no short pages.
+#[test]
+fn a_short_count_or_a_signal_is_gone_on_with() {
+    let (disk, cache) = sim(20, 100);
+    let file = cache.open("/file").unwrap();
+    for page in 0..20 {
+        let range = page * LEN..(page + 1) * LEN;
+        let fault = if page % 2 == 0 {
+            Fault::Short(1 + 100 * usize::try_from(page).unwrap())
+        } else {
+            Fault::INTERRUPTED
+        };
+        disk.inject("/file", range, fault, Times::Once).unwrap();
+    }
+    let mut whole = vec![0; 20 * PAGE];
+    assert_eq!(file.read_at(0, &mut whole).unwrap(), whole.len());
+    check(SEED, 0, &whole);
+    assert_eq!(disk.stats().faults, 20);
+}
+
+/// One bad page is nobody's error but of those who read it, however large the read of the device was.
+#[test]
+fn a_bad_page_fails_alone() {
+    let (disk, cache) = sim(20, 200);
+    disk.inject("/file", 5 * LEN..5 * LEN + 1, Fault::EIO, Times::Always).unwrap();
+    let file = cache.open("/file").unwrap();
+    let mut bufs = vec![[0; PAGE]; 16];
+    let mut requests: Vec<_> = (0..).zip(&mut bufs).map(|(n, buf)| ReadRequest::new(n * LEN, buf)).collect();
+    file.read_many(&mut requests).unwrap_err();
+    for (page, request) in requests.iter().enumerate() {
+        assert_eq!(request.outcome().is_ok(), page != 5, "page {page}: {:?}", request.outcome());
+        if page != 5 {
+            check(SEED, page as u64 * LEN, request.bytes());
+        }
+    }
+
+    // The same for those who wait for a read that they did not begin.
+    file.close();
+    let file = cache.open("/file").unwrap();
+    let hold = disk.hold("/file", 0..20 * LEN).unwrap();
+    assert_eq!(file.prefetch(0..16 * LEN), 16);
+    hold.wait_for(1);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..16)
+            .map(|page| {
+                let file = &file;
+                (page, scope.spawn(move || file.page_ref(page)))
+            })
+            .collect();
+        await_coalesced(&cache, 16);
+        drop(hold);
+        for (page, reader) in readers {
+            match reader.join().unwrap() {
+                Ok(bytes) if page != 5 => check(SEED, page * LEN, &bytes),
+                Err(Error::Io(_)) if page == 5 => {}
+                other => panic!("page {page}: {other:?}"),
+            }
+        }
+    });
+}
+
+/// Waits until so many are waiting for loads of others.
+fn await_coalesced(cache: &PageCache, count: u64) {
+    let before = std::time::Instant::now();
+    while cache.stats().coalesced < count {
+        assert!(before.elapsed().as_secs() < 60, "only {} wait", cache.stats().coalesced);
+        thread::yield_now();
+    }
+}
+
+/// TerarkDB: `close()` with a buffer in use corrupts its list.
+#[test]
+fn a_file_is_closed_while_guards_of_it_live() {
+    let (disk, cache) = sim(50, 64);
+    let other = large(&disk, &cache, 64);
+    for round in 0..20 {
+        let file = cache.open("/file").unwrap();
+        let guards: Vec<_> = (0..10).map(|page| file.page(page).unwrap()).collect();
+        let refs: Vec<_> = (5..15).map(|page| file.page_ref(page).unwrap()).collect();
+        file.close();
+        assert!(matches!(file.read_at(0, &mut [0; 10]), Err(Error::Closed { .. })));
+        assert!(matches!(file.page(0), Err(Error::Closed { .. })));
+        assert!(matches!(file.page_ref(20), Err(Error::Closed { .. })));
+        assert_eq!(file.prefetch(0..LEN), 0);
+        read_all(&other, 5);
+        for (page, guard) in (0..).zip(&guards) {
+            check(SEED, page * LEN, guard);
+        }
+        drop(guards);
+        read_all(&other, 5);
+        if round % 2 == 0 {
+            drop(file);
+        }
+        for (page, page_ref) in (5..).zip(&refs) {
+            check(SEED, page * LEN, page_ref);
+        }
+    }
+    // No frame was lost, and none is in use twice: all of them can be filled.
+    read_all(&other, 5);
+    assert_eq!(other.resident_pages(), cache.stats().resident_pages);
+    let (resident, capacity) = (cache.stats().resident_pages, cache.stats().capacity_pages);
+    assert!(resident + 2 >= capacity, "{resident} of {capacity} frames can be used");
+}
+
+/// This cache, before: a page that was loaded for a guard while its file was closed had its frame freed under the guard.
+#[test]
+fn a_file_is_closed_while_a_page_is_loaded_for_a_guard() {
+    let (disk, cache) = sim(10, 64);
+    let other = large(&disk, &cache, 64);
+    for page in 0..4 {
+        let file = cache.open("/file").unwrap();
+        let hold = disk.hold("/file", 0..10 * LEN).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                if page % 2 == 0 {
+                    let guard = file.page(page).unwrap();
+                    for _ in 0..3 {
+                        read_all(&other, 5);
+                        check(SEED, page * LEN, &guard);
+                    }
+                } else {
+                    let page_ref = file.page_ref(page).unwrap();
+                    for _ in 0..3 {
+                        read_all(&other, 5);
+                        check(SEED, page * LEN, &page_ref);
+                    }
+                }
+            });
+            hold.wait_for(1);
+            file.close();
+            drop(hold);
+        });
+    }
+}
+
+/// TerarkDB: 16 bits count the pins of a page.
+#[test]
+fn a_page_can_be_pinned_more_than_65536_times() {
+    let (disk, cache) = sim(10, 64);
+    let other = large(&disk, &cache, 64);
+    let file = cache.open("/file").unwrap();
+    let mut refs: Vec<_> = (0..70_000).map(|_| file.page_ref(3).unwrap()).collect();
+    read_all(&other, 5);
+    // At 65,536 fewer a count of 16 bits would be where it is without a pin.
+    refs.truncate(70_000 - 65_536);
+    read_all(&other, 5);
+    check(SEED, 3 * LEN, &refs[0]);
+    refs.truncate(1);
+    read_all(&other, 5);
+    check(SEED, 3 * LEN, &refs[0]);
+    assert_eq!(file.resident_pages(), 1);
+    file.close();
+    refs.clear();
+    read_all(&other, 5);
+    // Where a count had wrapped its frame would be lost, or the count.
+    assert_eq!(other.resident_pages(), cache.stats().resident_pages);
+    assert!(cache.stats().resident_pages + 2 >= cache.stats().capacity_pages, "{}", cache.stats());
+}
+
+/// A vector database's cache: what it hands out isn't pinned, so a hit can be overwritten while it is read.
+#[test]
+fn a_page_is_not_overwritten_while_it_is_read() {
+    let (disk, cache) = sim(200, 64);
+    let file = cache.open("/file").unwrap();
+    let other = large(&disk, &cache, 64);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    read_all(&other, 5);
+                }
+            });
+        }
+        let readers: Vec<_> = (0..2)
+            .map(|reader| {
+                let file = &file;
+                scope.spawn(move || {
+                    for n in 0..300 {
+                        let page = (n * 7 + reader) % 200;
+                        let guard = file.page(page).unwrap();
+                        let kept = file.page_ref((page + 1) % 200).unwrap();
+                        for _ in 0..5 {
+                            check(SEED, page * LEN, &guard);
+                            check(SEED, (page + 1) % 200 * LEN, &kept);
+                            thread::yield_now();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let ended: Vec<_> = readers.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        done.store(true, Ordering::Relaxed);
+        assert!(ended.iter().all(Result::is_ok));
+    });
+    assert!(cache.stats().evictions > 0);
+}
+
+/// ScyllaDB's `cached_file`: each of several concurrent misses of a page reads it.
+#[test]
+fn concurrent_misses_of_a_page_are_one_read() {
+    const READERS: u64 = 80;
+    let (disk, cache) = sim(10, 64);
+    let file = cache.open("/file").unwrap();
+    let hold = disk.hold("/file", 0..10 * LEN).unwrap();
+    thread::scope(|scope| {
+        for reader in 0..READERS {
+            let file = &file;
+            scope.spawn(move || {
+                let mut buf = [0; 100];
+                let offset = 7 * LEN + reader;
+                let within =
+                    |page: &[u8]| page[usize::try_from(reader).unwrap()..][..100].try_into().unwrap();
+                match reader % 5 {
+                    0 => assert_eq!(file.read_at(offset, &mut buf).unwrap(), 100),
+                    1 => assert_eq!(block_on(file.read_at_async(offset, &mut buf)).unwrap(), 100),
+                    2 => file.read_many(&mut [ReadRequest::new(offset, &mut buf)]).unwrap(),
+                    3 => buf = within(&file.page(7).unwrap()),
+                    _ => buf = within(&file.page_ref(7).unwrap()),
+                }
+                check(SEED, offset, &buf);
+            });
+        }
+        await_coalesced(&cache, READERS - 1);
+        assert_eq!(hold.held(), 1);
+        drop(hold);
+    });
+    let stats = cache.stats();
+    assert_eq!((disk.stats().reads, stats.device_reads, stats.misses), (1, 1, 1));
+    assert_eq!((stats.hits, stats.coalesced), (0, READERS - 1), "{stats}");
+}
+
+/// RocksDB: pages of deleted files stay in the cache until they are the oldest.
+#[test]
+fn the_frames_of_a_closed_file_are_used_first() {
+    let disk = SimDisk::new();
+    let cache = sim_cache(&disk, 300, PAGE);
+    for (path, seed) in [("/kept", 1), ("/closed", 2), ("/new", 3)] {
+        disk.create_patterned(path, 90 * LEN, seed).unwrap();
+    }
+    let kept = cache.open("/kept").unwrap();
+    read_all(&kept, 1);
+    let closed = cache.open("/closed").unwrap();
+    // Read more often than all else.
+    for _ in 0..5 {
+        read_all(&closed, 2);
+    }
+    closed.close();
+    drop(closed);
+    for round in 0..4 {
+        let new = cache.open("/new").unwrap();
+        read_all(&new, 3);
+        assert_eq!((new.resident_pages(), kept.resident_pages()), (90, 90), "round {round}");
+    }
+    assert_eq!(cache.stats().evictions, 0, "{}", cache.stats());
+}
+
+/// A deleted file's blocks stay in use as long as something has it open: cached pages must not.
+#[test]
+fn a_closed_files_descriptor_goes_with_its_last_handle() {
+    let dir = disk_dir();
+    let path = dir.path().canonicalize().unwrap().join("deleted");
+    write_patterned(&path, 1, 0..10 * LEN);
+    let cache = PageCache::builder().memory(8 << 20).build().unwrap();
+    let descriptors = || {
+        let links = std::fs::read_dir("/proc/self/fd").unwrap();
+        links
+            .filter(|link| {
+                std::fs::read_link(link.as_ref().unwrap().path())
+                    .is_ok_and(|to| to.to_string_lossy().starts_with(&*path.to_string_lossy()))
+            })
+            .count()
+    };
+    let file = cache.open(&path).unwrap();
+    read_all(&file, 1);
+    let page_ref = file.page_ref(4).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(descriptors(), 1);
+    check(1, 2 * LEN, &file.page(2).unwrap());
+    file.close();
+    drop(file);
+    check(1, 4 * LEN, &page_ref);
+    drop(page_ref);
+    assert_eq!(descriptors(), 0, "closed, with pages of it in the cache");
+}
+
+/// moka: all reads go through one channel, and 256 readers do a ninth of what one does. That it isn't slow is measured in
+/// `bench`; here, that all get on, and that none is lost.
+#[test]
+fn many_readers_of_one_page_all_get_on() {
+    const READERS: u64 = 256;
+    const READS: u64 = 200;
+    let (_, cache) = sim(10, 64);
+    let file = cache.open("/file").unwrap();
+    file.page(3).unwrap();
+    let expected = bytes(SEED, 3 * LEN, 100);
+    let before = cache.stats();
+    let (together, read) = (Barrier::new(256), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for _ in 0..READERS {
+            scope.spawn(|| {
+                together.wait();
+                let mut buf = [0; 100];
+                for n in 0..READS {
+                    if n % 2 == 0 {
+                        assert_eq!(file.read_at(3 * LEN, &mut buf).unwrap(), 100);
+                    } else {
+                        buf.copy_from_slice(&file.page(3).unwrap()[..100]);
+                    }
+                    assert!(buf[..] == expected);
+                    read.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(read.into_inner(), READERS * READS);
+    assert_eq!(cache.stats().hits - before.hits, READERS * READS);
+    assert_eq!(cache.stats().device_reads, 1);
+}
+
+/// This cache, before: where no frame was left, a future whose verifier panicked waited for ever.
+#[test]
+fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
+    let disk = SimDisk::new();
+    disk.create_patterned("/file", 100 * LEN, SEED).unwrap();
+    let cache = sim_builder(&disk, 64, PAGE)
+        .verifier(|page| {
+            assert!(page.page() != 90, "as it is meant to be");
+            Ok(())
+        })
+        .build()
+        .unwrap();
+    let file = cache.open("/file").unwrap();
+    let kept: Vec<_> = (0..80).map(|page| file.page_ref(page).unwrap()).collect();
+    assert!(cache.stats().bypassed > 0, "{}", cache.stats());
+    let result = block_on(file.read_at_async(90 * LEN, &mut [0; 10]));
+    assert!(matches!(result, Err(Error::LoaderPanicked { page: 90, .. })), "{result:?}");
+    block_on(file.read_at_async(91 * LEN, &mut [0; 10])).unwrap();
+    for (page, kept) in (0..).zip(&kept) {
+        check(SEED, page * LEN, kept);
+    }
+}
+
+/// This cache, before: a guard that outlived its thread's record let go of what another guard held.
+#[test]
+fn guards_live_to_the_end_of_their_thread() {
+    /// Dropped after the cache's own record of the thread, since it was there before.
+    struct Last {
+        guard: Option<PageGuard<'static>>,
+        large: CachedFile,
+        file: &'static CachedFile,
+        done: mpsc::Sender<[bool; 3]>,
+    }
+    impl Drop for Last {
+        fn drop(&mut self) {
+            let right = |page: u64, guard: &PageGuard<'_>| **guard == bytes(SEED, page * LEN, PAGE)[..];
+            let evict = || {
+                let mut page = [0; PAGE];
+                (0..self.large.pages()).for_each(|n| drop(self.large.read_at(n * LEN, &mut page)));
+            };
+            let other = self.file.page(2).unwrap();
+            evict();
+            let first = self.guard.as_ref().is_some_and(|guard| right(1, guard));
+            self.guard = None;
+            let mut page = [0; PAGE];
+            (0..self.large.pages()).for_each(|n| drop(self.large.read_at(n * LEN, &mut page)));
+            let second = right(2, &other);
+            drop(other);
+            let third = self.file.page(3).is_ok_and(|guard| right(3, &guard));
+            self.done.send([first, second, third]).unwrap();
+        }
+    }
+    thread_local!(static LAST: RefCell<Option<Last>> = const { RefCell::new(None) });
+
+    let (disk, cache) = sim(10, 64);
+    let large = large(&disk, &cache, 64);
+    let file: &'static CachedFile = Box::leak(Box::new(cache.open("/file").unwrap()));
+    let (done, ended) = mpsc::channel();
+    thread::spawn(move || {
+        LAST.set(Some(Last { guard: None, large, file, done }));
+        let guard = file.page(1).unwrap();
+        LAST.with_borrow_mut(|last| last.as_mut().unwrap().guard = Some(guard));
+    })
+    .join()
+    .unwrap();
+    assert_eq!(ended.recv().unwrap(), [true; 3]);
+}
+
+/// Databases delete files that others still read.
+#[test]
+fn a_deleted_file_can_be_read_as_long_as_it_is_open() {
+    let dir = disk_dir();
+    let path = dir.path().join("deleted");
+    write_patterned(&path, 1, 0..50 * LEN);
+    let cache = PageCache::builder().memory(8 << 20).build().unwrap();
+    let file = cache.open(&path).unwrap();
+    check(1, 0, &file.page(0).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    read_all(&file, 1);
+    assert!(cache.open(&path).unwrap_err().to_string().contains("No such file"));
+    let mut plain = Vec::new();
+    write_patterned(&path, 2, 0..LEN);
+    std::fs::File::open(&path).unwrap().read_to_end(&mut plain).unwrap();
+    check(2, 0, &plain);
+    check(2, 0, &cache.open(&path).unwrap().page(0).unwrap());
+    read_all(&file, 1);
+}
+
+/// A thread that ended while it had guards of its own leaves its frames to others, and its slot.
+#[test]
+fn threads_come_and_go() {
+    let (disk, cache) = sim(10, 64);
+    let other = large(&disk, &cache, 64);
+    let file = Arc::new(cache.open("/file").unwrap());
+    for round in 0..2000 {
+        let file = Arc::clone(&file);
+        thread::spawn(move || {
+            let page = round % 10;
+            let guard = file.page(page).unwrap();
+            assert_eq!(guard[..50], bytes(SEED, page * LEN, 50));
+            if round % 100 == 0 {
+                // Its frame is lost, and nothing else.
+                std::mem::forget(file.page((round / 100) % 10).unwrap());
+            }
+        })
+        .join()
+        .unwrap();
+    }
+    read_all(&other, 5);
+    read_all(&file, SEED);
+    assert!(cache.stats().resident_pages + 12 >= cache.stats().capacity_pages, "{}", cache.stats());
+}
