@@ -14,6 +14,7 @@ use pagekeeper_io::{Access, IoFile};
 use crate::builder::{Builder, Settings};
 use crate::file::Handle;
 use crate::file_table::FileTable;
+use crate::left;
 use crate::pool::Pool;
 use crate::readers::Readers;
 use crate::stats::{DeviceCounts, Stats};
@@ -170,6 +171,7 @@ fn with_fallback(
 ) -> Result<Arc<dyn IoFile>, Error> {
     match open(access) {
         Err(pagekeeper_io::Error::NoDirect { .. }) => Ok(open(Access::Buffered)?),
+        Ok(file) if access == Access::Direct && left::is_all_there_is(&*file) => Ok(open(Access::Buffered)?),
         other => Ok(other?),
     }
 }
@@ -192,7 +194,7 @@ impl Shared {
             .map_err(|errno| Error::NoMemory { path: path.clone(), errno: errno.raw_os_error() })?;
         self.pool.tidy(self.slots.readers());
         self.settle_budget();
-        let found_resident = if file.access() == Access::Direct { crate::left::drop_left(&*file) } else { 0 };
+        let found_resident = if file.access() == Access::Direct { left::drop_left(&*file) } else { 0 };
         let translation = Arc::new(Translation::new(self.next_number.fetch_add(1, Ordering::Relaxed), table));
         if pages > 0 {
             self.pool.add(Arc::clone(&translation));

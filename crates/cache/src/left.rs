@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use pagekeeper_io::IoFile;
-use pagekeeper_kernel::{Flush, InspectedFile, ReleaseOptions, release, residency};
+use pagekeeper_kernel::{FileSystem, Flush, InspectedFile, ReleaseOptions, release, residency};
 
 /// Waiting for dirty pages at an open has an end.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -30,4 +30,11 @@ pub(crate) fn drop_left(file: &dyn IoFile) -> u64 {
     // Reported by what is found at the next look; nothing depends on it.
     let _ = release(&inspected, 0..u64::MAX, &options);
     found.resident
+}
+
+/// Whether the kernel's page cache is all that there is of a file, as on tmpfs: there direct reads are allowed (Linux 6.6),
+/// and copy from it all the same.
+pub(crate) fn is_all_there_is(file: &dyn IoFile) -> bool {
+    let Some(fd) = file.fd() else { return false };
+    FileSystem::of(fd, file.path()).is_ok_and(|on| matches!(on, FileSystem::Tmpfs | FileSystem::Ramfs))
 }

@@ -1,0 +1,102 @@
+//! What is counted adds up.
+
+use pagekeeper_cache::{ReadRequest, Stats};
+
+use crate::support::chance::Seed;
+use crate::support::tasks::block_on;
+use crate::support::{PAGE, SEED, check, sim};
+
+const LEN: u64 = PAGE as u64;
+
+fn looks(stats: &Stats) -> u64 {
+    stats.hits + stats.misses + stats.coalesced
+}
+
+#[test]
+fn each_look_at_a_page_is_counted_once() {
+    let seed = Seed::new();
+    let mut chance = seed.chance(0);
+    let (disk, cache) = sim(300, 100);
+    let file = cache.open("/file").unwrap();
+    let mut expected = 0;
+    let mut buf = vec![0; 5 * PAGE];
+    for step in 0..5000 {
+        let offset = chance.of(0..file.len());
+        let len = usize::try_from(chance.of(1..6000)).unwrap();
+        let pages = (offset + len as u64).min(file.len()).div_ceil(LEN) - offset / LEN;
+        match chance.of(0..6) {
+            0 => drop(file.page(offset / LEN).unwrap()),
+            1 => drop(file.page_ref(offset / LEN).unwrap()),
+            2 => {
+                block_on(file.read_at_async(offset, &mut buf[..len])).unwrap();
+                expected += pages - 1;
+            }
+            3 => {
+                let (one, other) = buf.split_at_mut(len);
+                let mut requests = [ReadRequest::new(offset, one), ReadRequest::new(0, &mut other[..1])];
+                file.read_many(&mut requests).unwrap();
+                // Of two parts of one absent page only one is a look of its own.
+                expected += pages;
+            }
+            _ => {
+                file.read_at(offset, &mut buf[..len]).unwrap();
+                expected += pages - 1;
+            }
+        }
+        expected += 1;
+        let stats = cache.stats();
+        let together = u64::from(offset < LEN);
+        assert!(looks(&stats) <= expected && looks(&stats) + together >= expected, "step {step}: {stats}");
+        expected = looks(&stats);
+        assert_eq!(
+            stats.misses - stats.bypassed,
+            stats.evictions + stats.resident_pages,
+            "step {step}: {stats}"
+        );
+    }
+    let stats = cache.stats();
+    assert_eq!((stats.device_reads, stats.device_bytes), (disk.stats().reads, disk.stats().bytes));
+    assert!(stats.hits > 0 && stats.misses > 0 && stats.evictions > 0, "{stats}");
+    assert!((stats.hit_ratio() - stats.hits as f64 / looks(&stats) as f64).abs() < 1e-9);
+}
+
+#[test]
+fn pages_that_are_prefetched_are_no_misses() {
+    let (disk, cache) = sim(100, 400);
+    let file = cache.open("/file").unwrap();
+    assert_eq!(file.prefetch(10 * LEN + 5..20 * LEN + 1), 11);
+    let mut buf = vec![0; 20 * PAGE];
+    file.read_at(5 * LEN, &mut buf).unwrap();
+    check(SEED, 5 * LEN, &buf);
+    let stats = cache.stats();
+    assert_eq!((stats.prefetched, stats.misses), (11, 9), "{stats}");
+    assert_eq!(looks(&stats), 20, "{stats}");
+    assert_eq!(stats.device_bytes, 20 * LEN);
+    // Sixteen neighbours at most are one read: 11 ahead, 5 before them and 4 behind.
+    assert_eq!(disk.stats().reads, 3);
+    // Never more than a quarter of the cache by one call, and what is there is not begun.
+    assert_eq!(file.prefetch(0..u64::MAX), 80);
+    assert_eq!(file.prefetch(u64::MAX - 1..u64::MAX), 0);
+    // Empty, and backwards.
+    assert_eq!(file.prefetch(7..7) + file.prefetch(std::ops::Range { start: 9, end: 7 }), 0);
+}
+
+#[test]
+fn how_full_it_is_is_told_in_pages_and_in_words() {
+    let (_, cache) = sim(50, 100);
+    let file = cache.open("/file").unwrap();
+    let empty = cache.stats();
+    assert_eq!((empty.resident_pages, empty.page_size), (0, LEN));
+    assert_eq!((empty.capacity_pages, cache.capacity_pages()), (100, 100));
+    file.read_at(0, &mut vec![0; 10 * PAGE]).unwrap();
+    file.page(3).unwrap();
+    assert_eq!((file.resident_pages(), cache.stats().resident_pages), (10, 10));
+    // A frame is lent to the file's table, once a miss has looked at that.
+    file.page(20).unwrap();
+    assert_eq!(cache.capacity_pages(), 99);
+    assert_eq!(
+        cache.stats().to_string(),
+        "1 hits, 11 misses (8.3 % hits), 0 waited for others' loads, 0 prefetched, 0 past the cache, 0 failed; \
+         0 evicted; 2 reads of 45056 bytes from the device; 11 of 99 pages of 4096 bytes in use"
+    );
+}

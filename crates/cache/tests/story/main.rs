@@ -1,0 +1,9 @@
+//! What a user of the cache lives through, story by story: opening, checking pages, keeping them, counting.
+
+mod counts;
+mod guards;
+mod open;
+mod verifier;
+
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,409 @@
+//! Opening: once for all who ask, the file that the name stands for now, regular files only, nothing of it left elsewhere.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
+use std::thread;
+
+use pagekeeper_cache::{Backend, Builder, PageCache};
+use pagekeeper_io::{Access, BatchRead, Io, IoFile, OwnedRead, SimDisk, Threads};
+use pagekeeper_kernel::{InspectedFile, Links, residency};
+
+use crate::support::{PAGE, SEED, bytes, check, disk_dir, sim, sim_cache, skip, write_patterned};
+
+const LEN: u64 = PAGE as u64;
+
+/// A back-end that counts what is opened for reading (a look at what a path names now is for its metadata, buffered), and can
+/// have it wait.
+struct Counting {
+    inner: Arc<dyn Io>,
+    opens: AtomicU64,
+    gate: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Counting {
+    fn new(inner: Arc<dyn Io>, closed: bool) -> Arc<Self> {
+        Arc::new(Self { inner, opens: AtomicU64::new(0), gate: Mutex::new(closed), opened: Condvar::new() })
+    }
+
+    fn opens(&self) -> u64 {
+        self.opens.load(Ordering::SeqCst)
+    }
+
+    fn let_through(&self) {
+        *self.gate.lock().unwrap() = false;
+        self.opened.notify_all();
+    }
+}
+
+impl Io for Counting {
+    fn open(&self, path: &Path, access: Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error> {
+        if access == Access::Direct {
+            self.opens.fetch_add(1, Ordering::SeqCst);
+            drop(self.opened.wait_while(self.gate.lock().unwrap(), |closed| *closed).unwrap());
+        }
+        self.inner.open(path, access)
+    }
+
+    fn adopt(&self, file: std::fs::File, access: Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error> {
+        self.inner.adopt(file, access)
+    }
+
+    fn read_batch(
+        &self,
+        reads: &mut [BatchRead<'_>],
+        completed: &mut dyn FnMut(usize, Result<usize, pagekeeper_io::Error>),
+    ) {
+        self.inner.read_batch(reads, completed);
+    }
+
+    fn submit(&self, reads: Vec<OwnedRead>) {
+        self.inner.submit(reads);
+    }
+
+    fn name(&self) -> &'static str {
+        "a counting disk"
+    }
+}
+
+fn counting(disk: &SimDisk, closed: bool) -> (Arc<Counting>, PageCache) {
+    let io = Counting::new(Arc::new(disk.clone()), closed);
+    let cache = PageCache::builder().memory(Builder::memory_for(100, PAGE)).io(io.clone()).build().unwrap();
+    (io, cache)
+}
+
+#[test]
+fn eighty_threads_that_open_a_file_open_it_once() {
+    let disk = SimDisk::new();
+    disk.create_patterned("/file", 10 * LEN, SEED).unwrap();
+    let (io, cache) = counting(&disk, true);
+    assert_eq!(cache.backend(), "a counting disk");
+    let together = Barrier::new(81);
+    let files: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..80)
+            .map(|_| {
+                scope.spawn(|| {
+                    together.wait();
+                    cache.open("/file").unwrap()
+                })
+            })
+            .collect();
+        together.wait();
+        io.let_through();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(io.opens(), 1);
+    assert!(files.iter().all(|file| file.id() == files[0].id()));
+    files[3].page(7).unwrap();
+    assert_eq!(files[77].resident_pages(), 1);
+    // As long as one of them is open, it is that one.
+    let last = files.into_iter().next_back().unwrap();
+    assert_eq!((cache.open("/file").unwrap().id(), io.opens()), (last.id(), 1));
+    let id = last.id();
+    drop(last);
+    let anew = cache.open("/file").unwrap();
+    assert_ne!(anew.id(), id);
+    assert_eq!((anew.resident_pages(), io.opens()), (0, 2));
+}
+
+#[test]
+fn all_who_wait_for_an_open_that_fails_are_told_and_the_next_tries_again() {
+    let disk = SimDisk::new();
+    let (io, cache) = counting(&disk, true);
+    let asked = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..20)
+            .map(|_| {
+                scope.spawn(|| {
+                    asked.fetch_add(1, Ordering::SeqCst);
+                    cache.open("/file").map(drop)
+                })
+            })
+            .collect();
+        while asked.load(Ordering::SeqCst) < 20 || io.opens() == 0 {
+            thread::yield_now();
+        }
+        io.let_through();
+        for thread in threads {
+            let error = thread.join().unwrap().unwrap_err();
+            assert_eq!(error.to_string(), "open /file: No such file or directory (os error 2)");
+        }
+    });
+    disk.create_patterned("/file", LEN, SEED).unwrap();
+    check(SEED, 0, &cache.open("/file").unwrap().page(0).unwrap());
+}
+
+/// An open by name, and one by descriptor, of what a real path names now.
+#[test]
+fn a_path_that_was_replaced_gives_the_new_file() {
+    let dir = disk_dir();
+    let path = dir.path().join("000012.sst");
+    let io = Counting::new(Arc::new(Threads::new()), false);
+    let cache = PageCache::builder().memory(4 << 20).io(io.clone()).build().unwrap();
+    write_patterned(&path, 1, 0..10 * LEN);
+    let old = cache.open(&path).unwrap();
+    check(1, 0, &old.page(0).unwrap());
+    for seed in 2..6 {
+        let new = dir.path().join("new");
+        write_patterned(&new, seed, 0..10 * LEN);
+        std::fs::rename(&new, &path).unwrap();
+        let file = cache.open(&path).unwrap();
+        assert_ne!(file.id(), old.id());
+        assert_eq!(cache.open(&path).unwrap().id(), file.id());
+        for page in 0..10 {
+            check(seed, page * LEN, &file.page(page).unwrap());
+            check(1, page * LEN, &old.page(page).unwrap());
+        }
+    }
+    assert_eq!(io.opens(), 5);
+    // Written to in place: whoever has it open is told, or gets what was there before, and who opens it gets what is there.
+    let file = cache.open(&path).unwrap();
+    let before = file.page_ref(2).unwrap();
+    let written = std::fs::File::options().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&written, &bytes(7, 0, 10 * PAGE), 0).unwrap();
+    written.sync_all().unwrap();
+    let anew = cache.open(&path).unwrap();
+    assert_ne!(anew.id(), file.id());
+    for page in 0..10 {
+        check(7, page * LEN, &anew.page(page).unwrap());
+    }
+    check(5, 2 * LEN, &before);
+    file.close();
+    // By descriptor.
+    let adopted = cache.adopt(std::fs::File::open(&path).unwrap()).unwrap();
+    assert_eq!((adopted.len(), adopted.is_direct()), (10 * LEN, anew.is_direct()));
+    check(7, 5 * LEN, &adopted.page(5).unwrap());
+}
+
+/// A change under an open file, on each file system that there is here.
+#[test]
+fn a_file_that_was_written_to_is_not_read_as_if_it_were_the_old_one() {
+    let dir = disk_dir();
+    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    for change in ["cut", "grown", "written"] {
+        let path = dir.path().join(change);
+        write_patterned(&path, 1, 0..10 * LEN + 5);
+        // The time of change is as fine as the kernel's tick (before Linux 6.13).
+        thread::sleep(std::time::Duration::from_millis(20));
+        let file = cache.open(&path).unwrap();
+        check(1, 0, &file.page(0).unwrap());
+        let raw = std::fs::File::options().write(true).open(&path).unwrap();
+        match change {
+            "cut" => raw.set_len(3 * LEN).unwrap(),
+            "grown" => write_patterned(&path, 1, 10 * LEN + 5..12 * LEN),
+            _ => std::os::unix::fs::FileExt::write_all_at(&raw, &bytes(7, 4 * LEN, PAGE), 4 * LEN).unwrap(),
+        }
+        check(1, 0, &file.page(0).unwrap());
+        let error = file.page(5).unwrap_err().to_string();
+        let name = path.display();
+        let expected = match change {
+            "cut" => format!(
+                "{name}: cut to 12288 bytes since it was opened with 40965, so bytes 20480..24576 are gone: open it again"
+            ),
+            "grown" => format!("{name}: grew to 49152 bytes since it was opened with 40965: open it again"),
+            _ => format!("{name}: written to since it was opened: open it again"),
+        };
+        assert_eq!(error, expected);
+        let past = file.read_at(file.len(), &mut [0; 9]);
+        assert_eq!(past.is_err(), change == "grown", "{past:?}");
+    }
+}
+
+#[test]
+fn what_is_no_regular_file_is_named_at_once() {
+    let dir = disk_dir();
+    let at = |name: &str| dir.path().join(name);
+    rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    std::fs::create_dir(at("directory")).unwrap();
+    symlink("nowhere", at("dangling")).unwrap();
+    symlink("loop", at("loop")).unwrap();
+    write_patterned(&at("file"), 1, 0..10);
+    symlink("file", at("link")).unwrap();
+    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    for (name, cause) in [
+        ("fifo", "a FIFO, not a regular file"),
+        ("socket", "a socket, not a regular file"),
+        ("directory", "a directory, not a regular file"),
+        ("dangling", "No such file or directory (os error 2)"),
+        ("missing", "No such file or directory (os error 2)"),
+        ("loop", "Too many levels of symbolic links (os error 40)"),
+        ("file/within", "Not a directory (os error 20)"),
+    ] {
+        let path = at(name);
+        let error = cache.open(&path).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains(&*path.to_string_lossy()) && message.ends_with(cause), "{message}");
+        assert_eq!(error.path(), Some(&*path));
+    }
+    let error = cache.open("/dev/null").unwrap_err();
+    assert_eq!(error.to_string(), "/dev/null: a character device, not a regular file");
+    // A link is followed.
+    check(1, 0, &cache.open(at("link")).unwrap().page(0).unwrap());
+    // Nothing of what failed is left behind.
+    std::fs::remove_file(at("fifo")).unwrap();
+    write_patterned(&at("fifo"), 2, 0..10);
+    check(2, 0, &cache.open(at("fifo")).unwrap().page(0).unwrap());
+}
+
+#[test]
+fn a_file_that_may_not_be_read_is_an_error() {
+    if !rustix::process::geteuid().is_root() {
+        skip("reading as another user needs root");
+        return;
+    }
+    let dir = disk_dir();
+    let path = dir.path().join("secret");
+    write_patterned(&path, 1, 0..LEN);
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
+    let cache = PageCache::builder().memory(4 << 20).backend(Backend::Threads).build().unwrap();
+    let nobody = rustix::process::Uid::from_raw(65534);
+    let error = thread::scope(|scope| {
+        let stranger = scope.spawn(|| {
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            cache.open(&path).unwrap_err()
+        });
+        stranger.join().unwrap()
+    });
+    assert!(error.to_string().ends_with("Permission denied (os error 13)"), "{error}");
+    assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::PermissionDenied);
+}
+
+#[test]
+fn what_others_left_in_the_kernels_page_cache_is_dropped() {
+    let dir = disk_dir();
+    let path = dir.path().join("left");
+    write_patterned(&path, 1, 0..300 * LEN + 77);
+    assert_eq!(std::fs::read(&path).unwrap(), bytes(1, 0, 300 * PAGE + 77));
+    let resident = || {
+        let file = InspectedFile::open(&path, Links::Refuse).unwrap();
+        residency(&file, 0..u64::MAX).unwrap().resident
+    };
+    let before = resident();
+    assert!(before >= 300 * LEN, "{before} bytes are resident");
+    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let file = cache.open(&path).unwrap();
+    if !file.is_direct() {
+        skip("no direct I/O in the target directory");
+        return;
+    }
+    assert_eq!((file.found_resident(), resident()), (before, 0));
+    // Nor does reading leave anything there, or looking at the file again.
+    let mut whole = vec![0; 300 * PAGE + 77];
+    assert_eq!(file.read_at(0, &mut whole).unwrap(), whole.len());
+    check(1, 0, &whole);
+    file.close();
+    drop(file);
+    assert_eq!(cache.open(&path).unwrap().found_resident(), 0);
+    assert_eq!(resident(), 0);
+
+    // Buffered, the kernel's cache is how it is read.
+    let cache = PageCache::builder().memory(4 << 20).backend(Backend::Buffered).build().unwrap();
+    let file = cache.open(&path).unwrap();
+    assert_eq!(file.read_at(0, &mut whole).unwrap(), whole.len());
+    check(1, 0, &whole);
+    assert!(!file.is_direct() && resident() > 0);
+}
+
+#[test]
+fn a_file_system_without_direct_reads_is_read_through_the_kernel() {
+    let disk = SimDisk::builder().without_direct().build();
+    disk.create_patterned("/file", 10 * LEN, SEED).unwrap();
+    let cache = sim_cache(&disk, 100, PAGE);
+    let file = cache.open("/file").unwrap();
+    assert!(!file.is_direct());
+    check(SEED, LEN, &file.page(1).unwrap());
+    assert_eq!(cache.open("/file").unwrap().id(), file.id());
+
+    // A real one: memory is no device to read directly from.
+    let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
+        skip("there is no tmpfs at /dev/shm");
+        return;
+    };
+    let path = dir.path().join("file");
+    write_patterned(&path, 1, 0..10 * LEN + 5);
+    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let file = cache.open(&path).unwrap();
+    let mut whole = vec![0; 10 * PAGE + 5];
+    assert_eq!(file.read_at(0, &mut whole).unwrap(), whole.len());
+    check(1, 0, &whole);
+    assert!(!file.is_direct(), "on tmpfs all is read through the kernel's page cache");
+    assert_eq!(file.found_resident(), 0, "what is in memory only can't be dropped");
+}
+
+#[test]
+fn files_of_all_lengths_are_read_to_their_end() {
+    let disk = SimDisk::new();
+    for shift in 12..=16 {
+        let page_size = 1 << shift;
+        let cache = sim_cache(&disk, 100, page_size);
+        for (n, len) in
+            [0, 1, 511, page_size - 1, page_size, page_size + 1, 5 * page_size].into_iter().enumerate()
+        {
+            let path = format!("/{shift}-{n}");
+            disk.create_patterned(&path, len as u64, 9).unwrap();
+            let file = cache.open(&path).unwrap();
+            assert_eq!((file.len(), file.is_empty()), (len as u64, len == 0));
+            assert_eq!((file.pages(), file.page_size()), (len.div_ceil(page_size) as u64, page_size));
+            let mut buf = vec![0; len + 10];
+            assert_eq!(file.read_at(0, &mut buf).unwrap(), len);
+            check(9, 0, &buf[..len]);
+            assert_eq!(file.read_at(len as u64, &mut buf).unwrap(), 0);
+            assert_eq!(file.read_at(u64::MAX, &mut buf).unwrap(), 0);
+            assert_eq!(file.read_at(u64::MAX, &mut []).unwrap(), 0);
+            let error = file.page(file.pages()).unwrap_err().to_string();
+            assert_eq!(error, format!("{path}: no page {0}: it has {0}", file.pages()));
+        }
+    }
+}
+
+#[test]
+fn a_file_of_too_many_pages_is_an_error_that_tells_the_way_out() {
+    let disk = SimDisk::new();
+    disk.create_patterned("/huge", 1 << 46, SEED).unwrap();
+    let error = sim_cache(&disk, 100, PAGE).open("/huge").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "/huge: 70368744177664 bytes are too many for pages of 4096: choose a larger page size"
+    );
+    let file = sim_cache(&disk, 100, 65536).open("/huge").unwrap();
+    check(SEED, (1 << 46) - 65536, &file.page((1 << 30) - 1).unwrap());
+}
+
+/// The budget holds however many open and close at once.
+#[test]
+fn opens_and_closes_of_many_threads_leave_the_capacity_as_it_was() {
+    let (disk, cache) = sim(2000, 400);
+    for n in 0..8 {
+        disk.create_patterned(format!("/{n}"), 500 * LEN * (n + 1), n).unwrap();
+    }
+    thread::scope(|scope| {
+        for n in 0..8 {
+            let cache = &cache;
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let file = cache.open(format!("/{n}")).unwrap();
+                    for page in 0..20 {
+                        let page = page * 37 * (round + 1) % file.pages();
+                        check(n, page * LEN, &file.page(page).unwrap());
+                    }
+                    if round % 2 == 0 {
+                        file.close();
+                    }
+                }
+            });
+        }
+    });
+    let file = cache.open("/file").unwrap();
+    let mut page = [0; PAGE];
+    for n in 0..2000 {
+        file.read_at(n * LEN, &mut page).unwrap();
+        check(SEED, n * LEN, &page);
+    }
+    let stats = cache.stats();
+    // 2000 pages are two parts of a table.
+    assert_eq!((stats.capacity_pages, file.resident_pages()), (398, stats.resident_pages), "{stats}");
+    assert!(stats.resident_pages + 8 >= 398, "{stats}");
+}

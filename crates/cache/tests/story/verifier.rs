@@ -1,0 +1,164 @@
+//! Checksums: each page is checked once, when it is loaded; one that is rejected is nobody's and is not kept.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use pagekeeper_cache::{CachedFile, Error, OpenOptions, PageCache, ReadRequest};
+use pagekeeper_io::SimDisk;
+
+use crate::support::tasks::block_on;
+use crate::support::{PAGE, SEED, bytes, check, sim_builder};
+
+const LEN: u64 = PAGE as u64;
+
+/// What the verifier of [`set_up`] does, and how often it was called.
+#[derive(Default)]
+struct Verifier {
+    calls: AtomicU64,
+    rejects: AtomicBool,
+    panics: AtomicBool,
+}
+
+/// A file of 20 pages and 100 bytes; the verifier looks at all of them and is wanted to mind page 7.
+fn set_up() -> (SimDisk, PageCache, Arc<Verifier>) {
+    let disk = SimDisk::new();
+    disk.create_patterned("/file", 20 * LEN + 100, SEED).unwrap();
+    let verifier = Arc::new(Verifier::default());
+    let state = Arc::clone(&verifier);
+    let cache = sim_builder(&disk, 200, PAGE)
+        .verifier(move |page| {
+            state.calls.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(page.offset(), page.page() * LEN);
+            assert_eq!(page.path(), "/file");
+            let expected = if page.page() == 20 { 100 } else { PAGE };
+            assert!(page.bytes() == bytes(SEED, page.offset(), expected), "not the page's bytes");
+            assert!(page.page() != 7 || !state.panics.load(Ordering::SeqCst), "as it is meant to be");
+            if page.page() == 7 && state.rejects.load(Ordering::SeqCst) {
+                return Err(format!("its checksum is {:#x}", 0x5eed));
+            }
+            Ok(())
+        })
+        .build()
+        .unwrap();
+    (disk, cache, verifier)
+}
+
+fn read_all(file: &CachedFile) {
+    let mut whole = vec![0; 20 * PAGE + 100];
+    assert_eq!(file.read_at(0, &mut whole).unwrap(), whole.len());
+    check(SEED, 0, &whole);
+}
+
+#[test]
+fn each_page_is_checked_once_however_it_is_loaded() {
+    let (_, cache, verifier) = set_up();
+    let file = cache.open("/file").unwrap();
+    file.prefetch(0..4 * LEN);
+    file.page(4).unwrap();
+    file.page_ref(5).unwrap();
+    file.read_at(6 * LEN, &mut [0; 10]).unwrap();
+    let (mut one, mut other) = ([0; 10], [0; 10]);
+    file.read_many(&mut [ReadRequest::new(8 * LEN, &mut one), ReadRequest::new(20 * LEN, &mut other)])
+        .unwrap();
+    block_on(file.read_at_async(9 * LEN + 9, &mut [0; 2 * PAGE])).unwrap();
+    for _ in 0..3 {
+        read_all(&file);
+    }
+    assert_eq!(verifier.calls.load(Ordering::SeqCst), 21);
+}
+
+/// Waits until so many readers wait for what another loads.
+fn await_coalesced(cache: &PageCache, count: u64) {
+    let before = std::time::Instant::now();
+    while cache.stats().coalesced < count {
+        assert!(before.elapsed().as_secs() < 60, "only {} wait", cache.stats().coalesced);
+        thread::yield_now();
+    }
+}
+
+/// What several readers of page 7 get that wait for one load of it, each in its own way; the loader first.
+fn read_together(
+    disk: &SimDisk,
+    cache: &PageCache,
+    file: &CachedFile,
+) -> Vec<thread::Result<Result<(), Error>>> {
+    let hold = disk.hold("/file", 7 * LEN..8 * LEN).unwrap();
+    let waiting = cache.stats().coalesced;
+    thread::scope(|scope| {
+        let mut readers = vec![scope.spawn(|| file.read_at(7 * LEN, &mut [0; 10]).map(drop))];
+        hold.wait_for(1);
+        readers.push(scope.spawn(|| file.read_at(7 * LEN + 1, &mut [0; 10]).map(drop)));
+        readers.push(scope.spawn(|| file.page(7).map(drop)));
+        readers.push(scope.spawn(|| file.page_ref(7).map(drop)));
+        readers.push(scope.spawn(|| block_on(file.read_at_async(7 * LEN, &mut [0; 10])).map(drop)));
+        readers.push(scope.spawn(|| file.read_many(&mut [ReadRequest::new(7 * LEN, &mut [0; 10])])));
+        await_coalesced(cache, waiting + 5);
+        drop(hold);
+        readers.into_iter().map(thread::ScopedJoinHandle::join).collect()
+    })
+}
+
+#[test]
+fn a_page_that_is_rejected_is_an_error_for_all_who_wait_and_is_not_kept() {
+    let (disk, cache, verifier) = set_up();
+    let file = cache.open("/file").unwrap();
+    verifier.rejects.store(true, Ordering::SeqCst);
+    for outcome in read_together(&disk, &cache, &file) {
+        let error = outcome.unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "page 7 of /file: its checksum is 0x5eed");
+        assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::InvalidData);
+    }
+    assert_eq!(verifier.calls.load(Ordering::SeqCst), 1);
+    assert_eq!((file.resident_pages(), cache.stats().failures), (0, 1));
+    // Its neighbours are fine, also when they are read together with it.
+    let mut bufs = vec![[0; PAGE]; 10];
+    let mut requests: Vec<_> = (0..).zip(&mut bufs).map(|(n, buf)| ReadRequest::new(n * LEN, buf)).collect();
+    file.read_many(&mut requests).unwrap_err();
+    let failed: Vec<_> = requests.iter().map(|request| request.outcome().is_err()).collect();
+    assert_eq!(failed.iter().position(|failed| *failed), Some(7));
+    assert_eq!(failed.iter().filter(|failed| **failed).count(), 1);
+    // Once it is good, so is the next look.
+    verifier.rejects.store(false, Ordering::SeqCst);
+    check(SEED, 7 * LEN, &file.page(7).unwrap());
+    read_all(&file);
+}
+
+#[test]
+fn a_verifier_that_panics_panics_its_reader_and_is_an_error_for_the_others() {
+    let (disk, cache, verifier) = set_up();
+    let file = cache.open("/file").unwrap();
+    verifier.panics.store(true, Ordering::SeqCst);
+    let outcomes = read_together(&disk, &cache, &file);
+    assert!(outcomes[0].is_err(), "its own reader is told otherwise");
+    for outcome in &outcomes[1..] {
+        let outcome = outcome.as_ref().unwrap();
+        assert!(matches!(outcome, Err(Error::LoaderPanicked { page: 7, .. })), "{outcome:?}");
+    }
+    // A future is never the one to panic, and a batch gives back all that it took.
+    let result = block_on(file.read_at_async(0, &mut vec![0; 20 * PAGE]));
+    assert!(matches!(result, Err(Error::LoaderPanicked { .. })), "{result:?}");
+    catch_unwind(AssertUnwindSafe(|| file.read_at(6 * LEN, &mut [0; 3 * PAGE]))).unwrap_err();
+    catch_unwind(AssertUnwindSafe(|| file.page(7).map(drop))).unwrap_err();
+    file.prefetch(0..20 * LEN);
+    verifier.panics.store(false, Ordering::SeqCst);
+    // A page of the prefetch may be on its way to the panic still.
+    while let Err(error) = file.page(7).map(drop) {
+        assert!(matches!(error, Error::LoaderPanicked { .. }), "{error}");
+    }
+    read_all(&file);
+}
+
+#[test]
+fn a_file_can_have_a_verifier_of_its_own() {
+    let (_, cache, verifier) = set_up();
+    let own = OpenOptions::new().verifier(|page| Err(format!("no page {} for anyone", page.page())));
+    let file = cache.open_with("/file", own).unwrap();
+    assert_eq!(file.page(3).unwrap_err().to_string(), "page 3 of /file: no page 3 for anyone");
+    let plain = cache.open("/file").unwrap();
+    assert_ne!(plain.id(), file.id());
+    read_all(&plain);
+    file.page(3).unwrap_err();
+    assert_eq!(verifier.calls.load(Ordering::SeqCst), 21);
+}
