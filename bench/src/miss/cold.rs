@@ -1,8 +1,10 @@
 //! Cold reads of whole pages, direct from the device: by one thread, by 32, and by one with 32 reads under way.
 //!
-//! The pages come from a shuffled list of all pages of the file that is gone through once and again, over all samples, so
-//! a page comes back only after all others, when a cache this small has long forgotten it.
+//! The pages come from a shuffled list of all pages of the file. When half of it has been read the next sample closes the
+//! file, which lets go of its cached pages, and starts the list anew: no page is ever found.
+//! Fails where a device is so fast that one sample would read the other half, too.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -32,9 +34,10 @@ const READ_MANY: &str = "pagekeeper, read_many of 32";
 /// Measures all cases; with --quick only the batches.
 pub(super) fn run(run: &mut Run, fio: Option<&Program>, data: &Data<'_>) -> Result<()> {
     let cache = PageCache::builder().memory(CACHE_BYTES).build().context("can't make a cache")?;
-    let file = cache.open(data.path).context("can't open the file through the cache")?;
+    let file = RefCell::new(cache.open(data.path).context("can't open the file through the cache")?);
     let deck = Deck::new(data.size / PAGE, &mut run.random);
-    let setting = Setting { data, file: &file, deck: &deck, duration: duration(run), stop: run.stop.clone() };
+    let (duration, stop) = (duration(run), run.stop.clone());
+    let setting = Setting { data, cache: &cache, file, deck: &deck, duration, stop };
     run.note(&format!(
         "cold reads: {} GiB, a cache of {} MiB, direct I/O",
         data.size >> 30,
@@ -109,20 +112,35 @@ fn measure(
 /// All that our samples need.
 struct Setting<'a> {
     data: &'a Data<'a>,
-    file: &'a CachedFile,
+    cache: &'a PageCache,
+    /// As of the last start of the deck.
+    file: RefCell<CachedFile>,
     deck: &'a Deck,
     duration: Duration,
     stop: Stop,
 }
 
 impl Setting<'_> {
+    /// The file, and its pages to be read, none of them cached.
+    fn begin(&self) -> Result<(CachedFile, &Deck)> {
+        let mut file = self.file.borrow_mut();
+        if self.deck.is_half_drawn() {
+            file.close();
+            *file = self.cache.open(self.data.path).context("can't open the file again")?;
+            self.deck.start_anew();
+        }
+        Ok((file.clone(), self.deck))
+    }
+
     /// Single reads by so many threads.
     fn read_at(&self, threads: usize) -> Result<Cost> {
+        let (file, deck) = self.begin()?;
         let workers = (0..threads).map(|_| {
+            let file = &file;
             let (mut judge, mut page) = (Judge::new(self.data.seed), vec![0; PAGE_LEN]);
             move || {
-                let offset = self.deck.draw() * PAGE;
-                let read = self.file.read_at(offset, &mut page)?;
+                let offset = deck.draw()? * PAGE;
+                let read = file.read_at(offset, &mut page)?;
                 judge.look(offset, &page[..read])?;
                 ensure!(read == page.len(), "a short read at {offset}");
                 Ok(1)
@@ -134,13 +152,16 @@ impl Setting<'_> {
     /// Batches by one thread.
     fn read_many(&self) -> Result<Cost> {
         let (mut judge, mut pages) = (Judge::new(self.data.seed), vec![0; WIDE * PAGE_LEN]);
+        let (file, deck) = self.begin()?;
         let mut offsets = [0; WIDE];
         self.drive(vec![move || {
-            offsets.fill_with(|| self.deck.draw() * PAGE);
+            for offset in &mut offsets {
+                *offset = deck.draw()? * PAGE;
+            }
             let parts = pages.chunks_exact_mut(PAGE_LEN);
             let mut requests: Vec<ReadRequest<'_>> =
                 offsets.iter().zip(parts).map(|(offset, page)| ReadRequest::new(*offset, page)).collect();
-            self.file.read_many(&mut requests)?;
+            file.read_many(&mut requests)?;
             drop(requests);
             for (offset, page) in offsets.iter().zip(pages.chunks_exact(PAGE_LEN)) {
                 judge.look(*offset, page)?;
@@ -152,13 +173,15 @@ impl Setting<'_> {
     /// By one thread, a new read for each that ends.
     fn read_at_async(&self) -> Result<Cost> {
         let reads_of_all = Arc::new(AtomicU64::new(0));
+        let (file, deck) = self.begin()?;
         let mut tasks = Tasks::new((0..WIDE).map(|_| {
+            let file = &file;
             let (mut judge, mut page) = (Judge::new(self.data.seed), vec![0; PAGE_LEN]);
             let reads = Arc::clone(&reads_of_all);
             let task = async move {
                 loop {
-                    let offset = self.deck.draw() * PAGE;
-                    let found = self.file.read_at_async(offset, &mut page).await?;
+                    let offset = deck.draw()? * PAGE;
+                    let found = file.read_at_async(offset, &mut page).await?;
                     judge.look(offset, &page[..found])?;
                     ensure!(found == page.len(), "a short read at {offset}");
                     reads.fetch_add(1, Ordering::Relaxed);
@@ -201,7 +224,7 @@ fn device_bytes_in(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
 }
 
-/// All pages of a file in random order, gone through for ever.
+/// All pages of a file in random order.
 struct Deck {
     pages: Vec<u32>,
     next: AtomicUsize,
@@ -215,9 +238,18 @@ impl Deck {
     }
 
     /// The next page.
-    fn draw(&self) -> u64 {
+    fn draw(&self) -> Result<u64> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
-        u64::from(self.pages[next % self.pages.len()])
+        let page = self.pages.get(next).context("the device is too fast for a file of this size")?;
+        Ok(u64::from(*page))
+    }
+
+    fn is_half_drawn(&self) -> bool {
+        self.next.load(Ordering::Relaxed) > self.pages.len() / 2
+    }
+
+    fn start_anew(&self) {
+        self.next.store(0, Ordering::Relaxed);
     }
 }
 
@@ -226,11 +258,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_page_is_drawn_once_before_any_comes_back() {
+    fn each_page_is_drawn_once_until_the_deck_starts_anew() {
         let deck = Deck::new(1000, &mut Random::new(1));
-        let mut drawn: Vec<u64> = (0..1000).map(|_| deck.draw()).collect();
-        let first = drawn[0];
-        assert_eq!(deck.draw(), first);
+        let mut drawn: Vec<u64> = (0..500).map(|_| deck.draw().unwrap()).collect();
+        assert!(!deck.is_half_drawn());
+        drawn.extend((500..1000).map(|_| deck.draw().unwrap()));
+        assert!(deck.is_half_drawn() && deck.draw().is_err());
+        deck.start_anew();
+        assert_eq!(deck.draw().unwrap(), drawn[0]);
         drawn.sort_unstable();
         assert_eq!(drawn, (0..1000).collect::<Vec<_>>());
     }
