@@ -17,7 +17,7 @@ use pagekeeper_io::{
     Threads, Uring,
 };
 use proptest::prelude::*;
-use support::{Mounted, aligned, disk_dir, noise};
+use support::{Memory, Mounted, aligned, disk_dir, noise};
 
 /// No multiple of anything that a device or file system counts in.
 const LEN: usize = (1 << 20) + 1234;
@@ -64,7 +64,7 @@ fn expected(content: &[u8], offset: u64, len: usize) -> &[u8] {
     &content[start..content.len().min(start + len)]
 }
 
-fn check(content: &[u8], (offset, lengths): &Wanted, result: &Result<usize, Error>, buffers: &[&mut [u8]]) {
+fn check(content: &[u8], (offset, lengths): &Wanted, result: &Result<usize, Error>, buffers: &[Memory]) {
     let expected = expected(content, *offset, lengths.iter().sum());
     assert_eq!(*result, Ok(expected.len()), "{offset} {lengths:?}");
     let got: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
@@ -72,7 +72,7 @@ fn check(content: &[u8], (offset, lengths): &Wanted, result: &Result<usize, Erro
 }
 
 fn check_batch(io: &dyn Io, file: &dyn IoFile, content: &[u8], wanted: &[Wanted]) {
-    let mut memory: Vec<Vec<&mut [u8]>> =
+    let mut memory: Vec<Vec<Memory>> =
         wanted.iter().map(|(_, lengths)| lengths.iter().map(|len| aligned(*len)).collect()).collect();
     let mut results: Vec<Option<Result<usize, Error>>> = vec![None; wanted.len()];
     let mut reads: Vec<_> = memory
@@ -95,7 +95,7 @@ fn check_batch(io: &dyn Io, file: &dyn IoFile, content: &[u8], wanted: &[Wanted]
 }
 
 /// What comes of a read in the background: its place, its result, its memory.
-type Ended = (usize, Result<usize, Error>, Vec<&'static mut [u8]>);
+type Ended = (usize, Result<usize, Error>, Vec<Memory>);
 
 /// A read in the background, and where its result and memory will come.
 fn owned(
@@ -104,8 +104,8 @@ fn owned(
     (offset, lengths): &Wanted,
     ended: &mpsc::Sender<Ended>,
 ) -> OwnedRead {
-    let mut buffers: Vec<&'static mut [u8]> = lengths.iter().map(|len| aligned(*len)).collect();
-    // SAFETY: the memory is leaked, and stays in `done` until that is called.
+    let mut buffers: Vec<Memory> = lengths.iter().map(|len| aligned(*len)).collect();
+    // SAFETY: the memory stays where it is, and is kept by `done` until that is called.
     let targets = buffers.iter_mut().map(|b| unsafe { Target::new(NonNull::from(&mut **b).cast(), b.len()) });
     let targets = targets.collect();
     let ended = ended.clone();
@@ -115,6 +115,15 @@ fn owned(
         targets,
         done: Box::new(move |result| ended.send((index, result, buffers)).unwrap()),
     }
+}
+
+/// Has another `done`, which keeps the memory of the first until it has returned.
+fn instead(read: &mut OwnedRead, done: impl FnOnce(Result<usize, Error>) + Send + 'static) {
+    let kept = std::mem::replace(&mut read.done, Box::new(|_| ()));
+    read.done = Box::new(move |result| {
+        let _kept = kept;
+        done(result);
+    });
 }
 
 fn check_background(io: &dyn Io, file: &Arc<dyn IoFile>, content: &[u8], wanted: &[Wanted]) {
@@ -133,8 +142,8 @@ fn check_background(io: &dyn Io, file: &Arc<dyn IoFile>, content: &[u8], wanted:
 fn check_alone(file: &dyn IoFile, content: &[u8], wanted: &[Wanted]) {
     for (offset, lengths) in wanted {
         let len = lengths.iter().sum();
-        let buffer = aligned(len);
-        let result = file.read_at(*offset, buffer);
+        let mut buffer = aligned(len);
+        let result = file.read_at(*offset, &mut buffer);
         check(content, &(*offset, vec![len]), &result, &[buffer]);
     }
 }
@@ -235,9 +244,10 @@ fn a_direct_read_leaves_nothing_resident_and_what_is_not_aligned_is_named() {
     rustix::fs::fadvise(&drop_pages, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     for io in real() {
         let file = io.open(&path, Access::Direct).unwrap();
-        file.read_at(0, aligned(LEN.next_multiple_of(4096))).unwrap();
+        file.read_at(0, &mut aligned(LEN.next_multiple_of(4096))).unwrap();
         for (offset, skip, len) in [(100, 0, 4096), (0, 1, 4096), (0, 0, 100)] {
-            let memory = &mut aligned(8192)[skip..skip + len];
+            let mut memory = aligned(8192);
+            let memory = &mut memory[skip..skip + len];
             let unaligned =
                 Error::Unaligned { path: path.clone(), range: offset..offset + memory.len() as u64 };
             assert_eq!(file.read_at(offset, memory), Err(unaligned.clone()));
@@ -397,7 +407,7 @@ fn a_panic_of_done_stops_no_other_read() {
         let (sender, _ended) = mpsc::channel();
         let reads = (0..10).map(|index| {
             let mut read = owned(&file, index, &(0, vec![4096]), &sender);
-            read.done = Box::new(|_| std::panic::resume_unwind(Box::new("planned")));
+            instead(&mut read, |_| std::panic::resume_unwind(Box::new("planned")));
             read
         });
         io.submit(reads.collect());
@@ -433,7 +443,7 @@ fn the_last_handle_may_go_within_a_done() {
         let mut read = owned(&file, 0, &(0, vec![4096]), &sender);
         let (gate, opened) = mpsc::channel::<()>();
         let held = Arc::clone(&io);
-        read.done = Box::new(move |result| {
+        instead(&mut read, move |result| {
             opened.recv().unwrap();
             drop(held);
             sender.send((0, result, vec![])).unwrap();
@@ -451,7 +461,7 @@ fn a_done_may_submit() {
         let (sender, _) = mpsc::channel();
         let mut read = owned(file, 0, &(left as u64 * 4096, vec![4096]), &sender);
         let (io, file) = (Arc::clone(io), Arc::clone(file));
-        read.done = Box::new(move |result| {
+        instead(&mut read, move |result| {
             assert_eq!(result, Ok(4096));
             if left > 0 {
                 io.submit(vec![follow(&io, &file, left - 1, ended)]);
@@ -502,14 +512,14 @@ fn a_file_that_grows_or_is_cut_meanwhile_gives_what_it_holds() {
         for access in [Access::Direct, Access::Buffered] {
             writer.set_len(10_000).unwrap();
             let file = io.open(&path, access).unwrap();
-            let memory = aligned(16_384);
-            assert_eq!(file.read_at(0, memory), Ok(10_000));
+            let mut memory = aligned(16_384);
+            assert_eq!(file.read_at(0, &mut memory), Ok(10_000));
             writer.set_len(5000).unwrap();
-            assert_eq!(file.read_at(0, memory), Ok(5000));
-            assert_eq!(file.read_at(8192, memory), Ok(0));
+            assert_eq!(file.read_at(0, &mut memory), Ok(5000));
+            assert_eq!(file.read_at(8192, &mut memory), Ok(0));
             writer.write_all_at(&noise(12_000), 0).unwrap();
             writer.sync_all().unwrap();
-            assert_eq!(file.read_at(0, memory), Ok(12_000));
+            assert_eq!(file.read_at(0, &mut memory), Ok(12_000));
             assert_eq!(memory[..12_000], noise(12_000));
         }
     }

@@ -1,5 +1,6 @@
 //! File systems to test on, and memory to read into.
 
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -86,12 +87,32 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Memory aligned to pages, leaked: reads in the background may fill it at any time.
-pub(crate) fn aligned(len: usize) -> &'static mut [u8] {
+/// Memory aligned to pages. It stays where it is when the value moves.
+pub(crate) struct Memory {
+    bytes: Vec<u8>,
+    skip: usize,
+    len: usize,
+}
+
+pub(crate) fn aligned(len: usize) -> Memory {
     const PAGE: usize = 4096;
-    let memory = vec![0xee_u8; len + PAGE].leak();
-    let skip = memory.as_ptr().align_offset(PAGE);
-    &mut memory[skip..skip + len]
+    let bytes = vec![0xee_u8; len + PAGE];
+    let skip = bytes.as_ptr().align_offset(PAGE);
+    Memory { bytes, skip, len }
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.skip..self.skip + self.len]
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.skip..self.skip + self.len]
+    }
 }
 
 /// Bytes that differ from place to place.
