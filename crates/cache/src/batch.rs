@@ -238,8 +238,10 @@ impl Handle {
     /// Reads one page into its frame.
     fn read_alone(&self, filling: &mut Filling<&Self>) -> Result<usize, Error> {
         let start = self.range(filling.page()).start;
-        let read = self.io()?.read_at(start, filling.bytes_mut())?;
+        let io = self.io()?;
+        let read = io.read_at(start, filling.bytes_mut())?;
         self.shared.device.add(read);
+        self.check_unchanged(&**io, self.range(filling.page()))?;
         Ok(read)
     }
 

@@ -64,7 +64,12 @@ impl Pool {
 
     /// Begins the grace of all frames that were taken out of their entries.
     pub(super) fn retire(&self, readers: &Readers) {
-        let frames = std::mem::take(&mut self.book().out);
+        let (frames, swept) = {
+            let mut book = self.book();
+            (std::mem::take(&mut book.out), std::mem::take(&mut book.swept))
+        };
+        // A handle that somebody keeps keeps the table, but not what it takes up.
+        swept.iter().for_each(|file| file.table.forget_all());
         if frames.is_empty() {
             return;
         }
@@ -174,7 +179,9 @@ impl Book {
                 if self.files.remove(&file.number).is_some() {
                     self.parts -= file.populated();
                 }
-                self.closed.pop_front();
+                if let Some((file, _)) = self.closed.pop_front() {
+                    self.swept.push(file);
+                }
                 continue;
             }
             let (file, swept) = (Arc::clone(file), *part);

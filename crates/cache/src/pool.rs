@@ -125,6 +125,8 @@ pub(super) struct Book {
     pub(super) files: HashMap<u32, Arc<Translation>>,
     /// Closed files with the next part to sweep.
     pub(super) closed: VecDeque<(Arc<Translation>, u32)>,
+    /// Closed files that were swept, whose tables' memory is to be given back.
+    pub(super) swept: Vec<Arc<Translation>>,
     /// Parts of tables whose memory is taken up, oldest first; also some of files that are gone.
     pub(super) populated: VecDeque<(u32, u32)>,
     /// How many parts of tables are taken up.
@@ -167,6 +169,7 @@ impl Pool {
             waiters: HashMap::new(),
             files: HashMap::new(),
             closed: VecDeque::new(),
+            swept: Vec::new(),
             populated: VecDeque::new(),
             parts: 0,
             evicting: false,

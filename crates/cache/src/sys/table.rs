@@ -123,6 +123,16 @@ impl Table {
         };
         debug_assert_eq!(forgotten, Ok(()));
     }
+
+    /// As [`forget`](Self::forget) does, for all parts.
+    pub(crate) fn forget_all(&self) {
+        // SAFETY: the range is this value's mapping; as in `forget`.
+        let forgotten = unsafe {
+            let start = self.entries.as_ptr().cast();
+            rustix::mm::madvise(start, Self::mapped(self.pages), Advice::LinuxDontNeed)
+        };
+        debug_assert_eq!(forgotten, Ok(()));
+    }
 }
 
 impl Drop for Table {
