@@ -30,13 +30,17 @@ impl Pool {
             }
             // A reader that is stopped for long must not drain the cache into limbo.
             let waiting: usize = book.limbo.iter().map(|retired| retired.frames.len()).sum();
-            if waiting >= (book.limit as usize / 8).max(2 * batch) {
+            let enough = if book.free.is_empty() { (book.limit as usize / 8).max(2 * batch) } else { batch };
+            if waiting >= enough {
                 return !book.free.is_empty();
             }
             book.evicting = true;
             book.closed.extend(self.just_closed().drain(..).map(|file| (file, 0)));
             book.sweep_closed(batch);
-            self.select(book, batch);
+            // Nothing that is in use goes while there is something that is not.
+            if book.out.is_empty() {
+                self.select(book, batch);
+            }
         }
         self.retire(readers);
         let mut book = self.book();
