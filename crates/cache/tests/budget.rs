@@ -1,0 +1,235 @@
+//! What a cache really takes up: measured by the kernel (`/proc/self/smaps_rollup`), each case in a process of its own.
+//!
+//! All that a process uses more after a case than before must be within 2 % of the budget and [`BESIDE`] bytes more: frames,
+//! records, tables of files, threads of the back-end, what the allocator keeps.
+
+mod support;
+
+use std::process::Command;
+
+use pagekeeper_cache::{Backend, HugePages, PageCache};
+use pagekeeper_io::SimDisk;
+
+use support::chance::Seed;
+use support::{PAGE, bytes, check, disk_dir};
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes that may be in use beside the budget, however large that is: stacks, the simulated disk, the allocator.
+const BESIDE: u64 = 2 * MIB;
+
+/// Runs a test again in a process in which nothing else runs.
+fn alone(name: &str, test: impl FnOnce()) {
+    if std::env::var_os("PAGEKEEPER_ALONE").is_some() {
+        return test();
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let output =
+        command.args([name, "--exact", "--nocapture"]).env("PAGEKEEPER_ALONE", "1").output().unwrap();
+    let said =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    print!("{said}");
+}
+
+/// What this process takes up, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Memory {
+    rss: u64,
+    pss: u64,
+}
+
+impl Memory {
+    fn now() -> Self {
+        let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+        };
+        Self { rss: field("Rss:"), pss: field("Pss:") }
+    }
+
+    /// Checks what was taken up since, by a cache of this budget.
+    #[track_caller]
+    fn check_since(self, budget: u64, what: &str) {
+        let now = Self::now();
+        let most = budget + budget / 50 + BESIDE;
+        for (name, before, now) in [("Rss", self.rss, now.rss), ("Pss", self.pss, now.pss)] {
+            let more = now.saturating_sub(before);
+            println!("{what}: {name} {more} of {budget} bytes");
+            assert!(more <= most, "{what}: {name} rose by {more}, {} more than {most} at most", more - most);
+        }
+    }
+
+    /// Checks that the budget is made use of.
+    #[track_caller]
+    fn check_used(self, budget: u64, what: &str) {
+        let more = Self::now().rss.saturating_sub(self.rss);
+        assert!(more >= budget / 10 * 9, "{what}: only {more} of {budget} bytes are in use");
+    }
+}
+
+/// Fills a cache with four times as much data as it holds: of one file, of several, by several threads, and of files that
+/// come and go.
+fn fill(budget: u64, page_size: usize, huge_pages: HugePages) {
+    let what = format!("{} MiB in pages of {page_size}, {huge_pages:?}", budget / MIB);
+    let disk = SimDisk::new();
+    disk.create_patterned("/one", 4 * budget, 1).unwrap();
+    for n in 2..10 {
+        disk.create_patterned(format!("/{n}"), budget / 2, n).unwrap();
+    }
+    // What is the test's own is there, and touched, before anything is measured.
+    let mut buf = vec![1; 1 << 20];
+    let mut bufs: Vec<_> = (2..10).map(|_| vec![1; 64 << 10]).collect();
+    let before = Memory::now();
+    let cache = PageCache::builder()
+        .memory(budget)
+        .page_size(page_size)
+        .huge_pages(huge_pages)
+        .io(std::sync::Arc::new(disk.clone()))
+        .build()
+        .unwrap();
+    before.check_since(budget / 50, &format!("{what}, empty"));
+
+    let one = cache.open("/one").unwrap();
+    for offset in (0..one.len()).step_by(buf.len()) {
+        one.read_at(offset, &mut buf).unwrap();
+    }
+    check(1, one.len() - MIB, &buf);
+    before.check_since(budget, &format!("{what}, one file"));
+    before.check_used(budget, &what);
+
+    let several: Vec<_> = (2..10).map(|n| (n, cache.open(format!("/{n}")).unwrap())).collect();
+    std::thread::scope(|scope| {
+        for ((n, file), buf) in several.iter().zip(&mut bufs) {
+            scope.spawn(move || {
+                for offset in (0..file.len()).step_by(buf.len()) {
+                    file.read_at(offset, buf).unwrap();
+                }
+                check(*n, file.len() - buf.len() as u64, buf);
+            });
+        }
+    });
+    before.check_since(budget, &format!("{what}, several files"));
+
+    drop((one, several));
+    for n in 2..10 {
+        let file = cache.open(format!("/{n}")).unwrap();
+        for offset in (0..file.len()).step_by(8 * buf.len()) {
+            file.read_at(offset, &mut buf).unwrap();
+        }
+    }
+    before.check_since(budget, &format!("{what}, files that come and go"));
+    before.check_used(budget, &what);
+    assert!(cache.stats().evictions > 0);
+    drop(cache);
+    before.check_since(0, &format!("{what}, gone"));
+}
+
+#[test]
+fn a_cache_of_64_mib() {
+    alone("a_cache_of_64_mib", || fill(64 * MIB, 4096, HugePages::Transparent));
+}
+
+#[test]
+fn a_cache_of_64_mib_without_huge_pages() {
+    alone("a_cache_of_64_mib_without_huge_pages", || fill(64 * MIB, 4096, HugePages::Off));
+}
+
+#[test]
+fn a_cache_of_large_pages() {
+    alone("a_cache_of_large_pages", || fill(64 * MIB, 65536, HugePages::Transparent));
+}
+
+#[test]
+fn a_cache_of_256_mib() {
+    alone("a_cache_of_256_mib", || fill(256 * MIB, 4096, HugePages::Transparent));
+}
+
+/// A table of 1 GiB, were it there as a whole. Each read is in a part of the table that was not looked at before.
+#[test]
+fn random_reads_of_a_file_of_a_tebibyte() {
+    alone("random_reads_of_a_file_of_a_tebibyte", || {
+        let budget = 64 * MIB;
+        let seed = Seed::new();
+        let mut chance = seed.chance(0);
+        let dir = disk_dir();
+        let path = dir.path().join("sparse");
+        let sparse = std::fs::File::create(&path).unwrap();
+        sparse.set_len(1 << 40).unwrap();
+        // Here and there, something that is not zero.
+        for tenth in 0..10 {
+            std::os::unix::fs::FileExt::write_all_at(&sparse, &bytes(7, 0, PAGE), tenth << 36).unwrap();
+        }
+        sparse.sync_all().unwrap();
+        let disk = SimDisk::new();
+        disk.create_patterned("/sparse", 1 << 40, 3).unwrap();
+
+        let before = Memory::now();
+        let cache = PageCache::builder().memory(budget).backend(Backend::Threads).build().unwrap();
+        let file = cache.open(&path).unwrap();
+        before.check_since(4 * MIB, "1 TiB opened");
+        let mut page = [0; PAGE];
+        for n in 0..40_000 {
+            let offset = chance.of(0..1 << 28) * PAGE as u64;
+            file.read_at(offset, &mut page).unwrap();
+            if n % 1000 == 0 {
+                file.read_at((n / 1000 % 10) << 36, &mut page).unwrap();
+                check(7, 0, &page);
+            }
+        }
+        before.check_since(budget, "1 TiB, read here and there");
+        before.check_used(budget, "1 TiB");
+        drop((file, cache));
+        before.check_since(0, "gone");
+
+        // The same at the speed of memory, and with far more reads.
+        let before = Memory::now();
+        let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
+        let file = cache.open("/sparse").unwrap();
+        for n in 0..200_000_u64 {
+            let offset = chance.of(0..1 << 28) * PAGE as u64;
+            file.read_at(offset, &mut page).unwrap();
+            if n % 100 == 0 {
+                check(3, offset, &page);
+            }
+        }
+        before.check_since(budget, "1 TiB on a simulated disk");
+        before.check_used(budget, "1 TiB on a simulated disk");
+    });
+}
+
+/// Opens ten thousands of files of different names, as a storage engine does in its life.
+#[test]
+fn files_that_come_and_go_leave_nothing() {
+    alone("files_that_come_and_go_leave_nothing", || {
+        const FILES: u64 = 30_000;
+        let budget = 8 * MIB;
+        let disk = SimDisk::new();
+        for n in 0..FILES {
+            disk.create_patterned(format!("/{n:06}.sst"), 3 * PAGE as u64 + 1, n).unwrap();
+            disk.create_patterned(format!("/{n:06}.empty"), 0, n).unwrap();
+        }
+        let before = Memory::now();
+        let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
+        for n in 0..FILES {
+            // Not read at all.
+            drop(cache.open(format!("/{n:06}.empty")).unwrap());
+            drop(cache.open(format!("/{n:06}.sst")).unwrap());
+        }
+        before.check_since(MIB, "opened and closed");
+        let mut page = [0; PAGE];
+        for n in 0..FILES {
+            let file = cache.open(format!("/{n:06}.sst")).unwrap();
+            file.read_at(PAGE as u64, &mut page).unwrap();
+            if n % 100 == 0 {
+                check(n, PAGE as u64, &page);
+            }
+        }
+        before.check_since(budget, "opened, read and closed");
+        let last = cache.open("/000000.sst").unwrap();
+        last.page(0).unwrap();
+        // All that its table may be is one part.
+        assert!(cache.stats().capacity_pages + 30 >= budget / PAGE as u64, "{}", cache.stats());
+    });
+}
