@@ -32,7 +32,7 @@ impl Drop for Seed {
 }
 
 /// Numbers by chance: splitmix64.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Chance(u64);
 
 impl Chance {
