@@ -81,8 +81,8 @@ impl<'r, J: Job> Flight<'r, J> {
         self.ring.wait_readable(fd, WAKE);
     }
 
-    /// Waits until `want` raw reads have completed (earlier on a signal or a wake-up), and hands
-    /// each read that has ended to `ended`. True after a wake-up.
+    /// Waits until `want` raw reads have completed (earlier on a signal or a wake-up), and hands each read that has ended
+    /// to `ended`. True after a wake-up.
     ///
     /// On an error, which comes once, the ring is of no use any more: reads that had been started end as they may, all
     /// others with that error.
