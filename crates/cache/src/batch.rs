@@ -178,7 +178,7 @@ impl Handle {
     fn begin_load(&self, page: u32) -> Option<Filling<&Self>> {
         let begin = || self.shared.pool.begin(&self.translation, page, OnBusy::Leave);
         let mut begun = begin();
-        if matches!(begun, Begin::Full) && self.shared.make_room() {
+        if matches!(begun, Begin::Full) && self.shared.make_room_patiently() {
             begun = begin();
         }
         match begun {

@@ -213,6 +213,11 @@ impl Shared {
         }
     }
 
+    /// Frees frames, and first of all lets those go on whom they wait for; true if some are free now.
+    pub(crate) fn make_room_patiently(&self) -> bool {
+        self.pool.make_room_patiently(self.slots.readers())
+    }
+
     /// Frees frames; true if some are free now.
     pub(crate) fn make_room(&self) -> bool {
         self.pool.make_room(self.slots.readers())

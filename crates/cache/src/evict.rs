@@ -19,6 +19,16 @@ const STEPS: usize = 32;
 impl Pool {
     /// Frees frames; true if some are free now.
     pub(crate) fn make_room(&self, readers: &Readers) -> bool {
+        self.make_room_beyond(readers, 8)
+    }
+
+    /// Frees frames, but takes no more out of use while a batch of them waits for readers to move on.
+    pub(crate) fn make_room_patiently(&self, readers: &Readers) -> bool {
+        self.make_room_beyond(readers, u32::MAX)
+    }
+
+    /// Frees frames, with up to one part in `share` of them in limbo at once.
+    fn make_room_beyond(&self, readers: &Readers, share: u32) -> bool {
         self.settle_lent(readers);
         {
             let mut book = self.book();
@@ -30,7 +40,8 @@ impl Pool {
             }
             // A reader that is stopped for long must not drain the cache into limbo.
             let waiting: usize = book.limbo.iter().map(|retired| retired.frames.len()).sum();
-            let enough = if book.free.is_empty() { (book.limit as usize / 8).max(2 * batch) } else { batch };
+            let enough =
+                if book.free.is_empty() { ((book.limit / share) as usize).max(batch) } else { batch };
             if waiting >= enough {
                 return !book.free.is_empty();
             }

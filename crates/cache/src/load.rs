@@ -20,8 +20,12 @@ use crate::frames::{self, Filling};
 use crate::pool::{Begin, OnBusy, Wish};
 use crate::private::Private;
 
-/// How often room is made before a page is read past the cache.
-const TRIES: usize = 3;
+/// How often room is made before a page is read past the cache. Each but the first goes with an offer of the processor to
+/// whoever was preempted while reading.
+const TRIES: usize = 16;
+
+/// So many of them wait for frames that were taken out before, and take no others out.
+const PATIENT: usize = 8;
 
 /// What a caller that missed is to do.
 #[derive(Debug)]
@@ -79,7 +83,7 @@ impl Handle {
     /// A page was not found: waits for whoever loads it, or is to load it.
     pub(crate) fn miss(&self, page: u32) -> Result<Miss<&Self>, Error> {
         let pool = &self.shared.pool;
-        for _ in 0..TRIES {
+        for attempt in 0..TRIES {
             match pool.begin(&self.translation, page, OnBusy::Wait) {
                 Begin::Readable => return Ok(Miss::Again(Look::First)),
                 Begin::Busy(waiter) => {
@@ -98,7 +102,12 @@ impl Handle {
                 }
                 Begin::Closed => return Err(self.closed()),
                 Begin::Full => {
-                    if !self.shared.make_room() {
+                    let made = if attempt < PATIENT {
+                        self.shared.make_room_patiently()
+                    } else {
+                        self.shared.make_room()
+                    };
+                    if !made {
                         std::thread::yield_now();
                     }
                 }
