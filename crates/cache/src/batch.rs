@@ -176,10 +176,10 @@ impl Handle {
 
     /// Takes a frame for an absent page; `None` if that is to be done alone: another loads it, or no frame is free.
     fn begin_load(&self, page: u32) -> Option<Filling<&Self>> {
-        let begin = || self.shared.pool.begin(&self.translation, page, OnBusy::Leave);
-        let mut begun = begin();
+        let attempt = || self.shared.pool.begin(&self.translation, page, OnBusy::Leave);
+        let mut begun = attempt();
         if matches!(begun, Begin::Full) && self.shared.make_room_patiently() {
-            begun = begin();
+            begun = attempt();
         }
         match begun {
             Begin::Load(ticket) => Some(Filling::new(self, ticket)),
@@ -228,7 +228,9 @@ impl Handle {
                     }
                     Err(error) => {
                         filling.abandon(&error);
-                        pieces.iter().for_each(|piece| failed(piece.request, error.clone()));
+                        for piece in pieces {
+                            failed(piece.request, error.clone());
+                        }
                     }
                 }
             }

@@ -110,6 +110,7 @@ impl PageCache {
 
     /// Opens a file with options of its own. With options it is opened anew each time, and shares nothing with another
     /// open of the same path.
+    #[expect(clippy::needless_pass_by_value, reason = "options are made for one open")]
     pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<CachedFile, Error> {
         let path = path.as_ref();
         let io = &self.shared.settings.io;
@@ -149,6 +150,7 @@ impl PageCache {
     /// # Errors
     ///
     /// As for [`open`](Self::open).
+    #[expect(clippy::needless_pass_by_value, reason = "the descriptor is taken over")]
     pub fn adopt(&self, file: File) -> Result<CachedFile, Error> {
         let io = &self.shared.settings.io;
         let access = self.shared.settings.access;

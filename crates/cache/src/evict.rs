@@ -84,7 +84,9 @@ impl Pool {
             (std::mem::take(&mut book.out), std::mem::take(&mut book.swept))
         };
         // A handle that somebody keeps keeps the table, but not what it takes up.
-        swept.iter().for_each(|file| file.table.forget_all());
+        for file in swept {
+            file.table.forget_all();
+        }
         if frames.is_empty() {
             return;
         }

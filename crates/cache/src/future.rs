@@ -188,10 +188,10 @@ impl Handle {
 
     /// A page is absent: has it loaded.
     fn begin_awaited(self: &Arc<Self>, page: u32, on_busy: OnBusy) -> Result<Awaited, Error> {
-        let begin = || self.shared.pool.begin(&self.translation, page, on_busy);
-        let mut begun = begin();
+        let attempt = || self.shared.pool.begin(&self.translation, page, on_busy);
+        let mut begun = attempt();
         if matches!(begun, Begin::Full) && self.shared.make_room() {
-            begun = begin();
+            begun = attempt();
         }
         Ok(match begun {
             Begin::Load(ticket) => {

@@ -41,10 +41,10 @@ impl Place {
     }
 
     fn let_go(&mut self, shared: &Shared, slot: Option<&Slot>) {
-        if let Self::Frame(keeping) = self {
-            if let Some(keeping) = keeping.take() {
-                frames::let_go(shared, slot, keeping);
-            }
+        if let Self::Frame(keeping) = self
+            && let Some(keeping) = keeping.take()
+        {
+            frames::let_go(shared, slot, keeping);
         }
     }
 }

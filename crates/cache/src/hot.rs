@@ -74,6 +74,7 @@ impl Hot {
         compiler_fence(Ordering::SeqCst);
         // SAFETY: the read ends within the file, so it begins in one of its pages, or is empty and begins at its end: the
         // table has an entry for each page and one more.
+        #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
         let word = unsafe { self.entries.add((offset >> self.page_shift) as usize).as_ref() };
         let Some(frame) = Word(word.load(Ordering::Acquire)).settled() else {
             slot.leave_uncounted(section);

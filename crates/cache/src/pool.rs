@@ -249,6 +249,7 @@ impl Pool {
     }
 
     /// The page is loaded: from now on it can be read, unless the file was closed meanwhile.
+    #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn publish(&self, file: &Translation, ticket: Ticket, wish: Wish, closed: impl Fn() -> Error) {
         let Ticket { page, frame, queue, .. } = ticket;
         let mut book = self.book();
@@ -282,6 +283,7 @@ impl Pool {
     }
 
     /// The load failed: the page is absent as before, and all who wait are told.
+    #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn abandon(&self, file: &Translation, ticket: Ticket, error: &Error) {
         let Ticket { page, frame, before, .. } = ticket;
         let mut book = self.book();

@@ -66,10 +66,10 @@ pub(crate) enum Begun {
 impl Handle {
     /// Takes a frame for an absent page.
     pub(crate) fn begin_owned(self: &Arc<Self>, page: u32) -> Begun {
-        let begin = || self.shared.pool.begin(&self.translation, page, OnBusy::Leave);
-        let mut begun = begin();
+        let attempt = || self.shared.pool.begin(&self.translation, page, OnBusy::Leave);
+        let mut begun = attempt();
         if matches!(begun, Begin::Full) && self.shared.make_room() {
-            begun = begin();
+            begun = attempt();
         }
         match begun {
             Begin::Load(ticket) => Begun::Load(Filling::new(Arc::clone(self), ticket)),

@@ -146,13 +146,10 @@ mod tests {
         std::thread::spawn(move || {
             // Set before the slot is taken, so dropped after it was given back.
             LATE.set(Some(Late(Arc::clone(&shared))));
-            slots_of(&shared);
+            shared.leave_one();
         })
         .join()
         .unwrap();
-        fn slots_of(slots: &Slots) {
-            slots.leave_one();
-        }
         assert_eq!(slots.readers().hits(), 2);
     }
 

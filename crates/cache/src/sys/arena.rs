@@ -90,7 +90,7 @@ impl Arena {
         // SAFETY: source: within the frame by the caller's word, not written meanwhile by the caller's word;
         // destination: a borrowed slice, which is no part of the arena.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.at(frame).as_ptr().add(from), buf.as_mut_ptr(), buf.len())
+            std::ptr::copy_nonoverlapping(self.at(frame).as_ptr().add(from), buf.as_mut_ptr(), buf.len());
         };
     }
 
