@@ -85,11 +85,10 @@ impl Arena<'_> {
         for (page, seed, offset) in self.passed.lock().unwrap().drain(..) {
             check(seed, offset, &page);
         }
-        let mut chance = Chance::default();
-        let large = (self.reopen)(&self.cache, 0, &mut chance);
         for opened in &self.opened {
             opened.read().unwrap().cached.close();
         }
+        let large = (self.reopen)(&self.cache, 0, &mut Chance::default());
         let mut page = vec![0; usize::try_from(self.page_size).unwrap()];
         for _ in 0..3 {
             for n in 0..large.len / self.page_size {
