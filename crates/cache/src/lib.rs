@@ -96,6 +96,8 @@ mod hot;
 mod left;
 mod lend;
 mod load;
+#[cfg(test)]
+mod model;
 mod options;
 mod pool;
 mod prefetch;

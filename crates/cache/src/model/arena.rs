@@ -1,0 +1,42 @@
+//! In place of `arena`: a frame is a number that loom watches, so that a write that races with another access is reported.
+
+#![allow(unsafe_code)]
+
+use loom::cell::UnsafeCell;
+
+/// Frames of one number each.
+#[derive(Debug)]
+pub(crate) struct Arena(Vec<UnsafeCell<u64>>);
+
+// SAFETY: loom runs one thread at a time, and ends the model at the first access that is not ordered after the accesses that
+// it must not overlap with.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    pub(crate) fn new(frames: u32) -> Self {
+        Self((0..frames).map(|_| UnsafeCell::new(0)).collect())
+    }
+
+    /// What a frame holds.
+    pub(crate) fn read(&self, frame: u32) -> u64 {
+        // SAFETY: the address is that of a number in this value, and good within the call; for races see above.
+        self.0[frame as usize].with(|number| unsafe { *number })
+    }
+
+    /// Loads a page into a frame.
+    pub(crate) fn write(&self, frame: u32, content: u64) {
+        // SAFETY: as in `read`.
+        self.0[frame as usize].with_mut(|number| unsafe { *number = content });
+    }
+
+    /// As the real one: reads as zeros from then on.
+    ///
+    /// # Safety
+    ///
+    /// As of the real one; here, loom reports where it is not kept.
+    pub(crate) unsafe fn drop_memory(&self, frame: u32) {
+        self.write(frame, 0);
+    }
+}

@@ -1,0 +1,99 @@
+//! Hits against evictions.
+
+use super::check;
+use super::readers::{Section, Slot};
+use super::word::State;
+use super::world::{World, content};
+
+/// A look at page 0 that finds it or not.
+fn hits(world: &World, slot: &Slot) {
+    let hit = world.copy(slot, 0, 0);
+    assert!(hit.is_none_or(|read| read == content(0, 0)), "{hit:?}");
+}
+
+fn reads<const PAGE: u32>(world: &World, slot: &Slot) {
+    assert_eq!(world.read(slot, 0, PAGE).unwrap(), content(0, PAGE));
+}
+
+fn hits_twice(world: &World, slot: &Slot) {
+    hits(world, slot);
+    hits(world, slot);
+}
+
+#[test]
+fn a_hit_against_an_eviction() {
+    // The frame is loaded into again as soon as it is free.
+    check(|| World::new(1, &[2], 9).with(&[0]), &[reads::<1>, hits], |_, _| {});
+    check(|| World::new(1, &[2], 9).with_settled(0), &[reads::<1>, hits], |_, _| {});
+    check(|| World::new(1, &[2], 9).with_unread(0), &[reads::<1>, hits], |_, _| {});
+    check(|| World::new(1, &[2], 9).with(&[0]), &[reads::<1>, hits_twice], |_, _| {});
+    check(|| World::new(1, &[2], 9).with(&[0]), &[reads::<1>, hits, hits], |_, _| {});
+}
+
+#[test]
+fn threads_that_evict_each_others_pages() {
+    check(|| World::new(1, &[2], 9), &[reads::<0>, reads::<1>], |_, _| {});
+    check(|| World::new(2, &[4], 9).with(&[0, 1]), &[reads::<2>, reads::<3>, hits], |_, _| {});
+}
+
+#[test]
+fn an_eviction_against_a_frequency_that_is_raised() {
+    fn evicts(world: &World, _: &Slot) {
+        world.make_room();
+    }
+    fn end(world: &World, _: Vec<()>) {
+        // It goes however often it is read, and no read brings its frame back into the entry.
+        match world.state(0, 0) {
+            State::Absent(stamp) => assert!(stamp.is_some()),
+            other => panic!("{other:?}"),
+        }
+    }
+    check(|| World::new(1, &[1], 9).with(&[0]), &[evicts, hits_twice], end);
+    check(|| World::new(1, &[1], 9).with_unread(0), &[evicts, hits_twice], end);
+}
+
+#[test]
+fn the_first_read_of_a_thread_against_an_eviction() {
+    fn comes_and_goes(world: &World, _: &Slot) {
+        let slot = world.readers.register();
+        hits(world, &slot);
+        slot.give_back();
+    }
+    check(|| World::new(1, &[2], 9).with(&[0]), &[reads::<1>, comes_and_goes], |_, _| {});
+    // The second may get the slot of the first.
+    check(|| World::new(1, &[2], 9).with(&[0]), &[reads::<1>, comes_and_goes, comes_and_goes], |_, _| {});
+}
+
+/// Others go on while a reader is stopped; its frame is not used again; when the rest is used up, pages are read past the
+/// cache.
+#[test]
+fn limbo_against_a_reader_that_is_stopped() {
+    type Stopped = (Option<u32>, Option<Section>);
+
+    fn stops(world: &World, slot: &Slot) -> Stopped {
+        let (frame, section) = world.stop_within(slot, 0, 0);
+        (frame, Some(section))
+    }
+    fn goes_on(world: &World, slot: &Slot) -> Stopped {
+        for page in 1..5 {
+            assert_eq!(world.read(slot, 0, page).unwrap(), content(0, page));
+        }
+        (None, None)
+    }
+    check(
+        || World::new(3, &[5], 9).with(&[0]),
+        &[goes_on, stops],
+        |world, mut results| {
+            let Some((frame, Some(section))) = results.pop() else { unreachable!("it stopped") };
+            for _ in 0..3 {
+                world.make_room();
+            }
+            if let Some(frame) = frame {
+                assert_eq!(world.pool.arena.read(frame), content(0, 0));
+                assert!(world.bypasses() <= 2, "of four pages, in two frames");
+                assert!(world.pool.totals().0 >= 1, "not all frames wait for the one that is stopped");
+            }
+            world.slots[1].leave(section);
+        },
+    );
+}

@@ -1,0 +1,136 @@
+//! Guards: what they keep stays, whatever is evicted or closed meanwhile.
+
+use super::check;
+use super::find::Keeping;
+use super::pool::Wish;
+use super::readers::Slot;
+use super::world::{World, content};
+
+/// One frame, with page 0 of the first of two files in it.
+fn one_frame() -> World {
+    World::new(1, &[2, 2], 9).with(&[0])
+}
+
+/// Looks twice, so that a frame which is used again in between is noticed.
+fn looks(world: &World, keeping: &Keeping) {
+    for _ in 0..2 {
+        assert_eq!(world.look(keeping), content(0, 0));
+        loom::thread::yield_now();
+    }
+}
+
+fn holds(world: &World, slot: &Slot) -> Option<Keeping> {
+    let keeping = world.keep(slot, 0, 0, true)?;
+    looks(world, &keeping);
+    world.let_go(slot, keeping);
+    None
+}
+
+/// The second guard is named in the place of the first.
+fn holds_twice(world: &World, slot: &Slot) -> Option<Keeping> {
+    holds(world, slot);
+    holds(world, slot)
+}
+
+/// The pin goes to another thread.
+fn pins(world: &World, slot: &Slot) -> Option<Keeping> {
+    let keeping = world.keep(slot, 0, 0, false)?;
+    looks(world, &keeping);
+    Some(keeping)
+}
+
+/// And uses the frame again, if it is free.
+fn evicts(world: &World, _: &Slot) -> Option<Keeping> {
+    if world.make_room() {
+        world.load(0, 1, Wish::Read);
+    }
+    None
+}
+
+fn closes(world: &World, slot: &Slot) -> Option<Keeping> {
+    world.close(0);
+    for page in 0..2 {
+        assert_eq!(world.read(slot, 1, page).unwrap(), content(1, page));
+    }
+    None
+}
+
+/// When all callers are done the pins are still there, and so is what they keep.
+fn lets_pins_go(world: &World, results: Vec<Option<Keeping>>) {
+    for keeping in results.into_iter().flatten() {
+        world.make_room();
+        looks(world, &keeping);
+        world.let_go(&world.slots[0], keeping);
+    }
+}
+
+#[test]
+fn a_hold_against_an_eviction() {
+    check(one_frame, &[evicts, holds], lets_pins_go);
+    check(one_frame, &[evicts, holds_twice], lets_pins_go);
+    check(one_frame, &[evicts, holds, holds], lets_pins_go);
+}
+
+#[test]
+fn a_pin_against_an_eviction() {
+    check(one_frame, &[evicts, pins], lets_pins_go);
+    check(one_frame, &[evicts, pins, holds], lets_pins_go);
+}
+
+#[test]
+fn a_hold_that_outlives_a_close() {
+    check(one_frame, &[closes, holds], lets_pins_go);
+    check(|| World::new(2, &[2, 2], 9).with(&[0]), &[closes, holds], lets_pins_go);
+}
+
+#[test]
+fn a_pin_that_outlives_a_close() {
+    check(one_frame, &[closes, pins], lets_pins_go);
+    check(|| World::new(2, &[2, 2], 9).with(&[0]), &[closes, pins], lets_pins_go);
+}
+
+#[test]
+fn a_pin_that_is_let_go_against_an_eviction() {
+    fn pins_shortly(world: &World, slot: &Slot) -> Option<Keeping> {
+        let keeping = pins(world, slot)?;
+        world.let_go(slot, keeping);
+        None
+    }
+    check(one_frame, &[evicts, pins_shortly], lets_pins_go);
+}
+
+#[test]
+fn a_hold_that_is_handed_over_to_a_pin() {
+    fn hands_over(world: &World, slot: &Slot) -> Option<Keeping> {
+        let held = world.keep(slot, 0, 0, true)?;
+        let pinned = world.pin(slot, &held);
+        world.let_go(slot, held);
+        looks(world, &pinned);
+        Some(pinned)
+    }
+    check(one_frame, &[evicts, hands_over], lets_pins_go);
+    check(one_frame, &[evicts, hands_over, hands_over], lets_pins_go);
+}
+
+#[test]
+fn a_load_that_is_kept_against_an_eviction_and_a_close() {
+    fn absent() -> World {
+        World::new(1, &[2, 2], 9)
+    }
+    fn loads_held(world: &World, slot: &Slot) -> Option<Keeping> {
+        let keeping = world.load_kept(slot, 0, 0, true)?;
+        looks(world, &keeping);
+        world.let_go(slot, keeping);
+        None
+    }
+    fn loads_pinned(world: &World, slot: &Slot) -> Option<Keeping> {
+        let keeping = world.load_kept(slot, 0, 0, false)?;
+        looks(world, &keeping);
+        Some(keeping)
+    }
+    check(absent, &[evicts, loads_held], lets_pins_go);
+    check(absent, &[evicts, loads_pinned], lets_pins_go);
+    // The file may be closed when the page is published: its loader has it all the same.
+    check(absent, &[closes, loads_held], lets_pins_go);
+    check(absent, &[closes, loads_pinned], lets_pins_go);
+}

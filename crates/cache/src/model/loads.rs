@@ -1,0 +1,77 @@
+//! Loads: one for all who want the page at the same time, and its outcome for each of them.
+
+use super::check;
+use super::error::Error;
+use super::readers::Slot;
+use super::word::State;
+use super::world::{World, content};
+
+type Read = Result<u64, Error>;
+
+fn one_frame() -> World {
+    World::new(1, &[1], 9)
+}
+
+fn reads(world: &World, slot: &Slot) -> Read {
+    world.read(slot, 0, 0)
+}
+
+fn awaits(world: &World, slot: &Slot) -> Read {
+    world.read_async(slot, 0, 0)
+}
+
+fn fails(world: &World, slot: &Slot) -> Read {
+    world.read_failing(slot, 0, 0)
+}
+
+fn all_have_the_page(world: &World, results: Vec<Read>) {
+    assert!(results.into_iter().all(|read| read.unwrap() == content(0, 0)));
+    assert_eq!((world.loads(), world.bypasses()), (1, 0));
+}
+
+#[test]
+fn misses_of_one_page_load_it_once() {
+    check(one_frame, &[reads, reads], all_have_the_page);
+    check(one_frame, &[reads, reads, reads], all_have_the_page);
+}
+
+#[test]
+fn misses_that_block_and_that_await_wait_for_one_another() {
+    check(one_frame, &[reads, awaits], all_have_the_page);
+    check(one_frame, &[awaits, awaits], all_have_the_page);
+    check(one_frame, &[awaits, reads, awaits], all_have_the_page);
+}
+
+/// The load that the error came from.
+fn load_of(error: &Error) -> usize {
+    let Error::Rejected { reason, .. } = error else { panic!("{error}") };
+    reason.parse().unwrap()
+}
+
+#[test]
+fn an_error_reaches_all_who_wait_and_the_next_caller_loads_again() {
+    fn all_failed(world: &World, results: Vec<Read>) {
+        let mut loads: Vec<_> = results.into_iter().map(|read| load_of(&read.unwrap_err())).collect();
+        loads.sort_unstable();
+        loads.dedup();
+        assert_eq!(loads.len(), world.loads(), "each failure was somebody's, and was told to who waited");
+        assert_eq!(world.state(0, 0), State::Absent(None));
+        assert_eq!(world.read(&world.slots[0], 0, 0).unwrap(), content(0, 0));
+        assert_eq!(world.loads(), loads.len() + 1);
+    }
+    fn one_failed(world: &World, mut results: Vec<Read>) {
+        let second = results.pop();
+        match (results.pop().unwrap(), second.unwrap()) {
+            // The second waited for the failure, or loaded after it.
+            (Err(one), Err(other)) => assert_eq!((load_of(&one), load_of(&other), world.loads()), (1, 1, 1)),
+            (Err(one), Ok(_)) => assert_eq!((load_of(&one), world.loads()), (1, 2)),
+            // The first found what the second had loaded, or waited for it.
+            (Ok(_), Ok(_)) => assert_eq!(world.loads(), 1),
+            (Ok(_), Err(error)) => panic!("the second can't fail by itself: {error}"),
+        }
+    }
+    check(one_frame, &[fails, fails], all_failed);
+    check(one_frame, &[fails, fails, fails], all_failed);
+    check(one_frame, &[fails, reads], one_failed);
+    check(one_frame, &[fails, awaits], one_failed);
+}

@@ -1,0 +1,52 @@
+//! In place of `table`: the entries are loom's, and a part is one page, so that models of few pages forget parts.
+
+use super::sync::{AtomicU32, Ordering};
+
+pub(crate) const PART: u32 = 1;
+
+/// The entries of a file.
+#[derive(Debug)]
+pub(crate) struct Table {
+    entries: Vec<AtomicU32>,
+    open_pages: AtomicU32,
+}
+
+impl Table {
+    pub(crate) fn new(pages: u32) -> Self {
+        let entries = (0..pages).map(|_| AtomicU32::entry()).collect();
+        Self { entries, open_pages: AtomicU32::new(pages) }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "made of so many")]
+    pub(crate) fn pages(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    pub(crate) fn entry(&self, page: u32) -> Option<&AtomicU32> {
+        (page < self.open_pages.load(Ordering::Relaxed)).then(|| self.any_entry(page))
+    }
+
+    pub(crate) fn any_entry(&self, page: u32) -> &AtomicU32 {
+        &self.entries[page as usize]
+    }
+
+    pub(crate) fn close(&self) -> bool {
+        self.open_pages.swap(0, Ordering::SeqCst) != 0
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.open_pages.load(Ordering::SeqCst) != 0
+    }
+
+    pub(crate) fn forget(&self, part: u32) {
+        for page in part * PART..(part + 1) * PART {
+            self.any_entry(page).store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn forget_all(&self) {
+        for page in 0..self.pages() {
+            self.any_entry(page).store(0, Ordering::Relaxed);
+        }
+    }
+}

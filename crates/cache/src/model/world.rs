@@ -1,0 +1,295 @@
+//! What the threads of a model share, and what they do: the steps of `frames` and `load`, with numbers in place of bytes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use loom::sync::{Condvar, Mutex};
+
+use super::arena::Arena;
+use super::error::Error;
+use super::find::{self, Keeping, Look};
+use super::pool::{Begin, OnBusy, Pool, Ticket, Wish};
+use super::queues::Place;
+use super::readers::{Readers, Section, Slot};
+use super::sync::Barrier;
+use super::table::Table;
+use super::translation::Translation;
+use super::waiter::Waiter;
+use super::word::{State, Word};
+
+/// How often room is made before a page is read past the cache.
+const TRIES: usize = 2;
+
+/// A cache of few frames and few pages.
+pub(super) struct World {
+    pub(super) pool: Pool,
+    pub(super) readers: Readers,
+    pub(super) files: Vec<Arc<Translation>>,
+    /// Of the callers, in their order.
+    pub(super) slots: Vec<Arc<Slot>>,
+    frames: u32,
+    /// Not loom's, as the next: they are no part of what is checked, and each step would multiply the orders.
+    loads: AtomicUsize,
+    bypasses: AtomicUsize,
+}
+
+/// What a page holds.
+pub(super) fn content(file: usize, page: u32) -> u64 {
+    file as u64 * 100 + u64::from(page) + 1
+}
+
+/// The failure of a load, which its number tells from others.
+fn failure(number: usize) -> Error {
+    Error::Rejected { path: PathBuf::new(), page: 0, reason: number.to_string().into() }
+}
+
+impl World {
+    /// Files of so many pages each, and tables of `parts_max` parts at most.
+    pub(super) fn new(frames: u32, pages: &[u32], parts_max: usize) -> Self {
+        let pool = Pool::new(Arena::new(frames), frames, parts_max);
+        let files: Vec<_> = (0..)
+            .zip(pages)
+            .map(|(number, &pages)| Arc::new(Translation::new(number, Table::new(pages))))
+            .collect();
+        for file in &files {
+            pool.add(Arc::clone(file));
+        }
+        let readers = Readers::new(Barrier);
+        let (loads, bypasses) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { pool, readers, files, slots: Vec::new(), frames, loads, bypasses }
+    }
+
+    /// With these pages of the first file resident.
+    pub(super) fn with(self, pages: &[u32]) -> Self {
+        for &page in pages {
+            assert!(self.load(0, page, Wish::Read));
+        }
+        self.loads.store(0, Ordering::Relaxed);
+        self
+    }
+
+    /// With a page of the first file resident, and read so often that a read need not note it any more.
+    pub(super) fn with_settled(self, page: u32) -> Self {
+        let world = self.with(&[page]);
+        let slot = world.readers.register();
+        for _ in 0..3 {
+            world.copy(&slot, 0, page);
+        }
+        slot.give_back();
+        world
+    }
+
+    /// With a page of the first file prefetched.
+    pub(super) fn with_unread(self, page: u32) -> Self {
+        assert!(self.load(0, page, Wish::Prefetch));
+        self.loads.store(0, Ordering::Relaxed);
+        self
+    }
+
+    /// Loads a page if there is a frame for it.
+    pub(super) fn load(&self, file: usize, page: u32, wish: Wish) -> bool {
+        let begun = self.pool.begin(&self.files[file], page, OnBusy::Leave);
+        let Begin::Load(ticket) = begun else { return false };
+        self.fill(file, &ticket);
+        self.pool.publish(&self.files[file], ticket, wish, Self::closed);
+        true
+    }
+
+    pub(super) fn loads(&self) -> usize {
+        self.loads.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn bypasses(&self) -> usize {
+        self.bypasses.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn closed() -> Error {
+        Error::Closed { path: PathBuf::new() }
+    }
+
+    pub(super) fn close(&self, file: usize) {
+        self.pool.close(&self.files[file]);
+    }
+
+    pub(super) fn make_room(&self) -> bool {
+        self.pool.make_room(&self.readers)
+    }
+
+    /// The device: writes the page into the frame.
+    pub(super) fn fill(&self, file: usize, ticket: &Ticket) -> usize {
+        self.pool.arena.write(ticket.frame, content(file, ticket.page));
+        self.loads.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// `frames::copy`: what the page holds, if it can be read.
+    pub(super) fn copy(&self, slot: &Slot, file: usize, page: u32) -> Option<u64> {
+        let (barrier, table) = (self.readers.barrier(), &self.files[file].table);
+        find::find(slot, barrier, table, page, Look::First, |frame| self.pool.arena.read(frame))
+    }
+
+    /// `frames::keep`.
+    pub(super) fn keep(&self, slot: &Slot, file: usize, page: u32, by_slot: bool) -> Option<Keeping> {
+        let (barrier, table) = (self.readers.barrier(), &self.files[file].table);
+        find::find(slot, barrier, table, page, Look::First, |frame| {
+            find::keep(slot, &self.pool, frame, by_slot)
+        })
+    }
+
+    /// Pins a frame that is kept.
+    pub(super) fn pin(&self, slot: &Slot, keeping: &Keeping) -> Keeping {
+        find::keep(slot, &self.pool, keeping.frame, false)
+    }
+
+    /// `frames::let_go`.
+    pub(super) fn let_go(&self, slot: &Slot, keeping: Keeping) {
+        find::let_go(Some(slot), &self.pool, keeping);
+    }
+
+    /// `Handle::keep_missed` of a page that is absent, up to `Filling::publish_kept`: `None` where there is no frame.
+    pub(super) fn load_kept(&self, slot: &Slot, file: usize, page: u32, by_slot: bool) -> Option<Keeping> {
+        let of = &self.files[file];
+        let Begin::Load(ticket) = self.pool.begin(of, page, OnBusy::Leave) else { return None };
+        self.fill(file, &ticket);
+        let keeping = find::keep(slot, &self.pool, ticket.frame, by_slot);
+        self.pool.publish(of, ticket, Wish::Read, Self::closed);
+        Some(keeping)
+    }
+
+    /// As a read that is stopped in the middle: the frame that it found, and the section that it does not leave.
+    pub(super) fn stop_within(&self, slot: &Slot, file: usize, page: u32) -> (Option<u32>, Section) {
+        let section = slot.enter(self.readers.barrier());
+        let entry = self.files[file].table.entry(page);
+        (entry.and_then(|entry| Word(entry.load(Ordering::Acquire)).readable()), section)
+    }
+
+    /// What the entry of a page says.
+    pub(super) fn state(&self, file: usize, page: u32) -> State {
+        Word(self.files[file].table.any_entry(page).load(Ordering::Relaxed)).state()
+    }
+
+    /// A guard's look.
+    pub(super) fn look(&self, keeping: &Keeping) -> u64 {
+        self.pool.arena.read(keeping.frame)
+    }
+
+    /// `read_at`: a hit, or a load.
+    pub(super) fn read(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
+        self.read_by(slot, file, page, |_| Ok(()), Waiter::wait)
+    }
+
+    /// A read whose load fails, if it comes to one; the failure has the load's number.
+    pub(super) fn read_failing(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
+        self.read_by(slot, file, page, |load| Err(failure(load)), Waiter::wait)
+    }
+
+    /// A read that awaits another's load, and is polled again when it is woken.
+    pub(super) fn read_async(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
+        self.read_by(slot, file, page, |_| Ok(()), |waiter| block_on(|context| waiter.poll(context)))
+    }
+
+    /// `Handle::miss` and `Handle::read_missed`.
+    fn read_by(
+        &self,
+        slot: &Slot,
+        file: usize,
+        page: u32,
+        check: impl Fn(usize) -> Result<(), Error>,
+        wait: impl Fn(&Waiter) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
+        let of = &self.files[file];
+        'look: loop {
+            if let Some(read) = self.copy(slot, file, page) {
+                return Ok(read);
+            }
+            for _ in 0..TRIES {
+                match self.pool.begin(of, page, OnBusy::Wait) {
+                    Begin::Readable => continue 'look,
+                    Begin::Busy(waiter) => {
+                        wait(&waiter.expect("one who waits"))?;
+                        continue 'look;
+                    }
+                    Begin::Load(ticket) => {
+                        let load = self.fill(file, &ticket);
+                        if let Err(error) = check(load) {
+                            self.pool.abandon(of, ticket, &error);
+                            return Err(error);
+                        }
+                        let read = self.pool.arena.read(ticket.frame);
+                        self.pool.publish(of, ticket, Wish::Read, Self::closed);
+                        return Ok(read);
+                    }
+                    Begin::Closed => return Err(Self::closed()),
+                    Begin::Full => {
+                        self.make_room();
+                    }
+                }
+            }
+            self.bypasses.fetch_add(1, Ordering::Relaxed);
+            return Ok(content(file, page));
+        }
+    }
+
+    /// When nobody reads or loads any more: each page that can be read has its frame and its content; each frame is in one
+    /// place, and none is left over.
+    pub(super) fn assert_sound(&self) {
+        // What is in limbo comes back, now that all have left.
+        self.make_room();
+        let book = self.pool.book();
+        let mut frames = Vec::new();
+        for (number, file) in self.files.iter().enumerate() {
+            let before = frames.len();
+            for page in 0..file.table.pages() {
+                match self.state(number, page) {
+                    State::Resident { frame, .. } | State::Unread { frame } => {
+                        let record = book.queues.frame(frame);
+                        assert_eq!((record.file as usize, record.page), (number, page), "frame {frame}");
+                        assert_eq!(self.pool.arena.read(frame), content(number, page), "frame {frame}");
+                        frames.push(frame);
+                    }
+                    State::Absent(_) => {}
+                    loading @ State::Loading { .. } => panic!("page {page} of file {number}: {loading:?}"),
+                }
+            }
+            assert_eq!(file.live_pages(), (frames.len() - before) as u64, "of file {number}");
+        }
+        let parts: usize = book.files.values().map(|file| file.populated()).sum();
+        assert_eq!(book.parts, parts, "parts of tables");
+        let queued = |frame: &u32| matches!(book.queues.frame(*frame).place, Place::Queued(_));
+        assert!(frames.iter().all(queued), "pages in frames that are in no queue");
+        assert!(book.limbo.is_empty() && book.held.is_empty(), "nobody looks at them");
+        frames.extend(book.free.iter().chain(&book.out));
+        frames.extend((0..self.frames).filter(|&frame| book.queues.frame(frame).place == Place::Lent));
+        frames.sort_unstable();
+        assert_eq!(frames, (0..self.frames).collect::<Vec<_>>(), "each frame in one place");
+    }
+}
+
+/// Wakes a thread that is in [`block_on`].
+struct Signal {
+    woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        *self.woken.lock().unwrap() = true;
+        self.changed.notify_one();
+    }
+}
+
+fn block_on<T>(poll: impl Fn(&Context<'_>) -> Poll<T>) -> T {
+    let signal = Arc::new(Signal { woken: Mutex::new(false), changed: Condvar::new() });
+    let waker = Waker::from(Arc::clone(&signal));
+    loop {
+        if let Poll::Ready(value) = poll(&Context::from_waker(&waker)) {
+            return value;
+        }
+        let mut woken = signal.woken.lock().unwrap();
+        while !*woken {
+            woken = signal.changed.wait(woken).unwrap();
+        }
+        *woken = false;
+    }
+}
