@@ -2,7 +2,8 @@
 //!
 //! Invariants: numbers are never given twice; `live` and `populated` change under the pool's lock only.
 
-use super::sync::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use super::table::{PART, Table};
 
 /// The rest of a part's word counts its live pages.
