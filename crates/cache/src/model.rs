@@ -16,27 +16,28 @@
 //! | no heavy barrier in `Readers::grace` | all of `evictions` but the raised frequency; holds, pins, lending, forgetting |
 //! | no light barrier in `Slot::enter` | the same, and closes |
 //! | frames are freed without waiting for their grace (`collect`), or the grace notes nobody | the same, and closes |
-//! | the section is left before the frame is used or named (`find`) | the same, and closes |
-//! | `Slot::leave` does not release | the same, and closes |
+//! | the section is left before the frame is used or named (`find`) | as without the light barrier, but for the stopped reader |
+//! | `Slot::leave` does not release | as without the light barrier, but for the stopped reader |
+//! | `Grace::is_over` or `Readers::grace` does not acquire | the same but for evictions by two threads and a close against a load |
 //! | the count that begins a section does not release | a hit against an eviction |
-//! | `Grace::is_over` or `Readers::grace` does not acquire | holds, pins, lending, a close that is tidied up |
 //! | `Slot::let_go` does not release, `Readers::held` does not acquire | a hold against an eviction, a hold handed over, lending |
 //! | `unpin` does not release, `collect` does not acquire the pins | a pin that is let go |
 //! | pins are collected before holds | a hold that is handed over |
 //! | holds are read before the grace is looked at | holds and pins against evictions and closes, lending |
 //! | a load is kept after it was published | a load that is kept |
 //! | the frame of a load that found its file closed is free at once | a load that is kept |
-//! | a page is published before it was written | all of `loads`, closes, evictions by two threads |
+//! | a page is published before it was written | all of `loads`, closes, evictions by two threads, lending against a load |
 //! | `publish` does not release, `find` does not acquire the entry | misses of one page, a close against a load |
 //! | `publish` does not look whether the file was closed | closes, a load that is kept |
 //! | `begin` does not look whether the file was closed | closes, a load that is kept |
 //! | a file that is closed is handed to the sweep before its table is closed | a close against a load |
+//! | everyone who closes a file is the first | a file that is closed once |
 //! | the frequency is raised by a store | all of `evictions` but the stopped reader, holds, pins, lending, forgetting |
-//! | a page that is taken out of a closed file, or of a part, needs no grace | closes, lending, forgetting |
+//! | a page that is taken out of a closed file, or of a part, needs no grace | closes, guards that outlive them, lending, forgetting |
 //! | a frame that is lent is given back at once | lending against a hit, against a guard |
 //! | a part with live pages is forgotten | forgetting |
 //! | `begin` loads what is being loaded | all of `loads` |
-//! | waiters are taken before the entry says that the page is there | all of `loads`, closes, evictions by two threads |
+//! | waiters are taken before the entry says that the page is there | all of `loads`, closes, evictions by two threads, a load that is kept |
 //! | a failure is told to nobody, or leaves the entry loading | an error |
 //! | a waiter is woken before its outcome is set | all of `loads` |
 //! | limbo has no bound | a reader that is stopped |
