@@ -26,8 +26,8 @@ const AHEAD: u32 = 64;
 enum Awaited {
     /// Nothing: look at the page.
     Nothing,
-    /// The load of the page, which this read has begun.
-    Own,
+    /// Nothing, after a load that counts as this read's look at the page: look again.
+    Counted,
     /// The load of the page, by whomever.
     Load(Arc<Waiter>),
     /// The page, read past the cache.
@@ -121,7 +121,7 @@ impl CachedFile {
                 ahead = handle.begin_ahead(page, last);
             }
             let buf = &mut buf[done..done + part];
-            let mut awaited = if ahead.has_begun(page) { Awaited::Own } else { Awaited::Nothing };
+            let mut awaited = if ahead.has_begun(page) { Awaited::Counted } else { Awaited::Nothing };
             poll_fn(|context| handle.poll_page(context, page, from, buf, &mut awaited)).await?;
             done += part;
         }
@@ -167,7 +167,7 @@ impl Handle {
             let mut look = Look::Again;
             match awaited {
                 Awaited::Nothing => look = Look::First,
-                Awaited::Own => {}
+                Awaited::Counted => {}
                 Awaited::Load(waiter) => ready!(waiter.poll(context))?,
                 Awaited::Bypass(waiter, private) => {
                     ready!(waiter.poll(context))?;
@@ -181,7 +181,7 @@ impl Handle {
             if frames::copy(self, page, from, buf, look) {
                 return Poll::Ready(Ok(()));
             }
-            let on_busy = if matches!(awaited, Awaited::Own) { OnBusy::Join } else { OnBusy::Wait };
+            let on_busy = if matches!(awaited, Awaited::Nothing) { OnBusy::Wait } else { OnBusy::Join };
             *awaited = self.begin_awaited(page, on_busy)?;
         }
     }
@@ -201,6 +201,7 @@ impl Handle {
                 Awaited::Load(waiter)
             }
             Begin::Busy(Some(waiter)) => Awaited::Load(waiter),
+            Begin::Busy(None) | Begin::Readable if on_busy == OnBusy::Join => Awaited::Counted,
             Begin::Busy(None) | Begin::Readable => Awaited::Nothing,
             Begin::Closed => return Err(self.closed()),
             Begin::Full => self.begin_bypass(page)?,

@@ -42,7 +42,7 @@ use super::word::{Queue, State, Word};
 pub(crate) enum OnBusy {
     /// Wait for it.
     Wait,
-    /// Wait for it; it was the caller who began it.
+    /// Wait for it, as one who has been counted already: it was the caller who began it, or it went again.
     Join,
     /// Leave it to the one who loads it.
     Leave,
