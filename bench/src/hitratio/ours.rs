@@ -151,9 +151,10 @@ mod tests {
     use super::super::peers::hits;
     use super::*;
 
-    /// A hundred frames full of pages read once, 0 the oldest.
+    /// A hundred frames full of pages read once, 0 the oldest, all in small since there was an eviction before.
     fn full() -> Ours {
         let mut cache = Ours::new(1000, 100);
+        cache.left_small = 1;
         assert_eq!(hits(&mut cache, &(0..100).collect::<Vec<u32>>()), 0);
         cache
     }
@@ -164,7 +165,7 @@ mod tests {
         assert!(cache.read(0));
         cache.read(100);
         assert_eq!((cache.main.len(), cache.frequency[0], cache.small.len()), (1, 0, 99));
-        assert!(matches!(cache.place[1], Place::LeftSmall(0)));
+        assert!(matches!(cache.place[1], Place::LeftSmall(1)));
     }
 
     #[test]
@@ -225,6 +226,15 @@ mod tests {
         hits(&mut cache, &(0..1280).collect::<Vec<u32>>());
         assert_eq!(cache.free, 0);
         cache.read(1280);
-        assert_eq!((cache.free, cache.small.len()), (9, 1271));
+        assert_eq!((cache.free, cache.small.len() + cache.main.len()), (9, 1271));
+    }
+
+    #[test]
+    fn until_the_first_eviction_small_is_no_longer_than_wished() {
+        let mut cache = Ours::new(1000, 100);
+        hits(&mut cache, &(0..100).collect::<Vec<u32>>());
+        assert_eq!((cache.small.len(), cache.main.len()), (10, 90));
+        cache.read(100);
+        assert_eq!((cache.small.len(), cache.main.len()), (10, 90));
     }
 }
