@@ -24,7 +24,9 @@ pub(crate) struct Ours {
 pub(crate) fn cache_for(bytes: u64) -> Result<PageCache> {
     // Translation and bookkeeping count, too.
     let memory = bytes + bytes / 16 + 32 * MIB;
-    PageCache::builder().memory(memory).page_size(PAGE).build().context("can't make the cache")
+    // Tables are taken out at the open: while a file is loaded no page has to make way for them.
+    let builder = PageCache::builder().memory(memory).page_size(PAGE).reserve_tables(true);
+    builder.build().context("can't make the cache")
 }
 
 /// Opens a file of so many bytes in a cache, and reads all of it.

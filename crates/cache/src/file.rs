@@ -57,7 +57,7 @@ impl Handle {
 
     /// The file, if it was not closed.
     pub(crate) fn io(&self) -> Result<&Arc<dyn IoFile>, Error> {
-        if self.closed.load(Ordering::SeqCst) { Err(self.closed()) } else { Ok(&self.io) }
+        if self.closed.load(Ordering::Acquire) { Err(self.closed()) } else { Ok(&self.io) }
     }
 
     pub(crate) fn closed(&self) -> Error {
@@ -65,7 +65,7 @@ impl Handle {
     }
 
     fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
+        self.closed.store(true, Ordering::Release);
         self.hot.close();
         self.shared.pool.close(&self.translation);
     }

@@ -180,7 +180,7 @@ impl Pool {
             arena,
             pins,
             book: Mutex::new(book),
-            just_closed: Mutex::new(Vec::new()),
+            just_closed: Mutex::new(Vec::with_capacity(64)),
             parts_max,
             frames,
             parts_per_frame: 0,
