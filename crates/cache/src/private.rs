@@ -1,7 +1,11 @@
 //! Memory beside the cache, for a page that no frame could be had for. Aligned for direct I/O.
+//!
+//! Invariant: it is owned by address, not by a `Box`: a box that is moved must be the only way to its memory, and this is moved
+//! about while a read in flight fills it.
 
 #![allow(unsafe_code)]
 
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use pagekeeper_io::Target;
@@ -12,35 +16,54 @@ const ALIGN: usize = 4096;
 /// Room for one page.
 #[derive(Debug)]
 pub(crate) struct Private {
-    memory: Box<[u8]>,
-    start: usize,
-    len: usize,
+    memory: NonNull<u8>,
+    layout: Layout,
 }
+
+// SAFETY: plain memory that this value owns; it is written through `&mut self` only, or by the read that the contract of
+// `target` names.
+unsafe impl Send for Private {}
+// SAFETY: as above.
+unsafe impl Sync for Private {}
 
 impl Private {
     /// Room for `len` bytes, zeros.
+    ///
+    /// # Panics
+    ///
+    /// If `len` is 0, or more than can be addressed.
     pub(crate) fn new(len: usize) -> Self {
-        let memory = vec![0; len + ALIGN].into_boxed_slice();
-        let start = memory.as_ptr().align_offset(ALIGN);
-        Self { memory, start, len }
+        assert!(len > 0, "room for nothing");
+        let Ok(layout) = Layout::from_size_align(len, ALIGN) else { panic!("room for {len} bytes") };
+        // SAFETY: the layout's size is not 0.
+        let memory = unsafe { alloc_zeroed(layout) };
+        let Some(memory) = NonNull::new(memory) else { handle_alloc_error(layout) };
+        Self { memory, layout }
     }
 
     pub(crate) fn whole(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.len]
+        // SAFETY: allocated with this length, initialised, and borrowed mutably as `self` is.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.layout.size()) }
     }
 
     /// The first `len` bytes.
     pub(crate) fn bytes(&self, len: usize) -> &[u8] {
-        &self.memory[self.start..self.start + len.min(self.len)]
+        // SAFETY: allocated with at least this length, initialised, and borrowed as `self` is.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), len.min(self.layout.size())) }
     }
 
-    /// The memory, for a read that fills it while `self` waits, unmoved on the heap, in the read's `done`.
+    /// The memory, for a read that fills it while `self` waits in the read's `done`.
     pub(crate) fn target(&mut self) -> Target {
-        let len = self.len;
-        let start = NonNull::from(self.whole()).cast();
-        // SAFETY: the heap memory lives as long as `self`, wherever that is moved; the caller moves `self` into the `done`
-        // of the read that the target is for, and nobody looks at it before `done` is called.
-        unsafe { Target::new(start, len) }
+        // SAFETY: the memory lives as long as `self`, wherever that is moved; the caller moves `self` into the `done` of the
+        // read that the target is for, and nobody looks at it before `done` is called.
+        unsafe { Target::new(self.memory, self.layout.size()) }
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout by `new`, and freed nowhere else.
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
     }
 }
 
@@ -54,6 +77,7 @@ mod tests {
             let mut private = Private::new(len);
             assert_eq!(private.whole().as_ptr().addr() % ALIGN, 0);
             assert_eq!(private.whole().len(), len);
+            assert_eq!(private.bytes(len), vec![0; len]);
             private.whole().fill(7);
             assert_eq!(private.bytes(10), [7; 10]);
         }

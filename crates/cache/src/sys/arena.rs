@@ -8,8 +8,9 @@
 
 use std::ptr::NonNull;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags};
 
+use super::memory;
 use crate::HugePages;
 
 /// The size of a huge page of x86-64 and of aarch64 with 4 KiB pages, in bytes.
@@ -37,14 +38,12 @@ impl Arena {
     pub(crate) fn new(count: u32, page_shift: u32, huge: HugePages) -> rustix::io::Result<Self> {
         let len = (count as usize) << page_shift;
         let (mapped, flags) = match huge {
-            HugePages::Hugetlb => (len.next_multiple_of(HUGE), MapFlags::PRIVATE | MapFlags::HUGETLB),
+            HugePages::Hugetlb => (len.next_multiple_of(HUGE), MapFlags::HUGETLB),
             // Room to begin at a multiple of a huge page.
-            HugePages::Transparent => (len + HUGE, MapFlags::PRIVATE | MapFlags::NORESERVE),
-            HugePages::Off => (len, MapFlags::PRIVATE | MapFlags::NORESERVE),
+            HugePages::Transparent => (len + HUGE, MapFlags::NORESERVE),
+            HugePages::Off => (len, MapFlags::NORESERVE),
         };
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh range is asked for (null hint, no MAP_FIXED), so no existing memory is affected.
-        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, protection, flags) }?;
+        let start = memory::map(mapped, flags)?;
         let mapping = NonNull::new(start).ok_or(rustix::io::Errno::NOMEM)?;
         let skipped = match huge {
             HugePages::Transparent => start.cast::<u8>().align_offset(HUGE),
@@ -60,7 +59,7 @@ impl Arena {
         if let Some(advice) = advice {
             // A kernel built without huge pages says EINVAL: then there are none, as asked or as the next best thing.
             // SAFETY: the range is this value's own mapping; the advice changes no content.
-            let _ = unsafe { rustix::mm::madvise(frames.as_ptr().cast(), len, advice) };
+            let _ = unsafe { memory::advise(frames.as_ptr().cast(), len, advice) };
         }
         Ok(Self { mapping, mapped, frames, page_shift, count })
     }
@@ -131,7 +130,7 @@ impl Arena {
         // On hugetlb memory this fails with EINVAL, and the memory stays: it is never more than was asked for.
         // SAFETY: the range is one frame of this value's mapping, which nobody reads or writes by the caller's word.
         let _ = unsafe {
-            rustix::mm::madvise(self.at(frame).as_ptr().cast(), 1 << self.page_shift, Advice::LinuxDontNeed)
+            memory::advise(self.at(frame).as_ptr().cast(), 1 << self.page_shift, Advice::LinuxDontNeed)
         };
     }
 }

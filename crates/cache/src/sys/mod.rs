@@ -4,4 +4,5 @@
 
 pub(crate) mod arena;
 pub(crate) mod barrier;
+mod memory;
 pub(crate) mod table;

@@ -13,7 +13,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags};
+
+use super::memory;
 
 /// Entries of a part: what one page of the kernel's holds.
 pub(crate) const PART: u32 = 1024;
@@ -40,19 +42,10 @@ impl Table {
     /// A table of absent pages. As long as it lives its [`bytes`](Self::bytes) are part of `total`.
     pub(crate) fn new(pages: u32, total: &Arc<AtomicU64>) -> rustix::io::Result<Self> {
         let total = Arc::clone(total);
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh range is asked for (null hint, no MAP_FIXED), so no existing memory is affected.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                Self::mapped(pages),
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-            )
-        }?;
+        let start = memory::map(Self::mapped(pages), MapFlags::NORESERVE)?;
         // Huge pages would take up more than is counted.
         // SAFETY: the range is this value's own mapping; the advice changes no content.
-        let _ = unsafe { rustix::mm::madvise(start, Self::mapped(pages), Advice::LinuxNoHugepage) };
+        let _ = unsafe { memory::advise(start, Self::mapped(pages), Advice::LinuxNoHugepage) };
         let entries = NonNull::new(start.cast::<AtomicU32>()).ok_or(rustix::io::Errno::NOMEM)?;
         total.fetch_add(Self::bytes(pages), Ordering::Relaxed);
         Ok(Self { entries, open_pages: AtomicU32::new(pages), pages, total })
@@ -119,7 +112,7 @@ impl Table {
         // outcome of a race is more than a wrong guess at how hot a page is.
         let forgotten = unsafe {
             let start = self.entries.as_ptr().add((part * PART) as usize);
-            rustix::mm::madvise(start.cast(), 4096, Advice::LinuxDontNeed)
+            memory::advise(start.cast(), 4096, Advice::LinuxDontNeed)
         };
         debug_assert_eq!(forgotten, Ok(()));
     }
@@ -129,7 +122,7 @@ impl Table {
         // SAFETY: the range is this value's mapping; as in `forget`.
         let forgotten = unsafe {
             let start = self.entries.as_ptr().cast();
-            rustix::mm::madvise(start, Self::mapped(self.pages), Advice::LinuxDontNeed)
+            memory::advise(start, Self::mapped(self.pages), Advice::LinuxDontNeed)
         };
         debug_assert_eq!(forgotten, Ok(()));
     }
