@@ -30,6 +30,8 @@
 //!    hung.
 //! 7. A writer of whole pages that has shown nothing since `retry` changed is idle: only dirty windows stay for
 //!    it, since it needs no old page to go on.
+//! 8. A window that was released in the last step and looks exactly as before has refused, or was filled again.
+//!    Where it joins what is protected the writer may be in it, so it is hot, though not fresh.
 //!
 //! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages
 //! far ahead of the writer are released as soon as the tail is known, so this takes adjacent windows whose
@@ -100,7 +102,8 @@ enum Heat {
 impl Tail {
     /// Takes in the windows of this step, before anything is decided on them. `acted` is what was done before.
     pub(crate) fn observe(&mut self, stretches: &[Stretch], acted: &[Acted], file: &FileFacts, retry: u64) {
-        let heats: Vec<Heat> = stretches.iter().map(|now| self.heat(now, acted)).collect();
+        let mut heats: Vec<Heat> = stretches.iter().map(|now| self.heat(now, acted)).collect();
+        self.suspect_filled_again(stretches, &mut heats, file.size);
         let fresh = |(heat, stretch): (&Heat, &Stretch)| *heat == Heat::Fresh && stretch.range.start != 0;
         let writer_seen = heats.iter().zip(stretches).any(fresh);
         self.known |= writer_seen;
@@ -178,13 +181,11 @@ impl Tail {
     }
 
     fn heat(&self, now: &Stretch, acted: &[Acted]) -> Heat {
-        let Some(samples) = &self.samples else {
+        if self.samples.is_none() {
             return if now.unwritten > 0 { Heat::Dirty } else { Heat::Cold };
-        };
-        let past =
-            samples.binary_search_by_key(&now.range.start, |sample| sample.start).ok().map(|at| &samples[at]);
+        }
         let figures = (now.resident, now.unwritten);
-        let (resident, unwritten) = match past {
+        let (resident, unwritten) = match self.sample(now.range.start) {
             Some(past) if !past.released || figures == (past.resident, past.unwritten) => {
                 (past.resident, past.unwritten)
             }
@@ -198,6 +199,24 @@ impl Tail {
         } else {
             Heat::Cold
         }
+    }
+
+    /// Invariant 8.
+    fn suspect_filled_again(&self, stretches: &[Stretch], heats: &mut [Heat], size: u64) {
+        let Some(mut kept) = self.protected(0, size).filter(|_| self.known) else { return };
+        for (now, heat) in stretches.iter().zip(heats) {
+            let released = self.sample(now.range.start).is_some_and(|past| past.released);
+            let joined = kept.iter_mut().find(|kept| kept.end == now.range.start);
+            if let (Heat::Cold, true, Some(joined)) = (*heat, released, joined) {
+                *heat = Heat::Dirty;
+                joined.end = now.range.end;
+            }
+        }
+    }
+
+    fn sample(&self, start: u64) -> Option<&Sample> {
+        let samples = self.samples.as_ref()?;
+        samples.binary_search_by_key(&start, |sample| sample.start).ok().map(|at| &samples[at])
     }
 
     fn remember(&mut self, stretch: &Stretch, heat: Heat) {

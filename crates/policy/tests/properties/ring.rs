@@ -210,3 +210,27 @@ proptest! {
         prop_assert!(left.len() as u64 <= limit, "{left:?} left, expected at most {limit} windows");
     }
 }
+
+/// A writer over pages that were resident when it was first seen, synced before each look: seen once, in the window that it
+/// leaves, and found in one that it reached without a trace.
+#[test]
+fn a_writer_over_resident_pages_that_shows_itself_late() {
+    let mut cells = vec![Cell::Absent; 178];
+    cells.extend([Cell::Clean; 46]);
+    let rule = Rule::ReleaseBehindWriter { slack: 0 };
+    let mut ring = Ring::new(rule, Rewrite::Never, 0, &cells, 46_298_946);
+    for op in [
+        Op::Step,
+        Op::Write(1_052_920),
+        Op::Write(5_238_520),
+        Op::Sync,
+        Op::Step,
+        Op::Retry,
+        Op::Write(13_191),
+        Op::Write(5_854_535),
+        Op::Sync,
+        Op::Step,
+    ] {
+        ring.apply(&op).unwrap();
+    }
+}
