@@ -1,35 +1,80 @@
 #!/usr/bin/env bash
-# The kernel crate's threads under AddressSanitizer and ThreadSanitizer: walking, warming, the work queue. Not part of CI.
+# Threads and unsafe code under AddressSanitizer and ThreadSanitizer, and the page cache under Miri. Not part of CI.
 #
-# sanitize.sh [ROUNDS [FILTER…]] — rounds of the tests under each (3), and which tests (walk warm).
+# sanitize.sh [ROUNDS [PART…]] — rounds under each sanitizer (3), and which of these parts (all):
+#   kernel  walking, warming, the work queue
+#   io      the back-ends
+#   cache   the page cache: its unit tests, stories, regressions, and stress (PAGEKEEPER_STRESS_SECONDS=20)
+#   miri    what of the page cache an interpreter gets through: tests/interpreted.rs, and the unit tests of pure parts
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 rounds=${1:-3}
-tests=("${@:2}")
-[ ${#tests[@]} -gt 0 ] || tests=(walk:: warm::)
+parts=("${@:2}")
+[ ${#parts[@]} -gt 0 ] || parts=(kernel io cache miri)
 
 if ! version=$("$cargo" +nightly --version 2>/dev/null); then
     echo "Sanitizers need a nightly compiler: rustup toolchain install nightly" >&2
     exit 1
 fi
 target=$(rustc +nightly -vV | sed -n 's/^host: //p')
+directory=${CARGO_TARGET_DIR:-target}
+export PAGEKEEPER_STRESS_SECONDS=${PAGEKEEPER_STRESS_SECONDS:-20}
 echo "$version"
 
-# under SANITIZER [OPTIONS OF CARGO…]
+# under SANITIZER OPTIONS OF CARGO…
 under() {
-    echo "== $1"
+    local sanitizer=$1 flags=-Zsanitizer=$1
+    # One of the two with the cache's barrier for where membarrier(2) is missing.
+    [ "$sanitizer" = thread ] || flags+=" --cfg pagekeeper_sanitize"
+    echo "== $*"
     for ((round = 1; round <= rounds; round++)); do
         # Its own target directory: the flags are others than those of all else that is built.
-        RUSTFLAGS="-Zsanitizer=$1" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/sanitize-$1" \
-            "$cargo" +nightly test --package pagekeeper-kernel --lib --target "$target" "${@:2}" -- "${tests[@]}"
+        RUSTFLAGS=$flags CARGO_TARGET_DIR=$directory/sanitize-$sanitizer \
+            TSAN_OPTIONS="suppressions=$PWD/scripts/tsan-suppressions.txt ${TSAN_OPTIONS:-}" \
+            "$cargo" +nightly test --target "$target" "${build[@]}" "${@:2}"
     done
 }
 
-under address
+# all SANITIZER — the parts under it.
+all() {
+    local part
+    for part in "${parts[@]}"; do
+        case $part in
+        kernel) under "$1" --package pagekeeper-kernel --lib -- walk:: warm:: ;;
+        io) under "$1" --package pagekeeper-io --lib --tests ;;
+        cache)
+            # loom runs its threads on stacks of its own, which sanitizers take for a crash.
+            under "$1" --package pagekeeper-cache --lib --test stress --test regressions --test story -- --skip model::
+            ;;
+        miri) ;;
+        *)
+            echo "No such part: $part (kernel io cache miri)" >&2
+            exit 1
+            ;;
+        esac
+    done
+}
+
+build=()
+all address
 if [ -d "$(rustc +nightly --print sysroot)/lib/rustlib/src/rust/library" ]; then
-    under thread -Zbuild-std
+    build=(-Zbuild-std)
+    all thread
 else
     echo "ThreadSanitizer was not run: it needs the standard library built with it, and its source is not there:" >&2
     echo "rustup component add rust-src --toolchain nightly" >&2
+fi
+
+if [[ " ${parts[*]} " == *" miri "* ]]; then
+    if ! "$cargo" +nightly miri --version >/dev/null 2>&1; then
+        echo "Miri was not run: rustup component add miri rust-src --toolchain nightly" >&2
+        exit 0
+    fi
+    echo "== miri"
+    # The clock seeds hash maps and names temporary files.
+    export MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS:-}" CARGO_TARGET_DIR=$directory/sanitize-miri PROPTEST_CASES=2
+    "$cargo" +nightly miri test --package pagekeeper-cache --test interpreted
+    "$cargo" +nightly miri test --package pagekeeper-cache --lib -- \
+        --skip model:: word:: rule:: queues:: readers waiter:: thread:: private:: batch::
 fi

@@ -7,7 +7,7 @@ mod support;
 use std::cell::RefCell;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, mpsc};
+use std::sync::{Arc, Barrier, OnceLock, mpsc};
 use std::thread;
 
 use pagekeeper_cache::{CachedFile, Error, PageCache, PageGuard, ReadRequest};
@@ -483,7 +483,8 @@ fn guards_live_to_the_end_of_their_thread() {
 
     let (disk, cache) = sim(10, 64);
     let large = large(&disk, &cache, 64);
-    let file: &'static CachedFile = Box::leak(Box::new(cache.open("/file").unwrap()));
+    static FILE: OnceLock<CachedFile> = OnceLock::new();
+    let file = FILE.get_or_init(|| cache.open("/file").unwrap());
     let (done, ended) = mpsc::channel();
     thread::spawn(move || {
         LAST.set(Some(Last { guard: None, large, file, done }));
