@@ -1,0 +1,206 @@
+//! Records: how an entry of a log looks on the disk, and what is believed of what is read back.
+//!
+//! A record is a header of 24 bytes, little endian, and a body, filled up with zeros to a multiple of 8:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0..4 | CRC-32C over the rest of the header and the body |
+//! | 4..8 | length of the body in the low 28 bits, kind in the high 4 |
+//! | 8..16 | LSN: where in the log the record's first byte stands |
+//! | 16..20 | salt of the epoch |
+//! | 20..24 | how far behind the LSN the log was known to be durable, in units of 8 bytes |
+//!
+//! Invariants:
+//! 1. A record is taken for one only where it says itself that it stands, under the salt that is in force there, and with its
+//!    checksum: neither what a former lap left nor what a crash left behind the end is mistaken for it.
+//! 2. Each sync begins by a pad up to the next block, and no block that was synced is written again: a write that is
+//!    torn by a crash hurts nothing that was acknowledged.
+//! 3. Whoever opens a log to write begins a new epoch: a record at the first block start behind the end, under the old salt,
+//!    that names the end and the new salt.
+//!
+//! Reading ([`Reader`]) ends at the first place where no record stands, unless the epoch that begins behind it names that
+//! place. It fails only where a later record of the same epoch says that the place was durable.
+
+mod reader;
+#[cfg(test)]
+mod tests;
+
+#[allow(unused_imports, reason = "the logs that use it are being built")]
+pub(crate) use reader::{Entry, Reader, Source};
+
+/// What is written and synced at once at the least, in bytes; a sync ends at a multiple of it.
+pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;
+
+/// The same, for lengths of memory.
+pub(crate) const BLOCK_LEN: usize = 4096;
+
+/// Bytes of a record beside its body.
+pub(crate) const HEADER: usize = 24;
+
+/// The longest body, in bytes.
+pub(crate) const LONGEST: usize = (1 << 28) - 1;
+
+/// What a record is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// An entry.
+    Data,
+    /// Nothing: it fills up a block.
+    Pad,
+    /// A new epoch.
+    Epoch,
+}
+
+/// A record but for its body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    /// Bytes of the body.
+    pub(crate) len: usize,
+    /// Where it stands.
+    pub(crate) lsn: u64,
+    pub(crate) salt: u32,
+    /// Up to where the log was known to be durable when the record was made; never beyond what was.
+    pub(crate) durable_upto: u64,
+}
+
+/// The body of an epoch record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Epoch {
+    /// Where the epoch before it ended.
+    pub(crate) previous_end: u64,
+    /// In force behind this record.
+    pub(crate) salt: u32,
+}
+
+/// Bytes that a record with a body of so many takes up: a multiple of 8.
+pub(crate) const fn size(body: usize) -> u64 {
+    (HEADER as u64 + body as u64).next_multiple_of(8)
+}
+
+/// Bytes of the pad that is due at `lsn`: at least a header, and up to the start of a block. 0 if one starts there.
+pub(crate) const fn pad_size(lsn: u64) -> u64 {
+    let rest = lsn.next_multiple_of(BLOCK) - lsn;
+    if rest == 0 || rest >= HEADER as u64 { rest } else { rest + BLOCK }
+}
+
+impl Header {
+    /// The header of a record whose body this is.
+    pub(crate) fn new(kind: Kind, body: &[u8], lsn: u64, salt: u32, durable_upto: u64) -> Self {
+        debug_assert!(body.len() <= LONGEST && lsn.is_multiple_of(8) && durable_upto <= lsn);
+        Self { kind, len: body.len(), lsn, salt, durable_upto }
+    }
+
+    /// The header's bytes, with the checksum over it and the body.
+    pub(crate) fn encode(&self, body: &[u8]) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        let kind: u32 = match self.kind {
+            Kind::Data => 1,
+            Kind::Pad => 2,
+            Kind::Epoch => 3,
+        };
+        let len = u32::try_from(self.len).unwrap_or(u32::MAX) & LEN_MASK;
+        let behind = u32::try_from((self.lsn - self.durable_upto).div_ceil(8)).unwrap_or(u32::MAX);
+        bytes[4..8].copy_from_slice(&(len | kind << LEN_BITS).to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.lsn.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.salt.to_le_bytes());
+        bytes[20..24].copy_from_slice(&behind.to_le_bytes());
+        let crc = checksum(&bytes, body);
+        bytes[..4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// What a record at `lsn` under `salt` says of itself, if `bytes` may begin one. Its checksum is not looked at.
+    pub(crate) fn decode(bytes: &[u8], lsn: u64, salt: u32) -> Option<Self> {
+        let header = Self::decode_any(bytes)?;
+        (header.lsn == lsn && header.salt == salt).then_some(header)
+    }
+
+    /// As [`Self::decode`], at whatever place and under whatever salt.
+    pub(crate) fn decode_any(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let lsn = u64::from_le_bytes(bytes.get(8..16)?.try_into().ok()?);
+        let len_kind = word(4)?;
+        let kind = match len_kind >> LEN_BITS {
+            1 => Kind::Data,
+            2 => Kind::Pad,
+            3 => Kind::Epoch,
+            _ => return None,
+        };
+        let durable_upto = match word(20)? {
+            // Or more: nothing is known.
+            u32::MAX => 0,
+            behind => lsn.saturating_sub(u64::from(behind) * 8),
+        };
+        Some(Self { kind, len: (len_kind & LEN_MASK) as usize, lsn, salt: word(16)?, durable_upto })
+    }
+
+    /// Bytes of the whole record.
+    pub(crate) const fn size(&self) -> u64 {
+        size(self.len)
+    }
+
+    /// Where the next record stands; `None` past the end of all numbers.
+    pub(crate) const fn next(&self) -> Option<u64> {
+        self.lsn.checked_add(self.size())
+    }
+}
+
+/// Whether the record that `bytes` begin with, whose header says that its body has `len` bytes, has its checksum.
+pub(crate) fn is_whole(bytes: &[u8], len: usize) -> bool {
+    let (Some(header), Some(body)) = (bytes.first_chunk::<HEADER>(), bytes.get(HEADER..HEADER + len)) else {
+        return false;
+    };
+    header[..4] == checksum(header, body).to_le_bytes()
+}
+
+/// The bytes of a whole record.
+pub(crate) fn encode(kind: Kind, body: &[u8], lsn: u64, salt: u32, durable_upto: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + body.len().next_multiple_of(8));
+    bytes.extend_from_slice(&Header::new(kind, body, lsn, salt, durable_upto).encode(body));
+    bytes.extend_from_slice(body);
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    bytes
+}
+
+/// The bytes of the pad that is due at `lsn`; none if a block starts there.
+pub(crate) fn encode_pad(lsn: u64, salt: u32, durable_upto: u64) -> Vec<u8> {
+    static ZEROS: [u8; 2 * BLOCK_LEN] = [0; 2 * BLOCK_LEN];
+    match usize::try_from(pad_size(lsn)) {
+        Ok(size) if size >= HEADER => encode(Kind::Pad, &ZEROS[..size - HEADER], lsn, salt, durable_upto),
+        _ => Vec::new(),
+    }
+}
+
+/// The block that begins an epoch behind `previous_end`, where the first block behind it starts: the epoch's record, under
+/// the salt before it, and a pad under its own.
+pub(crate) fn encode_epoch(previous_end: u64, salt_before: u32, salt: u32) -> (u64, Vec<u8>) {
+    let lsn = previous_end.next_multiple_of(BLOCK);
+    let mut bytes =
+        encode(Kind::Epoch, &Epoch { previous_end, salt }.encode(), lsn, salt_before, previous_end);
+    let pad = encode_pad(lsn + bytes.len() as u64, salt, previous_end);
+    bytes.extend_from_slice(&pad);
+    (lsn, bytes)
+}
+
+impl Epoch {
+    fn encode(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.previous_end.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.salt.to_le_bytes());
+        bytes
+    }
+
+    fn decode(body: &[u8]) -> Option<Self> {
+        let body: &[u8; 16] = body.try_into().ok()?;
+        let (previous_end, salt) = (body[..8].try_into().ok()?, body[8..12].try_into().ok()?);
+        Some(Self { previous_end: u64::from_le_bytes(previous_end), salt: u32::from_le_bytes(salt) })
+    }
+}
+
+const LEN_BITS: u32 = 28;
+const LEN_MASK: u32 = (1 << LEN_BITS) - 1;
+
+fn checksum(header: &[u8; HEADER], body: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&header[4..]), body)
+}
