@@ -1,16 +1,18 @@
 //! The trait that all back-ends share, and what goes through it.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::io::IoSliceMut;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::{Error, Target};
+use crate::{Create, Error, Lock, OwnedWrite, Resident, Target, WriteMode};
 
-/// Whether reads go past the kernel's page cache.
+/// Whether reads and writes go past the kernel's page cache.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Io, Threads};
@@ -20,7 +22,7 @@ use crate::{Error, Target};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// `O_DIRECT`: from the device into the caller's memory; no page becomes resident. Offset, length and memory must be
+    /// `O_DIRECT`: between the device and the caller's memory; no page becomes resident. Offset, length and memory must be
     /// aligned, mostly to 512 bytes; 4096 fits nearly everywhere; [`crate::Support`] tells.
     Direct,
     /// Through the kernel's page cache, at any offset and length.
@@ -116,7 +118,9 @@ pub struct OwnedRead {
     pub done: Box<dyn FnOnce(Result<usize, Error>) + Send>,
 }
 
-/// An open file to read from.
+/// An open file: to read from, and where it was opened by [`Io::open_writable`] to write to.
+///
+/// The methods from [`Self::write_at`] on are provided for files that are only read: they fail with `EOPNOTSUPP`.
 ///
 /// ```
 /// use pagekeeper_io::{Error, IoFile};
@@ -144,12 +148,73 @@ pub trait IoFile: Send + Sync {
 
     /// Its descriptor; `None` on a simulated disk.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Writes all of `buf` at `offset`, and lengthens the file where that ends behind it. Short writes and `EINTR` are gone on
+    /// with. On an error ([`Error::Write`]) some of it may be written. Blocks the caller.
+    fn write_at(&self, offset: u64, buf: &[u8], _mode: WriteMode) -> Result<(), Error> {
+        let range = offset..offset.saturating_add(buf.len() as u64);
+        Err(Error::Write { path: self.path().to_path_buf(), range, errno: libc::EOPNOTSUPP })
+    }
+
+    /// Makes durable what was written to the file, and its size: fdatasync(2). Not its name: [`Io::sync_dir`]. An error
+    /// ([`Error::Sync`]) is final: the kernel takes the pages for clean from then on, and a later sync that succeeds says
+    /// nothing of them.
+    fn sync_data(&self) -> Result<(), Error> {
+        Err(Error::Sync { path: self.path().to_path_buf(), errno: libc::EOPNOTSUPP })
+    }
+
+    /// As [`Self::sync_data`], and the times as well: fsync(2).
+    fn sync_all(&self) -> Result<(), Error> {
+        self.sync_data()
+    }
+
+    /// Sees to it that there is room on the device for the range, in bytes: fallocate(2). The file is lengthened to the
+    /// range's end, by zeros; what is there already stays. `EOPNOTSUPP` where the file system can't. Durable after a sync.
+    fn allocate(&self, _range: Range<u64>) -> Result<(), Error> {
+        Err(unsupported("fallocate", self.path()))
+    }
+
+    /// Cuts or lengthens (by zeros) the file to `len` bytes: ftruncate(2). Durable after a sync.
+    fn set_len(&self, _len: u64) -> Result<(), Error> {
+        Err(unsupported("ftruncate", self.path()))
+    }
+
+    /// Asks for writeback of the range, in bytes, without waiting for it (`sync_file_range(2)` with WRITE; it can take as long
+    /// as the queue of the device is full). An end of `u64::MAX` is the end of the file. For files of one's own.
+    fn start_writeback(&self, _range: Range<u64>) -> Result<(), Error> {
+        Err(unsupported("sync_file_range", self.path()))
+    }
+
+    /// Writes the range back and waits for it (`sync_file_range(2)` with `WAIT_BEFORE | WRITE | WAIT_AFTER`): its pages are clean
+    /// then, and can be released. Makes nothing durable: no cache of a device is flushed, no size written. An error is a
+    /// sync's ([`Error::Sync`]), and as final: a later sync may not tell it again.
+    fn wait_writeback(&self, _range: Range<u64>) -> Result<(), Error> {
+        Err(unsupported("sync_file_range", self.path()))
+    }
+
+    /// Drops the clean pages of the range from the kernel's cache (`POSIX_FADV_DONTNEED`); of dirty ones it only starts
+    /// writeback. Pages wholly in the range, and the last page where the range ends behind it.
+    fn release(&self, _range: Range<u64>) -> Result<(), Error> {
+        Err(unsupported("posix_fadvise", self.path()))
+    }
+
+    /// What the kernel's cache holds of the range (`cachestat(2)`, Linux 6.5); `None` where that can't be known.
+    fn residency(&self, _range: Range<u64>) -> Result<Option<Resident>, Error> {
+        Ok(None)
+    }
 }
 
-/// A way to read files.
+/// What a back-end that only reads says of all else.
+fn unsupported(call: &'static str, path: &Path) -> Error {
+    Error::Call { call, path: path.to_path_buf(), errno: libc::EOPNOTSUPP }
+}
+
+/// A way to read and write files.
 ///
-/// Implementations may be shared by any number of threads. Dropping the last handle never waits: reads that were
-/// submitted are still done, and their `done` called.
+/// The methods from [`Self::open_writable`] on are provided for back-ends that only read: they fail with `EOPNOTSUPP`.
+///
+/// Implementations may be shared by any number of threads. Dropping the last handle never waits: what was submitted is
+/// still done, and its `done` called.
 ///
 /// ```
 /// use std::path::Path;
@@ -189,6 +254,54 @@ pub trait Io: Send + Sync + 'static {
 
     /// What it is, for messages: "`io_uring`", "threads", "simulated disk".
     fn name(&self) -> &'static str;
+
+    /// Opens a regular file for reading and writing. A new one is readable by its group and writable by its owner (mode
+    /// 0640 less the umask). Neither its name ([`Self::sync_dir`]) nor anything written is durable before a sync.
+    fn open_writable(&self, path: &Path, _access: Access, _create: Create) -> Result<Arc<dyn IoFile>, Error> {
+        Err(unsupported("open", path))
+    }
+
+    /// Takes a file's name away; who has it open keeps it. Durable after [`Self::sync_dir`], as all that follows.
+    fn remove(&self, path: &Path) -> Result<(), Error> {
+        Err(unsupported("unlink", path))
+    }
+
+    /// Gives a file another name on the same file system, in the place of whatever file had that: at once, or after a crash
+    /// not at all. An error names `from`.
+    fn rename(&self, from: &Path, _to: &Path) -> Result<(), Error> {
+        Err(unsupported("rename", from))
+    }
+
+    /// Makes a directory (mode 0750 less the umask). `EEXIST` where the name is taken.
+    fn create_dir(&self, path: &Path) -> Result<(), Error> {
+        Err(unsupported("mkdir", path))
+    }
+
+    /// The names in a directory, sorted by their bytes; not `.` and `..`.
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
+        Err(unsupported("readdir", dir))
+    }
+
+    /// Makes durable what names were given and taken in the directory: fsync(2) of it. Fails with [`Error::Sync`], finally.
+    fn sync_dir(&self, dir: &Path) -> Result<(), Error> {
+        Err(unsupported("fsync", dir))
+    }
+
+    /// Takes an exclusive lock (flock(2)) on a file, which is made if it is missing and stays when the lock goes.
+    /// [`Error::Locked`] at once if another has it, also within this process.
+    fn lock(&self, path: &Path) -> Result<Lock, Error> {
+        Err(unsupported("flock", path))
+    }
+
+    /// Starts writes and returns without waiting for any; each write's `done` is called once, from any thread. They are done
+    /// in any order.
+    fn submit_writes(&self, writes: Vec<OwnedWrite>) {
+        for write in writes {
+            let path = write.file.path().to_path_buf();
+            let error = Error::Write { path, range: write.range(), errno: libc::EOPNOTSUPP };
+            write.finish(Err(error));
+        }
+    }
 }
 
 impl OwnedRead {

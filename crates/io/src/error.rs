@@ -44,6 +44,9 @@ impl fmt::Display for FileKind {
 
 /// What went wrong on the data path.
 ///
+/// After an error of a write or a sync nothing is known of the bytes concerned: some may be on the device, some only in the
+/// page cache. Neither is worth another try.
+///
 /// ```
 /// use pagekeeper_io::{Error, FileKind};
 /// let error = Error::NotARegularFile { path: "/dev/null".into(), kind: FileKind::CharacterDevice };
@@ -73,8 +76,34 @@ pub enum Error {
         /// The system's error number.
         errno: i32,
     },
-    /// A direct read whose offset, length or memory is not aligned as the file wants it (512 or 4096 bytes mostly; [`crate::Support`] tells).
-    #[error("direct read of bytes {}..{} of {}: offset, length or memory is not aligned", range.start, range.end, path.display())]
+    /// A write failed; some of its bytes may have been written.
+    #[error("write of bytes {}..{} of {}: {}", range.start, range.end, path.display(), io::Error::from_raw_os_error(*errno))]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What was to be written, in bytes.
+        range: Range<u64>,
+        /// The system's error number.
+        errno: i32,
+    },
+    /// A sync or the wait for writeback failed: what was written before may be lost. The kernel says so once, and from then
+    /// on takes the pages for clean: no later sync can be trusted with them.
+    #[error("sync of {}: {}", path.display(), io::Error::from_raw_os_error(*errno))]
+    Sync {
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's error number.
+        errno: i32,
+    },
+    /// Another holds the lock, in this process or another.
+    #[error("{}: locked, in use by another", path.display())]
+    Locked {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A direct read or write whose offset, length or memory is not aligned as the file wants it (512 or 4096 bytes mostly;
+    /// [`crate::Support`] tells).
+    #[error("direct I/O on bytes {}..{} of {}: offset, length or memory is not aligned", range.start, range.end, path.display())]
     Unaligned {
         /// The file.
         path: PathBuf,
@@ -121,9 +150,14 @@ impl Error {
         match self {
             Self::Call { errno, .. }
             | Self::Read { errno, .. }
+            | Self::Write { errno, .. }
+            | Self::Sync { errno, .. }
             | Self::NoDirect { errno, .. }
             | Self::Unavailable { errno, .. } => Some(*errno),
-            Self::Unaligned { .. } | Self::NotARegularFile { .. } | Self::Foreign { .. } => None,
+            Self::Unaligned { .. }
+            | Self::NotARegularFile { .. }
+            | Self::Foreign { .. }
+            | Self::Locked { .. } => None,
         }
     }
 
@@ -132,6 +166,9 @@ impl Error {
         match self {
             Self::Call { path, .. }
             | Self::Read { path, .. }
+            | Self::Write { path, .. }
+            | Self::Sync { path, .. }
+            | Self::Locked { path }
             | Self::Unaligned { path, .. }
             | Self::NotARegularFile { path, .. }
             | Self::NoDirect { path, .. }
@@ -148,9 +185,11 @@ impl Error {
                 io::ErrorKind::InvalidInput
             }
             Self::NoDirect { .. } | Self::Unavailable { .. } => io::ErrorKind::Unsupported,
-            Self::Call { errno, .. } | Self::Read { errno, .. } => {
-                io::Error::from_raw_os_error(*errno).kind()
-            }
+            Self::Locked { .. } => io::ErrorKind::WouldBlock,
+            Self::Call { errno, .. }
+            | Self::Read { errno, .. }
+            | Self::Write { errno, .. }
+            | Self::Sync { errno, .. } => io::Error::from_raw_os_error(*errno).kind(),
         }
     }
 }
@@ -174,6 +213,13 @@ mod tests {
         );
         assert_eq!(error.errno(), Some(libc::EIO));
         assert_eq!(error.path(), Some(Path::new("/data/000012.sst")));
+    }
+
+    #[test]
+    fn a_lock_names_its_file() {
+        let error = Error::Locked { path: "/data/lock".into() };
+        assert_eq!(error.to_string(), "/data/lock: locked, in use by another");
+        assert_eq!((error.errno(), error.kind()), (None, io::ErrorKind::WouldBlock));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The data path: reading files through one trait with three back-ends.
+//! The data path: reading and writing files through one trait with three back-ends.
 //!
 //! [`Io`] opens files and reads them: alone and blocking ([`IoFile::read_at`]), many at once and wide
 //! ([`Io::read_batch`]), or in the background ([`Io::submit`]). A result that is shorter than what was asked means end
@@ -13,15 +13,25 @@
 //! [`best`] picks one of the first two, [`Choice`] also says why. [`Support`] tells what direct reads come to on a file:
 //! found out by reading.
 //!
-//! No lock is held over I/O. The library only reads: no file of others is made, cut or written (to probe a directory it
-//! makes an unnamed file of its own there).
+//! Files are written through [`Io::open_writable`]: blocking ([`IoFile::write_at`]) or in the background
+//! ([`Io::submit_writes`]); syncs, room and release of pages are [`IoFile`]'s, names and locks [`Io`]'s. Nothing is durable
+//! before a sync has said so: of data and size the file's own, of names the directory's ([`Io::sync_dir`]). A write or sync
+//! that failed is final, and not tried again.
+//!
+//! No lock is held over I/O. Nothing is written but what a caller writes (to probe a directory an unnamed file is made there
+//! and goes again); a file that is opened for reading is never made, cut or written.
 
+mod aligned;
 mod api;
+mod directory;
 mod error;
 mod job;
+mod lock;
 mod open;
+mod pages;
 mod pread;
 mod probe;
+mod pwrite;
 mod scatter;
 mod sim;
 mod target;
@@ -30,11 +40,15 @@ mod testing;
 mod threads;
 mod transfer;
 mod uring;
+mod write;
 
+pub use aligned::AlignedBuf;
 pub use api::{Access, BatchRead, FileStat, Io, IoFile, OwnedRead};
 pub use error::{Error, FileKind};
+pub use lock::Lock;
 pub use probe::{Alignment, Choice, Support, best};
 pub use sim::{Fault, Hold, RandomFaults, SimDisk, SimDiskBuilder, SimStats, Times, pattern};
 pub use target::Target;
 pub use threads::Threads;
 pub use uring::Uring;
+pub use write::{Create, OwnedWrite, Resident, WriteMode};

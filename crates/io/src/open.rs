@@ -1,19 +1,23 @@
-//! Opening regular files for reading, and taking over open ones: shared by the back-ends that read real files.
+//! Opening regular files, and taking over open ones: shared by the back-ends for real files.
 //!
-//! Invariants: read-only and close-on-exec; nothing is created or cut; a FIFO or device is not opened, and if one comes
+//! Invariants: close-on-exec; read-only, and nothing created, unless it is asked for; nothing is cut; a FIFO or device is not opened, and if one comes
 //! in between the look and the open it does not block (`O_NONBLOCK`, taken off again afterwards, since `io_uring` gives
 //! `EAGAIN` for it on some file systems); the access time is left alone where the kernel allows it (`O_NOATIME`, for
 //! owners and `CAP_FOWNER`: open(2)). For [`Access::Direct`] the file is direct from its first open on.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use pagekeeper_kernel::InspectedFile;
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::{Access, Error, FileKind, FileStat, IoFile, pread};
+use crate::{
+    Access, Create, Error, FileKind, FileStat, IoFile, Resident, WriteMode, directory, pages, pread, pwrite,
+};
 
 /// A real file.
 #[derive(Debug)]
@@ -21,9 +25,54 @@ pub(crate) struct DiskFile {
     file: File,
     path: PathBuf,
     access: Access,
+    /// The same open file, for questions on its pages; made when the first is asked.
+    inspected: OnceLock<InspectedFile>,
 }
 
 impl DiskFile {
+    fn shared(file: File, path: PathBuf, access: Access) -> Arc<dyn IoFile> {
+        Arc::new(Self { file, path, access, inspected: OnceLock::new() })
+    }
+
+    /// Opens by name for reading and writing, following links but for a new file.
+    pub(crate) fn open_writable(
+        path: &Path,
+        access: Access,
+        create: Create,
+    ) -> Result<Arc<dyn IoFile>, Error> {
+        let flags = match create {
+            Create::Never => {
+                let stat = rustix::fs::stat(path).map_err(|errno| call("stat", path, errno))?;
+                require_regular(&stat, path)?;
+                OFlags::RDWR
+            }
+            Create::New => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
+        };
+        let opened = open_with(path, path, flags, access);
+        if create == Create::New && matches!(opened, Err(Error::NoDirect { .. })) {
+            // The file is made before `O_DIRECT` is looked at: open(2).
+            let _ = rustix::fs::unlink(path);
+        }
+        let fd = opened?;
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| call("fstat", path, errno))?;
+        require_regular(&stat, path)?;
+        Ok(Self::shared(fd.into(), path.to_path_buf(), access))
+    }
+
+    fn inspected(&self) -> Result<&InspectedFile, Error> {
+        if let Some(inspected) = self.inspected.get() {
+            return Ok(inspected);
+        }
+        let again = self.file.try_clone().map_err(|error| Error::Call {
+            call: "dup",
+            path: self.path.clone(),
+            errno: error.raw_os_error().unwrap_or(libc::EIO),
+        })?;
+        let inspected =
+            InspectedFile::from_fd(again, self.path.clone()).map_err(|error| pages::other_error(&error))?;
+        Ok(self.inspected.get_or_init(|| inspected))
+    }
+
     /// Opens by name, following links.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Arc<dyn IoFile>, Error> {
         // Looked at first: opening a device node can act on the device (rewind a tape, raise a modem line).
@@ -32,7 +81,7 @@ impl DiskFile {
         let fd = open_quietly(path, path, access)?;
         let stat = rustix::fs::fstat(&fd).map_err(|errno| call("fstat", path, errno))?;
         require_regular(&stat, path)?;
-        Ok(Arc::new(Self { file: fd.into(), path: path.to_path_buf(), access }))
+        Ok(Self::shared(fd.into(), path.to_path_buf(), access))
     }
 
     /// Takes over an open file; opened anew where its flags do not fit.
@@ -47,10 +96,10 @@ impl DiskFile {
         }
         let direct = flags.contains(OFlags::DIRECT);
         if direct == (access == Access::Direct) && !flags.contains(OFlags::NONBLOCK) {
-            return Ok(Arc::new(Self { file, path, access }));
+            return Ok(Self::shared(file, path, access));
         }
         let fd = open_quietly(&link, &path, access)?;
-        Ok(Arc::new(Self { file: fd.into(), path, access }))
+        Ok(Self::shared(fd.into(), path, access))
     }
 }
 
@@ -75,14 +124,55 @@ impl IoFile for DiskFile {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.file.as_fd())
     }
+
+    fn write_at(&self, offset: u64, buf: &[u8], mode: WriteMode) -> Result<(), Error> {
+        pwrite::write(self, offset, buf, mode)
+    }
+
+    fn sync_data(&self) -> Result<(), Error> {
+        pages::sync_data(&self.file, &self.path)
+    }
+
+    fn sync_all(&self) -> Result<(), Error> {
+        pages::sync_all(&self.file, &self.path)
+    }
+
+    fn allocate(&self, range: Range<u64>) -> Result<(), Error> {
+        pages::allocate(&self.file, &self.path, &range)
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), Error> {
+        pages::set_len(&self.file, &self.path, len)
+    }
+
+    fn start_writeback(&self, range: Range<u64>) -> Result<(), Error> {
+        pages::start_writeback(self.inspected()?, range)
+    }
+
+    fn wait_writeback(&self, range: Range<u64>) -> Result<(), Error> {
+        pages::wait_writeback(self.inspected()?, range)
+    }
+
+    fn release(&self, range: Range<u64>) -> Result<(), Error> {
+        pages::release(&self.file, &self.path, range)
+    }
+
+    fn residency(&self, range: Range<u64>) -> Result<Option<Resident>, Error> {
+        pages::resident(self.inspected()?, range)
+    }
 }
 
-/// Opens `path`, which errors call `shown`, with the flags of the module's invariants; once more without `O_NOATIME`
-/// where that is refused.
+/// Opens `path`, which errors call `shown`, for reading, with the flags of the module's invariants.
 pub(crate) fn open_quietly(path: &Path, shown: &Path, access: Access) -> Result<OwnedFd, Error> {
+    open_with(path, shown, OFlags::RDONLY, access)
+}
+
+/// Opens with these flags and those of the invariants; once more without `O_NOATIME` where that is refused.
+fn open_with(path: &Path, shown: &Path, how: OFlags, access: Access) -> Result<OwnedFd, Error> {
     let direct = if access == Access::Direct { OFlags::DIRECT } else { OFlags::empty() };
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK | direct;
-    let open = |flags| rustix::fs::openat(CWD, path, flags, Mode::empty());
+    let flags = how | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK | direct;
+    let mode = if how.contains(OFlags::CREATE) { directory::FILE_MODE } else { 0 };
+    let open = |flags| rustix::fs::openat(CWD, path, flags, Mode::from_raw_mode(mode));
     let opened = match open(flags | OFlags::NOATIME) {
         Err(Errno::PERM) => open(flags),
         other => other,

@@ -1,29 +1,38 @@
-//! The one loop around raw reads, shared by all back-ends: a read goes on until its memory is full, the file ends, or
-//! an error that means something.
+//! The one loop around raw reads and writes, shared by all back-ends: a read goes on until its memory is full, the file
+//! ends, or an error that means something; a write until all is written or such an error.
 //!
-//! Invariants: [`Transfer::done`] bytes from the read's offset on are in its memory; a result that is shorter than what
-//! was asked means end of file and nothing else. `EINTR`, `EAGAIN` and short counts are gone on with; after
-//! [`FRUITLESS_MAX`] attempts in a row that brought nothing the read fails with the last of them, so that it always ends.
+//! Invariants: [`Transfer::done`] bytes from the offset on are in a read's memory, or of a write's in the file; a read's
+//! result that is shorter than what was asked means end of file and nothing else, a write's is never shorter. `EINTR`,
+//! `EAGAIN` and short counts are gone on with; after [`FRUITLESS_MAX`] attempts in a row that brought nothing the transfer
+//! fails with the last of them, so that it always ends.
 
 use libc::iovec;
 
-use crate::{Access, Error, IoFile, scatter};
+use crate::{Access, Error, IoFile, WriteMode, scatter};
 
 /// So many attempts in a row without a byte, and the read fails.
 const FRUITLESS_MAX: u32 = 1000;
 /// From so many on the thread lets others run first.
 const FRUITLESS_PATIENT: u32 = 10;
 
-/// Where a direct read is taken up again. Its offset keeps the alignment that the read began with, for any alignment up
-/// to this one.
+/// Where a direct read or write is taken up again. Its offset keeps the alignment that it began with, for any alignment
+/// up to this one.
 const RESUME_ALIGN: usize = 4096;
 
-/// Direct reads are at least aligned to this everywhere; what isn't explains an `EINVAL`.
+/// Direct transfers are at least aligned to this everywhere; what isn't explains an `EINVAL`.
 const ALIGN_MIN: usize = 512;
 
-/// The state of a read that may take several raw reads.
+/// Which way the bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write(WriteMode),
+}
+
+/// The state of a read or write that may take several raw ones.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Transfer {
+    kind: Kind,
     offset: u64,
     len: usize,
     done: usize,
@@ -31,12 +40,17 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// A read of `len` bytes from `offset` on.
-    pub(crate) fn new(offset: u64, len: usize) -> Self {
-        Self { offset, len, done: 0, fruitless: 0 }
+    /// A transfer of `len` bytes from `offset` on.
+    pub(crate) fn new(kind: Kind, offset: u64, len: usize) -> Self {
+        Self { kind, offset, len, done: 0, fruitless: 0 }
     }
 
-    /// What is known before any raw read: nothing to do, or a place beyond what Linux can count.
+    /// Which way the bytes go.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What is known before any raw transfer: nothing to do, or a place beyond what Linux can count.
     pub(crate) fn before(&self, file: &dyn IoFile) -> Option<Result<usize, Error>> {
         if self.len == 0 {
             return Some(Ok(0));
@@ -46,18 +60,18 @@ impl Transfer {
         beyond.then(|| Err(self.error(libc::EINVAL, file)))
     }
 
-    /// Where the next raw read begins.
+    /// Where the next raw transfer begins.
     pub(crate) fn position(&self) -> u64 {
         self.offset + self.done as u64
     }
 
-    /// How many bytes are in the read's memory.
+    /// How many bytes are where they are to go.
     pub(crate) fn done(&self) -> usize {
         self.done
     }
 
-    /// Takes in what a raw read at [`Self::position`] that asked for `asked` bytes gave: a count, or an error number.
-    /// `pieces` is all of the read's memory. Gives the read's result, or nothing when another raw read is to follow.
+    /// Takes in what a raw transfer at [`Self::position`] that asked for `asked` bytes gave: a count, or an error number.
+    /// `pieces` is all of the memory. Gives the result, or nothing when another raw transfer is to follow.
     pub(crate) fn after(
         &mut self,
         asked: usize,
@@ -71,7 +85,9 @@ impl Transfer {
                 self.fruitless = 0;
                 (self.done == self.len).then_some(Ok(self.done))
             }
-            Ok(0) => Some(Ok(self.done)),
+            Ok(0) if self.kind == Kind::Read => Some(Ok(self.done)),
+            // No file system does so for a write; it is no progress.
+            Ok(0) => self.fruitless(libc::EIO, file),
             Ok(count) => self.short(count, file),
             Err(errno @ (libc::EINTR | libc::EAGAIN)) => self.fruitless(errno, file),
             Err(libc::EINVAL) if file.access() == Access::Direct && !self.is_aligned(pieces) => {
@@ -90,10 +106,12 @@ impl Transfer {
             self.fruitless = 0;
             return None;
         }
-        match file.stat() {
-            Ok(stat) if stat.size <= self.offset + reached as u64 => return Some(Ok(reached)),
-            Ok(_) => {}
-            Err(error) => return Some(Err(error)),
+        if self.kind == Kind::Read {
+            match file.stat() {
+                Ok(stat) if stat.size <= self.offset + reached as u64 => return Some(Ok(reached)),
+                Ok(_) => {}
+                Err(error) => return Some(Err(error)),
+            }
         }
         let resumed = reached - reached % RESUME_ALIGN;
         if resumed <= self.done {
@@ -123,9 +141,13 @@ impl Transfer {
         self.offset..self.offset.saturating_add(self.len as u64)
     }
 
-    /// The error of this read.
+    /// The error of this read or write.
     pub(crate) fn error(&self, errno: i32, file: &dyn IoFile) -> Error {
-        Error::Read { path: file.path().to_path_buf(), range: self.range(), errno }
+        let (path, range) = (file.path().to_path_buf(), self.range());
+        match self.kind {
+            Kind::Read => Error::Read { path, range, errno },
+            Kind::Write(_) => Error::Write { path, range, errno },
+        }
     }
 }
 
@@ -175,7 +197,7 @@ mod tests {
     #[test]
     fn interruptions_and_short_counts_are_gone_on_with() {
         let file = Sized(100_000, Access::Buffered);
-        let mut transfer = Transfer::new(10, 8192);
+        let mut transfer = Transfer::new(Kind::Read, 10, 8192);
         let got =
             feed(&mut transfer, &file, &[Err(libc::EINTR), Ok(100), Err(libc::EAGAIN), Ok(8000), Ok(92)]);
         assert_eq!(got, [None, None, None, None, Some(Ok(8192))]);
@@ -184,7 +206,7 @@ mod tests {
     #[test]
     fn nothing_more_is_the_end_of_file() {
         let file = Sized(0, Access::Buffered);
-        let mut transfer = Transfer::new(0, 8192);
+        let mut transfer = Transfer::new(Kind::Read, 0, 8192);
         // The size is not believed (files of /proc have none): only a raw read of no byte ends a buffered read.
         assert_eq!(feed(&mut transfer, &file, &[Ok(100), Ok(0)]), [None, Some(Ok(100))]);
     }
@@ -192,7 +214,7 @@ mod tests {
     #[test]
     fn a_direct_read_ends_at_the_size_and_resumes_aligned_before_it() {
         let file = Sized(20_000, Access::Direct);
-        let mut transfer = Transfer::new(8192, 16_384);
+        let mut transfer = Transfer::new(Kind::Read, 8192, 16_384);
         assert_eq!(feed(&mut transfer, &file, &[Ok(5000)]), [None]);
         assert_eq!(transfer.position(), 8192 + 4096);
         assert_eq!(feed(&mut transfer, &file, &[Ok(20_000 - 8192 - 4096)]), [Some(Ok(20_000 - 8192))]);
@@ -206,7 +228,7 @@ mod tests {
             (Access::Direct, libc::EAGAIN, Ok(7)),
         ] {
             let file = Sized(1 << 20, access);
-            let mut transfer = Transfer::new(0, 4096);
+            let mut transfer = Transfer::new(Kind::Read, 0, 4096);
             let results = feed(&mut transfer, &file, &vec![got; FRUITLESS_MAX as usize]);
             let (last, others) = results.split_last().unwrap();
             assert!(others.iter().all(Option::is_none));
@@ -218,20 +240,38 @@ mod tests {
     fn an_invalid_direct_read_is_explained_where_it_is_not_aligned() {
         let file = Sized(1 << 20, Access::Direct);
         let unaligned = Error::Unaligned { path: "file".into(), range: 100..4196 };
-        let got = feed(&mut Transfer::new(100, 4096), &file, &[Err(libc::EINVAL)]);
+        let got = feed(&mut Transfer::new(Kind::Read, 100, 4096), &file, &[Err(libc::EINVAL)]);
         assert_eq!(got, [Some(Err(unaligned))]);
-        let got = feed(&mut Transfer::new(512, 4096), &file, &[Err(libc::EINVAL)]);
+        let got = feed(&mut Transfer::new(Kind::Read, 512, 4096), &file, &[Err(libc::EINVAL)]);
         assert!(matches!(got[0], Some(Err(Error::Read { errno: libc::EINVAL, .. }))));
+    }
+
+    #[test]
+    fn a_write_goes_on_until_all_is_written() {
+        let write = Kind::Write(WriteMode::Plain);
+        let file = Sized(0, Access::Buffered);
+        let mut transfer = Transfer::new(write, 10, 8192);
+        let got = feed(&mut transfer, &file, &[Err(libc::EINTR), Ok(100), Ok(0), Ok(8092)]);
+        assert_eq!(got, [None, None, None, Some(Ok(8192))]);
+        // A direct one is taken up from an aligned place, the size notwithstanding.
+        let mut transfer = Transfer::new(write, 0, 8192);
+        assert_eq!(feed(&mut transfer, &Sized(0, Access::Direct), &[Ok(5000)]), [None]);
+        assert_eq!(transfer.position(), 4096);
+        let full = feed(&mut Transfer::new(write, 10, 20), &file, &[Ok(5), Err(libc::ENOSPC)]);
+        assert_eq!(
+            full[1],
+            Some(Err(Error::Write { path: "file".into(), range: 10..30, errno: libc::ENOSPC }))
+        );
     }
 
     #[test]
     fn places_beyond_what_linux_counts_are_refused_before_any_read() {
         let file = Sized(1, Access::Buffered);
         for offset in [u64::MAX, u64::MAX - 4096, i64::MAX as u64] {
-            let error = Transfer::new(offset, 4096).before(&file).unwrap().unwrap_err();
+            let error = Transfer::new(Kind::Read, offset, 4096).before(&file).unwrap().unwrap_err();
             assert_eq!(error.errno(), Some(libc::EINVAL), "{offset}");
         }
-        assert_eq!(Transfer::new(u64::MAX, 0).before(&file), Some(Ok(0)));
-        assert_eq!(Transfer::new(0, 1).before(&file), None);
+        assert_eq!(Transfer::new(Kind::Read, u64::MAX, 0).before(&file), Some(Ok(0)));
+        assert_eq!(Transfer::new(Kind::Read, 0, 1).before(&file), None);
     }
 }

@@ -335,7 +335,7 @@ impl Io for SimDisk {
     }
 
     fn submit(&self, reads: Vec<OwnedRead>) {
-        self.handle.submit(reads);
+        self.handle.submit(reads.into_iter().map(Into::into).collect());
     }
 
     fn name(&self) -> &'static str {

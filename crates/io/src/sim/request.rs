@@ -8,9 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::SimDiskBuilder;
 use super::state::{State, Ticket};
-use crate::job::{Job, Part};
+use crate::job::{Job, Part, Request};
 use crate::transfer::Transfer;
-use crate::{Access, BatchRead, Error, OwnedRead, scatter};
+use crate::{Access, BatchRead, Error, scatter};
 
 /// The disk, as all its handles, files and holds share it.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct Carried<J> {
 /// Reads that were submitted.
 #[derive(Debug, Default)]
 pub(super) struct Submitted {
-    reads: Vec<Carried<OwnedRead>>,
+    reads: Vec<Carried<Request>>,
     /// There is a thread to do them.
     served: bool,
     /// No more will come.
@@ -58,7 +58,7 @@ impl Shared {
 
     /// Lets a read come to the disk. One that needs no disk ends here.
     fn admit<J: Job>(&self, job: J) -> Result<Carried<J>, (J, Result<usize, Error>)> {
-        let transfer = Transfer::new(job.offset(), scatter::total(job.pieces()));
+        let transfer = Transfer::new(job.kind(), job.offset(), scatter::total(job.pieces()));
         if let Some(result) = transfer.before(job.file()) {
             return Err((job, result));
         }
@@ -156,7 +156,7 @@ impl Shared {
 
 /// A submitted read whose request has ended.
 struct Step {
-    carried: Carried<OwnedRead>,
+    carried: Carried<Request>,
     got: Result<usize, i32>,
 }
 
@@ -234,7 +234,7 @@ impl Handle {
         })
     }
 
-    pub(super) fn submit(&self, reads: Vec<OwnedRead>) {
+    pub(super) fn submit(&self, reads: Vec<Request>) {
         for read in reads {
             match self.shared.admit(read) {
                 Ok(carried) => self.shared.lock().submitted.reads.push(carried),

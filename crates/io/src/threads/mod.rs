@@ -1,4 +1,4 @@
-//! Reads by a pool of threads, each in a blocking preadv(2): where there is no `io_uring`.
+//! Reads and writes by a pool of threads, each in a blocking preadv(2) or pwrite(2): where there is no `io_uring`.
 //!
 //! The threads start when there is work for them and none is idle, up to a bound, and end when the [`Threads`] is gone
 //! and all work is done. A batch is spread over the pool, and its caller helps: it ends also when no thread can be had.
@@ -6,20 +6,22 @@
 mod batch;
 mod pool;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 use pool::{Job, Pool};
 
+use crate::job::Request;
 use crate::open::DiskFile;
-use crate::{Access, BatchRead, Error, Io, IoFile, OwnedRead, pread};
+use crate::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, directory, pread};
 
 /// Threads, if nothing else is said.
 const THREADS: usize = 32;
 const THREADS_MAX: usize = 1024;
 
-/// Reads by a pool of threads.
+/// Reads and writes by a pool of threads.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Io, Threads};
@@ -44,6 +46,13 @@ impl Threads {
     /// With up to `threads` threads: 1 to 1024, taken to the nearest of these.
     pub fn with_threads(threads: usize) -> Self {
         Self { pool: Pool::new(threads.clamp(1, THREADS_MAX)) }
+    }
+
+    /// Starts requests in the background.
+    pub(crate) fn request(&self, requests: Vec<Request>) {
+        for job in self.pool.add(requests.into_iter().map(Job::Request).collect()) {
+            job.refused();
+        }
     }
 }
 
@@ -75,13 +84,42 @@ impl Io for Threads {
     }
 
     fn submit(&self, reads: Vec<OwnedRead>) {
-        let jobs = reads.into_iter().map(Job::Read).collect();
-        for job in self.pool.add(jobs) {
-            job.refused();
-        }
+        self.request(reads.into_iter().map(Request::from).collect());
+    }
+
+    fn submit_writes(&self, writes: Vec<OwnedWrite>) {
+        self.request(writes.into_iter().map(Request::from).collect());
     }
 
     fn name(&self) -> &'static str {
         "threads"
+    }
+
+    fn open_writable(&self, path: &Path, access: Access, create: Create) -> Result<Arc<dyn IoFile>, Error> {
+        DiskFile::open_writable(path, access, create)
+    }
+
+    fn remove(&self, path: &Path) -> Result<(), Error> {
+        directory::remove(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        directory::rename(from, to)
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<(), Error> {
+        directory::create(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
+        directory::list(dir)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<(), Error> {
+        directory::sync(dir)
+    }
+
+    fn lock(&self, path: &Path) -> Result<Lock, Error> {
+        directory::lock(path)
     }
 }

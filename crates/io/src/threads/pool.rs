@@ -9,12 +9,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::batch::Help;
-use crate::{Error, OwnedRead, pread};
+use crate::Error;
+use crate::job::Request;
 
 /// What a thread does.
 pub(super) enum Job {
-    /// One read in the background.
-    Read(OwnedRead),
+    /// One request of the background.
+    Request(Request),
     /// A share in a batch.
     Help(Help),
 }
@@ -22,7 +23,7 @@ pub(super) enum Job {
 impl Job {
     fn run(self) {
         match self {
-            Self::Read(read) => pread::read_owned(read),
+            Self::Request(request) => request.run(),
             Self::Help(help) => help.run(),
         }
     }
@@ -30,9 +31,15 @@ impl Job {
     /// There is no thread to run it.
     pub(super) fn refused(self) {
         match self {
-            Self::Read(read) => {
-                read.finish(Err(Error::Unavailable { what: "a thread", call: "clone", errno: libc::EAGAIN }));
+            Self::Request(request @ Request::Read(_)) => {
+                request.finish(Err(Error::Unavailable {
+                    what: "a thread",
+                    call: "clone",
+                    errno: libc::EAGAIN,
+                }));
             }
+            // An error of a write is final to its file: better that the submitter waits.
+            Self::Request(request @ Request::Write(..)) => request.run(),
             // The caller of the batch does its share.
             Self::Help(_) => {}
         }

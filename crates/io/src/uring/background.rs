@@ -1,7 +1,7 @@
-//! Reads in the background: one ring, and a thread that serves it.
+//! Reads and writes in the background: one ring, and a thread that serves it.
 //!
 //! Invariants: submitters only ever wait for the lock around the queue, which is never held over I/O or a `done`; each
-//! read that was submitted is done once, also after the [`Background`] is gone; then the thread ends by itself.
+//! request that was submitted is done once, also after the [`Background`] is gone; then the thread ends by itself.
 //!
 //! The thread waits in the ring; a submitter wakes it through an eventfd, but only if the thread has said, under the
 //! same lock, that it found the queue empty.
@@ -14,7 +14,8 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::flight::Flight;
 use super::ring::{Ring, unavailable};
-use crate::{Error, Io, OwnedRead, Threads, pread};
+use crate::job::Request;
+use crate::{Error, Threads};
 
 /// The way into the ring.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub(super) struct Background {
     shared: OnceLock<Arc<Shared>>,
     /// Held while the thread is started.
     starting: Mutex<()>,
-    /// Reads where there is no ring.
+    /// Reads and writes where there is no ring.
     threads: Threads,
 }
 
@@ -36,10 +37,10 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: VecDeque<OwnedRead>,
+    waiting: VecDeque<Request>,
     /// The thread has found the queue empty: who adds to it wakes the thread.
     parked: bool,
-    /// No more reads will come.
+    /// No more requests will come.
     closed: bool,
     /// The thread has ended: its ring broke.
     broken: bool,
@@ -61,24 +62,24 @@ impl Background {
         Self { depth, shared: OnceLock::new(), starting: Mutex::new(()), threads: Threads::new() }
     }
 
-    /// What reads where there is no ring.
+    /// What reads and writes where there is no ring.
     pub(super) fn threads(&self) -> &Threads {
         &self.threads
     }
 
-    pub(super) fn submit(&self, reads: Vec<OwnedRead>) {
-        if reads.is_empty() {
+    pub(super) fn submit(&self, requests: Vec<Request>) {
+        if requests.is_empty() {
             return;
         }
         let Ok(shared) = self.shared() else {
-            return self.threads.submit(reads);
+            return self.threads.request(requests);
         };
         let mut queue = shared.lock();
         if queue.broken {
             drop(queue);
-            return self.threads.submit(reads);
+            return self.threads.request(requests);
         }
-        queue.waiting.extend(reads);
+        queue.waiting.extend(requests);
         let wake = std::mem::replace(&mut queue.parked, false);
         drop(queue);
         if wake {
@@ -119,10 +120,10 @@ impl Drop for Background {
     }
 }
 
-/// What the thread does: until no more reads can come and all are done, or the ring breaks.
+/// What the thread does: until no more requests can come and all are done, or the ring breaks.
 fn serve(mut ring: Ring, shared: &Shared) {
     let slots = ring.room() - 1;
-    let mut flight: Flight<'_, OwnedRead> = Flight::new(&mut ring, slots);
+    let mut flight: Flight<'_, Request> = Flight::new(&mut ring, slots);
     let mut taken = Vec::new();
     let mut armed = false;
     loop {
@@ -130,14 +131,14 @@ fn serve(mut ring: Ring, shared: &Shared) {
             let mut queue = shared.lock();
             let count = queue.waiting.len().min(flight.room());
             taken.extend(queue.waiting.drain(..count));
-            // With reads left in the queue the ring is full, and a completion is what to wait for.
+            // With requests left in the queue the ring is full, and a completion is what to wait for.
             queue.parked = queue.waiting.is_empty();
             queue.closed
         };
         let mut ended = false;
-        for read in taken.drain(..) {
-            if let Some((read, result)) = flight.begin(read) {
-                read.finish(result);
+        for request in taken.drain(..) {
+            if let Some((request, result)) = flight.begin(request) {
+                request.finish(result);
                 ended = true;
             }
         }
@@ -152,14 +153,14 @@ fn serve(mut ring: Ring, shared: &Shared) {
             flight.wake_by(shared.wake.as_fd());
             armed = true;
         }
-        let woken = flight.wait(1, OwnedRead::finish);
+        let woken = flight.wait(1, Request::finish);
         if flight.is_broken() && flight.len() == 0 {
             let mut queue = shared.lock();
             queue.broken = true;
             let waiting = std::mem::take(&mut queue.waiting);
             drop(queue);
-            // Their submitters are gone their ways: this thread is left to read them.
-            waiting.into_iter().for_each(pread::read_owned);
+            // Their submitters are gone their ways: this thread is left to do them.
+            waiting.into_iter().for_each(Request::run);
             return;
         }
         if woken {

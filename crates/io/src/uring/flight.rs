@@ -1,7 +1,7 @@
-//! The reads that are in a ring, each in a slot whose number is its token.
+//! The reads and writes that are in a ring, each in a slot whose number is its token.
 //!
-//! Invariants: a slot is taken from the moment its read is put into the ring until the read's result is known, over any
-//! number of raw reads; there are no more slots than the ring is deep, so a taken slot always has room there. A
+//! Invariants: a slot is taken from the moment its transfer is put into the ring until the result is known, over any
+//! number of raw transfers; there are no more slots than the ring is deep, so a taken slot always has room there. A
 //! [`Flight`] never ends, also not by a panic, before the kernel has let go of all memory.
 
 use libc::iovec;
@@ -11,7 +11,7 @@ use crate::job::Job;
 use crate::transfer::Transfer;
 use crate::{Error, scatter};
 
-/// The token of what is no read: the wake-up of a thread that waits in the ring.
+/// The token of what is no transfer: the wake-up of a thread that waits in the ring.
 const WAKE: u64 = u64::MAX;
 
 pub(super) struct Flight<'r, J: Job> {
@@ -24,17 +24,17 @@ pub(super) struct Flight<'r, J: Job> {
 struct Slot<J> {
     job: J,
     transfer: Transfer,
-    /// How many bytes the raw read that is in the ring asked for.
+    /// How many bytes the raw transfer that is in the ring asked for.
     asked: usize,
     /// Where it goes, when an earlier one brought only a part.
     rest: Vec<iovec>,
 }
 
-/// A read's end.
+/// A transfer's end.
 pub(super) type Ended<J> = (J, Result<usize, Error>);
 
 impl<'r, J: Job> Flight<'r, J> {
-    /// A flight of up to `slots` reads at once in an empty ring that is at least as deep.
+    /// A flight of up to `slots` transfers at once in an empty ring that is at least as deep.
     pub(super) fn new(ring: &'r mut Ring, slots: usize) -> Self {
         assert!(slots <= ring.room(), "more slots than room in the ring");
         Self {
@@ -45,7 +45,7 @@ impl<'r, J: Job> Flight<'r, J> {
         }
     }
 
-    /// How many more reads can be begun.
+    /// How many more transfers can be begun.
     pub(super) fn room(&self) -> usize {
         self.free.len()
     }
@@ -55,14 +55,14 @@ impl<'r, J: Job> Flight<'r, J> {
         self.ring.broken().is_some()
     }
 
-    /// How many reads are on their way.
+    /// How many are on their way.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Starts a read. There must be room. One that needs no device ends here.
+    /// Starts a transfer. There must be room. One that needs no device ends here.
     pub(super) fn begin(&mut self, job: J) -> Option<Ended<J>> {
-        let transfer = Transfer::new(job.offset(), scatter::total(job.pieces()));
+        let transfer = Transfer::new(job.kind(), job.offset(), scatter::total(job.pieces()));
         if let Some(result) = transfer.before(job.file()) {
             return Some((job, result));
         }
@@ -81,10 +81,10 @@ impl<'r, J: Job> Flight<'r, J> {
         self.ring.wait_readable(fd, WAKE);
     }
 
-    /// Waits until `want` raw reads have completed (earlier on a signal or a wake-up), and hands each read that has ended
+    /// Waits until `want` raw transfers have completed (earlier on a signal or a wake-up), and hands each job that has ended
     /// to `ended`. True after a wake-up.
     ///
-    /// On an error, which comes once, the ring is of no use any more: reads that had been started end as they may, all
+    /// On an error, which comes once, the ring is of no use any more: jobs that had been started end as they may, all
     /// others with that error.
     pub(super) fn wait(&mut self, want: usize, mut ended: impl FnMut(J, Result<usize, Error>)) -> bool {
         self.ring.enter(want);
@@ -112,7 +112,7 @@ impl<'r, J: Job> Flight<'r, J> {
         woken
     }
 
-    /// Takes in a raw read's result; gives the read's own, if it has ended with it. `failed`: no more can be begun.
+    /// Takes in a raw transfer's result; gives the job's own, if it has ended with it. `failed`: no more can be begun.
     fn completed(&mut self, token: u64, got: Result<usize, i32>, failed: Option<i32>) -> Option<Ended<J>> {
         let number = usize::try_from(token).ok()?;
         let slot = self.slots.get_mut(number)?.as_mut()?;
@@ -131,7 +131,7 @@ impl<'r, J: Job> Flight<'r, J> {
 }
 
 impl<J: Job> Slot<J> {
-    /// Puts the next raw read into the ring.
+    /// Puts the next raw transfer into the ring.
     fn put_into(&mut self, ring: &mut Ring, number: usize) {
         let file = self.job.file();
         let Some(fd) = file.fd() else { unreachable!("a file had a descriptor and has none now") };
@@ -144,12 +144,12 @@ impl<J: Job> Slot<J> {
         };
         self.asked = scatter::total(pieces);
         // SAFETY: the memory is the job's, valid until the job is dropped or given back (the contract of `Job`), and
-        // the list is the job's or this slot's on the heap. Both live until the read has come out: a slot is emptied
+        // the list is the job's or this slot's on the heap. Both live until the transfer has come out: a slot is emptied
         // only in `completed`, after that, or in `wait` when the ring has given up and will take no more; and `drop`
         // drains the ring before any slot goes.
         #[expect(unsafe_code, reason = "the kernel writes where it is told to")]
         unsafe {
-            ring.read(fd, pieces, self.transfer.position(), number as u64);
+            ring.transfer(self.transfer.kind(), fd, pieces, self.transfer.position(), number as u64);
         }
     }
 }

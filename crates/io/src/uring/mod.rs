@@ -1,8 +1,8 @@
-//! Reads through `io_uring`: many in flight from one thread.
+//! Reads and writes through `io_uring`: many in flight from one thread.
 //!
 //! A batch runs on a ring of its own, checked out of a pool: the calling thread itself puts reads in and takes
-//! completions out, with no other thread in between. Reads in the background go through one more ring, which a thread of
-//! its own serves. Single blocking reads are plain pread(2).
+//! completions out, with no other thread in between. Reads and writes in the background go through one more ring, which a
+//! thread of its own serves. Single blocking reads and writes are plain pread(2) and pwrite(2), and so is all else.
 //!
 //! Fails where `io_uring` is missing, forbidden or does not really work: found out by [`Uring::new`], which does a read.
 
@@ -13,6 +13,7 @@ mod ring;
 #[cfg(test)]
 mod tests;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{IoSliceMut, Write};
 use std::path::Path;
@@ -22,8 +23,9 @@ use background::Background;
 use ring::Ring;
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use crate::job::Request;
 use crate::open::DiskFile;
-use crate::{Access, BatchRead, Error, Io, IoFile, OwnedRead, pread};
+use crate::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, directory, pread};
 
 /// Reads in flight at once in each ring, if nothing else is said.
 const DEPTH: u32 = 128;
@@ -32,7 +34,7 @@ const DEPTH_MAX: u32 = 4096;
 /// Rings that are kept for later batches: more than threads that run at once on most machines.
 const IDLE_RINGS_MAX: usize = 64;
 
-/// Reads through `io_uring`.
+/// Reads and writes through `io_uring`.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Io, Threads, Uring};
@@ -131,11 +133,43 @@ impl Io for Uring {
     }
 
     fn submit(&self, reads: Vec<OwnedRead>) {
-        self.background.submit(reads);
+        self.background.submit(reads.into_iter().map(Request::from).collect());
+    }
+
+    fn submit_writes(&self, writes: Vec<OwnedWrite>) {
+        self.background.submit(writes.into_iter().map(Request::from).collect());
     }
 
     fn name(&self) -> &'static str {
         "io_uring"
+    }
+
+    fn open_writable(&self, path: &Path, access: Access, create: Create) -> Result<Arc<dyn IoFile>, Error> {
+        DiskFile::open_writable(path, access, create)
+    }
+
+    fn remove(&self, path: &Path) -> Result<(), Error> {
+        directory::remove(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        directory::rename(from, to)
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<(), Error> {
+        directory::create(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
+        directory::list(dir)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<(), Error> {
+        directory::sync(dir)
+    }
+
+    fn lock(&self, path: &Path) -> Result<Lock, Error> {
+        directory::lock(path)
     }
 }
 

@@ -1,8 +1,7 @@
-//! One ring: reads are put in, completions are taken out.
+//! One ring: transfers are put in, completions are taken out.
 //!
-//! Invariants: at most `depth` reads are in the ring, so that neither queue overflows; each read that was put in comes
-//! out exactly once, as a completion or, once the ring has broken, by being given up. The memory of
-//! a read is the kernel's until then. A ring is used by one thread at a time.
+//! Invariants: at most `depth` transfers are in the ring, so that neither queue overflows; each that was put in comes out
+//! exactly once, as a completion or, once the ring has broken, by being given up. Its memory is the kernel's until then. A ring is used by one thread at a time.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -11,9 +10,10 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, types};
 use libc::iovec;
 
-use crate::Error;
+use crate::transfer::Kind;
+use crate::{Error, pwrite};
 
-/// A completion: the token that its read was put in with, and the count of bytes or the error number.
+/// A completion: the token that its transfer was put in with, and the count of bytes or the error number.
 pub(super) type Completion = (u64, Result<usize, i32>);
 
 pub(super) struct Ring {
@@ -26,7 +26,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// A ring for `depth` reads at once.
+    /// A ring for `depth` transfers at once.
     pub(super) fn new(depth: u32) -> Result<Self, Error> {
         let entries = depth.next_power_of_two();
         let mut builder = IoUring::builder();
@@ -56,24 +56,33 @@ impl Ring {
         self.broken
     }
 
-    /// Puts a read in and starts it.
+    /// Puts a read or write in and starts it.
     ///
     /// # Safety
     ///
-    /// The pieces of memory must be valid for writes and no one else's, and the list itself must stay where it is, until
-    /// the read has come out. There must be room.
+    /// The pieces of memory must be valid for writes and no one else's (of a write: valid for reads and not changed), and
+    /// the list itself must stay where it is, until the transfer has come out. There must be room.
     #[expect(unsafe_code, reason = "the kernel writes where it is told to")]
-    pub(super) unsafe fn read(&mut self, fd: BorrowedFd<'_>, pieces: &[iovec], offset: u64, token: u64) {
+    pub(super) unsafe fn transfer(
+        &mut self,
+        kind: Kind,
+        fd: BorrowedFd<'_>,
+        pieces: &[iovec],
+        offset: u64,
+        token: u64,
+    ) {
         let fd = types::Fd(fd.as_raw_fd());
-        let entry = match pieces {
-            // A longer piece comes back short and is gone on with, as preadv(2) does from 2 GiB on.
-            [piece] => {
-                let len = u32::try_from(piece.iov_len).unwrap_or(1 << 30);
-                opcode::Read::new(fd, piece.iov_base.cast(), len).offset(offset).build()
+        // A longer piece comes back short and is gone on with, as preadv(2) does from 2 GiB on.
+        let len = |piece: &iovec| u32::try_from(piece.iov_len).unwrap_or(1 << 30);
+        let count = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
+        let entry = match (kind, pieces) {
+            (Kind::Read, [piece]) => {
+                opcode::Read::new(fd, piece.iov_base.cast(), len(piece)).offset(offset).build()
             }
-            pieces => {
-                let count = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
-                opcode::Readv::new(fd, pieces.as_ptr(), count).offset(offset).build()
+            (Kind::Read, pieces) => opcode::Readv::new(fd, pieces.as_ptr(), count).offset(offset).build(),
+            (Kind::Write(mode), pieces) => {
+                let flags = pwrite::flags(mode).bits().cast_signed();
+                opcode::Writev::new(fd, pieces.as_ptr(), count).offset(offset).rw_flags(flags).build()
             }
         };
         // SAFETY: the caller vouches for memory and list. The descriptor need not live longer than the file: the kernel

@@ -1,0 +1,155 @@
+//! Memory of one's own for direct I/O.
+//!
+//! Invariants: it starts at a multiple of [`AlignedBuf::ALIGN`]; all of it up to the capacity is initialised from the
+//! start, so that no length shows memory that was never written. Where there is no memory the process ends, as with all
+//! of the standard library's collections.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// Bytes that start at a multiple of 4096, as direct I/O wants them nearly everywhere ([`crate::Support`] tells).
+///
+/// ```
+/// use pagekeeper_io::AlignedBuf;
+/// let mut buf = AlignedBuf::new(8192);
+/// assert!(buf.as_ptr().addr().is_multiple_of(AlignedBuf::ALIGN));
+/// assert_eq!(*buf, [0; 8192]);
+/// buf[..5].copy_from_slice(b"hello");
+/// buf.set_len(4096); // write no more than the first block
+/// assert_eq!((buf.len(), buf.capacity()), (4096, 8192));
+/// ```
+pub struct AlignedBuf {
+    start: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+}
+
+/// Lends its alignment to the address of an empty buffer.
+#[repr(align(4096))]
+struct Block;
+
+impl AlignedBuf {
+    /// Where it starts is a multiple of so many bytes.
+    pub const ALIGN: usize = 4096;
+
+    /// `len` bytes, all zero.
+    ///
+    /// # Panics
+    ///
+    /// Near `isize::MAX` bytes.
+    pub fn new(len: usize) -> Self {
+        let layout = layout(len);
+        if len == 0 {
+            return Self { start: NonNull::<Block>::dangling().cast(), len, capacity: 0 };
+        }
+        // SAFETY: the layout is not of size zero.
+        #[expect(unsafe_code, reason = "memory of an alignment that Vec does not give")]
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        Self { start, len, capacity: len }
+    }
+
+    /// How many bytes it can show.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Shows its first `len` bytes from now on; what was hidden meanwhile has kept its bytes.
+    ///
+    /// # Panics
+    ///
+    /// If that is more than the capacity.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity, "{len} bytes of a buffer of {}", self.capacity);
+        self.len = len;
+    }
+}
+
+fn layout(capacity: usize) -> Layout {
+    Layout::from_size_align(capacity, AlignedBuf::ALIGN).expect("a length below isize::MAX")
+}
+
+impl Deref for AlignedBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len` is at most the capacity, and all of that is allocated, initialised and owned by `self`; of an empty
+        // buffer the address is aligned and not null.
+        #[expect(unsafe_code, reason = "memory by address")]
+        unsafe {
+            std::slice::from_raw_parts(self.start.as_ptr(), self.len)
+        }
+    }
+}
+
+impl DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed alone.
+        #[expect(unsafe_code, reason = "memory by address")]
+        unsafe {
+            std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len)
+        }
+    }
+}
+
+impl Drop for AlignedBuf {
+    fn drop(&mut self) {
+        if self.capacity > 0 {
+            // SAFETY: allocated by `new` with this very layout, and not given back before.
+            #[expect(unsafe_code, reason = "gives back what `new` took")]
+            unsafe {
+                dealloc(self.start.as_ptr(), layout(self.capacity));
+            }
+        }
+    }
+}
+
+// SAFETY: it owns its memory, as a Vec does.
+#[expect(unsafe_code, reason = "as stated above")]
+unsafe impl Send for AlignedBuf {}
+// SAFETY: a shared reference only reads.
+#[expect(unsafe_code, reason = "as stated above")]
+unsafe impl Sync for AlignedBuf {}
+
+impl Default for AlignedBuf {
+    /// No byte.
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
+impl fmt::Debug for AlignedBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AlignedBuf")
+            .field("len", &self.len)
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_aligned_zero_and_as_long_as_asked() {
+        for len in [0, 1, 511, 4096, 100_000] {
+            let mut buf = AlignedBuf::new(len);
+            assert!(buf.as_ptr().addr().is_multiple_of(4096));
+            assert!(buf.len() == len && buf.iter().all(|byte| *byte == 0));
+            buf.fill(7);
+            buf.set_len(len / 2);
+            assert_eq!(buf.len(), len / 2);
+            buf.set_len(len);
+            assert!(buf.iter().all(|byte| *byte == 7), "hidden bytes are kept");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "of a buffer of 10")]
+    fn it_shows_no_more_than_it_has() {
+        AlignedBuf::new(10).set_len(11);
+    }
+}

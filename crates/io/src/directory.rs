@@ -1,0 +1,85 @@
+//! What is done to directories and names: shared by the back-ends for real files.
+//!
+//! Names are durable only after [`sync`] of their directory. Nothing here is tried again after an error.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::open::{call, require_regular};
+use crate::{Error, Lock};
+
+/// Who may do what with new files and directories, less the umask.
+pub(crate) const FILE_MODE: u32 = 0o640;
+const DIRECTORY_MODE: u32 = 0o750;
+
+pub(crate) fn remove(path: &Path) -> Result<(), Error> {
+    rustix::fs::unlink(path).map_err(|errno| call("unlink", path, errno))
+}
+
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
+    rustix::fs::rename(from, to).map_err(|errno| call("rename", from, errno))
+}
+
+pub(crate) fn create(path: &Path) -> Result<(), Error> {
+    rustix::fs::mkdir(path, Mode::from_raw_mode(DIRECTORY_MODE)).map_err(|errno| call("mkdir", path, errno))
+}
+
+pub(crate) fn list(path: &Path) -> Result<Vec<OsString>, Error> {
+    let failed = |error: &io::Error| Error::Call {
+        call: "readdir",
+        path: path.to_path_buf(),
+        errno: error.raw_os_error().unwrap_or(libc::EIO),
+    };
+    let entries = std::fs::read_dir(path).map_err(|error| failed(&error))?;
+    let names = entries.map(|entry| entry.map(|entry| entry.file_name()));
+    let mut names: Vec<_> = names.collect::<io::Result<_>>().map_err(|error| failed(&error))?;
+    names.sort_unstable();
+    Ok(names)
+}
+
+pub(crate) fn sync(path: &Path) -> Result<(), Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory =
+        rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|errno| call("open", path, errno))?;
+    uninterrupted(|| rustix::fs::fsync(&directory))
+        .map_err(|errno| Error::Sync { path: path.to_path_buf(), errno: errno.raw_os_error() })
+}
+
+/// Calls again what a signal interrupted.
+pub(crate) fn uninterrupted(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Locks a file with flock(2): a lock of the open file description, so that a second open is locked out within one process
+/// as well.
+pub(crate) fn lock(path: &Path) -> Result<Lock, Error> {
+    loop {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let file = rustix::fs::openat(CWD, path, flags, Mode::from_raw_mode(FILE_MODE))
+            .map_err(|errno| call("open", path, errno))?;
+        let stat = rustix::fs::fstat(&file).map_err(|errno| call("fstat", path, errno))?;
+        require_regular(&stat, path)?;
+        match uninterrupted(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(Error::Locked { path: path.to_path_buf() }),
+            Err(errno) => return Err(call("flock", path, errno)),
+        }
+        // Who held it until now may have taken the name away in between: then this is no one's lock.
+        match rustix::fs::stat(path) {
+            Ok(now) if (now.st_dev, now.st_ino) == (stat.st_dev, stat.st_ino) => {
+                return Ok(Lock::new(path, file));
+            }
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(call("stat", path, errno)),
+        }
+    }
+}

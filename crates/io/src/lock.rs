@@ -1,0 +1,39 @@
+//! A lock on a file, held as long as its value lives.
+
+use std::any::Any;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// An exclusive lock on a file: let go when dropped, and by the system when the process ends.
+///
+/// ```
+/// use pagekeeper_io::{Error, Io, SimDisk};
+/// let disk = SimDisk::new();
+/// let held = disk.lock("/lock".as_ref())?;
+/// assert_eq!(disk.lock("/lock".as_ref()).err(), Some(Error::Locked { path: "/lock".into() }));
+/// drop(held);
+/// disk.lock("/lock".as_ref())?;
+/// # Ok::<(), Error>(())
+/// ```
+pub struct Lock {
+    path: PathBuf,
+    _held: Box<dyn Any + Send + Sync>,
+}
+
+impl Lock {
+    /// For those who write a back-end: a lock that lasts as long as `held` is not dropped.
+    pub fn new(path: impl Into<PathBuf>, held: impl Any + Send + Sync) -> Self {
+        Self { path: path.into(), _held: Box::new(held) }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock").field("path", &self.path).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,83 @@
+//! A real file's pages: syncs, room, writeback and release, each by plain system calls of the caller.
+//!
+//! An error of a sync or of writeback is told once by the kernel, to whoever asks first (`lib/errseq.c`), and the pages count
+//! as clean afterwards: it is final, and nothing here tries again but after a signal.
+
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use pagekeeper_kernel::{Advice, FileSystem, Flush, InspectedFile, advise, flush, residency};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use crate::directory::uninterrupted;
+use crate::open::call;
+use crate::{Error, Resident};
+
+pub(crate) fn sync_data(file: impl AsFd, path: &Path) -> Result<(), Error> {
+    uninterrupted(|| rustix::fs::fdatasync(&file)).map_err(|errno| sync_error(path, errno))
+}
+
+pub(crate) fn sync_all(file: impl AsFd, path: &Path) -> Result<(), Error> {
+    uninterrupted(|| rustix::fs::fsync(&file)).map_err(|errno| sync_error(path, errno))
+}
+
+fn sync_error(path: &Path, errno: Errno) -> Error {
+    Error::Sync { path: path.to_path_buf(), errno: errno.raw_os_error() }
+}
+
+pub(crate) fn allocate(file: impl AsFd, path: &Path, range: &Range<u64>) -> Result<(), Error> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let len = range.end - range.start;
+    uninterrupted(|| rustix::fs::fallocate(&file, FallocateFlags::empty(), range.start, len))
+        .map_err(|errno| call("fallocate", path, errno))
+}
+
+pub(crate) fn set_len(file: impl AsFd, path: &Path, len: u64) -> Result<(), Error> {
+    uninterrupted(|| rustix::fs::ftruncate(&file, len)).map_err(|errno| call("ftruncate", path, errno))
+}
+
+pub(crate) fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result<(), Error> {
+    pagekeeper_kernel::start_writeback(file, range).map_err(|error| writeback_error(&error))
+}
+
+pub(crate) fn wait_writeback(file: &InspectedFile, range: Range<u64>) -> Result<(), Error> {
+    // On an overlay `sync_file_range` succeeds and does nothing.
+    let overlay = file.file_system().is_ok_and(|file_system| file_system == FileSystem::Overlay);
+    let how = if overlay { Flush::Fdatasync } else { Flush::SyncFileRange };
+    flush(file, range, how, Duration::MAX).map(|_| ()).map_err(|error| writeback_error(&error))
+}
+
+/// Writeback tells of failed writes as a sync does, and in its place.
+fn writeback_error(error: &pagekeeper_kernel::Error) -> Error {
+    Error::Sync { path: error.path().to_path_buf(), errno: error.errno().unwrap_or(libc::EIO) }
+}
+
+pub(crate) fn release(file: impl AsFd, path: &Path, range: Range<u64>) -> Result<(), Error> {
+    advise(file, Advice::DontNeed, range, path).map_err(|error| other_error(&error.into()))
+}
+
+/// Nothing where the kernel has no cachestat(2), or does not tell.
+pub(crate) fn resident(file: &InspectedFile, range: Range<u64>) -> Result<Option<Resident>, Error> {
+    match residency(file, range) {
+        Ok(found) => {
+            let (dirty, writeback) = (found.dirty, found.writeback);
+            let unwritten = dirty.and_then(|dirty| Some(dirty + writeback?));
+            Ok(unwritten.map(|unwritten| Resident { resident: found.resident, unwritten }))
+        }
+        Err(error) if error.is_denied() => Ok(None),
+        Err(error) => Err(other_error(&error)),
+    }
+}
+
+pub(crate) fn other_error(error: &pagekeeper_kernel::Error) -> Error {
+    let call = match error {
+        pagekeeper_kernel::Error::Call { call, .. } => call,
+        _ => "look at",
+    };
+    Error::Call { call, path: error.path().to_path_buf(), errno: error.errno().unwrap_or(libc::EIO) }
+}

@@ -1,0 +1,48 @@
+//! A blocking write: pwrite(2) around which the common loop goes.
+
+use libc::iovec;
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::transfer::{Kind, Transfer};
+use crate::{Error, IoFile, OwnedWrite, WriteMode};
+
+/// The flags of pwritev2(2) for a mode. `RWF_DONTCACHE` is of Linux 6.14, and in no library yet.
+pub(crate) fn flags(mode: WriteMode) -> ReadWriteFlags {
+    match mode {
+        WriteMode::Plain => ReadWriteFlags::empty(),
+        WriteMode::Uncached => ReadWriteFlags::from_bits_retain(0x80),
+        WriteMode::Durable => ReadWriteFlags::DSYNC,
+    }
+}
+
+/// Writes all of `buf` at `offset`, blocking.
+pub(crate) fn write(file: &dyn IoFile, offset: u64, buf: &[u8], mode: WriteMode) -> Result<(), Error> {
+    let mut transfer = Transfer::new(Kind::Write(mode), offset, buf.len());
+    if let Some(result) = transfer.before(file) {
+        return result.map(|_| ());
+    }
+    let Some(fd) = file.fd() else {
+        return Err(Error::Foreign { path: file.path().to_path_buf() });
+    };
+    let pieces = [iovec { iov_base: buf.as_ptr().cast_mut().cast(), iov_len: buf.len() }];
+    loop {
+        let rest = &buf[transfer.done()..];
+        let got = match mode {
+            WriteMode::Plain => rustix::io::pwrite(fd, rest, transfer.position()),
+            mode => {
+                let rest = [std::io::IoSlice::new(rest)];
+                rustix::io::pwritev2(fd, &rest, transfer.position(), flags(mode))
+            }
+        };
+        let got = got.map_err(Errno::raw_os_error);
+        if let Some(result) = transfer.after(rest.len(), got, file, &pieces) {
+            return result.map(|_| ());
+        }
+    }
+}
+
+/// Does one write of the background, blocking, and calls its `done`.
+pub(crate) fn write_owned(write: OwnedWrite) {
+    let result = self::write(&*write.file, write.offset, &write.buf, write.mode);
+    write.finish(result);
+}

@@ -1,0 +1,134 @@
+//! What goes into a write, and what is known of written pages.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::{AlignedBuf, Error, IoFile};
+
+/// How a file comes to be when it is opened for writing.
+///
+/// ```
+/// use pagekeeper_io::{Access, Create, Io, SimDisk};
+/// let disk = SimDisk::new();
+/// let path = "/log".as_ref();
+/// assert!(disk.open_writable(path, Access::Buffered, Create::Never).is_err());
+/// disk.open_writable(path, Access::Buffered, Create::New)?;
+/// let again = disk.open_writable(path, Access::Buffered, Create::New);
+/// assert_eq!(again.err().unwrap().errno(), Some(libc::EEXIST));
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Create {
+    /// It is there already.
+    Never,
+    /// It is not there yet (`O_EXCL`). Its name is durable only after [`crate::Io::sync_dir`].
+    New,
+}
+
+/// What a write does besides writing.
+///
+/// ```
+/// use pagekeeper_io::{Access, Create, Io, SimDisk, WriteMode};
+/// let disk = SimDisk::new();
+/// let file = disk.open_writable("/log".as_ref(), Access::Buffered, Create::New)?;
+/// file.write_at(0, b"first", WriteMode::Durable)?;
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum WriteMode {
+    /// As the file's access says.
+    #[default]
+    Plain,
+    /// Pages are dropped as soon as they are written (`RWF_DONTCACHE`, Linux 6.14), which is started at once. Fails with
+    /// `EOPNOTSUPP` where the kernel or the file system has no such thing (btrfs, tmpfs). Pages that are resident already
+    /// stay; ext4 keeps those of all overwritten extents (Linux 6.18). For buffered files: a direct write has no pages.
+    Uncached,
+    /// Returns when the bytes are durable (`RWF_DSYNC`): as the write and fdatasync(2), in one request where the device can
+    /// write through its cache. An error may be the sync's as well.
+    Durable,
+}
+
+/// What the kernel's page cache holds of a range of a file, in bytes of whole pages.
+///
+/// ```
+/// use pagekeeper_io::{Access, Create, Io, SimDisk, WriteMode};
+/// let disk = SimDisk::new();
+/// let file = disk.open_writable("/log".as_ref(), Access::Buffered, Create::New)?;
+/// file.write_at(0, &[1; 8192], WriteMode::Plain)?;
+/// assert_eq!(file.residency(0..4096)?.map(|found| (found.resident, found.unwritten)), Some((4096, 4096)));
+/// file.sync_data()?;
+/// file.release(0..8192)?;
+/// assert_eq!(file.residency(0..8192)?.map(|found| found.resident), Some(0));
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Resident {
+    /// In the page cache.
+    pub resident: u64,
+    /// The part of it that is dirty or under writeback.
+    pub unwritten: u64,
+}
+
+/// One write in the background: it owns what it needs until its `done` has been called.
+///
+/// ```
+/// use std::sync::mpsc;
+/// use pagekeeper_io::{Access, AlignedBuf, Create, Io, OwnedWrite, SimDisk, WriteMode};
+///
+/// let io = SimDisk::new();
+/// let file = io.open_writable("/file".as_ref(), Access::Direct, Create::New)?;
+/// let (sender, ended) = mpsc::channel();
+/// io.submit_writes(vec![OwnedWrite {
+///     file: file.clone(),
+///     offset: 4096,
+///     buf: AlignedBuf::new(8192),
+///     mode: WriteMode::Plain,
+///     done: Box::new(move |buf, result| sender.send((buf, result)).unwrap()),
+/// }]);
+/// let (buf, result) = ended.recv().unwrap(); // the buffer comes back, to be filled again
+/// result?;
+/// assert_eq!((buf.len(), file.stat()?.size), (8192, 12_288));
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+pub struct OwnedWrite {
+    /// The file.
+    pub file: Arc<dyn IoFile>,
+    /// Where the first byte goes.
+    pub offset: u64,
+    /// What is written: all that it shows.
+    pub buf: AlignedBuf,
+    /// What the write does besides.
+    pub mode: WriteMode,
+    /// Called once, from any thread (the submitter's too, where there is no other), when all is written or the write
+    /// failed; gives the buffer back. It should be short: other requests' completions wait behind it. A panic in it is
+    /// reported by the panic hook and goes no further.
+    pub done: Box<dyn FnOnce(AlignedBuf, Result<(), Error>) + Send>,
+}
+
+impl OwnedWrite {
+    /// The bytes that are written.
+    pub(crate) fn range(&self) -> std::ops::Range<u64> {
+        self.offset..self.offset.saturating_add(self.buf.len() as u64)
+    }
+
+    /// Tells the result. A panic of `done` goes no further than the panic hook: it must not end the thread that other
+    /// requests depend on.
+    pub(crate) fn finish(self, result: Result<(), Error>) {
+        let Self { file, done, buf, .. } = self;
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            done(buf, result);
+            drop(file);
+        }));
+    }
+}
+
+impl fmt::Debug for OwnedWrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedWrite")
+            .field("file", &self.file.path())
+            .field("range", &self.range())
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
+    }
+}
