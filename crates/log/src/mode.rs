@@ -373,7 +373,6 @@ mod tests {
         for kind in ["ext4", "xfs", "btrfs"] {
             let Some(mounted) = Mounted::new(kind) else { continue };
             let probed = Probed::of(&mounted.point()).unwrap();
-            eprintln!("{kind}: {probed:?}");
             assert_eq!(probed.release, Offer::Real, "{kind}");
             if kind == "btrfs" {
                 assert_ne!(probed.direct, Offer::Real, "it tells nothing of it");

@@ -1,0 +1,151 @@
+//! Past the page cache: buffers of 1 MiB, of which several are in flight while the next is filled.
+//!
+//! Invariants: at most [`DEPTH`] buffers there are, one of them being filled. Writes are whole blocks at multiples of the
+//! buffer's size; the last one is padded with zeros, which are cut off when all is written. Room is taken ahead, since
+//! writes that lengthen a file go one after the other on ext4 and XFS; room that can't be had is left to the write to tell.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use pagekeeper_io::{AlignedBuf, Error as IoError, Io, IoFile, OwnedWrite, WriteMode};
+
+use crate::Error;
+
+/// Bytes of a write.
+const STEP: usize = 1 << 20;
+/// Buffers, at most.
+const DEPTH: usize = 5;
+/// Room that is taken at a time.
+const AHEAD: u64 = 64 << 20;
+
+/// A write that has ended: its buffer, and what came of it.
+type Ended = (AlignedBuf, Result<(), IoError>);
+
+/// A file that is written past the page cache.
+pub(super) struct Direct {
+    io: Arc<dyn Io>,
+    file: Arc<dyn IoFile>,
+    /// The one that is being filled, and how far it is. None of them after an error.
+    filling: Option<AlignedBuf>,
+    filled: usize,
+    /// Where it will go.
+    offset: u64,
+    free: Vec<AlignedBuf>,
+    made: usize,
+    in_flight: usize,
+    sender: Sender<Ended>,
+    ended: Receiver<Ended>,
+    /// Up to where there is room; `None` if none can be taken ahead.
+    room: Option<u64>,
+    /// The length of the file, once all is written.
+    length: u64,
+    waited: Duration,
+}
+
+impl Direct {
+    pub(super) fn new(io: Arc<dyn Io>, file: Arc<dyn IoFile>, room: u64) -> Self {
+        let (sender, ended) = channel();
+        Self {
+            io,
+            file,
+            filling: None,
+            filled: 0,
+            offset: 0,
+            free: Vec::new(),
+            made: 0,
+            in_flight: 0,
+            sender,
+            ended,
+            room: Some(room),
+            length: 0,
+            waited: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn written(&self) -> u64 {
+        self.offset + self.filled as u64
+    }
+
+    pub(super) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    pub(super) fn write(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let mut buf = match self.filling.take() {
+                Some(buf) => buf,
+                None => self.buffer()?,
+            };
+            let now = bytes.len().min(STEP - self.filled);
+            buf[self.filled..self.filled + now].copy_from_slice(&bytes[..now]);
+            self.filled += now;
+            bytes = &bytes[now..];
+            if self.filled == STEP {
+                self.submit(buf);
+            } else {
+                self.filling = Some(buf);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn end(&mut self) -> Result<u64, Error> {
+        if let Some(mut buf) = self.filling.take() {
+            let whole = self.filled.next_multiple_of(AlignedBuf::ALIGN);
+            buf[self.filled..whole].fill(0);
+            buf.set_len(whole);
+            self.submit(buf);
+        }
+        while self.in_flight > 0 {
+            self.take_ended()?;
+        }
+        Ok(self.length)
+    }
+
+    /// A free one; waits for it if need be.
+    fn buffer(&mut self) -> Result<AlignedBuf, Error> {
+        while self.free.is_empty() && self.made == DEPTH {
+            self.take_ended()?;
+        }
+        Ok(self.free.pop().unwrap_or_else(|| {
+            self.made += 1;
+            AlignedBuf::new(STEP)
+        }))
+    }
+
+    fn take_ended(&mut self) -> Result<(), Error> {
+        let began = Instant::now();
+        let (mut buf, result) = self.ended.recv().expect("this end holds a sender, too");
+        self.waited += began.elapsed();
+        self.in_flight -= 1;
+        result?;
+        buf.set_len(STEP);
+        self.free.push(buf);
+        Ok(())
+    }
+
+    fn submit(&mut self, buf: AlignedBuf) {
+        let end = self.offset + buf.len() as u64;
+        if let Some(room) = self.room
+            && room < end
+        {
+            let new_room = end.max(room.saturating_add(AHEAD));
+            self.room = self.file.allocate(room..new_room).is_ok().then_some(new_room);
+            self.length = self.length.max(self.room.unwrap_or(0));
+        }
+        self.length = self.length.max(end);
+        self.in_flight += 1;
+        let sender = self.sender.clone();
+        self.io.submit_writes(vec![OwnedWrite {
+            file: Arc::clone(&self.file),
+            offset: self.offset,
+            buf,
+            mode: WriteMode::Plain,
+            // Nobody waits for it any more after an error, or when the writer was dropped.
+            done: Box::new(move |buf, result| drop(sender.send((buf, result)))),
+        }]);
+        self.offset += self.filled as u64;
+        self.filled = 0;
+    }
+}

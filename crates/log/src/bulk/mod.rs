@@ -1,0 +1,414 @@
+//! Large sequential output (a compaction, a backup, a flush) that disturbs no one: it leaves neither dirty pages that
+//! make others' writes wait, nor resident pages that push others' out.
+//!
+//! | mode | how | leaves |
+//! |---|---|---|
+//! | [`BulkMode::Direct`] | some MiB in flight past the page cache | nothing |
+//! | [`BulkMode::Paced`] | through the page cache; writeback is started at once, and waited for a bounded distance behind | at most the window |
+//! | [`BulkMode::Uncached`] | as paced, but the kernel drops the pages by itself (`RWF_DONTCACHE`) | at most the window |
+//! | [`BulkMode::Buffered`] | as any write(2) | everything, and stalls others on the disk |
+//!
+//! Invariants: a file is written from its start to its end, once. What a write or writeback failed with is told by every call
+//! from then on, and by [`BulkWriter::finish`] at the latest; nothing is tried again. No lock is held over I/O.
+//! Fails with the file and the byte range that could not be written (`EIO`, `ENOSPC`).
+
+mod choose;
+mod direct;
+mod pages;
+#[cfg(test)]
+mod tests;
+mod window;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use pagekeeper_io::{Access, Create, Io, IoFile};
+
+use crate::layout::{self, DiskKey, DiskLayout};
+use crate::{Error, mode};
+use direct::Direct;
+use pages::Pages;
+use window::{Share, Window};
+
+/// How bulk output is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum BulkMode {
+    /// Direct where that is real, else paced.
+    #[default]
+    Auto,
+    /// Past the page cache (`O_DIRECT`), several writes of 1 MiB in flight.
+    Direct,
+    /// Through the page cache, with no more than a window unwritten at any time. The window is shared by all writers of
+    /// one disk in this process, and stays well below where the kernel begins to slow writers down.
+    Paced,
+    /// As paced, with writes whose pages the kernel drops once they are written (`RWF_DONTCACHE`, Linux 6.14). Such writes
+    /// alone start writeback and never wait for it: they stall others more than buffered ones do.
+    Uncached,
+    /// Through the page cache and left there.
+    Buffered,
+}
+
+impl fmt::Display for BulkMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Direct => "direct",
+            Self::Paced => "paced",
+            Self::Uncached => "uncached",
+            Self::Buffered => "buffered",
+        })
+    }
+}
+
+/// Takes a warning, in plain words.
+type Warn = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// What a [`BulkWriter`] is to be like.
+#[derive(Clone, Default)]
+#[must_use]
+pub struct BulkOptions {
+    mode: BulkMode,
+    io: Option<Arc<dyn Io>>,
+    expected: u64,
+    window: Option<u64>,
+    logs: Vec<PathBuf>,
+    warn: Option<Warn>,
+}
+
+impl fmt::Debug for BulkOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BulkOptions")
+            .field("mode", &self.mode)
+            .field("io", &self.io.as_ref().map(|io| io.name()))
+            .field("expected", &self.expected)
+            .field("window", &self.window)
+            .field("logs", &self.logs)
+            .finish_non_exhaustive()
+    }
+}
+
+impl BulkOptions {
+    /// The mode; where it is not to be had the next best is taken, and [`BulkWriter::why`] says so. `Auto` if not said.
+    pub fn mode(mut self, mode: BulkMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// The back-end to write by; [`pagekeeper_io::best`] if not said.
+    pub fn io(mut self, io: Arc<dyn Io>) -> Self {
+        self.io = Some(io);
+        self
+    }
+
+    /// How many bytes it will be, as far as is known: room for them is taken at once, so that a full disk is found
+    /// before hours of work. More or fewer may come.
+    pub fn expected_bytes(mut self, bytes: u64) -> Self {
+        self.expected = bytes;
+        self
+    }
+
+    /// How many bytes may be unwritten at most, of all paced and uncached writers of the disk together; at least
+    /// 256 KiB. The first of the writers that are at it at a time decides. If not said: a third of the room that others
+    /// leave below the middle between the kernel's two dirty limits, but at most 16 MiB.
+    pub fn window(mut self, bytes: u64) -> Self {
+        self.window = Some(bytes);
+        self
+    }
+
+    /// Where a log is written to, whose writes must not wait: [`Self::on_warning`] is told if it shares a disk with this
+    /// output. May be said for several.
+    pub fn log_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.logs.push(directory.into());
+        self
+    }
+
+    /// Who is told, once in the process for each pair of directories, that log and bulk output share a disk.
+    pub fn on_warning(mut self, warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        self.warn = Some(Arc::new(warn));
+        self
+    }
+
+    /// Makes the file, which must not be there yet. Fails with `ENOSPC` where there is no room for the expected bytes, and
+    /// leaves no file then.
+    pub fn create(self, path: impl AsRef<Path>) -> Result<BulkWriter, Error> {
+        let path = path.as_ref();
+        let directory = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let io = self.io.clone().unwrap_or_else(default_io);
+        let is_real = mode::has_real_files(&*io);
+        if let (true, Some(warn)) = (is_real, &self.warn) {
+            for log in &self.logs {
+                layout::warn_once(log, directory, &**warn);
+            }
+        }
+        let chosen = choose::choose(self.mode, is_real, directory)?;
+        let (mode, why, file) = match chosen.mode {
+            BulkMode::Direct => match io.open_writable(path, Access::Direct, Create::New) {
+                Err(error @ pagekeeper_io::Error::NoDirect { .. }) => {
+                    let file = io.open_writable(path, Access::Buffered, Create::New)?;
+                    (BulkMode::Paced, error.to_string(), file)
+                }
+                opened => (BulkMode::Direct, chosen.why, opened?),
+            },
+            mode => (mode, chosen.why, io.open_writable(path, Access::Buffered, Create::New)?),
+        };
+        if let Err(error) = reserve(&*file, self.expected) {
+            // The file is ours alone, and empty.
+            let _ = io.remove(path);
+            return Err(error.into());
+        }
+        let window = match mode {
+            BulkMode::Paced | BulkMode::Uncached => {
+                let key = if is_real {
+                    DiskLayout::of([directory]).ok().and_then(|layout| layout.key(directory))
+                } else {
+                    None
+                };
+                let key = match key {
+                    Some(key) => key,
+                    None => DiskKey::of_device(file.stat()?.device),
+                };
+                Some(Window::of(key, self.window))
+            }
+            _ => None,
+        };
+        let size = window.as_ref().map(|window| window.limit());
+        let way = match (mode, window) {
+            (BulkMode::Direct, _) => {
+                Way::Direct(Direct::new(Arc::clone(&io), Arc::clone(&file), self.expected))
+            }
+            (mode, Some(window)) => {
+                let share = Share::new(window, Arc::clone(&file), mode == BulkMode::Paced);
+                Way::Pages(Pages::new(Arc::clone(&file), Some(share), mode == BulkMode::Uncached))
+            }
+            (_, None) => Way::Pages(Pages::new(Arc::clone(&file), None, false)),
+        };
+        Ok(BulkWriter {
+            io,
+            file,
+            directory: directory.to_path_buf(),
+            mode,
+            why,
+            window: size,
+            expected: self.expected,
+            way,
+            failed: None,
+            began: Instant::now(),
+        })
+    }
+}
+
+/// Takes room for so many bytes. Only that there is none is an error: it is no more than a hint.
+fn reserve(file: &dyn IoFile, bytes: u64) -> Result<(), pagekeeper_io::Error> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    match file.allocate(0..bytes) {
+        Err(error) if error.errno() == Some(libc::ENOSPC) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// One for all writers of the process that are given none.
+fn default_io() -> Arc<dyn Io> {
+    static IO: OnceLock<Arc<dyn Io>> = OnceLock::new();
+    Arc::clone(IO.get_or_init(pagekeeper_io::best))
+}
+
+/// A file that is being written, from its start on.
+///
+/// Dropped before [`Self::finish`], it leaves the file as far as it has come, neither whole nor durable, maybe with zeros
+/// behind the end: who made it removes it.
+///
+/// ```
+/// use std::io::Write;
+/// use pagekeeper_log::{BulkMode, BulkWriter};
+///
+/// let directory = tempfile::tempdir_in("/var/tmp")?;
+/// let mut output = BulkWriter::options().create(directory.path().join("000012.sst"))?;
+/// for block in 0..300_u32 {
+///     output.write_all(&block.to_le_bytes().repeat(1024))?;
+/// }
+/// let report = output.finish()?;
+/// assert_eq!(report.bytes, 300 * 4096);
+/// println!("{}: {}; waited {:?}", report.mode, report.why, report.waited);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct BulkWriter {
+    io: Arc<dyn Io>,
+    file: Arc<dyn IoFile>,
+    directory: PathBuf,
+    mode: BulkMode,
+    why: String,
+    window: Option<u64>,
+    expected: u64,
+    way: Way,
+    failed: Option<Error>,
+    began: Instant,
+}
+
+/// The two ways that there are.
+enum Way {
+    Direct(Direct),
+    Pages(Pages),
+}
+
+impl Way {
+    fn written(&self) -> u64 {
+        match self {
+            Self::Direct(direct) => direct.written(),
+            Self::Pages(pages) => pages.written(),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        match self {
+            Self::Direct(direct) => direct.write(bytes),
+            Self::Pages(pages) => pages.write(bytes),
+        }
+    }
+
+    /// Writes what is left and waits for all writes; tells how long the file has become, which may be more than was
+    /// written.
+    fn end(&mut self) -> Result<u64, Error> {
+        match self {
+            Self::Direct(direct) => direct.end(),
+            Self::Pages(pages) => pages.end(),
+        }
+    }
+
+    fn waited(&self) -> Duration {
+        match self {
+            Self::Direct(direct) => direct.waited(),
+            Self::Pages(pages) => pages.waited(),
+        }
+    }
+}
+
+/// What came of a bulk output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BulkReport {
+    /// The file.
+    pub path: PathBuf,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// How it was written; never [`BulkMode::Auto`].
+    pub mode: BulkMode,
+    /// Why so, in plain words.
+    pub why: String,
+    /// How many bytes could be unwritten, of all paced writers of the disk together; `None` for other modes.
+    pub window: Option<u64>,
+    /// From when it was made to when it was durable.
+    pub took: Duration,
+    /// The part of it that the writer waited for the disk to keep up: for a buffer to come free, or for writeback.
+    pub waited: Duration,
+    /// The part of it that the last sync took.
+    pub synced: Duration,
+    /// Bytes of it that are in the kernel's page cache at the end; `None` where that can't be known.
+    pub resident: Option<u64>,
+}
+
+impl BulkWriter {
+    /// Says what it is to be like.
+    pub fn options() -> BulkOptions {
+        BulkOptions::default()
+    }
+
+    /// How it writes; never [`BulkMode::Auto`].
+    pub fn mode(&self) -> BulkMode {
+        self.mode
+    }
+
+    /// Why it writes so, in plain words.
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// Bytes that it was given so far.
+    pub fn written(&self) -> u64 {
+        self.way.written()
+    }
+
+    /// Takes all of the bytes, and waits where the disk is behind. After an error it fails with that for ever.
+    pub fn write_all(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.check()?;
+        let done = self.way.write(bytes);
+        self.settle(done)
+    }
+
+    /// Writes what is left, cuts the file to what was written, makes it and its name durable, and releases its pages
+    /// (not of a buffered one, whose pages stay).
+    pub fn finish(mut self) -> Result<BulkReport, Error> {
+        self.check()?;
+        let bytes = self.written();
+        let ended = self.way.end();
+        let length = self.settle(ended)?.max(self.expected);
+        if length > bytes {
+            self.file.set_len(bytes)?;
+        }
+        let syncing = Instant::now();
+        self.file.sync_data()?;
+        self.io.sync_dir(&self.directory)?;
+        let synced = syncing.elapsed();
+        if self.mode != BulkMode::Buffered {
+            self.file.release(0..u64::MAX)?;
+        }
+        let resident = self.file.residency(0..u64::MAX)?.map(|found| found.resident);
+        Ok(BulkReport {
+            path: self.file.path().to_path_buf(),
+            bytes,
+            mode: self.mode,
+            why: self.why,
+            window: self.window,
+            took: self.began.elapsed(),
+            waited: self.way.waited(),
+            synced,
+            resident,
+        })
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn settle<T>(&mut self, done: Result<T, Error>) -> Result<T, Error> {
+        if let Err(error) = &done {
+            self.failed = Some(error.clone());
+        }
+        done
+    }
+}
+
+impl fmt::Debug for BulkWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BulkWriter")
+            .field("path", &self.file.path())
+            .field("mode", &self.mode)
+            .field("written", &self.written())
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl io::Write for BulkWriter {
+    /// Takes all of `buf`.
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self.write_all(buf) {
+            Ok(()) => Ok(buf.len()),
+            Err(Error::Io(error)) => Err(error.into()),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// Does nothing: what was given is written when there is a step of it, and durable after [`BulkWriter::finish`].
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

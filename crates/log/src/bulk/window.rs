@@ -1,0 +1,288 @@
+//! How much may be unwritten at a time, of all paced writers of one disk in this process together.
+//!
+//! A writer is admitted before it makes pages dirty. While there is no room, it waits for the writeback of the oldest step
+//! there is, whichever writer's: so an idle writer holds nobody up. Writeback was started when the step was handed over.
+//!
+//! Invariants: `unwritten` counts each step from its admission until its writeback was waited for, and is never above the
+//! limit; the lock is never held over I/O; a failed wait is told to the step's own writer, for good: the kernel tells it once only.
+//!
+//! Size: the kernel slows down all who write to a disk from the middle between its two dirty limits on
+//! (`balance_dirty_pages`, mm/page-writeback.c). All windows of a process together stay below that, and leave most of the room
+//! to others.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use pagekeeper_io::{Error as IoError, IoFile};
+use pagekeeper_kernel::pressure::{DirtyReport, SysRoots};
+
+use crate::Error;
+use crate::layout::DiskKey;
+
+/// More than this in flight makes no disk faster.
+const MOST: u64 = 16 << 20;
+/// Less than this is no stream any more.
+const LEAST: u64 = 256 << 10;
+/// Windows and steps are multiples of this.
+const GRAIN: u64 = 64 << 10;
+/// The longest step.
+const LONGEST_STEP: u64 = 1 << 20;
+/// The kernel drops folios that lie wholly in a range, and builds them up to 2 MiB.
+const FOLIO: u64 = 2 << 20;
+
+/// The windows that are in use.
+static WINDOWS: Mutex<Option<HashMap<DiskKey, Weak<Window>>>> = Mutex::new(None);
+
+/// One disk's.
+pub(super) struct Window {
+    limit: u64,
+    state: Mutex<State>,
+    /// Told when room came free.
+    freed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Bytes that were admitted, and not waited for.
+    unwritten: u64,
+    /// Writeback of these was started; the oldest first.
+    steps: VecDeque<Step>,
+}
+
+struct Step {
+    writer: Arc<Writer>,
+    range: Range<u64>,
+}
+
+impl Step {
+    fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Waits for its writeback, and drops its pages.
+    fn write_back(&self) {
+        let Writer { file, releases, failed, .. } = &*self.writer;
+        match file.wait_writeback(self.range.clone()) {
+            Ok(()) if *releases => {
+                // That it can't be released harms nobody: the writer's end releases all, and tells.
+                let _ = file.release(self.range.start / FOLIO * FOLIO..self.range.end);
+            }
+            Ok(()) => {}
+            Err(error) => {
+                let errno = error.errno().unwrap_or(libc::EIO);
+                let path = file.path().to_path_buf();
+                let _ = failed.set(Error::Io(IoError::Write { path, range: self.range.clone(), errno }));
+            }
+        }
+    }
+}
+
+/// One of the window's writers.
+struct Writer {
+    file: Arc<dyn IoFile>,
+    /// Whether its pages are dropped here.
+    releases: bool,
+    /// Bytes of its steps that were not waited for. Changed under the window's lock.
+    unwritten: AtomicU64,
+    failed: OnceLock<Error>,
+}
+
+impl Window {
+    /// The window of the disk: the one in use, or a new one of the size wished for, or by the kernel's limits as they are now.
+    pub(super) fn of(key: DiskKey, wish: Option<u64>) -> Arc<Self> {
+        let middle = if wish.is_none() { middle_of_limits() } else { None };
+        let mut windows = WINDOWS.lock().unwrap_or_else(PoisonError::into_inner);
+        let windows = windows.get_or_insert_default();
+        windows.retain(|_, window| window.strong_count() > 0);
+        if let Some(window) = windows.get(&key).and_then(Weak::upgrade) {
+            return window;
+        }
+        let others = windows.values().filter_map(Weak::upgrade).map(|window| window.limit).sum();
+        let limit = wish.unwrap_or_else(|| middle.map_or(MOST, |middle| size_below(middle, others)));
+        let window = Arc::new(Self::new(limit));
+        windows.insert(key, Arc::downgrade(&window));
+        window
+    }
+
+    fn new(limit: u64) -> Self {
+        let limit = (limit / GRAIN * GRAIN).max(LEAST);
+        Self { limit, state: Mutex::default(), freed: Condvar::new() }
+    }
+
+    /// Bytes that may be unwritten.
+    pub(super) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes of a step: a quarter of the window, so that there is always one in flight while another is filled.
+    fn step(&self) -> u64 {
+        let quarter = (self.limit / 4).clamp(GRAIN, LONGEST_STEP);
+        // A power of two, so that steps and folios begin together.
+        1 << quarter.ilog2()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admit(&self, len: u64) {
+        let mut state = self.lock();
+        while state.unwritten + len > self.limit {
+            state = self.make_room(state, |_| true);
+        }
+        state.unwritten += len;
+    }
+
+    /// Waits until all of a writer's steps are written.
+    fn drain(&self, writer: &Arc<Writer>) {
+        let mut state = self.lock();
+        while writer.unwritten.load(Ordering::Relaxed) > 0 {
+            state = self.make_room(state, |step| Arc::ptr_eq(&step.writer, writer));
+        }
+    }
+
+    /// Waits for the oldest step of those, or if others wait for all of them, until one of the others has.
+    fn make_room<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        of: impl Fn(&Step) -> bool,
+    ) -> MutexGuard<'a, State> {
+        let oldest = state.steps.iter().position(of);
+        let Some(step) = oldest.and_then(|oldest| state.steps.remove(oldest)) else {
+            return self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(state);
+        step.write_back();
+        let mut state = self.lock();
+        state.unwritten -= step.len();
+        step.writer.unwritten.fetch_sub(step.len(), Ordering::Relaxed);
+        self.freed.notify_all();
+        state
+    }
+}
+
+/// Where the kernel begins to slow down writers, in bytes; `None` where that can't be read.
+fn middle_of_limits() -> Option<u64> {
+    let report = DirtyReport::read(&SysRoots::default()).ok()?;
+    let limits = report.kernel_thresholds.unwrap_or(report.thresholds);
+    Some(limits.background.midpoint(limits.limit))
+}
+
+/// A third of what other windows leave below the middle.
+fn size_below(middle: u64, others: u64) -> u64 {
+    (middle.saturating_sub(others) / 3).min(MOST)
+}
+
+/// A writer's part in a window. Dropped, it leaves its steps for others to wait for.
+pub(super) struct Share {
+    window: Arc<Window>,
+    writer: Arc<Writer>,
+}
+
+impl Share {
+    /// `releases`: whether pages are to be dropped once they are written.
+    pub(super) fn new(window: Arc<Window>, file: Arc<dyn IoFile>, releases: bool) -> Self {
+        let writer = Writer { file, releases, unwritten: AtomicU64::new(0), failed: OnceLock::new() };
+        Self { window, writer: Arc::new(writer) }
+    }
+
+    /// How long steps should be, in bytes.
+    pub(super) fn step(&self) -> usize {
+        usize::try_from(self.window.step()).unwrap_or(usize::MAX)
+    }
+
+    /// Waits until so many bytes, a step at most, may become dirty; tells how long that took.
+    pub(super) fn admit(&self, len: u64) -> (Admitted<'_>, Duration) {
+        let began = Instant::now();
+        self.window.admit(len);
+        (Admitted { share: self, len }, began.elapsed())
+    }
+
+    /// Waits for the writeback of all steps; tells how long that took.
+    pub(super) fn end(&self) -> Result<Duration, Error> {
+        let began = Instant::now();
+        self.window.drain(&self.writer);
+        self.check()?;
+        Ok(began.elapsed())
+    }
+
+    /// Fails if the writeback of a step has.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.writer.failed.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+}
+
+/// Room for bytes that become dirty now.
+pub(super) struct Admitted<'a> {
+    share: &'a Share,
+    len: u64,
+}
+
+impl Admitted<'_> {
+    /// They are dirty, and writeback of them was started.
+    pub(super) fn hand_over(mut self, range: Range<u64>) {
+        let Share { window, writer } = self.share;
+        debug_assert_eq!(range.end - range.start, self.len);
+        let mut state = window.lock();
+        writer.unwritten.fetch_add(self.len, Ordering::Relaxed);
+        state.steps.push_back(Step { writer: Arc::clone(writer), range });
+        self.len = 0;
+        window.freed.notify_all();
+    }
+}
+
+impl Drop for Admitted<'_> {
+    /// Gives room back that was not used: its holder panicked.
+    fn drop(&mut self) {
+        if self.len > 0 {
+            self.share.window.lock().unwritten -= self.len;
+            self.share.window.freed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn windows_stay_below_the_middle_of_the_limits() {
+        assert_eq!(size_below(12 * MIB, 0), 4 * MIB);
+        assert_eq!(size_below(u64::MAX, 0), MOST);
+        assert_eq!(size_below(MIB, 2 * MIB), 0);
+        for middle in [0, MIB, 12 * MIB, 100 * MIB] {
+            let mut sum = 0;
+            for _ in 0..100 {
+                sum += size_below(middle, sum);
+                assert!(sum <= middle);
+            }
+        }
+        assert!(middle_of_limits().unwrap() > 0);
+    }
+
+    #[test]
+    fn steps_are_a_part_of_the_window() {
+        for (limit, window, step) in
+            [(0, LEAST, GRAIN), (MIB, MIB, 256 << 10), (3 * MIB + 1, 3 * MIB, 512 << 10), (MOST, MOST, MIB)]
+        {
+            let found = Window::new(limit);
+            assert_eq!((found.limit(), found.step()), (window, step));
+        }
+    }
+
+    #[test]
+    fn writers_of_a_disk_share_its_window_while_there_are_any() {
+        let key = |dev: u64| DiskKey::of_device(0xffe << 32 | dev);
+        let first = Window::of(key(1), Some(MIB));
+        let same = Window::of(key(1), Some(2 * MIB));
+        assert!(Arc::ptr_eq(&first, &same));
+        assert_eq!(Window::of(key(2), Some(2 * MIB)).limit(), 2 * MIB);
+        drop((first, same));
+        assert_eq!(Window::of(key(1), Some(2 * MIB)).limit(), 2 * MIB);
+    }
+}
