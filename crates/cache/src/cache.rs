@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use pagekeeper_io::{Access, IoFile};
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     /// What the tables come to if all of them are touched, in bytes.
     tables: Arc<AtomicU64>,
     pub(crate) device: DeviceCounts,
-    next_number: AtomicU32,
+    next_number: AtomicU64,
     pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
 }
 
@@ -65,7 +65,7 @@ impl PageCache {
             pool,
             tables: Arc::default(),
             device: DeviceCounts::default(),
-            next_number: AtomicU32::new(0),
+            next_number: AtomicU64::new(0),
             opened: FileTable::new(),
         };
         Self { shared: Arc::new(shared) }
@@ -234,3 +234,26 @@ impl Shared {
 
 /// Tables may take up one part in this many of the budget.
 pub(crate) const TABLES_SHARE: u64 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_files_do_not_come_round() {
+        let disk = pagekeeper_io::SimDisk::new();
+        disk.create_patterned("/file", 10_000, 1).unwrap();
+        let cache = PageCache::builder().io(Arc::new(disk)).build().unwrap();
+        let first = cache.open("/file").unwrap();
+        cache.shared.next_number.fetch_add(u64::from(u32::MAX), Ordering::Relaxed);
+        let other = cache.open_with("/file", OpenOptions::new().verifier(|_| Ok(()))).unwrap();
+        assert_eq!(first.id() + (1 << 32), other.id());
+        let (mut read, mut again) = ([0; 10_000], [0; 10_000]);
+        assert_eq!(
+            (first.read_at(0, &mut read).unwrap(), other.read_at(0, &mut again).unwrap()),
+            (10_000, 10_000)
+        );
+        assert_eq!(read, again);
+        assert_eq!((first.resident_pages(), other.resident_pages(), cache.stats().misses), (3, 3, 6));
+    }
+}

@@ -163,7 +163,7 @@ impl CachedFile {
     }
 
     /// A number that no other open of this cache has, ever: two opens of one path that was replaced in between differ.
-    pub fn id(&self) -> u32 {
+    pub fn id(&self) -> u64 {
         self.handle.translation.number
     }
 

@@ -77,7 +77,7 @@
 //!
 //! # Memory
 //!
-//! `memory(bytes)` bounds frames, records (28 bytes a frame) and tables (4 bytes for each page *of the open files*, at most
+//! `memory(bytes)` bounds frames, records (32 bytes a frame) and tables (4 bytes for each page *of the open files*, at most
 //! half of the budget, and only where a file is read). It is taken up as the cache fills. Beside it: 128 bytes for each thread, four for
 //! each 1,024 pages of open files, what the
 //! back-end needs (rings, threads' stacks), and, while all frames are held by guards, a page for each read past the cache.

@@ -68,7 +68,7 @@ impl LoadedPage<'_> {
     }
 
     /// [`CachedFile::id`](crate::CachedFile::id) of the file.
-    pub fn file_id(&self) -> u32 {
+    pub fn file_id(&self) -> u64 {
         self.handle.translation.number
     }
 }

@@ -120,15 +120,15 @@ pub(super) struct Book {
     pub(super) limbo: VecDeque<Retired>,
     /// In limbo with their grace over: guards keep them.
     pub(super) held: Vec<u32>,
-    waiters: HashMap<(u32, u32), Vec<Arc<Waiter>>>,
+    waiters: HashMap<(u64, u32), Vec<Arc<Waiter>>>,
     /// Open files, and closed ones with pages left, by number.
-    pub(super) files: HashMap<u32, Arc<Translation>>,
+    pub(super) files: HashMap<u64, Arc<Translation>>,
     /// Closed files with the next part to sweep.
     pub(super) closed: VecDeque<(Arc<Translation>, u32)>,
     /// Closed files that were swept, whose tables' memory is to be given back.
     pub(super) swept: Vec<Arc<Translation>>,
     /// Parts of tables whose memory is taken up, oldest first; also some of files that are gone.
-    pub(super) populated: VecDeque<(u32, u32)>,
+    pub(super) populated: VecDeque<(u64, u32)>,
     /// How many parts of tables are taken up.
     pub(super) parts: usize,
     /// Whether a thread is making room.
@@ -316,7 +316,7 @@ impl Pool {
 }
 
 impl Book {
-    fn take_waiters(&mut self, file: u32, page: u32) -> Vec<Arc<Waiter>> {
+    fn take_waiters(&mut self, file: u64, page: u32) -> Vec<Arc<Waiter>> {
         if self.waiters.is_empty() {
             Vec::new()
         } else {

@@ -27,7 +27,7 @@ pub(crate) enum Place {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Frame {
     /// The file whose page it holds or loads.
-    pub(crate) file: u32,
+    pub(crate) file: u64,
     /// The number of that page.
     pub(crate) page: u32,
     prev: u32,
@@ -62,7 +62,7 @@ impl Queues {
     }
 
     /// Says where a frame is that is in no queue, and of which page it is.
-    pub(crate) fn set(&mut self, frame: u32, place: Place, of: Option<(u32, u32)>) {
+    pub(crate) fn set(&mut self, frame: u32, place: Place, of: Option<(u64, u32)>) {
         let this = &mut self.frames[frame as usize];
         debug_assert!(!matches!(this.place, Place::Queued(_)), "frame {frame} is in a queue");
         debug_assert!(!matches!(place, Place::Queued(_)), "use push");
@@ -185,7 +185,7 @@ mod tests {
                 if let Some(at) = at {
                     model[at].retain(|&other| other != frame);
                     queues.remove(frame);
-                    queues.set(frame, Place::Free, Some((frame, frame)));
+                    queues.set(frame, Place::Free, Some((frame.into(), frame)));
                 }
                 if what < 2 {
                     model[usize::from(what)].push_back(frame);

@@ -12,7 +12,7 @@ const POPULATED: u32 = 1 << 31;
 /// The pages of one file.
 #[derive(Debug)]
 pub(crate) struct Translation {
-    pub(crate) number: u32,
+    pub(crate) number: u64,
     pub(crate) table: Table,
     parts: Box<[AtomicU32]>,
     /// All parts' live pages.
@@ -22,7 +22,7 @@ pub(crate) struct Translation {
 }
 
 impl Translation {
-    pub(crate) fn new(number: u32, table: Table) -> Self {
+    pub(crate) fn new(number: u64, table: Table) -> Self {
         let parts = (0..table.pages().div_ceil(PART)).map(|_| AtomicU32::new(0)).collect();
         Self { number, table, parts, live: AtomicU32::new(0), populated: AtomicU32::new(0) }
     }

@@ -244,7 +244,7 @@ impl World {
                 match self.state(number, page) {
                     State::Resident { frame, .. } | State::Unread { frame } => {
                         let record = book.queues.frame(frame);
-                        assert_eq!((record.file as usize, record.page), (number, page), "frame {frame}");
+                        assert_eq!((record.file, record.page), (number as u64, page), "frame {frame}");
                         assert_eq!(self.pool.arena.read(frame), content(number, page), "frame {frame}");
                         frames.push(frame);
                     }

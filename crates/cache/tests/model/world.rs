@@ -60,7 +60,7 @@ pub(crate) struct World<D> {
     names: [Option<usize>; FILES],
     opened: Vec<Opened>,
     /// What the last open of each file gave.
-    last: [Option<u32>; FILES],
+    last: [Option<u64>; FILES],
     kept: Vec<Kept>,
 }
 
