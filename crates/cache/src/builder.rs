@@ -25,7 +25,8 @@ pub enum HugePages {
     /// Transparent huge pages (`MADV_HUGEPAGE`), where the kernel has any at hand.
     #[default]
     Transparent,
-    /// Huge pages that were set aside (`vm.nr_hugepages`); the build fails if there are too few.
+    /// Huge pages that were set aside (`vm.nr_hugepages`); the build fails if there are too few. They are taken as a whole,
+    /// and can't be given back in parts: what the tables of files take up comes on top of them, and is not within the budget.
     Hugetlb,
     /// None.
     Off,
@@ -156,7 +157,7 @@ impl Builder {
     /// The budget that has room for this many pages, while no file is open: open files take four bytes a page of their own
     /// length in addition, where they are read, up to half of the budget in all.
     pub fn memory_for(pages: u32, page_size: usize) -> u64 {
-        BASE + u64::from(pages) * (page_size as u64 + per_frame())
+        BASE.saturating_add(u64::from(pages).saturating_mul((page_size as u64).saturating_add(per_frame())))
     }
 
     /// Makes the cache. Its memory is taken up as it fills.

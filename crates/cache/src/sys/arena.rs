@@ -26,6 +26,8 @@ pub(crate) struct Arena {
     frames: NonNull<u8>,
     page_shift: u32,
     count: u32,
+    /// Whether it is hugetlb memory, which is taken and given back in huge pages only.
+    hugetlb: bool,
 }
 
 // SAFETY: the mapping is plain memory owned by this value; who may access which frame is stated by each method.
@@ -61,7 +63,8 @@ impl Arena {
             // SAFETY: the range is this value's own mapping; the advice changes no content.
             let _ = unsafe { memory::advise(frames.as_ptr().cast(), len, advice) };
         }
-        Ok(Self { mapping, mapped, frames, page_shift, count })
+        let hugetlb = huge == HugePages::Hugetlb;
+        Ok(Self { mapping, mapped, frames, page_shift, count, hugetlb })
     }
 
     /// Where frame 0 begins; the others follow.
@@ -121,13 +124,17 @@ impl Arena {
         self.at(frame)
     }
 
-    /// Gives the memory of a frame back to the kernel; it reads as zeros until it is used again.
+    /// Gives the memory of a frame back to the kernel; it reads as zeros until it is used again. Hugetlb memory stays.
     ///
     /// # Safety
     ///
     /// As for [`page_mut`](Self::page_mut).
     pub(crate) unsafe fn drop_memory(&self, frame: u32) {
-        // On hugetlb memory this fails with EINVAL, and the memory stays: it is never more than was asked for.
+        if self.hugetlb {
+            // Refused by most kernels; some (5.18 to 6.0) drop the whole huge page that begins with the frame, and with it
+            // the frames behind it.
+            return;
+        }
         // SAFETY: the range is one frame of this value's mapping, which nobody reads or writes by the caller's word.
         let _ = unsafe {
             memory::advise(self.at(frame).as_ptr().cast(), 1 << self.page_shift, Advice::LinuxDontNeed)
