@@ -126,6 +126,12 @@ impl CachedFile {
     /// A read within the file across pages.
     pub(crate) fn read_pieces(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let handle = &**self.handle();
+        // What is there needs no list of pieces.
+        let found = handle.read_found(offset, buf);
+        let (offset, buf) = (offset + found as u64, &mut buf[found..]);
+        if buf.is_empty() {
+            return Ok(());
+        }
         let mut pieces = Vec::with_capacity((buf.len() >> handle.shared.settings.page_shift) + 2);
         cut(handle, offset, buf, 0, &mut pieces);
         let mut result = Ok(());
@@ -139,6 +145,24 @@ impl CachedFile {
 }
 
 impl Handle {
+    /// Copies from `offset` on up to the first page that is absent; how many bytes.
+    fn read_found(&self, offset: u64, buf: &mut [u8]) -> usize {
+        let shift = self.shared.settings.page_shift;
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            let from = usize::try_from(at & ((1 << shift) - 1)).unwrap_or(0);
+            let end = buf.len().min(done + (1 << shift) - from);
+            #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
+            let page = (at >> shift) as u32;
+            if !frames::copy(self, page, from, &mut buf[done..end], Look::First) {
+                break;
+            }
+            done = end;
+        }
+        done
+    }
+
     /// Reads all pieces; `failed` is told of each that can't be.
     fn read_all(&self, mut pieces: Vec<Piece<'_>>, failed: &mut dyn FnMut(usize, Error)) {
         let found =
