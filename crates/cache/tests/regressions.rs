@@ -453,6 +453,7 @@ fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
 /// This cache, before: a guard that outlived its thread's record let go of what another guard held.
 #[test]
 fn guards_live_to_the_end_of_their_thread() {
+    static FILE: OnceLock<CachedFile> = OnceLock::new();
     /// Dropped after the cache's own record of the thread, since it was there before.
     struct Last {
         guard: Option<PageGuard<'static>>,
@@ -483,7 +484,6 @@ fn guards_live_to_the_end_of_their_thread() {
 
     let (disk, cache) = sim(10, 64);
     let large = large(&disk, &cache, 64);
-    static FILE: OnceLock<CachedFile> = OnceLock::new();
     let file = FILE.get_or_init(|| cache.open("/file").unwrap());
     let (done, ended) = mpsc::channel();
     thread::spawn(move || {

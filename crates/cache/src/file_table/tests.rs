@@ -53,7 +53,7 @@ fn gate(open: &AtomicBool) -> impl Future<Output = ()> + '_ {
     std::future::poll_fn(|_| if open.load(Ordering::Relaxed) { Poll::Ready(()) } else { Poll::Pending })
 }
 
-/// Finding C5 of table caches: 80 threads that wanted one file of many gigabytes opened it 80 times.
+/// Seen in table caches: 80 threads that wanted one file of many gigabytes opened it 80 times.
 #[test]
 fn eighty_threads_open_one_key_once() {
     const THREADS: usize = 80;

@@ -25,7 +25,8 @@ pub(crate) enum Barrier {
 }
 
 impl Barrier {
-    /// Finds out by doing. Interpreters and sanitizers know nothing of membarrier(2), so there it is `Symmetric`.
+    /// Finds out by doing. Miri knows nothing of membarrier(2), so there it is `Symmetric`, as in a build with `--cfg
+    /// pagekeeper_sanitize`, which shows the other kind to a sanitizer.
     pub(crate) fn probe() -> Self {
         if cfg!(any(miri, pagekeeper_sanitize)) {
             return Self::Symmetric;
