@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`Uring`] | rings of `io_uring`: the caller of a batch keeps it in flight by itself | where the kernel has it |
 //! | [`Threads`] | a pool of threads in `preadv` | everywhere else |
-//! | [`SimDisk`] | virtual time, faults, computed files; repeats from a seed | tests |
+//! | [`SimDisk`] | virtual time, faults, computed files, power cuts; repeats from a seed | tests |
 //!
 //! [`best`] picks one of the first two, [`Choice`] also says why. [`Support`] tells what direct reads come to on a file:
 //! found out by reading.
@@ -47,7 +47,10 @@ pub use api::{Access, BatchRead, FileStat, Io, IoFile, OwnedRead};
 pub use error::{Error, FileKind};
 pub use lock::Lock;
 pub use probe::{Alignment, Choice, Support, best};
-pub use sim::{Fault, Hold, RandomFaults, SimDisk, SimDiskBuilder, SimStats, Times, pattern};
+pub use sim::{
+    AnyFault, Fault, Hold, Persistence, RandomFaults, RandomWriteFaults, SimDisk, SimDiskBuilder, SimStats,
+    Times, WriteFault, pattern,
+};
 pub use target::Target;
 pub use threads::Threads;
 pub use uring::Uring;

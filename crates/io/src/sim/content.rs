@@ -1,4 +1,11 @@
-//! What simulated files hold: given bytes, or a pattern that is computed where it is read.
+//! What simulated files hold: bytes where any were written, and elsewhere zeros or a pattern that is computed.
+//!
+//! Invariants: bytes are kept in chunks that copies share until one of them writes, so that copying a disk costs a step per
+//! chunk and no byte; a chunk lies below the length at least in part, and what of it lies behind is as if never written.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Fills `buf` with what a patterned file holds from `offset` on (see [`crate::SimDisk::create_patterned`]): a function of
 /// seed and offset alone.
@@ -31,44 +38,145 @@ pub(super) fn mix(of: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// Bytes of a chunk: a page.
+pub(super) const CHUNK: usize = 4096;
+
 /// The bytes of a file.
-#[derive(Debug, Clone)]
-pub(super) enum Content {
-    Bytes(Vec<u8>),
-    Pattern { seed: u64, len: u64 },
+#[derive(Debug, Clone, Default)]
+pub(super) struct Content {
+    len: u64,
+    /// The seed of what was never written; zeros without one.
+    pattern: Option<u64>,
+    chunks: BTreeMap<u64, Arc<[u8; CHUNK]>>,
 }
 
 impl Content {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
+        let mut content = Self::default();
+        content.write(0, bytes);
+        content
+    }
+
+    pub(super) fn patterned(seed: u64, len: u64) -> Self {
+        Self { len, pattern: Some(seed), chunks: BTreeMap::new() }
+    }
+
     pub(super) fn len(&self) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes.len() as u64,
-            Self::Pattern { len, .. } => *len,
-        }
+        self.len
     }
 
     /// Sets the length: what is new is zeros, or the pattern.
     pub(super) fn set_len(&mut self, to: u64) {
-        match self {
-            Self::Bytes(bytes) => bytes.resize(usize::try_from(to).expect("a length in memory"), 0),
-            Self::Pattern { len, .. } => *len = to,
+        if to < self.len {
+            let (chunk, within) = place(to);
+            if within > 0 && self.chunks.contains_key(&chunk) {
+                let mut tail = vec![0; CHUNK - within];
+                self.unwritten(to, &mut tail);
+                self.chunk(chunk)[within..].copy_from_slice(&tail);
+            }
+            self.chunks.split_off(&to.div_ceil(CHUNK as u64));
+        }
+        self.len = to;
+    }
+
+    /// What would be there if nothing had been written.
+    fn unwritten(&self, offset: u64, to: &mut [u8]) {
+        match self.pattern {
+            Some(seed) => pattern(seed, offset, to),
+            None => to.fill(0),
         }
     }
 
-    /// Copies bytes from `offset` on, all of which must be there.
-    pub(super) fn copy(&self, offset: u64, to: &mut [u8]) {
-        match self {
-            Self::Bytes(bytes) => {
-                let start = usize::try_from(offset).expect("an offset in memory");
-                to.copy_from_slice(&bytes[start..start + to.len()]);
+    /// Copies bytes from `offset` on; behind the end what was never written.
+    pub(super) fn read(&self, offset: u64, to: &mut [u8]) {
+        for (at, within) in parts(offset, to.len()) {
+            let (chunk, start) = place(at);
+            let to = &mut to[within];
+            match self.chunks.get(&chunk) {
+                Some(bytes) => to.copy_from_slice(&bytes[start..start + to.len()]),
+                None => self.unwritten(at, to),
             }
-            Self::Pattern { seed, .. } => pattern(*seed, offset, to),
         }
     }
+
+    /// Writes bytes, and lengthens the file where they end behind it.
+    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        for (at, within) in parts(offset, bytes.len()) {
+            let (chunk, start) = place(at);
+            let bytes = &bytes[within];
+            match <&[u8; CHUNK]>::try_from(bytes) {
+                Ok(whole) => drop(self.chunks.insert(chunk, Arc::new(*whole))),
+                Err(_) => self.chunk(chunk)[start..start + bytes.len()].copy_from_slice(bytes),
+            }
+        }
+        self.len = self.len.max(offset + bytes.len() as u64);
+    }
+
+    /// A chunk to write to.
+    fn chunk(&mut self, number: u64) -> &mut [u8; CHUNK] {
+        let pattern = self.pattern;
+        Arc::make_mut(self.chunks.entry(number).or_insert_with(|| {
+            let mut bytes = [0; CHUNK];
+            if let Some(seed) = pattern {
+                self::pattern(seed, number * CHUNK as u64, &mut bytes);
+            }
+            Arc::new(bytes)
+        }))
+    }
+
+    /// Makes a range the same as in `other`, as far as this file is long.
+    pub(super) fn copy_from(&mut self, other: &Self, range: Range<u64>) {
+        let end = range.end.min(self.len);
+        let mut at = range.start;
+        while at < end {
+            let (chunk, start) = place(at);
+            let next = end.min((chunk + 1) * CHUNK as u64);
+            let count = usize::try_from(next - at).expect("no more than a chunk");
+            if start == 0 && (count == CHUNK || next == self.len && self.len >= other.len) {
+                match other.chunks.get(&chunk) {
+                    Some(bytes) => drop(self.chunks.insert(chunk, Arc::clone(bytes))),
+                    None => drop(self.chunks.remove(&chunk)),
+                }
+            } else {
+                let mut bytes = [0; CHUNK];
+                other.read(at, &mut bytes[..count]);
+                self.chunk(chunk)[start..start + count].copy_from_slice(&bytes[..count]);
+            }
+            at = next;
+        }
+    }
+}
+
+/// The chunk that an offset lies in, and where.
+fn place(offset: u64) -> (u64, usize) {
+    let within = usize::try_from(offset % CHUNK as u64).expect("less than a chunk");
+    (offset / CHUNK as u64, within)
+}
+
+/// A range in parts that lie in one chunk each: where each begins, and which of the bytes it is.
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = offset + done as u64;
+        let count = (CHUNK - place(at).1).min(len - done);
+        let part = (at, done..done + count);
+        done += count;
+        (count > 0).then_some(part)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn bytes(content: &Content) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(content.len()).unwrap()];
+        content.read(0, &mut bytes);
+        bytes
+    }
 
     #[test]
     fn the_pattern_is_the_same_however_it_is_cut() {
@@ -82,5 +190,62 @@ mod tests {
         let mut other = vec![0; 1000];
         pattern(8, (1 << 42) - 500, &mut other);
         assert_ne!(whole, other);
+    }
+
+    #[test]
+    fn it_holds_what_was_written_as_a_vector_would() {
+        let mut content = Content::default();
+        let mut expected: Vec<u8> = Vec::new();
+        for turn in 0..500_u64 {
+            let chance = mix(turn);
+            let index = |number: u64| usize::try_from(number).unwrap();
+            let (start, len) = (index(chance % 20_000), index((chance >> 32) % 9000));
+            if chance.is_multiple_of(5) {
+                content.set_len(start as u64);
+                expected.resize(start, 0);
+            } else {
+                let data = vec![turn.to_le_bytes()[0]; len];
+                content.write(start as u64, &data);
+                if len > 0 {
+                    expected.resize(expected.len().max(start + len), 0);
+                    expected[start..start + len].copy_from_slice(&data);
+                }
+            }
+            assert!(bytes(&content) == expected, "after {turn}");
+        }
+    }
+
+    #[test]
+    fn a_copy_is_not_written_to_and_takes_over_what_it_is_told() {
+        let mut content = Content::from_bytes(&[1; 10_000]);
+        let mut copy = content.clone();
+        content.write(4000, &[2; 5000]);
+        assert_eq!(bytes(&copy), [1; 10_000]);
+        copy.copy_from(&content, 4000..8192);
+        let mut expected = vec![1; 10_000];
+        expected[4000..8192].fill(2);
+        assert_eq!(bytes(&copy), expected);
+        content.set_len(9000);
+        content.set_len(10_000);
+        copy.copy_from(&content, 9000..u64::MAX);
+        expected[9000..].fill(0);
+        assert_eq!(bytes(&copy), expected);
+        content.write(100, &[3]);
+        copy.set_len(5000);
+        copy.copy_from(&content, 0..u64::MAX);
+        copy.set_len(6000);
+        assert_eq!(bytes(&copy)[5000..], [0; 1000], "nothing comes in behind the end");
+        assert_eq!((bytes(&copy)[100], bytes(&copy)[4999]), (3, 2));
+    }
+
+    #[test]
+    fn a_pattern_can_be_written_over() {
+        let mut content = Content::patterned(7, 1 << 40);
+        content.write(1 << 30, b"here");
+        let (mut got, mut expected) = ([0; 20], [0; 20]);
+        content.read((1 << 30) - 8, &mut got);
+        pattern(7, (1 << 30) - 8, &mut expected);
+        expected[8..12].copy_from_slice(b"here");
+        assert_eq!(got, expected);
     }
 }

@@ -1,7 +1,7 @@
-//! What can go wrong with a raw read, planned or by chance.
+//! What can go wrong with a raw read, a raw write or a sync, planned or by chance.
 //!
-//! Invariant: chance is a function of the disk's seed, the file, the offset and how often that offset was read, so that a
-//! schedule of faults repeats from its seed whatever the threads do.
+//! Invariant: chance is a function of the disk's seed, the file, the offset and how often that was asked for there, so that
+//! a schedule of faults repeats from its seed whatever the threads do.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -39,6 +39,71 @@ impl Fault {
     pub const INTERRUPTED: Self = Self::Error(libc::EINTR);
 }
 
+/// A fault of what changes or syncs a file.
+///
+/// ```
+/// use pagekeeper_io::{Access, Create, Io, SimDisk, Times, WriteFault, WriteMode};
+///
+/// let disk = SimDisk::new();
+/// let file = disk.open_writable("/log".as_ref(), Access::Buffered, Create::New)?;
+/// disk.inject_all(WriteFault::NO_SPACE, Times::Nth(1));
+/// file.write_at(0, b"first", WriteMode::Plain)?;
+/// let second = file.write_at(5, b"second", WriteMode::Plain);
+/// assert_eq!(second.unwrap_err().errno(), Some(libc::ENOSPC));
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WriteFault {
+    /// The raw write fails with this error number, and writes nothing. `EINTR` and `EAGAIN` are gone on with.
+    Error(i32),
+    /// The raw write takes no more than so many bytes (at least one; of a direct write at least as many as it was aligned to,
+    /// up to 4096).
+    Short(usize),
+    /// A sync, a wait for writeback or a durable write fails with this error number. What was written to the file since the last
+    /// sync will never get to the device; the kernel's cache keeps it and takes it for clean. Of a directory: the names.
+    Sync(i32),
+    /// [`crate::IoFile::allocate`] fails with this error number.
+    Allocate(i32),
+}
+
+impl WriteFault {
+    /// The device can't write: `EIO`.
+    pub const EIO: Self = Self::Error(libc::EIO);
+    /// The disk is full: `ENOSPC`.
+    pub const NO_SPACE: Self = Self::Error(libc::ENOSPC);
+    /// A signal came in between: `EINTR`.
+    pub const INTERRUPTED: Self = Self::Error(libc::EINTR);
+    /// The device could not write, which comes out at the sync: `EIO`.
+    pub const SYNC_EIO: Self = Self::Sync(libc::EIO);
+}
+
+/// A fault of any request.
+///
+/// ```
+/// use pagekeeper_io::{AnyFault, Fault, WriteFault};
+/// let faults = [AnyFault::from(Fault::EIO), WriteFault::SYNC_EIO.into()];
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnyFault {
+    /// Of a read.
+    Read(Fault),
+    /// Of what writes or syncs.
+    Write(WriteFault),
+}
+
+impl From<Fault> for AnyFault {
+    fn from(fault: Fault) -> Self {
+        Self::Read(fault)
+    }
+}
+
+impl From<WriteFault> for AnyFault {
+    fn from(fault: WriteFault) -> Self {
+        Self::Write(fault)
+    }
+}
+
 /// How often a planned fault strikes.
 ///
 /// ```
@@ -56,8 +121,10 @@ impl Fault {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Times {
-    /// The next raw read that it concerns.
+    /// The next request that it concerns.
     Once,
+    /// Once, after so many that it concerns have been let through.
+    Nth(u64),
     /// Each, until the file is healed.
     Always,
 }
@@ -79,65 +146,176 @@ pub struct RandomFaults {
     pub failing_per_mille: u16,
 }
 
+/// How many of a thousand writes and syncs suffer what, by chance.
+///
+/// ```
+/// use pagekeeper_io::{RandomWriteFaults, SimDisk};
+/// let faults = RandomWriteFaults { short_per_mille: 50, no_space_per_mille: 1, ..RandomWriteFaults::default() };
+/// let disk = SimDisk::builder().random_write_faults(faults).seed(12).build();
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RandomWriteFaults {
+    /// Raw writes that take a part only, of any size.
+    pub short_per_mille: u16,
+    /// Raw writes that are interrupted.
+    pub interrupted_per_mille: u16,
+    /// Raw writes that fail with `EIO`.
+    pub failing_per_mille: u16,
+    /// Raw writes and allocations that fail with `ENOSPC`.
+    pub no_space_per_mille: u16,
+    /// Syncs (waits for writeback and durable writes too) that fail with `EIO`.
+    pub failing_sync_per_mille: u16,
+}
+
+/// What changes or syncs a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    Write,
+    Sync,
+    Allocate,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    planned: Vec<(u64, Range<u64>, Fault, Times)>,
+    planned: Vec<Plan>,
     random: RandomFaults,
+    random_write: RandomWriteFaults,
     seed: u64,
-    /// How often an offset of an inode was read; kept only where it makes a difference.
+    /// How often an offset of an inode was asked for; kept only where it makes a difference.
     attempts: BTreeMap<(u64, u64), u64>,
 }
 
+#[derive(Debug)]
+struct Plan {
+    /// Any file without one.
+    inode: Option<u64>,
+    range: Range<u64>,
+    fault: AnyFault,
+    times: Times,
+}
+
 impl Faults {
-    pub(super) fn new(random: RandomFaults, seed: u64) -> Self {
-        Self { random, seed, ..Self::default() }
+    pub(super) fn new(random: RandomFaults, random_write: RandomWriteFaults, seed: u64) -> Self {
+        Self { random, random_write, seed, ..Self::default() }
     }
 
-    pub(super) fn plan(&mut self, inode: u64, range: Range<u64>, fault: Fault, times: Times) {
-        self.planned.push((inode, range, fault, times));
+    /// Without what was planned, and with other chances.
+    pub(super) fn anew(&self, seed: u64) -> Self {
+        Self::new(self.random, self.random_write, mix(self.seed ^ mix(seed)))
     }
 
-    pub(super) fn heal(&mut self, inode: u64) {
-        self.planned.retain(|(of, ..)| *of != inode);
+    pub(super) fn set_random(&mut self, random: RandomFaults, random_write: RandomWriteFaults) {
+        (self.random, self.random_write) = (random, random_write);
     }
 
-    /// The fault of a raw read of this range, if it has one: the first that was planned, else chance.
-    pub(super) fn strike(&mut self, inode: u64, range: &Range<u64>) -> Option<Fault> {
-        let met = self.planned.iter().position(|(of, place, ..)| *of == inode && meet(place, range));
-        if let Some(at) = met {
-            let (_, _, fault, times) = &self.planned[at];
-            let fault = *fault;
-            if *times == Times::Once {
-                self.planned.remove(at);
+    pub(super) fn plan(&mut self, inode: Option<u64>, range: Range<u64>, fault: AnyFault, times: Times) {
+        self.planned.push(Plan { inode, range, fault, times });
+    }
+
+    /// Takes back what was planned for a file, or for all.
+    pub(super) fn heal(&mut self, inode: Option<u64>) {
+        self.planned.retain(|plan| plan.inode != inode);
+    }
+
+    /// The first planned fault that fits and strikes now.
+    fn planned<T>(
+        &mut self,
+        inode: u64,
+        range: &Range<u64>,
+        fits: impl Fn(AnyFault) -> Option<T>,
+    ) -> Option<T> {
+        for at in 0..self.planned.len() {
+            let plan = &mut self.planned[at];
+            let here = plan.inode.is_none_or(|of| of == inode) && meet(&plan.range, range);
+            let Some(fault) = fits(plan.fault).filter(|_| here) else { continue };
+            match &mut plan.times {
+                Times::Nth(left @ 1..) => {
+                    *left -= 1;
+                    continue;
+                }
+                Times::Once | Times::Nth(_) => drop(self.planned.remove(at)),
+                Times::Always => {}
             }
             return Some(fault);
-        }
-        let RandomFaults { short_per_mille, interrupted_per_mille, failing_per_mille } = self.random;
-        if self.random == RandomFaults::default() {
-            return None;
-        }
-        let chance = self.chance(inode, range.start);
-        let part = 1 + (chance >> 32) % (range.end - range.start).max(1);
-        let mut die = chance % 1000;
-        for (share, fault) in [
-            (short_per_mille, Fault::Short(usize::try_from(part).unwrap_or(usize::MAX))),
-            (interrupted_per_mille, Fault::INTERRUPTED),
-            (failing_per_mille, Fault::EIO),
-        ] {
-            match die.checked_sub(u64::from(share)) {
-                None => return Some(fault),
-                Some(left) => die = left,
-            }
         }
         None
     }
 
-    /// A number by chance for the next raw read at this place.
+    /// The fault of a raw read of this range, if it has one: the first that was planned, else chance.
+    pub(super) fn strike(&mut self, inode: u64, range: &Range<u64>) -> Option<Fault> {
+        let planned = self.planned(inode, range, |fault| match fault {
+            AnyFault::Read(fault) => Some(fault),
+            AnyFault::Write(_) => None,
+        });
+        if planned.is_some() || self.random == RandomFaults::default() {
+            return planned;
+        }
+        let RandomFaults { short_per_mille, interrupted_per_mille, failing_per_mille } = self.random;
+        let chance = self.chance(inode, range.start);
+        let shares = [
+            (short_per_mille, Fault::Short(part_of(range, chance))),
+            (interrupted_per_mille, Fault::INTERRUPTED),
+            (failing_per_mille, Fault::EIO),
+        ];
+        throw(chance, &shares)
+    }
+
+    /// The fault of what changes or syncs this range.
+    pub(super) fn strike_write(
+        &mut self,
+        inode: u64,
+        range: &Range<u64>,
+        action: Action,
+    ) -> Option<WriteFault> {
+        let planned = self.planned(inode, range, |fault| match (fault, action) {
+            (AnyFault::Write(fault @ (WriteFault::Error(_) | WriteFault::Short(_))), Action::Write)
+            | (AnyFault::Write(fault @ WriteFault::Sync(_)), Action::Sync)
+            | (AnyFault::Write(fault @ WriteFault::Allocate(_)), Action::Allocate) => Some(fault),
+            _ => None,
+        });
+        if planned.is_some() || self.random_write == RandomWriteFaults::default() {
+            return planned;
+        }
+        let random = self.random_write;
+        // Apart from what happens to reads of the same place.
+        let chance = self.chance(inode ^ (action as u64 + 1) << 60, range.start);
+        let shares = match action {
+            Action::Write => &[
+                (random.short_per_mille, WriteFault::Short(part_of(range, chance))),
+                (random.interrupted_per_mille, WriteFault::INTERRUPTED),
+                (random.failing_per_mille, WriteFault::EIO),
+                (random.no_space_per_mille, WriteFault::NO_SPACE),
+            ][..],
+            Action::Sync => &[(random.failing_sync_per_mille, WriteFault::SYNC_EIO)],
+            Action::Allocate => &[(random.no_space_per_mille, WriteFault::Allocate(libc::ENOSPC))],
+        };
+        throw(chance, shares)
+    }
+
+    /// A number by chance for the next raw request at this place.
     pub(super) fn chance(&mut self, inode: u64, offset: u64) -> u64 {
         let attempt = self.attempts.entry((inode, offset)).or_default();
         *attempt += 1;
         mix(self.seed ^ mix(inode ^ mix(offset ^ mix(*attempt))))
     }
+}
+
+/// How much of a range is moved, by chance: at least a byte.
+fn part_of(range: &Range<u64>, chance: u64) -> usize {
+    let part = 1 + (chance >> 32) % (range.end - range.start).max(1);
+    usize::try_from(part).unwrap_or(usize::MAX)
+}
+
+/// Which of these happens, by their shares of a thousand.
+fn throw<T: Copy>(chance: u64, shares: &[(u16, T)]) -> Option<T> {
+    let mut die = chance % 1000;
+    for (share, fault) in shares {
+        match die.checked_sub(u64::from(*share)) {
+            None => return Some(*fault),
+            Some(left) => die = left,
+        }
+    }
+    None
 }
 
 /// Whether two ranges have a byte in common.

@@ -1,10 +1,10 @@
-//! A gate for reads, with which tests put events of several threads in order.
+//! A gate for requests, with which tests put events of several threads in order.
 
 use std::sync::Arc;
 
 use super::request::Shared;
 
-/// Stops reads of a range until it is dropped.
+/// Stops reads and writes of a range, and syncs, until it is dropped.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Io, SimDisk};

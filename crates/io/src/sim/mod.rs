@@ -1,38 +1,55 @@
 //! A simulated disk on virtual time: deterministic, with faults on demand, for tests.
 //!
-//! No clock is read and no time passes: a read returns as soon as the disk's own clock has been put forward to when it
-//! would have ended. One thread's reads repeat exactly. With several threads each request gets its time when it comes;
+//! No clock is read and no time passes: a call returns as soon as the disk's own clock has been put forward to when it
+//! would have ended. One thread's calls repeat exactly. With several threads each request gets its time when it comes;
 //! contents and faults repeat all the same.
+//!
+//! What is written, sized and named is not on the medium before it has been synced: what a power cut leaves of it is for
+//! [`Persistence`] to say.
 
+mod builder;
 mod content;
+mod crash;
 mod faults;
 mod hold;
+mod inode;
+mod names;
+mod open_file;
+mod pages;
 mod request;
 mod schedule;
 mod state;
 #[cfg(test)]
 mod tests;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use builder::{SimDiskBuilder, SimStats};
 pub use content::pattern;
-pub use faults::{Fault, RandomFaults, Times};
+pub use crash::Persistence;
+pub use faults::{AnyFault, Fault, RandomFaults, RandomWriteFaults, Times, WriteFault};
 pub use hold::Hold;
 
 use content::Content;
+use names::Node;
+use open_file::{Held, SimFile};
 use request::{Handle, Shared};
+use state::State;
 
-use crate::{Access, BatchRead, Error, FileStat, Io, IoFile, OwnedRead};
+use crate::{Access, BatchRead, Create, Error, FileKind, Io, IoFile, Lock, OwnedRead, OwnedWrite};
 
-/// A simulated disk: files in memory or computed, latency and width on virtual time, faults.
+/// A simulated disk: files in memory or computed, latency and width on virtual time, faults, power cuts.
 ///
 /// A handle; clones are the same disk. Usable from any number of threads.
+///
+/// Its own methods that make, replace, remove and resize files are the hand of someone else: what they do is durable at
+/// once, with all that was done before in the directory or to the file. Through [`Io`] and [`IoFile`] nothing is durable
+/// before a sync.
 ///
 /// ```
 /// use std::time::Duration;
@@ -62,124 +79,40 @@ use crate::{Access, BatchRead, Error, FileStat, Io, IoFile, OwnedRead};
 /// assert_eq!(file.read_at(0, &mut pages[0])?, 4096);
 /// # Ok::<(), pagekeeper_io::Error>(())
 /// ```
+///
+/// A program is tried at each point where the power can go:
+///
+/// ```
+/// use std::path::Path;
+/// use pagekeeper_io::{Access, Create, Error, Io, Persistence, SimDisk, WriteMode};
+///
+/// /// Replaces a file as a whole, or not at all.
+/// fn publish(io: &dyn Io, content: &[u8]) -> Result<(), Error> {
+///     let (new, name) = (Path::new("/new"), Path::new("/name"));
+///     let file = io.open_writable(new, Access::Buffered, Create::New)?;
+///     file.write_at(0, content, WriteMode::Plain)?;
+///     file.sync_data()?;
+///     io.rename(new, name)?;
+///     io.sync_dir("/".as_ref())
+/// }
+///
+/// for (cut, persistence) in (0..6).flat_map(|cut| Persistence::ALL.map(|persistence| (cut, persistence))) {
+///     let disk = SimDisk::new();
+///     disk.create("/name", *b"old")?;
+///     disk.cut_power_at(cut);
+///     let published = publish(&disk, b"new");
+///     assert_eq!(published.is_ok(), cut == 5);
+///
+///     let disk = disk.after_power_cut(persistence, cut);
+///     let mut found = [0; 3];
+///     disk.open("/name".as_ref(), Access::Buffered)?.read_at(0, &mut found)?;
+///     assert!(found == *b"new" || published.is_err() && found == *b"old");
+/// }
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct SimDisk {
     handle: Arc<Handle>,
-}
-
-/// What a simulated disk is to be like.
-///
-/// ```
-/// use std::time::Duration;
-/// use pagekeeper_io::SimDisk;
-/// // Slow, but wide: a network disk.
-/// let disk = SimDisk::builder().latency(Duration::from_millis(1)).width(256).build();
-/// ```
-#[derive(Debug, Clone)]
-pub struct SimDiskBuilder {
-    latency: Duration,
-    jitter: Duration,
-    width: usize,
-    seed: u64,
-    alignment: usize,
-    direct: bool,
-    random: RandomFaults,
-    by_steps: bool,
-}
-
-/// What a simulated disk has done.
-///
-/// ```
-/// use pagekeeper_io::{Access, Io, SimDisk};
-/// let disk = SimDisk::new();
-/// disk.create("/file", [7; 100])?;
-/// disk.open("/file".as_ref(), Access::Buffered)?.read_at(90, &mut [0; 50])?;
-/// let stats = disk.stats();
-/// assert_eq!((stats.reads, stats.bytes), (1, 10));
-/// # Ok::<(), pagekeeper_io::Error>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct SimStats {
-    /// Reads that were asked for, of any number of bytes.
-    pub reads: u64,
-    /// Requests that they took: more than reads where counts were short or calls interrupted.
-    pub requests: u64,
-    /// Bytes that were brought.
-    pub bytes: u64,
-    /// Requests that suffered a fault.
-    pub faults: u64,
-    /// The most requests that were being served at the same (virtual) time.
-    pub peak_width: usize,
-    /// Requests that have come and not yet ended.
-    pub in_flight: usize,
-}
-
-impl SimDiskBuilder {
-    /// How long a request takes once there is a place for it; 100 µs if not said, at least 1 ns.
-    #[must_use]
-    pub fn latency(mut self, latency: Duration) -> Self {
-        self.latency = latency;
-        self
-    }
-
-    /// Adds between nothing and so much to each request's latency, by the seed; nothing if not said.
-    #[must_use]
-    pub fn jitter(mut self, jitter: Duration) -> Self {
-        self.jitter = jitter;
-        self
-    }
-
-    /// How many requests are served at once, at least 1; 32 if not said.
-    #[must_use]
-    pub fn width(mut self, width: usize) -> Self {
-        self.width = width;
-        self
-    }
-
-    /// What all chance comes from.
-    #[must_use]
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// To how many bytes direct reads must be aligned, memory and offset; 512 if not said.
-    #[must_use]
-    pub fn alignment(mut self, bytes: usize) -> Self {
-        self.alignment = bytes.max(1);
-        self
-    }
-
-    /// Refuses [`Access::Direct`], as some file systems do.
-    #[must_use]
-    pub fn without_direct(mut self) -> Self {
-        self.direct = false;
-        self
-    }
-
-    /// Faults by chance.
-    #[must_use]
-    pub fn random_faults(mut self, faults: RandomFaults) -> Self {
-        self.random = faults;
-        self
-    }
-
-    /// Leaves submitted reads alone until [`SimDisk::step`] does them: then also they repeat exactly. Without this a
-    /// thread does them, as soon as it comes to it.
-    #[must_use]
-    pub fn by_steps(mut self) -> Self {
-        self.by_steps = true;
-        self
-    }
-
-    /// The disk, empty.
-    pub fn build(self) -> SimDisk {
-        // Unlike any disk of the machine: its major number would be 0xFFF.
-        static DISKS: AtomicU64 = AtomicU64::new(0xfff << 32);
-        let device = DISKS.fetch_add(1, Ordering::Relaxed);
-        SimDisk { handle: Arc::new(Handle::new(&self, device)) }
-    }
 }
 
 impl SimDisk {
@@ -190,50 +123,41 @@ impl SimDisk {
 
     /// Says what the disk is to be like.
     pub fn builder() -> SimDiskBuilder {
-        SimDiskBuilder {
-            latency: Duration::from_micros(100),
-            jitter: Duration::ZERO,
-            width: 32,
-            seed: 0,
-            alignment: 512,
-            direct: true,
-            random: RandomFaults::default(),
-            by_steps: false,
-        }
+        SimDiskBuilder::default()
     }
 
     fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
     }
 
-    /// Makes a file. Fails with `EEXIST` where there is one.
+    /// Makes a file, and the directories above it. Fails with `EEXIST` where there is one.
     pub fn create(&self, path: impl AsRef<Path>, bytes: impl Into<Vec<u8>>) -> Result<(), Error> {
-        self.create_with(path.as_ref(), Content::Bytes(bytes.into()))
+        self.create_with(path.as_ref(), Content::from_bytes(&bytes.into()))
     }
 
     /// Makes a file of `len` bytes that take no memory: [`pattern`] of `seed` says what they are.
     pub fn create_patterned(&self, path: impl AsRef<Path>, len: u64, seed: u64) -> Result<(), Error> {
-        self.create_with(path.as_ref(), Content::Pattern { seed, len })
+        self.create_with(path.as_ref(), Content::patterned(seed, len))
     }
 
     fn create_with(&self, path: &Path, content: Content) -> Result<(), Error> {
         let mut state = self.shared().lock();
-        if state.find(path).is_some() {
+        if state.names.find(path).is_some() {
             return Err(call("create", path, libc::EEXIST));
         }
-        state.link(path, content);
+        state.put(path, content);
         Ok(())
     }
 
     /// Puts a new file in the place of one, or of none, as rename(2) does: who has the old one open keeps it.
     pub fn replace(&self, path: impl AsRef<Path>, bytes: impl Into<Vec<u8>>) {
-        self.shared().lock().link(path.as_ref(), Content::Bytes(bytes.into()));
+        self.shared().lock().put(path.as_ref(), Content::from_bytes(&bytes.into()));
     }
 
-    /// Removes a name; who has the file open keeps it.
+    /// Removes a name, for good; who has the file open keeps it. [`Io::remove`] is the one that needs a sync.
     pub fn remove(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
-        let removed = self.shared().lock().unlink(path);
+        let removed = self.shared().lock().take_away(path);
         removed.then_some(()).ok_or_else(|| call("remove", path, libc::ENOENT))
     }
 
@@ -250,40 +174,89 @@ impl SimDisk {
     fn resize(&self, path: &Path, to: impl FnOnce(u64) -> u64) -> Result<(), Error> {
         let mut state = self.shared().lock();
         let inode = state.find(path).ok_or_else(|| call("truncate", path, libc::ENOENT))?;
-        let now = state.inode(inode).map_or(0, |inode| inode.content.len());
-        state.set_len(inode, to(now));
+        let now = state.inode(inode).map_or(0, inode::Inode::len);
+        state.put_len(inode, to(now));
         Ok(())
     }
 
-    /// Plans a fault for raw reads that touch `range` (bytes) of the file that has this name now. The first planned that
-    /// fits is the one that strikes.
+    /// Plans a fault for requests that touch `range` (bytes) of the file or directory that has this name now: a [`Fault`] for
+    /// raw reads, a [`WriteFault`] for raw writes, syncs (which touch all) and allocations. The first planned that fits is
+    /// the one that strikes.
     pub fn inject(
         &self,
         path: impl AsRef<Path>,
         range: Range<u64>,
-        fault: Fault,
+        fault: impl Into<AnyFault>,
         times: Times,
     ) -> Result<(), Error> {
         let mut state = self.shared().lock();
-        let inode = state.find(path.as_ref()).ok_or_else(|| call("inject", path.as_ref(), libc::ENOENT))?;
-        state.faults.plan(inode, range, fault, times);
+        let number = number_of(&state, path.as_ref(), "inject")?;
+        state.faults.plan(Some(number), range, fault.into(), times);
         Ok(())
     }
 
-    /// Takes all planned faults back from the file that has this name now.
+    /// Plans a fault for all files and directories, those too that are yet to be made.
+    pub fn inject_all(&self, fault: impl Into<AnyFault>, times: Times) {
+        self.shared().lock().faults.plan(None, state::ALL, fault.into(), times);
+    }
+
+    /// Takes all planned faults back from what has this name now.
     pub fn heal(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let mut state = self.shared().lock();
-        let inode = state.find(path.as_ref()).ok_or_else(|| call("heal", path.as_ref(), libc::ENOENT))?;
-        state.faults.heal(inode);
+        let number = number_of(&state, path.as_ref(), "heal")?;
+        state.faults.heal(Some(number));
         Ok(())
     }
 
-    /// Stops reads that touch `range` (bytes) of the file that has this name now, until the [`Hold`] is dropped.
+    /// Takes back what was planned for all files ([`Self::inject_all`]).
+    pub fn heal_all(&self) {
+        self.shared().lock().faults.heal(None);
+    }
+
+    /// Faults by chance from now on.
+    pub fn set_random_faults(&self, of_reads: RandomFaults, of_writes: RandomWriteFaults) {
+        self.shared().lock().faults.set_random(of_reads, of_writes);
+    }
+
+    /// Stops reads and writes that touch `range` (bytes) of what has this name now, and its syncs, until the [`Hold`] is
+    /// dropped.
     pub fn hold(&self, path: impl AsRef<Path>, range: Range<u64>) -> Result<Hold, Error> {
         let mut state = self.shared().lock();
-        let inode = state.find(path.as_ref()).ok_or_else(|| call("hold", path.as_ref(), libc::ENOENT))?;
-        let number = state.hold(inode, range);
-        Ok(Hold::new(Arc::clone(self.shared()), number))
+        let number = number_of(&state, path.as_ref(), "hold")?;
+        let hold = state.hold(number, range);
+        Ok(Hold::new(Arc::clone(self.shared()), hold))
+    }
+
+    /// How many operations there were so far that change or sync something: each raw write, sync, change of a size or of a
+    /// name. Those that were refused (no such file) do not count, those that failed of a fault do.
+    pub fn ops(&self) -> u64 {
+        self.shared().lock().operations()
+    }
+
+    /// Cuts the power at the operation of this number: the first is 0, the next one [`Self::ops`]. That one may still be done
+    /// in part, as all that was not synced; it and all calls after it fail with `EIO`.
+    pub fn cut_power_at(&self, op: u64) {
+        self.shared().lock().cut_power_at(op);
+    }
+
+    /// The disk as it would be found if the power went now, or when it went: another disk of the same kind, on which all that is
+    /// there is durable, with nothing in any cache, without planned faults. The same seed finds the same.
+    #[must_use]
+    pub fn after_power_cut(&self, persistence: Persistence, seed: u64) -> Self {
+        self.restarted(|state, new| state.after_power_cut(new, persistence, seed))
+    }
+
+    /// The disk as it would be found if all programs were killed now: another disk, on which all is as it was seen, and as
+    /// durable as it was. No file is open or locked.
+    #[must_use]
+    pub fn after_kill(&self) -> Self {
+        self.restarted(State::after_kill)
+    }
+
+    fn restarted(&self, how: impl FnOnce(&State, State) -> State) -> Self {
+        let of = self.handle.of.clone();
+        let state = how(&self.shared().lock(), State::new(&of));
+        of.with(state)
     }
 
     /// What has been done so far.
@@ -309,16 +282,57 @@ impl Default for SimDisk {
     }
 }
 
+/// The number of a file or directory.
+fn number_of(state: &State, path: &Path, for_what: &'static str) -> Result<u64, Error> {
+    match state.names.find(path) {
+        Some(Node::File(number) | Node::Directory(number)) => Ok(number),
+        None => Err(call(for_what, path, libc::ENOENT)),
+    }
+}
+
+impl SimDisk {
+    fn open_as(
+        &self,
+        state: &mut State,
+        path: &Path,
+        access: Access,
+        writable: bool,
+    ) -> Result<Arc<dyn IoFile>, Error> {
+        let file = match state.names.find(path) {
+            Some(Node::File(file)) => file,
+            Some(Node::Directory(_)) => {
+                return Err(Error::NotARegularFile { path: path.to_path_buf(), kind: FileKind::Directory });
+            }
+            None => return Err(call("open", path, libc::ENOENT)),
+        };
+        self.check_access(path, access)?;
+        state.opened(file, writable);
+        Ok(Arc::new(SimFile::new(self.shared(), path, file, access, writable)))
+    }
+
+    fn check_access(&self, path: &Path, access: Access) -> Result<(), Error> {
+        if access == Access::Direct && !self.handle.of.direct {
+            return Err(Error::NoDirect { path: path.to_path_buf(), errno: libc::EINVAL });
+        }
+        Ok(())
+    }
+}
+
+/// Makes a file where there is none. An error where the power goes off with it.
+fn make(state: &mut State, path: &Path) -> Result<u64, i32> {
+    state.names.parent(path)?;
+    let number = state.operation()?;
+    let file = state.new_file(Content::default());
+    state.names.link(number, path, Node::File(file));
+    state.power()?;
+    Ok(file)
+}
+
 impl Io for SimDisk {
     fn open(&self, path: &Path, access: Access) -> Result<Arc<dyn IoFile>, Error> {
         let mut state = self.shared().lock();
-        let inode = state.find(path).ok_or_else(|| call("open", path, libc::ENOENT))?;
-        if access == Access::Direct && !self.handle.direct() {
-            return Err(Error::NoDirect { path: path.to_path_buf(), errno: libc::EINVAL });
-        }
-        state.opened(inode);
-        drop(state);
-        Ok(Arc::new(SimFile { shared: Arc::clone(self.shared()), path: path.to_path_buf(), inode, access }))
+        state.power().map_err(|errno| call("open", path, errno))?;
+        self.open_as(&mut state, path, access, false)
     }
 
     /// Fails: a real file is on no simulated disk.
@@ -341,55 +355,101 @@ impl Io for SimDisk {
     fn name(&self) -> &'static str {
         "simulated disk"
     }
-}
 
-/// An open file of a simulated disk.
-#[derive(Debug)]
-struct SimFile {
-    shared: Arc<Shared>,
-    path: PathBuf,
-    inode: u64,
-    access: Access,
-}
-
-impl IoFile for SimFile {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
-        let mut got = Ok(0);
-        let bufs = vec![std::io::IoSliceMut::new(buf)];
-        self.shared.read_batch(&mut [BatchRead { file: self, offset, bufs }], &mut |_, result| got = result);
-        got
+    fn open_writable(&self, path: &Path, access: Access, create: Create) -> Result<Arc<dyn IoFile>, Error> {
+        let mut state = self.shared().lock();
+        let failed = |errno| call("open", path, errno);
+        state.power().map_err(failed)?;
+        if create == Create::New {
+            if state.names.find(path).is_some() {
+                return Err(failed(libc::EEXIST));
+            }
+            self.check_access(path, access)?;
+            make(&mut state, path).map_err(failed)?;
+        }
+        self.open_as(&mut state, path, access, true)
     }
 
-    /// Its times are no times: they count the changes of the disk, so that no two changes look the same.
-    fn stat(&self) -> Result<FileStat, Error> {
-        let state = self.shared.lock();
-        let inode = state.inode(self.inode).ok_or_else(|| call("fstat", &self.path, libc::ESTALE))?;
-        let time = |change| (i64::try_from(change).unwrap_or(i64::MAX), 0);
-        Ok(FileStat {
-            size: inode.content.len(),
-            device: self.shared.device,
-            inode: self.inode,
-            modified: time(inode.modified),
-            changed: time(inode.changed),
-        })
+    fn remove(&self, path: &Path) -> Result<(), Error> {
+        let mut state = self.shared().lock();
+        let failed = |errno| call("unlink", path, errno);
+        state.power().map_err(failed)?;
+        let node = state.names.find(path).ok_or_else(|| failed(libc::ENOENT))?;
+        if matches!(node, Node::Directory(_)) {
+            return Err(failed(libc::EISDIR));
+        }
+        let number = state.operation().map_err(failed)?;
+        state.names.unlink(number, path);
+        state.lost_name(Some(node), number);
+        state.power().map_err(failed)
     }
 
-    fn access(&self) -> Access {
-        self.access
+    /// Of files only.
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        let mut state = self.shared().lock();
+        let failed = |errno| call("rename", from, errno);
+        state.power().map_err(failed)?;
+        let node = state.names.find(from).ok_or_else(|| failed(libc::ENOENT))?;
+        state.names.parent(to).map_err(failed)?;
+        let old = state.names.find(to);
+        if matches!((node, old), (Node::Directory(_), _) | (_, Some(Node::Directory(_)))) {
+            return Err(failed(libc::EISDIR));
+        }
+        let number = state.operation().map_err(failed)?;
+        state.names.rename(number, from, to);
+        state.lost_name(old.filter(|old| *old != node), number);
+        state.power().map_err(failed)
     }
 
-    fn path(&self) -> &Path {
-        &self.path
+    fn create_dir(&self, path: &Path) -> Result<(), Error> {
+        let mut state = self.shared().lock();
+        let failed = |errno| call("mkdir", path, errno);
+        state.power().map_err(failed)?;
+        if state.names.find(path).is_some() {
+            return Err(failed(libc::EEXIST));
+        }
+        state.names.parent(path).map_err(failed)?;
+        let number = state.operation().map_err(failed)?;
+        let directory = state.new_directory();
+        state.names.link(number, path, Node::Directory(directory));
+        state.power().map_err(failed)
     }
 
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
+        let state = self.shared().lock();
+        let found = state.power().and_then(|()| state.names.directory(dir));
+        found.map_err(|errno| call("readdir", dir, errno))?;
+        Ok(state.names.list(dir))
     }
-}
 
-impl Drop for SimFile {
-    fn drop(&mut self) {
-        self.shared.lock().closed(self.inode);
+    fn sync_dir(&self, dir: &Path) -> Result<(), Error> {
+        let directory = {
+            let state = self.shared().lock();
+            let found = state.power().and_then(|()| state.names.directory(dir));
+            found.map_err(|errno| call("open", dir, errno))?
+        };
+        self.shared()
+            .served(directory, state::ALL, |state| state.sync_directory(dir))
+            .map_err(|errno| Error::Sync { path: dir.to_path_buf(), errno })
+    }
+
+    fn lock(&self, path: &Path) -> Result<Lock, Error> {
+        let mut state = self.shared().lock();
+        let failed = |errno| call("open", path, errno);
+        state.power().map_err(failed)?;
+        let file = match state.names.find(path) {
+            Some(Node::File(file)) => file,
+            Some(Node::Directory(_)) => return Err(failed(libc::EISDIR)),
+            None => make(&mut state, path).map_err(failed)?,
+        };
+        if !state.take_lock(file) {
+            return Err(Error::Locked { path: path.to_path_buf() });
+        }
+        Ok(Lock::new(path, Held { shared: Arc::clone(self.shared()), file }))
+    }
+
+    fn submit_writes(&self, writes: Vec<OwnedWrite>) {
+        self.handle.submit(writes.into_iter().map(Into::into).collect());
     }
 }
 

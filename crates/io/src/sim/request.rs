@@ -1,16 +1,19 @@
-//! Who carries requests through the simulated disk: the caller of a blocking read or batch itself; for submitted reads a
+//! Who carries requests through the simulated disk: the caller of a blocking call or batch itself; for what was submitted a
 //! thread of the disk, or whoever calls [`super::SimDisk::step`].
 //!
-//! Invariants: the lock is never held over `completed`, `done` or a file's methods; each submitted read is done once, also
-//! after the last handle of the disk is gone; then the thread ends.
+//! Invariants: the lock is never held over `completed`, `done` or a file's methods; each submitted request is done once,
+//! also after the last handle of the disk is gone; then the thread ends.
 
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::SimDiskBuilder;
+use libc::iovec;
+
+use super::builder::SimDiskBuilder;
 use super::state::{State, Ticket};
 use crate::job::{Job, Part, Request};
-use crate::transfer::Transfer;
-use crate::{Access, BatchRead, Error, scatter};
+use crate::transfer::{Kind, Transfer};
+use crate::{Access, BatchRead, Error, IoFile, WriteMode, scatter};
 
 /// The disk, as all its handles, files and holds share it.
 #[derive(Debug)]
@@ -21,20 +24,20 @@ pub(super) struct Shared {
     changed: Condvar,
 }
 
-/// A read on its way.
+/// A read or write on its way.
 #[derive(Debug)]
 pub(super) struct Carried<J> {
     job: J,
     transfer: Transfer,
-    direct: bool,
+    access: Access,
     inode: u64,
     ticket: Ticket,
 }
 
-/// Reads that were submitted.
+/// What was submitted.
 #[derive(Debug, Default)]
 pub(super) struct Submitted {
-    reads: Vec<Carried<Request>>,
+    requests: Vec<Carried<Request>>,
     /// There is a thread to do them.
     served: bool,
     /// No more will come.
@@ -56,7 +59,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Lets a read come to the disk. One that needs no disk ends here.
+    /// Lets a job come to the disk. One that needs no disk ends here.
     fn admit<J: Job>(&self, job: J) -> Result<Carried<J>, (J, Result<usize, Error>)> {
         let transfer = Transfer::new(job.kind(), job.offset(), scatter::total(job.pieces()));
         if let Some(result) = transfer.before(job.file()) {
@@ -70,16 +73,16 @@ impl Shared {
             }
             Err(error) => return Err((job, Err(error))),
         };
-        let direct = job.file().access() == Access::Direct;
+        let access = job.file().access();
         let mut state = self.lock();
-        state.count_read();
+        state.count(job.kind());
         let ticket = start(&mut state, &job, &transfer, inode);
         drop(state);
         self.changed();
-        Ok(Carried { job, transfer, direct, inode, ticket })
+        Ok(Carried { job, transfer, access, inode, ticket })
     }
 
-    /// Takes in what a request gave; gives the read's result, or nothing when another request has been made.
+    /// Takes in what a request gave; gives the job's result, or nothing when another request has been made.
     fn after<J: Job>(
         &self,
         carried: &mut Carried<J>,
@@ -93,6 +96,56 @@ impl Shared {
             self.changed();
         }
         result
+    }
+
+    /// Writes, blocking.
+    pub(super) fn write(
+        &self,
+        file: &dyn IoFile,
+        inode: u64,
+        offset: u64,
+        buf: &[u8],
+        mode: WriteMode,
+    ) -> Result<(), Error> {
+        let pieces = [iovec { iov_base: buf.as_ptr().cast_mut().cast(), iov_len: buf.len() }];
+        let mut transfer = Transfer::new(Kind::Write(mode), offset, buf.len());
+        if let Some(result) = transfer.before(file) {
+            return result.map(|_| ());
+        }
+        self.lock().count(transfer.kind());
+        loop {
+            let rest = &buf[transfer.done()..];
+            let range = transfer.position()..transfer.position() + rest.len() as u64;
+            let (mut state, ticket) = self.waited_for(inode, range);
+            let got = state.write(ticket, rest, file.access(), mode);
+            drop(state);
+            if let Some(result) = transfer.after(rest.len(), got, file, &pieces) {
+                return result.map(|_| ());
+            }
+        }
+    }
+
+    /// Has a request served that moves no bytes of its own.
+    pub(super) fn served(
+        &self,
+        inode: u64,
+        range: Range<u64>,
+        what: impl FnOnce(&mut State) -> Result<(), i32>,
+    ) -> Result<(), i32> {
+        let (mut state, ticket) = self.waited_for(inode, range);
+        state.served(ticket)?;
+        what(&mut state)
+    }
+
+    /// Starts a request and waits for holds to let it go.
+    fn waited_for(&self, inode: u64, range: Range<u64>) -> (MutexGuard<'_, State>, Ticket) {
+        let mut state = self.lock();
+        let ticket = state.start(inode, range);
+        while state.is_held(ticket) {
+            self.changed();
+            state = self.wait(state);
+        }
+        (state, ticket)
     }
 
     pub(super) fn read_batch(
@@ -133,7 +186,7 @@ impl Shared {
         let Step { mut carried, got } = step;
         match self.after(&mut carried, got) {
             Some(result) => carried.job.finish(result),
-            None => self.lock().submitted.reads.push(carried),
+            None => self.lock().submitted.requests.push(carried),
         }
     }
 
@@ -145,7 +198,7 @@ impl Shared {
                 drop(state);
                 self.conclude(step);
                 state = self.lock();
-            } else if state.submitted.closed && state.submitted.reads.is_empty() {
+            } else if state.submitted.closed && state.submitted.requests.is_empty() {
                 return;
             } else {
                 state = self.wait(state);
@@ -154,7 +207,7 @@ impl Shared {
     }
 }
 
-/// A submitted read whose request has ended.
+/// A submitted job whose request has ended.
 struct Step {
     carried: Carried<Request>,
     got: Result<usize, i32>,
@@ -162,8 +215,8 @@ struct Step {
 
 /// Ends the submitted request that is next.
 fn serve_one(state: &mut State, held_too: bool) -> Option<Step> {
-    let at = next(state, &state.submitted.reads, held_too)?;
-    let carried = state.submitted.reads.swap_remove(at);
+    let at = next(state, &state.submitted.requests, held_too)?;
+    let carried = state.submitted.requests.swap_remove(at);
     let got = finish(state, &carried);
     Some(Step { carried, got })
 }
@@ -181,10 +234,17 @@ fn next<J>(state: &State, carried: &[Carried<J>], held_too: bool) -> Option<usiz
 
 fn finish<J: Job>(state: &mut State, carried: &Carried<J>) -> Result<usize, i32> {
     let rest = scatter::rest(carried.job.pieces(), carried.transfer.done());
-    // SAFETY: a part of the job's memory, which is valid and the job's alone as long as it is carried.
-    #[expect(unsafe_code, reason = "the promise of Job is taken up")]
-    unsafe {
-        state.finish(carried.ticket, &rest, carried.direct)
+    match carried.job.kind() {
+        // SAFETY: a part of the job's memory, which is valid for writes and the job's alone as long as it is carried.
+        #[expect(unsafe_code, reason = "the promise of Job is taken up")]
+        Kind::Read => unsafe { state.read(carried.ticket, &rest, carried.access) },
+        Kind::Write(mode) => {
+            let Some(piece) = rest.first() else { return Err(libc::EINVAL) };
+            // SAFETY: a part of the job's memory, which is valid for reads and not changed as long as it is carried.
+            #[expect(unsafe_code, reason = "the promise of Job is taken up")]
+            let bytes = unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len) };
+            state.write(carried.ticket, bytes, carried.access, mode)
+        }
     }
 }
 
@@ -202,29 +262,22 @@ impl Drop for Batch<'_, '_> {
     }
 }
 
-/// What all handles of a disk hold together: when it goes, no more reads come.
+/// What all handles of a disk hold together: when it goes, no more requests come.
 #[derive(Debug)]
 pub(super) struct Handle {
     pub(super) shared: Arc<Shared>,
-    direct: bool,
-    by_steps: bool,
+    pub(super) of: SimDiskBuilder,
 }
 
 impl Handle {
-    pub(super) fn new(of: &SimDiskBuilder, device: u64) -> Self {
-        let state = Mutex::new(State::new(of));
-        let shared = Arc::new(Shared { device, state, changed: Condvar::new() });
-        Self { shared, direct: of.direct, by_steps: of.by_steps }
-    }
-
-    /// Whether direct access is allowed.
-    pub(super) fn direct(&self) -> bool {
-        self.direct
+    pub(super) fn new(of: SimDiskBuilder, state: State, device: u64) -> Self {
+        let shared = Arc::new(Shared { device, state: Mutex::new(state), changed: Condvar::new() });
+        Self { shared, of }
     }
 
     /// Does one submitted request, if it is for the caller to do.
     pub(super) fn step(&self) -> bool {
-        if !self.by_steps {
+        if !self.of.by_steps {
             return false;
         }
         let step = serve_one(&mut self.shared.lock(), false);
@@ -234,14 +287,14 @@ impl Handle {
         })
     }
 
-    pub(super) fn submit(&self, reads: Vec<Request>) {
-        for read in reads {
-            match self.shared.admit(read) {
-                Ok(carried) => self.shared.lock().submitted.reads.push(carried),
-                Err((read, result)) => read.finish(result),
+    pub(super) fn submit(&self, requests: Vec<Request>) {
+        for request in requests {
+            match self.shared.admit(request) {
+                Ok(carried) => self.shared.lock().submitted.requests.push(carried),
+                Err((request, result)) => request.finish(result),
             }
         }
-        if !self.by_steps {
+        if !self.of.by_steps {
             let served = std::mem::replace(&mut self.shared.lock().submitted.served, true);
             if !served {
                 let shared = Arc::clone(&self.shared);
@@ -256,7 +309,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.lock().submitted.closed = true;
         self.shared.changed();
-        if self.by_steps {
+        if self.of.by_steps {
             // There is no one else to do them.
             loop {
                 let Some(step) = serve_one(&mut self.shared.lock(), true) else { return };

@@ -1,30 +1,38 @@
 //! The disk itself: names, inodes, requests in flight. All under one lock, all on virtual time.
 //!
-//! Invariants: a request is in flight from [`State::start`] to [`State::finish`]; data are as of the finish; an inode lives
-//! as long as it has a name or is open. Nothing here blocks or calls out.
+//! Invariants: a request is in flight from [`State::start`] to its finish; data are as of the finish; an inode lives as long
+//! as it has a name, could have one after a crash, or is open. Once the power is off nothing changes and all fails with `EIO`;
+//! an operation during which it goes off may have been done in part, and fails. Nothing here blocks or calls out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use libc::iovec;
 
+use super::builder::{SimDiskBuilder, SimStats};
 use super::content::Content;
-use super::faults::{Fault, Faults, meet};
+use super::crash::{Fate, Persistence};
+use super::faults::{Action, Fault, Faults, WriteFault, meet};
+use super::inode::Inode;
+use super::names::{Names, Node, ROOT};
 use super::request::Submitted;
 use super::schedule::{Schedule, Time};
-use super::{SimDiskBuilder, SimStats};
-use crate::scatter;
+use crate::transfer::Kind;
+use crate::{Access, WriteMode, scatter};
+
+/// The range of a request that moves no bytes of its own: it touches all.
+pub(super) const ALL: Range<u64> = 0..u64::MAX;
 
 #[derive(Debug)]
 pub(super) struct State {
-    names: BTreeMap<PathBuf, u64>,
+    pub(super) names: Names,
     inodes: BTreeMap<u64, Inode>,
     last_inode: u64,
     schedule: Schedule,
     pub(super) faults: Faults,
     in_flight: BTreeMap<u64, InFlight>,
-    /// What reads are held in, by the number of the hold.
+    /// What requests are held in, by the number of the hold.
     holds: BTreeMap<u64, (u64, Range<u64>)>,
     /// The last number given to a request, hold or change.
     last: u64,
@@ -34,17 +42,13 @@ pub(super) struct State {
     stats: SimStats,
     /// What no caller waits for.
     pub(super) submitted: Submitted,
-}
-
-#[derive(Debug)]
-pub(super) struct Inode {
-    pub(super) content: Content,
-    named: bool,
-    open: usize,
-    /// The number of the last change of its content. Changes of the disk are counted, so that no two look the same.
-    pub(super) modified: u64,
-    /// The number of its last change, names included.
-    pub(super) changed: u64,
+    /// Files that are locked.
+    locks: BTreeSet<u64>,
+    /// Operations so far that change or sync something.
+    ops: u64,
+    /// The operation during which the power goes off.
+    cut_at: Option<u64>,
+    off: bool,
 }
 
 #[derive(Debug)]
@@ -64,11 +68,11 @@ impl State {
     pub(super) fn new(of: &SimDiskBuilder) -> Self {
         let nanoseconds = |time: std::time::Duration| Time::try_from(time.as_nanos()).unwrap_or(Time::MAX);
         Self {
-            names: BTreeMap::new(),
+            names: Names::default(),
             inodes: BTreeMap::new(),
-            last_inode: 0,
+            last_inode: ROOT,
             schedule: Schedule::new(of.width),
-            faults: Faults::new(of.random, of.seed),
+            faults: Faults::new(of.random, of.random_write, of.seed),
             in_flight: BTreeMap::new(),
             holds: BTreeMap::new(),
             last: 0,
@@ -77,6 +81,10 @@ impl State {
             alignment: of.alignment,
             stats: SimStats::default(),
             submitted: Submitted::default(),
+            locks: BTreeSet::new(),
+            ops: 0,
+            cut_at: None,
+            off: false,
         }
     }
 
@@ -85,61 +93,136 @@ impl State {
         self.last
     }
 
-    /// Gives a name to new content; what had the name loses it.
-    pub(super) fn link(&mut self, path: &Path, content: Content) {
-        self.unlink(path);
-        self.last_inode += 1;
-        let changed = self.next_number();
-        let inode = Inode { content, named: true, open: 0, modified: changed, changed };
-        self.inodes.insert(self.last_inode, inode);
-        self.names.insert(path.to_path_buf(), self.last_inode);
+    /// Whether the power is on.
+    pub(super) fn power(&self) -> Result<(), i32> {
+        if self.off { Err(libc::EIO) } else { Ok(()) }
     }
 
-    /// Takes a name away; false if there is none.
-    pub(super) fn unlink(&mut self, path: &Path) -> bool {
-        let Some(number) = self.names.remove(path) else { return false };
-        let changed = self.next_number();
-        if let Some(inode) = self.inodes.get_mut(&number) {
-            inode.named = false;
-            inode.changed = changed;
+    /// Begins what changes or syncs something. The power may go off with it: [`Self::power`] says so afterwards.
+    pub(super) fn operation(&mut self) -> Result<u64, i32> {
+        self.power()?;
+        self.off = self.cut_at == Some(self.ops);
+        self.ops += 1;
+        Ok(self.next_number())
+    }
+
+    pub(super) fn operations(&self) -> u64 {
+        self.ops
+    }
+
+    pub(super) fn cut_power_at(&mut self, operation: u64) {
+        self.cut_at = Some(operation);
+        self.off |= operation < self.ops;
+    }
+
+    /// Makes a file of its own number; it has no name yet.
+    pub(super) fn new_file(&mut self, content: Content) -> u64 {
+        self.last_inode += 1;
+        let number = self.next_number();
+        self.inodes.insert(self.last_inode, Inode::new(content, number));
+        self.last_inode
+    }
+
+    /// The number of a new directory.
+    pub(super) fn new_directory(&mut self) -> u64 {
+        self.last_inode += 1;
+        self.last_inode
+    }
+
+    /// Puts a file there as if it had always been: durable, in directories that are made if need be. What had the name loses
+    /// it.
+    pub(super) fn put(&mut self, path: &Path, content: Content) {
+        for dir in self.names.missing_above(path) {
+            let (number, directory) = (self.next_number(), self.new_directory());
+            self.names.link(number, &dir, Node::Directory(directory));
+            self.names.sync(dir.parent().unwrap_or(&dir));
         }
-        self.forget_unused(number);
+        let old = self.names.find(path);
+        let (file, number) = (self.new_file(content), self.next_number());
+        self.names.link(number, path, Node::File(file));
+        self.names.sync(path.parent().unwrap_or(path));
+        self.lost_name(old, number);
+    }
+
+    /// Takes a name away, for good; false if there is none.
+    pub(super) fn take_away(&mut self, path: &Path) -> bool {
+        let Some(node) = self.names.find(path) else { return false };
+        let number = self.next_number();
+        self.names.unlink(number, path);
+        self.names.sync(path.parent().unwrap_or(path));
+        self.lost_name(Some(node), number);
         true
     }
 
+    /// A file has lost its name, as seen.
+    pub(super) fn lost_name(&mut self, node: Option<Node>, number: u64) {
+        let Some(Node::File(file)) = node else { return };
+        if let Some(inode) = self.inodes.get_mut(&file) {
+            inode.named = false;
+            inode.changed = number;
+        }
+        self.forget_unused(file);
+    }
+
+    /// The file of this name.
     pub(super) fn find(&self, path: &Path) -> Option<u64> {
-        self.names.get(path).copied()
+        match self.names.find(path)? {
+            Node::File(number) => Some(number),
+            Node::Directory(_) => None,
+        }
     }
 
     pub(super) fn inode(&self, number: u64) -> Option<&Inode> {
         self.inodes.get(&number)
     }
 
-    pub(super) fn set_len(&mut self, number: u64, len: u64) {
-        let changed = self.next_number();
-        if let Some(inode) = self.inodes.get_mut(&number) {
-            inode.content.set_len(len);
-            (inode.modified, inode.changed) = (changed, changed);
+    pub(super) fn inode_mut(&mut self, number: u64) -> Result<&mut Inode, i32> {
+        self.inodes.get_mut(&number).ok_or(libc::ESTALE)
+    }
+
+    /// Sets the length, for good.
+    pub(super) fn put_len(&mut self, file: u64, len: u64) {
+        let number = self.next_number();
+        if let Some(inode) = self.inodes.get_mut(&file) {
+            inode.set_len(number, len);
+            inode.sync();
         }
     }
 
-    pub(super) fn opened(&mut self, number: u64) {
+    pub(super) fn opened(&mut self, number: u64, writable: bool) {
         if let Some(inode) = self.inodes.get_mut(&number) {
             inode.open += 1;
+            inode.writable += usize::from(writable);
         }
     }
 
-    pub(super) fn closed(&mut self, number: u64) {
+    pub(super) fn closed(&mut self, number: u64, writable: bool) {
         if let Some(inode) = self.inodes.get_mut(&number) {
             inode.open -= 1;
+            inode.writable -= usize::from(writable);
         }
         self.forget_unused(number);
     }
 
+    /// Takes the lock of a file; false if another has it.
+    pub(super) fn take_lock(&mut self, file: u64) -> bool {
+        let free = self.locks.insert(file);
+        if free {
+            self.opened(file, false);
+        }
+        free
+    }
+
+    pub(super) fn let_lock_go(&mut self, file: u64) {
+        self.locks.remove(&file);
+        self.closed(file, false);
+    }
+
     fn forget_unused(&mut self, number: u64) {
-        if self.inodes.get(&number).is_some_and(|inode| !inode.named && inode.open == 0) {
+        let unused = self.inodes.get(&number).is_some_and(|inode| !inode.named && inode.open == 0);
+        if unused && !self.names.refer_to(number) {
             self.inodes.remove(&number);
-            self.faults.heal(number);
+            self.faults.heal(Some(number));
         }
     }
 
@@ -151,9 +234,12 @@ impl State {
         SimStats { peak_width: self.schedule.peak(), in_flight: self.in_flight.len(), ..self.stats }
     }
 
-    /// Counts a read, which may take several requests.
-    pub(super) fn count_read(&mut self) {
-        self.stats.reads += 1;
+    /// Counts a read or write, which may take several requests.
+    pub(super) fn count(&mut self, kind: Kind) {
+        match kind {
+            Kind::Read => self.stats.reads += 1,
+            Kind::Write(_) => self.stats.writes += 1,
+        }
     }
 
     /// A request comes.
@@ -174,39 +260,43 @@ impl State {
         self.in_flight.remove(&ticket.number);
     }
 
-    /// Ends a request into its memory: gives a count of bytes, or an error number.
+    /// A request has been served: which file it was for, and where.
+    pub(super) fn served(&mut self, ticket: Ticket) -> Result<(u64, Range<u64>), i32> {
+        let InFlight { inode, range } = self.in_flight.remove(&ticket.number).ok_or(libc::ENXIO)?;
+        self.schedule.served(ticket.end);
+        self.power()?;
+        Ok((inode, range))
+    }
+
+    /// Ends a read into its memory: gives a count of bytes, or an error number.
     ///
     /// # Safety
     ///
     /// The pieces must be valid for writes and no one else's.
     #[expect(unsafe_code, reason = "memory by address, as a device fills it")]
-    pub(super) unsafe fn finish(
+    pub(super) unsafe fn read(
         &mut self,
         ticket: Ticket,
         pieces: &[iovec],
-        direct: bool,
+        access: Access,
     ) -> Result<usize, i32> {
-        let Some(InFlight { inode, range }) = self.in_flight.remove(&ticket.number) else {
-            return Err(libc::ENXIO);
-        };
-        self.schedule.served(ticket.end);
-        let align = self.alignment;
-        if direct && !(range.start.is_multiple_of(align as u64) && scatter::are_aligned(pieces, align)) {
+        let (file, range) = self.served(ticket)?;
+        if access == Access::Direct && !self.is_aligned(range.start, pieces) {
             return Err(libc::EINVAL);
         }
-        let fault = self.faults.strike(inode, &range);
+        let fault = self.faults.strike(file, &range);
         self.stats.faults += u64::from(fault.is_some());
         let mut most = usize::MAX;
         match fault {
             Some(Fault::Error(errno)) => return Err(errno),
             Some(Fault::Short(count)) => most = count.max(1),
-            Some(Fault::Cut(len)) if self.inodes.get(&inode).is_some_and(|i| i.content.len() > len) => {
-                self.set_len(inode, len);
+            Some(Fault::Cut(len)) if self.inodes.get(&file).is_some_and(|inode| inode.len() > len) => {
+                self.put_len(file, len);
             }
             Some(Fault::Cut(_)) | None => {}
         }
-        let content = &self.inodes.get(&inode).ok_or(libc::ESTALE)?.content;
-        let mut left = usize::try_from(content.len().saturating_sub(range.start)).unwrap_or(most).min(most);
+        let inode = self.inodes.get_mut(&file).ok_or(libc::ESTALE)?;
+        let mut left = usize::try_from(inode.len().saturating_sub(range.start)).unwrap_or(most).min(most);
         let mut at = range.start;
         for piece in pieces {
             let count = piece.iov_len.min(left);
@@ -218,13 +308,124 @@ impl State {
                 std::ptr::write_bytes(piece.iov_base.cast::<u8>(), 0, count);
                 std::slice::from_raw_parts_mut(piece.iov_base.cast::<u8>(), count)
             };
-            content.copy(at, memory);
+            inode.read(access, at, memory);
             at += count as u64;
             left -= count;
         }
         let count = at - range.start;
         self.stats.bytes += count;
         Ok(usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
+    /// Ends a write: gives a count of bytes, or an error number.
+    pub(super) fn write(
+        &mut self,
+        ticket: Ticket,
+        bytes: &[u8],
+        access: Access,
+        mode: WriteMode,
+    ) -> Result<usize, i32> {
+        let (file, range) = self.served(ticket)?;
+        let piece = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        if access == Access::Direct && !self.is_aligned(range.start, &[piece]) {
+            return Err(libc::EINVAL);
+        }
+        if self.inode_mut(file)?.writable == 0 {
+            return Err(libc::EBADF);
+        }
+        let number = self.operation()?;
+        let count = match self.strike(file, &range, Action::Write) {
+            Some(WriteFault::Short(count)) => {
+                let lowest = (range.start | bytes.len() as u64).trailing_zeros().min(12);
+                let unit = if access == Access::Direct { 1 << lowest } else { 1 };
+                count.max(1).next_multiple_of(unit).min(bytes.len())
+            }
+            Some(WriteFault::Error(errno) | WriteFault::Sync(errno) | WriteFault::Allocate(errno)) => {
+                return Err(errno);
+            }
+            None => bytes.len(),
+        };
+        self.inode_mut(file)?.write(number, access, range.start, &bytes[..count], mode);
+        self.power()?;
+        if mode == WriteMode::Durable {
+            let written = range.start..range.start + count as u64;
+            self.sync_with(file, &written, |inode| inode.sync_range(access, &written))?;
+        }
+        self.stats.written += count as u64;
+        Ok(count)
+    }
+
+    fn is_aligned(&self, offset: u64, pieces: &[iovec]) -> bool {
+        offset.is_multiple_of(self.alignment as u64) && scatter::are_aligned(pieces, self.alignment)
+    }
+
+    fn strike(&mut self, file: u64, range: &Range<u64>, action: Action) -> Option<WriteFault> {
+        let fault = self.faults.strike_write(file, range, action);
+        self.stats.faults += u64::from(fault.is_some());
+        fault
+    }
+
+    /// Syncs a file, or fails to.
+    pub(super) fn sync(&mut self, file: u64) -> Result<(), i32> {
+        self.operation()?;
+        self.power()?;
+        self.stats.syncs += 1;
+        self.sync_with(file, &ALL, Inode::sync)
+    }
+
+    /// Waits for writeback, which tells of what a sync would tell.
+    pub(super) fn write_back(&mut self, file: u64, range: &Range<u64>) -> Result<(), i32> {
+        self.power()?;
+        self.sync_with(file, range, |inode| inode.write_back(range))
+    }
+
+    fn sync_with(&mut self, file: u64, range: &Range<u64>, sync: impl FnOnce(&mut Inode)) -> Result<(), i32> {
+        let fault = self.strike(file, range, Action::Sync);
+        let inode = self.inode_mut(file)?;
+        if let Some(WriteFault::Sync(errno)) = fault {
+            inode.fail_sync();
+            return Err(errno);
+        }
+        sync(inode);
+        Ok(())
+    }
+
+    /// Syncs a directory, or fails to.
+    pub(super) fn sync_directory(&mut self, dir: &Path) -> Result<(), i32> {
+        let directory = self.names.directory(dir)?;
+        self.operation()?;
+        self.power()?;
+        self.stats.syncs += 1;
+        if let Some(WriteFault::Sync(errno)) = self.strike(directory, &ALL, Action::Sync) {
+            self.names.fail_sync(dir);
+            return Err(errno);
+        }
+        self.names.sync(dir);
+        let closed = self.inodes.iter().filter(|(_, inode)| !inode.named && inode.open == 0);
+        for number in closed.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.forget_unused(number);
+        }
+        Ok(())
+    }
+
+    /// Cuts or lengthens a file.
+    pub(super) fn set_len(&mut self, file: u64, len: u64) -> Result<(), i32> {
+        let number = self.operation()?;
+        self.inode_mut(file)?.set_len(number, len);
+        self.power()
+    }
+
+    /// Sees to it that there is room up to `end`.
+    pub(super) fn allocate(&mut self, file: u64, range: &Range<u64>) -> Result<(), i32> {
+        let number = self.operation()?;
+        if let Some(WriteFault::Allocate(errno)) = self.strike(file, range, Action::Allocate) {
+            return Err(errno);
+        }
+        let inode = self.inode_mut(file)?;
+        if inode.len() < range.end {
+            inode.set_len(number, range.end);
+        }
+        self.power()
     }
 
     pub(super) fn hold(&mut self, inode: u64, range: Range<u64>) -> u64 {
@@ -248,7 +449,32 @@ impl State {
 
     /// Whether a request is stopped by a hold.
     pub(super) fn is_held(&self, ticket: Ticket) -> bool {
+        if self.holds.is_empty() {
+            return false;
+        }
         let Some(request) = self.in_flight.get(&ticket.number) else { return false };
         self.holds.values().any(|(inode, range)| request.inode == *inode && meet(&request.range, range))
+    }
+
+    /// Makes `new`, the state of an empty disk, this disk as it is found after a power cut.
+    pub(super) fn after_power_cut(&self, new: Self, persistence: Persistence, seed: u64) -> Self {
+        let pending = self.names.pending().chain(self.inodes.values().flat_map(Inode::pending)).collect();
+        let fate = Fate::new(persistence, seed, pending);
+        let names = self.names.after_power_cut(&fate);
+        let file = |number| Some((number, self.inodes.get(&number)?.after_power_cut(&fate)));
+        let inodes = names.files().filter_map(file).collect();
+        self.restarted(new, names, inodes, seed)
+    }
+
+    /// The same, after all programs were killed.
+    pub(super) fn after_kill(&self, new: Self) -> Self {
+        let named = self.inodes.iter().filter(|(number, inode)| inode.named || self.names.refer_to(**number));
+        let inodes = named.map(|(number, inode)| (*number, inode.after_kill())).collect();
+        self.restarted(new, self.names.clone(), inodes, self.last)
+    }
+
+    fn restarted(&self, new: Self, names: Names, inodes: BTreeMap<u64, Inode>, seed: u64) -> Self {
+        let faults = self.faults.anew(seed);
+        Self { names, inodes, faults, last_inode: self.last_inode, last: self.last, ..new }
     }
 }

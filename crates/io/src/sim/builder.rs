@@ -1,0 +1,161 @@
+//! What a simulated disk is to be like, and what it has done.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::SimDisk;
+use super::faults::{RandomFaults, RandomWriteFaults};
+use super::request::Handle;
+use super::state::State;
+
+/// What a simulated disk is to be like.
+///
+/// ```
+/// use std::time::Duration;
+/// use pagekeeper_io::SimDisk;
+/// // Slow, but wide: a network disk.
+/// let disk = SimDisk::builder().latency(Duration::from_millis(1)).width(256).build();
+/// ```
+#[derive(Debug, Clone)]
+pub struct SimDiskBuilder {
+    pub(super) latency: Duration,
+    pub(super) jitter: Duration,
+    pub(super) width: usize,
+    pub(super) seed: u64,
+    pub(super) alignment: usize,
+    pub(super) direct: bool,
+    pub(super) random: RandomFaults,
+    pub(super) random_write: RandomWriteFaults,
+    pub(super) by_steps: bool,
+}
+
+/// What a simulated disk has done.
+///
+/// ```
+/// use pagekeeper_io::{Access, Io, SimDisk};
+/// let disk = SimDisk::new();
+/// disk.create("/file", [7; 100])?;
+/// disk.open("/file".as_ref(), Access::Buffered)?.read_at(90, &mut [0; 50])?;
+/// let stats = disk.stats();
+/// assert_eq!((stats.reads, stats.bytes), (1, 10));
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SimStats {
+    /// Reads that were asked for, of any number of bytes.
+    pub reads: u64,
+    /// Writes that were asked for, of any number of bytes.
+    pub writes: u64,
+    /// Syncs of files and directories that were asked for.
+    pub syncs: u64,
+    /// Requests that they all took: more than one each where counts were short or calls interrupted.
+    pub requests: u64,
+    /// Bytes that reads brought.
+    pub bytes: u64,
+    /// Bytes that writes took.
+    pub written: u64,
+    /// Requests that suffered a fault.
+    pub faults: u64,
+    /// The most requests that were being served at the same (virtual) time.
+    pub peak_width: usize,
+    /// Requests that have come and not yet ended.
+    pub in_flight: usize,
+}
+
+impl SimDiskBuilder {
+    /// How long a request takes once there is a place for it; 100 µs if not said, at least 1 ns.
+    #[must_use]
+    pub fn latency(mut self, latency: Duration) -> Self {
+        self.latency = latency;
+        self
+    }
+
+    /// Adds between nothing and so much to each request's latency, by the seed; nothing if not said.
+    #[must_use]
+    pub fn jitter(mut self, jitter: Duration) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// How many requests are served at once, at least 1; 32 if not said.
+    #[must_use]
+    pub fn width(mut self, width: usize) -> Self {
+        self.width = width;
+        self
+    }
+
+    /// What all chance comes from.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// To how many bytes direct reads and writes must be aligned, memory and offset; 512 if not said.
+    #[must_use]
+    pub fn alignment(mut self, bytes: usize) -> Self {
+        self.alignment = bytes.max(1);
+        self
+    }
+
+    /// Refuses [`Access::Direct`], as some file systems do.
+    #[must_use]
+    pub fn without_direct(mut self) -> Self {
+        self.direct = false;
+        self
+    }
+
+    /// Faults of reads by chance.
+    #[must_use]
+    pub fn random_faults(mut self, faults: RandomFaults) -> Self {
+        self.random = faults;
+        self
+    }
+
+    /// Faults of writes and syncs by chance.
+    #[must_use]
+    pub fn random_write_faults(mut self, faults: RandomWriteFaults) -> Self {
+        self.random_write = faults;
+        self
+    }
+
+    /// Leaves submitted reads and writes alone until [`SimDisk::step`] does them: then also they repeat exactly. Without this a
+    /// thread does them, as soon as it comes to it.
+    #[must_use]
+    pub fn by_steps(mut self) -> Self {
+        self.by_steps = true;
+        self
+    }
+
+    /// The disk, empty.
+    pub fn build(self) -> SimDisk {
+        let state = State::new(&self);
+        self.with(state)
+    }
+
+    /// A disk like this, with that on it.
+    pub(super) fn with(self, state: State) -> SimDisk {
+        // Unlike any disk of the machine: its major number would be 0xFFF.
+        static DISKS: AtomicU64 = AtomicU64::new(0xfff << 32);
+        let device = DISKS.fetch_add(1, Ordering::Relaxed);
+        SimDisk { handle: Arc::new(Handle::new(self, state, device)) }
+    }
+}
+
+impl Default for SimDiskBuilder {
+    fn default() -> Self {
+        Self {
+            latency: Duration::from_micros(100),
+            jitter: Duration::ZERO,
+            width: 32,
+            seed: 0,
+            alignment: 512,
+            direct: true,
+            random: RandomFaults::default(),
+            random_write: RandomWriteFaults::default(),
+            by_steps: false,
+        }
+    }
+}

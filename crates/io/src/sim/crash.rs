@@ -1,0 +1,167 @@
+//! What of all that was not synced is on the device when the power has gone.
+//!
+//! Invariant: a [`Fate`] is a function of the pattern, the seed and the numbers of the operations alone, so that a crash repeats.
+
+use std::ops::Range;
+
+use super::content::{CHUNK, Content, mix, pattern};
+
+/// Which of the writes, sizes and names that were not synced are found after a power cut. What was synced always is.
+///
+/// A device may keep unsynced writes in any order and part of them, so that tests should go through all of these.
+///
+/// ```
+/// use pagekeeper_io::{Access, Create, Io, Persistence, SimDisk, WriteMode};
+///
+/// let disk = SimDisk::new();
+/// let file = disk.open_writable("/log".as_ref(), Access::Buffered, Create::New)?;
+/// disk.sync_dir("/".as_ref())?;
+/// file.write_at(0, b"synced", WriteMode::Plain)?;
+/// file.sync_data()?;
+/// file.write_at(0, b"rushed", WriteMode::Plain)?;
+///
+/// for (persistence, found) in [(Persistence::None, b"synced"), (Persistence::All, b"rushed")] {
+///     let disk = disk.after_power_cut(persistence, 1);
+///     let mut bytes = [0; 6];
+///     disk.open("/log".as_ref(), Access::Buffered)?.read_at(0, &mut bytes)?;
+///     assert_eq!(bytes, *found);
+/// }
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Persistence {
+    /// Nothing.
+    None,
+    /// All.
+    All,
+    /// What was done first, up to a moment by chance.
+    Prefix,
+    /// What was done last, from a moment by chance on.
+    Suffix,
+    /// Some, by chance; of a write some of its pages (4096 bytes).
+    Random,
+    /// Some, by chance; of a write some of its sectors (512 bytes).
+    Torn,
+    /// As [`Self::Torn`], and of the sectors that are missing some hold garbage: as a whole, also where the write covered only
+    /// a part of the sector and the rest of it had been synced.
+    TornGarbage,
+}
+
+impl Persistence {
+    /// Each of them.
+    pub const ALL: [Self; 7] =
+        [Self::None, Self::All, Self::Prefix, Self::Suffix, Self::Random, Self::Torn, Self::TornGarbage];
+}
+
+/// Bytes that a device writes as a whole or not at all.
+const SECTOR: u64 = 512;
+
+/// Decides what persists.
+#[derive(Debug)]
+pub(super) struct Fate {
+    persistence: Persistence,
+    seed: u64,
+    /// The first operation that does not persist of a prefix, or does of a suffix.
+    split: u64,
+    /// How many of a thousand persist by chance.
+    share: u64,
+}
+
+/// What happens to a part of a write.
+enum Part {
+    Written,
+    Missing,
+    Garbage,
+}
+
+impl Fate {
+    /// `pending`: the numbers of all operations that were not synced.
+    pub(super) fn new(persistence: Persistence, seed: u64, mut pending: Vec<u64>) -> Self {
+        pending.sort_unstable();
+        pending.dedup();
+        let chance = mix(seed ^ 0x5eed);
+        let at = usize::try_from(chance % (pending.len() as u64 + 1)).unwrap_or(0);
+        let split = pending.get(at).copied().unwrap_or(u64::MAX);
+        let share = [100, 500, 900][usize::try_from((chance >> 32) % 3).unwrap_or(0)];
+        Self { persistence, seed, split, share }
+    }
+
+    fn chance(&self, operation: u64, part: u64) -> u64 {
+        mix(self.seed ^ mix(operation ^ mix(part)))
+    }
+
+    /// Whether an operation persists that can't persist in part: a name, a size.
+    pub(super) fn keeps(&self, operation: u64) -> bool {
+        match self.persistence {
+            Persistence::None => false,
+            Persistence::All => true,
+            Persistence::Prefix => operation < self.split,
+            Persistence::Suffix => operation >= self.split,
+            Persistence::Random | Persistence::Torn | Persistence::TornGarbage => {
+                self.chance(operation, u64::MAX) % 1000 < self.share
+            }
+        }
+    }
+
+    /// Writes what persists of a write.
+    pub(super) fn write(&self, operation: u64, content: &mut Content, offset: u64, bytes: &[u8]) {
+        let unit = match self.persistence {
+            Persistence::Random => CHUNK as u64,
+            Persistence::Torn | Persistence::TornGarbage => SECTOR,
+            _ => {
+                if self.keeps(operation) {
+                    content.write(offset, bytes);
+                }
+                return;
+            }
+        };
+        // Most writes are not torn.
+        let whole = match (unit, self.chance(operation, u64::MAX - 1) % 4) {
+            (SECTOR, 0) => Some(Part::Written),
+            (SECTOR, 1) => Some(Part::Missing),
+            _ => None,
+        };
+        match whole {
+            Some(Part::Written) => content.write(offset, bytes),
+            Some(_) => {}
+            None => self.write_parts(operation, content, offset, bytes, unit),
+        }
+    }
+
+    fn write_parts(&self, operation: u64, content: &mut Content, offset: u64, bytes: &[u8], unit: u64) {
+        let end = offset + bytes.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let next = end.min((at / unit + 1) * unit);
+            match self.part(operation, at / unit) {
+                Part::Written => content.write(at, &bytes[within(offset, at..next)]),
+                Part::Missing => {}
+                Part::Garbage => {
+                    let start = at / unit * unit;
+                    let end = content.len().max(next).min(start + unit);
+                    let mut garbage = vec![0; within(start, start..end).len()];
+                    pattern(self.chance(operation, !start), start, &mut garbage);
+                    content.write(start, &garbage);
+                }
+            }
+            at = next;
+        }
+    }
+
+    fn part(&self, operation: u64, part: u64) -> Part {
+        let chance = self.chance(operation, part);
+        if chance % 1000 < self.share {
+            Part::Written
+        } else if self.persistence == Persistence::TornGarbage && chance >> 63 == 0 {
+            Part::Garbage
+        } else {
+            Part::Missing
+        }
+    }
+}
+
+/// A range as indices of bytes that begin at `start`.
+fn within(start: u64, range: Range<u64>) -> Range<usize> {
+    let index = |at: u64| usize::try_from(at - start).expect("bytes in memory");
+    index(range.start)..index(range.end)
+}

@@ -1,0 +1,292 @@
+//! A file of the simulated disk: what is seen of it, what would survive a power cut, and which of its pages are in the
+//! kernel's cache.
+//!
+//! Invariants. `content` is what a buffered read gives. A page is *lost* when a sync failed with it in the cache: it counts
+//! as clean and still shows what was written, and the device never got that; elsewhere `content` is what the device gives a
+//! direct read, be it on its medium or in its own volatile cache. `durable` is what is there after a power cut for sure;
+//! each byte in which `content` differs from it is either in a pending change or on a lost page.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::content::{CHUNK, Content};
+use super::crash::Fate;
+use super::pages::{Pages, bytes_of, touched};
+use crate::{Access, Resident, WriteMode};
+
+#[derive(Debug, Clone)]
+pub(super) struct Inode {
+    content: Content,
+    durable: Content,
+    /// What was done since the last sync, in order.
+    pending: Vec<Pending>,
+    resident: Pages,
+    /// Resident, and not written back.
+    dirty: Pages,
+    /// Resident and clean, though the device has something else.
+    lost: Pages,
+    /// Has a name, as seen.
+    pub(super) named: bool,
+    pub(super) open: usize,
+    /// Of those, open for writing.
+    pub(super) writable: usize,
+    /// The number of the last change of its content. Changes of the disk are counted, so that no two look the same.
+    pub(super) modified: u64,
+    /// The number of its last change, names included.
+    pub(super) changed: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Pending {
+    number: u64,
+    change: Change,
+}
+
+#[derive(Debug, Clone)]
+enum Change {
+    Write {
+        offset: u64,
+        bytes: Arc<[u8]>,
+    },
+    /// Cut or lengthened to so many bytes.
+    SetLen(u64),
+}
+
+impl Inode {
+    /// A file that has been there for ever.
+    pub(super) fn new(content: Content, number: u64) -> Self {
+        Self {
+            durable: content.clone(),
+            content,
+            pending: Vec::new(),
+            resident: Pages::default(),
+            dirty: Pages::default(),
+            lost: Pages::default(),
+            named: true,
+            open: 0,
+            writable: 0,
+            modified: number,
+            changed: number,
+        }
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.content.len()
+    }
+
+    /// Takes in what was read.
+    pub(super) fn read(&mut self, access: Access, offset: u64, to: &mut [u8]) {
+        self.content.read(offset, to);
+        let range = offset..offset + to.len() as u64;
+        if access == Access::Buffered {
+            self.resident.insert(touched(&range));
+            return;
+        }
+        for pages in self.lost.within(touched(&range)) {
+            let part = meet(&bytes_of(&pages), &range);
+            let within = |at: u64| usize::try_from(at - offset).expect("bytes in memory");
+            self.durable.read(part.start, &mut to[within(part.start)..within(part.end)]);
+        }
+    }
+
+    /// Writes; with [`WriteMode::Durable`] a [`Self::sync_range`] is to follow.
+    pub(super) fn write(&mut self, number: u64, access: Access, offset: u64, bytes: &[u8], mode: WriteMode) {
+        let range = offset..offset + bytes.len() as u64;
+        let pages = touched(&range);
+        let lost = self.lost.within(pages.clone());
+        match access {
+            Access::Direct => {
+                // The kernel drops the pages first: what they alone had is gone.
+                self.forget_lost(lost);
+                self.resident.remove(pages.clone());
+                self.dirty.remove(pages);
+            }
+            Access::Buffered => {
+                // A page is dirty as a whole.
+                for part in lost {
+                    let part = meet(&bytes_of(&part), &(0..self.len()));
+                    self.lost.remove(touched(&part));
+                    let mut bytes = vec![0; usize::try_from(part.end - part.start).expect("bytes in memory")];
+                    self.content.read(part.start, &mut bytes);
+                    self.push(number, Change::Write { offset: part.start, bytes: bytes.into() });
+                }
+                match mode {
+                    WriteMode::Plain => {
+                        self.resident.insert(pages.clone());
+                        self.dirty.insert(pages);
+                    }
+                    // Whose pages stay if they were there before.
+                    WriteMode::Uncached => {
+                        for part in self.resident.within(pages) {
+                            self.dirty.insert(part);
+                        }
+                    }
+                    WriteMode::Durable => self.resident.insert(pages),
+                }
+            }
+        }
+        self.content.write(offset, bytes);
+        self.push(number, Change::Write { offset, bytes: bytes.into() });
+        (self.modified, self.changed) = (number, number);
+    }
+
+    pub(super) fn set_len(&mut self, number: u64, len: u64) {
+        if len < self.len() {
+            let gone = len.div_ceil(CHUNK as u64)..u64::MAX;
+            for pages in [&mut self.resident, &mut self.dirty, &mut self.lost] {
+                pages.remove(gone.clone());
+            }
+        }
+        self.content.set_len(len);
+        self.push(number, Change::SetLen(len));
+        (self.modified, self.changed) = (number, number);
+    }
+
+    fn push(&mut self, number: u64, change: Change) {
+        self.pending.push(Pending { number, change });
+    }
+
+    /// Makes all durable that was done, but what was lost.
+    pub(super) fn sync(&mut self) {
+        for Pending { change, .. } in self.pending.drain(..) {
+            match change {
+                // As it is by now: what has come since is pending as well.
+                Change::Write { offset, bytes } => {
+                    let end = offset + bytes.len() as u64;
+                    self.durable.set_len(self.durable.len().max(end));
+                    self.durable.copy_from(&self.content, offset..end);
+                }
+                Change::SetLen(len) => self.durable.set_len(len),
+            }
+        }
+        self.durable.set_len(self.content.len());
+        self.dirty.clear();
+    }
+
+    /// Makes a range durable that was just written, and the size.
+    pub(super) fn sync_range(&mut self, access: Access, range: &Range<u64>) {
+        if self.pending.iter().any(|pending| matches!(pending.change, Change::SetLen(_))) {
+            return self.sync();
+        }
+        let pages = touched(range);
+        let range = if access == Access::Direct { range.clone() } else { bytes_of(&pages) };
+        self.durable.set_len(self.content.len());
+        self.durable.copy_from(&self.content, range.clone());
+        self.dirty.remove(pages);
+        // What is older must not come after it.
+        let pending = std::mem::take(&mut self.pending);
+        self.pending = pending.into_iter().flat_map(|pending| pending.outside(&range)).collect();
+    }
+
+    /// A sync that fails: what was written since the last one does not get to the device, now or later. The kernel's cache
+    /// still has it where it had.
+    pub(super) fn fail_sync(&mut self) {
+        let pending = std::mem::take(&mut self.pending);
+        for Pending { number, change } in pending {
+            match change {
+                Change::Write { offset, bytes } => {
+                    let range = offset..offset + bytes.len() as u64;
+                    for page in touched(&range) {
+                        if self.resident.contains(page) {
+                            self.lost.insert(page..page + 1);
+                        } else {
+                            let part = meet(&bytes_of(&(page..page + 1)), &range);
+                            self.content.copy_from(&self.durable, part);
+                        }
+                    }
+                }
+                // Sizes are the file system's to write, not the pages'.
+                change @ Change::SetLen(_) => self.push(number, change),
+            }
+        }
+        self.dirty.clear();
+    }
+
+    /// Writes back: pages are clean, nothing is durable.
+    pub(super) fn write_back(&mut self, range: &Range<u64>) {
+        self.dirty.remove(touched(range));
+    }
+
+    /// Drops clean pages that lie wholly in the range, and the last one where the file ends in the range.
+    pub(super) fn release(&mut self, range: &Range<u64>) {
+        let end = if range.end >= self.len() { u64::MAX } else { range.end / CHUNK as u64 };
+        for pages in self.resident.within(range.start.div_ceil(CHUNK as u64)..end) {
+            let mut at = pages.start;
+            let dirty = self.dirty.within(pages.clone());
+            for dirty in dirty.into_iter().chain(std::iter::once(pages.end..pages.end)) {
+                let clean = at..dirty.start;
+                self.forget_lost(self.lost.within(clean.clone()));
+                self.resident.remove(clean);
+                at = dirty.end;
+            }
+        }
+    }
+
+    /// From now on these pages show what the device has.
+    fn forget_lost(&mut self, lost: Vec<Range<u64>>) {
+        for pages in lost {
+            self.content.copy_from(&self.durable, bytes_of(&pages));
+            self.lost.remove(pages);
+        }
+    }
+
+    pub(super) fn residency(&self, range: &Range<u64>) -> Resident {
+        let pages = touched(range);
+        let bytes = |pages: u64| pages * CHUNK as u64;
+        Resident {
+            resident: bytes(self.resident.count(pages.clone())),
+            unwritten: bytes(self.dirty.count(pages)),
+        }
+    }
+
+    /// The numbers of what was not synced.
+    pub(super) fn pending(&self) -> impl Iterator<Item = u64> {
+        self.pending.iter().map(|pending| pending.number)
+    }
+
+    /// The file as it is found after a power cut.
+    pub(super) fn after_power_cut(&self, fate: &Fate) -> Self {
+        let mut found = self.durable.clone();
+        for Pending { number, change } in &self.pending {
+            match change {
+                Change::Write { offset, bytes } => fate.write(*number, &mut found, *offset, bytes),
+                Change::SetLen(len) if fate.keeps(*number) => found.set_len(*len),
+                Change::SetLen(_) => {}
+            }
+        }
+        Self { modified: self.modified, changed: self.changed, ..Self::new(found, 0) }
+    }
+
+    /// The file as it is found when all programs have gone.
+    pub(super) fn after_kill(&self) -> Self {
+        Self { open: 0, writable: 0, ..self.clone() }
+    }
+}
+
+impl Pending {
+    /// What is left of a write without a range.
+    fn outside(self, range: &Range<u64>) -> Vec<Self> {
+        let Change::Write { offset, bytes } = &self.change else { return vec![self] };
+        let whole = *offset..*offset + bytes.len() as u64;
+        if meet(&whole, range).is_empty() {
+            return vec![self];
+        }
+        let part = |part: Range<u64>| {
+            let index = |at: u64| usize::try_from(at - whole.start).expect("bytes in memory");
+            (!part.is_empty()).then(|| Self {
+                number: self.number,
+                change: Change::Write {
+                    offset: part.start,
+                    bytes: bytes[index(part.start)..index(part.end)].into(),
+                },
+            })
+        };
+        let parts = [whole.start..range.start.min(whole.end), range.end.max(whole.start)..whole.end];
+        parts.into_iter().filter_map(part).collect()
+    }
+}
+
+/// What two ranges have in common.
+fn meet(a: &Range<u64>, b: &Range<u64>) -> Range<u64> {
+    a.start.max(b.start)..a.end.min(b.end)
+}

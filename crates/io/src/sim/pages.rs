@@ -1,0 +1,117 @@
+//! Sets of pages, by their numbers, small where the pages are neighbours.
+//!
+//! Invariant: the ranges are not empty, do not meet and do not touch.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::content::CHUNK;
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pages(BTreeMap<u64, u64>);
+
+/// The pages that have a byte in the range.
+pub(super) fn touched(bytes: &Range<u64>) -> Range<u64> {
+    if bytes.is_empty() {
+        return 0..0;
+    }
+    bytes.start / CHUNK as u64..bytes.end.div_ceil(CHUNK as u64)
+}
+
+/// The bytes of pages.
+pub(super) fn bytes_of(pages: &Range<u64>) -> Range<u64> {
+    pages.start.saturating_mul(CHUNK as u64)..pages.end.saturating_mul(CHUNK as u64)
+}
+
+impl Pages {
+    pub(super) fn insert(&mut self, mut pages: Range<u64>) {
+        if pages.is_empty() {
+            return;
+        }
+        // Also those that only touch it.
+        while let Some((&start, &end)) = self.0.range(..=pages.end).next_back() {
+            if end < pages.start {
+                break;
+            }
+            pages = pages.start.min(start)..pages.end.max(end);
+            self.0.remove(&start);
+        }
+        self.0.insert(pages.start, pages.end);
+    }
+
+    pub(super) fn remove(&mut self, pages: Range<u64>) {
+        for part in self.within(pages.clone()) {
+            let (&start, &end) = self.0.range(..=part.start).next_back().expect("what it is a part of");
+            self.0.remove(&start);
+            if start < part.start {
+                self.0.insert(start, part.start);
+            }
+            if part.end < end {
+                self.0.insert(part.end, end);
+            }
+        }
+    }
+
+    /// What of these pages is in the set.
+    pub(super) fn within(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        if pages.is_empty() {
+            return Vec::new();
+        }
+        let first = self.0.range(..pages.start).next_back().into_iter();
+        let parts = first.chain(self.0.range(pages.start..pages.end));
+        parts
+            .map(|(start, end)| pages.start.max(*start)..pages.end.min(*end))
+            .filter(|part| !part.is_empty())
+            .collect()
+    }
+
+    pub(super) fn contains(&self, page: u64) -> bool {
+        self.0.range(..=page).next_back().is_some_and(|(_, end)| page < *end)
+    }
+
+    pub(super) fn count(&self, pages: Range<u64>) -> u64 {
+        self.within(pages).iter().map(|part| part.end - part.start).sum()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::content::mix;
+    use super::*;
+
+    #[test]
+    fn it_is_a_set() {
+        let (mut pages, mut expected) = (Pages::default(), BTreeSet::new());
+        for turn in 0..3000 {
+            let chance = mix(turn);
+            let start = chance % 100;
+            let range = start..start + (chance >> 32) % 12;
+            if chance >> 60 < 8 {
+                pages.insert(range.clone());
+                expected.extend(range);
+            } else {
+                pages.remove(range.clone());
+                expected.retain(|page| !range.contains(page));
+            }
+            assert!((0..120).all(|page| pages.contains(page) == expected.contains(&page)), "{pages:?}");
+            assert_eq!(pages.count(10..60), expected.range(10..60).count() as u64);
+            assert_eq!(pages.count(0..u64::MAX), expected.len() as u64);
+            let ranges: Vec<_> = pages.0.iter().collect();
+            assert!(ranges.windows(2).all(|pair| pair[0].1 < pair[1].0), "they touch: {pages:?}");
+        }
+    }
+
+    #[test]
+    fn pages_have_bytes() {
+        assert_eq!(touched(&(0..1)), 0..1);
+        assert_eq!(touched(&(4095..4097)), 0..2);
+        assert_eq!(touched(&(4096..4096)), 0..0);
+        assert_eq!(bytes_of(&(1..3)), 4096..12_288);
+    }
+}
