@@ -256,4 +256,22 @@ mod tests {
         assert_eq!(read, again);
         assert_eq!((first.resident_pages(), other.resident_pages(), cache.stats().misses), (3, 3, 6));
     }
+    /// `BerkeleyDB`: each read writes to the counter of the page's pins, which all threads share.
+    #[test]
+    fn reads_and_short_guards_count_no_pins() {
+        let disk = pagekeeper_io::SimDisk::new();
+        disk.create_patterned("/file", 10_000, 1).unwrap();
+        let cache = PageCache::builder().io(Arc::new(disk)).build().unwrap();
+        let file = cache.open("/file").unwrap();
+        let pins = || cache.shared.pool.pins.iter().map(|pins| pins.load(Ordering::Relaxed)).sum::<u32>();
+        for _ in 0..10 {
+            file.read_at(10, &mut [0; 5000]).unwrap();
+            let guard = file.page(1).unwrap();
+            assert_eq!((guard.len(), pins()), (4096, 0));
+        }
+        let kept = file.page_ref(1).unwrap();
+        assert_eq!(pins(), 1);
+        drop(kept);
+        assert_eq!(pins(), 0);
+    }
 }
