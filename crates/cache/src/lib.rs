@@ -4,7 +4,8 @@
 //! cache holds nothing of them; what is cached, and how much, is the engine's own decision, and memory pressure
 //! elsewhere on the host neither takes it away nor is caused by it.
 //!
-//! - A **hit** takes no lock and makes no locked instruction: one load from a table, one copy, two plain stores.
+//! - A **hit** takes no lock: one load from a table, one copy, two plain stores. Until a page has been read four times, and
+//!   again after eviction has passed it by, a compare-and-swap on its entry comes with it.
 //! - A **miss** is read once, however many threads want the page; the others wait parked. An error reaches all who wait,
 //!   and the next caller tries again.
 //! - **Eviction** is S3-FIFO with a small queue that adapts: scans don't wash the cache out.
