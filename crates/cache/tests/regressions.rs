@@ -14,7 +14,9 @@ use pagekeeper_cache::{CachedFile, Error, PageCache, PageGuard, ReadRequest};
 use pagekeeper_io::{Fault, SimDisk, Times};
 
 use support::tasks::block_on;
-use support::{PAGE, SEED, bytes, check, disk_dir, sim, sim_builder, sim_cache, write_patterned};
+use support::{
+    PAGE, SEED, await_coalesced, bytes, check, disk_dir, sim, sim_builder, sim_cache, write_patterned,
+};
 
 /// Bytes of a page.
 const LEN: u64 = PAGE as u64;
@@ -166,15 +168,6 @@ fn a_bad_page_fails_alone() {
             }
         }
     });
-}
-
-/// Waits until so many are waiting for loads of others.
-fn await_coalesced(cache: &PageCache, count: u64) {
-    let before = std::time::Instant::now();
-    while cache.stats().coalesced < count {
-        assert!(before.elapsed().as_secs() < 60, "only {} wait", cache.stats().coalesced);
-        thread::yield_now();
-    }
 }
 
 /// TerarkDB: `close()` with a buffer in use corrupts its list.

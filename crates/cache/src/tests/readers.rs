@@ -1,3 +1,5 @@
+//! Slots, holds and graces, one step at a time; in every order of threads they are checked by `model`.
+
 use crate::readers::{HOLDS, Readers};
 use crate::sync::{Arc, Barrier};
 

@@ -1,3 +1,5 @@
+//! What a file has live and taken up, part by part.
+
 use crate::sys::table::{PART, Table};
 use crate::translation::Translation;
 

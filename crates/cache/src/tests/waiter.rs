@@ -1,3 +1,5 @@
+//! Waiting, before and after the outcome is known; in every order of threads it is checked by `model`.
+
 use std::task::{Context, Poll, Waker};
 
 use crate::Error;

@@ -9,7 +9,7 @@ use pagekeeper_cache::{CachedFile, Error, OpenOptions, PageCache, ReadRequest};
 use pagekeeper_io::SimDisk;
 
 use crate::support::tasks::block_on;
-use crate::support::{PAGE, SEED, bytes, check, sim_builder};
+use crate::support::{PAGE, SEED, await_coalesced, bytes, check, sim_builder};
 
 const LEN: u64 = PAGE as u64;
 
@@ -67,15 +67,6 @@ fn each_page_is_checked_once_however_it_is_loaded() {
         read_all(&file);
     }
     assert_eq!(verifier.calls.load(Ordering::SeqCst), 21);
-}
-
-/// Waits until so many readers wait for what another loads.
-fn await_coalesced(cache: &PageCache, count: u64) {
-    let before = std::time::Instant::now();
-    while cache.stats().coalesced < count {
-        assert!(before.elapsed().as_secs() < 60, "only {} wait", cache.stats().coalesced);
-        thread::yield_now();
-    }
 }
 
 /// What several readers of page 7 get that wait for one load of it, each in its own way; the loader first.

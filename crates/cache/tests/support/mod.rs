@@ -91,3 +91,12 @@ pub(crate) fn sim(pages: u64, frames: u32) -> (SimDisk, PageCache) {
 
 /// What `/file` of [`sim`] holds.
 pub(crate) const SEED: u64 = 77;
+
+/// Waits until so many are waiting for loads of others.
+pub(crate) fn await_coalesced(cache: &PageCache, count: u64) {
+    let before = std::time::Instant::now();
+    while cache.stats().coalesced < count {
+        assert!(before.elapsed().as_secs() < 60, "only {} wait", cache.stats().coalesced);
+        std::thread::yield_now();
+    }
+}
