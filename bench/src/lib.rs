@@ -21,6 +21,7 @@ mod report;
 mod rounds;
 mod scan;
 mod scratch;
+mod stall;
 mod warm;
 
 use std::path::PathBuf;
@@ -70,6 +71,14 @@ enum Bench {
     Miss(Options),
     /// Reads of four times the memory of a cgroup, against mmap and pread, and what a bystander feels; as root
     Pressure(Options),
+    /// Small appends to a log beside a bulk writer on one slow disk, in each of its modes; as root
+    Stall {
+        /// File system of the slow disk
+        #[arg(long, value_enum, default_value = "xfs")]
+        fs: stall::Kind,
+        #[command(flatten)]
+        options: Options,
+    },
     /// Resident bytes below PATH, by mincore alone
     #[command(hide = true)]
     Mincore {
@@ -227,6 +236,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Hitratio { traces, options } => bench("hitratio", &options, |run| hitratio::run(run, &traces)),
         Bench::Miss(options) => bench("miss", &options, miss::run),
         Bench::Pressure(options) => bench("pressure", &options, pressure::run),
+        Bench::Stall { fs, options } => bench("stall", &options, |run| stall::run(run, fs)),
         Bench::Mincore { path } => scan::mincore(&path),
         Bench::Pread { path, list } => warm::pread(&path, &list),
         Bench::PressureReader(arguments) => pressure::read(&arguments),

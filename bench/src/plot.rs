@@ -1,7 +1,7 @@
 //! A picture of a report as SVG: its curves, then for each case a bar for each subject and a whisker from the least to the
 //! greatest sample.
 //!
-//! Each case has a scale of its own: bars from zero, curves in powers of ten. Names are escaped; nothing is loaded from elsewhere.
+//! Each case has a scale of its own: bars from zero, curves in powers of ten, whose empty labels are left out. Names are escaped; nothing is loaded from elsewhere.
 
 use std::fmt::Write as _;
 
@@ -16,8 +16,14 @@ const HEAD: f64 = 34.0;
 const OURS: &str = "#2563a8";
 const THEIRS: &str = "#a9b2bd";
 /// Of curves: the first is ours, the others are told apart, also in grey, by their dashes.
-const CURVES: [(&str, &str); 4] =
-    [(OURS, "none"), ("#b3542d", "7 3"), ("#4d7d4d", "2 3"), ("#6f6f6f", "9 3 2 3")];
+const CURVES: [(&str, &str); 6] = [
+    (OURS, "none"),
+    ("#b3542d", "7 3"),
+    ("#4d7d4d", "2 3"),
+    ("#6f6f6f", "9 3 2 3"),
+    ("#8a4f9e", "12 4"),
+    ("#c09a1c", "4 2 1 2"),
+];
 /// Height of the field of a case's curves.
 const FIELD: f64 = 190.0;
 
@@ -102,7 +108,8 @@ fn draw_curves(out: &mut String, curves: &[Curve], top: f64) {
         );
         power += 1.0;
     }
-    for (step, (label, _)) in curves[0].points.iter().enumerate() {
+    let labelled = curves[0].points.iter().enumerate().filter(|(_, (label, _))| !label.is_empty());
+    for (step, (label, _)) in labelled {
         let (x, y) = (place(step), field_top + FIELD + 20.0);
         let _ =
             writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", escape(label));

@@ -1,0 +1,227 @@
+//! A slow disk: a file system of its own on a loop device that the kernel holds to a rate.
+//!
+//! The rate is the throttle of the *root* cgroup of the blkio controller (version 1): writeback belongs to no process, so
+//! a throttle of another cgroup would not hold it.
+//!
+//! Invariants: the throttle is lifted before the file system is unmounted, and both before the loop device goes; each by
+//! the `Drop` of its value. Fails in plain words where a program, the controller or the right to use them is missing.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::peers::{Program, run};
+use crate::scratch::Scratch;
+
+const THROTTLE: &str = "blkio.throttle.write_bps_device";
+
+/// The disk. Fields go in this order.
+#[derive(Debug)]
+pub(super) struct SlowDisk {
+    _throttle: Throttle,
+    _controller: Option<Mounted>,
+    mounted: Mounted,
+    _device: Loop,
+}
+
+impl SlowDisk {
+    /// One that holds `bytes`, with a new file system of this kind ("xfs"), and writes `rate` bytes a second.
+    pub(super) fn new(scratch: &Scratch, kind: &'static str, bytes: u64, rate: u64) -> Result<Self> {
+        scratch.require_space(bytes)?;
+        let maker = match kind {
+            "xfs" => "mkfs.xfs",
+            _ => "mkfs.ext4",
+        };
+        let maker = Program::find(maker).with_context(|| {
+            format!(
+                "{maker} is not installed; Debian has it in the package {}",
+                if kind == "xfs" { "xfsprogs" } else { "e2fsprogs" }
+            )
+        })?;
+        let image = scratch.path().join("image");
+        crate::data::make_sparse(&image, bytes)?;
+        run(maker.command().arg("-q").arg(&image))?;
+        let device = Loop::new(&image)?;
+        let point = scratch.path().join("disk");
+        let mounted = Mounted::new(Command::new("mount").args(["-t", kind]).arg(&device.node), &point)?;
+        let (controller, root) = if let Some(root) = blkio_root()? {
+            (None, root)
+        } else {
+            let point = scratch.path().join("blkio");
+            let mounted =
+                Mounted::new(Command::new("mount").args(["-t", "cgroup", "-o", "blkio", "blkio"]), &point)
+                    .context(
+                        "no blkio controller of cgroup version 1 is mounted, nor can be; this bench needs it to slow a disk down",
+                    )?;
+            (Some(mounted), point)
+        };
+        let throttle = Throttle::new(&root, &device.number()?, rate)?;
+        Ok(Self { _throttle: throttle, _controller: controller, mounted, _device: device })
+    }
+
+    /// Where it is mounted.
+    pub(super) fn path(&self) -> &Path {
+        &self.mounted.point
+    }
+}
+
+/// A loop device over a file, past the page cache of the file.
+#[derive(Debug)]
+struct Loop {
+    node: PathBuf,
+}
+
+impl Loop {
+    fn new(image: &Path) -> Result<Self> {
+        let made = run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(image))
+            .context("can't make a loop device; this bench needs root")?;
+        Ok(Self { node: made.stdout.trim().into() })
+    }
+
+    /// As the kernel writes it: `7:0`.
+    fn number(&self) -> Result<String> {
+        let dev =
+            self.node.metadata().with_context(|| format!("can't look at {}", self.node.display()))?.rdev();
+        Ok(format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        tell(run(Command::new("losetup").arg("--detach").arg(&self.node)));
+    }
+}
+
+/// A mount that goes with the value.
+#[derive(Debug)]
+struct Mounted {
+    point: PathBuf,
+}
+
+impl Mounted {
+    /// `mount` but for its last argument.
+    fn new(mount: &mut Command, point: &Path) -> Result<Self> {
+        std::fs::create_dir(point).with_context(|| format!("can't make {}", point.display()))?;
+        run(mount.arg(point))?;
+        Ok(Self { point: point.to_path_buf() })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        tell(run(Command::new("umount").arg(&self.point)));
+    }
+}
+
+/// A device's rate in the root cgroup.
+#[derive(Debug)]
+struct Throttle {
+    file: PathBuf,
+    number: String,
+}
+
+impl Throttle {
+    fn new(root: &Path, number: &str, rate: u64) -> Result<Self> {
+        let throttle = Self { file: root.join(THROTTLE), number: number.to_owned() };
+        let already = std::fs::read_to_string(&throttle.file).with_context(|| {
+            format!("can't read {}; has the kernel no blk-throttle?", throttle.file.display())
+        })?;
+        ensure!(
+            !already.lines().any(|line| line.split(' ').next() == Some(number)),
+            "device {number} has a throttle already"
+        );
+        throttle.set(rate)?;
+        Ok(throttle)
+    }
+
+    /// 0 is no throttle.
+    fn set(&self, rate: u64) -> Result<()> {
+        std::fs::write(&self.file, format!("{} {rate}", self.number))
+            .with_context(|| format!("can't set {} (as root?)", self.file.display()))
+    }
+}
+
+impl Drop for Throttle {
+    fn drop(&mut self) {
+        tell(self.set(0));
+    }
+}
+
+/// What can't be taken back is said, with what to do about it.
+fn tell<T>(done: Result<T>) {
+    if let Err(error) = done {
+        eprintln!("pagekeeper-bench: left behind: {error:#}");
+    }
+}
+
+/// Where the root of the blkio controller is mounted.
+fn blkio_root() -> Result<Option<PathBuf>> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("can't read the mounts")?;
+    Ok(blkio_root_in(&mounts))
+}
+
+/// Of `proc_pid_mountinfo(5)`: fields 4 and 5 are root and mount point, behind the dash stand type, source and options.
+fn blkio_root_in(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ').skip(3);
+        let mut kind = kind.split(' ');
+        let is_root = mount.next()? == "/";
+        let point = mount.next()?;
+        let is_blkio = kind.next()? == "cgroup" && kind.nth(1)?.split(',').any(|option| option == "blkio");
+        (is_root && is_blkio).then(|| PathBuf::from(point))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_root_of_the_controller_will_do() {
+        let line = |root: &str, options: &str| {
+            format!(
+                "36 23 0:32 {root} /sys/fs/cgroup/blkio rw,relatime shared:9 - cgroup cgroup rw,{options}\n"
+            )
+        };
+        let found = Some(PathBuf::from("/sys/fs/cgroup/blkio"));
+        assert_eq!(blkio_root_in(&line("/", "blkio")), found);
+        assert_eq!(blkio_root_in(&line("/", "cpu,blkio")), found);
+        assert_eq!(blkio_root_in(&line("/docker/x", "blkio")), None);
+        assert_eq!(blkio_root_in(&line("/", "memory")), None);
+        assert_eq!(blkio_root_in("31 23 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"), None);
+    }
+
+    #[test]
+    #[allow(clippy::used_underscore_binding, reason = "the fields are otherwise there to be dropped")]
+    fn a_slow_disk_leaves_nothing() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: loop devices need root");
+            return;
+        }
+        let scratch = Scratch::new(Path::new("/var/tmp")).unwrap();
+        let disk = match SlowDisk::new(&scratch, "xfs", 512 << 20, 100 << 20) {
+            Ok(disk) => disk,
+            Err(error) => {
+                eprintln!("skipped: {error:#}");
+                return;
+            }
+        };
+        let (throttle, node) = (disk._throttle.file.clone(), disk._device.node.clone());
+        let line = format!("{} {}", disk._throttle.number, 100 << 20);
+        std::fs::write(disk.path().join("file"), [1; 4096]).unwrap();
+        assert!(std::fs::read_to_string(&throttle).unwrap().contains(&line));
+        drop(disk);
+        assert!(!std::fs::read_to_string(&throttle).unwrap_or_default().contains(&line));
+        assert!(
+            !std::fs::read_to_string("/proc/self/mountinfo")
+                .unwrap()
+                .contains(scratch.path().to_str().unwrap())
+        );
+        let backing = format!("/sys/block/{}/loop/backing_file", node.file_name().unwrap().to_string_lossy());
+        let image = scratch.path().join("image");
+        assert_ne!(std::fs::read_to_string(backing).unwrap_or_default().trim(), image.to_str().unwrap());
+    }
+}
