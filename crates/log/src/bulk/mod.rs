@@ -16,6 +16,8 @@ mod choose;
 mod direct;
 mod pages;
 #[cfg(test)]
+mod simulated;
+#[cfg(test)]
 mod tests;
 mod window;
 

@@ -124,6 +124,12 @@ impl Window {
         1 << quarter.ilog2()
     }
 
+    /// Bytes that are.
+    #[cfg(test)]
+    pub(super) fn unwritten(&self) -> u64 {
+        self.lock().unwritten
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
