@@ -129,15 +129,6 @@ impl Pool {
             let queue = book.rule.victim(book.queues.len(Queue::Small), book.queues.len(Queue::Main));
             let Some(frame) = book.queues.front(queue) else { return };
             steps = steps.saturating_sub(1);
-            if self.pins[frame as usize].load(Ordering::Relaxed) > 0 {
-                // Not worth taking out while it is pinned, and out of the way of those on probation. If all are, the
-                // steps run out.
-                book.queues.move_to(Queue::Main, frame);
-                if steps == 0 {
-                    return;
-                }
-                continue;
-            }
             let record = *book.queues.frame(frame);
             if file.as_ref().is_none_or(|file| file.number != record.file) {
                 file = book.files.get(&record.file).cloned();
@@ -158,6 +149,15 @@ impl Pool {
                 let left = if queue == Queue::Small { 0 } else { frequency - 1 };
                 if replace(Word::resident(frame, left)) {
                     book.queues.move_to(Queue::Main, frame);
+                }
+                continue;
+            }
+            if self.pins[frame as usize].load(Ordering::Relaxed) > 0 {
+                // Not worth taking out while it is pinned, and out of the way of those on probation. If all are, the
+                // steps run out.
+                book.queues.move_to(Queue::Main, frame);
+                if steps == 0 {
+                    return;
                 }
                 continue;
             }
