@@ -2,8 +2,9 @@
 //!
 //! Invariants: each name but the root's has a directory above it, in what is seen and in what is found after a crash; what
 //! a directory was told is durable once that directory has been synced, and before that may persist or not, each operation by
-//! itself and in any order; but a rename is one operation, and no file is without a name in between, also when it moves
-//! between directories.
+//! itself and in any order; but a rename is one operation, and no file is without a name in between (but where another has
+//! taken its old one), also when it moves between directories: a sync of the new one gives it its new name, a sync of the
+//! old one takes the old name as well.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -44,7 +45,7 @@ enum Change {
     Unlink {
         path: Arc<Path>,
         node: Node,
-        /// Its name in another directory, without which it is not to lose this one.
+        /// Its name in another directory, without which it is not to lose this one. That was a change of the same number.
         moved_to: Option<Arc<Path>>,
     },
     /// Within one directory.
@@ -132,20 +133,18 @@ impl Names {
 
     /// Makes durable what was done in a directory.
     pub(super) fn sync(&mut self, dir: &Path) {
-        let mut at = 0;
-        while at < self.pending.len() {
-            if !self.pending[at].change.is_in(dir) {
-                at += 1;
-                continue;
-            }
-            let change = self.pending.remove(at).change;
-            if let Change::Unlink { moved_to: Some(to), node, .. } = &change {
-                let link = self.pending[..at].iter().position(
-                    |pending| matches!(&pending.change, Change::Link { path, node: of } if path == to && of == node),
-                );
-                if let Some(link) = link {
-                    self.pending.remove(link).change.apply(&mut self.durable);
-                    at -= 1;
+        self.sync_until(dir, u64::MAX);
+    }
+
+    /// Makes durable what was done in a directory up to a change.
+    fn sync_until(&mut self, dir: &Path, last: u64) {
+        let is_due = |pending: &Pending| pending.number <= last && pending.change.is_in(dir);
+        while let Some(at) = self.pending.iter().position(is_due) {
+            let Pending { number, change } = self.pending.remove(at);
+            if let Change::Unlink { moved_to: Some(to), .. } = &change {
+                // It has the new name first, in directories that are there.
+                for dir in to.ancestors().skip(1) {
+                    self.sync_until(dir, number);
                 }
             }
             change.apply(&mut self.durable);
@@ -154,7 +153,9 @@ impl Names {
 
     /// A sync that fails: what was done in the directory will never be durable.
     pub(super) fn fail_sync(&mut self, dir: &Path) {
-        self.pending.retain(|pending| !pending.change.is_in(dir));
+        let inside = self.pending.iter().filter(|pending| pending.change.is_in(dir));
+        let lost: Vec<_> = inside.map(|pending| pending.number).collect();
+        self.pending.retain(|pending| !lost.contains(&pending.number));
     }
 
     /// The directories above a name that are missing, the uppermost first.
@@ -174,7 +175,11 @@ impl Names {
     pub(super) fn after_power_cut(&self, fate: &Fate) -> Self {
         let mut tree = self.durable.clone();
         for Pending { number, change } in &self.pending {
-            if fate.keeps(*number) {
+            let possible = match change {
+                Change::Unlink { moved_to: Some(to), .. } => has_all_above(&tree, to),
+                _ => true,
+            };
+            if possible && fate.keeps(*number) {
                 change.apply(&mut tree);
             }
         }
@@ -203,9 +208,8 @@ impl Change {
             Self::Link { path, node } => {
                 tree.insert(Arc::clone(path), *node);
             }
-            Self::Unlink { path, node, moved_to } => {
-                let moved = moved_to.as_ref().is_none_or(|to| tree.get(to) == Some(node));
-                if moved && tree.get(path) == Some(node) {
+            Self::Unlink { path, node, .. } => {
+                if tree.get(path) == Some(node) {
                     tree.remove(path);
                 }
             }
@@ -229,6 +233,10 @@ fn look_up(tree: &Tree, path: &Path) -> Option<Node> {
         return Some(Node::Directory(ROOT));
     }
     tree.get(path).copied()
+}
+
+fn has_all_above(tree: &Tree, path: &Path) -> bool {
+    path.ancestors().skip(1).all(|dir| look_up(tree, dir).is_some())
 }
 
 fn is_root(path: &Path) -> bool {
