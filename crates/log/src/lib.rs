@@ -1,5 +1,6 @@
 //! Logs that give their pages back, and bulk writes that disturb no one.
 
+mod binlog;
 mod bulk;
 mod error;
 mod layout;
@@ -9,6 +10,7 @@ mod record;
 #[cfg(test)]
 mod testing;
 
+pub use binlog::{BinLog, BinLogOptions, Event, Follower, Position, PositionError, Purge};
 pub use bulk::{BulkMode, BulkOptions, BulkReport, BulkWriter};
 pub use error::Error;
 pub use layout::{Backing, Disk, DiskLayout};

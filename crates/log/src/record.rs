@@ -4,7 +4,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 0..4 | CRC-32C over the rest of the header and the body |
+//! | 0..4 | CRC-32C over the body and then the rest of the header |
 //! | 4..8 | length of the body in the low 28 bits, kind in the high 4 |
 //! | 8..16 | LSN: where in the log the record's first byte stands |
 //! | 16..20 | salt of the epoch |
@@ -26,7 +26,7 @@ mod reader;
 mod tests;
 
 #[allow(unused_imports, reason = "the logs that use it are being built")]
-pub(crate) use reader::{Entry, Reader, Source};
+pub(crate) use reader::{Entry, EpochAt, Reader, Source};
 
 /// What is written and synced at once at the least, in bytes; a sync ends at a multiple of it.
 pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;
@@ -43,12 +43,14 @@ pub(crate) const LONGEST: usize = (1 << 28) - 1;
 /// What a record is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// An entry.
+    /// An entry, and with it all of the group that the parts before it belong to.
     Data,
     /// Nothing: it fills up a block.
     Pad,
     /// A new epoch.
     Epoch,
+    /// An entry of a group that goes on with the next record: it counts only with the data record that ends the group.
+    Part,
 }
 
 /// A record but for its body.
@@ -93,11 +95,17 @@ impl Header {
 
     /// The header's bytes, with the checksum over it and the body.
     pub(crate) fn encode(&self, body: &[u8]) -> [u8; HEADER] {
+        self.encode_over(crc32c::crc32c(body))
+    }
+
+    /// As [`Self::encode`], where the body's own CRC-32C is known: it can be taken before the LSN is.
+    pub(crate) fn encode_over(&self, body_crc: u32) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         let kind: u32 = match self.kind {
             Kind::Data => 1,
             Kind::Pad => 2,
             Kind::Epoch => 3,
+            Kind::Part => 4,
         };
         let len = u32::try_from(self.len).unwrap_or(u32::MAX) & LEN_MASK;
         let behind = u32::try_from((self.lsn - self.durable_upto).div_ceil(8)).unwrap_or(u32::MAX);
@@ -105,7 +113,7 @@ impl Header {
         bytes[8..16].copy_from_slice(&self.lsn.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.salt.to_le_bytes());
         bytes[20..24].copy_from_slice(&behind.to_le_bytes());
-        let crc = checksum(&bytes, body);
+        let crc = checksum(&bytes, body_crc);
         bytes[..4].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
@@ -125,6 +133,7 @@ impl Header {
             1 => Kind::Data,
             2 => Kind::Pad,
             3 => Kind::Epoch,
+            4 => Kind::Part,
             _ => return None,
         };
         let durable_upto = match word(20)? {
@@ -151,7 +160,7 @@ pub(crate) fn is_whole(bytes: &[u8], len: usize) -> bool {
     let (Some(header), Some(body)) = (bytes.first_chunk::<HEADER>(), bytes.get(HEADER..HEADER + len)) else {
         return false;
     };
-    header[..4] == checksum(header, body).to_le_bytes()
+    header[..4] == checksum(header, crc32c::crc32c(body)).to_le_bytes()
 }
 
 /// The bytes of a whole record.
@@ -201,6 +210,6 @@ impl Epoch {
 const LEN_BITS: u32 = 28;
 const LEN_MASK: u32 = (1 << LEN_BITS) - 1;
 
-fn checksum(header: &[u8; HEADER], body: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&header[4..]), body)
+fn checksum(header: &[u8; HEADER], body_crc: u32) -> u32 {
+    crc32c::crc32c_append(body_crc, &header[4..])
 }

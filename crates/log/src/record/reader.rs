@@ -38,7 +38,20 @@ pub(crate) struct Entry<'a> {
     pub(crate) lsn: u64,
     /// Just behind its record.
     pub(crate) next: u64,
+    /// Whether its group goes on.
+    pub(crate) part: bool,
     pub(crate) body: &'a [u8],
+}
+
+/// Where an epoch began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EpochAt {
+    /// Where the one before it ended.
+    pub(crate) previous_end: u64,
+    /// Where its record stands.
+    pub(crate) start: u64,
+    /// In force behind that.
+    pub(crate) salt: u32,
 }
 
 /// Reads the records of a source in turn.
@@ -50,8 +63,7 @@ pub(crate) struct Reader<S> {
     /// Where the log is known to end, if it is.
     until: Option<u64>,
     ended: bool,
-    /// The epochs that began on the way: where the record stands, and the salt behind it.
-    epochs: Vec<(u64, u32)>,
+    epochs: Vec<EpochAt>,
     window: Window,
 }
 
@@ -77,8 +89,8 @@ impl<S: Source> Reader<S> {
         self.salt
     }
 
-    /// The epochs that began on the way: where the record of each stands, and the salt that is in force behind it.
-    pub(crate) fn epochs(&self) -> &[(u64, u32)] {
+    /// The epochs that began on the way.
+    pub(crate) fn epochs(&self) -> &[EpochAt] {
         &self.epochs
     }
 
@@ -95,7 +107,7 @@ impl<S: Source> Reader<S> {
             }
             let found = self.record_at(self.lsn)?;
             match found.map(|header| header.kind) {
-                Some(Kind::Data) => break found,
+                Some(Kind::Data | Kind::Part) => break found,
                 Some(Kind::Pad) => self.lsn = found.and_then(|header| header.next()).unwrap_or(u64::MAX),
                 Some(Kind::Epoch) | None => self.find_epoch()?,
             }
@@ -103,7 +115,8 @@ impl<S: Source> Reader<S> {
         let Some(header) = header else { return Ok(None) };
         self.lsn += header.size();
         let body = self.window.get(header.lsn, HEADER + header.len).map_or(&[][..], |bytes| &bytes[HEADER..]);
-        Ok(Some(Entry { lsn: header.lsn, next: self.lsn, body }))
+        let part = header.kind == Kind::Part;
+        Ok(Some(Entry { lsn: header.lsn, next: self.lsn, part, body }))
     }
 
     /// Goes on behind a place where no entry stands, if an epoch names it; else that is the end.
@@ -117,7 +130,7 @@ impl<S: Source> Reader<S> {
             && epoch.previous_end == end
         {
             self.salt = epoch.salt;
-            self.epochs.push((start, epoch.salt));
+            self.epochs.push(EpochAt { previous_end: end, start, salt: epoch.salt });
             self.lsn = start + header.size();
             return Ok(());
         }

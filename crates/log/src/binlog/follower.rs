@@ -1,0 +1,324 @@
+//! Followers: readers that see each record as soon as it is written.
+//!
+//! A follower reads the segments' files by itself, up to where the log is written (or synced); while it is near, what it
+//! reads is still resident. Records are handed out in order, without a gap, each once; only whole groups are written, so that a
+//! group that was begun goes on.
+//!
+//! Fails where a record is not what was written ([`Error::Damaged`]), where its segments were purged by force, and when
+//! the log does; it has nothing more after an error.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use pagekeeper_io::{AlignedBuf, IoFile};
+use pagekeeper_policy::WINDOW;
+
+use super::Position;
+use super::segment::HEADER as START;
+use super::shared::Shared;
+use super::watch::{Limit, Registered, Segment};
+use crate::Error;
+use crate::record::{self, BLOCK, BLOCK_LEN, HEADER, Header, Kind};
+
+/// Bytes that a near follower reads at once at most; a far one reads a window.
+const CHUNK: u64 = 256 << 10;
+
+/// A record as it was appended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Where it stands.
+    pub position: Position,
+    /// Where the next one will: what to follow from after this one.
+    pub next: Position,
+    /// Whether it is the last one of its group.
+    pub ends_group: bool,
+    /// What was appended.
+    pub bytes: Vec<u8>,
+}
+
+/// Reads a binlog from a position on, for as long as it is written.
+///
+/// As an iterator it waits for the next record, and ends when the log is closed and all of it was read. Dropping it lets
+/// go of what was kept for it.
+///
+/// ```
+/// use pagekeeper_io::SimDisk;
+/// use pagekeeper_log::BinLogOptions;
+/// use std::sync::Arc;
+///
+/// let log = BinLogOptions::new().io(Arc::new(SimDisk::new())).open("/binlog")?;
+/// let follower = log.follow(log.first())?;
+/// let reader = std::thread::spawn(move || {
+///     follower.map(|event| Ok(event?.bytes)).collect::<Result<Vec<_>, pagekeeper_log::Error>>()
+/// });
+/// log.append_group(&[b"one", b"two"])?;
+/// log.append_group(&[b"three"])?;
+/// log.close()?;
+/// assert_eq!(reader.join().unwrap()?, [&b"one"[..], b"two", b"three"]);
+/// # Ok::<(), pagekeeper_log::Error>(())
+/// ```
+pub struct Follower {
+    shared: Arc<Shared>,
+    id: u64,
+    durable_only: bool,
+    /// Where the next record stands.
+    at: Position,
+    segment: Segment,
+    file: Arc<dyn IoFile>,
+    size: u64,
+    cut_off: Arc<AtomicBool>,
+    read: Read,
+    /// Nothing was read yet: `at` is as the caller gave it.
+    is_new: bool,
+    ended: bool,
+}
+
+/// What was read and not handed out yet.
+#[derive(Default)]
+struct Read {
+    memory: AlignedBuf,
+    /// Where in the segment it begins.
+    start: u64,
+    /// Where it ends: no further than was written.
+    end: u64,
+}
+
+impl Read {
+    /// The bytes from an offset on.
+    fn from(&self, offset: u64) -> &[u8] {
+        let skip = offset.checked_sub(self.start).filter(|_| offset < self.end);
+        let skip = skip.and_then(|skip| usize::try_from(skip).ok());
+        let len = usize::try_from(self.end - self.start).unwrap_or(0);
+        skip.and_then(|skip| self.memory.get(skip..len)).unwrap_or(&[])
+    }
+}
+
+/// What there is to hand out.
+enum Found {
+    Event(Event),
+    /// Nothing now.
+    Nothing,
+    /// Nothing any more.
+    End,
+}
+
+impl Follower {
+    pub(super) fn new(shared: &Arc<Shared>, from: Position, durable_only: bool) -> Result<Self, Error> {
+        let Registered { id, segment, cut_off } = shared.watch.register(from, durable_only)?;
+        let opened = open(shared, segment);
+        if opened.is_err() {
+            shared.watch.left(id);
+        }
+        let (file, size) = opened?;
+        Ok(Self {
+            shared: Arc::clone(shared),
+            id,
+            durable_only,
+            at: Position { offset: from.offset.max(START), ..from },
+            segment,
+            file,
+            size,
+            cut_off,
+            read: Read::default(),
+            is_new: true,
+            ended: false,
+        })
+    }
+
+    /// Behind the last record that was handed out: what to follow from to go on there.
+    pub fn position(&self) -> Position {
+        self.at
+    }
+
+    /// The next record, if it is written already. `Ok(None)` also when the log is closed.
+    pub fn try_next(&mut self) -> Result<Option<Event>, Error> {
+        match self.find()? {
+            Found::Event(event) => Ok(Some(event)),
+            Found::Nothing | Found::End => Ok(None),
+        }
+    }
+
+    /// Waits for the next record, but no longer than so. `Ok(None)` when there was none, or the log is closed.
+    pub fn next_timeout(&mut self, timeout: Duration) -> Result<Option<Event>, Error> {
+        let until = Instant::now().checked_add(timeout);
+        loop {
+            match self.find()? {
+                Found::Event(event) => return Ok(Some(event)),
+                Found::End => return Ok(None),
+                Found::Nothing => {}
+            }
+            if !self.shared.watch.wait(self.at, self.durable_only, &self.cut_off, until) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// As an asynchronous iterator: the next record, or `None` when the log is closed and all was read. Of any runtime: the
+    /// waker is called when there is more. What is not resident is read from the disk before this returns.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Event, Error>>> {
+        loop {
+            match self.find() {
+                Ok(Found::Event(event)) => return Poll::Ready(Some(Ok(event))),
+                Ok(Found::End) => return Poll::Ready(None),
+                Ok(Found::Nothing) => {}
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+            if self.shared.watch.poll(self.id, self.at, context).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// [`Self::poll_next`] as a future. Dropping it loses nothing.
+    pub async fn next_async(&mut self) -> Option<Result<Event, Error>> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    fn find(&mut self) -> Result<Found, Error> {
+        if self.ended {
+            return Ok(Found::End);
+        }
+        let found = self.find_next();
+        self.ended = !matches!(found, Ok(Found::Event(_) | Found::Nothing));
+        found
+    }
+
+    fn find_next(&mut self) -> Result<Found, Error> {
+        loop {
+            if self.cut_off.load(Ordering::Acquire) {
+                return Err(Error::Purged { position: self.at, first: self.shared.watch.first() });
+            }
+            let wanted = match self.take()? {
+                Ok(event) => return Ok(Found::Event(event)),
+                Err(wanted) => wanted,
+            };
+            let limit = match self.shared.watch.limit(self.at, self.durable_only)? {
+                None => return Ok(Found::End),
+                Some(Limit::Sealed(end)) if self.at.offset >= end => {
+                    self.go_on()?;
+                    continue;
+                }
+                Some(Limit::Now(end)) if self.at.offset >= end => return Ok(Found::Nothing),
+                Some(Limit::Sealed(end) | Limit::Now(end)) => end,
+            };
+            if self.at.offset + wanted > limit {
+                return Err(self.damaged());
+            }
+            self.fill(wanted, limit)?;
+        }
+    }
+
+    /// Takes the next record out of what was read, or tells how many bytes from `at` on have to be read for that.
+    fn take(&mut self) -> Result<Result<Event, u64>, Error> {
+        loop {
+            let bytes = self.read.from(self.at.offset);
+            if bytes.len() < HEADER {
+                return Ok(Err(HEADER as u64));
+            }
+            let Some(header) = Header::decode(bytes, self.at.offset, self.segment.salt) else {
+                return Err(self.damaged());
+            };
+            let Some(record) = usize::try_from(header.size()).ok().and_then(|size| bytes.get(..size)) else {
+                return Ok(Err(header.size()));
+            };
+            if !record::is_whole(record, header.len) {
+                return Err(self.damaged());
+            }
+            let position = self.at;
+            let next = Position { offset: position.offset + header.size(), ..position };
+            let ends_group = header.kind == Kind::Data;
+            let is_event = matches!(header.kind, Kind::Data | Kind::Part);
+            let bytes = if is_event { record[HEADER..HEADER + header.len].to_vec() } else { Vec::new() };
+            self.at = next;
+            self.is_new = false;
+            if is_event {
+                return Ok(Ok(Event { position, next, ends_group, bytes }));
+            }
+        }
+    }
+
+    /// What stands at `at` is no record.
+    fn damaged(&self) -> Error {
+        if self.is_new {
+            return Error::NoRecord { position: self.at };
+        }
+        Error::Damaged { path: self.file.path().to_path_buf(), offset: self.at.offset }
+    }
+
+    /// Reads at least `wanted` bytes from `at` on, none behind `limit`.
+    fn fill(&mut self, wanted: u64, limit: u64) -> Result<(), Error> {
+        let start = self.at.offset - self.at.offset % BLOCK;
+        let is_far = self.shared.is_far(self.at.segment);
+        let whole = if is_far { (start - start % WINDOW + WINDOW) - start } else { CHUNK };
+        let end = (self.at.offset + wanted).max(start + whole).min(limit);
+        self.moved();
+        let len = usize::try_from(end.next_multiple_of(BLOCK) - start).unwrap_or(usize::MAX);
+        let kept = usize::try_from(WINDOW).unwrap_or(usize::MAX);
+        if self.read.memory.capacity() < len || self.read.memory.capacity() > kept.max(len) {
+            self.read.memory = AlignedBuf::new(len.max(BLOCK_LEN));
+        }
+        self.read.memory.set_len(len);
+        (self.read.start, self.read.end) = (start, start);
+        if let Some(keeper) = &self.shared.keeper {
+            keeper.reads(self.segment.number, &self.file, &(start..end), self.size.max(limit));
+        }
+        let got = self.file.read_at(start, &mut self.read.memory)?;
+        self.read.end = end.min(start + got as u64);
+        if self.read.end < self.at.offset + wanted {
+            return Err(self.damaged());
+        }
+        Ok(())
+    }
+
+    /// Goes on to the next segment, which is there: this one is sealed.
+    fn go_on(&mut self) -> Result<(), Error> {
+        let next = Position { segment: self.at.segment + 1, offset: START };
+        let Some(segment) = self.shared.watch.segment(next.segment) else {
+            return Err(Error::Purged { position: self.at, first: self.shared.watch.first() });
+        };
+        (self.file, self.size) = open(&self.shared, segment)?;
+        (self.at, self.segment, self.read) = (next, segment, Read::default());
+        self.moved();
+        Ok(())
+    }
+
+    /// Tells the log where this follower is, and lets go of what is behind it.
+    fn moved(&mut self) {
+        let last = self.shared.watch.moved(self.id, self.at);
+        if last.segment != self.at.segment || last.offset / WINDOW != self.at.offset / WINDOW {
+            self.shared.tend();
+        }
+    }
+}
+
+/// A segment's file, and its length if that is settled.
+fn open(shared: &Shared, segment: Segment) -> Result<(Arc<dyn IoFile>, u64), Error> {
+    let file = shared.site.io.open(&shared.site.segment_path(segment.number), shared.site.access)?;
+    Ok((file, segment.sealed.unwrap_or(0)))
+}
+
+impl Iterator for Follower {
+    type Item = Result<Event, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            match self.find() {
+                Ok(Found::Event(event)) => return Some(Ok(event)),
+                Ok(Found::End) => return None,
+                Ok(Found::Nothing) => {}
+                Err(error) => return Some(Err(error)),
+            }
+            self.shared.watch.wait(self.at, self.durable_only, &self.cut_off, None);
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.shared.watch.left(self.id);
+        self.shared.tend();
+    }
+}

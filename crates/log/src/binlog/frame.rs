@@ -1,0 +1,65 @@
+//! Groups of records in memory: staged by whoever brings them, sealed by whoever writes them.
+//!
+//! Where a record will stand is known only when it is written, and its header and checksum depend on that. So a staged record
+//! has room for its header, in which only its length, whether its group goes on, and the checksum of its body are noted.
+
+use crate::record::{self, HEADER, Header, Kind};
+
+/// Set in a staged length where the group goes on.
+const GOES_ON: u64 = 1 << 63;
+
+/// Bytes that a group takes up in a segment.
+pub(super) fn group_size(records: &[&[u8]]) -> u64 {
+    records.iter().map(|record| record::size(record.len())).sum()
+}
+
+/// Adds a group to `bytes`; `sums` are the CRC-32C of its records.
+pub(super) fn stage(bytes: &mut Vec<u8>, records: &[&[u8]], sums: &[u32]) {
+    let size: usize = records.iter().map(|record| HEADER + record.len().next_multiple_of(8)).sum();
+    bytes.reserve(size);
+    for (left, (record, sum)) in (0..records.len()).rev().zip(records.iter().zip(sums)) {
+        let goes_on = if left == 0 { 0 } else { GOES_ON };
+        bytes.extend_from_slice(&(record.len() as u64 | goes_on).to_le_bytes());
+        bytes.extend_from_slice(&sum.to_le_bytes());
+        bytes.extend_from_slice(&[0; HEADER - 12]);
+        bytes.extend_from_slice(record);
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+    }
+}
+
+/// Makes records of what was staged, the first to stand at `lsn`.
+pub(super) fn seal(bytes: &mut [u8], mut lsn: u64, salt: u32, durable_upto: u64) {
+    let mut rest = bytes;
+    while let Some((header, behind)) = rest.split_first_chunk_mut::<HEADER>() {
+        let staged = header.first_chunk().map_or(0, |staged| u64::from_le_bytes(*staged));
+        let sum = header[8..].first_chunk().map_or(0, |sum| u32::from_le_bytes(*sum));
+        let kind = if staged & GOES_ON == 0 { Kind::Data } else { Kind::Part };
+        let len = usize::try_from(staged & !GOES_ON).unwrap_or(usize::MAX);
+        *header = Header { kind, len, lsn, salt, durable_upto }.encode_over(sum);
+        lsn += record::size(len);
+        rest = &mut behind[len.next_multiple_of(8)..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_staged_and_sealed_are_the_records_one_by_one() {
+        let records: [&[u8]; 4] = [b"", b"a", &[7; 8], &[9; 5000]];
+        let sums = records.map(crc32c::crc32c);
+        let mut bytes = Vec::new();
+        stage(&mut bytes, &records, &sums);
+        stage(&mut bytes, &records[3..], &sums[3..]);
+        assert_eq!(bytes.len() as u64, group_size(&records) + group_size(&records[3..]));
+        seal(&mut bytes, 4096, 5, 4096);
+        let mut expected = Vec::new();
+        let kinds = [Kind::Part, Kind::Part, Kind::Part, Kind::Data, Kind::Data];
+        for (record, kind) in records.iter().chain(&records[3..]).zip(kinds) {
+            let lsn = 4096 + expected.len() as u64;
+            expected.extend(record::encode(kind, record, lsn, 5, 4096));
+        }
+        assert_eq!(bytes, expected);
+    }
+}

@@ -1,0 +1,214 @@
+//! The index: which segments a binlog has, and where the sealed ones end.
+//!
+//! A text file, `binlog.index`, replaced as a whole: written aside, synced, renamed, the directory synced. So it is the old
+//! or the new one after a crash, never a mixture.
+//!
+//! ```text
+//! pagekeeper-binlog 1 0123456789abcdef 6b1c2f90      version, the log's id
+//! binlog.000007 1073741824 5d3c0e11                  sealed: its records end here
+//! binlog.000008 - 20f3a9b7                           the last one may be open
+//! end 2 8e10c4d2                                     how many there are
+//! ```
+//!
+//! Each line ends with the CRC32C of all that stands before it in the file (other CRCs and line ends left out), so that a
+//! line that is changed, missing or too many shows.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_io::{Access, Create, Error as IoError, Io, WriteMode};
+
+use super::segment::{HEADER, segment_name, segment_number};
+use crate::Error;
+
+/// The name of the index within the log's directory.
+pub(super) const INDEX: &str = "binlog.index";
+
+/// The name under which the next index is written.
+pub(super) const INDEX_NEW: &str = "binlog.index.new";
+
+const MAGIC: &str = "pagekeeper-binlog 1";
+
+/// A larger file is no index: 10 million segments.
+const MAX_LEN: u64 = 512 << 20;
+
+/// One line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Listed {
+    pub(super) number: u64,
+    /// Where its records end, in bytes; `None` for the last one while it is open.
+    pub(super) sealed: Option<u64>,
+}
+
+/// The whole index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Index {
+    pub(super) log_id: u64,
+    /// Numbers ascend by one; only the last one may be open.
+    pub(super) segments: Vec<Listed>,
+}
+
+impl Index {
+    fn encode(&self) -> String {
+        let mut text = String::new();
+        let mut crc = 0;
+        push_line(&mut text, &mut crc, &format!("{MAGIC} {:016x}", self.log_id));
+        for Listed { number, sealed } in &self.segments {
+            let name = segment_name(*number);
+            let line = sealed.map_or_else(|| format!("{name} -"), |sealed| format!("{name} {sealed}"));
+            push_line(&mut text, &mut crc, &line);
+        }
+        push_line(&mut text, &mut crc, &format!("end {}", self.segments.len()));
+        text
+    }
+
+    /// Reads an index, or tells the line (from 1) that is not as it should be.
+    fn parse(text: &str) -> Result<Self, usize> {
+        let mut crc = 0;
+        let mut lines = text.split('\n').enumerate().map(|(at, line)| match line.rsplit_once(' ') {
+            Some((line, sum)) => {
+                crc = crc32c::crc32c_append(crc, line.as_bytes());
+                if sum == format!("{crc:08x}") { Ok((at + 1, line)) } else { Err(at + 1) }
+            }
+            None => Err(at + 1),
+        });
+        let (at, first) = lines.next().unwrap_or(Err(1))?;
+        let id = first.strip_prefix(MAGIC).and_then(|rest| rest.strip_prefix(' ')).ok_or(at)?;
+        let log_id = u64::from_str_radix(id, 16).map_err(|_| at)?;
+        let mut segments: Vec<Listed> = Vec::new();
+        loop {
+            let (at, line) = lines.next().unwrap_or(Err(segments.len() + 2))?;
+            let (name, value) = line.split_once(' ').ok_or(at)?;
+            if name == "end" {
+                let whole = value.parse() == Ok(segments.len());
+                // Behind the last line end there is nothing.
+                return if whole && text.lines().count() == at && text.ends_with('\n') {
+                    Ok(Self { log_id, segments })
+                } else {
+                    Err(at)
+                };
+            }
+            let number = segment_number(name).ok_or(at)?;
+            let sealed = if value == "-" { None } else { Some(value.parse().map_err(|_| at)?) };
+            let follows =
+                segments.last().is_none_or(|last| last.number + 1 == number && last.sealed.is_some());
+            if !follows || sealed.is_some_and(|sealed| sealed < HEADER) {
+                return Err(at);
+            }
+            segments.push(Listed { number, sealed });
+        }
+    }
+
+    /// Reads the index of the log in `dir`; `None` where there is none.
+    pub(super) fn read(io: &dyn Io, dir: &Path) -> Result<Option<Self>, Error> {
+        let path = dir.join(INDEX);
+        let file = match io.open(&path, Access::Buffered) {
+            Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(None),
+            file => file?,
+        };
+        let size = file.stat()?.size;
+        let damaged = |line| Error::BrokenIndex { path: path.clone(), line };
+        let len = usize::try_from(size).ok().filter(|_| size <= MAX_LEN).ok_or_else(|| damaged(1))?;
+        let mut bytes = vec![0; len];
+        let len = file.read_at(0, &mut bytes)?;
+        let text = std::str::from_utf8(&bytes[..len]).map_err(|_| damaged(1))?;
+        Self::parse(text).map(Some).map_err(damaged)
+    }
+
+    /// Writes the index aside and syncs it: all that can fail for want of space. What is left of an earlier attempt
+    /// is removed first.
+    pub(super) fn prepare(&self, io: &dyn Io, dir: &Path, sync: bool) -> Result<Prepared, IoError> {
+        let new = dir.join(INDEX_NEW);
+        remove_if_there(io, &new)?;
+        let file = io.open_writable(&new, Access::Buffered, Create::New)?;
+        file.write_at(0, self.encode().as_bytes(), WriteMode::Plain)?;
+        if sync {
+            file.sync_all()?;
+        }
+        Ok(Prepared { new, index: dir.join(INDEX) })
+    }
+}
+
+/// An index that is written and synced, but not in place yet.
+#[must_use]
+pub(super) struct Prepared {
+    new: PathBuf,
+    index: PathBuf,
+}
+
+impl Prepared {
+    /// Puts it in place of the old one. Nobody knows which of them a crash would show until the directory is synced.
+    pub(super) fn rename(self, io: &dyn Io) -> Result<(), IoError> {
+        io.rename(&self.new, &self.index)
+    }
+}
+
+/// Removes a file; none is as good.
+pub(super) fn remove_if_there(io: &dyn Io, path: &Path) -> Result<(), IoError> {
+    match io.remove(path) {
+        Err(error) if error.errno() != Some(libc::ENOENT) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn push_line(text: &mut String, crc: &mut u32, line: &str) {
+    *crc = crc32c::crc32c_append(*crc, line.as_bytes());
+    writeln!(text, "{line} {crc:08x}").expect("a string takes all");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index(sealed: &[Option<u64>]) -> Index {
+        let segments = (7..).zip(sealed).map(|(number, &sealed)| Listed { number, sealed }).collect();
+        Index { log_id: 0x0123_4567_89ab_cdef, segments }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for index in
+            [index(&[]), index(&[None]), index(&[Some(4096)]), index(&[Some(1 << 40), Some(4096), None])]
+        {
+            assert_eq!(Index::parse(&index.encode()), Ok(index));
+        }
+    }
+
+    #[test]
+    fn any_change_of_a_byte_or_a_line_shows() {
+        let text = index(&[Some(8192), Some(12288), None]).encode();
+        let bytes = text.as_bytes();
+        for at in 0..bytes.len() {
+            assert!(Index::parse(&text[..at]).is_err(), "cut at {at}");
+            for bit in 0..7 {
+                let mut changed = bytes.to_vec();
+                changed[at] ^= 1 << bit;
+                let changed = String::from_utf8(changed).unwrap();
+                assert!(Index::parse(&changed).is_err(), "{changed}");
+            }
+        }
+        let lines: Vec<_> = text.lines().collect();
+        for at in 0..lines.len() {
+            let mut fewer = lines.clone();
+            fewer.remove(at);
+            assert!(Index::parse(&(fewer.join("\n") + "\n")).is_err(), "without line {at}");
+            let mut more = lines.clone();
+            more.insert(at, lines[at]);
+            assert!(Index::parse(&(more.join("\n") + "\n")).is_err(), "line {at} twice");
+        }
+        assert!(Index::parse(&format!("{text}\n")).is_err());
+        assert!(Index::parse(&format!("{text}{text}")).is_err());
+    }
+
+    #[test]
+    fn numbers_ascend_by_one_and_only_the_last_is_open() {
+        let of = |segments: &[(u64, Option<u64>)]| {
+            let segments = segments.iter().map(|&(number, sealed)| Listed { number, sealed }).collect();
+            Index::parse(&Index { log_id: 1, segments }.encode())
+        };
+        assert!(of(&[(1, Some(4096)), (2, None)]).is_ok());
+        assert_eq!(of(&[(1, Some(4096)), (3, None)]), Err(3));
+        assert_eq!(of(&[(1, None), (2, None)]), Err(3));
+        assert_eq!(of(&[(1, Some(4095))]), Err(2));
+    }
+}

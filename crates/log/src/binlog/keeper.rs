@@ -1,0 +1,358 @@
+//! Which pages of the log may be resident, and their release, as [`pagekeeper_policy::step`] says.
+//!
+//! The rule is `ReleaseBehindFollowers`, and all positions are exact. Facts are built from what was written and read, by windows
+//! of 2 MiB; no page is asked for before it was released. What a release leaves (a page that is mapped, or locked by read-ahead) stays on
+//! the list, and is tried again later.
+//!
+//! It is called by whoever has just made something releasable: the writer whose records begin a new window or segment, after its
+//! turn; a follower that goes on to the next window. No lock is held over I/O. One thread at a time does it; a writer that
+//! comes meanwhile goes on, unless too much is unwritten: then it waits.
+//!
+//! Invariants:
+//! 1. Writeback is started for each window that the writer has left and that is not synced yet, and waited for before its pages are
+//!    released: no more than the slack and [`UNWRITTEN`] stay dirty.
+//! 2. Errors of writeback end the log. They are seen through a descriptor of the keeper's own, so that a sync by
+//!    the writer's still tells them, too.
+//! 3. That advice is refused is no error: it costs memory, never data.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use pagekeeper_io::{Error as IoError, IoFile};
+use pagekeeper_policy::{
+    Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position as At, READ_AHEAD,
+    Rewrite, Rule, State as PolicyState, WINDOW, Window, step,
+};
+
+use super::Position;
+
+/// Bytes beside the slack that a writer may be ahead of writeback while another thread waits for it.
+const UNWRITTEN: u64 = 4 * WINDOW;
+
+/// After so many rounds, what resisted is tried again.
+const RETRY: u64 = 16;
+
+/// Rounds that one thread does for others before it goes back to its own work.
+const ROUNDS: usize = 4;
+
+const PAGE: u64 = 4096;
+
+/// The pages of one segment.
+struct Pages {
+    file: Arc<dyn IoFile>,
+    /// Starts of windows that may have resident pages.
+    windows: BTreeSet<u64>,
+    size: u64,
+    /// Up to here nothing is dirty.
+    clean: u64,
+    /// Up to here writeback was started.
+    started: u64,
+}
+
+impl Pages {
+    fn mark(&mut self, range: &Range<u64>) {
+        let mut window = range.start - range.start % WINDOW;
+        while window < range.end {
+            self.windows.insert(window);
+            window += WINDOW;
+        }
+    }
+}
+
+struct State {
+    segments: BTreeMap<u64, Pages>,
+    /// The segment that is written to.
+    writer: Position,
+    policy: PolicyState,
+    rounds: u64,
+    /// Someone is at it.
+    busy: bool,
+    /// Someone else would have been.
+    again: bool,
+}
+
+/// The keeper of a log's pages.
+pub(super) struct Keeper {
+    state: Mutex<State>,
+    idle: Condvar,
+    near_files: u64,
+    slack: u64,
+}
+
+/// What is to be done, and to which file.
+struct Deed {
+    file: Arc<dyn IoFile>,
+    segment: u64,
+    what: What,
+}
+
+enum What {
+    StartWriteback(Range<u64>),
+    /// Writeback is waited for up to here, then the range is released.
+    Release {
+        range: Range<u64>,
+        unwritten: bool,
+    },
+}
+
+impl Keeper {
+    pub(super) fn new(near_files: u64, slack: u64) -> Self {
+        let writer = Position { segment: 0, offset: 0 };
+        let state = State {
+            segments: BTreeMap::new(),
+            writer,
+            policy: PolicyState::default(),
+            rounds: 0,
+            busy: false,
+            again: false,
+        };
+        Self { state: Mutex::new(state), idle: Condvar::new(), near_files, slack }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The writer goes on in a new segment, of which `file` is a descriptor of the keeper's own. The one before is synced.
+    pub(super) fn begun(&self, segment: u64, file: Arc<dyn IoFile>, offset: u64) {
+        let mut state = self.lock();
+        let last = state.writer;
+        if let Some(pages) = state.segments.get_mut(&last.segment) {
+            (pages.clean, pages.size) = (last.offset, last.offset);
+        }
+        state.writer = Position { segment, offset };
+        let pages =
+            Pages { file, windows: BTreeSet::from([0]), size: offset, clean: offset, started: offset };
+        state.segments.insert(segment, pages);
+    }
+
+    /// The writer has written up to here; whether it has left a window.
+    pub(super) fn wrote(&self, offset: u64) -> bool {
+        let mut state = self.lock();
+        let from = mem::replace(&mut state.writer.offset, offset);
+        let segment = state.writer.segment;
+        if let Some(pages) = state.segments.get_mut(&segment) {
+            pages.size = offset;
+            pages.mark(&(from..offset));
+        }
+        from / WINDOW != offset / WINDOW
+    }
+
+    /// All that was written up to here is synced.
+    pub(super) fn synced(&self, offset: u64) {
+        let mut state = self.lock();
+        let segment = state.writer.segment;
+        if let Some(pages) = state.segments.get_mut(&segment) {
+            pages.clean = offset;
+            pages.started = pages.started.max(offset);
+        }
+    }
+
+    /// A follower reads this range of a segment of so many bytes: what it reads and what is read ahead may be resident.
+    pub(super) fn reads(&self, segment: u64, file: &Arc<dyn IoFile>, range: &Range<u64>, size: u64) {
+        let mut state = self.lock();
+        let pages = state.segments.entry(segment).or_insert_with(|| Pages {
+            file: Arc::clone(file),
+            windows: BTreeSet::new(),
+            size,
+            clean: size,
+            started: size,
+        });
+        let ahead = range.end.saturating_add(READ_AHEAD).min(pages.size);
+        pages.mark(&(range.start..ahead.max(range.end)));
+    }
+
+    /// The segments before this one are gone.
+    pub(super) fn purged(&self, number: u64) {
+        let mut state = self.lock();
+        state.segments = state.segments.split_off(&number);
+    }
+
+    /// Does what is to be done now. `followers` tells where they are. An error is the log's end.
+    pub(super) fn tend(&self, followers: impl Fn() -> Vec<(u64, Position)>) -> Result<(), IoError> {
+        let mut state = self.lock();
+        while state.busy {
+            state.again = true;
+            if !self.is_too_far_ahead(&state) {
+                return Ok(());
+            }
+            state = self.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.busy = true;
+        let mut result = Ok(());
+        for _ in 0..ROUNDS {
+            state.again = false;
+            let deeds = self.decide(&mut state, &followers());
+            drop(state);
+            let done: Vec<_> = deeds.into_iter().map(Deed::run).collect();
+            state = self.lock();
+            for done in done {
+                match done {
+                    Ok((segment, range, stayed)) => state.released(segment, &range, stayed),
+                    Err(error) => result = Err(error),
+                }
+            }
+            state.forget_empty();
+            if !state.again || result.is_err() {
+                break;
+            }
+        }
+        state.busy = false;
+        drop(state);
+        self.idle.notify_all();
+        result
+    }
+
+    /// Whether the writer should wait for whoever is waiting for writeback.
+    fn is_too_far_ahead(&self, state: &State) -> bool {
+        let clean = state.segments.get(&state.writer.segment).map_or(0, |pages| pages.clean);
+        state.writer.offset.saturating_sub(clean) > self.slack.saturating_add(UNWRITTEN)
+    }
+
+    fn decide(&self, state: &mut State, followers: &[(u64, Position)]) -> Vec<Deed> {
+        state.rounds += 1;
+        let mut deeds = Vec::new();
+        let writer = state.writer;
+        if let Some(pages) = state.segments.get_mut(&writer.segment) {
+            let left = writer.offset - writer.offset % WINDOW;
+            if pages.started < left {
+                let range = pages.started - pages.started % PAGE..left;
+                pages.started = left;
+                deeds.push(Deed::new(pages, writer.segment, What::StartWriteback(range)));
+            }
+        }
+        let facts = self.facts(state, followers);
+        for act in step(&mut state.policy, &facts) {
+            let (FileId(segment), what) = match act {
+                Act::Release { file, range } => {
+                    let unwritten = state.segments.get(&file.0).is_some_and(|pages| range.end > pages.clean);
+                    (file, What::Release { range, unwritten })
+                }
+                Act::StartWriteback { file, range } => (file, What::StartWriteback(range)),
+                _ => continue,
+            };
+            if let Some(pages) = state.segments.get(&segment) {
+                deeds.push(Deed::new(pages, segment, what));
+            }
+        }
+        deeds
+    }
+
+    fn facts(&self, state: &State, followers: &[(u64, Position)]) -> Facts {
+        let log = LogId(0);
+        let rule = Rule::ReleaseBehindFollowers { near_files: self.near_files, slack: self.slack };
+        let window = |pages: &Pages, start: u64| {
+            let end = (start + WINDOW).min(pages.size);
+            // Where writeback was started, the release waits for it.
+            let unwritten = if end > pages.started { end - start } else { 0 };
+            Window { start, end, resident: end - start, unwritten }
+        };
+        let files = state.segments.iter().map(|(&number, pages)| FileFacts {
+            id: FileId(number),
+            log,
+            sequence: number,
+            class: FileClass::Binlog,
+            rule,
+            rewrite: Rewrite::Never,
+            size: pages.size,
+            writer: (number == state.writer.segment).then_some(At::At(state.writer.offset)),
+            windows: pages
+                .windows
+                .iter()
+                .filter(|start| **start < pages.size)
+                .map(|start| window(pages, *start))
+                .collect(),
+        });
+        let followers = followers.iter().map(|&(id, at)| FollowerFacts {
+            id: FollowerId(id),
+            log,
+            sequence: at.segment,
+            position: At::At(at.offset),
+        });
+        Facts { files: files.collect(), followers: followers.collect(), retry: state.rounds / RETRY }
+    }
+
+    /// Bytes resident of the log's segments, as far as the kernel tells.
+    pub(super) fn resident(&self) -> Option<u64> {
+        let files: Vec<_> = self.lock().segments.values().map(|pages| Arc::clone(&pages.file)).collect();
+        let resident = |file: &Arc<dyn IoFile>| Some(file.residency(0..u64::MAX).ok()??.resident);
+        files.iter().map(resident).sum()
+    }
+}
+
+impl State {
+    /// What of a range is not resident any more; `stayed` are starts of windows that still have pages.
+    fn released(&mut self, segment: u64, range: &Range<u64>, stayed: Vec<u64>) {
+        let writer = self.writer.segment;
+        if let Some(pages) = self.segments.get_mut(&segment) {
+            if range.is_empty() {
+                return;
+            }
+            // Waited for before it was released; sealed segments are synced anyway.
+            if segment == writer && range.start <= pages.clean {
+                pages.clean = pages.clean.max(range.end);
+            }
+            pages.windows.retain(|start| !range.contains(start));
+            pages.windows.extend(stayed);
+        }
+    }
+
+    fn forget_empty(&mut self) {
+        let writer = self.writer.segment;
+        self.segments.retain(|number, pages| *number == writer || !pages.windows.is_empty());
+    }
+}
+
+impl Deed {
+    fn new(pages: &Pages, segment: u64, what: What) -> Self {
+        Self { file: Arc::clone(&pages.file), segment, what }
+    }
+
+    /// Does it: what was released (nothing, if only writeback was started), and which windows of it still have pages.
+    fn run(self) -> Result<(u64, Range<u64>, Vec<u64>), IoError> {
+        match self.what {
+            What::StartWriteback(range) => {
+                unless_missing(self.file.start_writeback(range))?;
+                Ok((self.segment, 0..0, Vec::new()))
+            }
+            What::Release { range, unwritten } => {
+                if unwritten {
+                    unless_missing(self.file.wait_writeback(range.clone()))?;
+                }
+                // The last page goes only if the advice reaches its end.
+                let pages = range.start..range.end.next_multiple_of(PAGE);
+                let stayed = match self.file.release(pages.clone()) {
+                    Ok(()) if is_gone(&*self.file, &pages) => Vec::new(),
+                    Ok(()) => windows(&range)
+                        .filter(|window| !is_gone(&*self.file, window))
+                        .map(|window| window.start)
+                        .collect(),
+                    Err(_) => windows(&range).map(|window| window.start).collect(),
+                };
+                Ok((self.segment, range, stayed))
+            }
+        }
+    }
+}
+
+/// Nothing is resident, or that can't be known.
+fn is_gone(file: &dyn IoFile, range: &Range<u64>) -> bool {
+    !matches!(file.residency(range.clone()), Ok(Some(found)) if found.resident > 0)
+}
+
+/// That the kernel has no such call loses nothing.
+fn unless_missing(result: Result<(), IoError>) -> Result<(), IoError> {
+    match result {
+        Err(error) if matches!(error.errno(), Some(libc::ENOSYS | libc::EOPNOTSUPP)) => Ok(()),
+        result => result,
+    }
+}
+
+/// The windows of a range that begins with one.
+fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let end = range.end;
+    let starts = std::iter::successors(Some(range.start), |start| start.checked_add(WINDOW));
+    starts.take_while(move |start| *start < end).map(move |start| start..end.min(start + WINDOW))
+}

@@ -1,0 +1,275 @@
+//! Opening: what is found in the directory is looked over, and put in order only when all of it is as it should be.
+//!
+//! In order: the names, the lock, the index, each segment's header and length, the records of the last segment if it was
+//! left open. Its end is found by the tail rule; a group whose end is missing does not count. What is kept is synced before
+//! anything is built upon it, and read past the page cache, which after a failed sync shows what the device never got. (Names
+//! can't be read past a cache: after the failed sync of a directory, mount the file system again before the log is opened.)
+//!
+//! Nothing is ever appended to a segment that may have had records: the last one is sealed where it ends, and a new one is
+//! begun. So a position that a follower saw before a crash never means another record afterwards: behind the end of its
+//! segment it means none. Only a segment that was sealed empty, by [`BinLog::close`](super::BinLog::close), is used.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock};
+
+use super::index::{INDEX, INDEX_NEW, Index, Listed};
+use super::planted::Planted;
+use super::segment::{HEADER, Header, open_past_cache, segment_number};
+use super::site::{Begun, Failure, Site, random};
+use super::watch::Segment;
+use super::writer::Writer;
+use crate::record::{Reader, Source};
+use crate::{Error, Syncs, Use};
+
+/// The name of the file that is locked.
+const LOCK: &str = "lock";
+
+/// A log that was opened.
+pub(super) struct Opened {
+    pub(super) lock: Lock,
+    pub(super) writer: Writer,
+    /// All segments, the writer's last.
+    pub(super) segments: VecDeque<Segment>,
+    /// Why it is written in the mode that the site has now.
+    pub(super) why: String,
+}
+
+/// What is in the directory.
+#[derive(Default)]
+struct Names {
+    index: bool,
+    /// The numbers of the segments, ascending.
+    segments: Vec<u64>,
+    /// The first name that is none of a log's.
+    foreign: Option<String>,
+}
+
+/// Opens the log, or makes it.
+pub(super) fn open(site: &mut Site) -> Result<Opened, Error> {
+    let (io, dir) = (&*Arc::clone(&site.io), &*site.dir.clone());
+    match names(io, dir)? {
+        Some(names) => names.check(dir)?,
+        None => io.create_dir(dir)?,
+    }
+    let lock = io.lock(&dir.join(LOCK))?;
+    let names = names(io, dir)?.unwrap_or_default();
+    names.check(dir)?;
+    let syncs = if site.options.sync_every == 1 { Syncs::EachCommit } else { Syncs::Seldom };
+    let chosen = site.options.mode.choose(io, dir, Use::Append, syncs)?;
+    site.write_as(chosen.mode);
+    let (index, segments, leftovers) = if let Some(index) = Index::read(io, dir)? {
+        let (segments, leftovers) = survey(site, &index, &names)?;
+        (index, segments, leftovers)
+    } else {
+        // The log's own name: whoever made the directory may not have got to this.
+        let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
+        io.sync_dir(parent.unwrap_or(Path::new(".")))?;
+        (Index { log_id: random(), segments: Vec::new() }, VecDeque::new(), Vec::new())
+    };
+    let (writer, segments) = begin(site, index, segments, &leftovers)?;
+    Ok(Opened { lock, writer, segments, why: chosen.why })
+}
+
+/// `None` where there is no such directory.
+fn names(io: &dyn Io, dir: &Path) -> Result<Option<Names>, Error> {
+    let list = match io.list(dir) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(None),
+        list => list?,
+    };
+    let mut names = Names::default();
+    for name in list {
+        match name.to_str() {
+            Some(LOCK | INDEX_NEW) => {}
+            Some(INDEX) => names.index = true,
+            name_str => match name_str.and_then(segment_number) {
+                Some(number) => names.segments.push(number),
+                None => {
+                    names.foreign.get_or_insert_with(|| name.to_string_lossy().into_owned());
+                }
+            },
+        }
+    }
+    names.segments.sort_unstable();
+    Ok(Some(names))
+}
+
+impl Names {
+    /// Without an index there must be nothing else.
+    fn check(&self, dir: &Path) -> Result<(), Error> {
+        if self.index {
+            return Ok(());
+        }
+        if !self.segments.is_empty() {
+            return Err(Error::MissingFile { path: dir.join(INDEX) });
+        }
+        match &self.foreign {
+            Some(found) => Err(Error::NotEmpty { path: dir.to_path_buf(), found: found.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Looks at each segment without changing anything; gives them, the last one's end found if it was left open, and the numbers of
+/// files that a crash left over.
+fn survey(site: &Site, index: &Index, names: &Names) -> Result<(VecDeque<Segment>, Vec<u64>), Error> {
+    let first = index.segments.first().map_or(1, |first| first.number);
+    let next = index.segments.last().map_or(1, |last| last.number + 1);
+    let mut leftovers = Vec::new();
+    for &number in names.segments.iter().filter(|number| !(first..next).contains(number)) {
+        // Purged, but not removed yet; or begun, but not listed yet: then it is empty.
+        let path = site.segment_path(number);
+        if number >= next && site.io.open(&path, site.access)?.stat()?.size > HEADER {
+            return Err(Error::Unlisted { path });
+        }
+        leftovers.push(number);
+    }
+    let mut segments = VecDeque::new();
+    let mut previous_end = None;
+    for &Listed { number, sealed } in &index.segments {
+        let path = site.segment_path(number);
+        let file = match open_past_cache(&*site.io, &path) {
+            Err(Error::Io(error)) if error.errno() == Some(libc::ENOENT) => {
+                return Err(Error::MissingFile { path });
+            }
+            file => file?,
+        };
+        let len = file.stat()?.size;
+        let least = sealed.unwrap_or(HEADER);
+        if len < least {
+            return Err(Error::WrongSize { path, expected: least, found: len });
+        }
+        let header = Header::read(&*file)?.filter(|header| {
+            header.log_id == index.log_id
+                && header.number == number
+                && previous_end.is_none_or(|end| end == header.previous_end)
+        });
+        let Some(header) = header else { return Err(Error::NotASegment { path }) };
+        previous_end = sealed;
+        segments.push_back(Segment { number, salt: header.salt, sealed });
+    }
+    if let Some(last) = segments.back_mut()
+        && last.sealed.is_none()
+    {
+        last.sealed = Some(find_end(site, last)?);
+    }
+    Ok((segments, leftovers))
+}
+
+/// Syncs the segment that was left open, and finds its end.
+fn find_end(site: &Site, segment: &Segment) -> Result<u64, Error> {
+    let path = site.segment_path(segment.number);
+    if !site.planted(Planted::NoSyncAtOpen) {
+        site.io.open_writable(&path, site.access, Create::Never)?.sync_all()?;
+    }
+    let file = if site.planted(Planted::ReadThroughCache) {
+        site.io.open(&path, Access::Buffered)?
+    } else {
+        open_past_cache(&*site.io, &path)?
+    };
+    let len = file.stat()?.size;
+    let mut reader = Reader::new(Scanned { file, len }, HEADER, segment.salt);
+    // Behind the last group that is whole.
+    let mut end = HEADER;
+    let mut torn = false;
+    while let Some(entry) = reader.next()? {
+        torn = entry.part;
+        if !torn || site.planted(Planted::TornGroups) {
+            end = entry.next;
+        }
+    }
+    Ok(if torn { end } else { reader.lsn() })
+}
+
+/// A segment's file: an LSN is an offset in it.
+struct Scanned {
+    file: Arc<dyn IoFile>,
+    len: u64,
+}
+
+impl Source for Scanned {
+    fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
+        Ok(self.file.read_at(lsn, bytes)?)
+    }
+
+    fn chunk(&self) -> usize {
+        1 << 20
+    }
+
+    fn end(&self) -> u64 {
+        self.len
+    }
+
+    fn place(&self, lsn: u64) -> (PathBuf, u64) {
+        (self.file.path().to_path_buf(), lsn)
+    }
+}
+
+/// Puts in order what was found, and opens a segment to append to.
+fn begin(
+    site: &Site,
+    mut index: Index,
+    mut segments: VecDeque<Segment>,
+    leftovers: &[u64],
+) -> Result<(Writer, VecDeque<Segment>), Error> {
+    // What is seen now may not be durable yet.
+    told(site.sync_dir())?;
+    for &number in leftovers {
+        site.io.remove(&site.segment_path(number))?;
+    }
+    let was_open = index.segments.last().is_some_and(|last| last.sealed.is_none());
+    if let (Some(listed), Some(found)) = (index.segments.last_mut(), segments.back()) {
+        listed.sealed = found.sealed;
+    }
+    if site.planted(Planted::AppendAfterTorn) && was_open {
+        return append_after_torn(site, index, segments);
+    }
+    let begun = match segments.back() {
+        None => {
+            // From here on the directory is a log's, also after a crash.
+            told(site.replace_index(&index))?;
+            told(site.begin_segment(&mut index, 0))?
+        }
+        Some(last) if last.sealed == Some(HEADER) && !was_open => {
+            if let Some(listed) = index.segments.last_mut() {
+                listed.sealed = None;
+            }
+            let path = site.segment_path(last.number);
+            let file = site.io.open_writable(&path, site.access, Create::Never)?;
+            told(site.replace_index(&index))?;
+            let Segment { number, salt, .. } = *last;
+            segments.pop_back();
+            Begun { file, number, salt }
+        }
+        Some(last) => {
+            let end = last.sealed.unwrap_or(HEADER);
+            told(site.begin_segment(&mut index, end))?
+        }
+    };
+    segments.push_back(Segment { number: begun.number, salt: begun.salt, sealed: None });
+    Ok((Writer::new(begun, index), segments))
+}
+
+/// The fault of that name.
+fn append_after_torn(
+    site: &Site,
+    mut index: Index,
+    mut segments: VecDeque<Segment>,
+) -> Result<(Writer, VecDeque<Segment>), Error> {
+    let last = segments.back_mut().expect("one was left open");
+    let (number, salt, end) = (last.number, last.salt, last.sealed.take().unwrap_or(HEADER));
+    index.segments.last_mut().expect("it is listed").sealed = None;
+    let file = site.io.open_writable(&site.segment_path(number), site.access, Create::Never)?;
+    let mut writer = Writer::new(Begun { file, number, salt }, index);
+    (writer.end, writer.durable) = (end, end);
+    Ok((writer, segments))
+}
+
+/// Whoever opens a log is told any failure alike.
+fn told<T>(result: Result<T, Failure>) -> Result<T, IoError> {
+    result.map_err(|failure| match failure {
+        Failure::Passing(error) | Failure::Final(error) => error,
+    })
+}

@@ -1,0 +1,139 @@
+//! A segment's name and its header block.
+//!
+//! The header is the first 4096 bytes and never changes. It names the log, so that a file that came from another one is
+//! known; the segment's number, so that a renamed file is; the salt of its records; and where the segment before
+//! it ended, so that it shows when that one was cut.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, AlignedBuf, Io, IoFile};
+
+use crate::Error;
+use crate::record::BLOCK_LEN;
+
+/// Bytes of the header: one block. The first record comes behind it.
+pub(super) const HEADER: u64 = crate::record::BLOCK;
+
+const MAGIC: &[u8; 8] = b"PKBINLOG";
+const VERSION: u32 = 1;
+const PREFIX: &str = "binlog.";
+
+/// What the header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) log_id: u64,
+    pub(super) number: u64,
+    pub(super) salt: u32,
+    /// Where the records of the segment before it end, in bytes; 0 where there was none.
+    pub(super) previous_end: u64,
+}
+
+impl Header {
+    pub(super) fn encode(&self) -> AlignedBuf {
+        let mut block = AlignedBuf::new(BLOCK_LEN);
+        block[..8].copy_from_slice(MAGIC);
+        block[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        block[12..16].copy_from_slice(&self.salt.to_le_bytes());
+        block[16..24].copy_from_slice(&self.log_id.to_le_bytes());
+        block[24..32].copy_from_slice(&self.number.to_le_bytes());
+        block[32..40].copy_from_slice(&self.previous_end.to_le_bytes());
+        let crc = crc32c::crc32c(&block[..4092]);
+        block[4092..].copy_from_slice(&crc.to_le_bytes());
+        block
+    }
+
+    /// Reads a header; `None` if that is none.
+    pub(super) fn decode(block: &[u8]) -> Option<Self> {
+        let block: &[u8; BLOCK_LEN] = block.try_into().ok()?;
+        let word = |at: Range<usize>| block[at].try_into().map(u32::from_le_bytes).ok();
+        let long = |at: Range<usize>| block[at].try_into().map(u64::from_le_bytes).ok();
+        if &block[..8] != MAGIC
+            || word(8..12)? != VERSION
+            || word(4092..4096)? != crc32c::crc32c(&block[..4092])
+        {
+            return None;
+        }
+        Some(Self {
+            salt: word(12..16)?,
+            log_id: long(16..24)?,
+            number: long(24..32)?,
+            previous_end: long(32..40)?,
+        })
+    }
+
+    /// Reads a segment's header from its file.
+    pub(super) fn read(file: &dyn IoFile) -> Result<Option<Self>, Error> {
+        let mut block = AlignedBuf::new(BLOCK_LEN);
+        let len = file.read_at(0, &mut block)?;
+        Ok(Self::decode(&block[..len]))
+    }
+}
+
+/// The file name of a segment.
+pub(super) fn segment_name(number: u64) -> String {
+    format!("{PREFIX}{number:06}")
+}
+
+/// The number of the segment of this name, if it is the name of one.
+pub(super) fn segment_number(name: &str) -> Option<u64> {
+    let number = name.strip_prefix(PREFIX)?.parse().ok()?;
+    (number > 0 && segment_name(number) == name).then_some(number)
+}
+
+/// Opens a file as a crash left it on its device, past the kernel's cache, which can show what the device never got (after
+/// a failed sync). Where there are no direct reads: through the cache, from which what is clean is dropped before.
+pub(super) fn open_past_cache(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, Error> {
+    match io.open(path, Access::Direct) {
+        Err(pagekeeper_io::Error::NoDirect { .. }) => {
+            let file = io.open(path, Access::Buffered)?;
+            file.release(0..u64::MAX)?;
+            Ok(file)
+        }
+        file => Ok(file?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers() {
+        for (number, name) in [
+            (1, "binlog.000001"),
+            (999_999, "binlog.999999"),
+            (1_000_000, "binlog.1000000"),
+            (u64::MAX, "binlog.18446744073709551615"),
+        ] {
+            assert_eq!(segment_name(number), name);
+            assert_eq!(segment_number(name), Some(number));
+        }
+        for name in [
+            "binlog.1",
+            "binlog.000000",
+            "binlog.0000001",
+            "binlog.index",
+            "binlog.",
+            "binlog.+00001",
+            "redo.000001",
+        ] {
+            assert_eq!(segment_number(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_header_is_read_back_and_any_changed_bit_shows() {
+        let header =
+            Header { log_id: 0xfeed_beef_0123_4567, number: 12, salt: 0x89ab_cdef, previous_end: 1 << 30 };
+        let block = header.encode();
+        assert_eq!(Header::decode(&block), Some(header));
+        assert_eq!(Header::decode(&block[..4095]), None);
+        for at in 0..block.len() {
+            let mut changed = block.to_vec();
+            changed[at] ^= 1 << (at % 8);
+            assert_eq!(Header::decode(&changed), None, "byte {at}");
+        }
+    }
+}

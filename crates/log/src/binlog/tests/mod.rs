@@ -1,0 +1,5 @@
+//! The binlog as a whole.
+
+mod basic;
+mod crash;
+mod support;

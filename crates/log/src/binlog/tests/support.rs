@@ -1,0 +1,125 @@
+//! Logs on simulated disks, and groups to append to them.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use pagekeeper_io::{Io, SimDisk};
+
+use crate::{BinLog, BinLogOptions, Error, Event, Position};
+
+/// Where the log is on a simulated disk.
+pub(super) const DIR: &str = "/binlog";
+
+/// Small segments, each group synced.
+pub(super) fn options(disk: &SimDisk) -> BinLogOptions {
+    BinLogOptions::new().max_segment_bytes(16 << 10).io(Arc::new(disk.clone()))
+}
+
+/// A group that tells which it is: `number` records of it, the first of `len` bytes.
+pub(super) fn group(which: u64, number: usize, len: usize) -> Vec<Vec<u8>> {
+    (0..number)
+        .map(|at| {
+            let mut record = format!("{which}.{at} ").into_bytes();
+            let seed = which.wrapping_mul(31).wrapping_add(at as u64);
+            let fill = (0_u64..).map(|n| seed.wrapping_add(n).wrapping_mul(0x9e37_79b9).to_le_bytes()[2]);
+            let more = (len / (at + 1)).saturating_sub(record.len());
+            record.extend(fill.take(more));
+            record
+        })
+        .collect()
+}
+
+pub(super) fn append(log: &BinLog, group: &[Vec<u8>]) -> Result<Position, Error> {
+    log.append_group(&group.iter().map(Vec::as_slice).collect::<Vec<_>>())
+}
+
+/// All that can be read at once from a position on, by groups; each position is looked at.
+pub(super) fn read_groups(log: &BinLog, from: Position) -> Result<Vec<Vec<Vec<u8>>>, Error> {
+    let mut follower = log.follow(from)?;
+    let mut groups = Vec::new();
+    let mut group = Vec::new();
+    let mut last: Option<Event> = None;
+    while let Some(event) = follower.try_next()? {
+        assert!(event.position < event.next && last.is_none_or(|last| last.next <= event.position));
+        assert_eq!(follower.position(), event.next);
+        group.push(event.bytes.clone());
+        if event.ends_group {
+            groups.push(std::mem::take(&mut group));
+        }
+        last = Some(event);
+    }
+    assert!(group.is_empty(), "a group without its end");
+    Ok(groups)
+}
+
+/// The names in the log's directory.
+pub(super) fn names(io: &dyn Io) -> Vec<String> {
+    io.list(DIR.as_ref()).unwrap().into_iter().map(|name| name.into_string().unwrap()).collect()
+}
+
+/// Everything that stands in the log's directory.
+pub(super) fn contents(io: &dyn Io) -> Vec<(String, Vec<u8>)> {
+    let read = |name: String| {
+        let file = io.open(&std::path::Path::new(DIR).join(&name), pagekeeper_io::Access::Buffered).unwrap();
+        let mut bytes = vec![0; usize::try_from(file.stat().unwrap().size).unwrap()];
+        file.read_at(0, &mut bytes).unwrap();
+        (name, bytes)
+    };
+    names(io).into_iter().map(read).collect()
+}
+
+/// The seed of a test: `PAGEKEEPER_SEED`, or one by the clock; printed when the test fails.
+pub(super) struct Seed(u64);
+
+impl Seed {
+    pub(super) fn new() -> Self {
+        let given = std::env::var("PAGEKEEPER_SEED").ok();
+        let given = given.map(|seed| seed.parse().expect("PAGEKEEPER_SEED is a number"));
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+        Self(given.unwrap_or_else(|| now().into()))
+    }
+
+    /// Chance for one of several that share the seed.
+    pub(super) fn chance(&self, which: u64) -> Chance {
+        let mut chance = Chance(self.0 ^ which.wrapping_mul(0xd6e8_feb8_6659_fd93));
+        chance.next();
+        chance
+    }
+}
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("PAGEKEEPER_SEED={} repeats this", self.0);
+        }
+    }
+}
+
+/// Numbers by chance: splitmix64.
+pub(super) struct Chance(u64);
+
+impl Chance {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// One of a range that is not empty.
+    pub(super) fn of(&mut self, range: Range<u64>) -> u64 {
+        range.start + self.next() % (range.end - range.start)
+    }
+
+    /// An index into so many.
+    pub(super) fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.of(0..len as u64)).unwrap()
+    }
+
+    /// True once in so many times.
+    pub(super) fn one_in(&mut self, times: u64) -> bool {
+        self.next().is_multiple_of(times)
+    }
+}

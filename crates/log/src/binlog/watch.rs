@@ -1,0 +1,313 @@
+//! What there is to read: how far the log is written and synced, which segments it has, who follows.
+//!
+//! Invariants:
+//! 1. `durable <= end`; both only go up, and move to a new segment only when the one before is sealed here.
+//! 2. A follower's place here is never ahead of what it has yet to read.
+//! 3. A segment with a follower in it, or before it, is here; only a forced purge takes it away, and then the follower is
+//!    told.
+//! 4. Nobody is told anything under the lock, but for the condition variable.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use super::Position;
+use super::segment::HEADER;
+use crate::Error;
+
+/// A segment of the log.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Segment {
+    pub(super) number: u64,
+    pub(super) salt: u32,
+    /// Where its records end, in bytes, once that is settled.
+    pub(super) sealed: Option<u64>,
+}
+
+/// Up to where a follower may read in its segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Limit {
+    /// Up to this byte now, and perhaps more later.
+    Now(u64),
+    /// Up to this byte, then the next segment follows.
+    Sealed(u64),
+}
+
+/// One follower, as the log sees it.
+#[derive(Debug)]
+struct Follows {
+    at: Position,
+    durable_only: bool,
+    waker: Option<Waker>,
+    cut_off: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct State {
+    end: Position,
+    durable: Position,
+    segments: VecDeque<Segment>,
+    followers: BTreeMap<u64, Follows>,
+    next_follower: u64,
+    /// Threads that wait for the condition variable.
+    asleep: usize,
+    failed: Option<Error>,
+    closed: bool,
+}
+
+impl State {
+    fn first(&self) -> Position {
+        Position {
+            segment: self.segments.front().map_or(self.end.segment, |first| first.number),
+            offset: HEADER,
+        }
+    }
+
+    fn segment(&self, number: u64) -> Option<&Segment> {
+        let first = self.segments.front()?.number;
+        self.segments.get(usize::try_from(number.checked_sub(first)?).ok()?)
+    }
+
+    /// How far a follower may read now. After a failure what was not synced may be gone.
+    fn readable(&self, durable_only: bool) -> Position {
+        if durable_only || self.failed.is_some() { self.durable } else { self.end }
+    }
+
+    /// Whether a follower at `at` has something to do: to read, to move on, or to end.
+    fn has_news(&self, at: Position, durable_only: bool) -> bool {
+        self.readable(durable_only) > at || self.closed || self.failed.is_some()
+    }
+}
+
+/// What writer and followers share.
+#[derive(Debug)]
+pub(super) struct Watch {
+    state: Mutex<State>,
+    news: Condvar,
+}
+
+/// A follower's registration.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) id: u64,
+    pub(super) segment: Segment,
+    pub(super) cut_off: Arc<AtomicBool>,
+}
+
+impl Watch {
+    pub(super) fn new(segments: VecDeque<Segment>) -> Self {
+        let end = Position { segment: segments.back().map_or(1, |last| last.number), offset: HEADER };
+        let state = State {
+            end,
+            durable: end,
+            segments,
+            followers: BTreeMap::new(),
+            next_follower: 0,
+            asleep: 0,
+            failed: None,
+            closed: false,
+        };
+        Self { state: Mutex::new(state), news: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, and tells all followers.
+    fn tell(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        let wakers: Vec<_> =
+            state.followers.values_mut().filter_map(|follower| follower.waker.take()).collect();
+        let asleep = state.asleep > 0;
+        drop(state);
+        if asleep {
+            self.news.notify_all();
+        }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub(super) fn wrote(&self, end: Position) {
+        self.tell(|state| state.end = end);
+    }
+
+    pub(super) fn synced(&self, durable: Position) {
+        self.tell(|state| state.durable = durable);
+    }
+
+    /// The last segment is sealed, and this one follows.
+    pub(super) fn rotated(&self, sealed: u64, new: Segment) {
+        self.tell(|state| {
+            if let Some(last) = state.segments.back_mut() {
+                last.sealed = Some(sealed);
+            }
+            state.segments.push_back(new);
+            state.end = Position { segment: new.number, offset: HEADER };
+            state.durable = state.end;
+        });
+    }
+
+    pub(super) fn failed(&self, error: &Error) {
+        self.tell(|state| {
+            state.failed.get_or_insert_with(|| error.clone());
+        });
+    }
+
+    pub(super) fn closed(&self) {
+        self.tell(|state| state.closed = true);
+    }
+
+    pub(super) fn first(&self) -> Position {
+        self.lock().first()
+    }
+
+    pub(super) fn end(&self) -> Position {
+        self.lock().end
+    }
+
+    pub(super) fn durable(&self) -> Position {
+        self.lock().durable
+    }
+
+    /// Where each follower is.
+    pub(super) fn followers(&self) -> Vec<(u64, Position)> {
+        self.lock().followers.iter().map(|(id, follower)| (*id, follower.at)).collect()
+    }
+
+    /// Registers a follower.
+    pub(super) fn register(&self, from: Position, durable_only: bool) -> Result<Registered, Error> {
+        let mut state = self.lock();
+        let first = state.first();
+        let at = Position { offset: from.offset.max(HEADER), ..from };
+        if at < first {
+            return Err(Error::Purged { position: from, first });
+        }
+        let segment = state.segment(at.segment).copied();
+        let end = match segment {
+            Some(Segment { sealed: Some(sealed), number, .. }) => {
+                Position { segment: number, offset: sealed }
+            }
+            _ => state.end,
+        };
+        let Some(segment) = segment.filter(|_| at <= end) else {
+            return Err(Error::BehindEnd { position: from, end });
+        };
+        let id = state.next_follower;
+        state.next_follower += 1;
+        let cut_off = Arc::<AtomicBool>::default();
+        let follows = Follows { at, durable_only, waker: None, cut_off: Arc::clone(&cut_off) };
+        state.followers.insert(id, follows);
+        Ok(Registered { id, segment, cut_off })
+    }
+
+    /// A follower has read all before `at`; where it was.
+    pub(super) fn moved(&self, id: u64, at: Position) -> Position {
+        let mut state = self.lock();
+        state.followers.get_mut(&id).map_or(at, |follower| mem::replace(&mut follower.at, at))
+    }
+
+    /// A segment, if it is there.
+    pub(super) fn segment(&self, number: u64) -> Option<Segment> {
+        self.lock().segment(number).copied()
+    }
+
+    pub(super) fn left(&self, id: u64) {
+        self.lock().followers.remove(&id);
+    }
+
+    /// How far a follower may read in the segment of `at`; the end of the log for it, or why it goes no further, where
+    /// there is nothing more. `Ok(None)`: the log is closed, and all was read.
+    pub(super) fn limit(&self, at: Position, durable_only: bool) -> Result<Option<Limit>, Error> {
+        let state = self.lock();
+        let readable = state.readable(durable_only);
+        if readable <= at {
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            if state.closed {
+                return Ok(None);
+            }
+        }
+        Ok(Some(match state.segment(at.segment).and_then(|segment| segment.sealed) {
+            Some(sealed) => Limit::Sealed(sealed),
+            None if readable.segment == at.segment => Limit::Now(readable.offset),
+            None => Limit::Now(HEADER),
+        }))
+    }
+
+    /// Waits until there is news for a follower; false if it is past the deadline and there is none.
+    pub(super) fn wait(
+        &self,
+        at: Position,
+        durable_only: bool,
+        cut_off: &AtomicBool,
+        until: Option<Instant>,
+    ) -> bool {
+        let mut state = self.lock();
+        loop {
+            if state.has_news(at, durable_only) || cut_off.load(Ordering::Acquire) {
+                return true;
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return false;
+            }
+            state.asleep += 1;
+            state = match left {
+                None => self.news.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => self.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+            state.asleep -= 1;
+        }
+    }
+
+    /// As [`Self::wait`], but leaves a waker.
+    pub(super) fn poll(&self, id: u64, at: Position, context: &Context<'_>) -> Poll<()> {
+        let mut state = self.lock();
+        let Some(follower) = state.followers.get(&id) else { return Poll::Ready(()) };
+        let durable_only = follower.durable_only;
+        if state.has_news(at, durable_only) || follower.cut_off.load(Ordering::Acquire) {
+            return Poll::Ready(());
+        }
+        if let Some(follower) = state.followers.get_mut(&id) {
+            match &mut follower.waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                none => *none = Some(context.waker().clone()),
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Takes the segments before `number` away; gives them. Fails where a follower is in one of them, unless forced: then that
+    /// one is cut off.
+    pub(super) fn purge(&self, number: u64, forced: bool) -> Result<Vec<Segment>, Error> {
+        let mut purged = Vec::new();
+        let mut result = Ok(());
+        self.tell(|state| {
+            let inside = state.followers.values().filter(|follower| follower.at.segment < number);
+            if let Some(position) = inside.map(|follower| follower.at).min().filter(|_| !forced) {
+                result = Err(Error::Followed { position });
+                return;
+            }
+            for follower in state.followers.values().filter(|follower| follower.at.segment < number) {
+                follower.cut_off.store(true, Ordering::Release);
+            }
+            while state.segments.front().is_some_and(|first| first.number < number) {
+                purged.extend(state.segments.pop_front());
+            }
+        });
+        result.map(|()| purged)
+    }
+
+    /// Puts segments back that were not purged after all.
+    pub(super) fn restore(&self, purged: &[Segment]) {
+        let mut state = self.lock();
+        for segment in purged.iter().rev() {
+            state.segments.push_front(*segment);
+        }
+    }
+}

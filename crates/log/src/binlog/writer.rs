@@ -1,0 +1,290 @@
+//! The writer: the last segment, and how batches get into it.
+//!
+//! Invariants:
+//! 1. A block that was synced is never written again: a sync begins by a pad up to the next block, in the same write as the
+//!    records before it. So a write that a crash tears hurts only what was not synced.
+//! 2. Nothing stands behind [`Writer::end`] but what a failed write left, and that is cut off before the next write.
+//! 3. `durable` moves after a sync that succeeded, never else. After a failed write or sync the log takes nothing more.
+//!
+//! The exception to the last one is a full disk. `ENOSPC`, of the write itself, says that bytes were not taken: nothing
+//! that was taken before is affected, its pages stay dirty and its room on the device is reserved. So that batch fails
+//! alone: the file is cut back to the end and synced, so that no record of the failed batch, which would be under the right salt and
+//! at the right place, can come back behind later ones. `EIO`, of a write or sync, and `ENOSPC` of a sync, say that
+//! bytes which *were* taken are lost, and the kernel tells that once only: nothing can be trusted after it.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, AlignedBuf, IoFile, WriteMode};
+
+use super::frame;
+use super::index::Index;
+use super::planted::Planted;
+use super::segment::HEADER;
+use super::shared::Shared;
+use super::site::{Begun, Failure, Site};
+use super::turn::{Batch, Placed};
+use super::watch::Segment;
+use crate::Error;
+use crate::record::{BLOCK, BLOCK_LEN, encode_pad, pad_size};
+
+/// The last segment, open for writing, and the index.
+pub(super) struct Writer {
+    pub(super) file: Arc<dyn IoFile>,
+    pub(super) segment: u64,
+    pub(super) salt: u32,
+    /// Where the next record goes, in bytes; what is before it is written.
+    pub(super) end: u64,
+    /// Up to here it is synced: a multiple of [`BLOCK`].
+    pub(super) durable: u64,
+    /// Groups written since the last sync.
+    pub(super) unsynced: u64,
+    /// What the last, unfinished block holds, where only whole blocks are written.
+    pub(super) tail: Vec<u8>,
+    pub(super) index: Index,
+    /// There may be something to release, when the turn is over.
+    pub(super) tend: bool,
+    /// What failed was not cut off yet.
+    ragged: bool,
+}
+
+impl Writer {
+    /// Of an empty segment, the last one of the index.
+    pub(super) fn new(begun: Begun, index: Index) -> Self {
+        Self {
+            file: begun.file,
+            segment: begun.number,
+            salt: begun.salt,
+            end: HEADER,
+            durable: HEADER,
+            unsynced: 0,
+            tail: Vec::new(),
+            index,
+            tend: false,
+            ragged: false,
+        }
+    }
+
+    /// Writes a batch; the parts of it, in order, with where they stand or why they do not.
+    pub(super) fn write_batch(&mut self, shared: &Shared, batch: &mut Batch) -> Vec<Placed> {
+        let mut placed = Vec::new();
+        let mut from = 0;
+        let mut groups = 0;
+        if let Some(error) = shared.turns.failed() {
+            return vec![Placed { from, upto: usize::MAX, at: Err(error) }];
+        }
+        while groups < batch.ends.len() {
+            let fitting = self.fitting(shared, &batch.ends[groups..], from);
+            let Some(upto) = fitting.checked_sub(1).map(|last| batch.ends[groups + last]) else {
+                if let Err(error) = self.rotate(shared) {
+                    placed.push(Placed { from, upto: usize::MAX, at: Err(error) });
+                    return placed;
+                }
+                continue;
+            };
+            groups += fitting;
+            let is_last = groups == batch.ends.len();
+            let every = shared.site.options.sync_every;
+            let due = every > 0 && self.unsynced + fitting as u64 >= every;
+            // What does not fit goes to the next segment, and this one is synced before.
+            let sync = due || !is_last || batch.sync;
+            let at = self.write_part(shared, batch, from..upto, fitting as u64, sync);
+            let failed = at.is_err();
+            placed.push(Placed { from, upto: if failed { usize::MAX } else { upto }, at });
+            if failed {
+                return placed;
+            }
+            from = upto;
+        }
+        if batch.ends.is_empty() && batch.sync {
+            let at = self.sync(shared).map(|()| (self.segment, self.end));
+            placed.push(Placed { from, upto: usize::MAX, at });
+        }
+        placed
+    }
+
+    /// How many of the groups that end here, of which the first begins at `from`, fit into this segment, each followed by a
+    /// pad.
+    fn fitting(&self, shared: &Shared, ends: &[usize], from: usize) -> usize {
+        let room = |&&end: &&usize| {
+            let end = self.end + (end - from) as u64;
+            end + pad_size(end) <= shared.site.options.max_segment_bytes
+        };
+        ends.iter().take_while(room).count()
+    }
+
+    fn write_part(
+        &mut self,
+        shared: &Shared,
+        batch: &mut Batch,
+        part: Range<usize>,
+        groups: u64,
+        sync: bool,
+    ) -> Result<(u64, u64), Error> {
+        self.cut_off(shared)?;
+        let at = (self.segment, self.end);
+        let records = &mut batch.bytes[part.clone()];
+        frame::seal(records, self.end, self.salt, self.durable);
+        let end = self.end + records.len() as u64;
+        if !sync {
+            self.write(shared, &batch.bytes[part])?;
+        } else if part.end == batch.bytes.len() {
+            batch.bytes.extend(encode_pad(end, self.salt, self.durable));
+            self.write(shared, &batch.bytes[part.start..])?;
+        } else {
+            let padded = [&batch.bytes[part], &encode_pad(end, self.salt, self.durable)].concat();
+            self.write(shared, &padded)?;
+        }
+        self.unsynced += groups;
+        if sync {
+            self.sync_written(shared)?;
+        }
+        Ok(at)
+    }
+
+    /// Makes all that is written durable.
+    pub(super) fn sync(&mut self, shared: &Shared) -> Result<(), Error> {
+        self.cut_off(shared)?;
+        if self.durable == self.end {
+            return Ok(());
+        }
+        let pad = encode_pad(self.end, self.salt, self.durable);
+        self.write(shared, &pad)?;
+        self.sync_written(shared)
+    }
+
+    fn sync_written(&mut self, shared: &Shared) -> Result<(), Error> {
+        debug_assert!(self.end.is_multiple_of(BLOCK));
+        if !shared.site.planted(Planted::NoSync) {
+            let synced = self.file.sync_data();
+            if !shared.site.planted(Planted::SyncErrorIgnored) {
+                synced.map_err(|error| shared.stop(error))?;
+            }
+        }
+        self.durable = self.end;
+        self.unsynced = 0;
+        shared.synced(self);
+        Ok(())
+    }
+
+    /// Writes at the end, and moves it.
+    fn write(&mut self, shared: &Shared, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let Site { access, write_mode, .. } = shared.site;
+        let written = match (access, write_mode) {
+            (Access::Buffered, WriteMode::Plain) => self.file.write_at(self.end, bytes, write_mode),
+            _ => self.write_blocks(write_mode, bytes),
+        };
+        match written {
+            Ok(()) => {
+                self.end += bytes.len() as u64;
+                shared.wrote(self);
+                Ok(())
+            }
+            Err(error) => match Failure::from(error) {
+                Failure::Passing(error) => {
+                    self.ragged = !shared.site.planted(Planted::RaggedEnd);
+                    self.cut_off(shared)?;
+                    Err(error.into())
+                }
+                failure @ Failure::Final(_) => Err(shared.failure(failure)),
+            },
+        }
+    }
+
+    /// Writes whole blocks, from the start of the one that the end is in: for direct writes, and for pages that may have been
+    /// dropped, of which a part can't be written without a read.
+    fn write_blocks(&mut self, mode: WriteMode, bytes: &[u8]) -> Result<(), pagekeeper_io::Error> {
+        let start = self.end - self.tail.len() as u64;
+        let len = self.tail.len() + bytes.len();
+        let mut blocks = AlignedBuf::new(len.next_multiple_of(BLOCK_LEN));
+        blocks[..self.tail.len()].copy_from_slice(&self.tail);
+        blocks[self.tail.len()..len].copy_from_slice(bytes);
+        self.file.write_at(start, &blocks, mode)?;
+        self.tail.clear();
+        self.tail.extend_from_slice(&blocks[len - len % BLOCK_LEN..len]);
+        Ok(())
+    }
+
+    /// Cuts off what a failed write left.
+    fn cut_off(&mut self, shared: &Shared) -> Result<(), Error> {
+        if self.ragged {
+            let cut = self.file.set_len(self.end).and_then(|()| self.file.sync_data());
+            cut.map_err(|error| shared.stop(error))?;
+            self.ragged = false;
+        }
+        Ok(())
+    }
+
+    /// Seals this segment and goes on in a new one. Where that fails for want of space or descriptors, this one stays.
+    pub(super) fn rotate(&mut self, shared: &Shared) -> Result<(), Error> {
+        if !shared.site.planted(Planted::NoSyncAtRotation) {
+            self.sync(shared)?;
+        }
+        let mut index = self.index.clone();
+        if let Some(last) = index.segments.last_mut() {
+            last.sealed = Some(self.end);
+        }
+        let begun =
+            shared.site.begin_segment(&mut index, self.end).map_err(|failure| shared.failure(failure))?;
+        let sealed = self.end;
+        *self = Self { tend: self.tend, ..Self::new(begun, index) };
+        shared.rotated(self, sealed);
+        Ok(())
+    }
+
+    /// Makes all durable, and lets the index tell where the log ends.
+    pub(super) fn seal(&mut self, shared: &Shared) -> Result<(), Error> {
+        self.sync(shared)?;
+        let mut index = self.index.clone();
+        if let Some(last) = index.segments.last_mut() {
+            last.sealed = Some(self.end);
+        }
+        self.list(shared, index)
+    }
+
+    /// Takes the segments before `number` off the index and from the followers; gives them, for their files to be removed.
+    pub(super) fn purge(
+        &mut self,
+        shared: &Shared,
+        number: u64,
+        forced: bool,
+    ) -> Result<Vec<Segment>, Error> {
+        let purged = shared.watch.purge(number, forced)?;
+        if purged.is_empty() {
+            return Ok(purged);
+        }
+        if shared.site.planted(Planted::PurgeFilesFirst) {
+            purged
+                .iter()
+                .try_for_each(|segment| shared.site.io.remove(&shared.site.segment_path(segment.number)))?;
+        }
+        let mut index = self.index.clone();
+        index.segments.retain(|listed| listed.number >= number);
+        let listed = self.list(shared, index);
+        if listed.is_err() {
+            shared.watch.restore(&purged);
+        }
+        listed.map(|()| purged)
+    }
+
+    fn list(&mut self, shared: &Shared, index: Index) -> Result<(), Error> {
+        shared.site.replace_index(&index).map_err(|failure| shared.failure(failure))?;
+        self.index = index;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { segment, end, durable, .. } = self;
+        f.debug_struct("Writer")
+            .field("segment", segment)
+            .field("end", end)
+            .field("durable", durable)
+            .finish_non_exhaustive()
+    }
+}
