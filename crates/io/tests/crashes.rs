@@ -125,7 +125,7 @@ impl File {
         match (persistence, &self.synced) {
             (Persistence::All, _) => assert!(found == self.seen, "all persists, and it is another file"),
             (Persistence::None, Some(synced)) => {
-                assert!(found == synced, "nothing persists, and it is another file")
+                assert!(found == synced, "nothing persists, and it is another file");
             }
             _ => {}
         }

@@ -100,7 +100,7 @@ impl SimDiskBuilder {
         self
     }
 
-    /// Refuses [`Access::Direct`], as some file systems do.
+    /// Refuses [`crate::Access::Direct`], as some file systems do.
     #[must_use]
     pub fn without_direct(mut self) -> Self {
         self.direct = false;

@@ -21,6 +21,8 @@ mod schedule;
 mod state;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_tests;
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 
 use super::*;
 use crate::testing::disk_dir;
-use crate::{Choice, Target};
+use crate::{AlignedBuf, Choice, Target, WriteMode};
 
 /// Makes a system call fail with `EPERM` for the calling thread, and those that it starts, from now on.
 fn forbid(call: libc::c_long) {
@@ -75,6 +75,19 @@ fn submit_twenty(io: &Uring, file: &Arc<dyn IoFile>) -> Vec<Result<usize, Error>
     ended.iter().collect()
 }
 
+fn write_twenty(io: &Uring, file: &Arc<dyn IoFile>, byte: u8) -> Vec<(u64, Result<(), Error>)> {
+    let (sender, ended) = mpsc::channel();
+    let writes = (0..20).map(|n| {
+        let (sender, mut buf) = (sender.clone(), AlignedBuf::new(4096));
+        buf.fill(byte);
+        let done = Box::new(move |_: AlignedBuf, result| sender.send((n, result)).unwrap());
+        OwnedWrite { file: Arc::clone(file), offset: n * 4096, buf, mode: WriteMode::Plain, done }
+    });
+    io.submit_writes(writes.collect());
+    drop(sender);
+    ended.iter().collect()
+}
+
 #[test]
 fn where_it_is_forbidden_it_says_so_and_threads_are_chosen() {
     in_a_thread(|| {
@@ -110,6 +123,9 @@ fn when_no_more_rings_can_be_had_threads_read() {
         uring.idle.lock().unwrap().clear();
         assert_eq!(read_twenty(&uring, &*file), vec![Ok(4096); 20]);
         assert_eq!(submit_twenty(&uring, &file), vec![Ok(4096); 20]);
+        let writable = uring.open_writable(file.path(), Access::Buffered, Create::Never).unwrap();
+        assert!(write_twenty(&uring, &writable, 8).iter().all(|(_, result)| *result == Ok(())));
+        assert!(std::fs::read(file.path()).unwrap() == vec![8; 20 * 4096]);
     });
 }
 
@@ -136,6 +152,29 @@ fn a_ring_that_breaks_loses_no_read() {
             assert_eq!(submit_twenty(&uring, &file), vec![Ok(4096); 20]);
         });
     }
+}
+
+#[test]
+fn a_write_is_done_or_told_when_its_ring_breaks() {
+    let uring = Uring::with_depth(4).unwrap();
+    let (_dir, file) = file_of(&uring, 20 * 4096);
+    let file = uring.open_writable(file.path(), Access::Buffered, Create::Never).unwrap();
+    in_a_thread(|| {
+        forbid(libc::SYS_io_uring_enter);
+        for byte in 1..=2 {
+            let ended = write_twenty(&uring, &file, byte);
+            assert_eq!(ended.len(), 20);
+            let content = std::fs::read(file.path()).unwrap();
+            for (n, result) in ended {
+                let page = &content[usize::try_from(n).unwrap() * 4096..][..4096];
+                match result {
+                    Ok(()) => assert!(page.iter().all(|found| *found == byte), "write {n}"),
+                    Err(Error::Write { errno: libc::EPERM, .. }) if byte == 1 => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    });
 }
 
 #[test]
