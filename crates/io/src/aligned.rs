@@ -56,6 +56,11 @@ impl AlignedBuf {
         self.capacity
     }
 
+    /// Where it starts, and what it shows.
+    pub(crate) fn place(&self) -> (NonNull<u8>, usize) {
+        (self.start, self.len)
+    }
+
     /// Shows its first `len` bytes from now on; what was hidden meanwhile has kept its bytes.
     ///
     /// # Panics

@@ -1,7 +1,5 @@
 //! A read or write on its way, whichever way it came in.
 
-use std::ptr::NonNull;
-
 use libc::iovec;
 
 use crate::transfer::Kind;
@@ -78,8 +76,8 @@ impl From<OwnedRead> for Request {
 }
 
 impl From<OwnedWrite> for Request {
-    fn from(mut write: OwnedWrite) -> Self {
-        let (start, len) = (NonNull::from(&mut *write.buf).cast(), write.buf.len());
+    fn from(write: OwnedWrite) -> Self {
+        let (start, len) = write.buf.place();
         // SAFETY: the buffer owns this memory, wherever the buffer itself is moved, and no one has it but this request, which
         // does not touch it before it is taken apart.
         #[expect(unsafe_code, reason = "memory that is owned beside it")]
