@@ -2,11 +2,13 @@
 
 mod binlog;
 mod bulk;
+#[cfg(test)]
+mod chance;
 mod error;
 mod layout;
 mod mode;
-#[allow(dead_code, reason = "the logs that use it are being built")]
 mod record;
+mod redo;
 #[cfg(test)]
 mod testing;
 
@@ -15,3 +17,4 @@ pub use bulk::{BulkMode, BulkOptions, BulkReport, BulkWriter};
 pub use error::Error;
 pub use layout::{Backing, Disk, DiskLayout};
 pub use mode::{Chosen, LogMode, Syncs, Use};
+pub use redo::{Backpressure, FlushPolicy, Lsn, RedoLog, RedoMetrics, RedoOptions, RedoReader, RedoRecord};

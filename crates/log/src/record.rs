@@ -25,8 +25,7 @@ mod reader;
 #[cfg(test)]
 mod tests;
 
-#[allow(unused_imports, reason = "the logs that use it are being built")]
-pub(crate) use reader::{Entry, EpochAt, Reader, Source};
+pub(crate) use reader::{EpochAt, Reader, Source};
 
 /// What is written and synced at once at the least, in bytes; a sync ends at a multiple of it.
 pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;

@@ -94,11 +94,6 @@ impl<S: Source> Reader<S> {
         &self.epochs
     }
 
-    /// What it reads from.
-    pub(crate) fn source(&mut self) -> &mut S {
-        &mut self.source
-    }
-
     /// The next entry; `None` at the end, and from then on.
     pub(crate) fn next(&mut self) -> Result<Option<Entry<'_>>, Error> {
         let header = loop {

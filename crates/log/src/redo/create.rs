@@ -1,0 +1,141 @@
+//! Making a log.
+//!
+//! The control file comes first and says that the log is being made; then the files, written with zeros from end to end; then the
+//! control file says that it is in use. So a directory with files of a ring and no control file is never taken for one that
+//! may be made anew.
+//!
+//! Fails with what was there before unchanged, and what was made removed but for an empty directory.
+
+use std::path::{Path, PathBuf};
+
+use pagekeeper_io::{AlignedBuf, Create, Error as IoError, Io, WriteMode};
+
+use super::control::{self, Control, Found, State};
+use super::{RedoLog, RedoOptions, open, ring};
+use crate::Error;
+
+/// Bytes of zeros written at once.
+const ZEROS: usize = 1 << 20;
+
+/// The name of the file that is locked while a log is open.
+pub(super) const LOCK: &str = "lock";
+
+/// Makes a log in an empty directory.
+pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<RedoLog, Error> {
+    let io = options.io_or_best();
+    match io.list(directory) {
+        Ok(_) => {
+            check_empty(&*io, directory)?;
+        }
+        Err(error) if error.errno() == Some(libc::ENOENT) => {
+            io.create_dir(directory)?;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    // Whether it was made just now, or before a crash: its name must last.
+    if let Some(parent) = directory.parent() {
+        io.sync_dir(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?;
+    }
+    let mut made = Made { io: &*io, paths: Vec::new() };
+    match make(options, directory, &mut made) {
+        Ok((lock, state)) => open::start(options, directory, lock, state, Some(0)),
+        Err(error) => {
+            made.remove();
+            Err(error)
+        }
+    }
+}
+
+fn make(
+    options: &RedoOptions,
+    directory: &Path,
+    made: &mut Made<'_>,
+) -> Result<(pagekeeper_io::Lock, State), Error> {
+    let io = made.io;
+    let lock = io.lock(&directory.join(LOCK))?;
+    made.paths.push(directory.join(LOCK));
+    // Again: another may have made a log here meanwhile.
+    for left in check_empty(io, directory)? {
+        io.remove(&directory.join(left))?;
+    }
+    let state = State {
+        number: 0,
+        log_id: open::by_chance(),
+        geometry: options.geometry(),
+        in_use: false,
+        checkpoint: 0,
+        salt: open::salt_unlike(0),
+    };
+    let path = directory.join(control::NAME);
+    made.paths.push(path.clone());
+    let mut control = Control::create(io, &path, state)?;
+    io.sync_dir(directory)?;
+    let zeros = AlignedBuf::new(ZEROS);
+    for index in 0..options.files {
+        let path = directory.join(ring::name(index));
+        made.paths.push(path.clone());
+        make_file(io, &path, options.file_bytes, &zeros)?;
+    }
+    io.sync_dir(directory)?;
+    control.write(State { in_use: true, ..control.state() })?;
+    Ok((lock, control.state()))
+}
+
+/// A file of zeros, durable but for its name: what overwrites it later needs no room and no journal of the file system.
+fn make_file(io: &dyn Io, path: &Path, bytes: u64, zeros: &[u8]) -> Result<(), Error> {
+    let file = ring::open_writable_past_cache(io, path, Create::New)?;
+    match file.allocate(0..bytes) {
+        // Then writing it does.
+        Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {}
+        allocated => allocated?,
+    }
+    let mut at = 0;
+    while at < bytes {
+        let len = (bytes - at).min(zeros.len() as u64);
+        file.write_at(at, &zeros[..usize::try_from(len).unwrap_or(zeros.len())], WriteMode::Plain)?;
+        at += len;
+    }
+    file.sync_all()?;
+    // Of use where there is no direct I/O only; where pages can't be released they stay.
+    let _ = file.release(0..bytes);
+    Ok(())
+}
+
+/// Fails unless the directory has nothing in it but what an interrupted making left: gives the names of that.
+fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
+    let not_empty = |found: String| Err(Error::NotEmpty { path: directory.to_path_buf(), found });
+    let mut left = Vec::new();
+    for name in io.list(directory)? {
+        match name.to_str() {
+            Some(LOCK) => {}
+            Some(name) if name == control::NAME || ring::is_name(name) => left.push(name.to_owned()),
+            _ => return not_empty(name.to_string_lossy().into_owned()),
+        }
+    }
+    if left.is_empty() {
+        return Ok(left);
+    }
+    let has_control = left.iter().any(|name| name == control::NAME);
+    let found = if has_control { control::read(io, &directory.join(control::NAME))? } else { Found::Nothing };
+    match found {
+        Found::State(state) if !state.in_use => Ok(left),
+        // The very first thing to be made was interrupted.
+        Found::Nothing if has_control && left.len() == 1 => Ok(left),
+        _ => not_empty(left.swap_remove(0)),
+    }
+}
+
+/// What was made so far.
+struct Made<'a> {
+    io: &'a dyn Io,
+    paths: Vec<PathBuf>,
+}
+
+impl Made<'_> {
+    /// As far as it goes: the error that led here is the one to tell.
+    fn remove(self) {
+        for path in self.paths.iter().rev() {
+            let _: Result<(), IoError> = self.io.remove(path);
+        }
+    }
+}

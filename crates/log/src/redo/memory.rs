@@ -1,0 +1,54 @@
+//! The bytes of the log buffer, written by many threads at once and read by one.
+//!
+//! Nothing here knows who may touch what: that is [`super::buffer`]'s, which states it. Memory is taken up as it is touched.
+
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use pagekeeper_io::AlignedBuf;
+
+/// Aligned memory without a rule.
+#[derive(Debug)]
+pub(super) struct Memory {
+    start: NonNull<u8>,
+    len: usize,
+    /// Owns what `start` points to, and is not touched before it is dropped.
+    _owner: AlignedBuf,
+}
+
+// SAFETY: plain memory that it owns; each access states that it meets no other.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(super) fn new(len: usize) -> Self {
+        let mut owner = AlignedBuf::new(len);
+        Self { start: NonNull::from(&mut owner[..]).cast(), len, _owner: owner }
+    }
+
+    /// Copies `bytes` to `at`.
+    ///
+    /// # Safety
+    ///
+    /// They fit, and nobody else reads or writes that range meanwhile.
+    pub(super) unsafe fn write(&self, at: usize, bytes: &[u8]) {
+        debug_assert!(at + bytes.len() <= self.len);
+        // SAFETY: in bounds and alone there, as the caller says.
+        unsafe {
+            self.start.add(at).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len());
+        }
+    }
+
+    /// The `len` bytes at `at`.
+    ///
+    /// # Safety
+    ///
+    /// They are in it, and nobody writes to that range as long as they are borrowed.
+    pub(super) unsafe fn read(&self, at: usize, len: usize) -> &[u8] {
+        debug_assert!(at + len <= self.len);
+        // SAFETY: in bounds, initialised from the start, and not written to, as the caller says.
+        unsafe { NonNull::slice_from_raw_parts(self.start.add(at), len).as_ref() }
+    }
+}

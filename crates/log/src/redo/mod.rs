@@ -1,0 +1,208 @@
+//! The redo log: a ring of preallocated files that many threads append to.
+
+mod bell;
+mod buffer;
+mod checkpoint;
+mod control;
+mod core;
+mod create;
+mod group;
+mod memory;
+mod metrics;
+mod open;
+mod options;
+mod planted;
+mod read;
+mod release;
+mod ring;
+mod sync;
+#[cfg(test)]
+mod tests;
+mod threads;
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+pub use metrics::RedoMetrics;
+pub use options::{Backpressure, FlushPolicy, RedoOptions};
+pub use read::{RedoReader, RedoRecord};
+
+use self::core::Core;
+
+use crate::{Error, LogMode};
+
+/// A place in a [`RedoLog`]: bytes since the log was made, without end. The ring's files are gone round again and again
+/// meanwhile.
+pub type Lsn = u64;
+
+/// A redo log: a ring of files of fixed size, written over and over, read only after a crash.
+///
+/// Any number of threads [`append`](Self::append): each reserves its place by one atomic step and copies its record into the
+/// log buffer without a lock. A thread `log_writer` writes whole blocks as they fill up; a thread `log_flusher` syncs
+/// what nobody waits for, and gives the pages of what was written back to the kernel. Who commits calls
+/// [`wait_flushed`](Self::wait_flushed): one of those who wait writes and syncs for all, the next group gathers meanwhile.
+///
+/// Once the engine has made changes durable elsewhere it moves the [`checkpoint`](Self::checkpoint), and the
+/// ring may be written over up to there. When the ring is full appends wait.
+///
+/// After a write or sync has failed, nothing is appended or acknowledged any more: all calls say so
+/// ([`Error::Poisoned`]). What the disk has is found out by opening the log again.
+///
+/// ```
+/// use pagekeeper_log::RedoLog;
+///
+/// # let temp = tempfile::tempdir_in(".")?;
+/// # let dir = &temp.path().join("redo");
+/// let log = RedoLog::options().files(4).file_bytes(1 << 20).create(dir)?;
+/// let lsn = log.append(b"page 7: balance = 100")?;
+/// log.wait_flushed(lsn)?; // durable
+/// log.append(b"page 9: balance = 20")?;
+/// log.close()?;
+///
+/// // Later, or after a crash: what was appended since the checkpoint is done again.
+/// let log = RedoLog::options().open(dir)?;
+/// let mut end = log.checkpoint_lsn();
+/// for record in log.read_from(end)? {
+///     let record = record?;
+///     println!("{}: {}", record.lsn, String::from_utf8_lossy(&record.body));
+///     end = record.end;
+/// }
+/// // The pages are durable now: the records are of no more use.
+/// log.checkpoint(end)?;
+/// assert_eq!(log.read_from(end)?.count(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct RedoLog {
+    core: Arc<Core>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl RedoLog {
+    /// How to make or open one.
+    pub fn options() -> RedoOptions {
+        RedoOptions::default()
+    }
+
+    fn new(core: Core) -> Result<Self, Error> {
+        let core = Arc::new(core);
+        let threads = if core.has_threads { threads::start(&core)? } else { Vec::new() };
+        Ok(Self { core, threads })
+    }
+
+    /// Appends a record, and returns the LSN just behind it: what [`Self::wait_flushed`] takes. It is not durable yet.
+    ///
+    /// Waits while the log buffer or the ring is full; the latter lasts until another thread moves the checkpoint.
+    ///
+    /// Fails with [`Error::RecordTooLarge`] for a body longer than [`Self::longest_record`], and after any error of a write or
+    /// sync.
+    pub fn append(&self, body: &[u8]) -> Result<Lsn, Error> {
+        self.core.append(body, true)
+    }
+
+    /// As [`Self::append`], but fails with [`Error::RingFull`] where that would wait for a checkpoint: for threads that move it
+    /// themselves.
+    pub fn try_append(&self, body: &[u8]) -> Result<Lsn, Error> {
+        self.core.append(body, false)
+    }
+
+    /// Returns when all records before `lsn` are durable, or written, as the [`FlushPolicy`] says. Not for an LSN behind the end.
+    pub fn wait_flushed(&self, lsn: Lsn) -> Result<(), Error> {
+        self.check_end(lsn)?;
+        match self.core.policy {
+            FlushPolicy::EachCommit => self.core.wait_durable(lsn),
+            FlushPolicy::Every(_) | FlushPolicy::Os => self.core.wait_written(lsn),
+        }
+    }
+
+    /// Returns when all records before `lsn` are durable, whatever the policy. Not for an LSN behind the end.
+    pub fn sync_upto(&self, lsn: Lsn) -> Result<(), Error> {
+        self.check_end(lsn)?;
+        self.core.wait_durable(lsn)
+    }
+
+    fn check_end(&self, lsn: Lsn) -> Result<(), Error> {
+        let end = self.end();
+        if lsn > end {
+            return Err(Error::NotInLog { lsn, from: self.checkpoint_lsn(), upto: end });
+        }
+        Ok(())
+    }
+
+    /// Gives up all records before `lsn`, which is one that an append or a reader gave: their room may be written over. Returns
+    /// when that is durable; syncs the log up to there first.
+    pub fn checkpoint(&self, lsn: Lsn) -> Result<(), Error> {
+        self.core.move_checkpoint(lsn)
+    }
+
+    /// Where the first record stands that was not given up.
+    pub fn checkpoint_lsn(&self) -> Lsn {
+        self.core.checkpoint()
+    }
+
+    /// Where the next record would stand, but for a pad before it.
+    pub fn end(&self) -> Lsn {
+        self.core.buffer.reserved()
+    }
+
+    /// All before this is durable.
+    pub fn durable_lsn(&self) -> Lsn {
+        self.core.durable()
+    }
+
+    /// The records from `lsn` on, which the checkpoint, an append or a reader gave, up to what is durable now (written, where commits
+    /// do not wait for syncs).
+    pub fn read_from(&self, lsn: Lsn) -> Result<RedoReader, Error> {
+        RedoReader::new(&self.core, lsn)
+    }
+
+    /// Bytes of the longest body that can be appended: the smaller of log buffer and ring, less five blocks.
+    pub fn longest_record(&self) -> usize {
+        self.core.longest()
+    }
+
+    /// Bytes of the ring.
+    pub fn capacity(&self) -> u64 {
+        self.core.ring.geometry.capacity()
+    }
+
+    /// How the files are written; never [`LogMode::Auto`].
+    pub fn mode(&self) -> LogMode {
+        self.core.mode
+    }
+
+    /// What it did since it was opened.
+    pub fn metrics(&self) -> RedoMetrics {
+        let core = &self.core;
+        core.counters.snapshot(core.buffer.reserved() - core.start, core.buffer.taken() - core.start)
+    }
+
+    /// Makes all durable and closes the log. Dropping it does the same, but can't tell of an error.
+    pub fn close(mut self) -> Result<(), Error> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<(), Error> {
+        threads::stop(&self.core, std::mem::take(&mut self.threads));
+        self.core.check()?;
+        self.core.wait_durable(self.core.buffer.reserved())?;
+        threads::release_all(&self.core);
+        Ok(())
+    }
+}
+
+impl Drop for RedoLog {
+    fn drop(&mut self) {
+        let _ = self.finish();
+    }
+}
+
+impl fmt::Debug for RedoLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedoLog")
+            .field("checkpoint", &self.checkpoint_lsn())
+            .field("durable", &self.durable_lsn())
+            .field("end", &self.end())
+            .finish_non_exhaustive()
+    }
+}

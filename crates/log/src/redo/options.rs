@@ -1,0 +1,240 @@
+//! What a redo log is to be like.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagekeeper_io::Io;
+
+use super::{RedoLog, create, open, ring};
+use crate::record::{BLOCK, BLOCK_LEN};
+use crate::{Error, LogMode};
+
+/// The smallest ring, in bytes.
+pub(super) const LEAST_RING: u64 = 16 * BLOCK;
+/// The smallest log buffer, in bytes.
+const LEAST_BUFFER: usize = 8 * BLOCK_LEN;
+const MOST_BUFFER: usize = 1 << 32;
+
+/// When what was appended is durable: what [`RedoLog::wait_flushed`] waits for.
+///
+/// As MySQL's `innodb_flush_log_at_trx_commit`, whose value is given with each.
+///
+/// ```
+/// use std::time::Duration;
+/// use pagekeeper_log::{FlushPolicy, RedoLog};
+/// // A power cut may cost the last 100 ms, a crash of the process nothing that was waited for.
+/// let options = RedoLog::options().flush_policy(FlushPolicy::Every(Duration::from_millis(100)));
+/// # drop(options);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum FlushPolicy {
+    /// `wait_flushed` returns when the record is durable (1). What nobody waits for is synced each second.
+    #[default]
+    EachCommit,
+    /// `wait_flushed` returns when the record is written, so that it outlives the process but not the machine; it is
+    /// synced when so much time has passed (2, with `innodb_flush_log_at_timeout`).
+    Every(Duration),
+    /// As `Every`, but the kernel alone decides when anything is durable (`sync_binlog = 0`). The log syncs only for a
+    /// checkpoint and when it is closed.
+    Os,
+}
+
+/// Why an append waits.
+///
+/// ```
+/// use pagekeeper_log::RedoLog;
+/// let options = RedoLog::options().on_backpressure(|full| {
+///     eprintln!("{full}: checkpoint now");
+/// });
+/// # drop(options);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Backpressure {
+    /// Records from here on are still needed.
+    pub checkpoint: u64,
+    /// Where the next record would stand.
+    pub end: u64,
+    /// Bytes of the ring.
+    pub capacity: u64,
+}
+
+impl fmt::Display for Backpressure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = self.end - self.checkpoint;
+        write!(
+            f,
+            "redo ring full: {used} of {} bytes since the checkpoint at LSN {}",
+            self.capacity, self.checkpoint
+        )
+    }
+}
+
+/// Told of [`Backpressure`].
+pub(super) type OnBackpressure = Arc<dyn Fn(Backpressure) + Send + Sync>;
+
+/// How a [`RedoLog`] is made and opened; from [`RedoLog::options`].
+#[derive(Clone)]
+pub struct RedoOptions {
+    pub(super) files: u32,
+    pub(super) file_bytes: u64,
+    pub(super) buffer_bytes: usize,
+    pub(super) flush_policy: FlushPolicy,
+    pub(super) mode: LogMode,
+    pub(super) io: Option<Arc<dyn Io>>,
+    pub(super) on_backpressure: Option<OnBackpressure>,
+    /// Without them the callers do all, in an order that repeats.
+    #[cfg(test)]
+    pub(super) threads: bool,
+    #[cfg(test)]
+    pub(super) planted: Option<super::planted::Planted>,
+}
+
+impl Default for RedoOptions {
+    fn default() -> Self {
+        Self {
+            files: 4,
+            file_bytes: 256 << 20,
+            buffer_bytes: 16 << 20,
+            flush_policy: FlushPolicy::default(),
+            mode: LogMode::default(),
+            io: None,
+            on_backpressure: None,
+            #[cfg(test)]
+            threads: true,
+            #[cfg(test)]
+            planted: None,
+        }
+    }
+}
+
+impl RedoOptions {
+    /// How many files the ring has, 1 to 4096; 4 if not said. For [`Self::create`].
+    #[must_use]
+    pub fn files(mut self, files: u32) -> Self {
+        self.files = files;
+        self
+    }
+
+    /// Bytes of each file, a multiple of 4096; 256 MiB if not said. All files together have 64 KiB at least. For [`Self::create`].
+    #[must_use]
+    pub fn file_bytes(mut self, bytes: u64) -> Self {
+        self.file_bytes = bytes;
+        self
+    }
+
+    /// Bytes of the log buffer, where records wait to be written: a power of two from 32 KiB to 4 GiB; 16 MiB if not said.
+    /// No record can be longer.
+    #[must_use]
+    pub fn buffer_bytes(mut self, bytes: usize) -> Self {
+        self.buffer_bytes = bytes;
+        self
+    }
+
+    /// When what was appended is durable; at each commit if not said.
+    #[must_use]
+    pub fn flush_policy(mut self, policy: FlushPolicy) -> Self {
+        self.flush_policy = policy;
+        self
+    }
+
+    /// How the files are written; what is best here if not said.
+    #[must_use]
+    pub fn mode(mut self, mode: LogMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// The disk; [`pagekeeper_io::best`] if not said.
+    #[must_use]
+    pub fn io(mut self, io: Arc<dyn Io>) -> Self {
+        self.io = Some(io);
+        self
+    }
+
+    /// Called by an append that finds the ring full up to the checkpoint, before it waits: once for each such wait, on
+    /// its own thread. It must not append; it may well move the checkpoint, or wake who does.
+    #[must_use]
+    pub fn on_backpressure(mut self, told: impl Fn(Backpressure) + Send + Sync + 'static) -> Self {
+        self.on_backpressure = Some(Arc::new(told));
+        self
+    }
+
+    /// Makes a log in a directory that is empty, or not there yet, and opens it. All its files are written and synced, so
+    /// that later no write allocates anything: that takes a while for large rings.
+    ///
+    /// Fails with [`Error::NotEmpty`] where something else is, with [`Error::Setting`] for sizes that can't be. What was made
+    /// before an error is removed. After a crash in it, [`Self::open`] says [`Error::Unfinished`], and it can be called again.
+    pub fn create(self, directory: &Path) -> Result<RedoLog, Error> {
+        self.check()?;
+        create::create(&self, directory)
+    }
+
+    /// Opens a log: finds its end, and makes durable what it keeps. Sizes are those it was made with.
+    ///
+    /// Fails, having changed nothing, where there is no log ([`Error::NoLog`]), another has it open
+    /// ([`pagekeeper_io::Error::Locked`]), a file is missing or of another size, or records that were acknowledged are lost
+    /// ([`Error::Corrupt`]).
+    pub fn open(self, directory: &Path) -> Result<RedoLog, Error> {
+        self.check()?;
+        open::open(&self, directory)
+    }
+
+    pub(super) fn io_or_best(&self) -> Arc<dyn Io> {
+        self.io.clone().unwrap_or_else(pagekeeper_io::best)
+    }
+
+    pub(super) fn geometry(&self) -> ring::Geometry {
+        ring::Geometry { file_bytes: self.file_bytes, files: self.files }
+    }
+
+    /// Leaves all work to the callers, so that it is done in an order that repeats.
+    #[cfg(test)]
+    pub(super) fn without_threads(mut self) -> Self {
+        self.threads = false;
+        self
+    }
+
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "only tests go without"))]
+    pub(super) fn has_threads(&self) -> bool {
+        #[cfg(test)]
+        return self.threads;
+        #[cfg(not(test))]
+        true
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let files = u64::from(self.files);
+        if !(1..=super::control::MOST_FILES).contains(&self.files) {
+            return Err(Error::Setting { what: "a number of files", given: files, wanted: "give 1 to 4096" });
+        }
+        if !self.file_bytes.is_multiple_of(BLOCK) || self.file_bytes > 1 << 44 {
+            let (what, given) = ("a file size", self.file_bytes);
+            return Err(Error::Setting { what, given, wanted: "give a multiple of 4096 up to 16 TiB" });
+        }
+        if self.geometry().capacity() < LEAST_RING {
+            let given = self.geometry().capacity();
+            return Err(Error::Setting { what: "a ring", given, wanted: "give 65536 bytes or more in all" });
+        }
+        if !self.buffer_bytes.is_power_of_two() || !(LEAST_BUFFER..=MOST_BUFFER).contains(&self.buffer_bytes)
+        {
+            let (what, given) = ("a log buffer", self.buffer_bytes as u64);
+            return Err(Error::Setting { what, given, wanted: "give a power of two from 32 KiB to 4 GiB" });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for RedoOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedoOptions")
+            .field("files", &self.files)
+            .field("file_bytes", &self.file_bytes)
+            .field("buffer_bytes", &self.buffer_bytes)
+            .field("flush_policy", &self.flush_policy)
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,101 @@
+//! Reading the log while it is open.
+//!
+//! Reads go past the page cache where that can be had, wide, up to where the log was durable (or written, where commits don't
+//! wait for syncs) when the reader was made. Fails where a checkpoint gave up what was to be read, and it was written over.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::core::{Core, lock};
+use super::options::FlushPolicy;
+use super::ring::RingSource;
+use crate::Error;
+use crate::record::{Reader, Source};
+
+/// A record that was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedoRecord {
+    /// Where it begins.
+    pub lsn: u64,
+    /// Just behind it: what its append returned, and where to read on.
+    pub end: u64,
+    /// What was appended.
+    pub body: Vec<u8>,
+}
+
+/// Reads the records of a log in order; from [`RedoLog::read_from`](crate::RedoLog::read_from). After an error it has ended.
+#[derive(Debug)]
+pub struct RedoReader {
+    reader: Reader<LiveSource>,
+    failed: bool,
+}
+
+impl RedoReader {
+    pub(super) fn new(core: &Arc<Core>, lsn: u64) -> Result<Self, Error> {
+        let end = match core.policy {
+            FlushPolicy::EachCommit => core.durable(),
+            FlushPolicy::Every(_) | FlushPolicy::Os => core.buffer.taken(),
+        };
+        let from = core.checkpoint();
+        if !(from..=end).contains(&lsn) || !lsn.is_multiple_of(8) {
+            return Err(Error::NotInLog { lsn, from, upto: end });
+        }
+        let (salt, end) = {
+            let epochs = lock(&core.epochs);
+            // As long as no epoch was begun there is nothing behind where the last one ended.
+            (epochs.salt_at(lsn), epochs.due.unwrap_or(end))
+        };
+        let ring = RingSource::new(core.io.clone(), core.ring.geometry, core.sources.clone(), end);
+        let source = LiveSource { ring, core: Arc::clone(core) };
+        Ok(Self { reader: Reader::until(source, lsn, salt, end), failed: false })
+    }
+}
+
+impl Iterator for RedoReader {
+    type Item = Result<RedoRecord, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        match self.reader.next() {
+            Ok(entry) => entry
+                .map(|entry| Ok(RedoRecord { lsn: entry.lsn, end: entry.next, body: entry.body.to_vec() })),
+            Err(error) => {
+                self.failed = true;
+                Some(Err(error))
+            }
+        }
+    }
+}
+
+/// The ring, while it is written to.
+struct LiveSource {
+    ring: RingSource,
+    core: Arc<Core>,
+}
+
+impl Source for LiveSource {
+    fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
+        let got = self.ring.read(lsn, bytes)?;
+        // A lap later the same bytes are written only after they were reserved.
+        if self.core.buffer.reserved() > lsn + self.core.ring.geometry.capacity() {
+            return Err(Error::Overtaken { lsn });
+        }
+        Ok(got)
+    }
+
+    fn end(&self) -> u64 {
+        self.ring.end()
+    }
+
+    fn place(&self, lsn: u64) -> (PathBuf, u64) {
+        self.ring.place(lsn)
+    }
+}
+
+impl std::fmt::Debug for LiveSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.ring.fmt(f)
+    }
+}

@@ -1,0 +1,160 @@
+//! Giving back the pages of what was written: by the rule of `pagekeeper-policy`, whose facts are exact here.
+//!
+//! The rule is *release behind the writer*, of a log that overwrites whole pages: a released page costs nothing a lap
+//! later. Windows that are written and not yet released are remembered until they are gone, or were tried
+//! [`TRIES`] times (somebody else maps or locks them).
+//!
+//! Errors of writeback are the sync's to find: what can't be released stays, and does no other harm.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use pagekeeper_policy::{
+    Act, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, State, WINDOW, Window, step,
+};
+
+use super::core::Core;
+use crate::LogMode;
+
+/// So much is written before anything is released: each release costs a few system calls.
+pub(super) const STEP: u64 = 4 << 20;
+/// So much may be written and not yet released: then the log writer waits.
+pub(super) const MOST: u64 = 8 << 20;
+
+const TRIES: u32 = 4;
+
+/// What is written and not yet released.
+#[derive(Debug)]
+pub(super) struct Releaser {
+    /// All before this was looked at.
+    at: u64,
+    windows: Vec<Open>,
+    state: State,
+    steps: u64,
+}
+
+/// A window that may have resident pages.
+#[derive(Debug)]
+struct Open {
+    file: usize,
+    range: Range<u64>,
+    /// Whether it was ever seen to have pages, and released.
+    tries: u32,
+}
+
+impl Releaser {
+    /// For what is written from `lsn` on.
+    pub(super) fn new(lsn: u64) -> Self {
+        Self { at: lsn, windows: Vec::new(), state: State::default(), steps: 0 }
+    }
+
+    /// Releases what is behind the writer; all, if there is none any more.
+    pub(super) fn step(&mut self, core: &Core, has_writer: bool) {
+        let written = core.buffer.taken();
+        if core.mode == LogMode::Direct {
+            self.reached(core, written);
+            return;
+        }
+        self.add(core, written);
+        let geometry = core.ring.geometry;
+        let place = has_writer.then(|| geometry.place(written));
+        let mut files: Vec<FileFacts> = Vec::new();
+        let mut resident = 0;
+        self.windows.sort_by_key(|window| (window.file, window.range.start));
+        self.windows.retain(|window| {
+            let found = core.ring.files[window.file].residency(window.range.clone());
+            let len = window.range.end - window.range.start;
+            // Where it can't be seen, all is taken to be there until it was released.
+            let (there, unwritten) = match found {
+                Ok(Some(found)) => (found.resident.min(len), found.unwritten.min(len)),
+                _ if window.tries > 1 => (0, 0),
+                _ => (len, if window.tries == 0 { len } else { 0 }),
+            };
+            let holds_writer =
+                place.is_some_and(|(file, offset)| file == window.file && window.range.contains(&offset));
+            if (there == 0 && !holds_writer) || window.tries >= TRIES {
+                return false;
+            }
+            resident += there;
+            if files.last().is_none_or(|file| file.id.0 != window.file as u64) {
+                files.push(facts(window.file, geometry.file_bytes, place));
+            }
+            if let Some(file) = files.last_mut().filter(|_| there > 0) {
+                let Range { start, end } = window.range;
+                file.windows.push(Window { start, end, resident: there, unwritten });
+            }
+            true
+        });
+        self.steps += 1;
+        let acts = step(&mut self.state, &Facts { files, followers: Vec::new(), retry: self.steps });
+        for act in acts {
+            match act {
+                Act::StartWriteback { file, range } => {
+                    let Some(file) = usize::try_from(file.0).ok().and_then(|file| core.ring.files.get(file))
+                    else {
+                        continue;
+                    };
+                    let _ = file.start_writeback(range);
+                }
+                Act::Release { file, range } => self.release(core, file, &range),
+                _ => {}
+            }
+        }
+        core.counters.resident.store(resident, Ordering::Relaxed);
+        self.reached(core, written);
+    }
+
+    fn release(&mut self, core: &Core, id: FileId, range: &Range<u64>) {
+        let Some(index) = usize::try_from(id.0).ok().filter(|index| *index < core.ring.files.len()) else {
+            return;
+        };
+        let file = &core.ring.files[index];
+        // A failed writeback is the sync's to report: the error stays with the file.
+        let _ = file.wait_writeback(range.clone());
+        if file.release(range.clone()).is_ok() {
+            core.counters.released.fetch_add(range.end - range.start, Ordering::Relaxed);
+        }
+        for window in &mut self.windows {
+            if window.file == index && range.start <= window.range.start && window.range.end <= range.end {
+                window.tries += 1;
+            }
+        }
+    }
+
+    /// Adds the windows that were written to since the last step.
+    fn add(&mut self, core: &Core, written: u64) {
+        let geometry = core.ring.geometry;
+        let from = self.at.max(written.saturating_sub(geometry.capacity()));
+        for (file, range) in geometry.pieces(from..written) {
+            let mut start = range.start - range.start % WINDOW;
+            while start < range.end {
+                let end = (start + WINDOW).min(geometry.file_bytes);
+                match self.windows.iter_mut().find(|known| known.file == file && known.range.start == start) {
+                    Some(known) => known.tries = 0,
+                    None => self.windows.push(Open { file, range: start..end, tries: 0 }),
+                }
+                start = end;
+            }
+        }
+    }
+
+    fn reached(&mut self, core: &Core, written: u64) {
+        self.at = written;
+        core.release_at.store(written, Ordering::Relaxed);
+        core.released.ring();
+    }
+}
+
+fn facts(file: usize, size: u64, writer: Option<(usize, u64)>) -> FileFacts {
+    FileFacts {
+        id: FileId(file as u64),
+        log: LogId(0),
+        sequence: file as u64,
+        class: FileClass::Redo,
+        rule: Rule::ReleaseBehindWriter { slack: 0 },
+        rewrite: Rewrite::WholePages,
+        size,
+        writer: writer.filter(|(at, _)| *at == file).map(|(_, offset)| Position::At(offset)),
+        windows: Vec::new(),
+    }
+}

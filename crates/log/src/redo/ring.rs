@@ -1,0 +1,207 @@
+//! The ring of files: where an LSN stands, and reading, writing and syncing by LSN.
+//!
+//! Invariant: LSN x is byte x modulo the file's size of file (x / size) modulo their number. Fails as the disk does.
+
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, BatchRead, Create, Error as IoError, Io, IoFile, WriteMode};
+
+use crate::Error;
+use crate::record::{BLOCK, Source};
+
+/// Bytes of one read of a batch.
+const PIECE: usize = 512 << 10;
+
+/// How many files of what size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Geometry {
+    /// Bytes of each, a multiple of a block.
+    pub(super) file_bytes: u64,
+    pub(super) files: u32,
+}
+
+impl Geometry {
+    /// Bytes of the ring.
+    pub(super) fn capacity(self) -> u64 {
+        self.file_bytes * u64::from(self.files)
+    }
+
+    /// Which file, and where in it.
+    pub(super) fn place(self, lsn: u64) -> (usize, u64) {
+        let index = (lsn / self.file_bytes) % u64::from(self.files);
+        (usize::try_from(index).unwrap_or(usize::MAX), lsn % self.file_bytes)
+    }
+
+    /// A range of LSNs, at most one lap long, cut where files end: which file, and which bytes of it.
+    pub(super) fn pieces(self, lsns: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
+        let mut from = lsns.start;
+        std::iter::from_fn(move || {
+            let (index, offset) = self.place(from);
+            let len = (lsns.end.checked_sub(from)?).min(self.file_bytes - offset);
+            from += len;
+            (len > 0).then_some((index, offset..offset + len))
+        })
+    }
+}
+
+/// The name of a file of the ring.
+pub(super) fn name(index: u32) -> String {
+    format!("redo.{index:03}")
+}
+
+/// Whether a name could be one of the ring's.
+pub(super) fn is_name(name: &str) -> bool {
+    name.strip_prefix("redo.").is_some_and(|digits| digits.parse::<u32>().is_ok())
+}
+
+/// Opens a file past the page cache where that can be had, through it else.
+pub(super) fn open_past_cache(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
+    match io.open(path, Access::Direct) {
+        Err(IoError::NoDirect { .. }) => io.open(path, Access::Buffered),
+        opened => opened,
+    }
+}
+
+/// As [`open_past_cache`], to write.
+pub(super) fn open_writable_past_cache(
+    io: &dyn Io,
+    path: &Path,
+    create: Create,
+) -> Result<Arc<dyn IoFile>, IoError> {
+    if create == Create::New {
+        // Without the flag: some file systems make the file and then refuse it.
+        io.open_writable(path, Access::Buffered, create)?;
+    }
+    match io.open_writable(path, Access::Direct, Create::Never) {
+        Err(IoError::NoDirect { .. }) => io.open_writable(path, Access::Buffered, Create::Never),
+        opened => opened,
+    }
+}
+
+/// The files to write to.
+pub(super) struct Ring {
+    pub(super) geometry: Geometry,
+    pub(super) files: Vec<Arc<dyn IoFile>>,
+}
+
+impl Ring {
+    /// As many of the bytes from `lsn` on as go into one file; says how many.
+    pub(super) fn write(&self, lsn: u64, bytes: &[u8], mode: WriteMode) -> Result<usize, Error> {
+        let (index, offset) = self.geometry.place(lsn);
+        let room = usize::try_from(self.geometry.file_bytes - offset).unwrap_or(usize::MAX);
+        let bytes = &bytes[..bytes.len().min(room)];
+        self.files[index].write_at(offset, bytes, mode)?;
+        Ok(bytes.len())
+    }
+
+    /// Makes durable what was written to these LSNs.
+    pub(super) fn sync(&self, lsns: Range<u64>) -> Result<(), Error> {
+        let lap = lsns.end.saturating_sub(self.geometry.capacity()).max(lsns.start);
+        let mut synced = Vec::new();
+        for (index, _) in self.geometry.pieces(lap..lsns.end) {
+            if !synced.contains(&index) {
+                self.files[index].sync_data()?;
+                synced.push(index);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The files to read from, past the page cache where that can be had.
+pub(super) struct RingSource {
+    io: Arc<dyn Io>,
+    geometry: Geometry,
+    files: Arc<[Arc<dyn IoFile>]>,
+    /// Nothing at or behind it is in the ring yet, or any more.
+    end: u64,
+}
+
+impl RingSource {
+    /// Up to `end`: read are the whole blocks before it, and the one that it lies in.
+    pub(super) fn new(io: Arc<dyn Io>, geometry: Geometry, files: Arc<[Arc<dyn IoFile>]>, end: u64) -> Self {
+        Self { io, geometry, files, end: end.next_multiple_of(BLOCK) }
+    }
+}
+
+impl std::fmt::Debug for RingSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RingSource")
+            .field("geometry", &self.geometry)
+            .field("end", &self.end)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Source for RingSource {
+    /// All pieces at once.
+    fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
+        let wanted = self.end.saturating_sub(lsn).min(bytes.len() as u64);
+        let len = usize::try_from(wanted).unwrap_or(bytes.len());
+        let mut rest = &mut bytes[..len];
+        let mut reads = Vec::new();
+        for (index, range) in self.geometry.pieces(lsn..lsn + wanted) {
+            let mut offset = range.start;
+            while offset < range.end {
+                let piece = usize::try_from(range.end - offset).unwrap_or(PIECE).min(PIECE);
+                let (front, back) = rest.split_at_mut(piece);
+                rest = back;
+                let bufs = vec![IoSliceMut::new(front)];
+                reads.push(BatchRead { file: &*self.files[index], offset, bufs });
+                offset += piece as u64;
+            }
+        }
+        let asked: Vec<_> = reads
+            .iter()
+            .map(|read| (read.file.path().to_path_buf(), read.offset, read.bufs[0].len()))
+            .collect();
+        let mut failed = None;
+        self.io.read_batch(&mut reads, &mut |index, result| {
+            let (path, offset, len) = &asked[index];
+            let error = match result {
+                Ok(got) if got == *len => return,
+                Ok(got) => Error::WrongSize {
+                    path: path.clone(),
+                    expected: self.geometry.file_bytes,
+                    found: offset + got as u64,
+                },
+                Err(error) => error.into(),
+            };
+            failed.get_or_insert(error);
+        });
+        failed.map_or(Ok(len), Err)
+    }
+
+    fn end(&self) -> u64 {
+        self.end
+    }
+
+    fn place(&self, lsn: u64) -> (PathBuf, u64) {
+        let (index, offset) = self.geometry.place(lsn);
+        (self.files[index].path().to_path_buf(), offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lsns_go_round_and_ranges_are_cut_where_files_end() {
+        let ring = Geometry { file_bytes: 8192, files: 3 };
+        assert_eq!(ring.capacity(), 24_576);
+        assert_eq!((ring.place(0), ring.place(8192 * 3 + 100)), ((0, 0), (0, 100)));
+        let pieces: Vec<_> = ring.pieces(20_000..30_000).collect();
+        assert_eq!(pieces, [(2, 3616..8192), (0, 0..5424)]);
+        assert_eq!(ring.pieces(5..5).count(), 0);
+    }
+
+    #[test]
+    fn names_of_files_are_known() {
+        assert_eq!((name(0), name(1234)), ("redo.000".into(), "redo.1234".into()));
+        assert!(is_name("redo.007") && !is_name("redo.x") && !is_name("control"));
+    }
+}

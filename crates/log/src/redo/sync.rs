@@ -1,0 +1,8 @@
+//! What the log buffer takes of the standard library to coordinate threads.
+//!
+//! It is named here alone, so that the models can compile the same sources with loom's in its place.
+
+pub(super) use std::sync::Arc;
+pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+pub(super) use super::memory::Memory;

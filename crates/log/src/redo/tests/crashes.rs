@@ -1,0 +1,140 @@
+//! Crashes: at every operation of short scripts with every pattern of what persists, and at random. And bugs that are planted
+//! in the log, to see that such crashes would find them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pagekeeper_io::Persistence;
+
+use super::super::options::FlushPolicy;
+use super::super::planted::Planted;
+use super::world::{Crash, Op, World, live, lives};
+use crate::LogMode;
+use crate::chance::Seed;
+
+/// How often a pattern that chance decides is tried for each operation.
+const SEEDS: u64 = 20;
+
+/// Cuts the power at each operation of a script, and again at each operation of opening what is found.
+fn exhaust(script: &[Op], mode: LogMode) {
+    let start = || World::new(FlushPolicy::EachCommit, mode, None);
+    let mut whole = start();
+    let first = whole.disk.ops();
+    for op in script {
+        whole.run(*op).unwrap();
+    }
+    let last = whole.disk.ops();
+    assert!(last > first + 3);
+    let mut crashes = 0_u64;
+    for cut in first..=last {
+        for persistence in Persistence::ALL {
+            let seeds = if matches!(persistence, Persistence::None | Persistence::All) { 1 } else { SEEDS };
+            for seed in 0..seeds {
+                let mut world = start();
+                world.disk.cut_power_at(cut);
+                let _ = script.iter().try_for_each(|op| world.run(*op));
+                world.crash(Crash::PowerCut(persistence, seed));
+                // The power is cut again while the log is opened.
+                if seed % 4 == 3 {
+                    world.disk.cut_power_at(seed / 4);
+                    if world.open().is_err() {
+                        world.crash(Crash::PowerCut(persistence, seed));
+                    }
+                }
+                let context = format!("cut at {cut} of {first}..{last}, {persistence:?}, seed {seed}");
+                world
+                    .open()
+                    .or_else(|error| {
+                        // The second cut was for later.
+                        world.crash(Crash::PowerCut(persistence, seed));
+                        world.open().map_err(|_| error)
+                    })
+                    .unwrap_or_else(|error| panic!("{context}: {error}"));
+                // It goes on from there, and keeps that, too.
+                world
+                    .run(Op::Append(100))
+                    .and_then(|()| world.run(Op::Commit))
+                    .unwrap_or_else(|error| panic!("{context}: {error}"));
+                world.crash(Crash::PowerCut(Persistence::None, 0));
+                world.open().unwrap_or_else(|error| panic!("{context}: then {error}"));
+                crashes += 2;
+            }
+        }
+    }
+    println!("{crashes} crashes");
+}
+
+#[test]
+fn commits_survive_a_cut_at_any_operation() {
+    use Op::{Append, Commit, Write};
+    for mode in [LogMode::Buffered, LogMode::Direct] {
+        exhaust(
+            &[Append(50), Commit, Append(5000), Append(30), Commit, Append(9000), Write, Append(10), Commit],
+            mode,
+        );
+    }
+}
+
+#[test]
+fn checkpoints_survive_a_cut_at_any_operation() {
+    use Op::{Append, Checkpoint, Commit};
+    exhaust(
+        &[
+            Append(50),
+            Append(60),
+            Commit,
+            Checkpoint(50),
+            Append(7000),
+            Commit,
+            Checkpoint(100),
+            Append(9),
+            Commit,
+        ],
+        LogMode::Buffered,
+    );
+}
+
+#[test]
+fn laps_survive_a_cut_at_any_operation() {
+    use Op::{Append, Checkpoint, Commit, Reopen};
+    let lap = [Append(12_000), Commit, Append(12_000), Commit, Append(12_000), Checkpoint(70)];
+    let script: Vec<_> = lap.into_iter().chain(lap).chain([Reopen, Append(12_000), Commit]).collect();
+    exhaust(&script, LogMode::Buffered);
+}
+
+#[test]
+fn lives_with_random_crashes() {
+    let seed = Seed::new();
+    for which in 0..lives(1500) {
+        let life = || live(seed.chance(which), None, 4);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(life)) {
+            eprintln!("life {which}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Each bug must be found within this many lives.
+#[test]
+fn planted_bugs_are_found() {
+    let seed = Seed(12);
+    let quiet = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let bugs = [
+        Planted::NoSyncAtOpen,
+        Planted::NoEpoch,
+        Planted::SameSalt,
+        Planted::AckBeforeSync,
+        Planted::NoSyncOfControl,
+        Planted::OneSlot,
+        Planted::AppendIntoTornBlock,
+    ];
+    let found = bugs.map(|bug| {
+        (0..3000)
+            .find(|which| catch_unwind(AssertUnwindSafe(|| live(seed.chance(*which), Some(bug), 4))).is_err())
+    });
+    std::panic::set_hook(quiet);
+    for (bug, life) in bugs.iter().zip(&found) {
+        println!("{bug:?}: found in life {life:?}");
+    }
+    assert!(found.iter().all(Option::is_some));
+}

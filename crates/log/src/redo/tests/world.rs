@@ -1,0 +1,270 @@
+//! A log on a simulated disk, what was told of it, and what must therefore be found after a crash.
+
+use pagekeeper_io::{Persistence, SimDisk, Times, WriteFault};
+
+use super::super::options::FlushPolicy;
+use super::super::planted::Planted;
+use super::super::{RedoLog, RedoOptions};
+use super::{dir, small};
+use crate::chance::Chance;
+use crate::{Error, LogMode};
+
+/// One thing that is done to the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Op {
+    /// Append so many bytes.
+    Append(u64),
+    /// Wait for the last record.
+    Commit,
+    /// Write what is whole, as the log writer does.
+    Write,
+    /// Give up the oldest so many percent of what is there.
+    Checkpoint(u64),
+    /// Close and open.
+    Reopen,
+    /// The next sync fails.
+    FailSync,
+}
+
+/// What was appended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Told {
+    end: u64,
+    body: Vec<u8>,
+}
+
+/// How a crash comes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Crash {
+    Kill,
+    PowerCut(Persistence, u64),
+}
+
+pub(super) struct World {
+    pub(super) disk: SimDisk,
+    planted: Option<Planted>,
+    policy: FlushPolicy,
+    mode: LogMode,
+    log: Option<RedoLog>,
+    /// All records that may be found, since the last checkpoint at least.
+    told: Vec<Told>,
+    /// All before it survives a power cut.
+    durable: u64,
+    /// All before it survives a kill.
+    written: u64,
+    /// The checkpoint, and the one that was tried last.
+    checkpoint: [u64; 2],
+    number: u64,
+}
+
+impl World {
+    pub(super) fn new(policy: FlushPolicy, mode: LogMode, planted: Option<Planted>) -> Self {
+        let disk = SimDisk::new();
+        let mut world = Self {
+            planted,
+            policy,
+            mode,
+            log: None,
+            told: Vec::new(),
+            durable: 0,
+            written: 0,
+            checkpoint: [0; 2],
+            number: 0,
+            disk,
+        };
+        world.log = Some(world.options().create(dir()).unwrap());
+        world
+    }
+
+    fn options(&self) -> RedoOptions {
+        let mut options = small(&self.disk).without_threads().flush_policy(self.policy).mode(self.mode);
+        options.planted = self.planted;
+        options
+    }
+
+    /// Does it, and learns from it what must be found. Fails where the log did.
+    pub(super) fn run(&mut self, op: Op) -> Result<(), Error> {
+        let done = self.do_it(op);
+        if done.is_err() {
+            // After a sync that failed what was only written is nowhere but in the page cache, which reading does not trust.
+            self.written = self.durable;
+        }
+        done
+    }
+
+    fn do_it(&mut self, op: Op) -> Result<(), Error> {
+        match op {
+            Op::Append(len) => self.append(len),
+            Op::Commit => self.commit(),
+            Op::Write => self.log().core.write_whole_blocks().map(|_| ()),
+            Op::Checkpoint(percent) => {
+                let log = self.log();
+                let (from, end) = (log.checkpoint_lsn(), log.end());
+                let upto = from + (end - from) * percent / 100;
+                let lsn = self.told.iter().map(|told| told.end).filter(|end| *end <= upto).max();
+                self.checkpoint(lsn.unwrap_or(from).max(from))
+            }
+            Op::Reopen => {
+                let log = self.log.take().expect("a log");
+                log.close()?;
+                self.durable = self.end();
+                self.open()
+            }
+            Op::FailSync => {
+                self.disk.inject_all(WriteFault::SYNC_EIO, Times::Once);
+                Ok(())
+            }
+        }
+    }
+
+    fn log(&self) -> &RedoLog {
+        self.log.as_ref().expect("a log")
+    }
+
+    fn end(&self) -> u64 {
+        self.told.last().map_or(self.checkpoint[0], |told| told.end)
+    }
+
+    fn append(&mut self, len: u64) -> Result<(), Error> {
+        self.number += 1;
+        let mut chance = Chance::from_seed(self.number);
+        let body: Vec<u8> = (0..len).map(|_| chance.next().to_le_bytes()[0]).collect();
+        let end = match self.log().try_append(&body) {
+            Err(Error::RingFull { .. }) => {
+                self.checkpoint(self.end())?;
+                self.log().try_append(&body)?
+            }
+            appended => appended?,
+        };
+        assert!(end > self.end(), "LSNs ascend");
+        self.told.push(Told { end, body });
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), Error> {
+        let end = self.end();
+        self.log().wait_flushed(end)?;
+        self.written = self.written.max(end);
+        if self.policy == FlushPolicy::EachCommit {
+            self.durable = self.durable.max(end);
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&mut self, lsn: u64) -> Result<(), Error> {
+        self.checkpoint[1] = lsn;
+        self.log().checkpoint(lsn)?;
+        self.checkpoint = [lsn; 2];
+        self.durable = self.durable.max(lsn);
+        Ok(())
+    }
+
+    /// Takes the disk as it is found after a crash.
+    pub(super) fn crash(&mut self, crash: Crash) {
+        let found = match crash {
+            Crash::Kill => self.disk.after_kill(),
+            Crash::PowerCut(persistence, seed) => {
+                self.written = self.durable;
+                self.disk.after_power_cut(persistence, seed)
+            }
+        };
+        // Only now: closing it must not do what the crash prevented.
+        self.disk = found;
+        self.log = None;
+    }
+
+    /// Opens the log that is there, and compares.
+    pub(super) fn open(&mut self) -> Result<(), Error> {
+        let log = self.options().open(dir())?;
+        let from = log.checkpoint_lsn();
+        assert!(
+            self.checkpoint.contains(&from),
+            "the checkpoint is {from}, and none of {:?}",
+            self.checkpoint
+        );
+        let found: Vec<_> = log.read_from(from)?.collect::<Result<_, _>>()?;
+        self.told.retain(|told| told.end > from);
+        let kept = self.told.iter().take_while(|told| told.end <= self.durable.max(self.written)).count();
+        assert!(found.len() >= kept, "{} records of {kept} that were acknowledged", found.len());
+        assert!(found.len() <= self.told.len(), "more than was appended");
+        for (found, told) in found.iter().zip(&self.told) {
+            assert_eq!((found.end, &found.body), (told.end, &told.body), "another record than was appended");
+        }
+        assert!(found.is_sorted_by(|a, b| a.end <= b.lsn));
+        // From any of them on the same are read.
+        if let Some(middle) = found.get(found.len() / 2) {
+            let again: Vec<_> = log.read_from(middle.lsn)?.collect::<Result<_, _>>()?;
+            assert_eq!(again, found[found.len() / 2..]);
+        }
+        self.told.truncate(found.len());
+        self.checkpoint = [from; 2];
+        self.durable = self.end();
+        self.written = self.durable;
+        self.log = Some(log);
+        Ok(())
+    }
+}
+
+/// What happens between two crashes, by chance.
+pub(super) fn op_by_chance(chance: &mut Chance) -> Op {
+    match chance.of(0..20) {
+        0..8 => Op::Append(match chance.of(0..10) {
+            0..6 => chance.of(0..300),
+            6..9 => chance.of(3000..6000),
+            _ => chance.of(0..12_000),
+        }),
+        8..14 => Op::Commit,
+        14..16 => Op::Write,
+        16..19 => Op::Checkpoint(chance.of(0..101)),
+        _ if chance.one_in(3) => Op::FailSync,
+        _ => Op::Reopen,
+    }
+}
+
+/// A whole life: a few crashes, each after some work, some of them while the log is opened again.
+pub(super) fn live(mut chance: Chance, planted: Option<Planted>, crashes: u64) {
+    let policy = match chance.of(0..4) {
+        0 => FlushPolicy::Os,
+        _ => FlushPolicy::EachCommit,
+    };
+    let mode = if chance.one_in(3) { LogMode::Direct } else { LogMode::Buffered };
+    let mut world = World::new(policy, mode, planted);
+    for _ in 0..crashes {
+        let mut cut = chance.one_in(3);
+        if cut {
+            world.disk.cut_power_at(world.disk.ops() + chance.of(0..60));
+        }
+        for _ in 0..chance.of(1..40) {
+            let op = op_by_chance(&mut chance);
+            if world.run(op).is_err() {
+                break;
+            }
+        }
+        loop {
+            let crash = match chance.of(0..3) {
+                0 if !cut => Crash::Kill,
+                _ => {
+                    let all = Persistence::ALL;
+                    let which = usize::try_from(chance.of(0..all.len() as u64)).unwrap();
+                    Crash::PowerCut(all[which], chance.next())
+                }
+            };
+            world.crash(crash);
+            cut = chance.one_in(3);
+            if cut {
+                world.disk.cut_power_at(chance.of(0..16));
+            }
+            match world.open() {
+                Ok(()) => break,
+                Err(error) if !cut => panic!("can't be opened: {error}"),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// So many lives, or as `PAGEKEEPER_CRASHES` says.
+pub(super) fn lives(unless_said: u64) -> u64 {
+    let said = std::env::var("PAGEKEEPER_CRASHES").ok();
+    said.map_or(unless_said, |said| said.parse().expect("PAGEKEEPER_CRASHES is a number"))
+}

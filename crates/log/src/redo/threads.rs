@@ -1,0 +1,129 @@
+//! The log's two threads. Each sleeps at its bell until there is something to do.
+//!
+//! They end when the log is closed, and for good after an error, which the log then tells to everyone else.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::core::{Core, lock};
+use super::options::FlushPolicy;
+use super::release;
+use crate::Error;
+
+/// How long what nobody waits for stays unsynced (or, left to the system, unwritten).
+const TICK: Duration = Duration::from_secs(1);
+/// As good as never.
+const LONG: Duration = Duration::from_secs(1 << 32);
+/// How long to wait for an append that is filling its part while others wait for room.
+const SOON: Duration = Duration::from_millis(1);
+
+type Work = fn(&Core);
+
+/// Starts both.
+pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>, Error> {
+    let mut threads = Vec::new();
+    let works: [(&'static str, Work); 2] = [("log_writer", write), ("log_flusher", flush)];
+    for (name, work) in works {
+        let shared = Arc::clone(core);
+        match Builder::new().name(name.to_owned()).spawn(move || work(&shared)) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                stop(core, threads);
+                return Err(Error::NoThread { name, errno: error.raw_os_error().unwrap_or(libc::EAGAIN) });
+            }
+        }
+    }
+    Ok(threads)
+}
+
+/// Ends them, and waits for that.
+pub(super) fn stop(core: &Core, threads: Vec<JoinHandle<()>>) {
+    core.stopped.store(true, Ordering::SeqCst);
+    core.to_write.ring();
+    core.to_flush.ring();
+    core.released.ring();
+    for thread in threads {
+        // It panicked: the panic hook has said so.
+        let _ = thread.join();
+    }
+}
+
+fn is_over(core: &Core) -> bool {
+    core.stopped.load(Ordering::SeqCst) || core.check().is_err()
+}
+
+/// The log writer: writes whole blocks when there are many, or somebody waits for room.
+fn write(core: &Core) {
+    loop {
+        let rung = core.to_write.count();
+        if is_over(core) {
+            return;
+        }
+        if !core.is_much_to_write() {
+            core.to_write.wait(rung, None);
+            continue;
+        }
+        wait_for_release(core);
+        match core.write_whole_blocks() {
+            // The first of them is still being filled.
+            Ok(0) => core.to_write.wait(rung, Some(SOON)),
+            Ok(_) => core.nudge_flusher(),
+            Err(_) => return,
+        }
+    }
+}
+
+/// Writes no faster than pages are released, so that they stay few.
+fn wait_for_release(core: &Core) {
+    loop {
+        let rung = core.released.count();
+        if core.unreleased() < release::MOST || is_over(core) {
+            return;
+        }
+        core.to_flush.ring();
+        core.released.wait(rung, Some(TICK));
+    }
+}
+
+/// The log flusher: syncs what nobody waits for, by the policy, and releases.
+fn flush(core: &Core) {
+    let interval = match core.policy {
+        FlushPolicy::Every(interval) => interval.clamp(SOON, LONG),
+        FlushPolicy::EachCommit | FlushPolicy::Os => TICK,
+    };
+    let mut due = Instant::now() + interval;
+    loop {
+        let rung = core.to_flush.count();
+        if is_over(core) {
+            return;
+        }
+        let now = Instant::now();
+        if now >= due {
+            due = now + interval;
+            let end = core.buffer.reserved();
+            let done = match core.policy {
+                FlushPolicy::EachCommit | FlushPolicy::Every(_) => core.wait_durable(end),
+                FlushPolicy::Os => core.wait_written(end),
+            };
+            if done.is_err() {
+                return;
+            }
+        }
+        if core.unreleased() >= release::STEP {
+            core.release();
+        } else {
+            core.to_flush.wait(rung, Some(due.saturating_duration_since(now)));
+        }
+    }
+}
+
+/// Gives back all that is left, before the log is closed.
+pub(super) fn release_all(core: &Core) {
+    let mut releaser = lock(&core.releaser);
+    // What is dirty still goes in the second step.
+    for _ in 0..2 {
+        releaser.step(core, false);
+    }
+}
