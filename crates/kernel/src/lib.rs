@@ -19,6 +19,7 @@ mod sync;
 mod sys;
 #[cfg(test)]
 mod testing;
+pub mod trace;
 mod walk;
 mod warm;
 mod work;

@@ -3,6 +3,7 @@
 //! The only `unsafe` code of the workspace is here. Each function is a thin, safe wrapper: it checks what the call
 //! needs, and hands back the kernel's own error. Nothing in here decides anything.
 
+pub(crate) mod bpf;
 pub(crate) mod cachestat;
 pub(crate) mod mapping;
 pub(crate) mod sync_range;

@@ -1,0 +1,448 @@
+//! bpf(2) and `perf_event_open(2)`: maps of the kernel, programs for tracepoints, and what ties the two together.
+//!
+//! Invariants: all that is made here hangs on descriptors (close-on-exec): when they close, however the process ends,
+//! the kernel detaches the program and frees the maps. Nothing is pinned. A map's keys and values have the size it was
+//! made with, and none is of a per-CPU kind, so the kernel reads and writes exactly that many bytes.
+//! Fails with the kernel's own error number.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use super::cachestat::last_errno;
+
+/// One instruction of eight bytes (`struct bpf_insn`).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Instruction {
+    pub(crate) code: u8,
+    /// Destination and source, four bits each, in the order of the machine's bit fields.
+    pub(crate) registers: u8,
+    pub(crate) offset: i16,
+    pub(crate) immediate: i32,
+}
+
+/// What a map is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MapKind {
+    /// A hash table, all its entries set aside when it is made.
+    Hash = 1,
+    /// An array of values, all zero at first, that are never deleted.
+    Array = 2,
+}
+
+const PROG_TYPE_TRACEPOINT: u32 = 5;
+const PERF_TYPE_TRACEPOINT: u32 = 2;
+const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
+const PERF_EVENT_IOC_ENABLE: u32 = 0x2400;
+const PERF_EVENT_IOC_SET_BPF: u32 = 0x4004_2408;
+
+const NAME_LEN: usize = 16;
+
+#[derive(Clone, Copy)]
+enum Command {
+    MapCreate = 0,
+    MapLookup = 1,
+    MapUpdate = 2,
+    MapNextKey = 4,
+    ProgLoad = 5,
+    #[cfg(test)]
+    ProgFdById = 13,
+    ObjectInfo = 15,
+    MapTake = 21,
+    MapLookupBatch = 24,
+}
+
+#[repr(C)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    inner_map_fd: u32,
+    numa_node: u32,
+    name: [u8; NAME_LEN],
+}
+
+#[repr(C)]
+struct MapElement {
+    map_fd: u32,
+    padding: u32,
+    key: u64,
+    /// Of the value, or of the next key.
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct MapBatch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    element_flags: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct ProgLoad {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; NAME_LEN],
+}
+
+#[repr(C)]
+struct ObjectInfo {
+    fd: u32,
+    len: u32,
+    info: u64,
+}
+
+/// The first fields of `struct bpf_prog_info`, up to the last one of interest.
+#[repr(C)]
+struct ProgramInfo {
+    kind: u32,
+    id: u32,
+    others: [u64; 25],
+    /// How often it was not run because another program was running on that processor (Linux 5.12; 6.7 for
+    /// tracepoints).
+    recursion_misses: u64,
+}
+
+/// The part of `struct perf_event_attr` that every kernel knows (`PERF_ATTR_SIZE_VER0`).
+#[repr(C)]
+#[derive(Default)]
+struct PerfAttributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    breakpoint_kind: u32,
+    breakpoint: u64,
+}
+
+/// bpf(2). The result is a descriptor for the commands that make one, else 0.
+///
+/// # Safety
+/// `attributes` is the part of `union bpf_attr` that `command` reads; each address in it is of live memory of this
+/// process of the size that the command reads or, where it writes, may write.
+unsafe fn bpf<T>(command: Command, attributes: &mut T) -> Result<i32, Errno> {
+    // SAFETY: the kernel reads (and for some commands writes back) `size_of::<T>()` bytes of a live, exclusively
+    // borrowed, `repr(C)` value; what it points to is the caller's promise.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command as libc::c_int, std::ptr::from_mut(attributes), size_of::<T>())
+    };
+    i32::try_from(result).ok().filter(|result| *result >= 0).ok_or_else(last_errno)
+}
+
+/// A descriptor that a call has just given to this process.
+fn own(fd: i32) -> OwnedFd {
+    // SAFETY: only called with the fresh result of a call that gives its caller a new descriptor; nothing else owns it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn raw(fd: impl AsFd) -> u32 {
+    // An open descriptor is never negative.
+    fd.as_fd().as_raw_fd().cast_unsigned()
+}
+
+fn address<T>(memory: &[T]) -> u64 {
+    memory.as_ptr() as u64
+}
+
+fn address_mut<T>(memory: &mut [T]) -> u64 {
+    memory.as_mut_ptr() as u64
+}
+
+/// The name as `bpftool` shows it: at most 15 bytes, letters, digits and underscores.
+fn object_name(name: &str) -> [u8; NAME_LEN] {
+    let mut bytes = [0; NAME_LEN];
+    for (to, from) in bytes[..NAME_LEN - 1].iter_mut().zip(name.bytes()) {
+        *to = if from.is_ascii_alphanumeric() { from } else { b'_' };
+    }
+    bytes
+}
+
+/// A length for the kernel.
+fn length(len: usize) -> Result<u32, Errno> {
+    u32::try_from(len).map_err(|_| Errno::TOOBIG)
+}
+
+/// A map in the kernel, freed when dropped and no program uses it.
+#[derive(Debug)]
+pub(crate) struct Map {
+    fd: OwnedFd,
+    key_size: usize,
+    value_size: usize,
+}
+
+impl Map {
+    /// Makes a map of at most `entries` entries.
+    pub(crate) fn create(
+        kind: MapKind,
+        name: &str,
+        key_size: usize,
+        value_size: usize,
+        entries: u32,
+    ) -> Result<Self, Errno> {
+        let mut attributes = MapCreate {
+            kind: kind as u32,
+            key_size: length(key_size)?,
+            value_size: length(value_size)?,
+            max_entries: entries,
+            flags: 0,
+            inner_map_fd: 0,
+            numa_node: 0,
+            name: object_name(name),
+        };
+        // SAFETY: the attributes are those of the command and hold no address.
+        let fd = unsafe { bpf(Command::MapCreate, &mut attributes)? };
+        Ok(Self { fd: own(fd), key_size, value_size })
+    }
+
+    /// The descriptor, as instructions name it.
+    pub(crate) fn raw_fd(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+
+    /// The size of a key, and of a value, in bytes.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        (self.key_size, self.value_size)
+    }
+
+    /// One of the commands on a single entry. `value` is of the size that the command reads or writes.
+    fn element(&self, command: Command, key: Option<&[u8]>, value: u64) -> Result<(), Errno> {
+        assert!(key.is_none_or(|key| key.len() == self.key_size), "a key of the map's size");
+        let mut attributes =
+            MapElement { map_fd: raw(&self.fd), padding: 0, key: key.map_or(0, address), value, flags: 0 };
+        // SAFETY: the attributes are those of the four commands this is called with; the key has the size the kernel
+        // reads, as asserted, or is null where that is allowed; `value` points to a live buffer of the value's size (of
+        // the key's for the next key), which each of the callers below asserts.
+        unsafe { bpf(command, &mut attributes).map(drop) }
+    }
+
+    /// Copies an entry's value out; false where there is none.
+    pub(crate) fn lookup(&self, key: &[u8], value: &mut [u8]) -> Result<bool, Errno> {
+        assert_eq!(value.len(), self.value_size, "a value of the map's size");
+        found(self.element(Command::MapLookup, Some(key), address_mut(value)))
+    }
+
+    /// Copies an entry's value out and deletes it, in one (Linux 5.14 for hash tables); false where there is none.
+    pub(crate) fn take(&self, key: &[u8], value: &mut [u8]) -> Result<bool, Errno> {
+        assert_eq!(value.len(), self.value_size, "a value of the map's size");
+        found(self.element(Command::MapTake, Some(key), address_mut(value)))
+    }
+
+    /// Sets an entry's value.
+    pub(crate) fn update(&self, key: &[u8], value: &[u8]) -> Result<(), Errno> {
+        assert_eq!(value.len(), self.value_size, "a value of the map's size");
+        self.element(Command::MapUpdate, Some(key), address(value))
+    }
+
+    /// Copies the key that follows `key` out, or the first one; false at the end. Begins again at the first one where
+    /// `key` has been deleted.
+    pub(crate) fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<bool, Errno> {
+        assert_eq!(next.len(), self.key_size, "a key of the map's size");
+        found(self.element(Command::MapNextKey, key, address_mut(next)))
+    }
+
+    /// Copies out as many entries as `keys` and `values` have room for (Linux 5.6): how many, and whether those were
+    /// the last. `cursor` says where it goes on; it is `None` at first.
+    pub(crate) fn lookup_batch(
+        &self,
+        cursor: &mut Option<[u8; 64]>,
+        keys: &mut [u8],
+        values: &mut [u8],
+    ) -> Result<(usize, bool), Errno> {
+        let room = (keys.len() / self.key_size).min(values.len() / self.value_size);
+        let mut next = [0_u8; 64];
+        assert!(self.key_size <= next.len(), "a cursor holds a key");
+        let mut attributes = MapBatch {
+            in_batch: cursor.as_ref().map_or(0, |cursor| address(cursor)),
+            out_batch: address_mut(&mut next),
+            keys: address_mut(keys),
+            values: address_mut(values),
+            count: length(room)?,
+            map_fd: raw(&self.fd),
+            element_flags: 0,
+            flags: 0,
+        };
+        // SAFETY: the attributes are those of the command. The kernel reads and writes a cursor of four bytes (a hash
+        // table) or of a key's size (an array), and 64 bytes are there, no less than a key as asserted; it writes at
+        // most `count` keys and values of the map's sizes, and both buffers have room for `room` of them.
+        let result = unsafe { bpf(Command::MapLookupBatch, &mut attributes) };
+        let copied = usize::try_from(attributes.count).unwrap_or(room).min(room);
+        match result {
+            Ok(_) => {
+                *cursor = Some(next);
+                Ok((copied, false))
+            }
+            Err(Errno::NOENT) => Ok((copied, true)),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+fn found(result: Result<(), Errno>) -> Result<bool, Errno> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// A program in the kernel that the verifier has passed.
+#[derive(Debug)]
+pub(crate) struct Program {
+    fd: OwnedFd,
+}
+
+/// A program that was not loaded: the error, and what the verifier had to say, if it came to that.
+#[derive(Debug)]
+pub(crate) struct LoadError {
+    pub(crate) errno: Errno,
+    pub(crate) log: String,
+}
+
+impl Program {
+    /// Loads a program for tracepoints.
+    pub(crate) fn load(name: &str, code: &[Instruction]) -> Result<Self, LoadError> {
+        // The verifier's log is asked for only after a failure: writing it makes loading slower.
+        let errno = match Self::load_logging(name, code, &mut []) {
+            Ok(program) => return Ok(program),
+            Err(errno) => errno,
+        };
+        let mut log = vec![0_u8; 256 * 1024];
+        if let Ok(program) = Self::load_logging(name, code, &mut log) {
+            return Ok(program);
+        }
+        let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+        Err(LoadError { errno, log: String::from_utf8_lossy(&log[..end]).trim_end().to_owned() })
+    }
+
+    fn load_logging(name: &str, code: &[Instruction], log: &mut [u8]) -> Result<Self, Errno> {
+        let mut attributes = ProgLoad {
+            kind: PROG_TYPE_TRACEPOINT,
+            instructions: length(code.len())?,
+            code: address(code),
+            // Some helpers are for programs that declare a licence the kernel counts as GPL-compatible.
+            license: c"Dual MIT/GPL".as_ptr() as u64,
+            log_level: u32::from(!log.is_empty()),
+            log_size: length(log.len())?,
+            log: if log.is_empty() { 0 } else { address_mut(log) },
+            kernel_version: 0,
+            flags: 0,
+            name: object_name(name),
+        };
+        // SAFETY: the attributes are those of the command: `instructions` instructions of eight bytes and a string
+        // with its end are read, at most `log_size` bytes of the log are written; all live through the call.
+        let fd = unsafe { bpf(Command::ProgLoad, &mut attributes)? };
+        Ok(Self { fd: own(fd) })
+    }
+
+    fn info(&self) -> Result<ProgramInfo, Errno> {
+        let mut info = [ProgramInfo { kind: 0, id: 0, others: [0; 25], recursion_misses: 0 }];
+        let mut attributes = ObjectInfo {
+            fd: raw(&self.fd),
+            len: length(size_of::<ProgramInfo>())?,
+            info: address_mut(&mut info),
+        };
+        // SAFETY: the attributes are those of the command. The kernel writes at most `len` bytes into the live `info`;
+        // it also reads it, as counts of and addresses for arrays to fill, and all of those are zero: none.
+        unsafe { bpf(Command::ObjectInfo, &mut attributes)? };
+        let [info] = info;
+        Ok(info)
+    }
+
+    /// How often the kernel did not run it because another program was running on the same processor; 0 where the
+    /// kernel does not count that.
+    pub(crate) fn skipped(&self) -> Result<u64, Errno> {
+        Ok(self.info()?.recursion_misses)
+    }
+
+    /// The number by which others find it.
+    #[cfg(test)]
+    pub(crate) fn id(&self) -> Result<u32, Errno> {
+        Ok(self.info()?.id)
+    }
+
+    /// Whether a program of this number is in the kernel.
+    #[cfg(test)]
+    pub(crate) fn exists(id: u32) -> Result<bool, Errno> {
+        let mut attributes = [id, 0, 0];
+        // SAFETY: the attributes are those of the command (a number, a next number, flags) and hold no address.
+        let result = unsafe { bpf(Command::ProgFdById, &mut attributes) };
+        found(result.map(|fd| drop(own(fd))))
+    }
+
+    /// Has the program run at each event of a tracepoint, on all processors, until the result is dropped.
+    ///
+    /// A tracepoint's programs run wherever the event happens; `cpu`, any that is online, only keeps the books.
+    pub(crate) fn attach(&self, tracepoint: u64, cpu: u32) -> Result<Attachment, AttachError> {
+        let attributes = PerfAttributes {
+            kind: PERF_TYPE_TRACEPOINT,
+            size: 64,
+            config: tracepoint,
+            sample_period: 1,
+            ..PerfAttributes::default()
+        };
+        let (all_tasks, no_group) = (-1, -1);
+        // SAFETY: the kernel reads `size` bytes of the live `attributes`, which has that size; the rest are integers.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_perf_event_open,
+                std::ptr::from_ref(&attributes),
+                all_tasks,
+                cpu,
+                no_group,
+                PERF_FLAG_FD_CLOEXEC,
+            )
+        };
+        let fd = i32::try_from(result)
+            .ok()
+            .filter(|result| *result >= 0)
+            .ok_or_else(|| AttachError { call: "perf_event_open", errno: last_errno() })?;
+        let event = own(fd);
+        ioctl(&event, PERF_EVENT_IOC_SET_BPF, self.fd.as_raw_fd())
+            .map_err(|errno| AttachError { call: "ioctl(PERF_EVENT_IOC_SET_BPF)", errno })?;
+        ioctl(&event, PERF_EVENT_IOC_ENABLE, 0)
+            .map_err(|errno| AttachError { call: "ioctl(PERF_EVENT_IOC_ENABLE)", errno })?;
+        Ok(Attachment { _event: event })
+    }
+}
+
+/// An attachment that failed: in which call.
+#[derive(Debug)]
+pub(crate) struct AttachError {
+    pub(crate) call: &'static str,
+    pub(crate) errno: Errno,
+}
+
+/// One of the two requests on perf events that take an integer.
+fn ioctl(event: &OwnedFd, request: u32, argument: i32) -> Result<(), Errno> {
+    // SAFETY: both requests take an integer by value and touch no memory of this process.
+    let result = unsafe { libc::ioctl(event.as_raw_fd(), libc::Ioctl::from(request), argument) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// A program at a tracepoint; detached when dropped.
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    _event: OwnedFd,
+}

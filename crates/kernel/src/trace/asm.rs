@@ -1,0 +1,355 @@
+//! A small assembler for the kernel's BPF machine (`Documentation/bpf/standardization/instruction-set.rst`).
+//!
+//! Invariants: instructions come out in the order they were written; a label is bound once; a jump to a label that was
+//! never bound, or that is too far away, is an error of [`Assembler::finish`], never a wrong program. What the program
+//! may do is the verifier's to judge.
+
+use crate::sys::bpf::Instruction;
+
+/// A register. `R0` is a call's result, `R1` to `R5` its arguments (lost by it), `R6` to `R9` outlast it, `R10` is the
+/// end of the stack of 512 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reg {
+    R0 = 0,
+    R1,
+    R2,
+    R3,
+    R4,
+    R5,
+    R6,
+    R7,
+    R8,
+    R9,
+    R10,
+}
+
+/// How many bytes a load or store moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Width {
+    B1 = 0x10,
+    B2 = 0x08,
+    B4 = 0x00,
+    B8 = 0x18,
+}
+
+impl Width {
+    /// The width of so many bytes.
+    pub(crate) fn of(bytes: u16) -> Option<Self> {
+        match bytes {
+            1 => Some(Self::B1),
+            2 => Some(Self::B2),
+            4 => Some(Self::B4),
+            8 => Some(Self::B8),
+            _ => None,
+        }
+    }
+}
+
+/// What to do with two numbers of 64 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Op {
+    Add = 0x00,
+    Sub = 0x10,
+    Mul = 0x20,
+    Div = 0x30,
+    And = 0x50,
+    ShiftLeft = 0x60,
+    ShiftRight = 0x70,
+    Set = 0xb0,
+    ShiftRightSigned = 0xc0,
+}
+
+/// When to jump; the first is compared with the second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum If {
+    Equal = 0x10,
+    AtLeast = 0x30,
+    NotEqual = 0x50,
+    Below = 0xa0,
+    AtMostSigned = 0xd0,
+}
+
+/// A function of the kernel that programs may call (`bpf-helpers(7)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Helper {
+    MapLookup = 1,
+    MapUpdate = 2,
+    MapDelete = 3,
+    Nanoseconds = 5,
+    Processor = 8,
+    ProcessAndThread = 14,
+    TaskName = 16,
+}
+
+/// A place in the program, to jump to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Label(usize);
+
+/// A program that can't be finished.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AsmError {
+    #[error("a jump at instruction {at} leads nowhere")]
+    Unbound { at: usize },
+    #[error("a jump at instruction {at} leads too far")]
+    TooFar { at: usize },
+    #[error("a label is bound twice, at instruction {at} again")]
+    BoundTwice { at: usize },
+}
+
+const LOAD_WIDE: u8 = 0x18;
+const LOAD: u8 = 0x61;
+const STORE_IMMEDIATE: u8 = 0x62;
+const STORE: u8 = 0x63;
+const ATOMIC: u8 = 0xc3;
+const JUMP: u8 = 0x05;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+const ALU: u8 = 0x07;
+/// The second operand is a register.
+const BY_REGISTER: u8 = 0x08;
+/// The constant of a wide load is the descriptor of a map.
+const MAP_FD: u8 = 1;
+
+/// A program in the making.
+#[derive(Debug, Default)]
+pub(crate) struct Assembler {
+    code: Vec<Instruction>,
+    labels: Vec<Option<usize>>,
+    jumps: Vec<(usize, Label)>,
+    error: Option<AsmError>,
+}
+
+impl Assembler {
+    /// A program of no instructions.
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    fn push(&mut self, code: u8, dst: u8, src: u8, offset: i16, immediate: i32) {
+        let registers = if cfg!(target_endian = "little") { dst | src << 4 } else { dst << 4 | src };
+        self.code.push(Instruction { code, registers, offset, immediate });
+    }
+
+    /// `dst = dst op src`.
+    pub(crate) fn alu(&mut self, op: Op, dst: Reg, src: Reg) {
+        self.push(ALU | BY_REGISTER | op as u8, dst as u8, src as u8, 0, 0);
+    }
+
+    /// `dst = dst op constant`.
+    pub(crate) fn alu_constant(&mut self, op: Op, dst: Reg, constant: i32) {
+        self.push(ALU | op as u8, dst as u8, 0, 0, constant);
+    }
+
+    /// `dst = src`.
+    pub(crate) fn set(&mut self, dst: Reg, src: Reg) {
+        self.alu(Op::Set, dst, src);
+    }
+
+    /// `dst = constant`, with its sign.
+    pub(crate) fn constant(&mut self, dst: Reg, constant: i32) {
+        self.alu_constant(Op::Set, dst, constant);
+    }
+
+    /// `dst = constant` of 64 bits: two instructions.
+    pub(crate) fn wide_constant(&mut self, dst: Reg, constant: u64) {
+        let half = |bits: u64| u32::try_from(bits & 0xffff_ffff).unwrap_or(u32::MAX).cast_signed();
+        self.push(LOAD_WIDE, dst as u8, 0, 0, half(constant));
+        self.push(0, 0, 0, 0, half(constant >> 32));
+    }
+
+    /// `dst = the map` of this descriptor: two instructions.
+    pub(crate) fn map(&mut self, dst: Reg, fd: i32) {
+        self.push(LOAD_WIDE, dst as u8, MAP_FD, 0, fd);
+        self.push(0, 0, 0, 0, 0);
+    }
+
+    /// `dst = [base + offset]`, the upper bytes zero.
+    pub(crate) fn load(&mut self, width: Width, dst: Reg, base: Reg, offset: i16) {
+        self.push(LOAD | width as u8, dst as u8, base as u8, offset, 0);
+    }
+
+    /// `[base + offset] = src`.
+    pub(crate) fn store(&mut self, width: Width, base: Reg, offset: i16, src: Reg) {
+        self.push(STORE | width as u8, base as u8, src as u8, offset, 0);
+    }
+
+    /// `[base + offset] = constant`.
+    pub(crate) fn store_constant(&mut self, width: Width, base: Reg, offset: i16, constant: i32) {
+        self.push(STORE_IMMEDIATE | width as u8, base as u8, 0, offset, constant);
+    }
+
+    /// `[base + offset] += src`, at once for all processors; 64 bits.
+    pub(crate) fn atomic_add(&mut self, base: Reg, offset: i16, src: Reg) {
+        self.push(ATOMIC | Width::B8 as u8, base as u8, src as u8, offset, 0);
+    }
+
+    /// Calls a function of the kernel.
+    pub(crate) fn call(&mut self, helper: Helper) {
+        self.push(CALL, 0, 0, 0, helper as i32);
+    }
+
+    /// Ends the program; `R0` is its result.
+    pub(crate) fn exit(&mut self) {
+        self.push(EXIT, 0, 0, 0, 0);
+    }
+
+    /// A new label, to be bound later.
+    pub(crate) fn label(&mut self) -> Label {
+        self.labels.push(None);
+        Label(self.labels.len() - 1)
+    }
+
+    /// The label is here: at the next instruction.
+    pub(crate) fn bind(&mut self, label: Label) {
+        let at = self.code.len();
+        if self.labels[label.0].replace(at).is_some() {
+            self.error.get_or_insert(AsmError::BoundTwice { at });
+        }
+    }
+
+    /// Goes on at the label.
+    pub(crate) fn jump(&mut self, label: Label) {
+        self.jumps.push((self.code.len(), label));
+        self.push(JUMP, 0, 0, 0, 0);
+    }
+
+    /// Goes on at the label if `a` compares so with `b`.
+    pub(crate) fn jump_if(&mut self, condition: If, a: Reg, b: Reg, label: Label) {
+        self.jumps.push((self.code.len(), label));
+        self.push(JUMP | BY_REGISTER | condition as u8, a as u8, b as u8, 0, 0);
+    }
+
+    /// Goes on at the label if `a` compares so with a constant.
+    pub(crate) fn jump_if_constant(&mut self, condition: If, a: Reg, constant: i32, label: Label) {
+        self.jumps.push((self.code.len(), label));
+        self.push(JUMP | condition as u8, a as u8, 0, 0, constant);
+    }
+
+    /// The instructions, each jump with its distance.
+    pub(crate) fn finish(mut self) -> Result<Vec<Instruction>, AsmError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        for (at, label) in self.jumps {
+            let to = self.labels[label.0].ok_or(AsmError::Unbound { at })?;
+            // Counted from the next instruction.
+            let next = at + 1;
+            let distance =
+                if to < next { i16::try_from(next - to).map(|back| -back) } else { i16::try_from(to - next) };
+            self.code[at].offset = distance.map_err(|_| AsmError::TooFar { at })?;
+        }
+        Ok(self.code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Reg::{R0, R1, R2, R6, R7, R10};
+    use super::*;
+
+    /// The bytes of a program, as a little-endian machine has them.
+    fn bytes(assembler: Assembler) -> Vec<[u8; 8]> {
+        let code = assembler.finish().unwrap();
+        code.iter()
+            .map(|one| {
+                let (offset, immediate) = (one.offset.to_le_bytes(), one.immediate.to_le_bytes());
+                let mut bytes = [one.code, one.registers, offset[0], offset[1], 0, 0, 0, 0];
+                bytes[4..].copy_from_slice(&immediate);
+                bytes
+            })
+            .collect()
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn instructions_are_encoded_as_the_standard_says() {
+        let mut asm = Assembler::new();
+        asm.set(R6, R1);
+        asm.constant(R0, -1);
+        asm.alu(Op::Add, R7, R6);
+        asm.alu_constant(Op::ShiftRight, R7, 32);
+        asm.load(Width::B4, R7, R6, 32);
+        asm.load(Width::B1, R7, R6, 36);
+        asm.store(Width::B8, R10, -16, R7);
+        asm.store(Width::B2, R10, -2, R7);
+        asm.store_constant(Width::B8, R10, -8, 0);
+        asm.atomic_add(R0, 8, R7);
+        asm.call(Helper::ProcessAndThread);
+        asm.exit();
+        assert_eq!(
+            bytes(asm),
+            [
+                [0xbf, 0x16, 0, 0, 0, 0, 0, 0],
+                [0xb7, 0x00, 0, 0, 0xff, 0xff, 0xff, 0xff],
+                [0x0f, 0x67, 0, 0, 0, 0, 0, 0],
+                [0x77, 0x07, 0, 0, 32, 0, 0, 0],
+                [0x61, 0x67, 32, 0, 0, 0, 0, 0],
+                [0x71, 0x67, 36, 0, 0, 0, 0, 0],
+                [0x7b, 0x7a, 0xf0, 0xff, 0, 0, 0, 0],
+                [0x6b, 0x7a, 0xfe, 0xff, 0, 0, 0, 0],
+                [0x7a, 0x0a, 0xf8, 0xff, 0, 0, 0, 0],
+                [0xdb, 0x70, 8, 0, 0, 0, 0, 0],
+                [0x85, 0, 0, 0, 14, 0, 0, 0],
+                [0x95, 0, 0, 0, 0, 0, 0, 0],
+            ]
+        );
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn wide_constants_and_maps_take_two_instructions() {
+        let mut asm = Assembler::new();
+        asm.wide_constant(R1, 0xfedc_ba98_7654_3210);
+        asm.map(R2, 5);
+        assert_eq!(
+            bytes(asm),
+            [
+                [0x18, 0x01, 0, 0, 0x10, 0x32, 0x54, 0x76],
+                [0, 0, 0, 0, 0x98, 0xba, 0xdc, 0xfe],
+                [0x18, 0x12, 0, 0, 5, 0, 0, 0],
+                [0, 0, 0, 0, 0, 0, 0, 0],
+            ]
+        );
+    }
+
+    #[test]
+    fn jumps_count_from_the_next_instruction_over_both_halves_of_a_wide_one() {
+        let mut asm = Assembler::new();
+        let (back, out) = (asm.label(), asm.label());
+        asm.bind(back);
+        asm.jump_if_constant(If::Equal, R1, 7, out);
+        asm.wide_constant(R1, 7);
+        asm.jump_if(If::NotEqual, R1, R2, back);
+        asm.jump(out);
+        asm.bind(out);
+        asm.exit();
+        let code = asm.finish().unwrap();
+        assert_eq!([code[0].offset, code[3].offset, code[4].offset], [4, -4, 0]);
+        assert_eq!([code[0].code, code[3].code, code[4].code], [0x15, 0x5d, 0x05]);
+    }
+
+    #[test]
+    fn a_jump_to_nowhere_too_far_or_to_two_places_is_refused() {
+        let mut asm = Assembler::new();
+        let label = asm.label();
+        asm.exit();
+        asm.jump(label);
+        assert_eq!(asm.finish(), Err(AsmError::Unbound { at: 1 }));
+
+        let mut asm = Assembler::new();
+        let label = asm.label();
+        asm.jump(label);
+        for _ in 0..=i16::MAX as usize {
+            asm.exit();
+        }
+        asm.bind(label);
+        assert_eq!(asm.finish(), Err(AsmError::TooFar { at: 0 }));
+
+        let mut asm = Assembler::new();
+        let label = asm.label();
+        asm.bind(label);
+        asm.exit();
+        asm.bind(label);
+        assert_eq!(asm.finish(), Err(AsmError::BoundTwice { at: 1 }));
+    }
+}

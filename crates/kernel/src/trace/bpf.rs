@@ -1,0 +1,343 @@
+//! The best source: programs in the kernel that count at each tracepoint, and the tables they count in.
+//!
+//! Invariants: the tables only grow while an entry lives; what happened is the difference of two readings, so nothing
+//! is lost between them and nothing is reset. When a table is more than half full, entries that did not change
+//! between two readings are dropped (read and deleted in one, so an event in between is still counted). All is closed
+//! with the descriptors: when this value is dropped or the process ends, by whatever cause, the kernel is as it was.
+//! Fails where the kernel, or its verifier, refuses; see [`TraceError`].
+
+use std::collections::HashMap;
+
+use rustix::io::Errno;
+
+use super::error::Right;
+use super::gathered::Gathered;
+use super::options::{Kind, Points};
+use super::programs::{Choice, Tables, program};
+use super::record::{
+    Lost, Readings, flight, flight_key, page, page_key, pause_key, request_key, stall_key, timed,
+};
+use super::tracefs::{Event, Tracepoint};
+use super::{TraceError, TraceOptions, record};
+use crate::sys::bpf::{Attachment, LoadError, Map, MapKind, Program};
+
+/// How many entries are read with one call.
+const BATCH: usize = 512;
+
+fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
+    TraceError::of(Right::Programs, call, what, errno)
+}
+
+/// A table, and its last reading.
+#[derive(Debug)]
+struct Table {
+    name: &'static str,
+    map: Map,
+    entries: usize,
+    last: HashMap<Box<[u8]>, Box<[u8]>>,
+    /// Whether many entries can be read with one call (Linux 5.6).
+    batches: bool,
+}
+
+/// An array of so many numbers.
+fn numbers(name: &'static str, count: u32) -> Result<Map, TraceError> {
+    Map::create(MapKind::Array, name, 4, 8, count).map_err(|e| failed("bpf(MAP_CREATE)", name, e))
+}
+
+fn number_at(map: &Map, index: u32) -> Result<u64, Errno> {
+    let mut value = [0; 8];
+    map.lookup(&index.to_ne_bytes(), &mut value)?;
+    Ok(u64::from_ne_bytes(value))
+}
+
+impl Table {
+    fn new(name: &'static str, key_size: i16, value_size: i16, entries: u32) -> Result<Self, TraceError> {
+        let [key_size, value_size] = [key_size, value_size].map(|size| size.unsigned_abs() as usize);
+        let map = Map::create(MapKind::Hash, name, key_size, value_size, entries)
+            .map_err(|e| failed("bpf(MAP_CREATE)", name, e))?;
+        let entries = usize::try_from(entries).unwrap_or(usize::MAX);
+        Ok(Self { name, map, entries, last: HashMap::new(), batches: true })
+    }
+
+    /// Hands out each entry that changed since the last reading. `busy` says which may not be dropped.
+    fn read(
+        &mut self,
+        epoch: u64,
+        mut changed: impl FnMut(&Readings<'_>),
+        busy: impl Fn(&[u8]) -> bool,
+    ) -> Result<(), TraceError> {
+        let mut idle = Vec::new();
+        let mut count = 0;
+        let zeros = vec![0; self.map.sizes().1];
+        let mut last = std::mem::take(&mut self.last);
+        let result = self.each(&mut |key, now| {
+            count += 1;
+            if let Some(then) = last.get_mut(key) {
+                if now == &**then {
+                    if !busy(now) {
+                        idle.push(Box::<[u8]>::from(key));
+                    }
+                } else {
+                    changed(&Readings { key, now, then, epoch });
+                    then.copy_from_slice(now);
+                }
+            } else {
+                changed(&Readings { key, now, then: &zeros, epoch });
+                last.insert(key.into(), now.into());
+            }
+        });
+        self.last = last;
+        result.map_err(|e| failed("bpf(MAP_LOOKUP)", self.name, e))?;
+        if count > self.entries / 2 {
+            self.drop_idle(&idle, epoch, &mut changed)
+                .map_err(|e| failed("bpf(MAP_DELETE)", self.name, e))?;
+        }
+        Ok(())
+    }
+
+    /// Deletes entries that did not change; what they counted since is handed out.
+    fn drop_idle(
+        &mut self,
+        idle: &[Box<[u8]>],
+        epoch: u64,
+        changed: &mut impl FnMut(&Readings<'_>),
+    ) -> Result<(), Errno> {
+        let mut now = vec![0; self.map.sizes().1];
+        for key in idle {
+            match self.map.take(key, &mut now) {
+                Ok(found) => {
+                    let then = self.last.remove(key);
+                    if let (true, Some(then)) = (found, then)
+                        && *then != *now
+                    {
+                        changed(&Readings { key, now: &now, then: &then, epoch });
+                    }
+                }
+                // Older kernels can't: the table may fill up, and says so.
+                Err(Errno::INVAL | Errno::NOTSUP) => return Ok(()),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands out each entry once.
+    fn each(&mut self, entry: &mut impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
+        if self.batches {
+            match self.each_by_batch(entry) {
+                // Before anything was handed out. The second is the kernel's own ENOTSUPP.
+                Err(Errno::INVAL) => self.batches = false,
+                Err(errno) if errno.raw_os_error() == 524 => self.batches = false,
+                result => return result,
+            }
+        }
+        self.each_by_key(entry)
+    }
+
+    fn each_by_batch(&self, entry: &mut impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
+        let (key_size, value_size) = self.map.sizes();
+        let (mut keys, mut values) = (vec![0; BATCH * key_size], vec![0; BATCH * value_size]);
+        let mut cursor = None;
+        loop {
+            let (count, end) = self.map.lookup_batch(&mut cursor, &mut keys, &mut values)?;
+            for (key, value) in keys.chunks(key_size).zip(values.chunks(value_size)).take(count) {
+                entry(key, value);
+            }
+            if end {
+                return Ok(());
+            }
+        }
+    }
+
+    fn each_by_key(&self, entry: &mut impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
+        let (key_size, value_size) = self.map.sizes();
+        let (mut key, mut next, mut value) = (vec![0; key_size], vec![0; key_size], vec![0; value_size]);
+        let mut first = true;
+        while self.map.next_key((!first).then_some(&key), &mut next)? {
+            first = false;
+            key.copy_from_slice(&next);
+            if self.map.lookup(&key, &mut value)? {
+                entry(&key, &value);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tracing by programs in the kernel.
+#[derive(Debug)]
+pub(super) struct BpfSource {
+    // The attachments go first: no program runs while the rest is taken apart.
+    attachments: Vec<Attachment>,
+    programs: Vec<Program>,
+    pages: Option<Table>,
+    pauses: Option<Table>,
+    stalls: Option<Table>,
+    requests: Option<Table>,
+    flights: Option<Table>,
+    lost: Map,
+    lost_then: u64,
+    skipped_then: u64,
+    epoch: Map,
+    epoch_now: u64,
+}
+
+impl BpfSource {
+    pub(super) fn start(
+        options: &TraceOptions,
+        points: &Points,
+        choice: &Choice,
+    ) -> Result<Self, TraceError> {
+        let lesser = options.entries_of_time();
+        let table = |kind, name, key, value, entries| {
+            points.has(kind).then(|| Table::new(name, key, value, entries)).transpose()
+        };
+        let mut source = Self {
+            attachments: Vec::new(),
+            programs: Vec::new(),
+            pages: table(Kind::Pages, "pk_pages", page_key::SIZE, page::SIZE, options.entries.max(1))?,
+            pauses: table(Kind::Pauses, "pk_pauses", pause_key::SIZE, timed::SIZE, lesser)?,
+            stalls: table(Kind::Reclaim, "pk_stalls", stall_key::SIZE, timed::SIZE, lesser)?,
+            requests: table(Kind::Block, "pk_requests", request_key::SIZE, timed::SIZE, lesser)?,
+            flights: table(
+                Kind::Block,
+                "pk_flights",
+                flight_key::SIZE,
+                flight::SIZE,
+                options.entries.max(1024),
+            )?,
+            lost: numbers("pk_lost", u32::try_from(Lost::ALL.len()).unwrap_or(u32::MAX))?,
+            lost_then: 0,
+            skipped_then: 0,
+            epoch: numbers("pk_epoch", 1)?,
+            epoch_now: 0,
+        };
+        source.next_epoch()?;
+        source.programs =
+            points.there.iter().map(|point| source.load(point, choice)).collect::<Result<_, _>>()?;
+        let cpu = online_cpu(options);
+        // Ends before beginnings: what ends was begun while it was watched, or is passed over.
+        for (point, program) in points.there.iter().zip(&source.programs).rev() {
+            let attached = program.attach(point.format.id, cpu);
+            let attachment =
+                attached.map_err(|error| failed(error.call, &point.event.to_string(), error.errno))?;
+            source.attachments.push(attachment);
+        }
+        Ok(source)
+    }
+
+    fn load(&self, point: &Tracepoint, choice: &Choice) -> Result<Program, TraceError> {
+        let (table, flights, name) = match point.event {
+            Event::Add => (&self.pages, &self.pages, "pk_page_add"),
+            Event::Delete => (&self.pages, &self.pages, "pk_page_delete"),
+            Event::Pause => (&self.pauses, &self.pauses, "pk_pause"),
+            Event::ReclaimBegin => (&self.stalls, &self.stalls, "pk_stall_begin"),
+            Event::ReclaimEnd => (&self.stalls, &self.stalls, "pk_stall_end"),
+            Event::GroupReclaimBegin => (&self.stalls, &self.stalls, "pk_group_begin"),
+            Event::GroupReclaimEnd => (&self.stalls, &self.stalls, "pk_group_end"),
+            Event::Issue => (&self.requests, &self.flights, "pk_issue"),
+            Event::Complete => (&self.requests, &self.flights, "pk_complete"),
+        };
+        let fd = |table: &Option<Table>| table.as_ref().map_or(-1, |table| table.map.raw_fd());
+        let tables = Tables {
+            entries: fd(table),
+            flights: fd(flights),
+            lost: self.lost.raw_fd(),
+            epoch: self.epoch.raw_fd(),
+        };
+        let code = program(point, tables, choice)?;
+        Program::load(name, &code).map_err(|LoadError { errno, log }| {
+            if log.is_empty() {
+                failed("bpf(PROG_LOAD)", name, errno)
+            } else {
+                TraceError::Rejected { program: name.into(), log, source: errno.into() }
+            }
+        })
+    }
+
+    /// Begins a new epoch; the one that ended.
+    fn next_epoch(&mut self) -> Result<u64, TraceError> {
+        let ended = self.epoch_now;
+        self.epoch
+            .update(&0_u32.to_ne_bytes(), &(ended + 1).to_ne_bytes())
+            .map_err(|e| failed("bpf(MAP_UPDATE)", "pk_epoch", e))?;
+        self.epoch_now = ended + 1;
+        Ok(ended)
+    }
+
+    /// Adds what was counted since the last reading.
+    pub(super) fn read(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
+        let epoch = self.next_epoch()?;
+        if let Some(table) = &mut self.pages {
+            let add = |readings: &Readings<'_>| {
+                let (file, task, flow) = readings.pages();
+                gathered.pages(file, Some(task), &flow);
+            };
+            table.read(epoch, add, |_| false)?;
+        }
+        if let Some(table) = &mut self.pauses {
+            let add = |readings: &Readings<'_>| {
+                let (task, device, pauses) = readings.pauses();
+                gathered.pauses(task, device, &pauses);
+            };
+            table.read(epoch, add, |_| false)?;
+        }
+        if let Some(table) = &mut self.stalls {
+            let add = |readings: &Readings<'_>| {
+                let (task, kind, stalls) = readings.stalls();
+                // An entry that has changed may only have begun a stall.
+                if stalls.lengths.count() > 0 {
+                    gathered.reclaim(task, kind, &stalls);
+                }
+            };
+            table.read(epoch, add, record::stalled)?;
+        }
+        if let Some(table) = &mut self.requests {
+            let add = |readings: &Readings<'_>| {
+                let (dev, op, requests) = readings.requests();
+                gathered.block(dev, op, &requests);
+            };
+            table.read(epoch, add, |_| false)?;
+        }
+        if let Some(table) = &mut self.flights {
+            // For its room only: what was never seen to complete goes in time.
+            table.read(epoch, |_| (), |_| false)?;
+        }
+        self.read_losses(gathered)
+    }
+
+    fn read_losses(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
+        let mut lost = 0;
+        for which in Lost::ALL {
+            lost +=
+                number_at(&self.lost, which as u32).map_err(|e| failed("bpf(MAP_LOOKUP)", "pk_lost", e))?;
+        }
+        gathered.losses.no_room += lost.saturating_sub(self.lost_then);
+        self.lost_then = lost;
+        // Not every kernel tells, and not to everyone.
+        let skipped = self.programs.iter().map(|program| program.skipped().unwrap_or(0)).sum::<u64>();
+        gathered.losses.skipped += skipped.saturating_sub(self.skipped_then);
+        self.skipped_then = skipped;
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn program_ids(&self) -> Vec<u32> {
+        self.programs.iter().map(|program| program.id().unwrap()).collect()
+    }
+
+    /// Reads entries one by one, as on kernels before Linux 5.6.
+    #[cfg(test)]
+    pub(super) fn without_batches(&mut self) {
+        for table in [&mut self.pages, &mut self.pauses, &mut self.stalls].into_iter().flatten() {
+            table.batches = false;
+        }
+    }
+}
+
+/// A processor that is online: the first one named (`0-3,5`).
+fn online_cpu(options: &TraceOptions) -> u32 {
+    let online = std::fs::read_to_string(options.roots.sys.join("devices/system/cpu/online"));
+    let first = online.ok().and_then(|text| text.split(['-', ',', '\n']).next()?.parse().ok());
+    first.unwrap_or(0)
+}

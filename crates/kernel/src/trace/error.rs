@@ -1,0 +1,230 @@
+//! Why tracing, or the better way of it, is not to be had: the call that failed, and what it would take.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
+
+/// What went wrong with tracing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The options ask for a lesser source.
+    #[error("the options ask for less")]
+    NotAsked,
+    /// The file system of the kernel's tracing is mounted nowhere.
+    #[error("tracefs is not mounted: mount -t tracefs tracefs /sys/kernel/tracing")]
+    NoTracefs,
+    /// This kernel does not have a tracepoint.
+    #[error("this kernel has no tracepoint {event} (no {})", path.display())]
+    NoEvent {
+        /// The tracepoint: `filemap:mm_filemap_add_to_page_cache`.
+        event: String,
+        /// Where it would be described.
+        path: PathBuf,
+    },
+    /// A tracepoint of this kernel lacks a field, or has it in a size that is not known.
+    #[error("the tracepoint {event} has no field {field} that is understood")]
+    NoField {
+        /// The tracepoint.
+        event: String,
+        /// The field.
+        field: &'static str,
+    },
+    /// A `format` file holds something that is not understood.
+    #[error("{}: can't read \"{line}\"", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// The line.
+        line: String,
+    },
+    /// The kernel refused for want of rights.
+    #[error("{call} {what}: {source}: {needs}")]
+    Refused {
+        /// The system call.
+        call: &'static str,
+        /// What it was for: a path, program, map or tracepoint.
+        what: String,
+        /// What it takes.
+        needs: Needs,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A system call failed otherwise.
+    #[error("{call} {what}: {source}")]
+    Call {
+        /// The system call.
+        call: &'static str,
+        /// What it was for: a path, program, map or tracepoint.
+        what: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel's verifier rejected a program.
+    #[error("bpf(PROG_LOAD) {program}: {source}; the verifier says:\n{log}")]
+    Rejected {
+        /// The program.
+        program: String,
+        /// What the verifier wrote.
+        log: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// More files or devices to choose from than a filter holds.
+    #[error("{given} files or devices to trace, at most {max} are possible")]
+    TooMany {
+        /// How many were given.
+        given: usize,
+        /// How many are possible.
+        max: usize,
+    },
+    /// A file of `/proc` or `/sys`, or one that is to be watched, can't be read.
+    #[error(transparent)]
+    Kernel(#[from] crate::Error),
+}
+
+/// What a refused call needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// These capabilities (capabilities(7)), by name; the caller lacks each of them.
+    Capabilities(&'static [&'static str]),
+    /// The kernel is locked down to this degree, which forbids it to root, too (`kernel_lockdown(7)`).
+    NoLockdown(Lockdown),
+    /// The rights are there: a security module, a seccomp filter or a limit stands against it.
+    OtherPolicy,
+}
+
+/// How far the kernel is locked down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lockdown {
+    /// The kernel can't be changed from outside.
+    Integrity,
+    /// Nor can its memory be read: no tracing at all.
+    Confidentiality,
+}
+
+impl fmt::Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Capabilities(names) => write!(f, "needs {}", names.join(" and ")),
+            Self::NoLockdown(Lockdown::Integrity) => f.write_str("the kernel is locked down (integrity)"),
+            Self::NoLockdown(Lockdown::Confidentiality) => {
+                f.write_str("the kernel is locked down (confidentiality)")
+            }
+            Self::OtherPolicy => f.write_str(
+                "a security module, a seccomp filter or, before Linux 5.11, `ulimit -l` forbids it",
+            ),
+        }
+    }
+}
+
+/// Which kind of right a call asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Right {
+    /// bpf(2) for tracepoints, and `perf_event_open(2)`.
+    Programs,
+    /// The files of tracefs.
+    Files,
+}
+
+impl Right {
+    /// What is missing, given what the caller has.
+    fn needs(self, has: CapabilitySet, lockdown: Option<Lockdown>) -> Needs {
+        if lockdown == Some(Lockdown::Confidentiality) {
+            return Needs::NoLockdown(Lockdown::Confidentiality);
+        }
+        let (bpf, perfmon) = (has.contains(CapabilitySet::BPF), has.contains(CapabilitySet::PERFMON));
+        match self {
+            Self::Programs if has.contains(CapabilitySet::SYS_ADMIN) || (bpf && perfmon) => {
+                Needs::OtherPolicy
+            }
+            Self::Programs if bpf => Needs::Capabilities(&["CAP_PERFMON"]),
+            Self::Programs if perfmon => Needs::Capabilities(&["CAP_BPF"]),
+            Self::Programs => Needs::Capabilities(&["CAP_BPF", "CAP_PERFMON"]),
+            Self::Files if has.contains(CapabilitySet::DAC_OVERRIDE) => Needs::OtherPolicy,
+            Self::Files => Needs::Capabilities(&["CAP_DAC_OVERRIDE"]),
+        }
+    }
+}
+
+impl TraceError {
+    /// The error of a failed call: [`Self::Refused`] where rights are missing.
+    pub(super) fn of(right: Right, call: &'static str, what: impl Into<String>, errno: Errno) -> Self {
+        let (what, source) = (what.into(), io::Error::from(errno));
+        if !matches!(errno, Errno::PERM | Errno::ACCESS) {
+            return Self::Call { call, what, source };
+        }
+        // Of the calling thread. Where it can't be asked it has none.
+        let has = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+        Self::Refused { call, what, needs: right.needs(has, lockdown()), source }
+    }
+
+    /// The error of a failed act on a file of tracefs.
+    pub(super) fn file(call: &'static str, path: &Path, error: &io::Error) -> Self {
+        let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+        Self::of(Right::Files, call, path.display().to_string(), errno)
+    }
+}
+
+fn lockdown() -> Option<Lockdown> {
+    parse_lockdown(&std::fs::read_to_string("/sys/kernel/security/lockdown").ok()?)
+}
+
+/// `none [integrity] confidentiality`
+fn parse_lockdown(text: &str) -> Option<Lockdown> {
+    match text.split_whitespace().find(|word| word.starts_with('['))? {
+        "[integrity]" => Some(Lockdown::Integrity),
+        "[confidentiality]" => Some(Lockdown::Confidentiality),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let none = CapabilitySet::empty();
+        let programs = |has| Right::Programs.needs(has, None);
+        assert_eq!(programs(none), Needs::Capabilities(&["CAP_BPF", "CAP_PERFMON"]));
+        assert_eq!(programs(CapabilitySet::BPF), Needs::Capabilities(&["CAP_PERFMON"]));
+        assert_eq!(programs(CapabilitySet::PERFMON), Needs::Capabilities(&["CAP_BPF"]));
+        assert_eq!(programs(CapabilitySet::BPF | CapabilitySet::PERFMON), Needs::OtherPolicy);
+        assert_eq!(programs(CapabilitySet::SYS_ADMIN), Needs::OtherPolicy);
+        assert_eq!(
+            Right::Files.needs(none, Some(Lockdown::Integrity)),
+            Needs::Capabilities(&["CAP_DAC_OVERRIDE"])
+        );
+        let locked = Right::Programs.needs(CapabilitySet::all(), Some(Lockdown::Confidentiality));
+        assert_eq!(locked, Needs::NoLockdown(Lockdown::Confidentiality));
+    }
+
+    #[test]
+    fn lockdown_is_the_word_in_brackets() {
+        assert_eq!(parse_lockdown("[none] integrity confidentiality\n"), None);
+        assert_eq!(parse_lockdown("none [integrity] confidentiality\n"), Some(Lockdown::Integrity));
+        assert_eq!(parse_lockdown("none integrity [confidentiality]\n"), Some(Lockdown::Confidentiality));
+        assert_eq!(parse_lockdown(""), None);
+    }
+
+    #[test]
+    fn the_call_and_what_it_takes_are_said() {
+        let error = TraceError::Refused {
+            call: "bpf(MAP_CREATE)",
+            what: "pages".into(),
+            needs: Needs::Capabilities(&["CAP_BPF", "CAP_PERFMON"]),
+            source: Errno::PERM.into(),
+        };
+        assert_eq!(
+            error.to_string(),
+            "bpf(MAP_CREATE) pages: Operation not permitted (os error 1): needs CAP_BPF and CAP_PERFMON"
+        );
+    }
+}

@@ -1,0 +1,255 @@
+//! What to trace, and how.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+
+use super::TraceError;
+use super::programs::Choice;
+use super::record::kernel_device;
+use super::tracefs::{Event, Tracefs, Tracepoint};
+use crate::pressure::SysRoots;
+use crate::{Inode, InspectedFile, Links};
+
+/// The most files or devices of a [`PageFilter`].
+const FILTER_MAX: usize = 64;
+
+/// How events can be counted, the best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TraceLevel {
+    /// By programs in the kernel.
+    Bpf,
+    /// By reading what a private instance of the kernel's tracing writes.
+    Tracefs,
+    /// By plain counters, without events.
+    Counters,
+}
+
+/// Of which files page-cache adds and removals are counted.
+///
+/// The choice is made in the kernel, before anything is counted: fewer files cost less. At most 64.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum PageFilter {
+    /// All.
+    #[default]
+    Everything,
+    /// Those of file systems on these devices, as `dev` of a [`Mount`](crate::process::Mount) names them.
+    Devices(Vec<u64>),
+    /// These. Links at their ends are followed; they have to exist when tracing starts.
+    Files(Vec<PathBuf>),
+}
+
+/// What to trace, and how.
+///
+/// ```
+/// use pagekeeper_kernel::trace::{PageFilter, TraceOptions};
+/// let options = TraceOptions {
+///     block: true,
+///     filter: PageFilter::Files(vec!["/var/lib/mysql/ibdata1".into()]),
+///     ..TraceOptions::default()
+/// };
+/// # drop(options);
+/// ```
+#[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "four things to trace, each of them or not")]
+pub struct TraceOptions {
+    /// Page-cache adds and removals. By default on.
+    pub pages: bool,
+    /// Pauses for dirty pages. By default on.
+    pub pauses: bool,
+    /// Direct reclaim. By default on.
+    pub reclaim: bool,
+    /// Latency of block devices. By default off: it costs most where I/O is fast.
+    pub block: bool,
+    /// Of which files pages are counted.
+    pub filter: PageFilter,
+    /// The best way that is tried. By default the best there is.
+    pub best: TraceLevel,
+    /// How many pairs of file and thread can be told apart between two readings; of the other kinds an eighth of it.
+    /// The kernel sets about 200 bytes aside for each. By default 16,384.
+    pub entries: u32,
+    /// The buffer of [`TraceLevel::Tracefs`], of all processors together, in bytes. An event takes about 50. By default
+    /// 64 MiB.
+    pub buffer_bytes: u64,
+    /// Where `/proc` and `/sys` are.
+    pub roots: SysRoots,
+}
+
+impl Default for TraceOptions {
+    fn default() -> Self {
+        Self {
+            pages: true,
+            pauses: true,
+            reclaim: true,
+            block: false,
+            filter: PageFilter::Everything,
+            best: TraceLevel::Bpf,
+            entries: 16 * 1024,
+            buffer_bytes: 64 << 20,
+            roots: SysRoots::default(),
+        }
+    }
+}
+
+impl TraceOptions {
+    /// The room in the tables of pauses, stalls and requests.
+    pub(super) fn entries_of_time(&self) -> u32 {
+        (self.entries / 8).max(16)
+    }
+
+    /// The filter, its files looked up.
+    pub(super) fn choice(&self) -> Result<Choice, TraceError> {
+        let within = |given: usize| {
+            if given > FILTER_MAX { Err(TraceError::TooMany { given, max: FILTER_MAX }) } else { Ok(()) }
+        };
+        Ok(match &self.filter {
+            PageFilter::Everything => Choice::Everything,
+            PageFilter::Devices(devices) => {
+                within(devices.len())?;
+                Choice::Devices(devices.iter().map(|dev| kernel_device(*dev)).collect())
+            }
+            PageFilter::Files(paths) => {
+                within(paths.len())?;
+                let file = |path: &PathBuf| -> crate::Result<Inode> {
+                    let inode = traced_inode(&self.roots, &InspectedFile::open(path, Links::Follow)?, path)?;
+                    Ok(Inode { dev: kernel_device(inode.dev), ..inode })
+                };
+                Choice::Files(paths.iter().map(file).collect::<Result<_, _>>()?)
+            }
+        })
+    }
+
+    /// The tracepoints that are wanted and there.
+    pub(super) fn points(&self, tracefs: &Tracefs) -> Result<Points, TraceError> {
+        let mut points = Points::default();
+        for (kind, wanted) in [
+            (Kind::Pages, self.pages),
+            (Kind::Pauses, self.pauses),
+            (Kind::Reclaim, self.reclaim),
+            (Kind::Block, self.block),
+        ] {
+            if wanted {
+                points.add(tracefs, kind)?;
+            }
+        }
+        Ok(points)
+    }
+}
+
+/// What belongs together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Pages,
+    Pauses,
+    Reclaim,
+    Block,
+}
+
+impl Kind {
+    /// The tracepoints of the kind, in pairs where one is nothing without the other.
+    fn events(self) -> &'static [&'static [Event]] {
+        match self {
+            Self::Pages => &[&[Event::Add, Event::Delete]],
+            Self::Pauses => &[&[Event::Pause]],
+            // Without memory cgroups the kernel has no others.
+            Self::Reclaim => &[
+                &[Event::ReclaimBegin, Event::ReclaimEnd],
+                &[Event::GroupReclaimBegin, Event::GroupReclaimEnd],
+            ],
+            Self::Block => &[&[Event::Issue, Event::Complete]],
+        }
+    }
+
+    pub(super) fn of(event: Event) -> Self {
+        match event {
+            Event::Add | Event::Delete => Self::Pages,
+            Event::Pause => Self::Pauses,
+            Event::ReclaimBegin | Event::ReclaimEnd | Event::GroupReclaimBegin | Event::GroupReclaimEnd => {
+                Self::Reclaim
+            }
+            Event::Issue | Event::Complete => Self::Block,
+        }
+    }
+}
+
+/// The tracepoints that are there, and what was said of those that are not.
+#[derive(Debug, Default)]
+pub(super) struct Points {
+    pub(super) there: Vec<Tracepoint>,
+    pub(super) missing: Vec<TraceError>,
+}
+
+impl Points {
+    fn add(&mut self, tracefs: &Tracefs, kind: Kind) -> Result<(), TraceError> {
+        for together in kind.events() {
+            match together.iter().map(|event| tracefs.event(*event)).collect::<Result<Vec<_>, _>>() {
+                Ok(points) => self.there.extend(points),
+                Err(missing @ TraceError::NoEvent { .. }) => self.missing.push(missing),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The kinds of which anything is there.
+    pub(super) fn kinds(&self) -> Vec<Kind> {
+        let mut kinds: Vec<_> = self.there.iter().map(|point| Kind::of(point.event)).collect();
+        kinds.dedup();
+        kinds
+    }
+
+    /// Whether anything of the kind is there.
+    pub(super) fn has(&self, kind: Kind) -> bool {
+        self.there.iter().any(|point| Kind::of(point.event) == kind)
+    }
+}
+
+/// How tracing names a file: by the device of its file system as a whole. That is `st_dev` but on btrfs, where
+/// each subvolume shows another.
+///
+/// Fails with [`Error::Unsupported`](crate::Error::Unsupported) on overlayfs, whose pages belong to a file of the
+/// layer below.
+pub fn traced_inode(roots: &SysRoots, file: impl AsFd, path: &Path) -> crate::Result<Inode> {
+    let file = file.as_fd();
+    let stat = rustix::fs::fstat(file).map_err(|e| crate::Error::call("fstat", path, e))?;
+    let inode = Inode::of(&stat);
+    let Some(id) = roots.proc.fd_info(std::process::id(), file.as_raw_fd())?.mount_id else {
+        return Ok(inode);
+    };
+    match roots.proc.own_mounts()?.iter().find(|mount| mount.id == id) {
+        Some(mount) if mount.kind == "overlay" => Err(crate::Error::Unsupported {
+            path: path.to_path_buf(),
+            reason: "on overlayfs pages belong to a file of the layer below, which tracing can't tell from here",
+        }),
+        Some(mount) => Ok(Inode { dev: mount.dev, ..inode }),
+        None => Ok(inode),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::file_of;
+
+    #[test]
+    fn a_file_is_traced_by_device_and_inode_number() {
+        let (_dir, file) = file_of(1);
+        let roots = SysRoots::default();
+        match traced_inode(&roots, &file, file.path()) {
+            Ok(inode) => assert_eq!(inode.ino, file.inode().ino),
+            Err(error) => assert!(matches!(error, crate::Error::Unsupported { .. }), "{error}"),
+        }
+    }
+
+    #[test]
+    fn a_filter_has_an_end_and_its_files_exist() {
+        let of = |filter| TraceOptions { filter, ..TraceOptions::default() }.choice();
+        assert_eq!(of(PageFilter::Everything).unwrap(), Choice::Everything);
+        let dev = rustix::fs::makedev(254, 3);
+        assert_eq!(of(PageFilter::Devices(vec![dev])).unwrap(), Choice::Devices(vec![254 << 20 | 3]));
+        assert!(matches!(
+            of(PageFilter::Devices(vec![1; 65])),
+            Err(TraceError::TooMany { given: 65, max: 64 })
+        ));
+        assert!(matches!(of(PageFilter::Files(vec!["/nowhere".into()])), Err(TraceError::Kernel(_))));
+    }
+}

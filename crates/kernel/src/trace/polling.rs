@@ -1,0 +1,88 @@
+//! The last source: no events, only how much of the chosen files is resident, looked at again and again.
+//!
+//! Invariants: no descriptor is held between readings. What came and went between two of them is not seen, only the
+//! difference. A file that is gone, or that another took the place of, has lost all its pages.
+
+use std::path::PathBuf;
+
+use super::gathered::Gathered;
+use super::options::traced_inode;
+use super::{PageFilter, PageFlow, PageTotals, TraceError, TraceOptions};
+use crate::pressure::SysRoots;
+use crate::{Inode, InspectedFile, Links, page_size, residency};
+
+/// A file, and what was resident when it was last looked at.
+#[derive(Debug)]
+struct Watched {
+    path: PathBuf,
+    seen: Option<(Inode, u64)>,
+}
+
+/// Looking at files.
+#[derive(Debug)]
+pub(super) struct PollingSource {
+    roots: SysRoots,
+    files: Vec<Watched>,
+}
+
+impl PollingSource {
+    pub(super) fn start(options: &TraceOptions) -> Result<Self, TraceError> {
+        let paths = match &options.filter {
+            PageFilter::Files(paths) if options.pages => paths.as_slice(),
+            _ => &[],
+        };
+        let mut source = Self { roots: options.roots.clone(), files: Vec::new() };
+        for path in paths {
+            let seen = Some(source.look(path)?);
+            source.files.push(Watched { path: path.clone(), seen });
+        }
+        Ok(source)
+    }
+
+    /// Whether there are files to look at.
+    pub(super) fn watches(&self) -> bool {
+        !self.files.is_empty()
+    }
+
+    fn look(&self, path: &PathBuf) -> crate::Result<(Inode, u64)> {
+        let file = InspectedFile::open(path, Links::Follow)?;
+        let resident = residency(&file, 0..u64::MAX)?.resident;
+        Ok((traced_inode(&self.roots, &file, path)?, resident))
+    }
+
+    /// Adds what changed since the last reading.
+    pub(super) fn read(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
+        for at in 0..self.files.len() {
+            let now = match self.look(&self.files[at].path) {
+                Ok(now) => Some(now),
+                Err(error) if error.is_gone() => None,
+                Err(error) => return Err(error.into()),
+            };
+            let then = std::mem::replace(&mut self.files[at].seen, now);
+            let same = matches!((then, now), (Some((old, _)), Some((new, _))) if old == new);
+            let count = |file: Option<(Inode, u64)>| file.map_or(0, |(_, resident)| resident);
+            if same {
+                change(
+                    gathered,
+                    now,
+                    count(now).saturating_sub(count(then)),
+                    count(then).saturating_sub(count(now)),
+                );
+            } else {
+                change(gathered, then, 0, count(then));
+                change(gathered, now, count(now), 0);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn change(gathered: &mut Gathered, file: Option<(Inode, u64)>, added: u64, removed: u64) {
+    // In how many pieces is not known: pages are counted.
+    let totals = |bytes: u64| PageTotals { folios: bytes / page_size(), bytes };
+    if let Some((file, _)) = file
+        && added + removed > 0
+    {
+        gathered.pages(file, None, &PageFlow { added: totals(added), removed: totals(removed) });
+    }
+}

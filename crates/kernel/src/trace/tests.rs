@@ -1,0 +1,495 @@
+//! Tracing the real kernel. Says so where the rights or the means for it are missing.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::programs::{Tables, program};
+use super::tracefs::{Event, Tracepoint};
+use super::*;
+use crate::pressure::SysRoots;
+use crate::process::ProcRoot;
+use crate::testing::{as_nobody, disk_dir, evict_all, file_of, skip};
+use crate::{Inode, InspectedFile, Links, page_size, residency};
+
+const MIB: usize = 1 << 20;
+
+/// A tracer of exactly this level, of pages only unless the options say more; `None`, said, where it is not to be had.
+fn tracer(level: TraceLevel, options: TraceOptions) -> Option<Tracer> {
+    let tracer = Tracer::start(&TraceOptions { best: level, ..options }).unwrap();
+    if tracer.source().level() == level {
+        return Some(tracer);
+    }
+    skip(tracer.source());
+    None
+}
+
+fn only(path: &Path) -> TraceOptions {
+    TraceOptions { filter: PageFilter::Files(vec![path.to_path_buf()]), ..TraceOptions::default() }
+}
+
+fn identity(file: &InspectedFile) -> Inode {
+    traced_inode(&SysRoots::default(), file, file.path()).unwrap()
+}
+
+/// A file that is synced and of which nothing is resident.
+fn cold_file(len: usize) -> (tempfile::TempDir, InspectedFile) {
+    let (dir, file) = file_of(len);
+    evict_all(&file);
+    (dir, file)
+}
+
+/// By each source: 64 MiB that are read are 16,384 pages that came, and as many that left when they are evicted.
+fn counts_each_page(level: TraceLevel, options: impl Fn(&Path) -> TraceOptions) {
+    const LEN: usize = 64 * MIB;
+    let (_dir, file) = cold_file(LEN);
+    let Some(mut tracer) = tracer(level, options(file.path())) else { return };
+    let inode = identity(&file);
+    std::fs::read(file.path()).unwrap();
+    let counts = tracer.take().unwrap();
+    let flow = counts.of_file(inode).unwrap();
+    assert_eq!(flow.added.bytes / page_size(), 16384, "{level:?} {}", counts.losses);
+    assert_eq!(flow.removed, PageTotals::default());
+    assert!((1..=16384).contains(&flow.added.folios), "{flow:?}");
+    if level != TraceLevel::Counters {
+        let by_file: Vec<_> = counts.pages.iter().flatten().filter(|counts| counts.file == inode).collect();
+        // Read-ahead is done by who reads.
+        let task = by_file[0].task.as_ref().unwrap();
+        assert_eq!((by_file.len(), task.process), (1, std::process::id()));
+        assert_eq!(task.thread, u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap());
+    }
+
+    evict_all(&file);
+    let flow = tracer.snapshot().unwrap().of_file(inode).unwrap();
+    assert_eq!((flow.added.bytes, flow.removed.bytes), (0, LEN as u64));
+    // A snapshot ends no period, a take does.
+    assert_eq!(tracer.take().unwrap().of_file(inode), Some(flow));
+    assert_eq!(tracer.take().unwrap().of_file(inode), Some(PageFlow::default()));
+    assert_eq!(tracer.take().unwrap().losses, Losses::default());
+}
+
+#[test]
+fn programs_count_each_page() {
+    counts_each_page(TraceLevel::Bpf, only);
+}
+
+#[test]
+fn lines_count_each_page() {
+    counts_each_page(TraceLevel::Tracefs, only);
+}
+
+#[test]
+fn polling_counts_each_page() {
+    counts_each_page(TraceLevel::Counters, only);
+}
+
+#[test]
+fn devices_are_filtered() {
+    let (_dir, file) = cold_file(MIB);
+    let inode = identity(&file);
+    for level in [TraceLevel::Bpf, TraceLevel::Tracefs] {
+        for (dev, bytes) in [(inode.dev, MIB as u64), (inode.dev + 1, 0)] {
+            evict_all(&file);
+            let filter = PageFilter::Devices(vec![inode.dev + 2, dev]);
+            let Some(mut tracer) = tracer(level, TraceOptions { filter, ..TraceOptions::default() }) else {
+                return;
+            };
+            std::fs::read(file.path()).unwrap();
+            let counts = tracer.take().unwrap();
+            assert_eq!(counts.of_file(inode).unwrap().added.bytes, bytes, "{level:?}");
+            assert!(counts.by_file().iter().all(|(file, _)| file.dev == dev), "{level:?}");
+        }
+    }
+}
+
+#[test]
+fn entries_are_read_one_by_one_as_well() {
+    let (_dir, file) = cold_file(MIB);
+    let Some(mut tracer) = tracer(TraceLevel::Bpf, TraceOptions::default()) else { return };
+    if let Reader::Bpf(reader) = &mut tracer.reader {
+        reader.without_batches();
+    }
+    std::fs::read(file.path()).unwrap();
+    assert_eq!(tracer.take().unwrap().of_file(identity(&file)).unwrap().added.bytes, MIB as u64);
+}
+
+/// A table of few entries fills up, says so, and has room again when its entries have been idle.
+#[test]
+fn a_full_table_says_so_and_recovers() {
+    let dir = disk_dir();
+    let paths: Vec<PathBuf> = (0..24).map(|number| dir.path().join(number.to_string())).collect();
+    for path in &paths {
+        std::fs::write(path, vec![1; 4096]).unwrap();
+        File::open(path).unwrap().sync_all().unwrap();
+    }
+    let files: Vec<_> = paths.iter().map(|path| InspectedFile::open(path, Links::Refuse).unwrap()).collect();
+    files.iter().for_each(evict_all);
+    let options = TraceOptions {
+        entries: 16,
+        filter: PageFilter::Files(paths.clone()),
+        pauses: false,
+        reclaim: false,
+        ..TraceOptions::default()
+    };
+    let Some(mut tracer) = tracer(TraceLevel::Bpf, options) else { return };
+    for path in &paths {
+        std::fs::read(path).unwrap();
+    }
+    let counts = tracer.take().unwrap();
+    assert_eq!(counts.by_file().len(), 16);
+    assert_eq!(counts.losses, Losses { no_room: 8, ..Losses::default() });
+
+    // Nothing happens: all entries are idle, and dropped.
+    assert_eq!(tracer.take().unwrap().losses.total(), 0);
+    files[16..].iter().for_each(evict_all);
+    let counts = tracer.take().unwrap();
+    assert_eq!((counts.by_file().len(), counts.losses.total()), (8, 0));
+}
+
+/// The task that reads, in a memory cgroup smaller than what it reads, has to reclaim.
+#[test]
+fn direct_reclaim_is_counted_by_task() {
+    const GROUP_MIB: usize = 16;
+    let group = Path::new("/sys/fs/cgroup/memory").join(format!("pagekeeper-trace-{}", std::process::id()));
+    if !group.parent().is_some_and(|root| root.join("memory.limit_in_bytes").exists()) {
+        return skip("no memory cgroup of version 1 to reclaim in");
+    }
+    let (_dir, file) = cold_file(64 * MIB);
+    for level in [TraceLevel::Bpf, TraceLevel::Tracefs] {
+        evict_all(&file);
+        let Some(mut tracer) = tracer(level, only(file.path())) else { return };
+        if let Err(error) = std::fs::create_dir(&group) {
+            return skip(format_args!("{}: {error}", group.display()));
+        }
+        std::fs::write(group.join("memory.limit_in_bytes"), (GROUP_MIB * MIB).to_string()).unwrap();
+        let mut reader = Command::new("sh")
+            .args(["-c", "echo $$ > \"$1/tasks\" && exec cat \"$2\"", "sh"])
+            .args([&group, &file.path().to_path_buf()])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = reader.id();
+        let status = reader.wait().unwrap();
+        let removed = std::fs::remove_dir(&group);
+        assert!(status.success() && removed.is_ok(), "{status} {removed:?}");
+        let counts = tracer.take().unwrap();
+        let stalls: Vec<_> =
+            counts.reclaim.iter().flatten().filter(|stalls| stalls.task.thread == pid).collect();
+        assert_eq!((stalls.len(), stalls[0].kind), (1, ReclaimKind::Group), "{level:?} {stalls:?}");
+        let stalls = stalls[0];
+        assert_eq!(stalls.task.name, "cat");
+        assert!(stalls.stalls.count() > 0 && stalls.stalls.longest() <= stalls.stalls.total(), "{stalls:?}");
+        assert!(stalls.stalls.at_most(1.0).unwrap() >= stalls.stalls.mean().unwrap(), "{stalls:?}");
+        // What did not fit had to go.
+        assert!(stalls.reclaimed >= (MIB * (64 - GROUP_MIB) / 2) as u64, "{level:?} {stalls:?}");
+        // What was read ahead and driven out before its turn came twice; what came and did not leave is there.
+        let flow = counts.of_file(identity(&file)).unwrap();
+        assert!(flow.added.bytes >= 64 * MIB as u64 && flow.removed.bytes >= stalls.reclaimed, "{flow:?}");
+        let resident = residency(&file, 0..u64::MAX).unwrap().resident;
+        assert_eq!(flow.added.bytes - flow.removed.bytes, resident, "{level:?}");
+    }
+}
+
+/// A file system on a loop device whose share of dirty memory is kept small, so that only its writers are paused.
+struct SmallShare {
+    dir: tempfile::TempDir,
+    device: String,
+}
+
+impl SmallShare {
+    fn make() -> Result<Self, String> {
+        let dir = disk_dir();
+        let image = dir.path().join("image");
+        File::create(&image).and_then(|file| file.set_len(512 * MIB as u64)).map_err(|e| e.to_string())?;
+        let mount = dir.path().join("mount");
+        std::fs::create_dir(&mount).map_err(|e| e.to_string())?;
+        let image = image.to_str().unwrap();
+        run("mkfs.ext4", &["-q", "-F", image])?;
+        let device = run("losetup", &["--find", "--show", image])?;
+        let share = Self { dir, device };
+        run("mount", &[&share.device, mount.to_str().unwrap()])?;
+        let stat = rustix::fs::stat(&mount).map_err(|e| e.to_string())?;
+        let bdi = format!("/sys/class/bdi/{}", name_of(stat.st_dev));
+        for (setting, value) in [("strict_limit", "1"), ("max_ratio", "1")] {
+            std::fs::write(format!("{bdi}/{setting}"), value).map_err(|e| format!("{bdi}/{setting}: {e}"))?;
+        }
+        Ok(share)
+    }
+
+    fn mount(&self) -> PathBuf {
+        self.dir.path().join("mount")
+    }
+}
+
+impl Drop for SmallShare {
+    fn drop(&mut self) {
+        let _ = run("umount", &[self.mount().to_str().unwrap()]);
+        let _ = run("losetup", &["--detach", &self.device]);
+    }
+}
+
+/// The kernel's name for a disk.
+fn name_of(dev: u64) -> String {
+    format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev))
+}
+
+fn run(program: &str, args: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(args).output().map_err(|e| format!("{program}: {e}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(format!("{program}: {}", text(&output.stderr)))
+    }
+}
+
+#[test]
+fn pauses_for_dirty_pages_are_counted_by_task_and_device() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can mount a file system");
+    }
+    let share = match SmallShare::make() {
+        Ok(share) => share,
+        Err(why) => return skip(why),
+    };
+    let device = name_of(rustix::fs::stat(share.mount()).unwrap().st_dev);
+    for level in [TraceLevel::Bpf, TraceLevel::Tracefs] {
+        let options = TraceOptions { pages: false, reclaim: false, ..TraceOptions::default() };
+        let Some(mut tracer) = tracer(level, options) else { return };
+        // Small writes to one file: at each few pages the kernel asks whether to pause.
+        let file = File::create(share.mount().join(format!("{level:?}"))).unwrap();
+        let block = vec![7; 64 * 1024];
+        for number in 0..3072_u64 {
+            file.write_all_at(&block, number * 65536).unwrap();
+        }
+        let counts = tracer.take().unwrap();
+        drop(file);
+        std::fs::remove_file(share.mount().join(format!("{level:?}"))).unwrap();
+        let own = std::process::id();
+        let pauses: Vec<_> = counts
+            .pauses
+            .iter()
+            .flatten()
+            .filter(|pauses| pauses.task.process == own && pauses.device == device)
+            .collect();
+        assert_eq!(pauses.len(), 1, "{level:?}: {:?}", counts.pauses);
+        let pauses = pauses[0];
+        assert!(pauses.pauses.count() >= pauses.waits && pauses.waits > 0, "{pauses:?}");
+        assert!(pauses.pauses.total() >= pauses.longest_wait, "{pauses:?}");
+        assert!(pauses.longest_wait >= pauses.pauses.longest(), "{pauses:?}");
+        // The device's own limit paused it, far below that of the machine.
+        assert!(pauses.levels.device_dirty > 0 && pauses.levels.limit > pauses.levels.setpoint, "{pauses:?}");
+        assert_eq!(counts.losses.total(), 0, "{}", counts.losses);
+    }
+}
+
+#[test]
+fn requests_to_the_disk_are_counted() {
+    let (_dir, file) = cold_file(4 * MIB);
+    let stat = rustix::fs::stat(file.path()).unwrap();
+    let disk =
+        format!("/sys/dev/block/{}:{}", rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    if Path::new(&disk).join("partition").exists() || !Path::new(&disk).exists() {
+        return skip("the test files are not on a whole disk");
+    }
+    for level in [TraceLevel::Bpf, TraceLevel::Tracefs] {
+        let options = TraceOptions {
+            pages: false,
+            pauses: false,
+            reclaim: false,
+            block: true,
+            ..TraceOptions::default()
+        };
+        let Some(mut tracer) = tracer(level, options) else { return };
+        let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(file.path()).unwrap();
+        let mut memory = vec![0_u8; 8192];
+        let aligned = memory.as_ptr().align_offset(4096);
+        for block in 0..256 {
+            direct.read_exact_at(&mut memory[aligned..aligned + 4096], block * 4096 * 4).unwrap();
+        }
+        let counts = tracer.take().unwrap();
+        let reads =
+            counts.block.iter().flatten().find(|one| one.dev == stat.st_dev && one.op == BlockOp::Read);
+        let reads = reads.unwrap_or_else(|| panic!("{level:?}: {:?}", counts.block));
+        assert!(reads.latency.count() >= 256 && reads.bytes >= 256 * 4096, "{level:?} {reads:?}");
+        assert!(reads.latency.longest() <= reads.latency.total() && reads.latency.mean().is_some());
+        assert_eq!((counts.pages, counts.reclaim), (None, None));
+    }
+}
+
+#[test]
+fn what_is_not_asked_for_is_none_and_the_reason_is_said() {
+    let options = TraceOptions { best: TraceLevel::Counters, ..TraceOptions::default() };
+    let mut tracer = Tracer::start(&options).unwrap();
+    let TraceSource::Counters { no_bpf: TraceError::NotAsked, no_tracefs: TraceError::NotAsked } =
+        tracer.source()
+    else {
+        panic!("{:?}", tracer.source());
+    };
+    let counts = tracer.take().unwrap();
+    assert_eq!((counts.pages, counts.pauses, counts.reclaim, counts.block), (None, None, None, None));
+    assert!(counts.machine.dirtied.is_some() && counts.machine.allocation_stalls.is_some());
+}
+
+#[test]
+fn an_ordinary_user_gets_counters_and_hears_why() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can become another user");
+    }
+    let said = as_nobody(|| Tracer::start(&TraceOptions::default()).unwrap().source().to_string());
+    assert!(said.starts_with("no events, only counters are read"), "{said}");
+    assert!(said.contains("CAP_DAC_OVERRIDE") || said.contains("tracefs is not mounted"), "{said}");
+}
+
+/// The tracepoints of this machine, for a user who may read them but run nothing.
+#[test]
+fn the_capabilities_for_programs_are_named() {
+    let Some(tracefs) = tracefs() else { return };
+    let options = TraceOptions::default();
+    let points = options.points(&tracefs).unwrap();
+    let error = as_nobody(|| BpfSource::start(&options, &points, &Choice::Everything).unwrap_err());
+    let TraceError::Refused { call, needs, .. } = &error else { panic!("{error}") };
+    assert_eq!(*call, "bpf(MAP_CREATE)");
+    assert!(matches!(needs, Needs::Capabilities(_) | Needs::NoLockdown(_)), "{error}");
+}
+
+#[test]
+fn no_tracefs_is_said() {
+    let tree = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(tree.path().join("proc/self")).unwrap();
+    std::fs::write(tree.path().join("proc/self/mountinfo"), "").unwrap();
+    std::fs::write(tree.path().join("proc/vmstat"), "nr_dirtied 1\n").unwrap();
+    let options = TraceOptions { roots: SysRoots::at(tree.path()), ..TraceOptions::default() };
+    let tracer = Tracer::start(&options).unwrap();
+    assert!(tracer.source().to_string().contains("tracefs is not mounted"), "{}", tracer.source());
+}
+
+fn tracefs() -> Option<Tracefs> {
+    let found = Tracefs::find(&ProcRoot::default()).and_then(|tracefs| {
+        tracefs.event(Event::Add)?;
+        Ok(tracefs)
+    });
+    found.map_err(skip).ok()
+}
+
+/// A program for a record without the fields it needs, and one the verifier does not let pass.
+#[test]
+fn the_verifiers_words_are_in_the_error() {
+    let Some(tracefs) = tracefs() else { return };
+    let tables = Tables { entries: -1, flights: -1, lost: -1, epoch: -1 };
+    let point = tracefs.event(Event::ReclaimEnd).unwrap();
+    let error = program(&Tracepoint { event: Event::Add, ..point }, tables, &Choice::Everything).unwrap_err();
+    assert!(error.to_string().contains("has no field s_dev"), "{error}");
+
+    let mut asm = asm::Assembler::new();
+    asm.set(asm::Reg::R0, asm::Reg::R7);
+    asm.exit();
+    let error = crate::sys::bpf::Program::load("pk_wrong", &asm.finish().unwrap()).unwrap_err();
+    if error.errno == rustix::io::Errno::PERM {
+        return skip("programs may not be loaded");
+    }
+    assert!(error.log.contains("R7 !read_ok"), "{}", error.log);
+}
+
+/// Traces until it is killed. Run by the test below, as a process of its own.
+#[test]
+#[ignore = "only a part of killed_tracers_leave_nothing_behind"]
+fn trace_until_killed() {
+    let level = match std::env::var("PAGEKEEPER_TRACE_LEVEL").as_deref() {
+        Ok("tracefs") => TraceLevel::Tracefs,
+        _ => TraceLevel::Bpf,
+    };
+    let tracer =
+        Tracer::start(&TraceOptions { best: level, block: true, ..TraceOptions::default() }).unwrap();
+    match &tracer.reader {
+        Reader::Bpf(reader) => println!("programs {:?}", reader.program_ids()),
+        Reader::Pipe(_) => println!("pipe"),
+        Reader::Polling(_) => println!("nothing"),
+    }
+    std::thread::sleep(std::time::Duration::from_secs(600));
+}
+
+/// A child that traces, and what it said of itself when it was about to.
+fn tracing_child(level: &str) -> (std::process::Child, String) {
+    use std::io::{BufRead, BufReader};
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "trace::tests::trace_until_killed", "--ignored", "--nocapture", "--test-threads=1"])
+        .env("PAGEKEEPER_TRACE_LEVEL", level)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .map(Result::unwrap)
+        // The harness says what it runs first, without an end of line.
+        .find_map(|line| {
+            let said = line.rsplit("... ").next().unwrap_or_default().to_owned();
+            ["programs", "pipe", "nothing"].iter().any(|word| said.starts_with(word)).then_some(said)
+        })
+        .unwrap();
+    (child, said)
+}
+
+/// Waits until something holds that has to hold in the end.
+fn in_the_end(holds: impl Fn() -> bool) -> bool {
+    let tick = || std::thread::sleep(std::time::Duration::from_millis(50));
+    (0..600).any(|_| {
+        holds() || {
+            tick();
+            false
+        }
+    })
+}
+
+#[test]
+fn killed_tracers_leave_nothing_behind() {
+    let Some(tracefs) = tracefs() else { return };
+
+    let (mut child, said) = tracing_child("bpf");
+    if let Some(ids) = said.strip_prefix("programs ") {
+        let ids: Vec<u32> = ids.trim_matches(['[', ']']).split(", ").map(|id| id.parse().unwrap()).collect();
+        let exists = |id: &u32| crate::sys::bpf::Program::exists(*id).unwrap();
+        assert!(ids.len() >= 5 && ids.iter().all(exists), "{said}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(in_the_end(|| !ids.iter().any(exists)), "programs are still there");
+    } else {
+        child.kill().unwrap();
+        child.wait().unwrap();
+        skip(format_args!("no programs can be loaded: {said}"));
+    }
+
+    let (mut child, said) = tracing_child("tracefs");
+    let prefix = format!("pagekeeper-{}-", child.id());
+    let there = || {
+        let names = std::fs::read_dir(tracefs.instances()).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_str().is_some_and(|name| name.starts_with(&prefix))).count()
+    };
+    let before = there();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    if said != "pipe" {
+        return skip(format_args!("no instance can be made: {said}"));
+    }
+    assert_eq!(before, 1);
+    assert!(in_the_end(|| there() == 0), "the instance is still there");
+}
+
+#[test]
+fn a_dropped_tracer_leaves_nothing_behind() {
+    let Some(tracefs) = tracefs() else { return };
+    let Some(tracer) = tracer(TraceLevel::Tracefs, TraceOptions::default()) else { return };
+    let own = format!("pagekeeper-{}-", std::process::id());
+    let Reader::Pipe(_) = &tracer.reader else { panic!("{:?}", tracer.source()) };
+    let name = tracer.source().to_string();
+    assert!(name.starts_with("events are read from tracefs"), "{name}");
+    let count = || {
+        let names = std::fs::read_dir(tracefs.instances()).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_str().is_some_and(|name| name.starts_with(&own))).count()
+    };
+    assert!(count() >= 1);
+    drop(tracer);
+    // Other tests of this process may have instances of their own just now.
+    assert!(in_the_end(|| count() == 0));
+}

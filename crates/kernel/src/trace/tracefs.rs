@@ -1,0 +1,183 @@
+//! Where the kernel's tracing files are, and what they say of a tracepoint.
+//!
+//! Invariants: only reads; mounts nothing. Looks at the mounts this process sees: tracefs wherever it is, else the
+//! `tracing` directory of a debugfs.
+//! Fails with [`TraceError::NoTracefs`], [`TraceError::NoEvent`] or the refused call.
+
+use std::path::{Path, PathBuf};
+
+use super::TraceError;
+use super::format::{Field, Format};
+use crate::process::{Mount, ProcRoot};
+
+/// A mounted tracefs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tracefs {
+    root: PathBuf,
+}
+
+impl Tracefs {
+    /// Finds it.
+    pub(super) fn find(proc: &ProcRoot) -> Result<Self, TraceError> {
+        let root = root_of(&proc.own_mounts()?).ok_or(TraceError::NoTracefs)?;
+        Ok(Self { root })
+    }
+
+    /// The directory of private instances.
+    pub(super) fn instances(&self) -> PathBuf {
+        self.root.join("instances")
+    }
+
+    /// What the kernel says of a tracepoint.
+    pub(super) fn event(&self, event: Event) -> Result<Tracepoint, TraceError> {
+        let path = self.root.join("events").join(event.category()).join(event.name()).join("format");
+        let text = std::fs::read_to_string(&path).map_err(|error| {
+            if error.kind() == std::io::ErrorKind::NotFound {
+                TraceError::NoEvent { event: event.to_string(), path: path.clone() }
+            } else {
+                TraceError::file("read", &path, &error)
+            }
+        })?;
+        Ok(Tracepoint { event, format: Format::parse(&text, &path)? })
+    }
+}
+
+fn root_of(mounts: &[Mount]) -> Option<PathBuf> {
+    let whole = |kind: &'static str| {
+        mounts.iter().filter(move |mount| mount.kind == kind && mount.root == Path::new("/"))
+    };
+    whole("tracefs")
+        .map(|mount| mount.point.clone())
+        .next()
+        .or_else(|| whole("debugfs").map(|mount| mount.point.join("tracing")).find(|point| point.exists()))
+}
+
+/// The tracepoints that are made use of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Event {
+    Add,
+    Delete,
+    Pause,
+    ReclaimBegin,
+    ReclaimEnd,
+    GroupReclaimBegin,
+    GroupReclaimEnd,
+    Issue,
+    Complete,
+}
+
+impl Event {
+    pub(super) const ALL: [Self; 9] = [
+        Self::Add,
+        Self::Delete,
+        Self::Pause,
+        Self::ReclaimBegin,
+        Self::ReclaimEnd,
+        Self::GroupReclaimBegin,
+        Self::GroupReclaimEnd,
+        Self::Issue,
+        Self::Complete,
+    ];
+
+    /// The kernel's name for the subsystem.
+    pub(super) fn category(self) -> &'static str {
+        match self {
+            Self::Add | Self::Delete => "filemap",
+            Self::Pause => "writeback",
+            Self::ReclaimBegin | Self::ReclaimEnd | Self::GroupReclaimBegin | Self::GroupReclaimEnd => {
+                "vmscan"
+            }
+            Self::Issue | Self::Complete => "block",
+        }
+    }
+
+    /// The kernel's name for the tracepoint.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Add => "mm_filemap_add_to_page_cache",
+            Self::Delete => "mm_filemap_delete_from_page_cache",
+            Self::Pause => "balance_dirty_pages",
+            Self::ReclaimBegin => "mm_vmscan_direct_reclaim_begin",
+            Self::ReclaimEnd => "mm_vmscan_direct_reclaim_end",
+            Self::GroupReclaimBegin => "mm_vmscan_memcg_reclaim_begin",
+            Self::GroupReclaimEnd => "mm_vmscan_memcg_reclaim_end",
+            Self::Issue => "block_rq_issue",
+            Self::Complete => "block_rq_complete",
+        }
+    }
+
+    /// The tracepoint of this name.
+    pub(super) fn of_name(name: &[u8]) -> Option<Self> {
+        Self::ALL.into_iter().find(|event| event.name().as_bytes() == name)
+    }
+}
+
+impl std::fmt::Display for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.category(), self.name())
+    }
+}
+
+/// A tracepoint of this kernel.
+#[derive(Debug, Clone)]
+pub(super) struct Tracepoint {
+    pub(super) event: Event,
+    pub(super) format: Format,
+}
+
+impl Tracepoint {
+    /// The first of its fields that has one of these names.
+    pub(super) fn field(&self, names: &[&'static str]) -> Result<&Field, TraceError> {
+        names.iter().find_map(|name| self.format.field(name)).ok_or_else(|| self.lacks(names[0]))
+    }
+
+    /// The error about a field.
+    pub(super) fn lacks(&self, field: &'static str) -> TraceError {
+        TraceError::NoField { event: self.event.to_string(), field }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(kind: &str, root: &str, point: &Path) -> Mount {
+        Mount {
+            id: 1,
+            dev: 1,
+            root: root.into(),
+            point: point.into(),
+            kind: kind.into(),
+            source: kind.into(),
+            options: String::new(),
+        }
+    }
+
+    #[test]
+    fn tracefs_comes_before_debugfs_and_only_as_a_whole() {
+        let debug = tempfile::tempdir().unwrap();
+        let debugfs = mount("debugfs", "/", debug.path());
+        assert_eq!(root_of(std::slice::from_ref(&debugfs)), None);
+        std::fs::create_dir(debug.path().join("tracing")).unwrap();
+        let part = mount("tracefs", "/events", Path::new("/part"));
+        assert_eq!(root_of(&[part.clone(), debugfs.clone()]), Some(debug.path().join("tracing")));
+        let whole = mount("tracefs", "/", Path::new("/t"));
+        assert_eq!(root_of(&[debugfs, part, whole]), Some(PathBuf::from("/t")));
+    }
+
+    #[test]
+    fn a_kernel_without_the_tracepoint_is_told() {
+        let root = tempfile::tempdir().unwrap();
+        let tracefs = Tracefs { root: root.path().into() };
+        let error = tracefs.event(Event::Pause).unwrap_err();
+        assert!(error.to_string().contains("no tracepoint writeback:balance_dirty_pages"), "{error}");
+    }
+
+    #[test]
+    fn names_lead_back_to_tracepoints() {
+        for event in Event::ALL {
+            assert_eq!(Event::of_name(event.name().as_bytes()), Some(event));
+        }
+        assert_eq!(Event::of_name(b"sched_switch"), None);
+    }
+}
