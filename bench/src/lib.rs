@@ -21,6 +21,7 @@ mod report;
 mod rounds;
 mod scan;
 mod scratch;
+pub mod slowdisk;
 mod stall;
 mod warm;
 
@@ -79,6 +80,8 @@ enum Bench {
         #[command(flatten)]
         options: Options,
     },
+    /// A disk that is slow but wide, until Ctrl-C; as root
+    Slowdisk(slowdisk::Arguments),
     /// Resident bytes below PATH, by mincore alone
     #[command(hide = true)]
     Mincore {
@@ -237,6 +240,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Miss(options) => bench("miss", &options, miss::run),
         Bench::Pressure(options) => bench("pressure", &options, pressure::run),
         Bench::Stall { fs, options } => bench("stall", &options, |run| stall::run(run, fs)),
+        Bench::Slowdisk(arguments) => slowdisk::run(&arguments),
         Bench::Mincore { path } => scan::mincore(&path),
         Bench::Pread { path, list } => warm::pread(&path, &list),
         Bench::PressureReader(arguments) => pressure::read(&arguments),

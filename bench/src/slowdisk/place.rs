@@ -1,0 +1,292 @@
+//! Where a slow disk is put, what it is made of, and how it is taken down: mounts, the loop device, the kernel's settings.
+//!
+//! Invariants: what is mounted is unmounted in the reverse order, at the latest when [`Mounts`] is dropped; where something is
+//! still in use it is detached, so that nothing is left on the machine. Programs do the mounting and unmounting, in processes of
+//! their own: were a thread of the disk's process to wait for the disk, a kill would wait for it for ever.
+//! Fails with a sentence that says what to do.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pagekeeper_guard::units::Size;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, openat, statx, unlinkat};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+
+use crate::machine::available_bytes;
+use crate::peers::{Program, run};
+
+/// The file on the disk that the loop device is over.
+const IMAGE: &str = "disk.img";
+/// mkfs.xfs makes nothing smaller.
+const SMALLEST_XFS: u64 = 300 << 20;
+/// How long something may be in use until it is detached.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Fails unless this process may be a disk.
+pub(super) fn check_machine() -> Result<()> {
+    ensure!(rustix::process::geteuid().is_root(), "a slow disk has to be mounted: run this as root");
+    match File::options().read(true).write(true).open("/dev/fuse") {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            Err(error).context("can't open /dev/fuse; this needs a kernel with FUSE (modprobe fuse)")
+        }
+    }
+}
+
+/// An empty directory to mount on; its whole path.
+pub(super) fn check_mount_point(path: &Path) -> Result<PathBuf> {
+    let shown = path.display();
+    let metadata = path.metadata().map_err(|error| match error.kind() {
+        ErrorKind::NotConnected => {
+            anyhow::anyhow!("a slow disk was killed and is left at {shown}; take it away: umount -l {shown}")
+        }
+        _ => anyhow::Error::new(error).context(format!("can't mount on {shown}")),
+    })?;
+    ensure!(metadata.is_dir(), "can't mount on {shown}: it is no directory");
+    let path = path.canonicalize().with_context(|| format!("can't mount on {shown}"))?;
+    let stat = statx(rustix::fs::CWD, &path, AtFlags::empty(), StatxFlags::BASIC_STATS)
+        .with_context(|| format!("can't mount on {shown}"))?;
+    ensure!(
+        !stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+        "can't mount on {shown}: something is mounted there already"
+    );
+    let mut entries = std::fs::read_dir(&path).with_context(|| format!("can't read {shown}"))?;
+    ensure!(entries.next().is_none(), "can't mount on {shown}: it is not empty");
+    Ok(path)
+}
+
+/// The programs that an XFS takes.
+#[derive(Debug)]
+pub(super) struct Tools {
+    losetup: Program,
+    mkfs: Program,
+    mount: Program,
+}
+
+impl Tools {
+    pub(super) fn find(size: u64) -> Result<Self> {
+        ensure!(size >= SMALLEST_XFS, "an XFS needs a --size of 300M or more, not {}", Size(size));
+        let find = |name, package| {
+            Program::find(name)
+                .with_context(|| format!("{name} is not installed; it is in the package {package}"))
+        };
+        Ok(Self {
+            losetup: find("losetup", "mount")?,
+            mkfs: find("mkfs.xfs", "xfsprogs")?,
+            mount: find("mount", "mount")?,
+        })
+    }
+}
+
+/// The directory that keeps the disk's files: `given`, or the root of a new file system in memory that has no name, so that
+/// it goes with this process.
+pub(super) fn backing(given: Option<&Path>, size: u64) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    if let Some(path) = given {
+        return rustix::fs::open(path, flags, Mode::empty())
+            .with_context(|| format!("can't keep the disk's files in {}", path.display()));
+    }
+    let available = available_bytes();
+    ensure!(
+        size <= available,
+        "a disk of {} does not fit into memory, of which {} can be had; give another --size, or a --backing directory",
+        Size(size),
+        Size(available)
+    );
+    let root = || {
+        let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        // A little more, for the directory itself.
+        rustix::mount::fsconfig_set_string(&context, "size", (size + (1 << 20)).to_string())?;
+        rustix::mount::fsconfig_create(&context)?;
+        let mount = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+        openat(&mount, ".", flags, Mode::empty())
+    };
+    root().context("can't make a file system in memory for the disk's files; name a --backing directory")
+}
+
+/// Lets the kernel gather writes for the disk as for any other: FUSE is else held to 1 % of the limit of dirty pages.
+pub(super) fn raise_dirty_limits(mount: &Path) -> Result<()> {
+    let dev = mount.metadata()?.dev();
+    let bdi = format!("/sys/class/bdi/{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
+    for (name, value) in [("strict_limit", "0"), ("max_ratio", "100")] {
+        let path = format!("{bdi}/{name}");
+        // Not std::fs::write: nothing is made where there is no such setting (strict_limit comes with Linux 6.2).
+        let set =
+            File::options().write(true).open(&path).and_then(|file| file.write_all_at(value.as_bytes(), 0));
+        set.with_context(|| format!("can't set {path} to {value}"))?;
+    }
+    Ok(())
+}
+
+/// The file for the loop device; gone with the value.
+#[derive(Debug)]
+pub(super) struct Image {
+    backing: OwnedFd,
+}
+
+impl Image {
+    pub(super) fn make(backing: &OwnedFd, size: u64) -> Result<Self> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = openat(backing, IMAGE, flags, Mode::from_raw_mode(0o600))
+            .with_context(|| format!("can't make {IMAGE} in the --backing directory"))?;
+        let image = Self { backing: backing.try_clone()? };
+        File::from(file).set_len(size).context("can't give the image its size")?;
+        Ok(image)
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if let Err(error) = unlinkat(&self.backing, IMAGE, AtFlags::empty()) {
+            eprintln!("pagekeeper-bench: can't remove {IMAGE}: {error}");
+        }
+    }
+}
+
+/// Makes an XFS on a loop device over the image on the disk at `disk`, and mounts it at `at`.
+pub(super) fn mount_xfs(tools: &Tools, disk: &Path, at: &Path, mounts: &mut Mounts) -> Result<()> {
+    let found = command(&tools.losetup)
+        .args(["--find", "--show", "--direct-io=on"])
+        .arg(disk.join(IMAGE))
+        .output()
+        .context("can't start losetup")?;
+    let device = String::from_utf8_lossy(&found.stdout).trim().to_owned();
+    let said = String::from_utf8_lossy(&found.stderr);
+    ensure!(device.starts_with("/dev/"), "losetup ended with {}: {}", found.status, said.trim());
+    let made = check_direct(&device).and_then(|()| {
+        // Nothing is on it, so there is nothing to discard.
+        run(command(&tools.mkfs).args(["-q", "-f", "-K", &device]))?;
+        run(command(&tools.mount).args(["-t", "xfs", "-o", "noatime", &device]).arg(at))?;
+        mounts.0.push(at.to_path_buf());
+        Ok(())
+    });
+    // While it is mounted, this only says that the device is to go with the mount.
+    let detached = run(command(&tools.losetup).args(["--detach", &device]));
+    made?;
+    detached.map(drop)
+}
+
+/// losetup is content where direct I/O can't be had.
+fn check_direct(device: &str) -> Result<()> {
+    let path = format!("/sys/block/{}/loop/dio", device.trim_start_matches("/dev/"));
+    let direct = std::fs::read_to_string(&path).with_context(|| format!("can't read {path}"))?;
+    ensure!(direct.trim() == "1", "{device} does no direct I/O; what is on it would be cached twice");
+    Ok(())
+}
+
+/// A program that a Ctrl-C on the terminal does not end.
+fn command(program: &Program) -> Command {
+    let mut command = program.command();
+    command.process_group(0);
+    command
+}
+
+/// What is mounted, in order.
+#[derive(Debug, Default)]
+pub(super) struct Mounts(Vec<PathBuf>);
+
+impl Mounts {
+    pub(super) fn add(&mut self, path: &Path) {
+        self.0.push(path.to_path_buf());
+    }
+
+    /// Unmounts all. Fails, after all is unmounted, if something was still in use.
+    pub(super) fn take_down(&mut self) -> Result<()> {
+        let mut used = Vec::new();
+        while let Some(path) = self.0.pop() {
+            if !unmount(&path)? {
+                used.push(path.display().to_string());
+            }
+        }
+        if !used.is_empty() {
+            bail!("in use, and detached: {}; what is open there fails from now on", used.join(" and "));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        while !self.0.is_empty() {
+            if let Err(error) = self.take_down() {
+                eprintln!("pagekeeper-bench: {error:#}");
+            }
+        }
+    }
+}
+
+/// Unmounts, or detaches what is in use: then it is false.
+fn unmount(path: &Path) -> Result<bool> {
+    let umount = |lazy: bool| {
+        let mut command = Command::new("umount");
+        // The path is whole; to look at it again would wait for a disk that may be gone.
+        command.process_group(0).arg("--no-canonicalize").args(lazy.then_some("--lazy")).arg(path);
+        run(&mut command)
+    };
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match umount(false) {
+            Ok(_) => return Ok(true),
+            Err(_) if !is_mounted(path) => return Ok(true),
+            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(50)),
+            Err(_) => return umount(true).map(|_| false),
+        }
+    }
+}
+
+/// Whether something is mounted at a whole path.
+pub(super) fn is_mounted(path: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| unescape(at) == path.to_string_lossy()))
+}
+
+/// Blanks, line ends and backslashes are octal numbers there.
+fn unescape(text: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .into_iter()
+        .fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(path: &Path) -> String {
+        format!("{:#}", check_mount_point(path).unwrap_err())
+    }
+
+    #[test]
+    fn what_is_no_mount_point_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(check_mount_point(dir.path()).unwrap(), dir.path().canonicalize().unwrap());
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert!(refusal(dir.path()).contains("not empty"));
+        assert!(refusal(&dir.path().join("file")).contains("no directory"));
+        assert!(refusal(&dir.path().join("none")).contains("No such file"));
+        assert!(refusal(Path::new("/proc")).contains("already"));
+    }
+
+    #[test]
+    fn what_can_not_be_a_disk_is_refused() {
+        let error = Tools::find(SMALLEST_XFS - 1).unwrap_err().to_string();
+        assert!(error.contains("300M"), "{error}");
+        let error = backing(None, 1 << 60).unwrap_err().to_string();
+        assert!(error.contains("--backing"), "{error}");
+        let error = format!("{:#}", backing(Some(Path::new("/none")), 0).unwrap_err());
+        assert!(error.contains("/none") && error.contains("No such file"), "{error}");
+    }
+
+    #[test]
+    fn mounts_are_known_by_their_paths() {
+        assert!(is_mounted(Path::new("/proc")));
+        assert!(!is_mounted(Path::new("/proc/self")));
+        assert_eq!(unescape("/a\\040b\\134c"), "/a b\\c");
+    }
+}
