@@ -114,8 +114,9 @@ impl BulkOptions {
     }
 
     /// How many bytes may be unwritten at most, of all paced and uncached writers of the disk together; at least
-    /// 256 KiB. The first of the writers that are at it at a time decides. If not said: a third of the room that others
-    /// leave below the middle between the kernel's two dirty limits, but at most 16 MiB.
+    /// 256 KiB. The first of the writers that are at it at a time decides. If not said: half of the room that others
+    /// leave between the kernel's background limit of dirty pages and where it begins to slow writers down, but at most
+    /// 16 MiB.
     pub fn window(mut self, bytes: u64) -> Self {
         self.window = Some(bytes);
         self
