@@ -28,7 +28,7 @@ use crate::Run;
 use crate::data::MIB;
 use crate::pattern;
 use crate::report::{Curve, Unit};
-use crate::rounds::{Samples, Subject};
+use crate::rounds::{Samples, Subject, median};
 use crate::scratch::Stop;
 use append::Latency;
 use disk::SlowDisk;
@@ -279,7 +279,18 @@ const FIGURES: [Figure; 3] = [
     ("longest append", |sample| sample.latency.longest / 1e3),
 ];
 
+/// An append waits so long, in microseconds, for nothing but dirty pages: a processor is had sooner.
+const DISTURBED: f64 = 1000.0;
+
 fn report(run: &mut Run, window: Duration, p999: &[Samples], seen: &[Vec<Sample>]) {
+    let idle =
+        p999.iter().find(|samples| samples.subject == IDLE).and_then(|samples| median(&samples.values));
+    if let Some(us) = idle.filter(|us| *us > DISTURBED) {
+        run.note(&format!(
+            "DISTURBED: with no bulk writer at all one of a thousand appends took {:.1} ms: other programs keep the machine at its dirty limits, and this run tells nothing",
+            us / 1000.0
+        ));
+    }
     let figure = |of: fn(&Sample) -> f64| -> Vec<Samples> {
         let of_subject = |(samples, seen): (&Samples, &Vec<Sample>)| Samples {
             subject: samples.subject,
