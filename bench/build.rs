@@ -1,4 +1,4 @@
-//! Builds the C++ door to the block caches of `RocksDB`, where the feature asks for it.
+//! Builds the C++ doors to `RocksDB`, where the feature asks for it.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -8,12 +8,14 @@ fn main() {
 
 #[cfg(feature = "rocksdb")]
 fn rocksdb() {
-    const SOURCE: &str = "src/hit/rocksdb.cc";
-    println!("cargo::rerun-if-changed={SOURCE}");
+    const SOURCES: [&str; 2] = ["src/hit/rocksdb.cc", "src/log/rocksdb.cc"];
+    for source in SOURCES {
+        println!("cargo::rerun-if-changed={source}");
+    }
     let built = cc::Build::new()
         .cpp(true)
         .std("c++17")
-        .file(SOURCE)
+        .files(SOURCES)
         // Headers of another house.
         .flag_if_supported("-Wno-unused-parameter")
         .try_compile("pagekeeper_bench_rocksdb");

@@ -10,6 +10,8 @@ mod drive;
 mod guard;
 mod hit;
 mod hitratio;
+mod image;
+mod log;
 mod machine;
 mod miss;
 mod pattern;
@@ -70,6 +72,8 @@ enum Bench {
     },
     /// Cold direct reads against fio at the same depth, and a cache of 90 % of the data against pread
     Miss(Options),
+    /// Records through the redo log and the binlog, against plain files, raft-engine, RocksDB's log and fio
+    Log(Options),
     /// Reads of four times the memory of a cgroup, against mmap and pread, and what a bystander feels; as root
     Pressure(Options),
     /// Small appends to a log beside a bulk writer on one slow disk, in each of its modes; as root
@@ -237,6 +241,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Hit(options) => bench("hit", &options, hit::run),
         Bench::Close(options) => bench("close", &options, close::run),
         Bench::Hitratio { traces, options } => bench("hitratio", &options, |run| hitratio::run(run, &traces)),
+        Bench::Log(options) => bench("log", &options, log::run),
         Bench::Miss(options) => bench("miss", &options, miss::run),
         Bench::Pressure(options) => bench("pressure", &options, pressure::run),
         Bench::Stall { fs, options } => bench("stall", &options, |run| stall::run(run, fs)),

@@ -59,6 +59,9 @@ pub(crate) enum Unit {
     /// How many times as long.
     #[serde(rename = "x")]
     Times,
+    /// Rates.
+    #[serde(rename = "commits/s")]
+    CommitsPerSecond,
 }
 
 impl Unit {
@@ -78,6 +81,7 @@ impl Unit {
             | Self::Percent
             | Self::Ratio
             | Self::ReadsPerSecond
+            | Self::CommitsPerSecond
             | Self::MibPerSecond => Better::More,
         }
     }
@@ -100,6 +104,7 @@ impl Unit {
             Self::PerRead => "per read",
             Self::PercentOfTime => "% of the time",
             Self::Times => "x",
+            Self::CommitsPerSecond => "commits/s",
         }
     }
 }

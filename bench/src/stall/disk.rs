@@ -4,16 +4,15 @@
 //! a throttle of another cgroup would not hold it.
 //!
 //! Invariants: the throttle is lifted before the file system is unmounted, and both before the loop device goes; each by
-//! the `Drop` of its value. Fails in plain words where a program, the controller or the right to use them is missing.
+//! the `Drop` of its value. Fails in plain words where the controller or the right to use it is missing.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::peers::{Program, run};
-use crate::scratch::Scratch;
+use crate::image::{Image, Mounted, tell};
+use crate::scratch::{Scratch, Setting};
 
 const THROTTLE: &str = "blkio.throttle.write_bps_device";
 
@@ -21,31 +20,15 @@ const THROTTLE: &str = "blkio.throttle.write_bps_device";
 #[derive(Debug)]
 pub(super) struct SlowDisk {
     _throttle: Throttle,
+    _shares: Vec<Setting>,
     _controller: Option<Mounted>,
-    mounted: Mounted,
-    _device: Loop,
+    image: Image,
 }
 
 impl SlowDisk {
     /// One that holds `bytes`, with a new file system of this kind ("xfs"), and writes `rate` bytes a second.
     pub(super) fn new(scratch: &Scratch, kind: &'static str, bytes: u64, rate: u64) -> Result<Self> {
-        scratch.require_space(bytes)?;
-        let maker = match kind {
-            "xfs" => "mkfs.xfs",
-            _ => "mkfs.ext4",
-        };
-        let maker = Program::find(maker).with_context(|| {
-            format!(
-                "{maker} is not installed; Debian has it in the package {}",
-                if kind == "xfs" { "xfsprogs" } else { "e2fsprogs" }
-            )
-        })?;
-        let image = scratch.path().join("image");
-        crate::data::make_sparse(&image, bytes)?;
-        run(maker.command().arg("-q").arg(&image))?;
-        let device = Loop::new(&image)?;
-        let point = scratch.path().join("disk");
-        let mounted = Mounted::new(Command::new("mount").args(["-t", kind]).arg(&device.node), &point)?;
+        let image = Image::new(scratch, kind, bytes)?;
         let (controller, root) = if let Some(root) = blkio_root()? {
             (None, root)
         } else {
@@ -57,62 +40,29 @@ impl SlowDisk {
                     )?;
             (Some(mounted), point)
         };
-        let throttle = Throttle::new(&root, &device.number()?, rate)?;
-        Ok(Self { _throttle: throttle, _controller: controller, mounted, _device: device })
+        let number = image.device_number()?;
+        let shares = usual_shares(&number)?;
+        let throttle = Throttle::new(&root, &number, rate)?;
+        Ok(Self { _throttle: throttle, _shares: shares, _controller: controller, image })
     }
 
     /// Where it is mounted.
     pub(super) fn path(&self) -> &Path {
-        &self.mounted.point
+        self.image.path()
     }
 }
 
-/// A loop device over a file, past the page cache of the file.
-#[derive(Debug)]
-struct Loop {
-    node: PathBuf,
-}
-
-impl Loop {
-    fn new(image: &Path) -> Result<Self> {
-        let made = run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(image))
-            .context("can't make a loop device; this bench needs root")?;
-        Ok(Self { node: made.stdout.trim().into() })
-    }
-
-    /// As the kernel writes it: `7:0`.
-    fn number(&self) -> Result<String> {
-        let dev =
-            self.node.metadata().with_context(|| format!("can't look at {}", self.node.display()))?.rdev();
-        Ok(format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        tell(run(Command::new("losetup").arg("--detach").arg(&self.node)));
-    }
-}
-
-/// A mount that goes with the value.
-#[derive(Debug)]
-struct Mounted {
-    point: PathBuf,
-}
-
-impl Mounted {
-    /// `mount` but for its last argument.
-    fn new(mount: &mut Command, point: &Path) -> Result<Self> {
-        std::fs::create_dir(point).with_context(|| format!("can't make {}", point.display()))?;
-        run(mount.arg(point))?;
-        Ok(Self { point: point.to_path_buf() })
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        tell(run(Command::new("umount").arg(&self.point)));
-    }
+/// Gives the device all of the dirty limits, as a new disk has it: what somebody has set for a loop device stays with its
+/// number when the device goes.
+fn usual_shares(number: &str) -> Result<Vec<Setting>> {
+    let directory = Path::new("/sys/class/bdi").join(number);
+    let usual = [("strict_limit", "0"), ("min_ratio", "0"), ("max_ratio", "100")];
+    // `strict_limit` is there since Linux 6.2.
+    let there = usual
+        .into_iter()
+        .map(|(name, value)| (directory.join(name), value))
+        .filter(|(path, _)| path.exists());
+    there.map(|(path, value)| Setting::change(&path, value)).collect()
 }
 
 /// A device's rate in the root cgroup.
@@ -146,13 +96,6 @@ impl Throttle {
 impl Drop for Throttle {
     fn drop(&mut self) {
         tell(self.set(0));
-    }
-}
-
-/// What can't be taken back is said, with what to do about it.
-fn tell<T>(done: Result<T>) {
-    if let Err(error) = done {
-        eprintln!("pagekeeper-bench: left behind: {error:#}");
     }
 }
 
@@ -209,7 +152,7 @@ mod tests {
                 return;
             }
         };
-        let (throttle, node) = (disk._throttle.file.clone(), disk._device.node.clone());
+        let (throttle, node) = (disk._throttle.file.clone(), disk.image.node().to_path_buf());
         let line = format!("{} {}", disk._throttle.number, 100 << 20);
         std::fs::write(disk.path().join("file"), [1; 4096]).unwrap();
         assert!(std::fs::read_to_string(&throttle).unwrap().contains(&line));

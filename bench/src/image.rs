@@ -1,0 +1,111 @@
+//! A file system of one's own, on a loop device over a file.
+//!
+//! Invariants: it is unmounted before the loop device goes; each by the `Drop` of its value. Fails in plain words where a
+//! program, or the right to use it, is missing.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::peers::{Program, run};
+use crate::scratch::Scratch;
+
+/// The file system. Fields go in this order.
+#[derive(Debug)]
+pub(crate) struct Image {
+    mounted: Mounted,
+    device: Loop,
+}
+
+impl Image {
+    /// A new one of this kind ("xfs", "ext4") that holds `bytes`.
+    pub(crate) fn new(scratch: &Scratch, kind: &'static str, bytes: u64) -> Result<Self> {
+        scratch.require_space(bytes)?;
+        let (maker, package) = match kind {
+            "xfs" => ("mkfs.xfs", "xfsprogs"),
+            _ => ("mkfs.ext4", "e2fsprogs"),
+        };
+        let maker = Program::find(maker)
+            .with_context(|| format!("{maker} is not installed; Debian has it in the package {package}"))?;
+        let image = scratch.path().join("image");
+        crate::data::make_sparse(&image, bytes)?;
+        run(maker.command().arg("-q").arg(&image))?;
+        let device = Loop::new(&image)?;
+        let point = scratch.path().join("disk");
+        let mounted = Mounted::new(Command::new("mount").args(["-t", kind]).arg(&device.node), &point)?;
+        Ok(Self { mounted, device })
+    }
+
+    /// Where it is mounted.
+    pub(crate) fn path(&self) -> &Path {
+        &self.mounted.point
+    }
+
+    /// Its device.
+    #[cfg(test)]
+    pub(crate) fn node(&self) -> &Path {
+        &self.device.node
+    }
+
+    /// Its device, as the kernel writes it: `7:0`.
+    pub(crate) fn device_number(&self) -> Result<String> {
+        self.device.number()
+    }
+}
+
+/// A loop device over a file, past the page cache of the file.
+#[derive(Debug)]
+struct Loop {
+    node: PathBuf,
+}
+
+impl Loop {
+    fn new(image: &Path) -> Result<Self> {
+        let made = run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(image))
+            .context("can't make a loop device; this bench needs root")?;
+        Ok(Self { node: made.stdout.trim().into() })
+    }
+
+    /// As the kernel writes it: `7:0`.
+    fn number(&self) -> Result<String> {
+        let dev =
+            self.node.metadata().with_context(|| format!("can't look at {}", self.node.display()))?.rdev();
+        Ok(format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        tell(run(Command::new("losetup").arg("--detach").arg(&self.node)));
+    }
+}
+
+/// A mount that goes with the value.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    pub(crate) point: PathBuf,
+}
+
+impl Mounted {
+    /// `mount` but for its last argument.
+    pub(crate) fn new(mount: &mut Command, point: &Path) -> Result<Self> {
+        std::fs::create_dir(point).with_context(|| format!("can't make {}", point.display()))?;
+        run(mount.arg(point))?;
+        Ok(Self { point: point.to_path_buf() })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        tell(run(Command::new("umount").arg(&self.point)));
+    }
+}
+
+/// What can't be taken back is said, with what to do about it.
+pub(crate) fn tell<T>(done: Result<T>) {
+    if let Err(error) = done {
+        eprintln!("pagekeeper-bench: left behind: {error:#}");
+    }
+}

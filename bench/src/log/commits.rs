@@ -1,0 +1,153 @@
+//! Threads that append 512 bytes and wait until they are durable, again and again.
+//!
+//! Each body says whose it is and which, and those that were acknowledged are looked for when the log is read again. Fails as
+//! the logs do.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Kind, Load, Place, Sample, add_figures, case_name, fio, latencies, ours, plain, resident_in};
+use crate::Run;
+use crate::peers::Program;
+use crate::report::Unit;
+use crate::rounds::{Samples, Subject};
+
+/// Bytes of a record.
+const RECORD: usize = 512;
+
+/// Measures all cases.
+pub(super) fn run(run: &mut Run, place: &Place, program: Option<&Program>, on: Option<&str>) -> Result<()> {
+    let duration = Duration::from_millis(if run.quick { 400 } else { 2000 });
+    let cases: [(usize, &'static str); 2] =
+        [(32, "log_commits_32T_vs_best_peer"), (1, "log_commits_1T_vs_best_peer")];
+    for (index, (threads, ratio)) in cases.into_iter().enumerate() {
+        let plural = if threads == 1 { "" } else { "s" };
+        let name = case_name(&format!("durable commits of 512 bytes, {threads} thread{plural}"), on);
+        run.say(&name)?;
+        let mut kinds = vec![ours::REDO, ours::BIN, plain::FILES];
+        #[cfg(feature = "raft-engine")]
+        kinds.push(super::raft::KIND);
+        #[cfg(feature = "rocksdb")]
+        kinds.push(super::rocksdb::KIND);
+        if !run.quick {
+            kinds.extend(ours::REDO_MODES);
+        }
+        let seen: Vec<RefCell<Vec<Sample>>> = kinds.iter().map(|_| RefCell::default()).collect();
+        let mut subjects: Vec<Subject<'_>> = kinds
+            .iter()
+            .zip(&seen)
+            .map(|(kind, seen)| {
+                Subject::new(kind.name, move || {
+                    let sample = place.fresh(|dir| one(*kind, dir, threads, duration))?;
+                    let rate = sample.rate;
+                    seen.borrow_mut().push(sample);
+                    Ok(rate)
+                })
+            })
+            .collect();
+        if let Some(program) = program {
+            subjects.push(Subject::new(fio::COMMITS, move || {
+                place.fresh(|dir| fio::commits(program, dir, duration))
+            }));
+        }
+        let rates = run.rounds(&mut subjects, 32 + 10 * index as u64)?;
+        drop(subjects);
+        let rounds = rates.first().map_or(0, |first| first.values.len());
+        let seen: Vec<(&'static str, Vec<Sample>)> = kinds
+            .iter()
+            .zip(seen)
+            .map(|(kind, seen)| {
+                let mut samples = seen.into_inner();
+                samples.drain(..samples.len().saturating_sub(rounds));
+                (kind.name, samples)
+            })
+            .collect();
+        run.report.add_case(&name, Unit::CommitsPerSecond, &rates);
+        add_figures(&mut run.report, &name, "one commit", &seen);
+        if on.is_none() {
+            add_ratio_to_best(run, ratio, &rates);
+        }
+    }
+    Ok(())
+}
+
+/// Against the best of the logs of others; plain files are a peer, too.
+fn add_ratio_to_best(run: &mut Run, name: &'static str, rates: &[Samples]) {
+    let peers = rates.iter().filter(|samples| {
+        let ours =
+            [ours::REDO, ours::BIN].iter().chain(&ours::REDO_MODES).any(|kind| kind.name == samples.subject);
+        !ours && samples.subject != fio::COMMITS
+    });
+    let middle = |samples: &&Samples| crate::rounds::median(&samples.values).unwrap_or(0.0);
+    if let Some(best) = peers.max_by(|a, b| middle(a).total_cmp(&middle(b))) {
+        let best = best.subject;
+        run.report.add_ratio(name, Unit::CommitsPerSecond, rates, ours::REDO.name, best);
+    }
+}
+
+fn one(kind: Kind, dir: &Path, threads: usize, duration: Duration) -> Result<Sample> {
+    let owned = (kind.make)(dir, Load { bytes: 0, synced: true })?;
+    let (start, over) = (Barrier::new(threads + 1), AtomicBool::new(false));
+    let (log, start, over) = (&*owned, &start, &over);
+    let (seconds, ended) = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let mut body = [thread.to_le_bytes()[0]; RECORD];
+                    let (mut took, mut count) = (latencies(), 0_u64);
+                    start.wait();
+                    while !over.load(Ordering::Relaxed) {
+                        body[8..16].copy_from_slice(&count.to_le_bytes());
+                        let began = Instant::now();
+                        log.append(&body, true)?;
+                        took.saturating_record(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                        count += 1;
+                    }
+                    Ok((took, count))
+                })
+            })
+            .collect();
+        start.wait();
+        let began = Instant::now();
+        std::thread::sleep(duration);
+        let seconds = began.elapsed().as_secs_f64();
+        over.store(true, Ordering::Relaxed);
+        let ended: Result<Vec<_>> = workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect();
+        (seconds, ended)
+    });
+    let ended = ended?;
+    let resident = resident_in(dir)?;
+    drop(owned);
+    let counts: Vec<u64> = ended.iter().map(|(_, count)| *count).collect();
+    let mut took = latencies();
+    for (of_thread, _) in &ended {
+        took.add(of_thread).context("histograms of one kind")?;
+    }
+    check(kind, dir, &counts)?;
+    Ok(Sample { rate: counts.iter().sum::<u64>() as f64 / seconds, took, resident })
+}
+
+/// Whether each thread's records are there, in their order, but for those that were given up before.
+fn check(kind: Kind, dir: &Path, counts: &[u64]) -> Result<()> {
+    let Some(look) = kind.look else { return Ok(()) };
+    let mut next = vec![None; counts.len()];
+    look(dir, &mut |body| {
+        ensure!(body.len() == RECORD, "a record of {} bytes", body.len());
+        let number = u64::from_le_bytes(body[8..16].try_into()?);
+        let thread = next.get_mut(usize::from(body[0])).context("a record of no thread")?;
+        ensure!(thread.is_none_or(|next| next == number), "record {number} where {thread:?} should be");
+        *thread = Some(number + 1);
+        Ok(())
+    })?;
+    let ends: Vec<u64> = next.into_iter().map(Option::unwrap_or_default).collect();
+    ensure!(ends == counts, "records end at {ends:?}, acknowledged were {counts:?}");
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! fio with the same pattern of writes: what the disk can do. It keeps no log: nothing is framed, nothing is summed.
+//!
+//! By its own account, without its start and end. Fails where fio fails or prints what is not understood.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::data::MIB;
+use crate::peers::{Program, run as run_process};
+
+/// As tables name it.
+pub(super) const VOLUME: &str = "fio, buffered, the same pattern";
+/// As tables name it.
+pub(super) const COMMITS: &str = "fio, 4 KiB and fdatasync, one thread";
+
+/// MiB per second of writes of 64 KiB to a new file.
+pub(super) fn volume(fio: &Program, dir: &Path, bytes: u64, synced: bool) -> Result<f64> {
+    let sync = if synced { "--fdatasync=16" } else { "--fdatasync=0" };
+    let json = write(fio, dir, &["--bs=64k", sync, &format!("--size={bytes}"), "--end_fsync=0"])?;
+    let kib = json["write"]["bw_bytes"].as_f64().context("fio told no rate")?;
+    Ok(kib / MIB as f64)
+}
+
+/// Durable writes a second over a file that was written before.
+pub(super) fn commits(fio: &Program, dir: &Path, duration: Duration) -> Result<f64> {
+    let size = format!("--size={}", 64 * MIB);
+    let runtime = format!("--runtime={}ms", duration.as_millis());
+    write(fio, dir, &["--bs=1m", &size, "--end_fsync=1"])?;
+    let json =
+        write(fio, dir, &["--bs=4k", "--fdatasync=1", "--overwrite=1", "--time_based", &size, &runtime])?;
+    json["write"]["iops"].as_f64().context("fio told no rate")
+}
+
+fn write(fio: &Program, dir: &Path, arguments: &[&str]) -> Result<Value> {
+    let mut command = fio.command();
+    command
+        .args(["--name=limit", "--rw=write", "--ioengine=psync", "--thread", "--eta=never"])
+        .args(["--output-format=json", "--fallocate=none", "--invalidate=0"])
+        .args(arguments)
+        .arg(format!("--filename={}", dir.join("fio").display()));
+    let text = run_process(&mut command)?.stdout;
+    let start = text.find('{').context("fio printed no object")?;
+    let json: Value = serde_json::from_str(&text[start..]).context("fio's output is not understood")?;
+    let job = json["jobs"][0].clone();
+    ensure!(job["write"]["io_bytes"].as_f64().is_some_and(|bytes| bytes > 0.0), "fio wrote nothing");
+    Ok(job)
+}

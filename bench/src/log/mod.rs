@@ -1,0 +1,174 @@
+//! `log`: records through the redo log and the binlog beside plain files, raft-engine, `RocksDB`'s log, and fio.
+//!
+//! *Volume*: one thread, 64 KiB at a time, synced each MiB or never. *Commits*: threads that wait until 512 bytes are durable,
+//! again and again. Every sample has a log of its own in an empty directory; what it holds is looked at when it ends.
+//! Invariants: a subject is told to sync exactly where the others are; records that were acknowledged are found again in
+//! ours; resident bytes are counted while the log is still open. Fails where a log fails or holds something else.
+
+mod commits;
+mod fio;
+mod ours;
+mod plain;
+#[cfg(feature = "raft-engine")]
+mod raft;
+#[cfg(feature = "rocksdb")]
+mod rocksdb;
+#[cfg(test)]
+mod tests;
+mod volume;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+use pagekeeper_kernel::page_size;
+
+use crate::Run;
+use crate::data::{GIB, MIB, resident};
+use crate::image::Image;
+use crate::report::{Report, Unit};
+use crate::rounds::Samples;
+
+/// A log under measure. Dropped, it is closed.
+pub(super) trait Log: Send + Sync {
+    /// Appends a record; with `sync` it returns when this one and all before it are durable.
+    fn append(&self, body: &[u8], sync: bool) -> Result<()>;
+
+    /// Hands all that was appended to the system, and makes nothing durable.
+    fn hand_over(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What a log is to be made for.
+#[derive(Debug, Clone, Copy)]
+struct Load {
+    /// Bytes that will be appended, about; 0 if nobody knows.
+    bytes: u64,
+    /// Whether anything will be synced.
+    synced: bool,
+}
+
+/// Makes a log in an empty directory.
+type Make = fn(&Path, Load) -> Result<Box<dyn Log>>;
+
+/// Looks at what a log has left in its directory: all bodies in order of their appending, given to the closure.
+type Look = fn(&Path, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
+
+/// A kind of log.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    make: Make,
+    /// `None` where its own reading is not ours to call.
+    look: Option<Look>,
+}
+
+/// A directory that is made anew for each sample.
+struct Place {
+    parent: PathBuf,
+}
+
+impl Place {
+    /// Runs `measure` in an empty directory, which goes with its end.
+    fn fresh<T>(&self, measure: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+        let dir = tempfile::tempdir_in(&self.parent)
+            .with_context(|| format!("can't make a directory in {}", self.parent.display()))?;
+        measure(dir.path())
+    }
+}
+
+/// Runs it.
+pub(crate) fn run(run: &mut Run) -> Result<()> {
+    let parent = run.scratch.path().to_path_buf();
+    let volume = if run.quick { 192 * MIB } else { 2 * GIB };
+    run.scratch.require_space(2 * volume)?;
+    if cfg!(feature = "raft-engine") {
+        run.report.machine.versions.insert("raft-engine".to_owned(), "0.4".to_owned());
+    } else {
+        run.note("built without the feature raft-engine: left out");
+    }
+    #[cfg(feature = "rocksdb")]
+    run.report.machine.versions.insert("rocksdb".to_owned(), crate::hit::rocksdb::version());
+    if !cfg!(feature = "rocksdb") {
+        run.note("built without the feature rocksdb: left out");
+    }
+    run.note("raft-engine and RocksDB put each record into a memtable, too, as their users do; plain files, fio and ours do not");
+    let fio = run.peer("fio");
+    let place = Place { parent };
+    volume::run(run, &place, fio.as_ref(), volume, None)?;
+    commits::run(run, &place, fio.as_ref(), None)?;
+    if run.quick {
+        run.note("left out of a quick run: XFS, the single modes of writing, and what is never synced");
+        return Ok(());
+    }
+    match Image::new(&run.scratch, "xfs", 3 * volume) {
+        Ok(image) => {
+            let place = Place { parent: image.path().to_path_buf() };
+            volume::run(run, &place, fio.as_ref(), volume, Some("XFS"))?;
+            commits::run(run, &place, fio.as_ref(), Some("XFS"))?;
+        }
+        Err(error) => run.note(&format!("no XFS on a loop device: {error:#}")),
+    }
+    Ok(())
+}
+
+/// A case's name, with the file system where it is another.
+fn case_name(what: &str, on: Option<&str>) -> String {
+    on.map_or_else(|| what.to_owned(), |on| format!("{what}, {on}"))
+}
+
+/// Bytes of all files in a directory that are in the kernel's page cache.
+fn resident_in(dir: &Path) -> Result<u64> {
+    let mut total = 0;
+    for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            total += resident_in(&path)?;
+        } else if path.metadata()?.len() > 0 {
+            total += resident(&path)?;
+        }
+    }
+    Ok(total / page_size() * page_size())
+}
+
+/// How long single calls took, in nanoseconds, over all rounds.
+fn latencies() -> Histogram<u64> {
+    // Up to a minute.
+    Histogram::new_with_max(60_000_000_000, 3).unwrap_or_else(|_| unreachable!("these bounds are allowed"))
+}
+
+/// A sample of a subject: a rate, what single calls took, and what stayed resident.
+struct Sample {
+    rate: f64,
+    took: Histogram<u64>,
+    resident: u64,
+}
+
+/// Figures of the calls: what it is called, and how to have it from a sample, in microseconds.
+type Figure = (&'static str, fn(&Sample) -> f64);
+
+fn percentile_us(sample: &Sample, percent: f64) -> f64 {
+    sample.took.value_at_percentile(percent) as f64 / 1e3
+}
+
+const FIGURES: [Figure; 4] = [
+    ("p50", |sample| percentile_us(sample, 50.0)),
+    ("p99", |sample| percentile_us(sample, 99.0)),
+    ("p99.9", |sample| percentile_us(sample, 99.9)),
+    ("longest", |sample| sample.took.max() as f64 / 1e3),
+];
+
+/// Adds what single calls took and what stayed resident.
+fn add_figures(report: &mut Report, case: &str, call: &str, seen: &[(&'static str, Vec<Sample>)]) {
+    let of = |figure: &dyn Fn(&Sample) -> f64| -> Vec<Samples> {
+        seen.iter()
+            .map(|(subject, samples)| Samples { subject, values: samples.iter().map(figure).collect() })
+            .collect()
+    };
+    for (label, figure) in FIGURES {
+        report.add_case(&format!("{case}: {call}, {label}"), Unit::Microseconds, &of(&figure));
+    }
+    let mib = |sample: &Sample| sample.resident as f64 / MIB as f64;
+    report.add_case(&format!("{case}: resident at the end"), Unit::Mib, &of(&mib));
+}

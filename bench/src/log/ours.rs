@@ -1,0 +1,122 @@
+//! The redo log and the binlog.
+//!
+//! The redo log's checkpoint follows at half a ring behind, as an engine's does whose pages are written meanwhile: so
+//! records are given up in order, and what is read again at the end is the last half. Fails as they do.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Result;
+use pagekeeper_log::{BinLog, BinLogOptions, FlushPolicy, LogMode, RedoLog};
+
+use super::{Kind, Load, Log, Make};
+
+/// Files of the ring.
+pub(super) const RING_FILES: u32 = 4;
+/// Bytes of each.
+pub(super) const RING_FILE_BYTES: u64 = 64 << 20;
+/// Bytes of a segment.
+pub(super) const SEGMENT_BYTES: u64 = 128 << 20;
+
+/// The redo log as it comes.
+pub(super) const REDO: Kind = redo("redo log", |dir, load| make_redo(dir, load, LogMode::Auto));
+/// In each mode by itself.
+pub(super) const REDO_MODES: [Kind; 3] = [
+    redo("redo log, buffered", |dir, load| make_redo(dir, load, LogMode::Buffered)),
+    redo("redo log, uncached", |dir, load| make_redo(dir, load, LogMode::Uncached)),
+    redo("redo log, direct", |dir, load| make_redo(dir, load, LogMode::Direct)),
+];
+/// The binlog as it comes.
+pub(super) const BIN: Kind = bin("binlog", |dir, load| make_bin(dir, load, LogMode::Auto));
+/// In each mode by itself.
+pub(super) const BIN_MODES: [Kind; 3] = [
+    bin("binlog, buffered", |dir, load| make_bin(dir, load, LogMode::Buffered)),
+    bin("binlog, uncached", |dir, load| make_bin(dir, load, LogMode::Uncached)),
+    bin("binlog, direct", |dir, load| make_bin(dir, load, LogMode::Direct)),
+];
+
+const fn redo(name: &'static str, make: Make) -> Kind {
+    Kind { name, make, look: Some(look_at_redo) }
+}
+
+const fn bin(name: &'static str, make: Make) -> Kind {
+    Kind { name, make, look: Some(look_at_bin) }
+}
+
+struct Redo {
+    log: RedoLog,
+    /// Where the checkpoint is to go next.
+    checkpoint: AtomicU64,
+}
+
+fn make_redo(dir: &Path, load: Load, mode: LogMode) -> Result<Box<dyn Log>> {
+    // What commits wait for decides how a ring is best written.
+    let policy = if load.bytes == 0 { FlushPolicy::EachCommit } else { FlushPolicy::Os };
+    let options = RedoLog::options().files(RING_FILES).file_bytes(RING_FILE_BYTES);
+    let log = options.flush_policy(policy).mode(mode).create(&dir.join("redo"))?;
+    let checkpoint = AtomicU64::new(log.checkpoint_lsn());
+    Ok(Box::new(Redo { log, checkpoint }))
+}
+
+impl Log for Redo {
+    fn append(&self, body: &[u8], sync: bool) -> Result<()> {
+        let lsn = self.log.append(body)?;
+        if sync {
+            self.log.sync_upto(lsn)?;
+        }
+        let half = self.log.capacity() / 2;
+        let last = self.checkpoint.load(Ordering::Relaxed);
+        // One of the threads moves it, by a quarter of the ring at a time, to a place where a record ended.
+        if lsn - self.log.checkpoint_lsn() > half
+            && lsn > last + half / 2
+            && self.checkpoint.compare_exchange(last, lsn, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            && last > self.log.checkpoint_lsn()
+        {
+            self.log.checkpoint(last)?;
+        }
+        Ok(())
+    }
+
+    fn hand_over(&self) -> Result<()> {
+        Ok(self.log.wait_flushed(self.log.end())?)
+    }
+}
+
+fn look_at_redo(dir: &Path, see: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let log = RedoLog::options().open(&dir.join("redo"))?;
+    for record in log.read_from(log.checkpoint_lsn())? {
+        see(&record?.body)?;
+    }
+    Ok(())
+}
+
+struct Bin {
+    log: BinLog,
+    synced: bool,
+}
+
+fn make_bin(dir: &Path, load: Load, mode: LogMode) -> Result<Box<dyn Log>> {
+    let each_group = load.bytes == 0;
+    let options = BinLogOptions::new().max_segment_bytes(SEGMENT_BYTES).sync_every(u64::from(each_group));
+    let log = options.mode(mode).open(dir.join("binlog"))?;
+    Ok(Box::new(Bin { log, synced: each_group }))
+}
+
+impl Log for Bin {
+    fn append(&self, body: &[u8], sync: bool) -> Result<()> {
+        self.log.append_group(&[body])?;
+        if sync && !self.synced {
+            self.log.sync()?;
+        }
+        Ok(())
+    }
+}
+
+fn look_at_bin(dir: &Path, see: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let log = BinLogOptions::new().max_segment_bytes(SEGMENT_BYTES).open(dir.join("binlog"))?;
+    let mut follower = log.follow(log.first())?;
+    while let Some(event) = follower.try_next()? {
+        see(&event.bytes)?;
+    }
+    Ok(())
+}

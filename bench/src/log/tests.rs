@@ -1,0 +1,63 @@
+//! Each kind of log, small: what is appended is found again.
+
+use super::*;
+use crate::scratch::Scratch;
+
+#[test]
+fn every_log_holds_what_was_appended() {
+    let scratch = Scratch::new(Path::new("/var/tmp")).unwrap();
+    let mut kinds = vec![ours::REDO, ours::BIN, plain::FILES];
+    kinds.extend(ours::REDO_MODES);
+    kinds.extend(ours::BIN_MODES);
+    #[cfg(feature = "raft-engine")]
+    kinds.push(raft::KIND);
+    #[cfg(feature = "rocksdb")]
+    kinds.push(rocksdb::KIND);
+    let place = Place { parent: scratch.path().to_path_buf() };
+    for kind in kinds {
+        for bytes in [0, 1 << 20] {
+            let dir = |dir: &Path| {
+                let log = (kind.make)(dir, Load { bytes, synced: true })?;
+                let bodies: Vec<Vec<u8>> = (1..50).map(|n: u8| vec![n; usize::from(n) * 10]).collect();
+                for body in &bodies {
+                    log.append(body, body[0] % 10 == 0)?;
+                }
+                log.hand_over()?;
+                drop(log);
+                let Some(look) = kind.look else { return Ok(()) };
+                let mut found = Vec::new();
+                look(dir, &mut |body| {
+                    found.push(body.to_vec());
+                    Ok(())
+                })?;
+                assert_eq!(found, bodies, "{}", kind.name);
+                Ok(())
+            };
+            place.fresh(dir).unwrap();
+        }
+    }
+}
+
+#[test]
+fn records_that_are_missing_or_garbled_are_seen() {
+    let scratch = Scratch::new(Path::new("/var/tmp")).unwrap();
+    let place = Place { parent: scratch.path().to_path_buf() };
+    let load = Load { bytes: 2 << 20, synced: true };
+    let sample = place.fresh(|dir| volume::one(ours::REDO, dir, load)).unwrap();
+    assert!(sample.rate > 0.0 && sample.took.max() > 0);
+    assert_eq!(sample.took.len(), 32);
+    let forgetful = Kind {
+        name: "forgetful",
+        look: Some(|dir, see| {
+            let mut skipped = false;
+            (ours::REDO.look.unwrap())(dir, &mut |body| {
+                if std::mem::replace(&mut skipped, true) { see(body) } else { Ok(()) }
+            })?;
+            Ok(())
+        }),
+        ..ours::REDO
+    };
+    assert!(place.fresh(|dir| volume::one(forgetful, dir, load)).is_ok(), "what was given up may be gone");
+    let cut = Kind { name: "cut", look: Some(|_, _| Ok(())), ..ours::REDO };
+    assert!(place.fresh(|dir| volume::one(cut, dir, load)).is_err());
+}

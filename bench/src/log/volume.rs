@@ -1,0 +1,138 @@
+//! One thread that appends a volume, 64 KiB at a time.
+//!
+//! The time ends when all is with the system, and, where each MiB is synced, durable. The bytes of each record tell where it
+//! belongs, and are compared when the log is read again. Fails as the logs do.
+
+use std::cell::RefCell;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+
+use super::{Kind, Load, Place, Sample, add_figures, case_name, fio, latencies, ours, plain, resident_in};
+use crate::Run;
+use crate::data::MIB;
+use crate::peers::Program;
+use crate::report::Unit;
+use crate::rounds::{Samples, Subject};
+
+/// Bytes of a record.
+pub(super) const RECORD: usize = 64 << 10;
+
+/// Measures all cases.
+pub(super) fn run(
+    run: &mut Run,
+    place: &Place,
+    program: Option<&Program>,
+    volume: u64,
+    on: Option<&str>,
+) -> Result<()> {
+    let cases: &[bool] = if run.quick { &[true] } else { &[true, false] };
+    for &synced in cases {
+        let what = if synced { "synced each MiB" } else { "never synced" };
+        let name = case_name(&format!("{} MiB in records of 64 KiB, {what}", volume / MIB), on);
+        run.say(&name)?;
+        let load = Load { bytes: volume, synced };
+        let mut kinds = vec![ours::REDO, plain::RING, ours::BIN, plain::FILES];
+        if !run.quick {
+            kinds.extend(ours::REDO_MODES);
+            kinds.extend(ours::BIN_MODES);
+            #[cfg(feature = "raft-engine")]
+            kinds.push(super::raft::KIND);
+            #[cfg(feature = "rocksdb")]
+            kinds.push(super::rocksdb::KIND);
+        }
+        let (rates, seen) = measure(run, place, &kinds, load, program)?;
+        run.report.add_case(&name, Unit::MibPerSecond, &rates);
+        add_figures(&mut run.report, &name, "one append", &seen);
+        if synced && on.is_none() {
+            let unit = Unit::MibPerSecond;
+            run.report.add_ratio("log_redo_vs_buffered", unit, &rates, ours::REDO.name, plain::RING.name);
+            run.report.add_ratio("log_bin_vs_buffered", unit, &rates, ours::BIN.name, plain::FILES.name);
+            let logs = seen.iter().filter(|(name, _)| [ours::REDO.name, ours::BIN.name].contains(name));
+            let most = logs.flat_map(|(_, samples)| samples).map(|sample| sample.resident).max();
+            if let Some(most) = most {
+                run.report.ratios.insert("log_resident_mib", most as f64 / MIB as f64);
+            }
+        }
+    }
+    Ok(())
+}
+
+type Measured = (Vec<Samples>, Vec<(&'static str, Vec<Sample>)>);
+
+fn measure(
+    run: &mut Run,
+    place: &Place,
+    kinds: &[Kind],
+    load: Load,
+    program: Option<&Program>,
+) -> Result<Measured> {
+    let seen: Vec<RefCell<Vec<Sample>>> = kinds.iter().map(|_| RefCell::default()).collect();
+    let mut subjects: Vec<Subject<'_>> = kinds
+        .iter()
+        .zip(&seen)
+        .map(|(kind, seen)| {
+            Subject::new(kind.name, move || {
+                let sample = place.fresh(|dir| one(*kind, dir, load))?;
+                let rate = sample.rate;
+                seen.borrow_mut().push(sample);
+                Ok(rate)
+            })
+        })
+        .collect();
+    if let Some(program) = program {
+        subjects.push(Subject::new(fio::VOLUME, move || {
+            place.fresh(|dir| fio::volume(program, dir, load.bytes, load.synced))
+        }));
+    }
+    let rates = run.rounds(&mut subjects, 22)?;
+    drop(subjects);
+    let rounds = rates.first().map_or(0, |first| first.values.len());
+    let seen = kinds.iter().zip(seen).map(|(kind, seen)| {
+        // The round that does not count went first.
+        let mut samples = seen.into_inner();
+        samples.drain(..samples.len().saturating_sub(rounds));
+        (kind.name, samples)
+    });
+    Ok((rates, seen.collect()))
+}
+
+/// Says in a record's first words which one it is.
+fn mark(record: &mut [u8], number: u64) {
+    record[..8].copy_from_slice(&number.to_le_bytes());
+    let end = record.len() - 8;
+    record[end..].copy_from_slice(&(!number).to_le_bytes());
+}
+
+pub(super) fn one(kind: Kind, dir: &std::path::Path, load: Load) -> Result<Sample> {
+    let log = (kind.make)(dir, load)?;
+    let mut record = vec![0xa5; RECORD];
+    let records = load.bytes / RECORD as u64;
+    let each = MIB / RECORD as u64;
+    let mut took = latencies();
+    let began = Instant::now();
+    for number in 0..records {
+        mark(&mut record, number);
+        let start = Instant::now();
+        log.append(&record, load.synced && number % each == each - 1)?;
+        took.saturating_record(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+    log.hand_over()?;
+    let seconds = began.elapsed().as_secs_f64();
+    let resident = resident_in(dir)?;
+    drop(log);
+    if let Some(look) = kind.look {
+        let mut last = None;
+        look(dir, &mut |body| {
+            ensure!(body.len() == RECORD, "a record of {} bytes", body.len());
+            let number = u64::from_le_bytes(*body.first_chunk().unwrap_or(&[0; 8]));
+            ensure!(last.is_none_or(|last| number == last + 1), "record {number} after {last:?}");
+            ensure!(body.ends_with(&(!number).to_le_bytes()), "record {number} is garbled");
+            last = Some(number);
+            Ok(())
+        })?;
+        // What was never synced need not be there after a close, but a close writes it.
+        ensure!(last == Some(records - 1), "the last record found is {last:?} of {records}");
+    }
+    Ok(Sample { rate: load.bytes as f64 / MIB as f64 / seconds, took, resident })
+}
