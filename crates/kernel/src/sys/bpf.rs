@@ -46,7 +46,6 @@ enum Command {
     MapCreate = 0,
     MapLookup = 1,
     MapUpdate = 2,
-    MapNextKey = 4,
     ProgLoad = 5,
     #[cfg(test)]
     ProgFdById = 13,
@@ -72,7 +71,6 @@ struct MapElement {
     map_fd: u32,
     padding: u32,
     key: u64,
-    /// Of the value, or of the next key.
     value: u64,
     flags: u64,
 }
@@ -227,39 +225,32 @@ impl Map {
     }
 
     /// One of the commands on a single entry. `value` is of the size that the command reads or writes.
-    fn element(&self, command: Command, key: Option<&[u8]>, value: u64) -> Result<(), Errno> {
-        assert!(key.is_none_or(|key| key.len() == self.key_size), "a key of the map's size");
+    fn element(&self, command: Command, key: &[u8], value: u64) -> Result<(), Errno> {
+        assert_eq!(key.len(), self.key_size, "a key of the map's size");
         let mut attributes =
-            MapElement { map_fd: raw(&self.fd), padding: 0, key: key.map_or(0, address), value, flags: 0 };
-        // SAFETY: the attributes are those of the four commands this is called with; the key has the size the kernel
-        // reads, as asserted, or is null where that is allowed; `value` points to a live buffer of the value's size (of
-        // the key's for the next key), which each of the callers below asserts.
+            MapElement { map_fd: raw(&self.fd), padding: 0, key: address(key), value, flags: 0 };
+        // SAFETY: the attributes are those of the three commands this is called with; the key has the size the kernel
+        // reads, as asserted; `value` is the address of a live buffer of the value's size, exclusively borrowed where
+        // the command writes it, as each of the callers below asserts.
         unsafe { bpf(command, &mut attributes).map(drop) }
     }
 
     /// Copies an entry's value out; false where there is none.
     pub(crate) fn lookup(&self, key: &[u8], value: &mut [u8]) -> Result<bool, Errno> {
         assert_eq!(value.len(), self.value_size, "a value of the map's size");
-        found(self.element(Command::MapLookup, Some(key), address_mut(value)))
+        found(self.element(Command::MapLookup, key, address_mut(value)))
     }
 
     /// Copies an entry's value out and deletes it, in one (Linux 5.14 for hash tables); false where there is none.
     pub(crate) fn take(&self, key: &[u8], value: &mut [u8]) -> Result<bool, Errno> {
         assert_eq!(value.len(), self.value_size, "a value of the map's size");
-        found(self.element(Command::MapTake, Some(key), address_mut(value)))
+        found(self.element(Command::MapTake, key, address_mut(value)))
     }
 
     /// Sets an entry's value.
     pub(crate) fn update(&self, key: &[u8], value: &[u8]) -> Result<(), Errno> {
         assert_eq!(value.len(), self.value_size, "a value of the map's size");
-        self.element(Command::MapUpdate, Some(key), address(value))
-    }
-
-    /// Copies the key that follows `key` out, or the first one; false at the end. Begins again at the first one where
-    /// `key` has been deleted.
-    pub(crate) fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<bool, Errno> {
-        assert_eq!(next.len(), self.key_size, "a key of the map's size");
-        found(self.element(Command::MapNextKey, key, address_mut(next)))
+        self.element(Command::MapUpdate, key, address(value))
     }
 
     /// Copies out as many entries as `keys` and `values` have room for (Linux 5.6): how many, and whether those were

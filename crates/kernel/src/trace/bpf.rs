@@ -35,8 +35,6 @@ struct Table {
     map: Map,
     entries: usize,
     last: HashMap<Box<[u8]>, Box<[u8]>>,
-    /// Whether many entries can be read with one call (Linux 5.6).
-    batches: bool,
 }
 
 /// An array of so many numbers.
@@ -56,7 +54,7 @@ impl Table {
         let map = Map::create(MapKind::Hash, name, key_size, value_size, entries)
             .map_err(|e| failed("bpf(MAP_CREATE)", name, e))?;
         let entries = usize::try_from(entries).unwrap_or(usize::MAX);
-        Ok(Self { name, map, entries, last: HashMap::new(), batches: true })
+        Ok(Self { name, map, entries, last: HashMap::new() })
     }
 
     /// Hands out each entry that changed since the last reading. `busy` says which may not be dropped.
@@ -70,7 +68,7 @@ impl Table {
         let mut count = 0;
         let zeros = vec![0; self.map.sizes().1];
         let mut last = std::mem::take(&mut self.last);
-        let result = self.each(&mut |key, now| {
+        let result = self.each(|key, now| {
             count += 1;
             if let Some(then) = last.get_mut(key) {
                 if now == &**then {
@@ -104,37 +102,18 @@ impl Table {
     ) -> Result<(), Errno> {
         let mut now = vec![0; self.map.sizes().1];
         for key in idle {
-            match self.map.take(key, &mut now) {
-                Ok(found) => {
-                    let then = self.last.remove(key);
-                    if let (true, Some(then)) = (found, then)
-                        && *then != *now
-                    {
-                        changed(&Readings { key, now: &now, then: &then, epoch });
-                    }
-                }
-                // Older kernels can't: the table may fill up, and says so.
-                Err(Errno::INVAL | Errno::NOTSUP) => return Ok(()),
-                Err(errno) => return Err(errno),
+            let found = self.map.take(key, &mut now)?;
+            if let (true, Some(then)) = (found, self.last.remove(key))
+                && *then != *now
+            {
+                changed(&Readings { key, now: &now, then: &then, epoch });
             }
         }
         Ok(())
     }
 
     /// Hands out each entry once.
-    fn each(&mut self, entry: &mut impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
-        if self.batches {
-            match self.each_by_batch(entry) {
-                // Before anything was handed out. The second is the kernel's own ENOTSUPP.
-                Err(Errno::INVAL) => self.batches = false,
-                Err(errno) if errno.raw_os_error() == 524 => self.batches = false,
-                result => return result,
-            }
-        }
-        self.each_by_key(entry)
-    }
-
-    fn each_by_batch(&self, entry: &mut impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
+    fn each(&self, mut entry: impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
         let (key_size, value_size) = self.map.sizes();
         let (mut keys, mut values) = (vec![0; BATCH * key_size], vec![0; BATCH * value_size]);
         let mut cursor = None;
@@ -147,20 +126,6 @@ impl Table {
                 return Ok(());
             }
         }
-    }
-
-    fn each_by_key(&self, entry: &mut impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
-        let (key_size, value_size) = self.map.sizes();
-        let (mut key, mut next, mut value) = (vec![0; key_size], vec![0; key_size], vec![0; value_size]);
-        let mut first = true;
-        while self.map.next_key((!first).then_some(&key), &mut next)? {
-            first = false;
-            key.copy_from_slice(&next);
-            if self.map.lookup(&key, &mut value)? {
-                entry(&key, &value);
-            }
-        }
-        Ok(())
     }
 }
 
@@ -324,14 +289,6 @@ impl BpfSource {
     #[cfg(test)]
     pub(super) fn program_ids(&self) -> Vec<u32> {
         self.programs.iter().map(|program| program.id().unwrap()).collect()
-    }
-
-    /// Reads entries one by one, as on kernels before Linux 5.6.
-    #[cfg(test)]
-    pub(super) fn without_batches(&mut self) {
-        for table in [&mut self.pages, &mut self.pauses, &mut self.stalls].into_iter().flatten() {
-            table.batches = false;
-        }
     }
 }
 

@@ -96,7 +96,7 @@ pub enum Needs {
     Capabilities(&'static [&'static str]),
     /// The kernel is locked down to this degree, which forbids it to root, too (`kernel_lockdown(7)`).
     NoLockdown(Lockdown),
-    /// The rights are there: a security module, a seccomp filter or a limit stands against it.
+    /// The rights are there: a security module or a seccomp filter stands against it.
     OtherPolicy,
 }
 
@@ -117,9 +117,7 @@ impl fmt::Display for Needs {
             Self::NoLockdown(Lockdown::Confidentiality) => {
                 f.write_str("the kernel is locked down (confidentiality)")
             }
-            Self::OtherPolicy => f.write_str(
-                "a security module, a seccomp filter or, before Linux 5.11, `ulimit -l` forbids it",
-            ),
+            Self::OtherPolicy => f.write_str("a security module or a seccomp filter forbids it"),
         }
     }
 }

@@ -63,7 +63,12 @@ impl PipeSource {
             flights: HashMap::new(),
             processes: HashMap::new(),
         };
-        Ok(Self { pipe, _instance: instance, counter, most: options.buffer_bytes.saturating_mul(4) })
+        Ok(Self {
+            pipe,
+            _instance: instance,
+            counter,
+            most: options.buffer_bytes.max(1 << 20).saturating_mul(4),
+        })
     }
 
     /// Adds what was written since the last reading.
