@@ -8,9 +8,8 @@
 //!
 //! Size: the kernel leaves pages lie up to the background limit, and slows down all who write from the middle between that and
 //! the other limit on (`balance_dirty_pages`, mm/page-writeback.c). What is unwritten here comes on top of what others leave
-//! lying, so all windows of a process together have half the room between the two. A window as large as the room was, beside
-//! other programs' builds, slowed to a twentieth of the disk's rate in two samples of twelve; half of it costs a disk of
-//! 100 MB/s nothing.
+//! lying, so all windows of a process together have half the room between the two: enough for a disk of 100 MB/s at limits of 8
+//! and 16 MiB, where the window is 2 MiB.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
