@@ -127,8 +127,10 @@ impl fmt::Display for Needs {
 pub(super) enum Right {
     /// bpf(2) for tracepoints, and `perf_event_open(2)`.
     Programs,
-    /// The files of tracefs.
-    Files,
+    /// To read the files of tracefs.
+    Reading,
+    /// To write them, and to make directories.
+    Writing,
 }
 
 impl Right {
@@ -145,8 +147,10 @@ impl Right {
             Self::Programs if bpf => Needs::Capabilities(&["CAP_PERFMON"]),
             Self::Programs if perfmon => Needs::Capabilities(&["CAP_BPF"]),
             Self::Programs => Needs::Capabilities(&["CAP_BPF", "CAP_PERFMON"]),
-            Self::Files if has.contains(CapabilitySet::DAC_OVERRIDE) => Needs::OtherPolicy,
-            Self::Files => Needs::Capabilities(&["CAP_DAC_OVERRIDE"]),
+            _ if has.contains(CapabilitySet::DAC_OVERRIDE) => Needs::OtherPolicy,
+            Self::Reading if has.contains(CapabilitySet::DAC_READ_SEARCH) => Needs::OtherPolicy,
+            Self::Reading => Needs::Capabilities(&["CAP_DAC_READ_SEARCH"]),
+            Self::Writing => Needs::Capabilities(&["CAP_DAC_OVERRIDE"]),
         }
     }
 }
@@ -164,9 +168,9 @@ impl TraceError {
     }
 
     /// The error of a failed act on a file of tracefs.
-    pub(super) fn file(call: &'static str, path: &Path, error: &io::Error) -> Self {
+    pub(super) fn file(right: Right, call: &'static str, path: &Path, error: &io::Error) -> Self {
         let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
-        Self::of(Right::Files, call, path.display().to_string(), errno)
+        Self::of(right, call, path.display().to_string(), errno)
     }
 }
 
@@ -197,9 +201,11 @@ mod tests {
         assert_eq!(programs(CapabilitySet::BPF | CapabilitySet::PERFMON), Needs::OtherPolicy);
         assert_eq!(programs(CapabilitySet::SYS_ADMIN), Needs::OtherPolicy);
         assert_eq!(
-            Right::Files.needs(none, Some(Lockdown::Integrity)),
+            Right::Writing.needs(none, Some(Lockdown::Integrity)),
             Needs::Capabilities(&["CAP_DAC_OVERRIDE"])
         );
+        assert_eq!(Right::Reading.needs(none, None), Needs::Capabilities(&["CAP_DAC_READ_SEARCH"]));
+        assert_eq!(Right::Reading.needs(CapabilitySet::DAC_READ_SEARCH, None), Needs::OtherPolicy);
         let locked = Right::Programs.needs(CapabilitySet::all(), Some(Lockdown::Confidentiality));
         assert_eq!(locked, Needs::NoLockdown(Lockdown::Confidentiality));
     }

@@ -15,6 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::TraceError;
+use super::error::Right;
 use super::tracefs::{Event, Tracefs};
 use crate::process::ProcRoot;
 
@@ -45,7 +46,7 @@ impl Instance {
             Ok(()) => Self { path, guard },
             Err(error) => {
                 end(guard);
-                return Err(TraceError::file("mkdir", &path, &error));
+                return Err(TraceError::file(Right::Writing, "mkdir", &path, &error));
             }
         };
         let pipe = instance.path.join("trace_pipe");
@@ -53,21 +54,21 @@ impl Instance {
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(&pipe)
-            .map_err(|error| TraceError::file("open", &pipe, &error))?;
+            .map_err(|error| TraceError::file(Right::Writing, "open", &pipe, &error))?;
         Ok((instance, pipe))
     }
 
     /// Writes one of its settings.
     fn set(&self, name: impl AsRef<Path>, value: &str) -> Result<(), TraceError> {
         let path = self.path.join(name);
-        std::fs::write(&path, value).map_err(|error| TraceError::file("write", &path, &error))
+        std::fs::write(&path, value).map_err(|error| TraceError::file(Right::Writing, "write", &path, &error))
     }
 
     /// Gives it a buffer of so many bytes, shared among the processors, and a clock that all of them share.
     pub(super) fn prepare(&self, buffer_bytes: u64) -> Result<(), TraceError> {
         let per_cpu = self.path.join("per_cpu");
-        let cpus =
-            std::fs::read_dir(&per_cpu).map_err(|error| TraceError::file("readdir", &per_cpu, &error))?;
+        let cpus = std::fs::read_dir(&per_cpu)
+            .map_err(|error| TraceError::file(Right::Writing, "readdir", &per_cpu, &error))?;
         let each = buffer_bytes / 1024 / (cpus.count() as u64).max(1);
         self.set("buffer_size_kb", &each.max(64).to_string())?;
         self.set("trace_clock", "mono")

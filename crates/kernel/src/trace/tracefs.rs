@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use super::TraceError;
+use super::error::Right;
 use super::format::{Field, Format};
 use crate::process::{Mount, ProcRoot};
 
@@ -35,7 +36,7 @@ impl Tracefs {
             if error.kind() == std::io::ErrorKind::NotFound {
                 TraceError::NoEvent { event: event.to_string(), path: path.clone() }
             } else {
-                TraceError::file("read", &path, &error)
+                TraceError::file(Right::Reading, "read", &path, &error)
             }
         })?;
         Ok(Tracepoint { event, format: Format::parse(&text, &path)? })
