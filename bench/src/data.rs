@@ -53,6 +53,24 @@ pub(crate) fn resident(path: &Path) -> Result<u64> {
     Ok(residency(&open(path)?, 0..u64::MAX)?.resident)
 }
 
+/// Bytes of all files below a directory in the page cache. Files that go meanwhile are left out.
+pub(crate) fn resident_in(dir: &Path) -> Result<u64> {
+    let mut total = 0;
+    for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
+        let path = entry?.path();
+        let Ok(metadata) = path.symlink_metadata() else { continue };
+        if metadata.is_dir() {
+            total += resident_in(&path)?;
+        } else if metadata.len() > 0 {
+            total += match resident(&path) {
+                Err(_) if !path.exists() => 0,
+                resident => resident?,
+            };
+        }
+    }
+    Ok(total)
+}
+
 /// Fails unless `wanted` bytes are resident, but for what the kernel may have taken away at once where memory is short:
 /// 2 % at most.
 pub(crate) fn require_resident(found: u64, wanted: u64) -> Result<()> {

@@ -7,6 +7,7 @@
 mod close;
 mod data;
 mod drive;
+mod follow;
 mod guard;
 mod hit;
 mod hitratio;
@@ -72,6 +73,8 @@ enum Bench {
     },
     /// Cold direct reads against fio at the same depth, and a cache of 90 % of the data against pread
     Miss(Options),
+    /// A binlog with a near follower and one ten segments behind: reads of the device, and residency
+    Follow(Options),
     /// Records through the redo log and the binlog, against plain files, raft-engine, RocksDB's log and fio
     Log(Options),
     /// Reads of four times the memory of a cgroup, against mmap and pread, and what a bystander feels; as root
@@ -241,6 +244,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Hit(options) => bench("hit", &options, hit::run),
         Bench::Close(options) => bench("close", &options, close::run),
         Bench::Hitratio { traces, options } => bench("hitratio", &options, |run| hitratio::run(run, &traces)),
+        Bench::Follow(options) => bench("follow", &options, follow::run),
         Bench::Log(options) => bench("log", &options, log::run),
         Bench::Miss(options) => bench("miss", &options, miss::run),
         Bench::Pressure(options) => bench("pressure", &options, pressure::run),

@@ -62,6 +62,9 @@ pub(crate) enum Unit {
     /// Rates.
     #[serde(rename = "commits/s")]
     CommitsPerSecond,
+    /// How many there were.
+    #[serde(rename = "count")]
+    Count,
 }
 
 impl Unit {
@@ -74,6 +77,7 @@ impl Unit {
             | Self::PercentOfCore
             | Self::PerRead
             | Self::PercentOfTime
+            | Self::Count
             | Self::Times => Better::Less,
             Self::GibPerSecond
             | Self::QueriesPerSecond
@@ -105,6 +109,7 @@ impl Unit {
             Self::PercentOfTime => "% of the time",
             Self::Times => "x",
             Self::CommitsPerSecond => "commits/s",
+            Self::Count => "count",
         }
     }
 }

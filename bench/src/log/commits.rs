@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Kind, Load, Place, Sample, add_figures, case_name, fio, latencies, ours, plain, resident_in};
+use super::{Kind, Load, Place, Sample, add_figures, case_name, fio, latencies, ours, plain};
 use crate::Run;
+use crate::data::resident_in;
 use crate::peers::Program;
 use crate::report::Unit;
 use crate::rounds::{Samples, Subject};

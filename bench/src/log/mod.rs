@@ -21,10 +21,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
-use pagekeeper_kernel::page_size;
 
 use crate::Run;
-use crate::data::{GIB, MIB, resident};
+use crate::data::{GIB, MIB};
 use crate::image::Image;
 use crate::report::{Report, Unit};
 use crate::rounds::Samples;
@@ -116,20 +115,6 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 /// A case's name, with the file system where it is another.
 fn case_name(what: &str, on: Option<&str>) -> String {
     on.map_or_else(|| what.to_owned(), |on| format!("{what}, {on}"))
-}
-
-/// Bytes of all files in a directory that are in the kernel's page cache.
-fn resident_in(dir: &Path) -> Result<u64> {
-    let mut total = 0;
-    for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
-        let path = entry?.path();
-        if path.is_dir() {
-            total += resident_in(&path)?;
-        } else if path.metadata()?.len() > 0 {
-            total += resident(&path)?;
-        }
-    }
-    Ok(total / page_size() * page_size())
 }
 
 /// How long single calls took, in nanoseconds, over all rounds.

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::{Kind, Load, Place, Sample, add_figures, case_name, fio, latencies, ours, plain, resident_in};
+use super::{Kind, Load, Place, Sample, add_figures, case_name, fio, latencies, ours, plain};
 use crate::Run;
-use crate::data::MIB;
+use crate::data::{MIB, resident_in};
 use crate::peers::Program;
 use crate::report::Unit;
 use crate::rounds::{Samples, Subject};

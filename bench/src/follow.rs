@@ -1,0 +1,266 @@
+//! `follow`: a binlog with a follower near its writer and one that stays ten segments behind.
+//!
+//! The near one must cause no read of the device: the kernel's own account of its thread says so. The far one does read
+//! from the device, which shows that the account counts, and must not hold memory: what the log has resident is
+//! sampled all the while.
+//! Invariants: both see every record behind where they began, in order; the far one keeps its distance. Fails where a record is
+//! missing or wrong.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use hdrhistogram::Histogram;
+use pagekeeper_log::{BinLog, BinLogOptions, Follower};
+
+use crate::Run;
+use crate::data::{MIB, resident_in};
+use crate::report::Unit;
+use crate::rounds::{Plan, Samples, Subject, run as run_rounds};
+
+/// Bytes of a record.
+const RECORD: usize = 8 << 10;
+/// Records of a group.
+const GROUP: usize = 4;
+/// Segments that the log keeps for near followers: its default.
+const KEEP: u64 = 3;
+/// So many segments behind is the far follower.
+const BEHIND: u64 = 10;
+/// Groups from one sync to the next.
+const SYNC_EVERY: u64 = 64;
+/// How often residency is sampled.
+const EACH: Duration = Duration::from_millis(20);
+/// The writer rests so long after each MiB, as one does that has transactions to run.
+const REST: Duration = Duration::from_millis(4);
+/// How long a follower waits for a record.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+const OURS: &str = "binlog";
+
+/// How much.
+#[derive(Debug, Clone, Copy)]
+struct Setting {
+    /// Bytes of a segment.
+    segment: u64,
+    /// Segments that are written while both follow.
+    segments: u64,
+}
+
+/// What one sample came to.
+struct Sample {
+    /// Pages that the near follower's thread read from the device.
+    near_pages: f64,
+    /// MiB that the far follower's thread did.
+    far_mib: f64,
+    /// The most that was resident of all segments, in MiB.
+    resident_mib: f64,
+    /// From the append of a group to its last record's being seen, in nanoseconds.
+    lag: Histogram<u64>,
+    /// MiB appended in a second, the rests included.
+    rate: f64,
+}
+
+/// A figure of the samples: what it is called, its unit, and how to have it.
+type Figure = (&'static str, Unit, fn(&Sample) -> f64);
+
+/// Runs it.
+pub(crate) fn run(run: &mut Run) -> Result<()> {
+    let setting = if run.quick {
+        Setting { segment: 8 * MIB, segments: 14 }
+    } else {
+        Setting { segment: 64 * MIB, segments: 24 }
+    };
+    run.scratch.require_space((setting.segments + BEHIND + 2) * setting.segment)?;
+    let limit = (KEEP + 1) * setting.segment / MIB;
+    run.note(&format!(
+        "segments of {} MiB, groups of {} KiB, synced every {SYNC_EVERY} groups; resident is to stay under {limit} MiB",
+        setting.segment / MIB,
+        (GROUP * RECORD) >> 10
+    ));
+    let written = setting.segments * setting.segment / MIB;
+    let name = format!("{written} MiB, a near follower and one {BEHIND} segments behind");
+    run.say(&name)?;
+    let parent = run.scratch.path().to_path_buf();
+    let mut seen = Vec::new();
+    let mut subjects = [Subject::new(OURS, || {
+        let dir = tempfile::tempdir_in(&parent)?;
+        let sample = one(dir.path(), setting)?;
+        let pages = sample.near_pages;
+        seen.push(sample);
+        Ok(pages)
+    })];
+    let until = run.quick.then(|| run.began + Duration::from_secs(40));
+    let plan = Plan { rounds: run.rounds, until, warm_up: false };
+    let pages = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
+    drop(subjects);
+    run.report.add_case(
+        &format!("{name}: pages that the near one read from the device"),
+        Unit::Count,
+        &pages,
+    );
+    let figures: [Figure; 5] = [
+        ("read from the device by the far one", Unit::Mib, |sample| sample.far_mib),
+        ("most that was resident", Unit::Mib, |sample| sample.resident_mib),
+        ("appended", Unit::MibPerSecond, |sample| sample.rate),
+        ("from append to the near one, p50", Unit::Microseconds, |sample| lag_us(sample, 50.0)),
+        ("from append to the near one, p99", Unit::Microseconds, |sample| lag_us(sample, 99.0)),
+    ];
+    for (what, unit, of) in figures {
+        let values = seen.iter().map(of).collect();
+        run.report.add_case(&format!("{name}: {what}"), unit, &[Samples { subject: OURS, values }]);
+    }
+    let most = |of: fn(&Sample) -> f64| seen.iter().map(of).fold(0.0, f64::max);
+    run.report.ratios.insert("follow_near_device_reads", most(|sample| sample.near_pages));
+    run.report.ratios.insert("follow_resident_mib", most(|sample| sample.resident_mib));
+    run.report.ratios.insert("follow_resident_limit_mib", limit as f64);
+    Ok(())
+}
+
+fn lag_us(sample: &Sample, percent: f64) -> f64 {
+    sample.lag.value_at_percentile(percent) as f64 / 1e3
+}
+
+/// A record that says which it is and when it was made.
+fn make(number: u64, began: Instant, record: &mut [u8]) {
+    let now = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    record[..8].copy_from_slice(&number.to_le_bytes());
+    record[8..16].copy_from_slice(&now.to_le_bytes());
+    let end = record.len() - 8;
+    record[end..].copy_from_slice(&(!number).to_le_bytes());
+}
+
+/// Checks that a record is this one; gives when it was made.
+fn check(number: u64, record: &[u8]) -> Result<u64> {
+    ensure!(record.len() == RECORD, "a record of {} bytes", record.len());
+    let found = u64::from_le_bytes(record[..8].try_into()?);
+    ensure!(found == number, "record {found} where {number} should be");
+    ensure!(record.ends_with(&(!number).to_le_bytes()), "record {number} is garbled");
+    Ok(u64::from_le_bytes(record[8..16].try_into()?))
+}
+
+/// Appends until the log is in this segment; gives the number of the next record.
+fn append_until(log: &BinLog, segment: u64, from: u64, began: Instant, rest: Duration) -> Result<u64> {
+    let mut records = vec![vec![0xa5; RECORD]; GROUP];
+    let mut number = from;
+    while log.end().segment < segment {
+        for record in &mut records {
+            make(number, began, record);
+            number += 1;
+        }
+        let group: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
+        log.append_group(&group)?;
+        if number.is_multiple_of(MIB / RECORD as u64) {
+            std::thread::sleep(rest);
+        }
+    }
+    Ok(number)
+}
+
+fn one(dir: &Path, setting: Setting) -> Result<Sample> {
+    let options = BinLogOptions::new().max_segment_bytes(setting.segment).keep_segments(KEEP);
+    let log = options.sync_every(SYNC_EVERY).open(dir)?;
+    let began = Instant::now();
+    let first = append_until(&log, log.end().segment + BEHIND, 0, began, Duration::ZERO)?;
+    let (near, far) = (log.follow(log.end())?, log.follow(log.first())?);
+    let over = AtomicBool::new(false);
+    let (log, over) = (&log, &over);
+    std::thread::scope(|scope| {
+        let near = scope.spawn(move || follow_near(near, first, began));
+        let far = scope.spawn(move || follow_far(far, log, over));
+        let sampler = scope.spawn(move || -> Result<u64> {
+            let mut most = 0;
+            while !over.load(Ordering::Acquire) {
+                most = most.max(resident_in(dir)?);
+                std::thread::sleep(EACH);
+            }
+            Ok(most)
+        });
+        let start = Instant::now();
+        let written = append_until(log, log.end().segment + setting.segments, first, began, REST);
+        let seconds = start.elapsed().as_secs_f64();
+        let closed = log.sync();
+        over.store(true, Ordering::Release);
+        let (written, _) = (written?, closed?);
+        let (lag, near_bytes) = join(near)?;
+        let far_bytes = join(far)?;
+        let most = join(sampler)?;
+        let appended = ((written - first) * RECORD as u64) as f64 / MIB as f64;
+        ensure!(lag.len() * GROUP as u64 == written - first, "the near follower saw {} groups", lag.len());
+        Ok(Sample {
+            near_pages: near_bytes as f64 / 4096.0,
+            far_mib: far_bytes as f64 / MIB as f64,
+            resident_mib: most as f64 / MIB as f64,
+            lag,
+            rate: appended / seconds,
+        })
+    })
+}
+
+fn join<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Sees every record until none has come for a while; gives the lags, and the bytes that this thread read from the device.
+fn follow_near(mut follower: Follower, first: u64, began: Instant) -> Result<(Histogram<u64>, u64)> {
+    let before = device_bytes()?;
+    let mut lag =
+        Histogram::new_with_max(60_000_000_000, 3).unwrap_or_else(|_| unreachable!("bounds are allowed"));
+    let mut next = first;
+    while let Some(event) = follower.next_timeout(PATIENCE * 20)? {
+        let made = check(next, &event.bytes)?;
+        next += 1;
+        if event.ends_group {
+            let now = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            lag.saturating_record(now.saturating_sub(made));
+        }
+    }
+    Ok((lag, device_bytes()? - before))
+}
+
+/// Stays so many segments behind until the end; gives the bytes that this thread read from the device.
+fn follow_far(mut follower: Follower, log: &BinLog, over: &AtomicBool) -> Result<u64> {
+    let before = device_bytes()?;
+    let mut next = 0;
+    while !over.load(Ordering::Acquire) {
+        if follower.position().segment + BEHIND > log.end().segment {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        }
+        let event = follower.next_timeout(PATIENCE)?.context("the far follower found the end of the log")?;
+        check(next, &event.bytes)?;
+        next += 1;
+    }
+    Ok(device_bytes()? - before)
+}
+
+/// Bytes that this thread had the device read: `read_bytes` of `proc_pid_io(5)`.
+fn device_bytes() -> Result<u64> {
+    let path = "/proc/thread-self/io";
+    let text = std::fs::read_to_string(path).with_context(|| format!("can't read {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    Ok(line.context("the kernel accounts for no reads (CONFIG_TASK_IO_ACCOUNTING)")?.trim().parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn followers_see_all_and_the_near_one_reads_from_memory() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let sample = one(dir.path(), Setting { segment: MIB, segments: 3 }).unwrap();
+        assert!(sample.near_pages.abs() < 1.0, "{} pages read", sample.near_pages);
+        assert!(sample.lag.max() > 0 && sample.rate > 0.0 && sample.resident_mib > 0.0);
+    }
+
+    #[test]
+    fn a_wrong_record_is_seen() {
+        let mut record = vec![0; RECORD];
+        make(7, Instant::now(), &mut record);
+        assert!(check(7, &record).is_ok());
+        assert!(check(8, &record).is_err());
+        record[RECORD - 1] ^= 1;
+        assert!(check(7, &record).is_err());
+    }
+}
