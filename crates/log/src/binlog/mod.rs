@@ -234,9 +234,13 @@ impl BinLog {
         (mode, &self.why)
     }
 
-    /// Bytes of the log that are resident, as far as it knows where to look, and the kernel tells.
+    /// Bytes of the log that are resident, as far as it knows where to look, and the kernel tells; `None` where it leaves its
+    /// pages to the kernel.
     pub fn resident(&self) -> Option<u64> {
-        self.shared.keeper.as_ref().map_or(Some(0), keeper::Keeper::resident)
+        match &self.shared.keeper {
+            Some(keeper) => keeper.resident(),
+            None => (self.shared.site.access == Access::Direct).then_some(0),
+        }
     }
 
     /// Makes all durable and seals the last segment. Followers get what is left to read, and end.

@@ -34,6 +34,7 @@ pub struct BinLogOptions {
     pub(super) keep_segments: u64,
     pub(super) slack: u64,
     pub(super) mode: LogMode,
+    pub(super) release: bool,
     pub(super) io: Option<Arc<dyn Io>>,
     #[cfg(test)]
     pub(super) planted: Option<Planted>,
@@ -47,6 +48,7 @@ impl Default for BinLogOptions {
             keep_segments: 3,
             slack: 6 << 20,
             mode: LogMode::Auto,
+            release: true,
             io: None,
             #[cfg(test)]
             planted: None,
@@ -96,6 +98,14 @@ impl BinLogOptions {
     #[must_use]
     pub fn mode(mut self, mode: LogMode) -> Self {
         self.mode = mode;
+        self
+    }
+
+    /// Whether the log gives its pages back [default: yes]. Else it leaves them to the kernel, as logs of today's databases
+    /// do: for comparison, and for those who keep pages by other means. Writeback is the kernel's to start then.
+    #[must_use]
+    pub fn release(mut self, release: bool) -> Self {
+        self.release = release;
         self
     }
 

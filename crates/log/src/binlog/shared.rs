@@ -19,13 +19,13 @@ pub(super) struct Shared {
     pub(super) site: Site,
     pub(super) turns: Turns,
     pub(super) watch: Watch,
-    /// `None` where no page becomes resident: with direct I/O.
+    /// `None` where no page becomes resident: with direct I/O; or where pages are left to the kernel.
     pub(super) keeper: Option<Keeper>,
 }
 
 impl Shared {
     pub(super) fn new(site: Site, writer: Writer, watch: Watch) -> Arc<Self> {
-        let keeper = (site.access == Access::Buffered)
+        let keeper = (site.access == Access::Buffered && site.options.release)
             .then(|| Keeper::new(site.options.keep_segments, site.options.slack));
         let (segment, end) = (writer.segment, writer.end);
         let shared = Arc::new(Self { site, turns: Turns::new(writer), watch, keeper });

@@ -63,6 +63,8 @@ pub(super) struct Core {
     pub(super) control: Mutex<Control>,
     /// All epochs since the checkpoint, and those of this session.
     pub(super) epochs: Mutex<Epochs>,
+    /// Whether pages are given back at all.
+    pub(super) releases: bool,
     pub(super) releaser: Mutex<Releaser>,
     /// How far the releaser has looked.
     pub(super) release_at: AtomicU64,
@@ -352,13 +354,18 @@ impl Core {
         }
     }
 
-    /// Bytes that were written and not yet looked at for release.
+    /// Bytes that were written and not yet looked at for release; 0 where none are released.
     pub(super) fn unreleased(&self) -> u64 {
+        if !self.releases {
+            return 0;
+        }
         self.buffer.taken().saturating_sub(self.release_at.load(Ordering::Relaxed))
     }
 
     /// Gives back pages that nobody needs.
     pub(super) fn release(&self) {
-        lock(&self.releaser).step(self, true);
+        if self.releases {
+            lock(&self.releaser).step(self, true);
+        }
     }
 }

@@ -37,7 +37,7 @@ pub struct RedoMetrics {
     pub checkpoints: u64,
     /// Bytes of pages that were released.
     pub released: u64,
-    /// Bytes of pages that were resident when last looked at, and not yet released.
+    /// Bytes of pages that were resident when last looked at, and not yet released; 0 where none are released.
     pub resident: u64,
 }
 

@@ -138,6 +138,7 @@ pub(super) fn start(
         checkpoint: AtomicU64::new(state.checkpoint),
         control: Mutex::new(control),
         epochs: Mutex::new(epochs),
+        releases: options.release,
         releaser: Mutex::new(Releaser::new(start)),
         release_at: AtomicU64::new(start),
         counters: metrics::Counters::default(),

@@ -83,6 +83,7 @@ pub struct RedoOptions {
     pub(super) buffer_bytes: usize,
     pub(super) flush_policy: FlushPolicy,
     pub(super) mode: LogMode,
+    pub(super) release: bool,
     pub(super) io: Option<Arc<dyn Io>>,
     pub(super) on_backpressure: Option<OnBackpressure>,
     /// Without them the callers do all, in an order that repeats.
@@ -100,6 +101,7 @@ impl Default for RedoOptions {
             buffer_bytes: 16 << 20,
             flush_policy: FlushPolicy::default(),
             mode: LogMode::default(),
+            release: true,
             io: None,
             on_backpressure: None,
             #[cfg(test)]
@@ -144,6 +146,14 @@ impl RedoOptions {
     #[must_use]
     pub fn mode(mut self, mode: LogMode) -> Self {
         self.mode = mode;
+        self
+    }
+
+    /// Whether the log gives its pages back; yes, if not said. Else it leaves them to the kernel, as logs of today's
+    /// databases do: for comparison, and for those who keep pages by other means.
+    #[must_use]
+    pub fn release(mut self, release: bool) -> Self {
+        self.release = release;
         self
     }
 
@@ -235,6 +245,7 @@ impl fmt::Debug for RedoOptions {
             .field("buffer_bytes", &self.buffer_bytes)
             .field("flush_policy", &self.flush_policy)
             .field("mode", &self.mode)
+            .field("release", &self.release)
             .finish_non_exhaustive()
     }
 }

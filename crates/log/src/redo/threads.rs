@@ -121,6 +121,9 @@ fn flush(core: &Core) {
 
 /// Gives back all that is left, before the log is closed.
 pub(super) fn release_all(core: &Core) {
+    if !core.releases {
+        return;
+    }
     let mut releaser = lock(&core.releaser);
     // What is dirty still goes in the second step.
     for _ in 0..2 {

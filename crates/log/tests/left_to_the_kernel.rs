@@ -1,0 +1,74 @@
+//! Logs that are told not to release: what they wrote stays resident, also after they are closed.
+
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::{InspectedFile, Links, residency};
+use pagekeeper_log::{BinLogOptions, LogMode, RedoLog};
+
+const MIB: u64 = 1 << 20;
+
+/// Under the build's own directory, since /tmp may be a tmpfs.
+fn disk_dir() -> tempfile::TempDir {
+    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
+    std::fs::create_dir_all(&target).unwrap();
+    tempfile::tempdir_in(target).unwrap()
+}
+
+/// Resident bytes of all files; `None`, and said, where the kernel does not tell.
+fn resident(dir: &Path) -> Option<u64> {
+    let mut sum = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let file = InspectedFile::open(&entry.unwrap().path(), Links::Refuse).unwrap();
+        match residency(&file, 0..u64::MAX) {
+            Ok(found) => sum += found.resident,
+            Err(error) => {
+                let message = format!("SKIPPED: what is resident is not told here: {error}");
+                assert!(
+                    std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"),
+                    "{message}"
+                );
+                eprintln!("{message}");
+                return None;
+            }
+        }
+    }
+    Some(sum)
+}
+
+#[test]
+fn a_redo_log_keeps_its_pages_only_if_told_so() {
+    for (release, least, most) in [(true, 0, MIB), (false, 40 * MIB, u64::MAX)] {
+        let temp = disk_dir();
+        let dir = temp.path().join("redo");
+        let options = RedoLog::options().files(2).file_bytes(32 * MIB).mode(LogMode::Buffered);
+        let log = options.release(release).create(&dir).unwrap();
+        for _ in 0..40 {
+            let end = log.append(&vec![1; 1 << 20]).unwrap();
+            log.wait_flushed(end).unwrap();
+        }
+        assert!(release || log.metrics().released == 0);
+        log.close().unwrap();
+        let Some(found) = resident(&dir) else { return };
+        assert!((least..=most).contains(&found), "release {release}: {found} bytes are resident");
+    }
+}
+
+#[test]
+fn a_binlog_keeps_its_pages_only_if_told_so() {
+    for (release, least, most) in [(true, 0, 16 * MIB), (false, 60 * MIB, u64::MAX)] {
+        let temp = disk_dir();
+        let dir = temp.path().join("binlog");
+        let options = BinLogOptions::new().max_segment_bytes(16 * MIB).mode(LogMode::Buffered);
+        let log = options.release(release).open(&dir).unwrap();
+        let mut follower = log.follow(log.first()).unwrap();
+        for _ in 0..60 {
+            log.append_group(&[&vec![1; 1 << 20]]).unwrap();
+        }
+        let read = std::iter::from_fn(|| follower.try_next().unwrap()).count();
+        assert_eq!((read, log.resident().is_some()), (60, release));
+        drop(follower);
+        log.close().unwrap();
+        let Some(found) = resident(&dir) else { return };
+        assert!((least..=most).contains(&found), "release {release}: {found} bytes are resident");
+    }
+}
