@@ -73,11 +73,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ensure!(xfs.as_ref() != Some(&mount), "the disk and the XFS need a directory each");
     let tools = xfs.is_some().then(|| Tools::find(settings.size)).transpose()?;
     let backing = place::backing(settings.backing.as_deref(), settings.size)?;
-    // A disk does not wait for a processor.
-    if let Err(error) = rustix::process::nice(-20) {
-        eprintln!(
-            "pagekeeper-bench: can't raise the priority: {error}; beside other load the disk may be slower than it should"
-        );
+    // Before there are threads, which inherit it.
+    if let Err(error) = place::take_precedence() {
+        eprintln!("pagekeeper-bench: {error:#}; beside other load the disk may be slower than it should");
     }
 
     let (send, ends) = channel();

@@ -43,22 +43,23 @@ pub(super) fn check_machine() -> Result<()> {
 /// An empty directory to mount on; its whole path.
 pub(super) fn check_mount_point(path: &Path) -> Result<PathBuf> {
     let shown = path.display();
-    let metadata = path.metadata().map_err(|error| match error.kind() {
+    let refusal = |error: std::io::Error| match error.kind() {
         ErrorKind::NotConnected => {
             anyhow::anyhow!("a slow disk was killed and is left at {shown}; take it away: umount -l {shown}")
         }
         _ => anyhow::Error::new(error).context(format!("can't mount on {shown}")),
-    })?;
-    ensure!(metadata.is_dir(), "can't mount on {shown}: it is no directory");
-    let path = path.canonicalize().with_context(|| format!("can't mount on {shown}"))?;
+    };
+    ensure!(path.metadata().map_err(refusal)?.is_dir(), "can't mount on {shown}: it is no directory");
+    let path = path.canonicalize().map_err(refusal)?;
+    // Of a disk that is gone the kernel may still know the attributes, but not the entries.
+    let empty = path.read_dir().map_err(refusal)?.next().is_none();
     let stat = statx(rustix::fs::CWD, &path, AtFlags::empty(), StatxFlags::BASIC_STATS)
-        .with_context(|| format!("can't mount on {shown}"))?;
+        .map_err(|errno| refusal(errno.into()))?;
     ensure!(
         !stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
         "can't mount on {shown}: something is mounted there already"
     );
-    let mut entries = std::fs::read_dir(&path).with_context(|| format!("can't read {shown}"))?;
-    ensure!(entries.next().is_none(), "can't mount on {shown}: it is not empty");
+    ensure!(empty, "can't mount on {shown}: it is not empty");
     Ok(path)
 }
 
@@ -109,6 +110,15 @@ pub(super) fn backing(given: Option<&Path>, size: u64) -> Result<OwnedFd> {
         openat(&mount, ".", flags, Mode::empty())
     };
     root().context("can't make a file system in memory for the disk's files; name a --backing directory")
+}
+
+/// Lets this thread, and those it will start, run before all that is not urgent: a disk does not wait for a processor. The
+/// programs that are started run so, too; they are short.
+pub(super) fn take_precedence() -> Result<()> {
+    let id = std::process::id().to_string();
+    run(Command::new("chrt").args(["--rr", "--pid", "1", &id]))
+        .context("can't take precedence (util-linux)")?;
+    Ok(())
 }
 
 /// Lets the kernel gather writes for the disk as for any other: FUSE is else held to 1 % of the limit of dirty pages.
