@@ -8,9 +8,10 @@ use crate::record::{self, HEADER, Header, Kind};
 /// Set in a staged length where the group goes on.
 const GOES_ON: u64 = 1 << 63;
 
-/// Bytes that a group takes up in a segment.
-pub(super) fn group_size(records: &[&[u8]]) -> u64 {
-    records.iter().map(|record| record::size(record.len())).sum()
+/// Bytes that a group takes up at the start of a segment, with the pad up to the next block.
+pub(super) fn padded_size(records: &[&[u8]]) -> u64 {
+    let size = records.iter().map(|record| record::size(record.len())).sum();
+    size + record::pad_size(size)
 }
 
 /// Adds a group to `bytes`; `sums` are the CRC-32C of its records.
@@ -52,7 +53,8 @@ mod tests {
         let mut bytes = Vec::new();
         stage(&mut bytes, &records, &sums);
         stage(&mut bytes, &records[3..], &sums[3..]);
-        assert_eq!(bytes.len() as u64, group_size(&records) + group_size(&records[3..]));
+        let whole = bytes.len() as u64;
+        assert_eq!(padded_size(&[&records[..], &records[3..]].concat()), whole + record::pad_size(whole));
         seal(&mut bytes, 4096, 5, 4096);
         let mut expected = Vec::new();
         let kinds = [Kind::Part, Kind::Part, Kind::Part, Kind::Data, Kind::Data];

@@ -112,7 +112,7 @@ impl BinLog {
         if records.is_empty() {
             return Err(Error::EmptyGroup);
         }
-        let (len, room) = (frame::group_size(records), self.shared.site.options.room());
+        let (len, room) = (frame::padded_size(records), self.shared.site.options.room());
         let longest = records.iter().map(|record| record.len()).max().unwrap_or(0);
         if len > room || longest > LONGEST {
             return Err(Error::GroupTooLarge { bytes: len, most: room });
