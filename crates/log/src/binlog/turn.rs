@@ -14,6 +14,7 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use super::frame;
 use super::writer::Writer;
@@ -115,6 +116,8 @@ struct State {
     /// Those who want the writer for themselves.
     alone: VecDeque<Arc<Answer>>,
     spare: Vec<u8>,
+    /// Groups in the last batch.
+    together: usize,
     failed: Option<Error>,
 }
 
@@ -122,6 +125,7 @@ impl State {
     /// The batch that was being filled; the next one is begun.
     fn take_batch(&mut self) -> Batch {
         let batch = mem::take(&mut self.filling);
+        self.together = batch.ends.len();
         self.filling.bytes = mem::take(&mut self.spare);
         batch
     }
@@ -155,6 +159,7 @@ impl Turns {
             filling: Batch::default(),
             alone: VecDeque::new(),
             spare: Vec::new(),
+            together: 0,
             failed: None,
         };
         Self { state: Mutex::new(state) }
@@ -186,6 +191,13 @@ impl Turns {
                 return Ok((Brought::Written(placed), end));
             }
             state = self.lock();
+            if state.filling.ends.len() < state.together {
+                // Those who were just answered bring their next group as soon as they run: without this, every other batch is
+                // half of them.
+                drop(state);
+                thread::yield_now();
+                state = self.lock();
+            }
         }
         let batch = state.take_batch();
         Ok((Brought::Lead(self.turn(state), batch), end))
