@@ -288,7 +288,10 @@ impl Watch {
         let mut purged = Vec::new();
         let mut result = Ok(());
         self.tell(|state| {
-            let inside = state.followers.values().filter(|follower| follower.at.segment < number);
+            let inside = state
+                .followers
+                .values()
+                .filter(|follower| follower.at.segment < number && !follower.cut_off.load(Ordering::Acquire));
             if let Some(position) = inside.map(|follower| follower.at).min().filter(|_| !forced) {
                 result = Err(Error::Followed { position });
                 return;
