@@ -2,4 +2,8 @@
 
 mod basic;
 mod crash;
+mod failures;
+mod followers;
+mod model;
+mod residency;
 mod support;

@@ -1,0 +1,137 @@
+//! On the real kernel: how much of the log is resident, as cachestat(2) tells it.
+//!
+//! 256 MiB in segments of 64 MiB; `PAGEKEEPER_LOG_MIB` says another volume.
+
+use std::path::Path;
+
+use pagekeeper_kernel::{InspectedFile, Links, residency};
+
+use crate::testing::{Mounted, disk_dir, skip};
+use crate::{BinLog, BinLogOptions, LogMode, Position};
+
+const MIB: u64 = 1 << 20;
+const SEGMENT: u64 = 64 * MIB;
+const GROUP: u64 = 64 << 10;
+
+/// What a log may keep resident without followers, in bytes.
+const MOST: u64 = 16 * MIB;
+
+fn volume() -> u64 {
+    let mib = std::env::var("PAGEKEEPER_LOG_MIB");
+    mib.map_or(256, |mib| mib.parse().expect("PAGEKEEPER_LOG_MIB is a number")) * MIB
+}
+
+/// Bytes resident of each file in a directory; `None` where the kernel does not tell.
+fn resident(dir: &Path) -> Option<u64> {
+    let mut sum = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let file = InspectedFile::open(entry.unwrap().path(), Links::Refuse).unwrap();
+        match residency(&file, 0..u64::MAX) {
+            Ok(found) => sum += found.resident,
+            Err(error) => {
+                skip(format!("what is resident is not told here: {error}"));
+                return None;
+            }
+        }
+    }
+    Some(sum)
+}
+
+fn fill(log: &BinLog, bytes: u64) {
+    let record = vec![0x5a; usize::try_from(GROUP).unwrap() - 24];
+    for _ in 0..bytes / GROUP {
+        log.append_group(&[&record]).unwrap();
+    }
+}
+
+fn options(every: u64) -> BinLogOptions {
+    BinLogOptions::new().max_segment_bytes(SEGMENT).sync_every(every).mode(LogMode::Buffered)
+}
+
+/// Runs on ext4 or whatever the build directory is on, and on an XFS.
+fn on_each(test: impl Fn(&Path)) {
+    let dir = disk_dir();
+    test(&dir.path().join("binlog"));
+    if let Some(mounted) = Mounted::new("xfs") {
+        test(&mounted.point().join("binlog"));
+    }
+}
+
+#[test]
+fn without_followers_little_stays_in_each_mode() {
+    on_each(|dir| {
+        for (mode, every) in
+            [(LogMode::Buffered, 0), (LogMode::Buffered, 16), (LogMode::Uncached, 0), (LogMode::Direct, 16)]
+        {
+            let dir = dir.with_extension(format!("{mode}-{every}"));
+            let log = options(every).mode(mode).open(&dir).unwrap();
+            fill(&log, volume());
+            let Some(found) = resident(&dir) else { return };
+            eprintln!("{}: {mode}, {every}: {} KiB", dir.display(), found >> 10);
+            assert!(found <= MOST, "{mode}, {every}: {found} bytes are resident");
+            assert!(log.resident().is_none_or(|told| told <= found));
+            log.close().unwrap();
+            std::fs::remove_dir_all(&dir).unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_a_near_follower_has_yet_to_read_stays_and_goes_as_it_reads() {
+    on_each(|dir| {
+        let log = options(16).open(dir).unwrap();
+        fill(&log, 10 * MIB);
+        let mut follower = log.follow(log.end()).unwrap();
+        let unread = volume().min(3 * SEGMENT) - 10 * MIB;
+        fill(&log, unread);
+        let Some(found) = resident(dir) else { return };
+        assert!(found >= unread, "{found} resident, {unread} to read");
+        assert!(found <= unread + MOST, "{found} resident, {unread} to read");
+        while follower.try_next().unwrap().is_some() {}
+        let found = resident(dir).unwrap();
+        assert!(found <= MOST, "{found} resident when all was read");
+        std::fs::remove_dir_all(dir).unwrap();
+    });
+}
+
+#[test]
+fn a_follower_that_falls_far_behind_holds_nothing() {
+    on_each(|dir| {
+        let log = options(16).keep_segments(1).open(dir).unwrap();
+        let mut follower = log.follow(log.first()).unwrap();
+        fill(&log, volume());
+        let Some(found) = resident(dir) else { return };
+        assert!(log.end().segment > 2 && found <= MOST, "{found} resident");
+        // It reads on, and lets go of what it has read.
+        let mut most = 0;
+        let mut read = 0_u64;
+        while let Some(event) = follower.try_next().unwrap() {
+            read += event.bytes.len() as u64 + 24;
+            if read.is_multiple_of(64 * GROUP) {
+                most = most.max(resident(dir).unwrap());
+            }
+        }
+        assert_eq!(read, volume());
+        // The last segments are near: they stay as it reads them only until it has.
+        assert!(most <= 2 * MOST, "{most} resident while it read");
+        let found = resident(dir).unwrap();
+        assert!(found <= MOST, "{found} resident when all was read");
+        std::fs::remove_dir_all(dir).unwrap();
+    });
+}
+
+#[test]
+fn a_follower_that_leaves_lets_go_of_all() {
+    on_each(|dir| {
+        let log = options(16).open(dir).unwrap();
+        let follower = log.follow(log.first()).unwrap();
+        fill(&log, 2 * SEGMENT);
+        let Some(found) = resident(dir) else { return };
+        assert!(found >= 2 * SEGMENT - MIB, "{found} resident");
+        drop(follower);
+        let found = resident(dir).unwrap();
+        assert!(found <= MOST, "{found} resident");
+        assert_eq!(log.first(), Position { segment: 1, offset: 4096 });
+        std::fs::remove_dir_all(dir).unwrap();
+    });
+}
