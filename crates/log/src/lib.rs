@@ -1,4 +1,36 @@
 //! Logs that give their pages back, and bulk writes that disturb no one.
+//!
+//! An engine's log files fill the kernel's page cache with what nobody reads again, and its bulk writes make its small ones wait.
+//! What is here leaves nothing behind:
+//!
+//! | | what | pages |
+//! |---|---|---|
+//! | [`RedoLog`] | a ring of preallocated files, read after a crash only | released behind the writer |
+//! | [`BinLog`] | segments without end, with followers | released behind the last near follower |
+//! | [`BulkWriter`] | compaction, backup, flush | never made, or released as it goes |
+//!
+//! Which way of writing is real on a file system is found out by trying ([`LogMode`], [`BulkMode`]); which paths share a disk
+//! [`DiskLayout`] tells. An error of a write or a sync is final: the log takes nothing any more, and says so to
+//! everyone who waits.
+//!
+//! ```
+//! use pagekeeper_log::RedoLog;
+//!
+//! # let temp = tempfile::tempdir_in(".")?;
+//! # let dir = &temp.path().join("redo");
+//! let log = RedoLog::options().files(2).file_bytes(1 << 20).create(dir)?;
+//! std::thread::scope(|scope| {
+//!     for thread in 0..4 {
+//!         let log = &log;
+//!         scope.spawn(move || {
+//!             let lsn = log.append(format!("from thread {thread}").as_bytes())?;
+//!             log.wait_flushed(lsn) // one sync for all who wait
+//!         });
+//!     }
+//! });
+//! assert_eq!(log.read_from(log.checkpoint_lsn())?.count(), 4);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod binlog;
 mod bulk;

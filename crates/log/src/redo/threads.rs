@@ -110,6 +110,8 @@ fn flush(core: &Core) {
             if done.is_err() {
                 return;
             }
+            // Little was written, but it need not stay for that.
+            core.release();
         }
         if core.unreleased() >= release::STEP {
             core.release();
