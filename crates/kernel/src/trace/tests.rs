@@ -264,6 +264,8 @@ fn direct_reclaim_is_counted_by_task() {
 struct SmallShare {
     dir: tempfile::TempDir,
     device: String,
+    /// Settings of the device, which keeps them for the next file system on it, as they were.
+    before: Vec<(String, String)>,
 }
 
 impl SmallShare {
@@ -276,12 +278,15 @@ impl SmallShare {
         let image = image.to_str().unwrap();
         run("mkfs.ext4", &["-q", "-F", image])?;
         let device = run("losetup", &["--find", "--show", image])?;
-        let share = Self { dir, device };
+        let mut share = Self { dir, device, before: Vec::new() };
         run("mount", &[&share.device, mount.to_str().unwrap()])?;
         let stat = rustix::fs::stat(&mount).map_err(|e| e.to_string())?;
         let bdi = format!("/sys/class/bdi/{}", name_of(stat.st_dev));
         for (setting, value) in [("strict_limit", "1"), ("max_ratio", "1")] {
-            std::fs::write(format!("{bdi}/{setting}"), value).map_err(|e| format!("{bdi}/{setting}: {e}"))?;
+            let path = format!("{bdi}/{setting}");
+            let before = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+            std::fs::write(&path, value).map_err(|e| format!("{path}: {e}"))?;
+            share.before.push((path, before));
         }
         Ok(share)
     }
@@ -293,6 +298,9 @@ impl SmallShare {
 
 impl Drop for SmallShare {
     fn drop(&mut self) {
+        for (path, before) in &self.before {
+            let _ = std::fs::write(path, before);
+        }
         let _ = run("umount", &[self.mount().to_str().unwrap()]);
         let _ = run("losetup", &["--detach", &self.device]);
     }
