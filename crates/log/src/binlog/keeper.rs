@@ -9,8 +9,9 @@
 //! comes meanwhile goes on, unless too much is unwritten: then it waits.
 //!
 //! Invariants:
-//! 1. Writeback is started for each window that the writer has left and that is not synced yet, and waited for before its pages are
-//!    released: no more than the slack and [`UNWRITTEN`] stay dirty.
+//! 1. Writeback is started for each window that the writer has left and that is not synced yet, and waited for when it is
+//!    more than the slack behind the writer, whether its pages are released then or a follower needs them: no more than the
+//!    slack and [`UNWRITTEN`] stay dirty.
 //! 2. Errors of writeback end the log. They are seen through a descriptor of the keeper's own, so that a sync by
 //!    the writer's still tells them, too.
 //! 3. That advice is refused is no error: it costs memory, never data.
@@ -90,11 +91,17 @@ struct Deed {
 
 enum What {
     StartWriteback(Range<u64>),
-    /// Writeback is waited for up to here, then the range is released.
-    Release {
-        range: Range<u64>,
-        unwritten: bool,
-    },
+    WaitForWriteback(Range<u64>),
+    Release(Range<u64>),
+}
+
+/// What was done to a segment.
+enum Done {
+    Started,
+    /// Nothing in the range is dirty any more.
+    Written(u64, Range<u64>),
+    /// Released, but for the windows that begin here and still have pages.
+    Released(u64, Range<u64>, Vec<u64>),
 }
 
 impl Keeper {
@@ -190,7 +197,7 @@ impl Keeper {
             state = self.lock();
             for done in done {
                 match done {
-                    Ok((segment, range, stayed)) => state.released(segment, &range, stayed),
+                    Ok(done) => state.note(done),
                     Err(error) => result = Err(error),
                 }
             }
@@ -222,14 +229,17 @@ impl Keeper {
                 pages.started = left;
                 deeds.push(Deed::new(pages, writer.segment, What::StartWriteback(range)));
             }
+            let behind = writer.offset.saturating_sub(self.slack);
+            let behind = behind - behind % WINDOW;
+            if pages.clean < behind {
+                let range = pages.clean - pages.clean % PAGE..behind;
+                deeds.push(Deed::new(pages, writer.segment, What::WaitForWriteback(range)));
+            }
         }
         let facts = self.facts(state, followers);
         for act in step(&mut state.policy, &facts) {
             let (FileId(segment), what) = match act {
-                Act::Release { file, range } => {
-                    let unwritten = state.segments.get(&file.0).is_some_and(|pages| range.end > pages.clean);
-                    (file, What::Release { range, unwritten })
-                }
+                Act::Release { file, range } => (file, What::Release(range)),
                 Act::StartWriteback { file, range } => (file, What::StartWriteback(range)),
                 _ => continue,
             };
@@ -283,19 +293,20 @@ impl Keeper {
 }
 
 impl State {
-    /// What of a range is not resident any more; `stayed` are starts of windows that still have pages.
-    fn released(&mut self, segment: u64, range: &Range<u64>, stayed: Vec<u64>) {
-        let writer = self.writer.segment;
-        if let Some(pages) = self.segments.get_mut(&segment) {
-            if range.is_empty() {
-                return;
+    fn note(&mut self, done: Done) {
+        match done {
+            Done::Started => {}
+            Done::Written(segment, range) => {
+                if let Some(pages) = self.segments.get_mut(&segment) {
+                    pages.clean = pages.clean.max(range.end);
+                }
             }
-            // Waited for before it was released; sealed segments are synced anyway.
-            if segment == writer && range.start <= pages.clean {
-                pages.clean = pages.clean.max(range.end);
+            Done::Released(segment, range, stayed) => {
+                if let Some(pages) = self.segments.get_mut(&segment) {
+                    pages.windows.retain(|start| !range.contains(start));
+                    pages.windows.extend(stayed);
+                }
             }
-            pages.windows.retain(|start| !range.contains(start));
-            pages.windows.extend(stayed);
         }
     }
 
@@ -310,28 +321,29 @@ impl Deed {
         Self { file: Arc::clone(&pages.file), segment, what }
     }
 
-    /// Does it: what was released (nothing, if only writeback was started), and which windows of it still have pages.
-    fn run(self) -> Result<(u64, Range<u64>, Vec<u64>), IoError> {
+    fn run(self) -> Result<Done, IoError> {
+        let (file, segment) = (self.file, self.segment);
         match self.what {
             What::StartWriteback(range) => {
-                unless_missing(self.file.start_writeback(range))?;
-                Ok((self.segment, 0..0, Vec::new()))
+                unless_missing(file.start_writeback(range))?;
+                Ok(Done::Started)
             }
-            What::Release { range, unwritten } => {
-                if unwritten {
-                    unless_missing(self.file.wait_writeback(range.clone()))?;
-                }
+            What::WaitForWriteback(range) => {
+                unless_missing(file.wait_writeback(range.clone()))?;
+                Ok(Done::Written(segment, range))
+            }
+            What::Release(range) => {
                 // The last page goes only if the advice reaches its end.
                 let pages = range.start..range.end.next_multiple_of(PAGE);
-                let stayed = match self.file.release(pages.clone()) {
-                    Ok(()) if is_gone(&*self.file, &pages) => Vec::new(),
+                let stayed = match file.release(pages.clone()) {
+                    Ok(()) if is_gone(&*file, &pages) => Vec::new(),
                     Ok(()) => windows(&range)
-                        .filter(|window| !is_gone(&*self.file, window))
+                        .filter(|window| !is_gone(&*file, window))
                         .map(|window| window.start)
                         .collect(),
                     Err(_) => windows(&range).map(|window| window.start).collect(),
                 };
-                Ok((self.segment, range, stayed))
+                Ok(Done::Released(segment, range, stayed))
             }
         }
     }
