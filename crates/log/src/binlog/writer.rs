@@ -1,9 +1,10 @@
 //! The writer: the last segment, and how batches get into it.
 //!
 //! Invariants:
-//! 1. A block that was synced is never written again: a sync begins by a pad up to the next block, in the same write as the
-//!    records before it. So a write that a crash tears hurts only what was not synced.
-//! 2. Nothing stands behind [`Writer::end`] but what a failed write left, and that is cut off before the next write.
+//! 1. A block with records that was synced is never written again: a sync begins by a pad up to the next block, in the same
+//!    write as the records before it. So a write that a crash tears hurts only what was not synced.
+//! 2. Nothing stands behind [`Writer::end`] but zeros that were written ahead, and what a failed write left, which is cut
+//!    off before the next write.
 //! 3. `durable` moves after a sync that succeeded, never else. After a failed write or sync the log takes nothing more.
 //!
 //! The exception to the last one is a full disk. `ENOSPC`, of the write itself, says that bytes were not taken: nothing
@@ -29,6 +30,12 @@ use super::watch::Segment;
 use crate::Error;
 use crate::record::{BLOCK, BLOCK_LEN, encode_pad, pad_size};
 
+/// So many bytes are written back at once, and not only by the next sync.
+const WRITE_BACK: u64 = 128 << 10;
+
+/// Groups that are written and synced at once are small up to so many bytes.
+const SMALL: u64 = 64 << 10;
+
 /// The last segment, open for writing, and the index.
 pub(super) struct Writer {
     pub(super) file: Arc<dyn IoFile>,
@@ -38,6 +45,8 @@ pub(super) struct Writer {
     pub(super) end: u64,
     /// Up to here it is synced: a multiple of [`BLOCK`].
     pub(super) durable: u64,
+    /// Up to here writeback was started, if that is further: whole blocks.
+    written_back: u64,
     /// Groups written since the last sync.
     pub(super) unsynced: u64,
     /// What the last, unfinished block holds, where only whole blocks are written.
@@ -45,6 +54,8 @@ pub(super) struct Writer {
     pub(super) index: Index,
     /// There may be something to release, when the turn is over.
     pub(super) tend: bool,
+    /// Up to here there are zeros behind the end, if it is behind the end.
+    zeroed: u64,
     /// What failed was not cut off yet.
     ragged: bool,
 }
@@ -58,10 +69,12 @@ impl Writer {
             salt: begun.salt,
             end: HEADER,
             durable: HEADER,
+            written_back: HEADER,
             unsynced: 0,
             tail: Vec::new(),
             index,
             tend: false,
+            zeroed: HEADER,
             ragged: false,
         }
     }
@@ -138,9 +151,41 @@ impl Writer {
         }
         self.unsynced += groups;
         if sync {
+            self.zero_ahead(shared, self.end - at.1)?;
             self.sync_written(shared)?;
         }
         Ok(at)
+    }
+
+    /// Writes zeros behind the end, where small groups are synced one by one: a sync that has to note where new blocks are
+    /// and how long the file is takes half as long again (ext4, Linux 6.18; blocks that are only allocated do not help).
+    fn zero_ahead(&mut self, shared: &Shared, written: u64) -> Result<(), Error> {
+        let Site { options, write_mode, .. } = &shared.site;
+        let most = options.max_segment_bytes;
+        let upto = most.min(self.end + options.zero_ahead.min(most).next_multiple_of(BLOCK));
+        // What is uncached stays in the page cache when it is overwritten.
+        let helps = *write_mode == WriteMode::Plain && written <= SMALL;
+        if self.end < self.zeroed || self.end >= upto || !helps {
+            return Ok(());
+        }
+        let zeros = AlignedBuf::new(usize::try_from(upto - self.end).unwrap_or(0));
+        match self.file.write_at(self.end, &zeros, *write_mode).map_err(Failure::from) {
+            // Where there is no room for zeros there may be some for records.
+            Ok(()) | Err(Failure::Passing(_)) => {
+                self.zeroed = upto;
+                Ok(())
+            }
+            Err(failure) => Err(shared.failure(failure)),
+        }
+    }
+
+    /// Cuts off the zeros that were not needed. If a crash undoes that, they do no harm.
+    fn cut_zeros(&mut self, shared: &Shared) -> Result<(), Error> {
+        if self.zeroed > self.end {
+            self.file.set_len(self.end).map_err(|error| shared.stop(error))?;
+            self.zeroed = self.end;
+        }
+        Ok(())
     }
 
     /// Makes all that is written durable.
@@ -181,6 +226,9 @@ impl Writer {
         match written {
             Ok(()) => {
                 self.end += bytes.len() as u64;
+                if (access, write_mode) == (Access::Buffered, WriteMode::Plain) {
+                    self.write_back(shared)?;
+                }
                 shared.wrote(self);
                 Ok(())
             }
@@ -193,6 +241,17 @@ impl Writer {
                 failure @ Failure::Final(_) => Err(shared.failure(failure)),
             },
         }
+    }
+
+    /// Has the device begin with the whole blocks that were written, once they are worth a call: the next sync finds less to do.
+    fn write_back(&mut self, shared: &Shared) -> Result<(), Error> {
+        let whole = self.end - self.end % BLOCK;
+        let from = self.written_back.max(self.durable);
+        if whole >= from + WRITE_BACK {
+            self.file.start_writeback(from..whole).map_err(|error| shared.stop(error))?;
+            self.written_back = whole;
+        }
+        Ok(())
     }
 
     /// Writes whole blocks, from the start of the one that the end is in: for direct writes, and for pages that may have been
@@ -214,7 +273,7 @@ impl Writer {
         if self.ragged {
             let cut = self.file.set_len(self.end).and_then(|()| self.file.sync_data());
             cut.map_err(|error| shared.stop(error))?;
-            self.ragged = false;
+            (self.ragged, self.zeroed) = (false, self.end);
         }
         Ok(())
     }
@@ -224,6 +283,7 @@ impl Writer {
         if !shared.site.planted(Planted::NoSyncAtRotation) {
             self.sync(shared)?;
         }
+        self.cut_zeros(shared)?;
         let mut index = self.index.clone();
         if let Some(last) = index.segments.last_mut() {
             last.sealed = Some(self.end);
@@ -239,6 +299,7 @@ impl Writer {
     /// Makes all durable, and lets the index tell where the log ends.
     pub(super) fn seal(&mut self, shared: &Shared) -> Result<(), Error> {
         self.sync(shared)?;
+        self.cut_zeros(shared)?;
         let mut index = self.index.clone();
         if let Some(last) = index.segments.last_mut() {
             last.sealed = Some(self.end);

@@ -97,6 +97,12 @@ impl Ring {
         Ok(bytes.len())
     }
 
+    /// Has the device begin with what one write took.
+    pub(super) fn start_writeback(&self, lsn: u64, len: usize) -> Result<(), Error> {
+        let (index, offset) = self.geometry.place(lsn);
+        Ok(self.files[index].start_writeback(offset..offset + len as u64)?)
+    }
+
     /// Makes durable what was written to these LSNs.
     pub(super) fn sync(&self, lsns: Range<u64>) -> Result<(), Error> {
         let lap = lsns.end.saturating_sub(self.geometry.capacity()).max(lsns.start);
