@@ -4,7 +4,8 @@
 //! later. Windows that are written and not yet released are remembered until they are gone, or were tried
 //! [`TRIES`] times (somebody else maps or locks them).
 //!
-//! Errors of writeback are the sync's to find: what can't be released stays, and does no other harm.
+//! The kernel tells of a failed writeback once, to whoever asks first: where that is here, it ends the log as a failed sync does.
+//! What can't be released for another reason stays, and does no other harm.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -94,7 +95,9 @@ impl Releaser {
                     else {
                         continue;
                     };
-                    let _ = file.start_writeback(range);
+                    if let Err(error) = file.start_writeback(range) {
+                        core.poison(error.into());
+                    }
                 }
                 Act::Release { file, range } => self.release(core, file, &range),
                 _ => {}
@@ -109,8 +112,10 @@ impl Releaser {
             return;
         };
         let file = &core.ring.files[index];
-        // A failed writeback is the sync's to report: the error stays with the file.
-        let _ = file.wait_writeback(range.clone());
+        if let Err(error) = file.wait_writeback(range.clone()) {
+            core.poison(error.into());
+            return;
+        }
         if file.release(range.clone()).is_ok() {
             core.counters.released.fetch_add(range.end - range.start, Ordering::Relaxed);
         }

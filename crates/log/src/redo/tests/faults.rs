@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Error as IoError, Io, RandomFaults, RandomWriteFaults, SimDisk, Times, WriteFault};
 
+use super::super::options::FlushPolicy;
 use super::{all, dir, small};
 use crate::Error;
 
@@ -52,6 +53,26 @@ fn a_failed_write_ends_the_log_also_for_those_who_wait_for_room() {
         matches!(&error, Error::Poisoned { cause } if matches!(**cause, Error::Io(IoError::Write { .. })))
     );
     assert_eq!(log.append(b"x"), Err(error));
+}
+
+/// The kernel tells of it once: the sync that comes later would not hear of it.
+#[test]
+fn a_failed_writeback_that_only_the_release_hears_of_ends_the_log() {
+    let disk = SimDisk::new();
+    let options = small(&disk).file_bytes(4 << 20).flush_policy(FlushPolicy::Os);
+    let log = options.create(dir()).unwrap();
+    disk.inject_all(WriteFault::SYNC_EIO, Times::Always);
+    let error = loop {
+        match log.append(&[1; 10_000]) {
+            Ok(end) => assert!(end < 15 << 20, "pages were released, and nothing failed"),
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(&error, Error::Poisoned { cause } if matches!(**cause, Error::Io(IoError::Sync { .. }))),
+        "{error}"
+    );
+    assert_eq!(log.metrics().syncs, 0);
 }
 
 #[test]
