@@ -11,24 +11,24 @@ use rustix::thread::futex::{Flags, Timespec, wait, wake};
 
 /// A bell.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
+pub(super) struct Bell {
     rung: AtomicU32,
     asleep: AtomicU32,
 }
 
 impl Bell {
     /// How often it was rung, modulo 2^32.
-    pub(crate) fn count(&self) -> u32 {
+    pub(super) fn count(&self) -> u32 {
         self.rung.load(Ordering::SeqCst)
     }
 
     /// Whether somebody sleeps; may be seen late.
-    pub(crate) fn has_sleepers(&self) -> bool {
+    pub(super) fn has_sleepers(&self) -> bool {
         self.asleep.load(Ordering::Relaxed) > 0
     }
 
     /// Sleeps until it was rung more often than `count`, at most so long.
-    pub(crate) fn wait(&self, count: u32, at_most: Option<Duration>) {
+    pub(super) fn wait(&self, count: u32, at_most: Option<Duration>) {
         // The count of sleepers is raised before the kernel looks at the rings, and read after they are raised: one of the two sees.
         self.asleep.fetch_add(1, Ordering::SeqCst);
         let timeout = at_most.and_then(|at_most| {
@@ -41,12 +41,12 @@ impl Bell {
     }
 
     /// Wakes all.
-    pub(crate) fn ring(&self) {
+    pub(super) fn ring(&self) {
         self.wake(i32::MAX.unsigned_abs());
     }
 
     /// Wakes one, if one sleeps; those who were about to sleep look again.
-    pub(crate) fn ring_for_one(&self) {
+    pub(super) fn ring_for_one(&self) {
         self.wake(1);
     }
 

@@ -7,13 +7,11 @@
 //! Invariant: who sleeps failed to get the turn after it took its seat, so somebody had the turn then, and rings both bells
 //! once the turn is free: nobody is forgotten.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use super::bell::Bell;
+use super::sync::{Bell, Mutex, MutexGuard, PoisonError};
 
 /// The rounds.
 #[derive(Debug, Default)]
-pub(crate) struct Groups {
+pub(super) struct Groups {
     rounds: Mutex<Rounds>,
     bells: [Bell; 2],
 }
@@ -28,14 +26,14 @@ struct Rounds {
 
 /// A place to wait at.
 #[derive(Debug)]
-pub(crate) struct Seat<'a> {
+pub(super) struct Seat<'a> {
     bell: &'a Bell,
     count: u32,
 }
 
 impl Groups {
     /// Where to wait for `lsn`. To be taken before the turn is tried for.
-    pub(crate) fn seat(&self, lsn: u64) -> Seat<'_> {
+    pub(super) fn seat(&self, lsn: u64) -> Seat<'_> {
         let rounds = self.lock();
         let round = if lsn <= rounds.upto { rounds.round } else { rounds.round + 1 };
         let bell = self.bell(round);
@@ -43,24 +41,24 @@ impl Groups {
     }
 
     /// Begins a round that covers all before `upto`. Only with the turn.
-    pub(crate) fn begin(&self, upto: u64) {
+    pub(super) fn begin(&self, upto: u64) {
         let mut rounds = self.lock();
         *rounds = Rounds { round: rounds.round + 1, upto };
     }
 
     /// The last round that began.
-    pub(crate) fn round(&self) -> u64 {
+    pub(super) fn round(&self) -> u64 {
         self.lock().round
     }
 
     /// Wakes those that a round covered, and one to do the next. To be called once the turn is free again.
-    pub(crate) fn end(&self, round: u64) {
+    pub(super) fn end(&self, round: u64) {
         self.bell(round).ring();
         self.bell(round + 1).ring_for_one();
     }
 
     /// Wakes all.
-    pub(crate) fn wake_all(&self) {
+    pub(super) fn wake_all(&self) {
         self.bells.iter().for_each(Bell::ring);
     }
 
@@ -75,7 +73,7 @@ impl Groups {
 
 impl Seat<'_> {
     /// Sleeps until the round ended, or the turn may be free.
-    pub(crate) fn wait(self) {
+    pub(super) fn wait(self) {
         self.bell.wait(self.count, None);
     }
 }

@@ -9,6 +9,8 @@ mod create;
 mod group;
 mod memory;
 mod metrics;
+#[cfg(test)]
+mod model;
 mod open;
 mod options;
 mod planted;

@@ -1,8 +1,9 @@
-//! What the log buffer takes of the standard library to coordinate threads.
+//! What the log buffer and group commit take of the standard library to coordinate threads.
 //!
 //! It is named here alone, so that the models can compile the same sources with loom's in its place.
 
-pub(super) use std::sync::Arc;
 pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(super) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(super) use super::bell::Bell;
 pub(super) use super::memory::Memory;

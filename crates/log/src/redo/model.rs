@@ -1,0 +1,218 @@
+//! Models of how the log's threads meet: loom runs the very sources of the log buffer and of group commit in every order of two
+//! or three threads, and with every value that the memory model lets a load see. A thread can be stopped at most
+//! [`PREEMPTIONS`] times where it could go on.
+//!
+//! A model fails by an assertion, by loom's "Causality violation" where a stretch of the buffer is written while another may
+//! read or write it, or by its "deadlock" where a thread that waits for a sync is never woken. No chance is in it.
+//!
+//! What is not modelled: bells as futexes (they are a lock and a condition here), the writes and syncs.
+//!
+//! Each model was seen to fail. What was broken in turn, and which models found it:
+//!
+//! | broken | found by |
+//! |---|---|
+//! | two threads may reserve the same room (a load and a store) | appends side by side, a pad |
+//! | `fill` counts before it copies, or its count does not release | appends side by side, room given back, many blocks |
+//! | `ready` does not acquire the counts | the same |
+//! | `taken` is not released, or `reserve` does not acquire it | room given back, many blocks, a pad |
+//! | what is taken is given back while it is still read | many blocks, a pad |
+//! | the counts are zeroed after `taken` is raised | many blocks, a pad |
+//! | a pad does not acquire what its neighbour saw, or the neighbour does not release it | a pad |
+//! | the seat is taken after the turn was tried for | commits in groups |
+//! | the turn is free only after the bells were rung | commits in groups |
+//! | nobody is woken to do the next round, or none of those that a round covered | commits in groups |
+
+mod sync;
+
+macro_rules! modelled {
+    ($($path:literal $module:ident)*) => {$(
+        #[path = $path]
+        #[allow(clippy::duplicate_mod, reason = "the very source that the log runs, with loom's atomics and locks")]
+        #[allow(dead_code, reason = "a model needs no more than it shows")]
+        mod $module;
+    )*};
+}
+
+modelled! {
+    "buffer.rs" buffer
+    "group.rs" group
+}
+
+use loom::thread;
+
+use buffer::{Buffer, NoRoom, Taker};
+use group::Groups;
+use sync::{Arc, AtomicU64, Mutex, Ordering};
+
+/// Of two threads, and of three: all orders are too many to try.
+const PREEMPTIONS: [usize; 2] = [3, 2];
+const KIB: u64 = 1024;
+const BLOCK: u64 = 4 * KIB;
+const CAPACITY: usize = 16 << 10;
+
+/// In every order of so many threads.
+fn check(threads: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS[threads - 2]);
+    builder.check(model);
+}
+
+/// Appends so many KiB, all of one byte.
+fn append(buffer: &Buffer, kib: u64, byte: u8) -> Result<u64, NoRoom> {
+    let span = buffer.reserve(kib * KIB)?;
+    let lsn = span.lsn();
+    let body = vec![byte; usize::try_from(kib * KIB).unwrap()];
+    buffer.fill(span, [&body, &[]]);
+    Ok(lsn)
+}
+
+fn pad(buffer: &Buffer) -> u64 {
+    let (span, end) = buffer.reserve_pad();
+    if let Some(span) = span {
+        let body = vec![0xff; usize::try_from(span.end() - span.lsn()).unwrap()];
+        buffer.fill(span, [&body, &[]]);
+    }
+    end
+}
+
+/// Takes what is whole, once, and gives it back; one byte of each KiB is kept.
+fn take(taker: &mut Taker, bytes: &mut Vec<u8>) {
+    let ready = taker.ready(u64::MAX);
+    let len = ready.len();
+    bytes.extend(ready.iter().step_by(1024));
+    taker.give_back(len);
+}
+
+#[test]
+fn appends_side_by_side() {
+    check(3, || {
+        let (buffer, mut taker) = Buffer::new(CAPACITY, 0, 1 << 20);
+        let threads: Vec<_> = [(3, 1), (2, 2)]
+            .into_iter()
+            .map(|(kib, byte)| {
+                let buffer = Arc::clone(&buffer);
+                thread::spawn(move || append(&buffer, kib, byte).unwrap())
+            })
+            .collect();
+        let mut bytes = Vec::new();
+        take(&mut taker, &mut bytes);
+        let lsns: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(pad(&buffer), 2 * BLOCK);
+        take(&mut taker, &mut bytes);
+        let expected =
+            if lsns[0] == 0 { [1, 1, 1, 2, 2, 255, 255, 255] } else { [2, 2, 1, 1, 1, 255, 255, 255] };
+        assert_eq!(bytes, expected);
+    });
+}
+
+/// As [`append`], once there is room.
+fn append_waiting(buffer: &Buffer, kib: u64, byte: u8) {
+    while let Err(why) = append(buffer, kib, byte) {
+        assert_eq!(why, NoRoom::Buffer);
+        thread::yield_now();
+    }
+}
+
+/// Takes until so many KiB were taken.
+fn take_until(taker: &mut Taker, kib: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while bytes.len() < kib {
+        let before = bytes.len();
+        take(taker, &mut bytes);
+        if bytes.len() == before {
+            thread::yield_now();
+        }
+    }
+    bytes
+}
+
+#[test]
+fn room_that_is_given_back() {
+    check(2, || {
+        let (buffer, mut taker) = Buffer::new(CAPACITY, 0, 1 << 20);
+        // With the slack it is full. Only the third append comes to the memory of the first.
+        assert_eq!(append(&buffer, 8, 1), Ok(0));
+        let appends = Arc::clone(&buffer);
+        let appender = thread::spawn(move || {
+            append_waiting(&appends, 8, 2);
+            append_waiting(&appends, 4, 3);
+        });
+        let bytes = take_until(&mut taker, 20);
+        appender.join().unwrap();
+        assert!(bytes[..8].iter().all(|byte| *byte == 1));
+        assert!(bytes[8..16].iter().all(|byte| *byte == 2));
+        assert!(bytes[16..].iter().all(|byte| *byte == 3));
+    });
+}
+
+#[test]
+fn a_pad_into_room_that_was_given_back() {
+    check(3, || {
+        let (buffer, mut taker) = Buffer::new(2 * CAPACITY, 0, 1 << 20);
+        assert_eq!(append(&buffer, 24, 1), Ok(0));
+        let appends = Arc::clone(&buffer);
+        let appender = thread::spawn(move || append_waiting(&appends, 11, 2));
+        let pads = Arc::clone(&buffer);
+        let padder = thread::spawn(move || pad(&pads));
+        let mut bytes = take_until(&mut taker, 24);
+        appender.join().unwrap();
+        padder.join().unwrap();
+        // If that one came too early.
+        pad(&buffer);
+        take(&mut taker, &mut bytes);
+        // Up to where its memory ends, and on from the front.
+        take(&mut taker, &mut bytes);
+        assert!(bytes[24..35].iter().all(|byte| *byte == 2) && bytes[35..] == [255]);
+    });
+}
+
+#[test]
+fn many_blocks_given_back_at_once() {
+    check(2, || {
+        let (buffer, mut taker) = Buffer::new(2 * CAPACITY, 0, 1 << 20);
+        // With the slack it is full; the next append comes to the memory of its first block.
+        assert_eq!(append(&buffer, 24, 1), Ok(0));
+        let appends = Arc::clone(&buffer);
+        let appender = thread::spawn(move || append_waiting(&appends, 12, 2));
+        let bytes = take_until(&mut taker, 36);
+        appender.join().unwrap();
+        assert!(bytes[..24].iter().all(|byte| *byte == 1) && bytes[24..].iter().all(|byte| *byte == 2));
+    });
+}
+
+#[test]
+fn commits_in_groups() {
+    check(3, || {
+        let reserved = Arc::new(AtomicU64::new(0));
+        let durable = Arc::new(AtomicU64::new(0));
+        let turn = Arc::new(Mutex::new(()));
+        let groups = Arc::new(Groups::default());
+        let commit = move || {
+            let lsn = reserved.fetch_add(8, Ordering::AcqRel) + 8;
+            // As `Core::wait_durable`.
+            while durable.load(Ordering::Acquire) < lsn {
+                let seat = groups.seat(lsn);
+                if durable.load(Ordering::Acquire) >= lsn {
+                    break;
+                }
+                if let Ok(turn) = turn.try_lock() {
+                    if durable.load(Ordering::Acquire) < lsn {
+                        let upto = reserved.load(Ordering::Acquire);
+                        groups.begin(upto);
+                        durable.store(upto, Ordering::Release);
+                    }
+                    let round = groups.round();
+                    drop(turn);
+                    groups.end(round);
+                } else {
+                    seat.wait();
+                }
+            }
+        };
+        let others: Vec<_> = (0..2).map(|_| thread::spawn(commit.clone())).collect();
+        commit();
+        for other in others {
+            other.join().unwrap();
+        }
+    });
+}

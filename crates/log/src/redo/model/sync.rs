@@ -1,0 +1,96 @@
+//! In place of `sync`: loom's atomics and locks, and memory that loom watches.
+
+#![allow(unsafe_code)]
+
+use loom::cell::UnsafeCell;
+
+pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
+// Not loom's: how often a value is shared is no part of what is checked, and each step would multiply the orders.
+pub(super) use std::sync::{Arc, PoisonError};
+
+use super::super::memory;
+
+/// Bytes that are watched as one: the models touch no less.
+const CELL: usize = 1024;
+
+/// The real memory, and for each stretch of it what loom sees of who touches it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    memory: memory::Memory,
+    cells: Vec<UnsafeCell<()>>,
+}
+
+// SAFETY: as the real one; loom's cells are not, so that it is them who find out.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(super) fn new(len: usize) -> Self {
+        Self {
+            memory: memory::Memory::new(len),
+            cells: (0..len / CELL).map(|_| UnsafeCell::new(())).collect(),
+        }
+    }
+
+    fn cells(&self, at: usize, len: usize) -> &[UnsafeCell<()>] {
+        assert!(at.is_multiple_of(CELL) && len.is_multiple_of(CELL));
+        &self.cells[at / CELL..(at + len) / CELL]
+    }
+
+    /// # Safety
+    ///
+    /// As the real one's; loom fails the model where it does not hold.
+    pub(super) unsafe fn write(&self, at: usize, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        for cell in self.cells(at, bytes.len()) {
+            cell.with_mut(|_| ());
+        }
+        // SAFETY: as the caller says.
+        unsafe { self.memory.write(at, bytes) };
+    }
+
+    /// # Safety
+    ///
+    /// As the real one's; loom fails the model where it does not hold.
+    pub(super) unsafe fn read(&self, at: usize, len: usize) -> &[u8] {
+        for cell in self.cells(at, len) {
+            cell.with(|_| ());
+        }
+        // SAFETY: as the caller says.
+        unsafe { self.memory.read(at, len) }
+    }
+}
+
+/// A bell by a lock and a condition.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    rung: Mutex<u32>,
+    condition: Condvar,
+}
+
+impl Bell {
+    pub(super) fn count(&self) -> u32 {
+        *self.rung.lock().unwrap()
+    }
+
+    pub(super) fn wait(&self, count: u32, _: Option<std::time::Duration>) {
+        let rung = self.rung.lock().unwrap();
+        if *rung == count {
+            drop(self.condition.wait(rung).unwrap());
+        }
+    }
+
+    pub(super) fn ring(&self) {
+        *self.rung.lock().unwrap() += 1;
+        self.condition.notify_all();
+    }
+
+    pub(super) fn ring_for_one(&self) {
+        *self.rung.lock().unwrap() += 1;
+        self.condition.notify_one();
+    }
+}
