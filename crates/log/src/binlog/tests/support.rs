@@ -13,7 +13,7 @@ pub(super) const DIR: &str = "/binlog";
 
 /// Small segments, each group synced.
 pub(super) fn options(disk: &SimDisk) -> BinLogOptions {
-    BinLogOptions::new().max_segment_bytes(16 << 10).io(Arc::new(disk.clone()))
+    BinLogOptions::new().max_segment_bytes(16 << 10).zero_ahead(8 << 10).io(Arc::new(disk.clone()))
 }
 
 /// A group that tells which it is: `number` records of it, the first of `len` bytes.
