@@ -382,6 +382,8 @@ mod tests {
         assert_eq!(class("rocksdb", "/d/000124.sst"), None);
         assert_eq!(class("mongodb", "/d/journal/WiredTigerLog.0000000001"), Some(FileClass::Wal));
         assert_eq!(class("generic", "/d/binlog.000007"), Some(FileClass::Binlog));
+        assert_eq!(class("generic", "/d/redo.003"), Some(FileClass::Redo));
+        assert_eq!(class("generic", "/d/redo.control"), None);
     }
 
     #[test]
