@@ -1,6 +1,6 @@
-//! A small chart for the terminal: one figure over time in two halves, in block characters.
+//! A small chart for the terminal: one figure over time in three parts, in block characters.
 //!
-//! Invariants: each half gets the same width whatever its number of samples; a value above zero shows.
+//! Invariants: each part gets the same width whatever its number of samples; a value above zero shows.
 
 use std::fmt::Write;
 
@@ -13,19 +13,19 @@ const ROWS: u32 = 10;
 /// What to draw.
 pub(super) struct Chart<'a> {
     /// Bytes over time, and what to call that stretch of it.
-    pub(super) halves: [(&'a [u64], &'a str); 2],
+    pub(super) parts: [(&'a [u64], &'a str); 3],
     /// Columns of the whole chart.
     pub(super) width: usize,
-    /// Whether to colour the second half.
+    /// Whether to colour all but the first part.
     pub(super) colour: bool,
 }
 
 impl Chart<'_> {
     /// The chart's lines.
     pub(super) fn draw(&self) -> String {
-        let columns = self.width.saturating_sub(LABEL_WIDTH + 4).max(16) / 2;
-        let [first, second] = self.halves.map(|(samples, _)| spread(samples, columns));
-        let top = first.iter().chain(&second).copied().max().unwrap_or(0);
+        let columns = self.width.saturating_sub(LABEL_WIDTH + 4).max(24) / 3;
+        let parts = self.parts.map(|(samples, _)| spread(samples, columns));
+        let top = parts.iter().flatten().copied().max().unwrap_or(0);
         let (on, off) = if self.colour { ("\x1b[32m", "\x1b[0m") } else { ("", "") };
         let mut out = String::new();
         for row in (0..ROWS).rev() {
@@ -36,14 +36,17 @@ impl Chart<'_> {
             };
             let tick = if label.is_empty() { '│' } else { '┤' };
             let line = |values: &[u64]| values.iter().map(|&value| cell(value, top, row)).collect::<String>();
-            let second = line(&second);
-            let text = format!("{label:>LABEL_WIDTH$} {tick}{}│{on}{}{off}", line(&first), second.trim_end());
+            let [first, second, third] = parts.each_ref().map(|part| line(part));
+            let text = format!(
+                "{label:>LABEL_WIDTH$} {tick}{first}│{on}{second}{off}│{on}{}{off}",
+                third.trim_end()
+            );
             out.push_str(text.trim_end());
             out.push('\n');
         }
-        let [(_, first), (_, second)] = self.halves;
+        let [(_, first), (_, second), (_, third)] = self.parts;
         // Writing to a string does not fail.
-        let _ = writeln!(out, "{:>LABEL_WIDTH$}  {first:<columns$} {second}", "");
+        let _ = writeln!(out, "{:>LABEL_WIDTH$}  {first:<columns$} {second:<columns$} {third}", "");
         out
     }
 }
@@ -77,22 +80,25 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn two_halves_stand_side_by_side() {
+    fn three_parts_stand_side_by_side() {
         let first: Vec<u64> = (1..=20).map(|step| step * 10 * MIB).collect();
-        let chart =
-            Chart { halves: [(&first, "alone"), (&[10 * MIB; 5], "guarded")], width: 54, colour: false };
+        let chart = Chart {
+            parts: [(&first, "alone"), (&[10 * MIB; 5], "guarded"), (&[0], "inside")],
+            width: 74,
+            colour: false,
+        };
         let expected = "
-   200 MiB ┤                  ▄█│
-           │                ▄███│
-           │              ▄█████│
-           │            ▄███████│
-           │          ▄█████████│
-           │        ▄███████████│
-           │      ▄█████████████│
-           │    ▄███████████████│
-           │  ▄█████████████████│
-       0 B ┤▄███████████████████│▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄
-            alone                guarded
+   200 MiB ┤                  ▄█│                    │
+           │                ▄███│                    │
+           │              ▄█████│                    │
+           │            ▄███████│                    │
+           │          ▄█████████│                    │
+           │        ▄███████████│                    │
+           │      ▄█████████████│                    │
+           │    ▄███████████████│                    │
+           │  ▄█████████████████│                    │
+       0 B ┤▄███████████████████│▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄│
+            alone                guarded              inside
 ";
         assert_eq!(format!("\n{}", chart.draw()), expected);
         let coloured = Chart { colour: true, ..chart }.draw();

@@ -19,7 +19,8 @@ use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde::Deserialize;
 
-use super::{engine, follower};
+use super::engine;
+use super::logs::Pages;
 
 /// This program, whatever became of its file.
 const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -27,10 +28,10 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 /// What a child is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Role {
-    /// Writes the logs.
+    /// Writes, and leaves its pages to the kernel.
     Engine,
-    /// Reads the binlog.
-    Follower,
+    /// Writes, and releases its pages itself.
+    ReleasingEngine,
     /// Keeps the logs out of the page cache.
     Guard,
 }
@@ -39,7 +40,7 @@ impl Role {
     fn name(self) -> &'static str {
         match self {
             Self::Engine => "engine",
-            Self::Follower => "follower",
+            Self::ReleasingEngine => "releasing-engine",
             Self::Guard => "guard",
         }
     }
@@ -48,10 +49,8 @@ impl Role {
 /// What a child says.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// The engine's report.
+    /// An engine's report.
     Engine(engine::Report),
-    /// The follower's report.
-    Follower(follower::Report),
     /// A line of `pagekeeper guard --json`.
     Guard(serde_json::Value),
 }
@@ -65,8 +64,7 @@ impl Message {
             serde_json::from_str(line).map(wrap)
         }
         match role {
-            Role::Engine => read(line, Self::Engine),
-            Role::Follower => read(line, Self::Follower),
+            Role::Engine | Role::ReleasingEngine => read(line, Self::Engine),
             Role::Guard => read(line, Self::Guard),
         }
     }
@@ -77,8 +75,8 @@ pub(super) fn play(role: Role, dir: &Path, pids: &[u32]) -> anyhow::Result<()> {
     // Kept over execve(2), so it holds for the guard too.
     set_parent_process_death_signal(Some(Signal::KILL)).context("can't tie this process to its parent")?;
     match role {
-        Role::Engine => engine::run(dir),
-        Role::Follower => follower::run(dir),
+        Role::Engine => engine::run(dir, Pages::Left),
+        Role::ReleasingEngine => engine::run(dir, Pages::Released),
         Role::Guard => {
             let mut guard = Command::new(THIS_PROGRAM);
             guard.arg0("pagekeeper").args(["guard", "--json", "--profile", "generic"]);

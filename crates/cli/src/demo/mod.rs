@@ -1,22 +1,24 @@
-//! `pagekeeper demo`: a small engine with real log files, run half the time alone and half under the guard.
+//! `pagekeeper demo`: a small engine with real log files, run in three parts of equal length: alone, under the guard, and
+//! with what pagekeeper-log does inside the engine.
 //!
-//! Everything is measured in that run, in processes of their own: the engine, a follower of its binlog, and the guard,
-//! all of them this same program started with a hidden role. The engine and the follower do not know of the guard.
+//! Everything is measured in that run, in processes of their own: the engine and the guard, both of them this same program
+//! started with a hidden role. In the first two parts the engine leaves its pages to the kernel, and does not know of the guard.
 //! Cleans up after itself, also on Ctrl-C and SIGTERM: children are killed (by the kernel, should this process be
 //! killed outright), the temporary directory is removed.
 //! Fails with a sentence when the directory can't show anything (tmpfs, too little space), when a child ends early, and
 //! when the guard can't run.
 
-mod binlog;
 mod chart;
 mod children;
+mod compaction;
 mod config;
 mod engine;
 mod follower;
+mod logs;
 mod place;
-mod redo;
 mod report;
 mod stage;
+mod transaction;
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -32,17 +34,20 @@ use crate::output::{self, Screen};
 /// How often the children report and the logs' residency is sampled.
 const REPORT_EACH: Duration = Duration::from_millis(250);
 
-/// Show in half a minute what the guard does, on a small engine of its own
+/// Show in half a minute what the guard and the library do, on a small engine of its own
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper demo                 half a minute; needs no database and no privileges
   pagekeeper demo --dir /srv      the same on the disk that holds /srv
 
-The halves follow each other, so a disk that swings shows in the throughput: the report says how far \
-    single seconds went apart, and whether the halves differ by more than that.")]
+The engine has a redo log, a binlog with a follower, and a compaction. First it leaves its pages to the kernel, as databases \
+    do; then it goes on so, with the guard beside it; then it is started anew, and its logs release their pages themselves.
+
+The parts follow each other, so a disk that swings shows in the throughput: the report says how far \
+    single seconds went apart, and whether the parts differ by more than that.")]
 pub(crate) struct Args {
-    /// How long to measure, in seconds: the first half alone, the second half under the guard
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(4..=600))]
+    /// How long to measure, in seconds: a third alone, a third under the guard, a third with the library's own releases
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(6..=600))]
     seconds: u64,
     /// Print one JSON object with all figures and samples
     #[arg(long)]
@@ -53,7 +58,7 @@ pub(crate) struct Args {
     /// What this process is in the play
     #[arg(long, hide = true, requires = "dir")]
     role: Option<Role>,
-    /// The processes of the engine and the follower, for the guard
+    /// The engine's process, for the guard
     #[arg(long, hide = true, requires = "role")]
     pid: Vec<u32>,
 }

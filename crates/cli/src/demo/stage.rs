@@ -1,13 +1,13 @@
-//! The run itself: starts the children, waits out the warm-up and the two halves, and samples what the logs hold in
-//! memory.
+//! The run itself: starts the children, waits out the warm-ups and the three parts, and samples what files hold in memory.
 //!
-//! Invariants: the first half's pages are left as they are when the second begins; nothing but the guard differs
-//! between the halves, save that one is later, when a disk may have changed. Children's reports are sorted into the
-//! halves by their own times, so that their way through a pipe does not matter.
+//! Invariants: the first part's pages are left as they are when the second begins, and nothing but the guard differs
+//! between these two. The third begins as the first did, on new files, with an engine that releases its pages itself, and without
+//! the guard. Each part is later than the one before, when a disk may have changed. Reports are sorted into the parts by
+//! their own times, so that their way through a pipe does not matter.
 //! Fails when a child ends early, and on SIGINT, SIGTERM and SIGHUP.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -20,25 +20,27 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::children::{Child, Message, Role};
-use super::{REPORT_EACH, engine, follower, monotonic_ns, place};
+use super::{REPORT_EACH, engine, monotonic_ns, place};
 
-/// Passes before the first half, unmeasured.
+/// Passes before the first part and before the third, unmeasured.
 const WARM_UP: Duration = Duration::from_secs(2);
 /// The engine must have its files by then.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// The guard must have summed up by then.
 const SUMMARY_LIMIT: Duration = Duration::from_secs(5);
 
-/// What the logs hold in memory, and what memory is left.
+/// What the files hold in memory, and what memory is left.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Sample {
-    /// When, in seconds from the start of the first half.
+    /// When, in seconds from the start of the first part.
     pub(super) seconds: f64,
     /// Resident bytes of the redo files.
     pub(super) redo_resident_bytes: u64,
     /// Resident bytes of the binlog files.
     pub(super) binlog_resident_bytes: u64,
-    /// Bytes of both that are dirty or under writeback.
+    /// Resident bytes of the compaction's files.
+    pub(super) bulk_resident_bytes: u64,
+    /// Bytes of both logs that are dirty or under writeback.
     pub(super) unwritten_bytes: u64,
     /// `MemFree` of /proc/meminfo.
     pub(super) memory_free_bytes: u64,
@@ -53,26 +55,26 @@ impl Sample {
     }
 }
 
-/// One half of the run.
+/// One part of the run.
 #[derive(Debug, Default)]
-pub(super) struct Half {
+pub(super) struct Part {
     /// Samples, each [`REPORT_EACH`].
     pub(super) samples: Vec<Sample>,
     /// The engine's reports that lie wholly in it.
     pub(super) engine: Vec<engine::Report>,
-    /// The follower's reports of it.
-    pub(super) follower: Vec<follower::Report>,
 }
 
 /// Everything that was seen.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// Seconds of both halves.
+    /// Seconds of all parts.
     pub(super) seconds: u64,
-    /// The half without the guard.
-    pub(super) alone: Half,
-    /// The half with it.
-    pub(super) guarded: Half,
+    /// The part in which pages are left to the kernel.
+    pub(super) alone: Part,
+    /// The same, with the guard.
+    pub(super) guarded: Part,
+    /// The part in which the engine releases its pages itself.
+    pub(super) inside: Part,
     /// The guard's summary, as it printed it.
     pub(super) guard_summary: serde_json::Value,
     /// What the guard warned of or could not do.
@@ -87,7 +89,7 @@ pub(super) fn perform(seconds: u64, wanted: Option<&Path>) -> anyhow::Result<Run
     }
     // Declared before the stage, hence removed after its children are gone.
     let scratch = place::make(wanted)?;
-    let mut stage = Stage::set(scratch.path(), interrupted)?;
+    let mut stage = Stage::new(scratch.path(), interrupted);
     let run = stage.run(seconds);
     drop(stage);
     show_progress("");
@@ -97,45 +99,38 @@ pub(super) fn perform(seconds: u64, wanted: Option<&Path>) -> anyhow::Result<Run
 
 struct Stage<'a> {
     scratch: &'a Path,
-    dir: std::path::PathBuf,
+    dir: PathBuf,
     interrupted: Arc<AtomicBool>,
     sender: mpsc::Sender<Message>,
     messages: Receiver<Message>,
     children: Vec<Child>,
     engine: Vec<engine::Report>,
-    follower: Vec<follower::Report>,
     guard: Vec<serde_json::Value>,
 }
 
 impl<'a> Stage<'a> {
-    fn set(scratch: &'a Path, interrupted: Arc<AtomicBool>) -> anyhow::Result<Self> {
-        let dir = scratch.join("data");
-        std::fs::create_dir(&dir).with_context(|| format!("can't create {}", dir.display()))?;
+    fn new(scratch: &'a Path, interrupted: Arc<AtomicBool>) -> Self {
         let (sender, messages) = mpsc::channel();
-        Ok(Self {
+        Self {
             scratch,
-            dir,
+            dir: scratch.to_path_buf(),
             interrupted,
             sender,
             messages,
             children: Vec::new(),
             engine: Vec::new(),
-            follower: Vec::new(),
             guard: Vec::new(),
-        })
+        }
     }
 
     fn run(&mut self, seconds: u64) -> anyhow::Result<Run> {
-        let half = Duration::from_secs(seconds) / 2;
-        let engine = self.start(Role::Engine, &[])?;
-        self.wait_for_engine()?;
-        let follower = self.start(Role::Follower, &[])?;
-        self.watch(WARM_UP, "warming up", None)?;
+        let third = Duration::from_secs(seconds) / 3;
+        let engine = self.start_engine(Role::Engine, "left")?;
         let began_ns = monotonic_ns();
-        let alone = self.watch(half, "alone", Some(began_ns))?;
+        let alone = self.watch(third, "alone", Some(began_ns))?;
         let middle_ns = monotonic_ns();
-        self.start(Role::Guard, &[engine, follower])?;
-        let guarded = self.watch(half, "under the guard", Some(began_ns))?;
+        self.start(Role::Guard, &[engine])?;
+        let guarded = self.watch(third, "under the guard", Some(began_ns))?;
         let ended_ns = monotonic_ns();
         if let Some(guard) = self.children.last_mut() {
             guard.end(SUMMARY_LIMIT)?;
@@ -147,13 +142,36 @@ impl<'a> Stage<'a> {
             "the guard did not find the engine's logs. {}",
             guard_problems.join("; ")
         );
+        self.end_engine()?;
+        self.start_engine(Role::ReleasingEngine, "released")?;
+        let anew_ns = monotonic_ns();
+        let inside = self.watch(third, "inside", Some(began_ns))?;
         Ok(Run {
             seconds,
-            alone: self.half(alone, began_ns, middle_ns),
-            guarded: self.half(guarded, middle_ns, ended_ns),
+            alone: self.part(alone, began_ns, middle_ns),
+            guarded: self.part(guarded, middle_ns, ended_ns),
+            inside: self.part(inside, anew_ns, monotonic_ns()),
             guard_summary,
             guard_problems,
         })
+    }
+
+    /// Starts an engine on a new directory, and returns its process when it is warm.
+    fn start_engine(&mut self, role: Role, dir: &str) -> anyhow::Result<u32> {
+        self.dir = self.scratch.join(dir);
+        std::fs::create_dir(&self.dir).with_context(|| format!("can't create {}", self.dir.display()))?;
+        let started_ns = monotonic_ns();
+        let engine = self.start(role, &[])?;
+        self.wait_for_engine(started_ns)?;
+        self.watch(WARM_UP, "warming up", None)?;
+        Ok(engine)
+    }
+
+    /// Ends the engine and removes its files, and with them their pages.
+    fn end_engine(&mut self) -> anyhow::Result<()> {
+        self.children.clear();
+        show_progress("removing the first files");
+        std::fs::remove_dir_all(&self.dir).with_context(|| format!("can't remove {}", self.dir.display()))
     }
 
     fn start(&mut self, role: Role, pids: &[u32]) -> anyhow::Result<u32> {
@@ -163,11 +181,11 @@ impl<'a> Stage<'a> {
         Ok(pid)
     }
 
-    /// Waits until the engine commits.
-    fn wait_for_engine(&mut self) -> anyhow::Result<()> {
-        let limit_ns = monotonic_ns() + nanoseconds(START_LIMIT);
+    /// Waits until the engine that was started then commits.
+    fn wait_for_engine(&mut self, started_ns: u64) -> anyhow::Result<()> {
+        let limit_ns = started_ns + nanoseconds(START_LIMIT);
         show_progress("preparing the log files");
-        while self.engine.is_empty() {
+        while self.engine.last().is_none_or(|report| report.from_ns < started_ns) {
             self.listen(REPORT_EACH)?;
             if monotonic_ns() > limit_ns {
                 bail!("the engine had no files after {} s: is the disk that slow?", START_LIMIT.as_secs());
@@ -215,7 +233,6 @@ impl<'a> Stage<'a> {
     fn take(&mut self, message: Message) {
         match message {
             Message::Engine(report) => self.engine.push(report),
-            Message::Follower(report) => self.follower.push(report),
             Message::Guard(line) => self.guard.push(line),
         }
     }
@@ -242,13 +259,10 @@ impl<'a> Stage<'a> {
         self.guard.iter().filter_map(words).collect()
     }
 
-    fn half(&self, samples: Vec<Sample>, from_ns: u64, to_ns: u64) -> Half {
+    fn part(&self, samples: Vec<Sample>, from_ns: u64, to_ns: u64) -> Part {
         let inside = |at_ns: u64| (from_ns..=to_ns).contains(&at_ns);
-        Half {
-            samples,
-            engine: self.engine.iter().filter(|r| inside(r.from_ns) && inside(r.to_ns)).cloned().collect(),
-            follower: self.follower.iter().filter(|r| inside(r.at_ns)).copied().collect(),
-        }
+        let reports = self.engine.iter().filter(|report| inside(report.from_ns) && inside(report.to_ns));
+        Part { samples, engine: reports.cloned().collect() }
     }
 }
 
@@ -256,26 +270,40 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Counts the resident pages of all log files in `dir`. Files that are purged meanwhile are left out.
+/// Counts the resident pages of all files in `dir`.
 fn sample(dir: &Path, began_ns: u64) -> anyhow::Result<Sample> {
     let mut sample = Sample { seconds: (monotonic_ns() - began_ns) as f64 / 1e9, ..Sample::default() };
-    for entry in std::fs::read_dir(dir)? {
-        let path = entry?.path();
-        let counted =
-            InspectedFile::open(&path, Links::Refuse).and_then(|file| residency(&file, 0..u64::MAX));
-        let counted = match counted {
-            Err(error) if error.is_gone() => continue,
-            counted => counted?,
-        };
-        let is_redo = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"redo"));
-        *(if is_redo { &mut sample.redo_resident_bytes } else { &mut sample.binlog_resident_bytes }) +=
-            counted.resident;
-        sample.unwritten_bytes += counted.unwritten();
-    }
+    let (redo, binlog) = (resident(&dir.join("redo"))?, resident(&dir.join("binlog"))?);
+    (sample.redo_resident_bytes, sample.binlog_resident_bytes) = (redo.resident, binlog.resident);
+    sample.unwritten_bytes = redo.unwritten + binlog.unwritten;
+    sample.bulk_resident_bytes = resident(&dir.join("bulk"))?.resident;
     let memory = MemInfo::read(&SysRoots::default())?;
     sample.memory_free_bytes = memory.free;
     sample.memory_available_bytes = memory.available;
     Ok(sample)
+}
+
+/// What is resident of a directory's files.
+#[derive(Default)]
+struct Resident {
+    resident: u64,
+    unwritten: u64,
+}
+
+/// Files that are purged meanwhile are left out.
+fn resident(dir: &Path) -> anyhow::Result<Resident> {
+    let mut sum = Resident::default();
+    for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
+        let counted =
+            InspectedFile::open(entry?.path(), Links::Refuse).and_then(|file| residency(&file, 0..u64::MAX));
+        let counted = match counted {
+            Err(error) if error.is_gone() => continue,
+            counted => counted?,
+        };
+        sum.resident += counted.resident;
+        sum.unwritten += counted.unwritten();
+    }
+    Ok(sum)
 }
 
 /// Shows where the run is, on a terminal only.
