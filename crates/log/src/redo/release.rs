@@ -20,7 +20,7 @@ use crate::LogMode;
 /// So much is written before anything is released: each release costs a few system calls.
 pub(super) const STEP: u64 = 2 * WINDOW;
 /// So much may be written and not yet released: then the log writer waits.
-pub(super) const MOST: u64 = 3 * WINDOW;
+pub(super) const MOST: u64 = 2 * WINDOW;
 
 const TRIES: u32 = 4;
 

@@ -2,6 +2,7 @@
 
 mod crashes;
 mod faults;
+mod residency;
 mod story;
 mod world;
 

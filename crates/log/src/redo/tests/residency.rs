@@ -1,0 +1,75 @@
+//! On the real kernel: how much of the ring is resident after 1 GiB went through it, as cachestat(2) tells it.
+//!
+//! `PAGEKEEPER_LOG_MIB` says another volume.
+
+use std::path::Path;
+
+use pagekeeper_kernel::{InspectedFile, Links, residency};
+
+use super::*;
+use crate::testing::{Mounted, disk_dir, skip};
+use crate::{FlushPolicy, LogMode};
+
+const MIB: u64 = 1 << 20;
+const RECORD: usize = 256 << 10;
+
+/// What a log may keep resident while it is open, in bytes.
+const MOST: u64 = 16 * MIB;
+
+fn volume() -> u64 {
+    let mib = std::env::var("PAGEKEEPER_LOG_MIB");
+    mib.map_or(1024, |mib| mib.parse().expect("PAGEKEEPER_LOG_MIB is a number")) * MIB
+}
+
+/// Bytes of all files in a directory that are resident; `None` where the kernel does not tell.
+fn resident(dir: &Path) -> Option<u64> {
+    let mut sum = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let file = InspectedFile::open(entry.unwrap().path(), Links::Refuse).unwrap();
+        match residency(&file, 0..u64::MAX) {
+            Ok(found) => sum += found.resident,
+            Err(error) => {
+                skip(format!("what is resident is not told here: {error}"));
+                return None;
+            }
+        }
+    }
+    Some(sum)
+}
+
+fn laps(dir: &Path) {
+    for (mode, policy, each) in [
+        (LogMode::Buffered, FlushPolicy::EachCommit, 4),
+        (LogMode::Buffered, FlushPolicy::Os, u64::MAX),
+        (LogMode::Uncached, FlushPolicy::EachCommit, 4),
+        (LogMode::Direct, FlushPolicy::EachCommit, 4),
+    ] {
+        let options = RedoLog::options().files(4).file_bytes(32 * MIB).mode(mode).flush_policy(policy);
+        let log = options.create(dir).unwrap();
+        for number in 0..volume() / RECORD as u64 {
+            let end = log.append(&vec![number.to_le_bytes()[0]; RECORD]).unwrap();
+            if number % each == each - 1 {
+                log.wait_flushed(end).unwrap();
+            }
+            if number % 128 == 127 {
+                log.checkpoint(end).unwrap();
+            }
+        }
+        let Some(found) = resident(dir) else { return };
+        assert!(found <= MOST, "{}, {mode}, {policy:?}: {found} bytes are resident", dir.display());
+        log.close().unwrap();
+        let left = resident(dir).unwrap();
+        // The control file's two slots are written through the page cache where there is no other way.
+        assert!(left <= 2 * BLOCK, "{}, {mode}, {policy:?}: {left} bytes are left resident", dir.display());
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+#[test]
+fn little_stays_of_a_gib_in_each_mode_and_nothing_after_the_close() {
+    let dir = disk_dir();
+    laps(&dir.path().join("redo"));
+    if let Some(mounted) = Mounted::new("xfs") {
+        laps(&mounted.point().join("redo"));
+    }
+}
