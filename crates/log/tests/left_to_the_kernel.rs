@@ -18,7 +18,7 @@ fn disk_dir() -> tempfile::TempDir {
 fn resident(dir: &Path) -> Option<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
-        let file = InspectedFile::open(&entry.unwrap().path(), Links::Refuse).unwrap();
+        let file = InspectedFile::open(entry.unwrap().path(), Links::Refuse).unwrap();
         match residency(&file, 0..u64::MAX) {
             Ok(found) => sum += found.resident,
             Err(error) => {

