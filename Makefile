@@ -43,7 +43,7 @@ fmt: ## format the source
 	@scripts/require-rust.sh
 	@$(CARGO) fmt --all
 
-sanitize: ## the threads of the kernel crate under sanitizers (ARGS=ROUNDS); needs a nightly compiler
+sanitize: ## threads and unsafe code under sanitizers and Miri (ARGS="ROUNDS PART"); needs a nightly compiler
 	@scripts/sanitize.sh $(ARGS)
 
 fuzz: ## a parser on random input (ARGS="snapshot 60", seconds); needs a nightly compiler and cargo-fuzz

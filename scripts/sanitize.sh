@@ -5,13 +5,14 @@
 #   kernel  walking, warming, the work queue
 #   io      the back-ends
 #   cache   the page cache: its unit tests, stories, regressions, and stress (PAGEKEEPER_STRESS_SECONDS=20)
+#   log     the logs: their unit tests but for crashes and models
 #   miri    what of the page cache an interpreter gets through: tests/interpreted.rs, and the unit tests of pure parts
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 rounds=${1:-3}
 parts=("${@:2}")
-[ ${#parts[@]} -gt 0 ] || parts=(kernel io cache miri)
+[ ${#parts[@]} -gt 0 ] || parts=(kernel io cache log miri)
 
 if ! version=$("$cargo" +nightly --version 2>/dev/null); then
     echo "Sanitizers need a nightly compiler: rustup toolchain install nightly" >&2
@@ -25,8 +26,8 @@ echo "$version"
 # under SANITIZER OPTIONS OF CARGO…
 under() {
     local sanitizer=$1 flags=-Zsanitizer=$1
-    # One of the two with the cache's barrier for where membarrier(2) is missing.
-    [ "$sanitizer" = thread ] || flags+=" --cfg pagekeeper_sanitize"
+    # With the cache's barrier for where membarrier(2) is missing, which ThreadSanitizer can follow; once each.
+    [ "$sanitizer" = address ] || flags+=" --cfg pagekeeper_sanitize"
     echo "== $*"
     for ((round = 1; round <= rounds; round++)); do
         # Its own target directory: the flags are others than those of all else that is built.
@@ -47,9 +48,10 @@ all() {
             # loom runs its threads on stacks of its own, which sanitizers take for a crash.
             under "$1" --package pagekeeper-cache --lib --test stress --test regressions --test story -- --skip model::
             ;;
+        log) under "$1" --package pagekeeper-log --lib -- --skip model:: --skip crash --skip planted ;;
         miri) ;;
         *)
-            echo "No such part: $part (kernel io cache miri)" >&2
+            echo "No such part: $part (kernel io cache log miri)" >&2
             exit 1
             ;;
         esac
