@@ -37,6 +37,7 @@ pub(super) fn run(run: &mut Run, place: &Place, program: Option<&Program>, on: O
         kinds.push(super::rocksdb::KIND);
         if !run.quick {
             kinds.extend(ours::REDO_MODES);
+            kinds.extend(ours::BIN_MODES);
         }
         let seen: Vec<RefCell<Vec<Sample>>> = kinds.iter().map(|_| RefCell::default()).collect();
         let mut subjects: Vec<Subject<'_>> = kinds
@@ -80,8 +81,8 @@ pub(super) fn run(run: &mut Run, place: &Place, program: Option<&Program>, on: O
 /// Against the best of the logs of others; plain files are a peer, too.
 fn add_ratio_to_best(run: &mut Run, name: &'static str, rates: &[Samples]) {
     let peers = rates.iter().filter(|samples| {
-        let ours =
-            [ours::REDO, ours::BIN].iter().chain(&ours::REDO_MODES).any(|kind| kind.name == samples.subject);
+        let modes = ours::REDO_MODES.iter().chain(&ours::BIN_MODES);
+        let ours = [ours::REDO, ours::BIN].iter().chain(modes).any(|kind| kind.name == samples.subject);
         !ours && samples.subject != fio::COMMITS
     });
     let middle = |samples: &&Samples| crate::rounds::median(&samples.values).unwrap_or(0.0);

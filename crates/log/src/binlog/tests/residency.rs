@@ -1,6 +1,6 @@
 //! On the real kernel: how much of the log is resident, as cachestat(2) tells it.
 //!
-//! 256 MiB in segments of 64 MiB; `PAGEKEEPER_LOG_MIB` says another volume, where no follower needs all of it on the disk.
+//! 1 GiB in segments of 64 MiB; `PAGEKEEPER_LOG_MIB` says another volume, where no follower needs all of it on the disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const MOST: u64 = 16 * MIB;
 
 fn volume() -> u64 {
     let mib = std::env::var("PAGEKEEPER_LOG_MIB");
-    mib.map_or(256, |mib| mib.parse().expect("PAGEKEEPER_LOG_MIB is a number")) * MIB
+    mib.map_or(1024, |mib| mib.parse().expect("PAGEKEEPER_LOG_MIB is a number")) * MIB
 }
 
 /// Bytes resident of each file in a directory; `None` where the kernel does not tell.
