@@ -2,6 +2,7 @@
 
 mod counts;
 mod guards;
+mod huge_pages;
 mod open;
 mod verifier;
 

@@ -1,0 +1,66 @@
+//! Memory in huge pages of the system's pool, on request.
+
+use pagekeeper_cache::{Backend, HugePages, PageCache};
+
+use crate::support::{PAGE, SEED, check, disk_dir, skip, write_patterned};
+
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+const MIB: usize = 1 << 20;
+
+/// More huge pages in the pool, as long as the value lives.
+struct Reserved {
+    before: u64,
+}
+
+impl Reserved {
+    fn more(pages: u64) -> Option<Self> {
+        let read = || std::fs::read_to_string(POOL).ok()?.trim().parse::<u64>().ok();
+        let reserved = Self { before: read()? };
+        let wished = reserved.before + pages;
+        std::fs::write(POOL, wished.to_string()).ok()?;
+        (read()? >= wished).then_some(reserved)
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let _ = std::fs::write(POOL, self.before.to_string());
+    }
+}
+
+/// Huge pages that nobody uses.
+fn free() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn a_cache_of_huge_pages_reads_evicts_and_gives_them_back() {
+    // 8 MiB of frames are 4 pages of 2 MiB, and some for what comes beside.
+    let Some(_reserved) = Reserved::more(8) else {
+        return skip("huge pages can't be reserved: not root, or memory is too scattered");
+    };
+    let unused = free();
+    let dir = disk_dir();
+    let path = dir.path().join("000012.sst");
+    let len = 24 * MIB;
+    write_patterned(&path, SEED, 0..len as u64);
+    let builder = PageCache::builder().memory(8 * MIB as u64).huge_pages(HugePages::Hugetlb);
+    let cache = builder.backend(Backend::Threads).build().unwrap();
+    let file = cache.open(&path).unwrap();
+    let mut page = vec![0; PAGE];
+    let kept = file.page_ref(7).unwrap();
+    // Three times as much as there is room for, twice: tables grow, frames are lent, pages go.
+    for _ in 0..2 {
+        for offset in (0..len as u64).step_by(PAGE) {
+            assert_eq!(file.read_at(offset, &mut page).unwrap(), PAGE);
+            check(SEED, offset, &page);
+        }
+    }
+    check(SEED, 7 * PAGE as u64, &kept);
+    assert!(cache.stats().evictions > 0, "{}", cache.stats());
+    assert!(free() < unused, "no huge page is in use: {} of {unused} are free", free());
+    drop((kept, file, cache));
+    assert_eq!(free(), unused, "huge pages are still in use");
+}
