@@ -239,7 +239,7 @@ impl<'a> Report<'a> {
         let before = alone.log_resident_end_bytes;
         let held = |after: u64| {
             let less = before.checked_sub(after).filter(|&less| less > 0);
-            let share = less.map(|less| format!("{:.0} % less", 100.0 * less as f64 / before as f64));
+            let share = less.map(|less| format!("{} % less", 100 * less / before));
             format!("{} ({})", Size(after), share.unwrap_or_else(|| "no less".into()))
         };
         let Modes { redo, binlog, bulk } = &inside.modes;
@@ -262,12 +262,12 @@ impl<'a> Report<'a> {
         ];
         sentences.extend(Versus { alone, other: guarded }.in_words(
             "under the guard",
-            "It is the guard's cost, or the disk grew slower meanwhile: another run tells.",
+            "It is the guard's cost, or the machine grew slower meanwhile: another run tells.",
             "The guard frees memory and does not raise throughput: the machine grew faster meanwhile.",
         ));
         sentences.extend(Versus { alone, other: inside }.in_words(
             "inside",
-            "It is what writing and releasing so costs, or the disk grew slower meanwhile: another run tells.",
+            "It is what writing and releasing so costs, or the machine grew slower meanwhile: another run tells.",
             "It is what writing so gains, or the machine grew faster meanwhile: another run tells.",
         ));
         sentences
@@ -398,11 +398,11 @@ mod tests {
                 "Inside, the redo log was written direct, the binlog buffered and the compaction's files paced.",
                 "Throughput under the guard was 0.90 of that alone: 10 % less.",
                 "Commits in single seconds went from 4000 to 4000 alone and from 3600 to 3600 under the guard: the \
-                 difference is more than this run's noise. It is the guard's cost, or the disk grew slower meanwhile: \
+                 difference is more than this run's noise. It is the guard's cost, or the machine grew slower meanwhile: \
                  another run tells.",
                 "Throughput inside was 0.50 of that alone: 50 % less.",
                 "Commits in single seconds went from 4000 to 4000 alone and from 2000 to 2000 inside: the difference \
-                 is more than this run's noise. It is what writing and releasing so costs, or the disk grew slower \
+                 is more than this run's noise. It is what writing and releasing so costs, or the machine grew slower \
                  meanwhile: another run tells.",
             ]
         );
