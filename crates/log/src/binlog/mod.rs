@@ -15,6 +15,8 @@ mod follower;
 mod frame;
 mod index;
 mod keeper;
+#[cfg(test)]
+mod model;
 mod options;
 mod planted;
 mod position;
@@ -22,6 +24,7 @@ mod recover;
 mod segment;
 mod shared;
 mod site;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod turn;

@@ -13,10 +13,9 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 use super::frame;
+use super::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, yield_now};
 use super::writer::Writer;
 use crate::Error;
 
@@ -195,7 +194,7 @@ impl Turns {
                 // Those who were just answered bring their next group as soon as they run: without this, every other batch is
                 // half of them.
                 drop(state);
-                thread::yield_now();
+                yield_now();
                 state = self.lock();
             }
         }

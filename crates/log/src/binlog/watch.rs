@@ -9,13 +9,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use super::Position;
 use super::segment::HEADER;
+use super::sync::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::Error;
 
 /// A segment of the log.

@@ -1,0 +1,154 @@
+//! A follower of the models: as the real one, but that it reads all that it may at once.
+
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
+
+use super::Position;
+use super::segment::HEADER;
+use super::sync::{AtomicBool, Condvar, Mutex, Ordering};
+use super::watch::{Limit, Registered};
+use super::world::Log;
+use crate::Error;
+
+/// A follower, and what it has read.
+pub(super) struct Follower<'a> {
+    log: &'a Log,
+    id: u64,
+    at: Position,
+    durable_only: bool,
+    cut_off: Arc<AtomicBool>,
+    pub(super) read: Vec<u8>,
+}
+
+/// What there is.
+enum Found {
+    Groups,
+    /// Nothing now.
+    Nothing,
+    /// Nothing any more.
+    End,
+}
+
+impl<'a> Follower<'a> {
+    /// From the start of the first segment on.
+    pub(super) fn new(log: &'a Log, durable_only: bool) -> Result<Self, Error> {
+        let at = Position { segment: 1, offset: HEADER };
+        let Registered { id, cut_off, .. } = log.watch.register(at, durable_only)?;
+        let follower = Self { log, id, at, durable_only, cut_off, read: Vec::new() };
+        follower.assert_is_there();
+        Ok(follower)
+    }
+
+    /// The segment can be opened, or it was purged by force.
+    fn assert_is_there(&self) {
+        let is_there = self.log.disk(|disk| disk.segments.contains_key(&self.at.segment));
+        assert!(is_there || self.cut_off.load(Ordering::Acquire));
+    }
+
+    /// Reads until the log is closed, and sleeps where there is nothing.
+    pub(super) fn read_all(&mut self) -> Result<(), Error> {
+        loop {
+            match self.find()? {
+                Found::Groups => {}
+                Found::End => return Ok(()),
+                Found::Nothing => {
+                    assert!(self.log.watch.wait(self.at, self.durable_only, &self.cut_off, None));
+                }
+            }
+        }
+    }
+
+    /// As [`Self::read_all`], but sleeps until its waker was called.
+    pub(super) fn poll_all(&mut self) -> Result<(), Error> {
+        let alarm = Arc::new(Alarm::default());
+        let waker = Waker::from(Arc::clone(&alarm));
+        loop {
+            match self.find()? {
+                Found::Groups => {}
+                Found::End => return Ok(()),
+                Found::Nothing => {
+                    if self.log.watch.poll(self.id, self.at, &Context::from_waker(&waker)).is_pending() {
+                        alarm.wait();
+                    }
+                }
+            }
+        }
+    }
+
+    fn find(&mut self) -> Result<Found, Error> {
+        loop {
+            if self.cut_off.load(Ordering::Acquire) {
+                return Err(Error::Purged { position: self.at, first: self.log.watch.first() });
+            }
+            let failed = self.log.disk(|disk| disk.failed);
+            let end = match self.log.watch.limit(self.at, self.durable_only)? {
+                None => return Ok(Found::End),
+                Some(Limit::Sealed(end)) if self.at.offset >= end => {
+                    self.go_on()?;
+                    continue;
+                }
+                Some(Limit::Now(end)) if self.at.offset >= end => return Ok(Found::Nothing),
+                Some(Limit::Sealed(end) | Limit::Now(end)) => end,
+            };
+            self.log.watch.moved(self.id, self.at);
+            self.assert_is_there();
+            self.take(end, self.durable_only || failed);
+            return Ok(Found::Groups);
+        }
+    }
+
+    /// Reads up to here, where it is written, and durable if it has to be.
+    fn take(&mut self, end: u64, durable: bool) {
+        self.log.disk(|disk| {
+            let upto = Position { offset: end, ..self.at };
+            assert!(!durable || upto <= disk.durable);
+            // What was purged by force can be read as long as the file is open.
+            let Some(bytes) = disk.segments.get(&self.at.segment) else { return };
+            let range = [self.at.offset, end].map(|offset| usize::try_from(offset - HEADER).unwrap());
+            self.read.extend(bytes[range[0]..range[1]].iter().skip(24).step_by(32));
+        });
+        self.at.offset = end;
+    }
+
+    fn go_on(&mut self) -> Result<(), Error> {
+        let next = Position { segment: self.at.segment + 1, offset: HEADER };
+        if self.log.watch.segment(next.segment).is_none() {
+            assert!(self.cut_off.load(Ordering::Acquire));
+            return Err(Error::Purged { position: self.at, first: self.log.watch.first() });
+        }
+        self.at = next;
+        self.assert_is_there();
+        self.log.watch.moved(self.id, self.at);
+        Ok(())
+    }
+}
+
+impl Drop for Follower<'_> {
+    fn drop(&mut self) {
+        self.log.watch.left(self.id);
+    }
+}
+
+/// Who sleeps until its waker is called.
+#[derive(Default)]
+struct Alarm {
+    rung: Mutex<bool>,
+    condition: Condvar,
+}
+
+impl Alarm {
+    fn wait(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        while !*rung {
+            rung = self.condition.wait(rung).unwrap();
+        }
+        *rung = false;
+    }
+}
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        *self.rung.lock().unwrap() = true;
+        self.condition.notify_one();
+    }
+}

@@ -1,0 +1,109 @@
+//! Who leads, what a batch is made of, who is next, and a log that ends.
+
+use super::world::{GROUP, Log};
+use super::{check, segment::HEADER};
+use crate::Error;
+
+/// The log is whole, and takes more.
+fn assert_has(log: &Log, bytes: &[u8]) {
+    let mut groups = log.groups();
+    groups.sort_unstable();
+    assert_eq!(groups, bytes);
+    log.append(9).unwrap();
+    log.rotate().unwrap();
+}
+
+#[test]
+fn groups_side_by_side() {
+    check(
+        Log::new,
+        &[
+            |log| _ = log.append(1).unwrap(),
+            |log| _ = log.append(2).unwrap(),
+            |log| _ = log.append(3).unwrap(),
+        ],
+        |log| assert_has(log, &[1, 2, 3]),
+    );
+}
+
+/// Two groups by each caller, in this order.
+fn twice(log: &Log, byte: u8) {
+    let first = log.append(byte).unwrap();
+    assert!(first < log.append(byte + 1).unwrap());
+}
+
+#[test]
+fn groups_of_callers_who_come_again() {
+    check(Log::new, &[|log| twice(log, 1), |log| twice(log, 3), |log| twice(log, 5)], |log| {
+        assert_has(log, &[1, 2, 3, 4, 5, 6]);
+    });
+}
+
+#[test]
+fn turns_of_ones_own() {
+    check(
+        Log::new,
+        &[
+            |log| _ = log.append(1).unwrap(),
+            |log| log.rotate().unwrap(),
+            |log| {
+                log.rotate().unwrap();
+                log.append(2).unwrap();
+            },
+        ],
+        |log| assert_has(log, &[1, 2]),
+    );
+}
+
+/// Appends, and has it synced.
+fn synced(log: &Log, byte: u8) {
+    let end = log.append(byte).unwrap();
+    assert!(end <= log.sync().unwrap());
+}
+
+#[test]
+fn wishes_for_a_sync() {
+    check(
+        || Log { sync_every: false, ..Log::new() },
+        &[|log| synced(log, 1), |log| synced(log, 2), |log| _ = log.append(3).unwrap()],
+        |log| assert_has(log, &[1, 2, 3]),
+    );
+}
+
+#[test]
+fn a_leader_that_panics() {
+    fn append(log: &Log, byte: u8) {
+        if let Err(error) = log.append(byte) {
+            assert_eq!(error, Error::Abandoned);
+        }
+    }
+    check(
+        Log::new,
+        &[
+            |log| {
+                if log.panic(1) {
+                    assert_eq!(log.append(2), Err(Error::Abandoned));
+                }
+            },
+            |log| append(log, 3),
+            |log| {
+                append(log, 4);
+                assert!(matches!(log.rotate(), Ok(()) | Err(Error::Abandoned)));
+            },
+        ],
+        |log| {
+            let failed = log.turns.failed();
+            assert_eq!(log.append(5).err(), failed);
+            assert_eq!(log.rotate().err(), failed);
+        },
+    );
+}
+
+#[test]
+fn a_sync_that_fails() {
+    check(
+        || Log { most: HEADER + GROUP, ..Log::new() },
+        &[|log| _ = log.append(1), |log| _ = log.append(2), |log| _ = log.rotate()],
+        |log| assert_eq!(log.append(5).err(), log.turns.failed()),
+    );
+}

@@ -1,0 +1,157 @@
+//! What the models stand on: a log whose segments are in memory, and calls that do as those of the real one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::mem;
+use std::sync::{Arc, Mutex};
+
+use super::Position;
+use super::segment::HEADER;
+use super::turn::{Brought, Placed, Turns};
+use super::watch::{Segment, Watch};
+use super::writer::Writer;
+use crate::Error;
+
+/// Bytes of a group of the models: one record of one byte.
+pub(super) const GROUP: u64 = 32;
+
+/// What is known of the disk. No step of a model: nothing is ordered by it.
+pub(super) struct Disk {
+    /// What was written to the segments that are there, but for their headers.
+    pub(super) segments: BTreeMap<u64, Vec<u8>>,
+    pub(super) durable: Position,
+    /// Followers were told of a failure.
+    pub(super) failed: bool,
+    /// No append that begins now may succeed.
+    over: bool,
+}
+
+/// A log.
+pub(super) struct Log {
+    pub(super) turns: Turns,
+    pub(super) watch: Watch,
+    pub(super) disk: Mutex<Disk>,
+    /// Each batch is synced.
+    pub(super) sync_every: bool,
+    /// A sync of more than this fails, in bytes.
+    pub(super) most: u64,
+}
+
+impl Log {
+    pub(super) fn new() -> Self {
+        let segment = Segment { number: 1, salt: 0, sealed: None };
+        let durable = Position { segment: 1, offset: HEADER };
+        let segments = BTreeMap::from([(1, Vec::new())]);
+        Self {
+            turns: Turns::new(Writer::new(1)),
+            watch: Watch::new(VecDeque::from([segment])),
+            disk: Mutex::new(Disk { segments, durable, failed: false, over: false }),
+            sync_every: true,
+            most: u64::MAX,
+        }
+    }
+
+    pub(super) fn disk<T>(&self, look: impl FnOnce(&mut Disk) -> T) -> T {
+        look(&mut self.disk.lock().unwrap())
+    }
+
+    /// As `Shared::stop`.
+    pub(super) fn stop(&self) -> Error {
+        let cause = Box::new(Error::EmptyGroup);
+        let error = self.turns.fail(Error::Poisoned { cause });
+        self.watch.failed(&error);
+        self.disk(|disk| (disk.failed, disk.over) = (true, true));
+        error
+    }
+
+    /// As `BinLog::bring`.
+    fn bring(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[Placed]>, usize), Error> {
+        let (brought, end) = self.turns.bring(records, sync)?;
+        let placed = match brought {
+            Brought::Written(placed) => placed,
+            Brought::Lead(mut turn, mut batch) => {
+                let placed: Arc<[Placed]> = turn.writer().write_batch(self, &batch).into();
+                let spare = mem::take(&mut batch.bytes);
+                turn.pass_on(Some(spare));
+                batch.answer(&placed);
+                placed
+            }
+        };
+        Ok((placed, end))
+    }
+
+    /// As `BinLog::append_group`, of one record of one byte.
+    pub(super) fn append(&self, byte: u8) -> Result<Position, Error> {
+        let over = self.disk(|disk| disk.over);
+        let (placed, end) = self.bring(&[&[byte]], false)?;
+        match placed.iter().find(|part| end <= part.upto) {
+            Some(Placed { from, at: Ok((segment, offset)), .. }) => {
+                let position = Position { segment: *segment, offset: offset + (end - from) as u64 };
+                assert!(!over);
+                self.assert_is_at(position, byte);
+                Ok(position)
+            }
+            Some(Placed { at: Err(error), .. }) => Err(error.clone()),
+            None => Err(Error::Abandoned),
+        }
+    }
+
+    /// Before this position stands a group of this byte, which is durable if each batch is synced.
+    fn assert_is_at(&self, position: Position, byte: u8) {
+        self.disk(|disk| {
+            let end = usize::try_from(position.offset - HEADER).unwrap();
+            let group = &disk.segments[&position.segment][..end];
+            assert_eq!(group[group.len() - 8], byte);
+            assert!(!self.sync_every || position <= disk.durable);
+        });
+    }
+
+    /// As `BinLog::sync`.
+    pub(super) fn sync(&self) -> Result<Position, Error> {
+        let (placed, _) = self.bring(&[], true)?;
+        match placed.last() {
+            Some(Placed { at: Err(error), .. }) => Err(error.clone()),
+            _ => Ok(self.watch.durable()),
+        }
+    }
+
+    /// As `BinLog::rotate`.
+    pub(super) fn rotate(&self) -> Result<(), Error> {
+        let mut turn = self.turns.alone()?;
+        let writer = turn.writer();
+        let rotated = if writer.end > HEADER { writer.rotate(self) } else { Ok(()) };
+        turn.pass_on(None);
+        rotated
+    }
+
+    /// As `BinLog::purge_to`.
+    pub(super) fn purge_to(&self, number: u64, forced: bool) -> Result<u64, Error> {
+        let turn = self.turns.alone()?;
+        let purged = self.watch.purge(number, forced);
+        turn.pass_on(None);
+        let purged = purged?;
+        for segment in &purged {
+            self.disk(|disk| disk.segments.remove(&segment.number));
+        }
+        Ok(purged.len() as u64)
+    }
+
+    /// Brings a group, and panics where it would be this caller's to write: unwinding drops the batch, then the turn. Whether it
+    /// did.
+    pub(super) fn panic(&self, byte: u8) -> bool {
+        match self.turns.bring(&[&[byte]], false) {
+            Ok((Brought::Lead(turn, batch), _)) => {
+                drop(batch);
+                drop(turn);
+                self.disk(|disk| disk.over = true);
+                true
+            }
+            Ok((Brought::Written(_), _)) | Err(_) => false,
+        }
+    }
+
+    /// The bytes of the groups, in the order of the log.
+    pub(super) fn groups(&self) -> Vec<u8> {
+        let of = |bytes: &Vec<u8>| bytes.iter().skip(24).step_by(32).copied().collect::<Vec<_>>();
+        self.disk(|disk| disk.segments.values().flat_map(of).collect())
+    }
+}

@@ -1,0 +1,68 @@
+//! In place of the writer: segments are vectors, and a sync is a number.
+
+use super::Position;
+use super::segment::HEADER;
+use super::turn::{Batch, Placed};
+use super::watch::Segment;
+use super::world::Log;
+use crate::Error;
+
+/// The segment that is written to.
+#[derive(Debug)]
+pub(super) struct Writer {
+    segment: u64,
+    pub(super) end: u64,
+}
+
+impl Writer {
+    pub(super) fn new(segment: u64) -> Self {
+        Self { segment, end: HEADER }
+    }
+
+    fn at(&self) -> Position {
+        Position { segment: self.segment, offset: self.end }
+    }
+
+    /// As the real one, but that a batch is never split.
+    pub(super) fn write_batch(&mut self, log: &Log, batch: &Batch) -> Vec<Placed> {
+        let at = self.write(log, batch);
+        vec![Placed { from: 0, upto: usize::MAX, at }]
+    }
+
+    fn write(&mut self, log: &Log, batch: &Batch) -> Result<(u64, u64), Error> {
+        if let Some(error) = log.turns.failed() {
+            return Err(error);
+        }
+        let at = (self.segment, self.end);
+        if !batch.bytes.is_empty() {
+            self.end += batch.bytes.len() as u64;
+            log.disk(|disk| disk.segments.entry(self.segment).or_default().extend(&batch.bytes));
+            log.watch.wrote(self.at());
+        }
+        if batch.sync || log.sync_every {
+            self.sync(log)?;
+        }
+        Ok(at)
+    }
+
+    fn sync(&mut self, log: &Log) -> Result<(), Error> {
+        if self.end > log.most {
+            return Err(log.stop());
+        }
+        log.disk(|disk| disk.durable = self.at());
+        log.watch.synced(self.at());
+        Ok(())
+    }
+
+    pub(super) fn rotate(&mut self, log: &Log) -> Result<(), Error> {
+        self.sync(log)?;
+        let sealed = self.end;
+        *self = Self::new(self.segment + 1);
+        log.disk(|disk| {
+            disk.segments.insert(self.segment, Vec::new());
+            disk.durable = self.at();
+        });
+        log.watch.rotated(sealed, Segment { number: self.segment, salt: 0, sealed: None });
+        Ok(())
+    }
+}

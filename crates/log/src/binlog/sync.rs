@@ -1,0 +1,7 @@
+//! What the turns and the followers' watch take of the standard library to coordinate threads.
+//!
+//! It is named here alone, so that the models can compile the same sources with loom's in its place.
+
+pub(super) use std::sync::atomic::{AtomicBool, Ordering};
+pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+pub(super) use std::thread::yield_now;
