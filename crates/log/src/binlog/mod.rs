@@ -8,6 +8,7 @@
 //! | `turn`, `writer` | who writes, and how |
 //! | `watch`, `follower` | how far the log is, and its readers |
 //! | `keeper` | which pages stay resident |
+//! | `sync` | what `turn` and `watch` coordinate threads with, which the models replace |
 //!
 //! Durable is what was synced: see [`BinLogOptions::sync_every`]. A group is there as a whole or not at all, also after a crash.
 

@@ -45,17 +45,23 @@ impl<'a> Follower<'a> {
         assert!(is_there || self.cut_off.load(Ordering::Acquire));
     }
 
-    /// Reads until the log is closed, and sleeps where there is nothing.
-    pub(super) fn read_all(&mut self) -> Result<(), Error> {
-        loop {
+    /// Reads so many groups, or until the log is closed, and sleeps where there is nothing.
+    pub(super) fn read(&mut self, groups: usize) -> Result<(), Error> {
+        while self.read.len() < groups {
             match self.find()? {
                 Found::Groups => {}
-                Found::End => return Ok(()),
+                Found::End => break,
                 Found::Nothing => {
                     assert!(self.log.watch.wait(self.at, self.durable_only, &self.cut_off, None));
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Reads until the log is closed.
+    pub(super) fn read_all(&mut self) -> Result<(), Error> {
+        self.read(usize::MAX)
     }
 
     /// As [`Self::read_all`], but sleeps until its waker was called.

@@ -13,6 +13,13 @@ fn read(log: &Log) {
     assert_eq!(follower.read, [1, 2]);
 }
 
+/// Reads one group.
+fn read_one(log: &Log, durable_only: bool) {
+    let mut follower = Follower::new(log, durable_only).unwrap();
+    follower.read(1).unwrap();
+    assert_eq!(follower.read, [1]);
+}
+
 fn write(log: &Log) {
     log.append(1).unwrap();
     log.append(2).unwrap();
@@ -71,6 +78,44 @@ fn a_follower_over_a_rotation() {
                 log.watch.closed();
             },
             read,
+            |log| {
+                let mut follower = Follower::new(log, true).unwrap();
+                follower.read_all().unwrap();
+                assert_eq!(follower.read, [1, 2]);
+            },
+        ],
+        |_| (),
+    );
+}
+
+#[test]
+fn followers_that_are_told_of_each_step() {
+    check(
+        || Log { sync_every: false, ..Log::new() },
+        &[
+            |log| _ = log.append(1).unwrap(),
+            |log| {
+                read_one(log, false);
+                log.sync().unwrap();
+            },
+            |log| read_one(log, true),
+        ],
+        |_| (),
+    );
+}
+
+#[test]
+fn a_follower_of_two_who_append() {
+    check(
+        Log::new,
+        &[
+            |log| _ = log.append(1).unwrap(),
+            |log| _ = log.append(2).unwrap(),
+            |log| {
+                let mut follower = Follower::new(log, false).unwrap();
+                follower.read(2).unwrap();
+                assert_eq!(follower.read, log.groups());
+            },
         ],
         |_| (),
     );

@@ -31,6 +31,7 @@ fn a_purge_that_minds_followers() {
                 }
                 Err(error) => assert!(matches!(error, Error::Purged { .. })),
             },
+            |log| drop(Follower::new(log, false)),
         ],
         |log| {
             log.purge_to(2, false).unwrap();

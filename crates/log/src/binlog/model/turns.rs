@@ -70,6 +70,13 @@ fn wishes_for_a_sync() {
     );
 }
 
+/// If the log is over everyone is told the first reason.
+fn assert_over(log: &Log) {
+    let over = || log.disk(|disk| disk.over.clone());
+    assert_eq!(log.append(5).err(), over());
+    assert_eq!(log.rotate().err(), over());
+}
+
 #[test]
 fn a_leader_that_panics() {
     fn append(log: &Log, byte: u8) {
@@ -91,11 +98,7 @@ fn a_leader_that_panics() {
                 assert!(matches!(log.rotate(), Ok(()) | Err(Error::Abandoned)));
             },
         ],
-        |log| {
-            let failed = log.turns.failed();
-            assert_eq!(log.append(5).err(), failed);
-            assert_eq!(log.rotate().err(), failed);
-        },
+        assert_over,
     );
 }
 
@@ -104,6 +107,15 @@ fn a_sync_that_fails() {
     check(
         || Log { most: HEADER + GROUP, ..Log::new() },
         &[|log| _ = log.append(1), |log| _ = log.append(2), |log| _ = log.rotate()],
-        |log| assert_eq!(log.append(5).err(), log.turns.failed()),
+        assert_over,
+    );
+}
+
+#[test]
+fn a_sync_that_fails_and_a_leader_that_panics() {
+    check(
+        || Log { most: HEADER + GROUP, ..Log::new() },
+        &[|log| _ = log.append(1), |log| _ = log.append(2), |log| _ = log.panic(3)],
+        assert_over,
     );
 }

@@ -21,8 +21,8 @@ pub(super) struct Disk {
     pub(super) durable: Position,
     /// Followers were told of a failure.
     pub(super) failed: bool,
-    /// No append that begins now may succeed.
-    over: bool,
+    /// Why nothing more may be written.
+    pub(super) over: Option<Error>,
 }
 
 /// A log.
@@ -44,7 +44,7 @@ impl Log {
         Self {
             turns: Turns::new(Writer::new(1)),
             watch: Watch::new(VecDeque::from([segment])),
-            disk: Mutex::new(Disk { segments, durable, failed: false, over: false }),
+            disk: Mutex::new(Disk { segments, durable, failed: false, over: None }),
             sync_every: true,
             most: u64::MAX,
         }
@@ -58,8 +58,9 @@ impl Log {
     pub(super) fn stop(&self) -> Error {
         let cause = Box::new(Error::EmptyGroup);
         let error = self.turns.fail(Error::Poisoned { cause });
+        self.disk(|disk| disk.over = Some(error.clone()));
         self.watch.failed(&error);
-        self.disk(|disk| (disk.failed, disk.over) = (true, true));
+        self.disk(|disk| disk.failed = true);
         error
     }
 
@@ -81,12 +82,10 @@ impl Log {
 
     /// As `BinLog::append_group`, of one record of one byte.
     pub(super) fn append(&self, byte: u8) -> Result<Position, Error> {
-        let over = self.disk(|disk| disk.over);
         let (placed, end) = self.bring(&[&[byte]], false)?;
         match placed.iter().find(|part| end <= part.upto) {
             Some(Placed { from, at: Ok((segment, offset)), .. }) => {
                 let position = Position { segment: *segment, offset: offset + (end - from) as u64 };
-                assert!(!over);
                 self.assert_is_at(position, byte);
                 Ok(position)
             }
@@ -140,9 +139,9 @@ impl Log {
     pub(super) fn panic(&self, byte: u8) -> bool {
         match self.turns.bring(&[&[byte]], false) {
             Ok((Brought::Lead(turn, batch), _)) => {
+                self.disk(|disk| _ = disk.over.get_or_insert(Error::Abandoned));
                 drop(batch);
                 drop(turn);
-                self.disk(|disk| disk.over = true);
                 true
             }
             Ok((Brought::Written(_), _)) | Err(_) => false,

@@ -33,6 +33,7 @@ impl Writer {
         if let Some(error) = log.turns.failed() {
             return Err(error);
         }
+        assert_eq!(log.disk(|disk| disk.over.clone()), None);
         let at = (self.segment, self.end);
         if !batch.bytes.is_empty() {
             self.end += batch.bytes.len() as u64;
