@@ -108,7 +108,7 @@ enum Found {
 impl Follower {
     pub(super) fn new(shared: &Arc<Shared>, from: Position, durable_only: bool) -> Result<Self, Error> {
         let Registered { id, segment, cut_off } = shared.watch.register(from, durable_only)?;
-        let opened = open(shared, segment);
+        let opened = open(shared, segment, from, &cut_off);
         if opened.is_err() {
             shared.watch.left(id);
         }
@@ -279,7 +279,7 @@ impl Follower {
         let Some(segment) = self.shared.watch.segment(next.segment) else {
             return Err(Error::Purged { position: self.at, first: self.shared.watch.first() });
         };
-        (self.file, self.size) = open(&self.shared, segment)?;
+        (self.file, self.size) = open(&self.shared, segment, self.at, &self.cut_off)?;
         (self.at, self.segment, self.read) = (next, segment, Read::default());
         self.moved();
         Ok(())
@@ -294,10 +294,21 @@ impl Follower {
     }
 }
 
-/// A segment's file, and its length if that is settled.
-fn open(shared: &Shared, segment: Segment) -> Result<(Arc<dyn IoFile>, u64), Error> {
-    let file = shared.site.io.open(&shared.site.segment_path(segment.number), shared.site.access)?;
-    Ok((file, segment.sealed.unwrap_or(0)))
+/// A segment's file, and its length if that is settled; for a follower at `position`.
+fn open(
+    shared: &Shared,
+    segment: Segment,
+    position: Position,
+    cut_off: &AtomicBool,
+) -> Result<(Arc<dyn IoFile>, u64), Error> {
+    match shared.site.io.open(&shared.site.segment_path(segment.number), shared.site.access) {
+        Ok(file) => Ok((file, segment.sealed.unwrap_or(0))),
+        // Removed since the follower was told of it: it was cut off before.
+        Err(_) if cut_off.load(Ordering::Acquire) => {
+            Err(Error::Purged { position, first: shared.watch.first() })
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 impl Iterator for Follower {

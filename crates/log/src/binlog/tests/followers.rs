@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use pagekeeper_io::{Io, SimDisk, Threads};
 
 use super::support::{DIR, append, group, options, read_groups};
 use crate::testing::disk_dir;
-use crate::{BinLogOptions, Event, Follower, LogMode, Position, Purge};
+use crate::{BinLogOptions, Error, Event, Follower, LogMode, Position, Purge};
 
 /// Counts how often it is woken.
 #[derive(Default)]
@@ -235,4 +235,31 @@ fn records_larger_than_what_is_read_at_once_come_whole() {
         }
         assert!(read_groups(&log, log.first()).unwrap() == groups);
     }
+}
+
+/// A segment is removed after its followers were cut off, and perhaps before one of them has opened it.
+#[test]
+fn who_comes_while_segments_are_purged_by_force_is_told_so() {
+    let disk = SimDisk::new();
+    let log = BinLogOptions::new().max_segment_bytes(16 << 10).io(Arc::new(disk)).open(DIR).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let followed = log.follow(log.first()).and_then(|mut follower| {
+                        while follower.try_next()?.is_some() {}
+                        Ok(())
+                    });
+                    assert!(matches!(followed, Ok(()) | Err(Error::Purged { .. })), "{followed:?}");
+                }
+            });
+        }
+        for _ in 0..500 {
+            log.append_group(&[b"one", b"two"]).unwrap();
+            let end = log.rotate().unwrap();
+            log.purge_to(end, Purge::Forced).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+    });
 }
