@@ -53,6 +53,11 @@ impl Chance {
         range.start + self.next() % (range.end - range.start)
     }
 
+    /// An index into so many.
+    pub(crate) fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.of(0..len as u64)).unwrap()
+    }
+
     /// True once in so many times.
     pub(crate) fn one_in(&mut self, times: u64) -> bool {
         self.next().is_multiple_of(times)

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use pagekeeper_kernel::{InspectedFile, Links, residency};
 use tempfile::TempDir;
 
 /// A directory for test files: under the build's own target directory, since /tmp may be a tmpfs.
@@ -19,6 +20,28 @@ pub(crate) fn skip(why: impl std::fmt::Display) {
     let message = format!("SKIPPED: {why}");
     assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
     eprintln!("{message}");
+}
+
+/// Bytes of all files in a directory that are resident; `None`, and said, where the kernel does not tell.
+pub(crate) fn resident(dir: &Path) -> Option<u64> {
+    let mut sum = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let file = InspectedFile::open(entry.unwrap().path(), Links::Refuse).unwrap();
+        match residency(&file, 0..u64::MAX) {
+            Ok(found) => sum += found.resident,
+            Err(error) => {
+                skip(format!("what is resident is not told here: {error}"));
+                return None;
+            }
+        }
+    }
+    Some(sum)
+}
+
+/// Bytes that tests of residency put through a log: 1 GiB, or `PAGEKEEPER_LOG_MIB`.
+pub(crate) fn volume() -> u64 {
+    let mib = std::env::var("PAGEKEEPER_LOG_MIB");
+    mib.map_or(1024, |mib| mib.parse().expect("PAGEKEEPER_LOG_MIB is a number")) << 20
 }
 
 /// A new file system on a loop device, which goes with the value.

@@ -65,7 +65,7 @@ pub(super) struct Core {
     pub(super) poison: OnceLock<Error>,
     pub(super) checkpoint: AtomicU64,
     pub(super) control: Mutex<Control>,
-    /// All epochs since the checkpoint, and those of this session.
+    /// All epochs since the checkpoint, and those of this opening.
     pub(super) epochs: Mutex<Epochs>,
     /// Whether pages are given back at all.
     pub(super) releases: bool,
@@ -94,7 +94,7 @@ pub(super) struct Epochs {
     /// At the checkpoint.
     pub(super) first: u32,
     pub(super) later: Vec<EpochAt>,
-    /// The epoch that this session has to begin before it appends, if there was no room for it yet: where the log ended.
+    /// The epoch that this opening has to begin before it appends, if there was no room for it yet: where the log ended.
     pub(super) due: Option<u64>,
 }
 

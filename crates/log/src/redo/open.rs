@@ -157,7 +157,7 @@ pub(super) fn start(
 }
 
 impl Core {
-    /// Begins the epoch that this session owes, if there is room for it, and lets appends go up to `limit`.
+    /// Begins the epoch that this opening owes, if there is room for it, and lets appends go up to `limit`.
     pub(super) fn begin_epoch_that_is_due(&self, limit: u64) -> Result<(), Error> {
         let mut epochs = lock(&self.epochs);
         if let Some(previous_end) = epochs.due {

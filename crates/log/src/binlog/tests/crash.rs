@@ -12,8 +12,9 @@ use std::path::Path;
 
 use pagekeeper_io::{Error as IoError, Persistence, RandomFaults, RandomWriteFaults, SimDisk};
 
-use super::support::{Chance, DIR, Seed, append, group, options};
+use super::support::{DIR, append, group, options};
 use crate::binlog::planted::Planted;
+use crate::chance::{Chance, Seed};
 use crate::{BinLog, BinLogOptions, Error, LogMode, Position, Purge};
 
 /// A step of a script.

@@ -5,11 +5,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Io, SimDisk};
-use pagekeeper_kernel::{InspectedFile, Links, residency};
-
-use crate::testing::{Mounted, disk_dir, skip};
+use crate::testing::{Mounted, disk_dir, resident, volume};
 use crate::{BinLog, BinLogOptions, LogMode, Position, Purge};
+use pagekeeper_io::{Access, Io, SimDisk};
 
 const MIB: u64 = 1 << 20;
 const SEGMENT: u64 = 64 * MIB;
@@ -17,27 +15,6 @@ const GROUP: u64 = 64 << 10;
 
 /// What a log may keep resident without followers, in bytes.
 const MOST: u64 = 16 * MIB;
-
-fn volume() -> u64 {
-    let mib = std::env::var("PAGEKEEPER_LOG_MIB");
-    mib.map_or(1024, |mib| mib.parse().expect("PAGEKEEPER_LOG_MIB is a number")) * MIB
-}
-
-/// Bytes resident of each file in a directory; `None` where the kernel does not tell.
-fn resident(dir: &Path) -> Option<u64> {
-    let mut sum = 0;
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let file = InspectedFile::open(entry.unwrap().path(), Links::Refuse).unwrap();
-        match residency(&file, 0..u64::MAX) {
-            Ok(found) => sum += found.resident,
-            Err(error) => {
-                skip(format!("what is resident is not told here: {error}"));
-                return None;
-            }
-        }
-    }
-    Some(sum)
-}
 
 /// Bytes that this thread had the disk read.
 fn read_from_disk() -> u64 {

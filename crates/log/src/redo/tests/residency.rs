@@ -4,10 +4,8 @@
 
 use std::path::Path;
 
-use pagekeeper_kernel::{InspectedFile, Links, residency};
-
 use super::*;
-use crate::testing::{Mounted, disk_dir, skip};
+use crate::testing::{Mounted, disk_dir, resident, volume};
 use crate::{FlushPolicy, LogMode};
 
 const MIB: u64 = 1 << 20;
@@ -15,27 +13,6 @@ const RECORD: usize = 256 << 10;
 
 /// What a log may keep resident while it is open, in bytes.
 const MOST: u64 = 16 * MIB;
-
-fn volume() -> u64 {
-    let mib = std::env::var("PAGEKEEPER_LOG_MIB");
-    mib.map_or(1024, |mib| mib.parse().expect("PAGEKEEPER_LOG_MIB is a number")) * MIB
-}
-
-/// Bytes of all files in a directory that are resident; `None` where the kernel does not tell.
-fn resident(dir: &Path) -> Option<u64> {
-    let mut sum = 0;
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let file = InspectedFile::open(entry.unwrap().path(), Links::Refuse).unwrap();
-        match residency(&file, 0..u64::MAX) {
-            Ok(found) => sum += found.resident,
-            Err(error) => {
-                skip(format!("what is resident is not told here: {error}"));
-                return None;
-            }
-        }
-    }
-    Some(sum)
-}
 
 fn laps(dir: &Path) {
     for (mode, policy, each) in [
