@@ -18,7 +18,7 @@ use super::core::Core;
 use crate::LogMode;
 
 /// So much is written before anything is released: each release costs a few system calls.
-pub(super) const STEP: u64 = 2 * WINDOW;
+pub(super) const STEP: u64 = WINDOW;
 /// So much may be written and not yet released: then the log writer waits.
 pub(super) const MOST: u64 = 2 * WINDOW;
 
@@ -71,6 +71,8 @@ impl Releaser {
                 _ if window.tries > 1 => (0, 0),
                 _ => (len, if window.tries == 0 { len } else { 0 }),
             };
+            // What is on its way to the device need not be told to go, and one step later: the release waits for it.
+            let unwritten = if core.writes_back { 0 } else { unwritten };
             let holds_writer =
                 place.is_some_and(|(file, offset)| file == window.file && window.range.contains(&offset));
             if (there == 0 && !holds_writer) || window.tries >= TRIES {

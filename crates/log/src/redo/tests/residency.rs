@@ -33,6 +33,7 @@ fn laps(dir: &Path) {
             }
         }
         let Some(found) = resident(dir) else { return };
+        eprintln!("{}, {mode}, {policy:?}: {} KiB", dir.display(), found >> 10);
         assert!(found <= MOST, "{}, {mode}, {policy:?}: {found} bytes are resident", dir.display());
         log.close().unwrap();
         let left = resident(dir).unwrap();
