@@ -16,6 +16,7 @@ use pagekeeper_log::{BinLog, BinLogOptions, Follower};
 
 use crate::Run;
 use crate::data::{MIB, resident_in};
+use crate::gauges::{THREAD, device_bytes, latencies};
 use crate::report::Unit;
 use crate::rounds::{Plan, Samples, Subject, run as run_rounds};
 
@@ -203,9 +204,8 @@ fn join<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
 
 /// Sees every record until none has come for a while; gives the lags, and the bytes that this thread read from the device.
 fn follow_near(mut follower: Follower, first: u64, began: Instant) -> Result<(Histogram<u64>, u64)> {
-    let before = device_bytes()?;
-    let mut lag =
-        Histogram::new_with_max(60_000_000_000, 3).unwrap_or_else(|_| unreachable!("bounds are allowed"));
+    let before = device_bytes(THREAD)?;
+    let mut lag = latencies();
     let mut next = first;
     while let Some(event) = follower.next_timeout(PATIENCE * 20)? {
         let made = check(next, &event.bytes)?;
@@ -215,12 +215,12 @@ fn follow_near(mut follower: Follower, first: u64, began: Instant) -> Result<(Hi
             lag.saturating_record(now.saturating_sub(made));
         }
     }
-    Ok((lag, device_bytes()? - before))
+    Ok((lag, device_bytes(THREAD)? - before))
 }
 
 /// Stays so many segments behind until the end; gives the bytes that this thread read from the device.
 fn follow_far(mut follower: Follower, log: &BinLog, over: &AtomicBool) -> Result<u64> {
-    let before = device_bytes()?;
+    let before = device_bytes(THREAD)?;
     let mut next = 0;
     while !over.load(Ordering::Acquire) {
         if follower.position().segment + BEHIND > log.end().segment {
@@ -231,15 +231,7 @@ fn follow_far(mut follower: Follower, log: &BinLog, over: &AtomicBool) -> Result
         check(next, &event.bytes)?;
         next += 1;
     }
-    Ok(device_bytes()? - before)
-}
-
-/// Bytes that this thread had the device read: `read_bytes` of `proc_pid_io(5)`.
-fn device_bytes() -> Result<u64> {
-    let path = "/proc/thread-self/io";
-    let text = std::fs::read_to_string(path).with_context(|| format!("can't read {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
-    Ok(line.context("the kernel accounts for no reads (CONFIG_TASK_IO_ACCOUNTING)")?.trim().parse()?)
+    Ok(device_bytes(THREAD)? - before)
 }
 
 #[cfg(test)]

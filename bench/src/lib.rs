@@ -8,6 +8,7 @@ mod close;
 mod data;
 mod drive;
 mod follow;
+mod gauges;
 mod guard;
 mod hit;
 mod hitratio;

@@ -3,7 +3,6 @@
 //! Each body says whose it is and which, and those that were acknowledged are looked for when the log is read again. Fails as
 //! the logs do.
 
-use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Kind, Load, Place, Sample, add_figures, case_name, fio, latencies, ours, plain};
+use super::{Kind, Load, Place, Sample, add_figures, case_name, compare, fio, ours, plain};
 use crate::Run;
 use crate::data::resident_in;
+use crate::gauges::latencies;
 use crate::peers::Program;
 use crate::report::Unit;
 use crate::rounds::{Samples, Subject};
@@ -39,36 +39,12 @@ pub(super) fn run(run: &mut Run, place: &Place, program: Option<&Program>, on: O
             kinds.extend(ours::REDO_MODES);
             kinds.extend(ours::BIN_MODES);
         }
-        let seen: Vec<RefCell<Vec<Sample>>> = kinds.iter().map(|_| RefCell::default()).collect();
-        let mut subjects: Vec<Subject<'_>> = kinds
-            .iter()
-            .zip(&seen)
-            .map(|(kind, seen)| {
-                Subject::new(kind.name, move || {
-                    let sample = place.fresh(|dir| one(*kind, dir, threads, duration))?;
-                    let rate = sample.rate;
-                    seen.borrow_mut().push(sample);
-                    Ok(rate)
-                })
-            })
-            .collect();
-        if let Some(program) = program {
-            subjects.push(Subject::new(fio::COMMITS, move || {
-                place.fresh(|dir| fio::commits(program, dir, duration))
-            }));
-        }
-        let rates = run.rounds(&mut subjects, 32 + 10 * index as u64)?;
-        drop(subjects);
-        let rounds = rates.first().map_or(0, |first| first.values.len());
-        let seen: Vec<(&'static str, Vec<Sample>)> = kinds
-            .iter()
-            .zip(seen)
-            .map(|(kind, seen)| {
-                let mut samples = seen.into_inner();
-                samples.drain(..samples.len().saturating_sub(rounds));
-                (kind.name, samples)
-            })
-            .collect();
+        let limit = program.map(|program| {
+            Subject::new(fio::COMMITS, move || place.fresh(|dir| fio::commits(program, dir, duration)))
+        });
+        let quick_end = 32 + 10 * index as u64;
+        let (rates, seen) =
+            compare(run, place, &kinds, limit, quick_end, |kind, dir| one(kind, dir, threads, duration))?;
         run.report.add_case(&name, Unit::CommitsPerSecond, &rates);
         add_figures(&mut run.report, &name, "one commit", &seen);
         if on.is_none() {

@@ -17,6 +17,7 @@ mod rocksdb;
 mod tests;
 mod volume;
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -26,7 +27,7 @@ use crate::Run;
 use crate::data::{GIB, MIB};
 use crate::image::Image;
 use crate::report::{Report, Unit};
-use crate::rounds::Samples;
+use crate::rounds::{Samples, Subject};
 
 /// A log under measure. Dropped, it is closed.
 pub(super) trait Log: Send + Sync {
@@ -117,17 +118,47 @@ fn case_name(what: &str, on: Option<&str>) -> String {
     on.map_or_else(|| what.to_owned(), |on| format!("{what}, {on}"))
 }
 
-/// How long single calls took, in nanoseconds, over all rounds.
-fn latencies() -> Histogram<u64> {
-    // Up to a minute.
-    Histogram::new_with_max(60_000_000_000, 3).unwrap_or_else(|_| unreachable!("these bounds are allowed"))
-}
-
 /// A sample of a subject: a rate, what single calls took, and what stayed resident.
 struct Sample {
     rate: f64,
     took: Histogram<u64>,
     resident: u64,
+}
+
+/// The rates of all subjects, and the samples of each kind of log.
+type Compared = (Vec<Samples>, Vec<(&'static str, Vec<Sample>)>);
+
+/// Measures kinds of logs in turn, each sample in a directory of its own, and `limit` beside them.
+fn compare<'a>(
+    run: &mut Run,
+    place: &'a Place,
+    kinds: &[Kind],
+    limit: Option<Subject<'a>>,
+    quick_end: u64,
+    one: impl Fn(Kind, &Path) -> Result<Sample>,
+) -> Result<Compared> {
+    let one = &one;
+    let seen: Vec<RefCell<Vec<Sample>>> = kinds.iter().map(|_| RefCell::default()).collect();
+    let of_kind = |(kind, seen): (&Kind, _)| {
+        let (kind, seen): (Kind, &RefCell<Vec<Sample>>) = (*kind, seen);
+        Subject::new(kind.name, move || {
+            let sample = place.fresh(|dir| one(kind, dir))?;
+            let rate = sample.rate;
+            seen.borrow_mut().push(sample);
+            Ok(rate)
+        })
+    };
+    let mut subjects: Vec<Subject<'_>> = kinds.iter().zip(&seen).map(of_kind).chain(limit).collect();
+    let rates = run.rounds(&mut subjects, quick_end)?;
+    drop(subjects);
+    let rounds = rates.first().map_or(0, |first| first.values.len());
+    let seen = kinds.iter().zip(seen).map(|(kind, seen)| {
+        // The round that does not count went first.
+        let mut samples = seen.into_inner();
+        samples.drain(..samples.len().saturating_sub(rounds));
+        (kind.name, samples)
+    });
+    Ok((rates, seen.collect()))
 }
 
 /// Figures of the calls: what it is called, and how to have it from a sample, in microseconds.

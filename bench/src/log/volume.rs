@@ -3,17 +3,17 @@
 //! The time ends when all is with the system, and, where each MiB is synced, durable. The bytes of each record tell where it
 //! belongs, and are compared when the log is read again. Fails as the logs do.
 
-use std::cell::RefCell;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::{Kind, Load, Place, Sample, add_figures, case_name, fio, latencies, ours, plain};
+use super::{Kind, Load, Place, Sample, add_figures, case_name, compare, fio, ours, plain};
 use crate::Run;
 use crate::data::{MIB, resident_in};
+use crate::gauges::latencies;
 use crate::peers::Program;
 use crate::report::Unit;
-use crate::rounds::{Samples, Subject};
+use crate::rounds::Subject;
 
 /// Bytes of a record.
 pub(super) const RECORD: usize = 64 << 10;
@@ -41,7 +41,10 @@ pub(super) fn run(
             #[cfg(feature = "rocksdb")]
             kinds.push(super::rocksdb::KIND);
         }
-        let (rates, seen) = measure(run, place, &kinds, load, program)?;
+        let limit = program.map(|program| {
+            Subject::new(fio::VOLUME, move || place.fresh(|dir| fio::volume(program, dir, volume, synced)))
+        });
+        let (rates, seen) = compare(run, place, &kinds, limit, 22, |kind, dir| one(kind, dir, load))?;
         run.report.add_case(&name, Unit::MibPerSecond, &rates);
         add_figures(&mut run.report, &name, "one append", &seen);
         if synced && on.is_none() {
@@ -56,45 +59,6 @@ pub(super) fn run(
         }
     }
     Ok(())
-}
-
-type Measured = (Vec<Samples>, Vec<(&'static str, Vec<Sample>)>);
-
-fn measure(
-    run: &mut Run,
-    place: &Place,
-    kinds: &[Kind],
-    load: Load,
-    program: Option<&Program>,
-) -> Result<Measured> {
-    let seen: Vec<RefCell<Vec<Sample>>> = kinds.iter().map(|_| RefCell::default()).collect();
-    let mut subjects: Vec<Subject<'_>> = kinds
-        .iter()
-        .zip(&seen)
-        .map(|(kind, seen)| {
-            Subject::new(kind.name, move || {
-                let sample = place.fresh(|dir| one(*kind, dir, load))?;
-                let rate = sample.rate;
-                seen.borrow_mut().push(sample);
-                Ok(rate)
-            })
-        })
-        .collect();
-    if let Some(program) = program {
-        subjects.push(Subject::new(fio::VOLUME, move || {
-            place.fresh(|dir| fio::volume(program, dir, load.bytes, load.synced))
-        }));
-    }
-    let rates = run.rounds(&mut subjects, 22)?;
-    drop(subjects);
-    let rounds = rates.first().map_or(0, |first| first.values.len());
-    let seen = kinds.iter().zip(seen).map(|(kind, seen)| {
-        // The round that does not count went first.
-        let mut samples = seen.into_inner();
-        samples.drain(..samples.len().saturating_sub(rounds));
-        (kind.name, samples)
-    });
-    Ok((rates, seen.collect()))
 }
 
 /// Says in a record's first words which one it is.

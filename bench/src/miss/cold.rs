@@ -17,6 +17,7 @@ use super::tasks::{Task, Tasks};
 use super::{Cost, CpuTimes, Data, PAGE_LEN, add_case, duration};
 use crate::Run;
 use crate::drive::{Driven, Judge, PAGE, drive};
+use crate::gauges::{PROCESS, device_bytes};
 use crate::peers::Program;
 use crate::report::Unit;
 use crate::rounds::{Random, Subject, median};
@@ -197,9 +198,9 @@ impl Setting<'_> {
 
     /// Drives workers, and makes sure that all was read from the device.
     fn drive<W: FnMut() -> Result<u64> + Send>(&self, workers: Vec<W>) -> Result<Cost> {
-        let before = device_bytes()?;
+        let before = device_bytes(PROCESS)?;
         let driven = drive(workers, self.duration, &self.stop)?;
-        require_missed(driven, device_bytes()? - before)?;
+        require_missed(driven, device_bytes(PROCESS)? - before)?;
         Ok(Cost { rate: driven.rate(), cpu_us: driven.cpu_us() })
     }
 }
@@ -212,16 +213,6 @@ fn require_missed(driven: Driven, device_bytes: u64) -> Result<()> {
         "{device_bytes} bytes came from the device for {wanted} bytes read: not all reads missed"
     );
     Ok(())
-}
-
-/// Bytes that this process has had read from devices.
-fn device_bytes() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/io").context("can't read /proc/self/io")?;
-    device_bytes_in(&text).context("/proc/self/io is not understood")
-}
-
-fn device_bytes_in(text: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
 }
 
 /// All pages of a file in random order.
@@ -276,7 +267,5 @@ mod tests {
         require_missed(driven, 995 * PAGE).unwrap();
         let error = require_missed(driven, 980 * PAGE).unwrap_err().to_string();
         assert!(error.contains("not all reads missed"), "{error}");
-        assert_eq!(device_bytes_in("rchar: 5\nread_bytes: 4096\nwrite_bytes: 7\n"), Some(4096));
-        assert_eq!(device_bytes_in(""), None);
     }
 }
