@@ -28,9 +28,9 @@ use crate::record::{self, BLOCK, EpochAt, HEADER, Header, Kind};
 use crate::{Error, LogMode};
 
 /// Bytes of a write at most: more at once gains nothing, and the turn is let go between writes.
-pub(super) const MOST_WRITE: u64 = 1 << 20;
+const MOST_WRITE: u64 = 1 << 20;
 /// The same where the kernel has to be told to begin writing back: the device is at work on a piece while the next one is copied.
-pub(super) const MOST_WRITE_BACK: u64 = 256 << 10;
+const MOST_WRITE_BACK: u64 = 256 << 10;
 /// Bytes of a write that are worth a call to have them written back at once, and not only by the next sync.
 const WRITE_BACK: usize = 128 << 10;
 
@@ -77,10 +77,6 @@ pub(super) struct Core {
     pub(super) on_backpressure: Option<OnBackpressure>,
     /// The log has threads that write and flush.
     pub(super) has_threads: bool,
-    /// Large writes go to the page cache, and are written back at once.
-    pub(super) writes_back: bool,
-    /// Bytes of a write at most.
-    pub(super) most_write: u64,
     /// Bytes in the buffer that are worth waking the writer.
     pub(super) much: u64,
     #[cfg(test)]
@@ -261,12 +257,13 @@ impl Core {
     /// One write of what is whole; gives its length.
     fn write_ready(&self, taker: &mut Taker, upto: u64, mode: WriteMode) -> Result<usize, Error> {
         self.check()?;
-        let bytes = taker.ready(self.most_write.min(upto - taker.at()));
+        let most = if self.writes_back() { MOST_WRITE_BACK } else { MOST_WRITE };
+        let bytes = taker.ready(most.min(upto - taker.at()));
         if bytes.is_empty() {
             return Ok(0);
         }
         let written = self.ring.write(taker.at(), bytes, mode).map_err(|error| self.poison(error))?;
-        if self.writes_back && written >= WRITE_BACK {
+        if self.writes_back() && written >= WRITE_BACK {
             self.ring.start_writeback(taker.at(), written).map_err(|error| self.poison(error))?;
         }
         taker.give_back(written);
@@ -274,6 +271,11 @@ impl Core {
         self.hurry.store(false, Ordering::SeqCst);
         self.room.ring();
         Ok(written)
+    }
+
+    /// Whether large writes go to the page cache, and are written back at once.
+    pub(super) fn writes_back(&self) -> bool {
+        self.mode == LogMode::Buffered
     }
 
     /// How blocks are written that need not be durable at once.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock};
 
 use super::control::{self, Control, Found, State};
-use super::core::{Core, Epochs, MOST_WRITE, MOST_WRITE_BACK, lock};
+use super::core::{Core, Epochs, lock};
 use super::create::LOCK;
 use super::planted::planted;
 use super::release::Releaser;
@@ -117,8 +117,6 @@ pub(super) fn start(
         super::tests::go_on_in_block(&buffer, &sources, geometry, goes_on_at.unwrap_or(0));
     }
     let core = Core {
-        writes_back: mode == LogMode::Buffered,
-        most_write: if mode == LogMode::Buffered { MOST_WRITE_BACK } else { MOST_WRITE },
         much: buffer.capacity().min(1 << 20) / 4,
         buffer,
         ring,

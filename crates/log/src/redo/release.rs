@@ -72,7 +72,7 @@ impl Releaser {
                 _ => (len, if window.tries == 0 { len } else { 0 }),
             };
             // What is on its way to the device need not be told to go, and one step later: the release waits for it.
-            let unwritten = if core.writes_back { 0 } else { unwritten };
+            let unwritten = if core.writes_back() { 0 } else { unwritten };
             let holds_writer =
                 place.is_some_and(|(file, offset)| file == window.file && window.range.contains(&offset));
             if (there == 0 && !holds_writer) || window.tries >= TRIES {
