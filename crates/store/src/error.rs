@@ -1,0 +1,163 @@
+//! What can go wrong, in one type. An error is `Clone`, so that one failed sync can be told to all who waited for it.
+
+use std::path::PathBuf;
+
+use crate::PageNo;
+
+/// What went wrong with a store.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The disk failed, or a file can't be opened; the message names the call, the path and the system's error.
+    #[error(transparent)]
+    Io(#[from] pagekeeper_io::Error),
+    /// The journal failed, or is not what it should be.
+    #[error("the journal: {0}")]
+    Journal(#[from] pagekeeper_log::Error),
+    /// A page could not be read through the cache.
+    #[error(transparent)]
+    Cache(#[from] pagekeeper_cache::Error),
+    /// The cache can't be made with these settings.
+    #[error("the page cache: {0}")]
+    CacheSetting(#[from] pagekeeper_cache::BuildError),
+    /// There is no store, and none was to be made.
+    #[error("{}: no store here", path.display())]
+    NoStore {
+        /// The directory, or what of it is missing.
+        path: PathBuf,
+    },
+    /// A store is to be made in a directory that has something in it.
+    #[error("{}: not empty, so that no store can be made here: it has {found}", path.display())]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+        /// One of the names in it.
+        found: String,
+    },
+    /// The making of the store was interrupted; no commit was ever in it.
+    #[error("{}: this store was never finished: make it again", path.display())]
+    Unfinished {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// No superblock is whole.
+    #[error("{}: no superblock in it is whole: broken, or the file of something else", path.display())]
+    BrokenSuperblock {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The store was written by a newer pagekeeper.
+    #[error("{}: version {version}, which this pagekeeper does not know: use a newer one", path.display())]
+    UnknownVersion {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        version: u16,
+    },
+    /// The store has pages of another size than was asked for.
+    #[error("{}: pages of {found} bytes, not of {wanted}", path.display())]
+    OtherPageSize {
+        /// The directory.
+        path: PathBuf,
+        /// The store's, in bytes.
+        found: usize,
+        /// As it was given, in bytes.
+        wanted: usize,
+    },
+    /// A setting that no store can work with.
+    #[error("{what} of {given}: {wanted}")]
+    Setting {
+        /// Which.
+        what: &'static str,
+        /// As it was given.
+        given: u64,
+        /// What it should be.
+        wanted: &'static str,
+    },
+    /// What was committed can't be read any more: parts of the journal are missing, or make no sense.
+    #[error("{}: {what}, so that commits are lost: take the last backup", path.display())]
+    Corrupt {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was found.
+        what: String,
+    },
+    /// A page of the data file is not what was written there: rotten, or another page's.
+    #[error("{}: page {page} is damaged: {reason}", path.display())]
+    Damaged {
+        /// The data file.
+        path: PathBuf,
+        /// The page.
+        page: PageNo,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The page lies behind the last one.
+    #[error("page {page} is out of range: the store has {pages} pages")]
+    OutOfRange {
+        /// As it was given.
+        page: PageNo,
+        /// How many there are.
+        pages: u64,
+    },
+    /// The page is free: it was never allocated, or freed.
+    #[error("page {page} is not allocated")]
+    NotAllocated {
+        /// As it was given.
+        page: PageNo,
+    },
+    /// The page is of a run, and was not written yet.
+    #[error("page {page} was never written: write it as a whole first")]
+    NeverWritten {
+        /// As it was given.
+        page: PageNo,
+    },
+    /// A payload of the wrong length.
+    #[error("{given} bytes for a page that holds {wanted}")]
+    PayloadSize {
+        /// As it was given, in bytes.
+        given: usize,
+        /// Bytes of a page's payload.
+        wanted: usize,
+    },
+    /// More metadata than goes into a superblock.
+    #[error("metadata of {given} bytes: at most {most} go")]
+    MetadataTooLong {
+        /// As it was given, in bytes.
+        given: usize,
+        /// The most, in bytes.
+        most: usize,
+    },
+    /// A transaction that the journal can't take. Nothing of it was committed.
+    #[error("a transaction of {bytes} bytes in the journal: at most {most} go: commit more often, or make a store with a larger journal")]
+    TransactionTooLarge {
+        /// What it would take up in the journal, in bytes.
+        bytes: u64,
+        /// The most, in bytes.
+        most: u64,
+    },
+    /// A read transaction was ended: what it was to read took up too much memory.
+    #[error("the snapshot is too old: pages that it needs were given up to stay within the memory budget")]
+    SnapshotTooOld,
+    /// A write or sync failed before, so the store takes nothing any more: what is on the disk is not known. Open it again.
+    #[error("the store takes no more commits since: {cause}; open it again")]
+    Poisoned {
+        /// What failed.
+        cause: Box<Error>,
+    },
+}
+
+impl Error {
+    /// The system's error number, where the system said no.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Io(error) | Self::Journal(pagekeeper_log::Error::Io(error)) => error.errno(),
+            _ => None,
+        }
+    }
+
+    /// Whether the device is full: the one failure that is not for ever.
+    pub(crate) fn is_no_space(&self) -> bool {
+        matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT))
+    }
+}

@@ -1,0 +1,211 @@
+//! What a store is to be like.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagekeeper_io::Io;
+
+use crate::{Error, Progress, Store, open};
+
+/// Whether opening makes a store that is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Create {
+    /// If there is none.
+    #[default]
+    IfMissing,
+    /// No: [`Error::NoStore`].
+    Never,
+    /// Yes, and it must not be there yet: [`Error::NotEmpty`].
+    New,
+}
+
+/// What the journal gets at the first change of a page after each cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Images {
+    /// The whole page, unless the file system writes pages atomically (`STATX_WRITE_ATOMIC`, Linux 6.11, and a write that works).
+    #[default]
+    Auto,
+    /// The whole page.
+    Always,
+}
+
+/// Told of what is left to apply.
+pub(crate) type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
+
+/// How a [`Store`] is made and opened; from [`Store::options`].
+#[derive(Clone)]
+pub struct StoreOptions {
+    pub(crate) page_size: Option<usize>,
+    pub(crate) memory: u64,
+    pub(crate) journal_bytes: u64,
+    pub(crate) create: Create,
+    pub(crate) images: Images,
+    pub(crate) group_window: Duration,
+    pub(crate) io: Option<Arc<dyn Io>>,
+    pub(crate) threads: bool,
+    pub(crate) background_apply: bool,
+    pub(crate) warm: bool,
+    pub(crate) on_progress: Option<OnProgress>,
+    #[cfg(test)]
+    pub(crate) planted: Option<crate::planted::Planted>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            page_size: None,
+            memory: 256 << 20,
+            journal_bytes: 256 << 20,
+            create: Create::default(),
+            images: Images::default(),
+            group_window: Duration::from_millis(2),
+            io: None,
+            threads: true,
+            background_apply: true,
+            warm: true,
+            on_progress: None,
+            #[cfg(test)]
+            planted: None,
+        }
+    }
+}
+
+/// The smallest page, in bytes, and what is taken if nothing is said.
+pub(crate) const LEAST_PAGE: usize = 4096;
+const MOST_PAGE: usize = 65536;
+/// The least memory, in bytes.
+const LEAST_MEMORY: u64 = 1 << 20;
+/// The smallest cap, in bytes.
+const LEAST_JOURNAL: u64 = 64 << 10;
+const MOST_JOURNAL: u64 = 1 << 40;
+
+impl StoreOptions {
+    /// Bytes of a page: a power of two from 4096 to 65536; 4096 if not said. Of a store that is there it must be what the store
+    /// was made with, if it is said.
+    #[must_use]
+    pub fn page_size(mut self, bytes: usize) -> Self {
+        self.page_size = Some(bytes);
+        self
+    }
+
+    /// The budget in bytes, 1 MiB or more; 256 MiB if not said. Cached pages, pages that are committed and not yet applied, and
+    /// the log buffer are within it; the pages of transactions that are open are not.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = bytes;
+        self
+    }
+
+    /// The cap on unsynced journal bytes, 64 KiB or more; 256 MiB if not said. It bounds the time to open after a crash, and
+    /// commits wait rather than exceed it. For a store that is made: later it is what it was then.
+    #[must_use]
+    pub fn journal_bytes(mut self, bytes: u64) -> Self {
+        self.journal_bytes = bytes;
+        self
+    }
+
+    /// Whether a store is made where there is none; it is, if not said.
+    #[must_use]
+    pub fn create(mut self, create: Create) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// Whether pages are journaled as a whole at their first change after each cut; as the file system needs it, if not said.
+    #[must_use]
+    pub fn images(mut self, images: Images) -> Self {
+        self.images = images;
+        self
+    }
+
+    /// How long a commit with [`Durability::Group`](crate::Durability::Group) waits for others at most; 2 ms if not said.
+    #[must_use]
+    pub fn group_window(mut self, window: Duration) -> Self {
+        self.group_window = window;
+        self
+    }
+
+    /// The disk; [`pagekeeper_io::best`] if not said.
+    #[must_use]
+    pub fn io(mut self, io: Arc<dyn Io>) -> Self {
+        self.io = Some(io);
+        self
+    }
+
+    /// Leaves all work of the background to the callers ([`Store::step`]), so that it is done in an order that repeats: for
+    /// tests, and for engines with a loop of their own.
+    #[must_use]
+    pub fn without_threads(mut self) -> Self {
+        self.threads = false;
+        self
+    }
+
+    /// Whether committed pages are applied in the background before the journal's cap asks for it; yes, if not said.
+    #[must_use]
+    pub fn background_apply(mut self, apply: bool) -> Self {
+        self.background_apply = apply;
+        self
+    }
+
+    /// Whether the store remembers which pages were resident, and brings them back after it was opened; yes, if not said.
+    #[must_use]
+    pub fn warm(mut self, warm: bool) -> Self {
+        self.warm = warm;
+        self
+    }
+
+    /// Called now and then while pages that were found in the journal at the opening are applied, and once when none are
+    /// left; on the background's thread. It must not call the store.
+    #[must_use]
+    pub fn on_progress(mut self, told: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+        self.on_progress = Some(Arc::new(told));
+        self
+    }
+
+    /// Opens a store, or makes one, in a directory of its own.
+    ///
+    /// Returns as soon as the journal was read: pages that it changes are put right at their first touch, and all of them in
+    /// the background.
+    ///
+    /// Fails, having changed nothing, where another has it open ([`pagekeeper_io::Error::Locked`]), for another page size
+    /// than asked for, an unknown format, and where commits that were acknowledged can't be read any more ([`Error::Corrupt`],
+    /// [`Error::Journal`]).
+    pub fn open(self, directory: &Path) -> Result<Store, Error> {
+        self.check()?;
+        open::open(&self, directory)
+    }
+
+    pub(crate) fn io_or_best(&self) -> Arc<dyn Io> {
+        self.io.clone().unwrap_or_else(pagekeeper_io::best)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let setting = |what, given, wanted| Err(Error::Setting { what, given, wanted });
+        if let Some(size) = self.page_size
+            && (!size.is_power_of_two() || !(LEAST_PAGE..=MOST_PAGE).contains(&size))
+        {
+            return setting("a page size", size as u64, "give a power of two from 4096 to 65536");
+        }
+        if self.memory < LEAST_MEMORY {
+            return setting("a memory budget", self.memory, "give 1048576 bytes or more");
+        }
+        if !(LEAST_JOURNAL..=MOST_JOURNAL).contains(&self.journal_bytes) {
+            return setting("a journal", self.journal_bytes, "give 65536 bytes or more, up to 1 TiB");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for StoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreOptions")
+            .field("page_size", &self.page_size)
+            .field("memory", &self.memory)
+            .field("journal_bytes", &self.journal_bytes)
+            .field("create", &self.create)
+            .field("images", &self.images)
+            .finish_non_exhaustive()
+    }
+}
