@@ -1,0 +1,126 @@
+//! Diffs: what of a payload changed.
+//!
+//! Invariant: the ranges of a diff ascend, don't overlap, are not empty, and end within the payload.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::super::varint;
+
+/// Fewer equal bytes than this between two changed ones don't part them.
+const GAP: usize = 16;
+
+/// Payloads are skipped by so many bytes where they are equal.
+const STRIDE: usize = 64;
+
+/// The ranges of a diff, as they are encoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ranges(Bytes);
+
+impl Ranges {
+    /// Encoded ranges; `None` if they are not all of them sound in a payload of so many bytes.
+    pub(super) fn new(encoded: Bytes, payload: usize) -> Option<Self> {
+        let (mut rest, mut end) = (&encoded[..], 0_usize);
+        while !rest.is_empty() {
+            let (range, _, after) = split(rest, end)?;
+            if range.is_empty() || range.end > payload {
+                return None;
+            }
+            (rest, end) = (after, range.end);
+        }
+        Some(Self(encoded))
+    }
+
+    /// Bytes that they take up in an entry.
+    pub(crate) fn encoded_len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Where each begins in the payload, and its bytes.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        let (mut rest, mut end) = (&self.0[..], 0);
+        std::iter::from_fn(move || {
+            let (range, bytes, after) = split(rest, end)?;
+            (rest, end) = (after, range.end);
+            Some((u32::try_from(range.start).ok()?, bytes))
+        })
+    }
+}
+
+/// The first of encoded ranges, behind one that ended at `end`: where it is, its bytes, and what comes behind.
+fn split(encoded: &[u8], end: usize) -> Option<(Range<usize>, &[u8], &[u8])> {
+    let (gap, gap_len) = varint::get(encoded)?;
+    let encoded = &encoded[gap_len..];
+    let (len, len_len) = varint::get(encoded)?;
+    let len = usize::try_from(len).ok()?;
+    let (bytes, rest) = encoded[len_len..].split_at_checked(len)?;
+    let start = end.checked_add(usize::try_from(gap).ok()?)?;
+    Some((start..start.checked_add(len)?, bytes, rest))
+}
+
+/// Bytes that a range takes up encoded, behind one that ended at `end`.
+pub(super) const fn encoded_len(end: usize, start: usize, len: usize) -> usize {
+    varint::len((start - end) as u64) + varint::len(len as u64) + len
+}
+
+/// Which ranges of a payload changed; `None` if they take up more than `most_bytes` encoded, or the lengths are not the same.
+pub(crate) fn diff_ranges(old: &[u8], new: &[u8], most_bytes: usize) -> Option<Vec<Range<usize>>> {
+    if old.len() != new.len() {
+        return None;
+    }
+    let mut found = Found { ranges: Vec::new(), end_before: 0, len: 0, most: most_bytes };
+    let strides = old.chunks(STRIDE).zip(new.chunks(STRIDE));
+    for (start, (old, new)) in (0..).step_by(STRIDE).zip(strides) {
+        if old == new {
+            continue;
+        }
+        let (old_words, old_rest) = old.as_chunks::<8>();
+        let (new_words, new_rest) = new.as_chunks::<8>();
+        for (word, (old, new)) in old_words.iter().zip(new_words).enumerate() {
+            let changed = u64::from_le_bytes(*old) ^ u64::from_le_bytes(*new);
+            if changed != 0 {
+                let first = changed.trailing_zeros() as usize / 8;
+                let end = 8 - changed.leading_zeros() as usize / 8;
+                found.add(start + word * 8 + first..start + word * 8 + end)?;
+            }
+        }
+        let start = start + old_words.len() * 8;
+        for (at, _) in old_rest.iter().zip(new_rest).enumerate().filter(|(_, (old, new))| old != new) {
+            found.add(start + at..start + at + 1)?;
+        }
+    }
+    found.is_within().then_some(found.ranges)
+}
+
+/// What was found so far.
+struct Found {
+    ranges: Vec<Range<usize>>,
+    /// Where the last range but one ends.
+    end_before: usize,
+    /// Encoded bytes of all but the last range.
+    len: usize,
+    most: usize,
+}
+
+impl Found {
+    /// One more, behind all others; `None` if they take up too much.
+    fn add(&mut self, range: Range<usize>) -> Option<()> {
+        match self.ranges.last_mut() {
+            Some(last) if range.start - last.end < GAP => last.end = range.end,
+            last => {
+                if let Some(last) = last {
+                    self.len += encoded_len(self.end_before, last.start, last.len());
+                    self.end_before = last.end;
+                }
+                self.ranges.push(range);
+            }
+        }
+        self.is_within().then_some(())
+    }
+
+    fn is_within(&self) -> bool {
+        let last = self.ranges.last().map_or(0, |last| encoded_len(self.end_before, last.start, last.len()));
+        self.len + last <= self.most
+    }
+}

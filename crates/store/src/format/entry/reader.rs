@@ -1,0 +1,189 @@
+//! Reading commits from the bodies of the journal's records, in the journal's order.
+
+use bytes::Bytes;
+
+use super::super::page::PageKind;
+use super::super::superblock::Meta;
+use super::super::varint::{self, Input};
+use super::{Change, DIFF, Entry, FREE, FREE_HEAD, IMAGE, MORE, PART_HEADER, ROOT, Ranges, VERSION};
+
+/// Why a record can't be what a store wrote there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum EntryFault {
+    #[error("an entry ends too soon")]
+    Truncated,
+    #[error("an entry of version {0}, which this pagekeeper does not know")]
+    Version(u8),
+    #[error("a record with bits set that mean nothing")]
+    Reserved,
+    #[error("commit {found} where commit {wanted} is due")]
+    Seq { found: u64, wanted: u64 },
+    #[error("part {found} of commit {seq} where part {wanted} is due")]
+    Part { seq: u64, found: u32, wanted: u32 },
+    #[error("what commit {0} says of the store as a whole makes no sense")]
+    Meta(u64),
+    #[error("a change of page {page} that makes no sense in commit {seq}")]
+    Change { seq: u64, page: u64 },
+    #[error("a change of no page in commit {0}")]
+    NoPage(u64),
+}
+
+/// Puts entries together from the bodies of records.
+#[derive(Debug)]
+pub(crate) struct EntryReader {
+    /// Bytes of a page's payload.
+    payload: usize,
+    /// The seq of the next entry, once one was read.
+    due: Option<u64>,
+    unfinished: Option<Unfinished>,
+}
+
+/// An entry whose last part was not read yet.
+#[derive(Debug)]
+struct Unfinished {
+    seq: u64,
+    /// The next part.
+    due: u32,
+    /// The items so far.
+    meta: Option<Meta>,
+    changes: Vec<(u64, Change)>,
+    /// The beginning of an item that was cut.
+    cut: Vec<u8>,
+}
+
+impl EntryReader {
+    /// For a store whose pages have payloads of so many bytes.
+    pub(crate) fn new(payload: usize) -> Self {
+        Self { payload, due: None, unfinished: None }
+    }
+
+    /// Takes the body of the next record. Gives the entry that it ends, whose bytes are slices of bodies.
+    ///
+    /// After a fault nothing more can be read.
+    pub(crate) fn read(&mut self, body: &Bytes) -> Result<Option<Entry>, EntryFault> {
+        let header = body.first_chunk::<PART_HEADER>().ok_or(EntryFault::Truncated)?;
+        let goes_on = match *header {
+            [VERSION, flags @ (0 | MORE), 0, 0, ..] => flags == MORE,
+            [VERSION, ..] => return Err(EntryFault::Reserved),
+            [version, ..] => return Err(EntryFault::Version(version)),
+        };
+        let ordinal = u32::from_le_bytes(std::array::from_fn(|at| header[4 + at]));
+        let seq = u64::from_le_bytes(std::array::from_fn(|at| header[8 + at]));
+        let mut unfinished = self.begun(seq, ordinal)?;
+        unfinished.items(body.slice(PART_HEADER..), self.payload)?;
+        if goes_on {
+            unfinished.due = ordinal.checked_add(1).ok_or(EntryFault::Truncated)?;
+            self.unfinished = Some(unfinished);
+            return Ok(None);
+        }
+        let Unfinished { meta, changes, cut, .. } = unfinished;
+        let meta = meta.filter(|_| cut.is_empty()).ok_or(EntryFault::Truncated)?;
+        if let Some((page, _)) = changes.iter().find(|(page, _)| *page >= meta.pages) {
+            return Err(EntryFault::Change { seq, page: *page });
+        }
+        self.due = seq.checked_add(1);
+        Ok(Some(Entry { seq, meta, changes }))
+    }
+
+    /// The seq of an entry whose last part was not read: at the journal's end, a commit that never was.
+    pub(crate) fn unfinished(&self) -> Option<u64> {
+        self.unfinished.as_ref().map(|unfinished| unfinished.seq)
+    }
+
+    /// What this part belongs to.
+    fn begun(&mut self, seq: u64, ordinal: u32) -> Result<Unfinished, EntryFault> {
+        // One that never ended is given up for one that begins with the same seq.
+        let unfinished = self.unfinished.take();
+        let due = unfinished.as_ref().map(|unfinished| unfinished.seq).or(self.due);
+        if let Some(wanted) = due.filter(|due| *due != seq) {
+            return Err(EntryFault::Seq { found: seq, wanted });
+        }
+        match unfinished {
+            _ if ordinal == 0 => {
+                Ok(Unfinished { seq, due: 0, meta: None, changes: Vec::new(), cut: Vec::new() })
+            }
+            Some(unfinished) if unfinished.due == ordinal => Ok(unfinished),
+            other => Err(EntryFault::Part {
+                seq,
+                found: ordinal,
+                wanted: other.map_or(0, |unfinished| unfinished.due),
+            }),
+        }
+    }
+}
+
+impl Unfinished {
+    /// Takes what a part holds.
+    fn items(&mut self, mut bytes: Bytes, payload: usize) -> Result<(), EntryFault> {
+        while !bytes.is_empty() {
+            if self.cut.is_empty() {
+                let whole = varint::get(&bytes).and_then(|(len, len_len)| {
+                    let len = usize::try_from(len).ok()?.checked_add(len_len)?;
+                    (len <= bytes.len()).then_some((len_len, len))
+                });
+                if let Some((start, end)) = whole {
+                    self.item(bytes.split_to(end).slice(start..), payload)?;
+                    continue;
+                }
+            }
+            // Byte by byte as long as the length itself is cut, then all that is missing.
+            let missing = match varint::get(&self.cut) {
+                Some((len, len_len)) => {
+                    let len = usize::try_from(len).ok().and_then(|len| len.checked_add(len_len));
+                    len.ok_or(EntryFault::Truncated)? - self.cut.len()
+                }
+                None if self.cut.len() >= varint::LONGEST => return Err(EntryFault::Truncated),
+                None => 1,
+            };
+            self.cut.extend_from_slice(&bytes.split_to(missing.min(bytes.len())));
+            if let Some((len, len_len)) = varint::get(&self.cut)
+                && usize::try_from(len).is_ok_and(|len| len_len.checked_add(len) == Some(self.cut.len()))
+            {
+                let item = Bytes::from(std::mem::take(&mut self.cut));
+                self.item(item.slice(len_len..), payload)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes an item.
+    fn item(&mut self, bytes: Bytes, payload: usize) -> Result<(), EntryFault> {
+        if self.meta.is_none() {
+            self.meta = Some(meta(Input(bytes)).ok_or(EntryFault::Meta(self.seq))?);
+            return Ok(());
+        }
+        let mut input = Input(bytes);
+        let (what, page) = input.byte().zip(input.number()).ok_or(EntryFault::NoPage(self.seq))?;
+        let change = change(what, input, self.seq, payload);
+        self.changes.push((page, change.ok_or(EntryFault::Change { seq: self.seq, page })?));
+        Ok(())
+    }
+}
+
+fn meta(mut input: Input) -> Option<Meta> {
+    let flags = input.byte().filter(|flags| *flags <= (ROOT | FREE_HEAD))?;
+    let root = if flags & ROOT == 0 { None } else { Some(input.number()?) };
+    let pages = input.number()?;
+    let free_head = if flags & FREE_HEAD == 0 { None } else { Some(input.number()?) };
+    let meta = Meta { root, pages, free_head, free_pages: input.number()?, user: input.0.to_vec() };
+    meta.is_sound().then_some(meta)
+}
+
+fn change(what: u8, mut input: Input, seq: u64, payload: usize) -> Option<Change> {
+    let kind = PageKind::of(what >> 4)?;
+    let crc = input.word()?;
+    match what & 0xf {
+        IMAGE => {
+            let first = u32::try_from(input.number()?).ok()?;
+            let bytes = input.0;
+            let fits = (first as usize).checked_add(bytes.len())? <= payload;
+            fits.then_some(Change::Image { kind, crc, first, bytes })
+        }
+        DIFF => {
+            let base_seq = seq.checked_sub(input.number()?).filter(|base_seq| *base_seq < seq)?;
+            Some(Change::Diff { kind, crc, base_seq, ranges: Ranges::new(input.0, payload)? })
+        }
+        FREE if kind == PageKind::Free && input.0.is_empty() => Some(Change::Free { crc }),
+        _ => None,
+    }
+}

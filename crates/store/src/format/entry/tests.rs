@@ -1,0 +1,334 @@
+use std::ops::Range;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+
+const PAYLOAD: usize = 4096 - 32;
+
+fn meta() -> Meta {
+    Meta { root: Some(1), pages: 300, free_head: None, free_pages: 0, user: b"user".to_vec() }
+}
+
+fn image(page: u64, first: u32, bytes: &[u8]) -> (u64, Change) {
+    (
+        page,
+        Change::Image { kind: PageKind::Data, crc: 0x0403_0201, first, bytes: Bytes::copy_from_slice(bytes) },
+    )
+}
+
+/// The ranges of a diff, as its writer takes them.
+fn ranges(change: &Change) -> Vec<(u32, &[u8])> {
+    let Change::Diff { ranges, .. } = change else { panic!("{change:?}") };
+    ranges.iter().collect()
+}
+
+fn write(entry: &Entry, longest: usize) -> Vec<Bytes> {
+    let mut writer = EntryWriter::new(entry.seq, &entry.meta);
+    for (page, change) in &entry.changes {
+        match change {
+            Change::Image { kind, crc, first, bytes } => {
+                let mut payload = vec![0; PAYLOAD];
+                payload[*first as usize..][..bytes.len()].copy_from_slice(bytes);
+                writer.image(*page, *kind, *crc, &payload);
+            }
+            Change::Diff { kind, crc, base_seq, .. } => {
+                writer.diff(*page, *kind, *crc, *base_seq, &ranges(change));
+            }
+            Change::Free { crc } => writer.free(*page, *crc),
+        }
+    }
+    let len = writer.len();
+    let bodies: Vec<Bytes> = writer.finish(longest).into_iter().map(Bytes::from).collect();
+    let total: usize = bodies.iter().map(Bytes::len).sum();
+    assert_eq!(total, len + PART_HEADER * (bodies.len() - 1));
+    bodies
+}
+
+/// The one entry that these records hold.
+fn read(bodies: &[Bytes]) -> Result<Option<Entry>, EntryFault> {
+    let mut reader = EntryReader::new(PAYLOAD);
+    let mut entry = None;
+    for body in bodies {
+        assert_eq!(entry, None, "an entry ends with its last part");
+        entry = reader.read(body)?;
+    }
+    Ok(entry)
+}
+
+/// The bytes as they are on disks: what was written once must be read for ever.
+#[test]
+fn an_entry_looks_as_it_always_did() {
+    let mut expected = b"\x01\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
+    // Meta: root 1, 300 pages, no free list.
+    expected.extend(b"\x09\x01\x01\xac\x02\0user");
+    // Page 7 has "ab" at 200, page 299 "x" at 1 and "yz" at 34 instead of what commit 290 wrote, page 0 is free.
+    expected.extend(b"\x0a\x11\x07\x01\x02\x03\x04\xc8\x01ab");
+    expected.extend(b"\x0f\x32\xab\x02\x01\x02\x03\x04\x0a\x01\x01x\x20\x02yz");
+    expected.extend(b"\x06\x23\0\x01\x02\x03\x04");
+    let mut writer = EntryWriter::new(300, &meta());
+    let mut payload = vec![0; PAYLOAD];
+    payload[200..202].copy_from_slice(b"ab");
+    writer.image(7, PageKind::Data, 0x0403_0201, &payload);
+    writer.diff(299, PageKind::Trunk, 0x0403_0201, 290, &[(1, b"x"), (34, b"yz")]);
+    writer.free(0, 0x0403_0201);
+    assert_eq!(writer.len(), expected.len());
+    assert_eq!(writer.finish(1 << 20), [expected.clone()]);
+
+    let entry = read(&[Bytes::from(expected)]).unwrap().unwrap();
+    assert_eq!((entry.seq, &entry.meta), (300, &meta()));
+    assert_eq!(entry.changes[0], image(7, 200, b"ab"));
+    let Change::Diff { kind: PageKind::Trunk, crc: 0x0403_0201, base_seq: 290, .. } = entry.changes[1].1
+    else {
+        panic!("{entry:?}")
+    };
+    assert_eq!(ranges(&entry.changes[1].1), [(1, &b"x"[..]), (34, b"yz")]);
+    assert_eq!(entry.changes[2], (0, Change::Free { crc: 0x0403_0201 }));
+}
+
+#[test]
+fn nothing_is_copied_of_what_fits_into_a_record() {
+    let entry = Entry {
+        seq: 1,
+        meta: meta(),
+        changes: (1_u8..10).map(|page| image(page.into(), 3, &[page; 500])).collect(),
+    };
+    for bodies in [write(&entry, 1 << 20), write(&entry, 1200)] {
+        let found = read(&bodies).unwrap().unwrap();
+        assert_eq!(found, entry);
+        let ranges: Vec<_> = bodies.iter().map(|body| body.as_ptr_range()).collect();
+        for (_, change) in &found.changes {
+            let Change::Image { bytes, .. } = change else { panic!("{change:?}") };
+            assert!(ranges.iter().any(|range| range.contains(&bytes.as_ptr())));
+        }
+    }
+}
+
+#[test]
+fn parts_that_are_missing_or_foreign_are_told() {
+    let entry = |seq| Entry { seq, meta: meta(), changes: vec![image(3, 0, &[7; 100])] };
+    let (first, second) = (write(&entry(5), 60), write(&entry(6), 60));
+    assert_eq!(first.len(), 4, "a meta, and a page in three parts");
+    // By seq and part.
+    let told = |records: &[(u64, usize)]| {
+        let mut reader = EntryReader::new(PAYLOAD);
+        let bodies = records.iter().map(|(seq, part)| if *seq == 5 { &first[*part] } else { &second[*part] });
+        let entries: Result<Vec<_>, _> = bodies.map(|body| reader.read(body)).collect();
+        entries.map(|entries| {
+            (entries.into_iter().flatten().map(|entry| entry.seq).collect(), reader.unfinished())
+        })
+    };
+    let all = |seq: u64| [(seq, 0), (seq, 1), (seq, 2), (seq, 3)];
+    assert_eq!(told(&[all(5), all(6)].concat()), Ok((vec![5, 6], None)));
+    assert_eq!(told(&[&all(5)[..], &all(6)[..3]].concat()), Ok((vec![5], Some(6))), "never committed");
+    assert_eq!(told(&[&all(5)[..2], &all(5)].concat()), Ok((vec![5], None)), "begun again");
+    let part = |seq, found, wanted| Err(EntryFault::Part { seq, found, wanted });
+    assert_eq!(told(&[(5, 0), (5, 1), (5, 3)]), part(5, 3, 2));
+    assert_eq!(told(&[(5, 0), (5, 1), (5, 1)]), part(5, 1, 2));
+    assert_eq!(told(&[(5, 1)]), part(5, 1, 0));
+    assert_eq!(told(&[&all(5)[..], &[(6, 1)]].concat()), part(6, 1, 0));
+    let seq = |found, wanted| Err(EntryFault::Seq { found, wanted });
+    assert_eq!(told(&[(5, 0), (5, 1), (5, 2), (6, 0)]), seq(6, 5), "the last part is missing");
+    assert_eq!(told(&[(5, 0), (6, 1), (5, 2), (5, 3)]), seq(6, 5));
+    assert_eq!(told(&[&all(5)[..], &all(5)].concat()), seq(5, 6));
+}
+
+#[test]
+fn what_makes_no_sense_is_told() {
+    let with = |header: &[u8; 4], items: &[u8]| {
+        let body = [&header[..], &[0; 4], &9_u64.to_le_bytes(), items].concat();
+        read(&[Bytes::from(body)]).map(|entry| entry.map(|entry| entry.changes.len()))
+    };
+    let sound = b"\x04\0\x05\0m\x08\x11\x04\0\0\0\0\0z";
+    assert_eq!(with(b"\x01\0\0\0", sound), Ok(Some(1)));
+    assert_eq!(with(b"\x02\0\0\0", sound), Err(EntryFault::Version(2)));
+    assert_eq!(with(b"\x01\x02\0\0", sound), Err(EntryFault::Reserved));
+    assert_eq!(with(b"\x01\0\0\x01", sound), Err(EntryFault::Reserved));
+    for len in 0..sound.len() {
+        let whole = if len == 5 { Ok(Some(0)) } else { Err(EntryFault::Truncated) };
+        assert_eq!(with(b"\x01\0\0\0", &sound[..len]), whole, "{len} bytes");
+    }
+    assert_eq!(read(&[Bytes::from_static(&[1; 15])]), Err(EntryFault::Truncated));
+    // Unknown flags; more free pages than pages; a free list behind the end; nothing.
+    for meta in [&b"\x03\x04\x05\0"[..], b"\x03\0\x05\x06", b"\x04\x02\x05\x05\0", b"\0"] {
+        assert_eq!(with(b"\x01\0\0\0", meta), Err(EntryFault::Meta(9)), "{meta:?}");
+    }
+    let changes: [&[u8]; 11] = [
+        // Kinds of change and of page that there are not.
+        b"\x14\x04\0\0\0\0\0z",
+        b"\x41\x04\0\0\0\0\0z",
+        b"\x13\x04\0\0\0\0",
+        b"\x23\x04\0\0\0\0\0",
+        // No page of the store.
+        b"\x11\x05\0\0\0\0\0z",
+        // A checksum, a first byte that are cut; bytes past the payload.
+        b"\x11\x04\0\0",
+        b"\x11\x04\0\0\0\0",
+        b"\x11\x04\0\0\0\0\xe0\x1fz",
+        // Of itself, of before the first commit; ranges that are empty, past the payload.
+        b"\x12\x04\0\0\0\0\0\0\x01z",
+        b"\x12\x04\0\0\0\0\x0a\0\x01z",
+        b"\x12\x04\0\0\0\0\x01\0\0",
+    ];
+    for change in changes {
+        let len = u8::try_from(change.len()).unwrap();
+        let items = [&sound[..5], &[len], change].concat();
+        assert_eq!(
+            with(b"\x01\0\0\0", &items),
+            Err(EntryFault::Change { seq: 9, page: u64::from(change[1]) }),
+            "{change:?}"
+        );
+    }
+    let past = [&sound[..5], b"\x0b\x12\x04\0\0\0\0\x01\xe0\x1f\x01z"].concat();
+    assert_eq!(with(b"\x01\0\0\0", &past), Err(EntryFault::Change { seq: 9, page: 4 }));
+    let cut = [&sound[..5], b"\x0a\x12\x04\0\0\0\0\x01\0\x02z"].concat();
+    assert_eq!(with(b"\x01\0\0\0", &cut), Err(EntryFault::Change { seq: 9, page: 4 }));
+    assert_eq!(with(b"\x01\0\0\0", &[&sound[..5], b"\x01\x11"].concat()), Err(EntryFault::NoPage(9)));
+}
+
+/// As `diff_ranges` is told to, byte by byte.
+fn slow_ranges(old: &[u8], new: &[u8]) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for at in (0..old.len()).filter(|at| old[*at] != new[*at]) {
+        match ranges.last_mut() {
+            Some(last) if at - last.end < 16 => last.end = at + 1,
+            _ => ranges.push(at..at + 1),
+        }
+    }
+    ranges
+}
+
+fn kinds() -> impl Strategy<Value = PageKind> {
+    (1_u8..=3).prop_map(|kind| PageKind::of(kind).unwrap())
+}
+
+fn some_ranges() -> impl Strategy<Value = Ranges> {
+    let range = (0_usize..200, prop::collection::vec(any::<u8>(), 1..200));
+    prop::collection::vec(range, 0..8).prop_map(|ranges| {
+        let mut encoded = Vec::new();
+        for (gap, bytes) in ranges {
+            super::super::varint::put(&mut encoded, gap as u64);
+            super::super::varint::put(&mut encoded, bytes.len() as u64);
+            encoded.extend(bytes);
+        }
+        Ranges::new(encoded.into(), PAYLOAD).unwrap()
+    })
+}
+
+fn changes() -> impl Strategy<Value = Change> {
+    let bytes = prop_oneof![
+        prop::collection::vec(1_u8.., 0..300),
+        (1_u8.., 250_usize..2000).prop_map(|(byte, len)| vec![byte; len]),
+    ];
+    let image = (kinds(), any::<u32>(), 0_u32..2000, bytes).prop_map(|(kind, crc, first, bytes)| {
+        let first = if bytes.is_empty() { 0 } else { first };
+        Change::Image { kind, crc, first, bytes: bytes.into() }
+    });
+    let diff = (kinds(), any::<u32>(), 0_u64..1000, some_ranges())
+        .prop_map(|(kind, crc, base_seq, ranges)| Change::Diff { kind, crc, base_seq, ranges });
+    prop_oneof![4 => image, 4 => diff, 1 => any::<u32>().prop_map(|crc| Change::Free { crc })]
+}
+
+fn entries() -> impl Strategy<Value = Entry> {
+    let user = prop::collection::vec(any::<u8>(), 0..=1024);
+    let meta = (any::<Option<u64>>(), 1_u64.., any::<Option<prop::sample::Index>>(), user).prop_map(
+        |(root, pages, free, user)| {
+            let free_head = free.map(|free| free.index(usize::try_from(pages).unwrap()) as u64);
+            Meta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user }
+        },
+    );
+    let changes = prop::collection::vec((any::<prop::sample::Index>(), changes()), 0..20);
+    (1000_u64.., meta, changes).prop_map(|(seq, meta, changes)| {
+        let pages = usize::try_from(meta.pages).unwrap();
+        let changes = changes.into_iter().map(|(page, change)| (page.index(pages) as u64, change)).collect();
+        Entry { seq, meta, changes }
+    })
+}
+
+/// A payload, and one that some ranges of it were changed in.
+fn pairs() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
+    let splices = prop::collection::vec(
+        (any::<prop::sample::Index>(), prop::collection::vec(any::<u8>(), 1..40)),
+        0..12,
+    );
+    (prop::collection::vec(0_u8..4, 1..700), splices).prop_map(|(old, splices)| {
+        let mut new = old.clone();
+        for (at, bytes) in splices {
+            let at = at.index(new.len());
+            for (byte, by) in new[at..].iter_mut().zip(bytes) {
+                *byte = by;
+            }
+        }
+        (old, new)
+    })
+}
+
+proptest! {
+    #[test]
+    fn an_entry_is_read_as_written(entry in entries(), longest in prop_oneof![17_usize..100, 100_usize..5000]) {
+        let bodies = write(&entry, longest);
+        prop_assert!(bodies.iter().all(|body| body.len() <= longest));
+        prop_assert_eq!(read(&bodies), Ok(Some(entry)));
+        prop_assert_eq!(read(&bodies[..bodies.len() - 1]), Ok(None));
+    }
+
+    #[test]
+    fn ends_of_zeros_are_not_written(zeros in 0_usize..300, bytes in prop::collection::vec(0_u8..2, 0..300), behind in 0_usize..300) {
+        let payload = [vec![0; zeros], bytes, vec![0; behind]].concat();
+        let mut writer = EntryWriter::new(1, &meta());
+        let before = writer.len();
+        writer.image(1, PageKind::Data, 5, &payload);
+        let taken = writer.len() - before;
+        let found = read(&[writer.finish(1 << 20).remove(0).into()]).unwrap().unwrap();
+        let Change::Image { first, bytes, .. } = &found.changes[0].1 else { panic!("{found:?}") };
+        let first = *first as usize;
+        prop_assert!(bytes.first() != Some(&0) && bytes.last() != Some(&0));
+        let mut again = vec![0; payload.len()];
+        again[first..first + bytes.len()].copy_from_slice(bytes);
+        prop_assert_eq!(again, payload);
+        prop_assert!(taken <= bytes.len() + 10);
+    }
+
+    #[test]
+    fn a_diff_makes_the_new_payload_of_the_old((old, new) in pairs(), most in 0_usize..1500) {
+        let expected = slow_ranges(&old, &new);
+        let all = diff_ranges(&old, &new, usize::MAX).unwrap();
+        prop_assert_eq!(&all, &expected);
+        let parts: Vec<_> = all.iter().map(|range| (u32::try_from(range.start).unwrap(), &new[range.clone()])).collect();
+        let mut writer = EntryWriter::new(1 << 40, &meta());
+        let before = writer.len();
+        writer.diff(200, PageKind::Data, 5, 1, &parts);
+        let taken = writer.len() - before;
+        let found = read(&[writer.finish(1 << 20).remove(0).into()]).unwrap().unwrap();
+        let mut patched = old.clone();
+        for (at, bytes) in ranges(&found.changes[0].1) {
+            patched[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+        prop_assert_eq!(&patched, &new);
+        let Change::Diff { ranges, .. } = &found.changes[0].1 else { panic!("{found:?}") };
+        let len = ranges.encoded_len();
+        prop_assert!(taken - len <= 16, "a change of {} bytes takes {}", len, taken);
+        prop_assert_eq!(diff_ranges(&old, &new, len), Some(all.clone()));
+        if len > 0 {
+            prop_assert_eq!(diff_ranges(&old, &new, len - 1), None);
+        }
+        prop_assert_eq!(diff_ranges(&old, &new, most).is_some(), len <= most);
+        prop_assert_eq!(diff_ranges(&old, &new[1..], usize::MAX), None);
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(items in prop::collection::vec(any::<u8>(), 0..200), longest in 1_usize..200) {
+        let mut reader = EntryReader::new(PAYLOAD);
+        let parts = items.chunks(longest).count();
+        for (ordinal, part) in items.chunks(longest).enumerate() {
+            let more = u8::from(ordinal + 1 < parts);
+            let ordinal = u32::try_from(ordinal).unwrap().to_le_bytes();
+            let body = [&[1, more, 0, 0], &ordinal[..], &9_u64.to_le_bytes(), part].concat();
+            if reader.read(&body.into()).is_err() {
+                break;
+            }
+        }
+        let _ = reader.read(&items.into());
+    }
+}

@@ -1,0 +1,144 @@
+//! Encoding a commit as an entry.
+
+use super::super::page::PageKind;
+use super::super::superblock::{MOST_USER, Meta};
+use super::super::varint;
+use super::{DIFF, FREE, FREE_HEAD, IMAGE, MORE, PART_HEADER, ROOT, VERSION, diff};
+
+/// Takes the changes of a commit, and gives the bodies of its records.
+#[derive(Debug)]
+pub(crate) struct EntryWriter {
+    seq: u64,
+    /// Room for the first part's header, and the items.
+    bytes: Vec<u8>,
+    /// Where items end.
+    ends: Vec<usize>,
+}
+
+impl EntryWriter {
+    /// The entry of commit `seq`, after which the store is as `meta` says.
+    pub(crate) fn new(seq: u64, meta: &Meta) -> Self {
+        debug_assert!(meta.user.len() <= MOST_USER);
+        let mut head = Vec::with_capacity(1 + 4 * varint::LONGEST);
+        head.push(meta.root.map_or(0, |_| ROOT) | meta.free_head.map_or(0, |_| FREE_HEAD));
+        let numbers = [meta.root, Some(meta.pages), meta.free_head, Some(meta.free_pages)];
+        numbers.into_iter().flatten().for_each(|number| varint::put(&mut head, number));
+        let mut writer = Self { seq, bytes: vec![0; PART_HEADER], ends: Vec::new() };
+        varint::put(&mut writer.bytes, (head.len() + meta.user.len()) as u64);
+        writer.bytes.extend_from_slice(&head);
+        writer.bytes.extend_from_slice(&meta.user);
+        writer.ends.push(writer.bytes.len());
+        writer
+    }
+
+    /// The page has this payload and checksum, whatever it was before.
+    pub(crate) fn image(&mut self, page: u64, kind: PageKind, crc: u32, payload: &[u8]) {
+        let (first, bytes) = trim(payload);
+        self.change(IMAGE, kind, page, crc, varint::len(first as u64) + bytes.len());
+        varint::put(&mut self.bytes, first as u64);
+        self.bytes.extend_from_slice(bytes);
+        self.ends.push(self.bytes.len());
+    }
+
+    /// The page has this checksum once these ranges of the payload, which ascend, don't overlap and are not empty, replace those of
+    /// the version of commit `base_seq`, an earlier one.
+    pub(crate) fn diff(
+        &mut self,
+        page: u64,
+        kind: PageKind,
+        crc: u32,
+        base_seq: u64,
+        ranges: &[(u32, &[u8])],
+    ) {
+        debug_assert!(base_seq < self.seq);
+        let encoded = |(end, len): (usize, usize), (start, bytes): &(u32, &[u8])| {
+            let start = *start as usize;
+            debug_assert!(end <= start && !bytes.is_empty());
+            (start + bytes.len(), len + diff::encoded_len(end, start, bytes.len()))
+        };
+        let (_, len) = ranges.iter().fold((0, 0), encoded);
+        let before = self.seq - base_seq;
+        self.change(DIFF, kind, page, crc, varint::len(before) + len);
+        varint::put(&mut self.bytes, before);
+        let mut end = 0;
+        for (start, bytes) in ranges {
+            let start = *start as usize;
+            varint::put(&mut self.bytes, (start - end) as u64);
+            varint::put(&mut self.bytes, bytes.len() as u64);
+            self.bytes.extend_from_slice(bytes);
+            end = start + bytes.len();
+        }
+        self.ends.push(self.bytes.len());
+    }
+
+    /// The page is free, and has this checksum: that of a page of kind free whose payload is zeros.
+    pub(crate) fn free(&mut self, page: u64, crc: u32) {
+        self.change(FREE, PageKind::Free, page, crc, 0);
+        self.ends.push(self.bytes.len());
+    }
+
+    /// Bytes so far, as one record.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The bodies of the entry's records in order, none longer than `longest` bytes, which are more than 16.
+    pub(crate) fn finish(mut self, longest: usize) -> Vec<Vec<u8>> {
+        debug_assert!(longest > PART_HEADER);
+        if self.bytes.len() <= longest {
+            self.bytes[..PART_HEADER].copy_from_slice(&header(self.seq, 0, false));
+            return vec![self.bytes];
+        }
+        let room = longest.saturating_sub(PART_HEADER).max(1);
+        let mut parts = Vec::new();
+        let (mut start, mut ends) = (PART_HEADER, self.ends.iter().copied().peekable());
+        while start < self.bytes.len() {
+            // The last item that ends within reach; a longer one is cut.
+            let mut end = start;
+            while let Some(next) = ends.next_if(|next| *next <= start + room) {
+                end = next;
+            }
+            if end == start {
+                end = start + room;
+            }
+            let ordinal = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+            let header = header(self.seq, ordinal, end < self.bytes.len());
+            parts.push([&header, &self.bytes[start..end]].concat());
+            start = end;
+        }
+        parts
+    }
+
+    /// Begins an item, which goes on with so many bytes.
+    fn change(&mut self, what: u8, kind: PageKind, page: u64, crc: u32, len: usize) {
+        varint::put(&mut self.bytes, (1 + varint::len(page) + 4 + len) as u64);
+        self.bytes.push(what | (kind as u8) << 4);
+        varint::put(&mut self.bytes, page);
+        self.bytes.extend_from_slice(&crc.to_le_bytes());
+    }
+}
+
+fn header(seq: u64, ordinal: u32, goes_on: bool) -> [u8; PART_HEADER] {
+    let mut header = [0; PART_HEADER];
+    header[0] = VERSION;
+    header[1] = if goes_on { MORE } else { 0 };
+    header[4..8].copy_from_slice(&ordinal.to_le_bytes());
+    header[8..].copy_from_slice(&seq.to_le_bytes());
+    header
+}
+
+/// What is left without the zeros at both ends, and where it begins.
+fn trim(payload: &[u8]) -> (usize, &[u8]) {
+    const STRIDE: usize = 64;
+    let zeros = |chunk: &&[u8]| **chunk == [0; STRIDE][..chunk.len()];
+    // By strides, then by bytes.
+    let skipped = payload.chunks(STRIDE).take_while(zeros).count() * STRIDE;
+    let Some(rest) = payload.get(skipped..).filter(|rest| !rest.is_empty()) else {
+        return (0, &[]);
+    };
+    let skipped = skipped + rest.iter().take_while(|byte| **byte == 0).count();
+    let behind = payload[skipped..].rchunks(STRIDE).take_while(zeros).count() * STRIDE;
+    let bytes = &payload[skipped..payload.len().saturating_sub(behind).max(skipped)];
+    let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    (skipped, &bytes[..end])
+}

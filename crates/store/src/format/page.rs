@@ -1,0 +1,207 @@
+//! A page of the data file: a header that says what it is, and the payload.
+//!
+//! | bytes | what (little endian) |
+//! |---|---|
+//! | 0..4 | CRC-32C of all bytes behind it |
+//! | 4 | kind: 1 data, 2 free, 3 trunk of the free list |
+//! | 5..8 | zeros |
+//! | 8..16 | number of the page |
+//! | 16..24 | seq of the commit that changed it last |
+//! | 24..32 | id of the store |
+//! | 32.. | payload |
+//!
+//! Invariant: a page is taken for one only with its checksum, at its own place, and in its own store. What is all zeros was never
+//! written; no page that was looks so.
+
+/// Bytes of the header.
+pub(crate) const HEADER: usize = 32;
+
+/// What a page is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub(crate) enum PageKind {
+    /// The user's.
+    Data = 1,
+    /// Nobody's: its payload is zeros.
+    Free = 2,
+    /// A part of the list of free pages.
+    Trunk = 3,
+}
+
+/// What a page says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PageHeader {
+    /// Of all behind it.
+    pub(crate) crc: u32,
+    pub(crate) kind: PageKind,
+    /// Its number.
+    pub(crate) page: u64,
+    /// Of the commit that changed it last.
+    pub(crate) seq: u64,
+    /// The id of its store.
+    pub(crate) store: u64,
+}
+
+/// Why bytes are not the page that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PageFault {
+    #[error("it was never written")]
+    NeverWritten,
+    #[error("its checksum does not hold")]
+    Checksum,
+    #[error("it is of kind {0}, which this pagekeeper does not know")]
+    Kind(u8),
+    #[error("page {0} stands in its place")]
+    OtherPage(u64),
+    #[error("it belongs to another store, {0:016x}")]
+    OtherStore(u64),
+    #[error("bytes of its header that must be zeros are not")]
+    Reserved,
+}
+
+impl PageKind {
+    /// The kind that is written so.
+    pub(crate) const fn of(byte: u8) -> Option<Self> {
+        match byte {
+            1 => Some(Self::Data),
+            2 => Some(Self::Free),
+            3 => Some(Self::Trunk),
+            _ => None,
+        }
+    }
+}
+
+/// The CRC-32C of the page as it will stand on the disk, but for these four bytes themselves.
+pub(crate) fn crc_of(kind: PageKind, page: u64, seq: u64, store: u64, payload: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&fields(kind, page, seq, store)), payload)
+}
+
+/// Writes the header over a page whose payload is in place; gives the checksum.
+///
+/// # Panics
+/// If the page is shorter than a header.
+pub(crate) fn seal(bytes: &mut [u8], kind: PageKind, page: u64, seq: u64, store: u64) -> u32 {
+    bytes[4..HEADER].copy_from_slice(&fields(kind, page, seq, store));
+    let crc = crc32c::crc32c(&bytes[4..]);
+    bytes[..4].copy_from_slice(&crc.to_le_bytes());
+    crc
+}
+
+/// Reads a whole page as page number `page` of a store.
+pub(crate) fn check(bytes: &[u8], page: u64, store: u64) -> Result<PageHeader, PageFault> {
+    let header = bytes.first_chunk::<HEADER>().ok_or(PageFault::Checksum)?;
+    let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
+    let crc = u32::from_le_bytes(std::array::from_fn(|byte| header[byte]));
+    if crc32c::crc32c(&bytes[4..]) != crc {
+        let is_blank = header == &[0; HEADER] && bytes.iter().all(|byte| *byte == 0);
+        return Err(if is_blank { PageFault::NeverWritten } else { PageFault::Checksum });
+    }
+    let found = PageHeader {
+        crc,
+        kind: PageKind::of(header[4]).ok_or(PageFault::Kind(header[4]))?,
+        page: long(8),
+        seq: long(16),
+        store: long(24),
+    };
+    if header[5..8] != [0; 3] {
+        Err(PageFault::Reserved)
+    } else if found.store != store {
+        Err(PageFault::OtherStore(found.store))
+    } else if found.page != page {
+        Err(PageFault::OtherPage(found.page))
+    } else {
+        Ok(found)
+    }
+}
+
+/// The header behind the checksum.
+fn fields(kind: PageKind, page: u64, seq: u64, store: u64) -> [u8; HEADER - 4] {
+    let mut fields = [0; HEADER - 4];
+    fields[0] = kind as u8;
+    fields[4..12].copy_from_slice(&page.to_le_bytes());
+    fields[12..20].copy_from_slice(&seq.to_le_bytes());
+    fields[20..28].copy_from_slice(&store.to_le_bytes());
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const STORE: u64 = 0x0102_0304_0506_0708;
+
+    fn page(payload: &[u8]) -> Vec<u8> {
+        let mut bytes = [&[0xee; HEADER], payload].concat();
+        seal(&mut bytes, PageKind::Trunk, 7, 300, STORE);
+        bytes
+    }
+
+    /// The bytes as they are on disks: what was written once must be read for ever.
+    #[test]
+    fn a_page_looks_as_it_always_did() {
+        let expected = b"\x82\xea\x5a\x23\x03\0\0\0\x07\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01pages";
+        assert_eq!(page(b"pages"), expected);
+        let header = check(expected, 7, STORE).unwrap();
+        assert_eq!(
+            header,
+            PageHeader { crc: 0x235a_ea82, kind: PageKind::Trunk, page: 7, seq: 300, store: STORE }
+        );
+        assert_eq!(crc_of(PageKind::Trunk, 7, 300, STORE, b"pages"), header.crc);
+    }
+
+    #[test]
+    fn each_flipped_bit_is_told() {
+        let whole = page(&[0x5a; 4096 - HEADER]);
+        check(&whole, 7, STORE).unwrap();
+        for bit in 0..whole.len() * 8 {
+            let mut rotten = whole.clone();
+            rotten[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(check(&rotten, 7, STORE), Err(PageFault::Checksum), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn what_is_whole_but_not_the_page_is_told() {
+        let whole = page(b"payload");
+        assert_eq!(check(&whole, 8, STORE), Err(PageFault::OtherPage(7)));
+        assert_eq!(check(&whole, 7, 1), Err(PageFault::OtherStore(STORE)));
+        assert_eq!(check(&[0; 4096], 7, STORE), Err(PageFault::NeverWritten));
+        assert_eq!(check(&[], 7, STORE), Err(PageFault::Checksum));
+        assert_eq!(check(&whole[..31], 7, STORE), Err(PageFault::Checksum));
+        let resealed = |at: usize, byte: u8| {
+            let mut bytes = whole.clone();
+            bytes[at] = byte;
+            let crc = crc32c::crc32c(&bytes[4..]);
+            bytes[..4].copy_from_slice(&crc.to_le_bytes());
+            check(&bytes, 7, STORE)
+        };
+        assert_eq!(resealed(4, 9), Err(PageFault::Kind(9)));
+        assert_eq!(resealed(4, 0), Err(PageFault::Kind(0)));
+        assert_eq!(resealed(6, 1), Err(PageFault::Reserved));
+    }
+
+    #[test]
+    fn faults_are_told_in_plain_words() {
+        assert_eq!(PageFault::OtherPage(9).to_string(), "page 9 stands in its place");
+        assert_eq!(PageFault::OtherStore(255).to_string(), "it belongs to another store, 00000000000000ff");
+    }
+
+    proptest! {
+        #[test]
+        fn a_page_is_read_as_it_was_sealed(payload: Vec<u8>, kind in 1_u8..=3, page: u64, seq: u64, store: u64) {
+            let kind = PageKind::of(kind).unwrap();
+            let mut bytes = [&[0; HEADER], &payload[..]].concat();
+            let crc = seal(&mut bytes, kind, page, seq, store);
+            prop_assert_eq!(crc, crc_of(kind, page, seq, store, &payload));
+            prop_assert_eq!(check(&bytes, page, store), Ok(PageHeader { crc, kind, page, seq, store }));
+            prop_assert_eq!(&bytes[HEADER..], &payload);
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes: Vec<u8>, page: u64, store: u64) {
+            prop_assert!(check(&bytes, page, store).is_err());
+        }
+    }
+}

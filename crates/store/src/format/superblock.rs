@@ -1,0 +1,311 @@
+//! The superblock: what a store is, and up to which commit its data file has everything.
+//!
+//! Two slots of 4096 bytes, written in turn and synced each time, so that one is whole at any time; the newer counts.
+//!
+//! | bytes | what (little endian) |
+//! |---|---|
+//! | 0..8 | `pkstore` and a zero |
+//! | 8..10 | version, 1 |
+//! | 10..12 | flags: 1: the first change of a page after a cut may be a diff; 2: there is a root page; 4: there is a free list |
+//! | 12..16 | bytes of a page |
+//! | 16..24 | number of the write: the larger is newer |
+//! | 24..32 | id of the store, by chance |
+//! | 32..40 | seq of the last commit that the data file has |
+//! | 40..48 | LSN behind it: where reading the journal begins |
+//! | 48..56 | most bytes of the journal that may not be synced |
+//! | 56..64 | number of pages |
+//! | 64..72 | root page, if there is one |
+//! | 72..80 | first trunk of the free list, if there is one |
+//! | 80..88 | number of free pages |
+//! | 88..90 | bytes of the user's metadata |
+//! | 90..96 | zeros |
+//! | 96..1120 | the user's metadata, filled up with zeros |
+//! | 1120..4092 | zeros |
+//! | 4092..4096 | CRC-32C of all before |
+//!
+//! Invariant: magic, version and checksum stand where they are in all versions, so that a later one is told from rot.
+
+/// Bytes of a slot.
+pub(crate) const SLOT: usize = 4096;
+
+/// The most bytes of the user's metadata.
+pub(crate) const MOST_USER: usize = 1024;
+
+/// The smallest page, in bytes.
+pub(crate) const LEAST_PAGE: u32 = 4096;
+
+/// The largest page, in bytes.
+pub(crate) const MOST_PAGE: u32 = 65536;
+
+const MAGIC: [u8; 8] = *b"pkstore\0";
+const VERSION: u16 = 1;
+const USER: usize = 96;
+const CHECKED: usize = SLOT - 4;
+
+const FIRST_DIFFS: u16 = 1;
+const ROOT: u16 = 2;
+const FREE_HEAD: u16 = 4;
+
+/// What each commit says of the store as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Meta {
+    /// The user's: not checked against the number of pages.
+    pub(crate) root: Option<u64>,
+    /// How many there are, free ones among them.
+    pub(crate) pages: u64,
+    /// The first trunk of the free list.
+    pub(crate) free_head: Option<u64>,
+    /// Trunks among them.
+    pub(crate) free_pages: u64,
+    /// At most [`MOST_USER`] bytes.
+    pub(crate) user: Vec<u8>,
+}
+
+/// What a slot says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Superblock {
+    /// The larger is newer.
+    pub(crate) number: u64,
+    /// The id of the store, by chance.
+    pub(crate) store: u64,
+    /// In bytes: a power of two, [`LEAST_PAGE`] to [`MOST_PAGE`].
+    pub(crate) page_size: u32,
+    /// The last commit that the data file has durably.
+    pub(crate) synced_seq: u64,
+    /// Just behind its entry in the journal.
+    pub(crate) synced_lsn: u64,
+    /// In bytes.
+    pub(crate) journal_cap: u64,
+    /// The first change of a page after a cut may be a diff: the data file is written by atomic writes.
+    pub(crate) first_diffs: bool,
+    /// As of that commit.
+    pub(crate) meta: Meta,
+}
+
+/// What a slot holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// It is whole.
+    Superblock(Superblock),
+    /// It is whole, of a version that is not known here.
+    Version(u16),
+    /// It is not whole, or makes no sense.
+    Nothing,
+}
+
+impl Meta {
+    /// Whether what the store itself wrote agrees with itself.
+    pub(super) fn is_sound(&self) -> bool {
+        self.free_pages <= self.pages
+            && self.free_head.is_none_or(|page| page < self.pages)
+            && self.user.len() <= MOST_USER
+    }
+}
+
+impl Superblock {
+    /// The bytes of a slot.
+    ///
+    /// # Panics
+    /// If the user's metadata is longer than [`MOST_USER`].
+    pub(crate) fn encode(&self) -> [u8; SLOT] {
+        let meta = &self.meta;
+        debug_assert!(meta.is_sound(), "{meta:?}");
+        let mut bytes = [0; SLOT];
+        let mut at = 0;
+        let mut put = |part: &[u8]| {
+            bytes[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        };
+        let flag = |is_set: bool, flag: u16| if is_set { flag } else { 0 };
+        let flags = flag(self.first_diffs, FIRST_DIFFS)
+            | flag(meta.root.is_some(), ROOT)
+            | flag(meta.free_head.is_some(), FREE_HEAD);
+        put(&MAGIC);
+        put(&VERSION.to_le_bytes());
+        put(&flags.to_le_bytes());
+        put(&self.page_size.to_le_bytes());
+        let numbers = [self.number, self.store, self.synced_seq, self.synced_lsn, self.journal_cap];
+        let of_meta = [meta.pages, meta.root.unwrap_or(0), meta.free_head.unwrap_or(0), meta.free_pages];
+        for number in numbers.into_iter().chain(of_meta) {
+            put(&number.to_le_bytes());
+        }
+        put(&u16::try_from(meta.user.len()).unwrap_or(u16::MAX).to_le_bytes());
+        bytes[USER..USER + MOST_USER][..meta.user.len()].copy_from_slice(&meta.user);
+        let crc = crc32c::crc32c(&bytes[..CHECKED]);
+        bytes[CHECKED..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a slot.
+    pub(crate) fn decode(slot: &[u8]) -> Found {
+        let Some(slot) = slot.first_chunk::<SLOT>() else { return Found::Nothing };
+        let (checked, crc) = slot.split_at(CHECKED);
+        if checked[..8] != MAGIC || crc32c::crc32c(checked).to_le_bytes() != crc {
+            return Found::Nothing;
+        }
+        let short = |at: usize| u16::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
+        if short(8) != VERSION {
+            return Found::Version(short(8));
+        }
+        let (flags, page_size, user) = (short(10), word(12), usize::from(short(88)));
+        let is_sound = flags <= (FIRST_DIFFS | ROOT | FREE_HEAD)
+            && page_size.is_power_of_two()
+            && (LEAST_PAGE..=MOST_PAGE).contains(&page_size)
+            && user <= MOST_USER;
+        if !is_sound {
+            return Found::Nothing;
+        }
+        let meta = Meta {
+            root: (flags & ROOT != 0).then(|| long(64)),
+            pages: long(56),
+            free_head: (flags & FREE_HEAD != 0).then(|| long(72)),
+            free_pages: long(80),
+            user: slot[USER..USER + user].to_vec(),
+        };
+        if !meta.is_sound() {
+            return Found::Nothing;
+        }
+        Found::Superblock(Self {
+            number: long(16),
+            store: long(24),
+            page_size,
+            synced_seq: long(32),
+            synced_lsn: long(40),
+            journal_cap: long(48),
+            first_diffs: flags & FIRST_DIFFS != 0,
+            meta,
+        })
+    }
+}
+
+/// The newest of what both slots hold, and in which of them, 0 or 1, it stands. A later version comes before all.
+pub(crate) fn newest(bytes: &[u8]) -> (Found, usize) {
+    let slots = bytes.chunks(SLOT).take(2).map(Superblock::decode).zip(0..);
+    slots.fold((Found::Nothing, 0), |best, slot| match (&best.0, &slot.0) {
+        (_, Found::Nothing) | (Found::Version(_), _) => best,
+        (Found::Superblock(a), Found::Superblock(b)) if a.number > b.number => best,
+        _ => slot,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn superblock() -> Superblock {
+        Superblock {
+            number: 4,
+            store: 0x0102_0304_0506_0708,
+            page_size: 16384,
+            synced_seq: 1000,
+            synced_lsn: 0x1_2000,
+            journal_cap: 256 << 20,
+            first_diffs: true,
+            meta: Meta {
+                root: Some(0),
+                pages: 300,
+                free_head: Some(299),
+                free_pages: 2,
+                user: b"users".to_vec(),
+            },
+        }
+    }
+
+    fn reseal(slot: &mut [u8; SLOT]) {
+        let crc = crc32c::crc32c(&slot[..CHECKED]);
+        slot[CHECKED..].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// The bytes as they are on disks: what was written once must be read for ever.
+    #[test]
+    fn a_slot_looks_as_it_always_did() {
+        let mut expected =
+            b"pkstore\0\x01\0\x07\0\0\x40\0\0\x04\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
+        expected.extend(b"\xe8\x03\0\0\0\0\0\0\0\x20\x01\0\0\0\0\0\0\0\0\x10\0\0\0\0\x2c\x01\0\0\0\0\0\0");
+        expected.extend(b"\0\0\0\0\0\0\0\0\x2b\x01\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0users");
+        expected.resize(4092, 0);
+        expected.extend(crc32c::crc32c(&expected).to_le_bytes());
+        assert_eq!(superblock().encode()[..], expected);
+        assert_eq!(Superblock::decode(&expected), Found::Superblock(superblock()));
+    }
+
+    #[test]
+    fn each_flipped_bit_is_told() {
+        let whole = superblock().encode();
+        for bit in 0..SLOT * 8 {
+            let mut rotten = whole;
+            rotten[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Superblock::decode(&rotten), Found::Nothing, "bit {bit}");
+        }
+        assert_eq!(Superblock::decode(&whole[..SLOT - 1]), Found::Nothing);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_nothing() {
+        let with = |at: usize, byte: u8| {
+            let mut slot = superblock().encode();
+            slot[at] = byte;
+            reseal(&mut slot);
+            Superblock::decode(&slot)
+        };
+        assert_eq!(with(8, 2), Found::Version(2));
+        // Unknown flags; pages of 0, 48 KiB and 128 KiB; more free pages than pages; a free list behind the end; too much metadata.
+        for (at, byte) in [(10, 8), (11, 1), (13, 0), (13, 0xc0), (14, 2), (81, 9), (72, 0x2c), (89, 5)] {
+            assert_eq!(with(at, byte), Found::Nothing, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn the_newer_slot_counts() {
+        let older = superblock();
+        let newer = Superblock { number: 5, synced_seq: 2000, ..superblock() };
+        let both = |first: &[u8], second: &[u8]| newest(&[first, second].concat());
+        let (old, new, torn) = (older.encode(), newer.encode(), [0; SLOT]);
+        assert_eq!(both(&old, &new), (Found::Superblock(newer.clone()), 1));
+        assert_eq!(both(&new, &old), (Found::Superblock(newer), 0));
+        assert_eq!(both(&torn, &old), (Found::Superblock(older.clone()), 1));
+        assert_eq!(both(&old, &torn), (Found::Superblock(older), 0));
+        assert_eq!(both(&torn, &torn).0, Found::Nothing);
+        assert_eq!(newest(&[]).0, Found::Nothing);
+        let mut later = old;
+        later[8] = 9;
+        reseal(&mut later);
+        assert_eq!(both(&later, &new), (Found::Version(9), 0));
+        assert_eq!(both(&new, &later), (Found::Version(9), 1));
+    }
+
+    proptest! {
+        #[test]
+        fn a_superblock_is_read_as_written(
+            numbers: [u64; 6],
+            (shift, first_diffs) in (12_u32..=16, any::<bool>()),
+            root: Option<u64>,
+            free: Option<prop::sample::Index>,
+            user in prop::collection::vec(any::<u8>(), 0..=MOST_USER),
+        ) {
+            let [number, store, synced_seq, synced_lsn, journal_cap, pages] = numbers;
+            let pages = pages.max(1);
+            let free_head = free.map(|free| free.index(usize::try_from(pages).unwrap()) as u64);
+            let meta = Meta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user };
+            let superblock = Superblock {
+                number, store, page_size: 1 << shift, synced_seq, synced_lsn, journal_cap, first_diffs, meta,
+            };
+            prop_assert_eq!(Superblock::decode(&superblock.encode()), Found::Superblock(superblock));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(content in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut slot = [0; SLOT];
+            slot[..10].copy_from_slice(b"pkstore\0\x01\0");
+            slot[10..10 + content.len()].copy_from_slice(&content);
+            reseal(&mut slot);
+            if let Found::Superblock(found) = Superblock::decode(&slot) {
+                prop_assert_eq!(Superblock::decode(&found.encode()), Found::Superblock(found));
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A trunk of the free list: the payload of a page that names free pages, and the next trunk.
+//!
+//! | bytes | what (little endian) |
+//! |---|---|
+//! | 0..8 | number of the next trunk's page, and 1; 0: this is the last |
+//! | 8..12 | how many pages it names |
+//! | 12..16 | zeros |
+//! | 16.. | their numbers, 8 bytes each |
+//!
+//! Invariants: a payload of zeros is a trunk that names nothing and is the last. Places that name nothing are zeros, so that an image
+//! of the page stays short.
+
+const ENTRIES: usize = 16;
+
+/// Why a payload is no trunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TrunkFault {
+    #[error("it names {0} free pages, and has no room for so many")]
+    Count(u32),
+    #[error("it names page {0} as free, which is behind the last page")]
+    Page(u64),
+    #[error("it names page {0} as the next trunk, which is behind the last page")]
+    Next(u64),
+}
+
+/// How many pages a payload of so many bytes names at the most.
+pub(crate) const fn capacity(payload: usize) -> usize {
+    payload.saturating_sub(ENTRIES) / 8
+}
+
+/// The next trunk's page.
+pub(crate) fn next(payload: &[u8]) -> Option<u64> {
+    long(payload, 0).checked_sub(1)
+}
+
+/// Says which the next trunk's page is.
+pub(crate) fn set_next(payload: &mut [u8], next: Option<u64>) {
+    debug_assert_ne!(next, Some(u64::MAX));
+    put(payload, 0, next.map_or(0, |page| page.wrapping_add(1)));
+}
+
+/// How many pages it names; never more than there is room for.
+pub(crate) fn count(payload: &[u8]) -> usize {
+    (said(payload) as usize).min(capacity(payload.len()))
+}
+
+/// Names one more page as free; `false` if there is no room for it.
+#[must_use]
+pub(crate) fn push(payload: &mut [u8], page: u64) -> bool {
+    let count = count(payload);
+    let has_room = count < capacity(payload.len());
+    if has_room {
+        put(payload, ENTRIES + count * 8, page);
+        set_count(payload, count + 1);
+    }
+    has_room
+}
+
+/// Takes the page that was named last.
+pub(crate) fn pop(payload: &mut [u8]) -> Option<u64> {
+    let last = count(payload).checked_sub(1)?;
+    let page = long(payload, ENTRIES + last * 8);
+    put(payload, ENTRIES + last * 8, 0);
+    set_count(payload, last);
+    Some(page)
+}
+
+/// The pages that it names, the first named first.
+pub(crate) fn iter(payload: &[u8]) -> impl Iterator<Item = u64> {
+    (0..count(payload)).map(|entry| long(payload, ENTRIES + entry * 8))
+}
+
+/// Whether it makes sense in a store of so many pages.
+pub(crate) fn check(payload: &[u8], pages: u64) -> Result<(), TrunkFault> {
+    if said(payload) as usize > capacity(payload.len()) {
+        return Err(TrunkFault::Count(said(payload)));
+    }
+    if let Some(next) = next(payload).filter(|next| *next >= pages) {
+        return Err(TrunkFault::Next(next));
+    }
+    match iter(payload).find(|page| *page >= pages) {
+        Some(page) => Err(TrunkFault::Page(page)),
+        None => Ok(()),
+    }
+}
+
+/// How many it says that it names.
+fn said(payload: &[u8]) -> u32 {
+    payload.get(8..12).map_or(0, |bytes| u32::from_le_bytes(std::array::from_fn(|byte| bytes[byte])))
+}
+
+fn set_count(payload: &mut [u8], count: usize) {
+    payload[8..12].copy_from_slice(&u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
+}
+
+fn long(payload: &[u8], at: usize) -> u64 {
+    payload.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(std::array::from_fn(|byte| bytes[byte])))
+}
+
+fn put(payload: &mut [u8], at: usize, number: u64) {
+    payload[at..at + 8].copy_from_slice(&number.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The bytes as they are on disks: what was written once must be read for ever.
+    #[test]
+    fn a_trunk_looks_as_it_always_did() {
+        let mut payload = [0; 48];
+        check(&payload, 0).unwrap();
+        assert_eq!((next(&payload), count(&payload), pop(&mut payload)), (None, 0, None));
+        set_next(&mut payload, Some(0));
+        for page in [5, 300, 6] {
+            assert!(push(&mut payload, page));
+        }
+        assert_eq!(pop(&mut payload), Some(6));
+        let mut expected =
+            b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
+        expected.resize(48, 0);
+        assert_eq!(payload[..], expected);
+        assert_eq!((next(&payload), count(&payload), capacity(payload.len())), (Some(0), 2, 4));
+        assert_eq!(iter(&payload).collect::<Vec<_>>(), [5, 300]);
+        assert_eq!(capacity(4096 - 32), 506);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_told() {
+        let mut payload = [0; 32];
+        set_next(&mut payload, Some(9));
+        assert!(push(&mut payload, 3) && push(&mut payload, 12) && !push(&mut payload, 4));
+        assert_eq!(check(&payload, 13), Ok(()));
+        assert_eq!(check(&payload, 12), Err(TrunkFault::Page(12)));
+        assert_eq!(check(&payload, 9), Err(TrunkFault::Next(9)));
+        payload[8] = 3;
+        assert_eq!(check(&payload, 13), Err(TrunkFault::Count(3)));
+        assert_eq!(iter(&payload).count(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn a_trunk_is_a_stack(steps in prop::collection::vec(prop::option::of(any::<u64>()), 0..40)) {
+            let mut payload = [0; ENTRIES + 8 * 10];
+            let mut model = Vec::new();
+            for step in steps {
+                if let Some(page) = step {
+                    let has_room = model.len() < 10;
+                    prop_assert_eq!(push(&mut payload, page), has_room);
+                    if has_room {
+                        model.push(page);
+                    }
+                } else {
+                    prop_assert_eq!(pop(&mut payload), model.pop());
+                }
+                prop_assert_eq!(iter(&payload).collect::<Vec<_>>(), &model[..]);
+            }
+            while pop(&mut payload).is_some() {}
+            prop_assert!(payload.iter().all(|byte| *byte == 0), "what names nothing is zeros");
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(payload: Vec<u8>, pages: u64) {
+            let _ = check(&payload, pages);
+            prop_assert_eq!(iter(&payload).count(), count(&payload));
+            let mut payload = payload;
+            while pop(&mut payload).is_some() {}
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The warm set: which pages were resident, so that they can be loaded again. A hint: what is damaged or foreign is not used.
+//!
+//! | bytes | what (little endian) |
+//! |---|---|
+//! | 0..6 | `pkwarm` |
+//! | 6..8 | version, 1 |
+//! | 8..16 | id of the store |
+//! | 16.. | for each range, in ascending order, as varints: distance from the end of the one before, number of pages |
+//! | last 4 | CRC-32C of all before |
+
+use std::ops::Range;
+
+use super::varint;
+
+const MAGIC: [u8; 6] = *b"pkwarm";
+const VERSION: u16 = 1;
+const HEADER: usize = 16;
+
+/// The bytes of the file. The ranges ascend, don't overlap, and are not empty.
+pub(crate) fn encode(store: u64, ranges: &[Range<u64>]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER + 4 + ranges.len() * 4);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&store.to_le_bytes());
+    let mut end = 0;
+    for range in ranges {
+        debug_assert!(end <= range.start && range.start < range.end);
+        varint::put(&mut out, range.start - end);
+        varint::put(&mut out, range.end - range.start);
+        end = range.end;
+    }
+    let crc = crc32c::crc32c(&out);
+    out.extend_from_slice(&crc.to_le_bytes());
+    out
+}
+
+/// The ranges of pages that the file names, ascending, not overlapping and not empty; `None` if it is damaged, of another store or of
+/// a later version.
+pub(crate) fn decode(bytes: &[u8], store: u64) -> Option<Vec<Range<u64>>> {
+    let (checked, crc) = bytes.split_last_chunk::<4>()?;
+    let (header, mut rest) = checked.split_first_chunk::<HEADER>()?;
+    let is_ours =
+        header[..6] == MAGIC && header[6..8] == VERSION.to_le_bytes() && header[8..] == store.to_le_bytes();
+    if !is_ours || crc32c::crc32c(checked).to_le_bytes() != *crc {
+        return None;
+    }
+    let mut number = || {
+        let (number, len) = varint::get(rest)?;
+        rest = &rest[len..];
+        Some((number, rest.is_empty()))
+    };
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    let mut is_end = checked.len() == HEADER;
+    while !is_end {
+        let (distance, _) = number()?;
+        let pages;
+        (pages, is_end) = number()?;
+        let start = ranges.last().map_or(0, |last| last.end).checked_add(distance)?;
+        let end = start.checked_add(pages).filter(|end| *end > start)?;
+        ranges.push(start..end);
+    }
+    Some(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The bytes as they are on disks: what was written once must be read for ever.
+    #[test]
+    fn a_warm_set_looks_as_it_always_did() {
+        let mut expected = b"pkwarm\x01\0\x08\x07\x06\x05\x04\x03\x02\x01\0\x01\x02\x80\x01".to_vec();
+        expected.extend(crc32c::crc32c(&expected).to_le_bytes());
+        let (store, ranges) = (0x0102_0304_0506_0708, [0..1, 3..131]);
+        assert_eq!(encode(store, &ranges), expected);
+        assert_eq!(decode(&expected, store).as_deref(), Some(&ranges[..]));
+        assert_eq!(decode(&expected, store + 1), None);
+        for bit in 0..expected.len() * 8 {
+            let mut rotten = expected.clone();
+            rotten[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode(&rotten, store), None, "bit {bit}");
+        }
+        for len in 0..expected.len() {
+            assert_eq!(decode(&expected[..len], store), None, "{len} bytes");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_warm_set_is_read_as_written(store: u64, steps in prop::collection::vec((0_u64..1 << 40, 1_u64..1 << 20), 0..50)) {
+            let mut end = 0;
+            let ranges: Vec<_> = steps.into_iter().map(|(gap, pages)| {
+                let start = end + gap;
+                end = start + pages;
+                start..end
+            }).collect();
+            prop_assert_eq!(decode(&encode(store, &ranges), store), Some(ranges));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(content: Vec<u8>) {
+            let mut bytes = encode(7, &[]);
+            bytes.truncate(HEADER);
+            bytes.extend(content);
+            bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+            if let Some(ranges) = decode(&bytes, 7) {
+                prop_assert!(ranges.iter().all(|range| !range.is_empty()));
+                prop_assert_eq!(decode(&encode(7, &ranges), 7), Some(ranges));
+            }
+        }
+    }
+}
