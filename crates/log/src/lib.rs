@@ -49,4 +49,8 @@ pub use bulk::{BulkMode, BulkOptions, BulkReport, BulkWriter};
 pub use error::Error;
 pub use layout::{Backing, Disk, DiskLayout};
 pub use mode::{Chosen, LogMode, Syncs, Use};
-pub use redo::{Backpressure, FlushPolicy, Lsn, RedoLog, RedoMetrics, RedoOptions, RedoReader, RedoRecord};
+#[cfg(feature = "planted")]
+pub use redo::planted::Planted;
+pub use redo::{
+    Backpressure, FlushPolicy, Lsn, Recovered, RedoLog, RedoMetrics, RedoOptions, RedoReader, RedoRecord,
+};

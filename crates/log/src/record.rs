@@ -24,8 +24,10 @@
 mod reader;
 #[cfg(test)]
 mod tests;
+mod window;
 
-pub(crate) use reader::{EpochAt, Reader, Source};
+pub(crate) use reader::{Entry, EpochAt, Reach, Reader};
+pub(crate) use window::{Source, Windowed};
 
 /// What is written and synced at once at the least, in bytes; a sync ends at a multiple of it.
 pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;
@@ -159,7 +161,12 @@ pub(crate) fn is_whole(bytes: &[u8], len: usize) -> bool {
     let (Some(header), Some(body)) = (bytes.first_chunk::<HEADER>(), bytes.get(HEADER..HEADER + len)) else {
         return false;
     };
-    header[..4] == checksum(header, crc32c::crc32c(body)).to_le_bytes()
+    has_checksum(header, crc32c::crc32c(body))
+}
+
+/// Whether a record has its checksum, by the CRC-32C of its body.
+pub(crate) fn has_checksum(header: &[u8; HEADER], body_crc: u32) -> bool {
+    header[..4] == checksum(header, body_crc).to_le_bytes()
 }
 
 /// The bytes of a whole record.

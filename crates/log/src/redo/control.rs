@@ -123,8 +123,7 @@ pub(super) fn decode(bytes: &[u8]) -> Found {
 }
 
 /// Reads the control file of a log.
-pub(super) fn read(io: &dyn Io, path: &Path) -> Result<Found, Error> {
-    let file = ring::open_past_cache(io, path)?;
+pub(super) fn read(file: &dyn IoFile) -> Result<Found, Error> {
     let mut bytes = AlignedBuf::new(2 * BLOCK_LEN);
     let got = file.read_at(0, &mut bytes)?;
     Ok(decode(&bytes[..got]))
@@ -135,7 +134,7 @@ pub(super) struct Control {
     file: Arc<dyn IoFile>,
     state: State,
     slot: AlignedBuf,
-    #[cfg(test)]
+    #[cfg(any(test, feature = "planted"))]
     pub(super) planted: Option<super::planted::Planted>,
 }
 
@@ -161,7 +160,7 @@ impl Control {
             file,
             state,
             slot: AlignedBuf::new(BLOCK_LEN),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "planted"))]
             planted: None,
         }
     }
@@ -231,15 +230,16 @@ mod tests {
     fn the_newer_slot_counts_and_the_other_is_written_next() {
         let disk = SimDisk::new();
         let path = Path::new("/control");
+        let found = || read(&*disk.open(path, Access::Direct).unwrap()).unwrap();
         let mut control = Control::create(&disk, path, STATE).unwrap();
         for checkpoint in [100, 200, 300] {
             control.write(State { checkpoint, ..control.state() }).unwrap();
-            assert_eq!(read(&disk, path).unwrap(), Found::State(control.state()));
+            assert_eq!(found(), Found::State(control.state()));
         }
         // The last write was torn.
         let file = disk.open_writable(path, Access::Buffered, Create::Never).unwrap();
         file.write_at(control.state().number % 2 * BLOCK + 40, &[9], WriteMode::Plain).unwrap();
-        let Found::State(found) = read(&disk, path).unwrap() else { panic!("one slot is whole") };
+        let Found::State(found) = found() else { panic!("one slot is whole") };
         assert_eq!((found.checkpoint, found.number), (200, control.state().number - 1));
     }
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_io::{AlignedBuf, Create, Error as IoError, Io, WriteMode};
 
 use super::control::{self, Control, Found, State};
+use super::planted::planted;
 use super::{RedoLog, RedoOptions, open, ring};
 use crate::Error;
 
@@ -34,16 +35,22 @@ pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<RedoLog,
     }
     // Whether it was made just now, or before a crash: its name must last.
     if let Some(parent) = directory.parent() {
-        io.sync_dir(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?;
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        sync_names(options, parent, &*io)?;
     }
     let mut made = Made { io: &*io, paths: Vec::new() };
     match make(options, directory, &mut made) {
-        Ok((lock, state)) => open::start(options, directory, lock, state, Some(0)),
+        Ok((lock, state)) => open::open_new(options, directory, lock, state),
         Err(error) => {
             made.remove();
             Err(error)
         }
     }
+}
+
+#[cfg_attr(not(any(test, feature = "planted")), expect(unused_variables, reason = "tests plant bugs in it"))]
+fn sync_names(options: &RedoOptions, directory: &Path, io: &dyn Io) -> Result<(), IoError> {
+    if planted!(options, NoSyncOfDirectory) { Ok(()) } else { io.sync_dir(directory) }
 }
 
 fn make(
@@ -69,14 +76,14 @@ fn make(
     let path = directory.join(control::NAME);
     made.paths.push(path.clone());
     let mut control = Control::create(io, &path, state)?;
-    io.sync_dir(directory)?;
+    sync_names(options, directory, io)?;
     let zeros = AlignedBuf::new(ZEROS);
     for index in 0..options.files {
         let path = directory.join(ring::name(index));
         made.paths.push(path.clone());
         make_file(io, &path, options.file_bytes, &zeros)?;
     }
-    io.sync_dir(directory)?;
+    sync_names(options, directory, io)?;
     control.write(State { in_use: true, ..control.state() })?;
     Ok((lock, control.state()))
 }
@@ -116,7 +123,11 @@ fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
         return Ok(left);
     }
     let has_control = left.iter().any(|name| name == control::NAME);
-    let found = if has_control { control::read(io, &directory.join(control::NAME))? } else { Found::Nothing };
+    let found = if has_control {
+        control::read(&*ring::open_past_cache(io, &directory.join(control::NAME))?)?
+    } else {
+        Found::Nothing
+    };
     match found {
         Found::State(state) if !state.in_use => Ok(left),
         // The very first thing to be made was interrupted.

@@ -7,13 +7,14 @@ mod control;
 mod core;
 mod create;
 mod group;
+mod journal;
 mod memory;
 mod metrics;
 #[cfg(test)]
 mod model;
 mod open;
 mod options;
-mod planted;
+pub(crate) mod planted;
 mod read;
 mod release;
 mod ring;
@@ -26,6 +27,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+pub use journal::Recovered;
 pub use metrics::RedoMetrics;
 pub use options::{Backpressure, FlushPolicy, RedoOptions};
 pub use read::{RedoReader, RedoRecord};

@@ -3,28 +3,57 @@
 //! Invariants:
 //! 1. Nothing is written before all was found to be in order.
 //! 2. What is kept is read from the device, where that can be had, and synced before anything is appended: after a kill, or a
-//!    sync that failed, the page cache may show what the device does not have.
+//!    sync that failed, the page cache may show what the device does not have. A file of which nothing is kept needs no sync:
+//!    what it has is given up or behind the end, where the new epoch disowns it.
 //! 3. Nothing is appended before the new epoch is durable: what a crash left behind the end has another salt.
 
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::Builder;
 
 use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock};
 
 use super::control::{self, Control, Found, State};
 use super::core::{Core, Epochs, lock};
 use super::create::LOCK;
+use super::journal::Journal;
 use super::planted::planted;
 use super::release::Releaser;
 use super::ring::{self, Ring, RingSource};
-use super::{RedoLog, RedoOptions, buffer, metrics};
-use crate::record::{self, BLOCK, EpochAt, Reader};
+use super::{Lsn, Recovered, RedoLog, RedoOptions, buffer, metrics};
+use crate::record::{self, BLOCK, Entry, EpochAt, HEADER, Reader};
 use crate::{Error, FlushPolicy, LogMode, Syncs, Use};
 
 /// Opens a log that is there.
 pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<RedoLog, Error> {
+    open_and_read(options, directory, None)
+}
+
+/// Opens a log that is there, and gives its records from an LSN on, or from the checkpoint on.
+pub(super) fn recover(
+    options: &RedoOptions,
+    directory: &Path,
+    from: Option<Lsn>,
+) -> Result<(RedoLog, Vec<Recovered>), Error> {
+    let mut records = Vec::new();
+    let log = open_and_read(options, directory, Some(Wanted { from, records: &mut records }))?;
+    Ok((log, records))
+}
+
+/// The records that somebody wants to have.
+struct Wanted<'a> {
+    from: Option<Lsn>,
+    records: &'a mut Vec<Recovered>,
+}
+
+fn open_and_read(
+    options: &RedoOptions,
+    directory: &Path,
+    wanted: Option<Wanted<'_>>,
+) -> Result<RedoLog, Error> {
     let io = options.io_or_best();
     let path = directory.join(control::NAME);
     // Before the lock, which makes a file.
@@ -39,7 +68,7 @@ pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<RedoLog, E
         return Err(Error::NoLog { path });
     }
     let held = io.lock(&directory.join(LOCK))?;
-    let state = match control::read(&*io, &path)? {
+    let state = match control::read(&*ring::open_to_recover(options, &*io, &path)?)? {
         Found::State(state) if state.in_use => state,
         Found::State(_) => return Err(Error::Unfinished { path: directory.to_path_buf() }),
         Found::Nothing if !has(&ring::is_name) => {
@@ -48,73 +77,148 @@ pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<RedoLog, E
         Found::Nothing => return Err(Error::BrokenControl { path }),
         Found::Version(version) => return Err(Error::UnknownVersion { path, version }),
     };
-    start(options, directory, held, state, None)
+    let sources = open_sources(options, &*io, directory, state.geometry)?;
+    let source = RingSource::new(Arc::clone(&io), state.geometry, Arc::clone(&sources), lap_end(&state));
+    let choose = || choose_mode(options, &*io, directory);
+    let (found, mode) = std::thread::scope(|scope| {
+        // Trying how the disk can be written takes it some time, too.
+        let chosen = options
+            .threads
+            .then(|| Builder::new().name("log_opener".to_owned()).spawn_scoped(scope, choose).ok())
+            .flatten();
+        let found = walk(options, source, &state, wanted);
+        let mode = match chosen {
+            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => choose(),
+        };
+        (found, mode)
+    });
+    start(options, directory, held, state, Some(found?), sources, mode?)
 }
 
-/// Opens what the control file says. The end is known of a log that was just made.
-pub(super) fn start(
+/// Opens a log that was just made.
+pub(super) fn open_new(
     options: &RedoOptions,
     directory: &Path,
     held: Lock,
     state: State,
-    end: Option<u64>,
+) -> Result<RedoLog, Error> {
+    let io = options.io_or_best();
+    let sources = open_sources(options, &*io, directory, state.geometry)?;
+    let mode = choose_mode(options, &*io, directory)?;
+    start(options, directory, held, state, None, sources, mode)
+}
+
+/// Where the lap that begins at the checkpoint ends.
+fn lap_end(state: &State) -> u64 {
+    state.checkpoint - state.checkpoint % BLOCK + state.geometry.capacity()
+}
+
+fn choose_mode(options: &RedoOptions, io: &dyn Io, directory: &Path) -> Result<LogMode, Error> {
+    let syncs =
+        if options.flush_policy == FlushPolicy::EachCommit { Syncs::EachCommit } else { Syncs::Seldom };
+    Ok(options.mode.choose(io, directory, Use::Overwrite, syncs)?.mode)
+}
+
+/// What a log that is there has.
+struct Walked {
+    end: u64,
+    /// In force at the end.
+    salt: u32,
+    epochs: Vec<EpochAt>,
+}
+
+/// Reads all that the log has.
+fn walk(
+    options: &RedoOptions,
+    source: RingSource,
+    state: &State,
+    mut wanted: Option<Wanted<'_>>,
+) -> Result<Walked, Error> {
+    let journal = Journal::new(source, state.checkpoint, options.threads);
+    let mut reader = Reader::over(journal, state.checkpoint, state.salt);
+    #[cfg(any(test, feature = "planted"))]
+    {
+        reader.planted = options.planted;
+    }
+    let from = wanted.as_ref().and_then(|wanted| wanted.from).unwrap_or(state.checkpoint);
+    // Whether `from` is a place where a record begins or ends.
+    let mut is_place = from == state.checkpoint;
+    while let Some(Entry { lsn, next, body, .. }) = reader.next()? {
+        is_place |= lsn == from || next == from;
+        let len = body.len();
+        if let Some(Wanted { records, .. }) = &mut wanted
+            && lsn >= from
+        {
+            let body = reader.reach().bytes(lsn + HEADER as u64, len).unwrap_or_default();
+            records.push(Recovered { lsn, end: next, body });
+        }
+    }
+    let end = reader.lsn();
+    if !(state.checkpoint..=end).contains(&from) {
+        return Err(Error::NotInLog { lsn: from, from: state.checkpoint, upto: end });
+    }
+    if !is_place && from != end {
+        return Err(Error::NotARecord { lsn: from });
+    }
+    Ok(Walked { end, salt: reader.salt(), epochs: reader.epochs().to_vec() })
+}
+
+/// Opens what the control file says; nothing was found in a log that was just made.
+fn start(
+    options: &RedoOptions,
+    directory: &Path,
+    held: Lock,
+    state: State,
+    found: Option<Walked>,
+    sources: Arc<[Arc<dyn IoFile>]>,
+    mode: LogMode,
 ) -> Result<RedoLog, Error> {
     let io = options.io_or_best();
     let geometry = state.geometry;
-    let sources = open_sources(&*io, directory, geometry)?;
-    let limit = state.checkpoint - state.checkpoint % BLOCK + geometry.capacity();
+    let limit = lap_end(&state);
     let mut epochs = Epochs { first: state.salt, later: Vec::new(), due: None };
     let mut salt = state.salt;
-    if end.is_none() {
-        let source = RingSource::new(Arc::clone(&io), geometry, Arc::clone(&sources), limit);
-        let mut reader = Reader::new(source, state.checkpoint, state.salt);
-        while reader.next()?.is_some() {}
-        salt = reader.salt();
-        epochs.later.extend_from_slice(reader.epochs());
-        epochs.due = Some(reader.lsn());
+    if let Some(found) = found {
+        salt = found.salt;
+        epochs.later = found.epochs;
+        epochs.due = Some(found.end);
     }
-
-    let syncs =
-        if options.flush_policy == FlushPolicy::EachCommit { Syncs::EachCommit } else { Syncs::Seldom };
-    let mode = options.mode.choose(&*io, directory, Use::Overwrite, syncs)?.mode;
     let access = if mode == LogMode::Direct { Access::Direct } else { Access::Buffered };
     let files: Result<Vec<_>, IoError> = (0..geometry.files)
         .map(|index| io.open_writable(&directory.join(ring::name(index)), access, Create::Never))
         .collect();
     let ring = Ring { geometry, files: files? };
-    #[cfg_attr(not(test), expect(unused_mut, reason = "tests plant bugs in it"))]
+    #[cfg_attr(not(any(test, feature = "planted")), expect(unused_mut, reason = "tests plant bugs in it"))]
     let mut control = Control::open(&*io, &directory.join(control::NAME), state)?;
-    #[cfg(test)]
+    #[cfg(any(test, feature = "planted"))]
     {
         control.planted = options.planted;
     }
-    let start = end.or(epochs.due).unwrap_or(0).next_multiple_of(BLOCK);
-    if end.is_none() && !planted!(options, NoSyncAtOpen) {
-        for file in &ring.files {
-            file.sync_all()?;
-        }
-        control.sync()?;
+    let start = epochs.due.unwrap_or(0).next_multiple_of(BLOCK);
+    if epochs.due.is_some() && !planted!(options, NoSyncAtOpen) {
+        sync_kept(&ring, state.checkpoint - state.checkpoint % BLOCK..start, &control, options.threads)?;
     }
     if planted!(options, NoEpoch) {
         epochs.due = None;
     }
-    #[cfg(test)]
+    #[cfg(any(test, feature = "planted"))]
     let goes_on_at = epochs.due;
     if planted!(options, AppendIntoTornBlock) {
         epochs.due = None;
     }
     // As long as an epoch is due nothing else gets room.
     let open_limit = if epochs.due.is_some() { start } else { limit };
-    #[cfg(test)]
+    #[cfg(any(test, feature = "planted"))]
     let start = if planted!(options, AppendIntoTornBlock) {
         goes_on_at.map_or(0, |end| end - end % BLOCK)
     } else {
         start
     };
     let (buffer, taker) = buffer::Buffer::new(options.buffer_bytes, start, open_limit);
-    #[cfg(test)]
+    #[cfg(any(test, feature = "planted"))]
     if planted!(options, AppendIntoTornBlock) {
-        super::tests::go_on_in_block(&buffer, &sources, geometry, goes_on_at.unwrap_or(0));
+        super::planted::go_on_in_block(&buffer, &sources, geometry, goes_on_at.unwrap_or(0))?;
     }
     let core = Core {
         much: buffer.capacity().min(1 << 20) / 4,
@@ -144,8 +248,8 @@ pub(super) fn start(
         counters: metrics::Counters::default(),
         start,
         on_backpressure: options.on_backpressure.clone(),
-        has_threads: options.has_threads(),
-        #[cfg(test)]
+        has_threads: options.threads,
+        #[cfg(any(test, feature = "planted"))]
         planted: options.planted,
         io,
         _lock: held,
@@ -181,8 +285,35 @@ impl Core {
     }
 }
 
+/// Makes durable what is kept: the control file, and all files that have a part of these LSNs. At once, if there may be threads.
+fn sync_kept(ring: &Ring, lsns: Range<u64>, control: &Control, threads: bool) -> Result<(), Error> {
+    let mut kept: Vec<usize> = ring.geometry.pieces(lsns).map(|(index, _)| index).collect();
+    kept.sort_unstable();
+    kept.dedup();
+    let sync = |index: usize| Ok::<(), Error>(ring.files[index].sync_all()?);
+    if !threads {
+        kept.into_iter().try_for_each(sync)?;
+        return control.sync();
+    }
+    std::thread::scope(|scope| {
+        let others: Vec<_> = kept
+            .iter()
+            .map(|index| (index, Builder::new().spawn_scoped(scope, move || sync(*index))))
+            .collect();
+        let synced = control.sync();
+        others
+            .into_iter()
+            .map(|(index, thread)| match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(_) => sync(*index),
+            })
+            .fold(synced, Result::and)
+    })
+}
+
 /// Opens the files to read, past the page cache, and compares their sizes.
 fn open_sources(
+    options: &RedoOptions,
     io: &dyn Io,
     directory: &Path,
     geometry: ring::Geometry,
@@ -190,7 +321,7 @@ fn open_sources(
     let mut files = Vec::new();
     for index in 0..geometry.files {
         let path = directory.join(ring::name(index));
-        let file = match ring::open_past_cache(io, &path) {
+        let file = match ring::open_to_recover(options, io, &path) {
             Err(error) if error.errno() == Some(libc::ENOENT) => return Err(Error::MissingFile { path }),
             opened => opened?,
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pagekeeper_io::Io;
 
-use super::{RedoLog, create, open, ring};
+use super::{Lsn, Recovered, RedoLog, create, open, ring};
 use crate::record::{BLOCK, BLOCK_LEN};
 use crate::{Error, LogMode};
 
@@ -86,10 +86,8 @@ pub struct RedoOptions {
     pub(super) release: bool,
     pub(super) io: Option<Arc<dyn Io>>,
     pub(super) on_backpressure: Option<OnBackpressure>,
-    /// Without them the callers do all, in an order that repeats.
-    #[cfg(test)]
     pub(super) threads: bool,
-    #[cfg(test)]
+    #[cfg(any(test, feature = "planted"))]
     pub(super) planted: Option<super::planted::Planted>,
 }
 
@@ -104,9 +102,8 @@ impl Default for RedoOptions {
             release: true,
             io: None,
             on_backpressure: None,
-            #[cfg(test)]
             threads: true,
-            #[cfg(test)]
+            #[cfg(any(test, feature = "planted"))]
             planted: None,
         }
     }
@@ -164,6 +161,36 @@ impl RedoOptions {
         self
     }
 
+    /// Leaves all work to the callers: the log has no threads, not even while it is opened, so that on a disk whose requests
+    /// repeat ([`pagekeeper_io::SimDisk`]) all that is done repeats, in order. For tests, and for engines of one thread.
+    ///
+    /// What nobody waits for is then neither synced each second nor by [`FlushPolicy::Every`], and is written when the buffer is full;
+    /// an append writes what others would else have written meanwhile.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use pagekeeper_io::SimDisk;
+    /// use pagekeeper_log::RedoLog;
+    /// let disk = Arc::new(SimDisk::new());
+    /// let options = RedoLog::options().files(1).file_bytes(64 << 10).buffer_bytes(32 << 10).io(disk).without_threads();
+    /// let log = options.create("/redo".as_ref())?;
+    /// log.wait_flushed(log.append(b"x")?)?;
+    /// # Ok::<(), pagekeeper_log::Error>(())
+    /// ```
+    #[must_use]
+    pub fn without_threads(mut self) -> Self {
+        self.threads = false;
+        self
+    }
+
+    /// Plants a bug, for tests of what rests on the log: they must find it.
+    #[cfg(any(test, feature = "planted"))]
+    #[must_use]
+    pub fn planted(mut self, bug: super::planted::Planted) -> Self {
+        self.planted = Some(bug);
+        self
+    }
+
     /// Called by an append that finds the ring full up to the checkpoint, before it waits: once for each such wait, on
     /// its own thread. It must not append; it may well move the checkpoint, or wake who does.
     #[must_use]
@@ -192,6 +219,35 @@ impl RedoOptions {
         open::open(&self, directory)
     }
 
+    /// Opens a log as [`Self::open`] does, with the same errors, and gives the records that it has: from the checkpoint on, or
+    /// from `from` on, an LSN behind the checkpoint that an append or a reader gave. The journal is read once, wide, and its
+    /// checksums are verified on all processors; bodies are parts of the memory that was read into, which goes in stretches of
+    /// 4 MiB when nobody has a part of it any more.
+    ///
+    /// Fails as well, having changed nothing, where `from` is not in the log ([`Error::NotInLog`]), or no record begins or ends
+    /// there ([`Error::NotARecord`]).
+    ///
+    /// ```
+    /// use pagekeeper_log::RedoLog;
+    ///
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("redo");
+    /// let log = RedoLog::options().files(1).file_bytes(1 << 20).create(dir)?;
+    /// let first = log.append(b"one")?;
+    /// log.wait_flushed(log.append(b"two")?)?;
+    /// drop(log);
+    ///
+    /// let (log, records) = RedoLog::options().recover(dir, Some(first))?;
+    /// assert_eq!(records.iter().map(|record| &record.body[..]).collect::<Vec<_>>(), [b"two"]);
+    /// assert_eq!(log.checkpoint_lsn(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn recover(self, directory: &Path, from: Option<Lsn>) -> Result<(RedoLog, Vec<Recovered>), Error> {
+        self.check()?;
+        Self::check_from(from)?;
+        open::recover(&self, directory, from)
+    }
+
     pub(super) fn io_or_best(&self) -> Arc<dyn Io> {
         self.io.clone().unwrap_or_else(pagekeeper_io::best)
     }
@@ -200,19 +256,11 @@ impl RedoOptions {
         ring::Geometry { file_bytes: self.file_bytes, files: self.files }
     }
 
-    /// Leaves all work to the callers, so that it is done in an order that repeats.
-    #[cfg(test)]
-    pub(super) fn without_threads(mut self) -> Self {
-        self.threads = false;
-        self
-    }
-
-    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "only tests go without"))]
-    pub(super) fn has_threads(&self) -> bool {
-        #[cfg(test)]
-        return self.threads;
-        #[cfg(not(test))]
-        true
+    pub(super) fn check_from(from: Option<Lsn>) -> Result<(), Error> {
+        match from {
+            Some(lsn) if !lsn.is_multiple_of(8) => Err(Error::NotARecord { lsn }),
+            _ => Ok(()),
+        }
     }
 
     fn check(&self) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use super::core::{Core, lock};
 use super::options::FlushPolicy;
 use super::ring::RingSource;
 use crate::Error;
-use crate::record::{Reader, Source};
+use crate::record::{Reader, Source, Windowed};
 
 /// A record that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct RedoRecord {
 /// Reads the records of a log in order; from [`RedoLog::read_from`](crate::RedoLog::read_from). After an error it has ended.
 #[derive(Debug)]
 pub struct RedoReader {
-    reader: Reader<LiveSource>,
+    reader: Reader<Windowed<LiveSource>>,
     failed: bool,
 }
 

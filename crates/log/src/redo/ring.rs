@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, BatchRead, Create, Error as IoError, Io, IoFile, WriteMode};
 
+use super::RedoOptions;
+use super::planted::planted;
 use crate::Error;
 use crate::record::{BLOCK, Source};
 
@@ -55,6 +57,19 @@ pub(super) fn name(index: u32) -> String {
 /// Whether a name could be one of the ring's.
 pub(super) fn is_name(name: &str) -> bool {
     name.strip_prefix("redo.").is_some_and(|digits| digits.parse::<u32>().is_ok())
+}
+
+/// Opens a file of the log to find out what it has.
+#[cfg_attr(not(any(test, feature = "planted")), expect(unused_variables, reason = "tests plant bugs in it"))]
+pub(super) fn open_to_recover(
+    options: &RedoOptions,
+    io: &dyn Io,
+    path: &Path,
+) -> Result<Arc<dyn IoFile>, IoError> {
+    if planted!(options, ReadThroughCache) {
+        return io.open(path, Access::Buffered);
+    }
+    open_past_cache(io, path)
 }
 
 /// Opens a file past the page cache where that can be had, through it else.
@@ -133,6 +148,52 @@ impl RingSource {
     }
 }
 
+impl RingSource {
+    /// Fills all parts, one behind the other, from `lsn` on, with all pieces at once. Says up to where that went well, and what
+    /// went wrong there. It must all be before the end, and aligned.
+    pub(super) fn read_all<'a>(
+        &self,
+        lsn: u64,
+        parts: impl IntoIterator<Item = &'a mut [u8]>,
+    ) -> (u64, Option<Error>) {
+        let mut reads = Vec::new();
+        let mut starts = Vec::new();
+        let mut at = lsn;
+        for mut rest in parts {
+            for (index, range) in self.geometry.pieces(at..at + rest.len() as u64) {
+                let mut offset = range.start;
+                while offset < range.end {
+                    let piece = usize::try_from(range.end - offset).unwrap_or(PIECE).min(PIECE);
+                    let (front, back) = rest.split_at_mut(piece);
+                    rest = back;
+                    let bufs = vec![IoSliceMut::new(front)];
+                    reads.push(BatchRead { file: &*self.files[index], offset, bufs });
+                    starts.push((at, piece));
+                    offset += piece as u64;
+                    at += piece as u64;
+                }
+            }
+        }
+        let mut failed: Option<(u64, Error)> = None;
+        self.io.read_batch(&mut reads, &mut |index, result| {
+            let (start, len) = starts[index];
+            let error = match result {
+                Ok(got) if got == len => return,
+                Ok(got) => {
+                    let (path, offset) = self.place(start);
+                    let found = offset + got as u64;
+                    Error::WrongSize { path, expected: self.geometry.file_bytes, found }
+                }
+                Err(error) => error.into(),
+            };
+            if failed.as_ref().is_none_or(|(first, _)| start < *first) {
+                failed = Some((start, error));
+            }
+        });
+        failed.map_or((at, None), |(start, error)| (start, Some(error)))
+    }
+}
+
 impl std::fmt::Debug for RingSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RingSource")
@@ -147,37 +208,7 @@ impl Source for RingSource {
     fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
         let wanted = self.end.saturating_sub(lsn).min(bytes.len() as u64);
         let len = usize::try_from(wanted).unwrap_or(bytes.len());
-        let mut rest = &mut bytes[..len];
-        let mut reads = Vec::new();
-        for (index, range) in self.geometry.pieces(lsn..lsn + wanted) {
-            let mut offset = range.start;
-            while offset < range.end {
-                let piece = usize::try_from(range.end - offset).unwrap_or(PIECE).min(PIECE);
-                let (front, back) = rest.split_at_mut(piece);
-                rest = back;
-                let bufs = vec![IoSliceMut::new(front)];
-                reads.push(BatchRead { file: &*self.files[index], offset, bufs });
-                offset += piece as u64;
-            }
-        }
-        let asked: Vec<_> = reads
-            .iter()
-            .map(|read| (read.file.path().to_path_buf(), read.offset, read.bufs[0].len()))
-            .collect();
-        let mut failed = None;
-        self.io.read_batch(&mut reads, &mut |index, result| {
-            let (path, offset, len) = &asked[index];
-            let error = match result {
-                Ok(got) if got == *len => return,
-                Ok(got) => Error::WrongSize {
-                    path: path.clone(),
-                    expected: self.geometry.file_bytes,
-                    found: offset + got as u64,
-                },
-                Err(error) => error.into(),
-            };
-            failed.get_or_insert(error);
-        });
+        let (_, failed) = self.read_all(lsn, [&mut bytes[..len]]);
         failed.map_or(Ok(len), Err)
     }
 

@@ -119,15 +119,7 @@ fn planted_bugs_are_found() {
     let seed = Seed(12);
     let quiet = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let bugs = [
-        Planted::NoSyncAtOpen,
-        Planted::NoEpoch,
-        Planted::SameSalt,
-        Planted::AckBeforeSync,
-        Planted::NoSyncOfControl,
-        Planted::OneSlot,
-        Planted::AppendIntoTornBlock,
-    ];
+    let bugs = Planted::ALL;
     let found = bugs.map(|bug| {
         (0..3000)
             .find(|which| catch_unwind(AssertUnwindSafe(|| live(seed.chance(*which), Some(bug), 4))).is_err())

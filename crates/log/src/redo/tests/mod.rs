@@ -9,12 +9,10 @@ mod world;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{AlignedBuf, IoFile, SimDisk};
+use pagekeeper_io::SimDisk;
 
-use super::buffer::Buffer;
-use super::ring::Geometry;
 use super::{RedoLog, RedoOptions, RedoRecord};
-use crate::record::{BLOCK, BLOCK_LEN};
+use crate::record::BLOCK;
 
 /// The smallest ring, of four files, with the smallest buffer.
 fn small(disk: &SimDisk) -> RedoOptions {
@@ -28,15 +26,4 @@ fn dir() -> &'static Path {
 /// All that the log has.
 fn all(log: &RedoLog) -> Vec<RedoRecord> {
     log.read_from(log.checkpoint_lsn()).unwrap().map(Result::unwrap).collect()
-}
-
-/// The bug of [`super::planted::Planted::AppendIntoTornBlock`]: the block in which the log ended is filled as it was.
-pub(super) fn go_on_in_block(buffer: &Buffer, files: &[Arc<dyn IoFile>], geometry: Geometry, end: u64) {
-    let mut block = AlignedBuf::new(BLOCK_LEN);
-    let (file, offset) = geometry.place(end - end % BLOCK);
-    files[file].read_at(offset, &mut block).unwrap();
-    if let Some(span) = buffer.reserve_beyond_limit(end % BLOCK) {
-        let len = usize::try_from(end % BLOCK).unwrap();
-        buffer.fill(span, [&block[..len], &[]]);
-    }
 }

@@ -175,7 +175,7 @@ impl World {
 
     /// Opens the log that is there, and compares.
     pub(super) fn open(&mut self) -> Result<(), Error> {
-        let log = self.options().open(dir())?;
+        let (log, recovered) = self.options().recover(dir(), None)?;
         let from = log.checkpoint_lsn();
         assert!(
             self.checkpoint.contains(&from),
@@ -183,6 +183,13 @@ impl World {
             self.checkpoint
         );
         let found: Vec<_> = log.read_from(from)?.collect::<Result<_, _>>()?;
+        assert!(
+            recovered
+                .iter()
+                .map(|record| (record.lsn, record.end, &record.body[..]))
+                .eq(found.iter().map(|record| (record.lsn, record.end, &record.body[..]))),
+            "reading gives other records than opening"
+        );
         self.told.retain(|told| told.end > from);
         let kept = self.told.iter().take_while(|told| told.end <= self.durable.max(self.written)).count();
         assert!(found.len() >= kept, "{} records of {kept} that were acknowledged", found.len());

@@ -1,0 +1,132 @@
+//! The part of a log that a reader has in memory, where it reads as it goes.
+//!
+//! Invariant: the source is read in whole blocks, forwards, into memory that is aligned for direct reads. Fails as the source does.
+
+use std::path::PathBuf;
+
+use super::reader::Reach;
+use super::{BLOCK, BLOCK_LEN};
+use crate::Error;
+
+/// Where a reader's bytes come from.
+pub(crate) trait Source {
+    /// Fills `bytes` from `lsn` on, fewer only at [`Self::end`]. `lsn`, and the length and memory of `bytes`, are aligned to
+    /// [`BLOCK`].
+    fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error>;
+
+    /// Bytes to ask of it at once, where so many may be wanted: a multiple of [`BLOCK`].
+    fn chunk(&self) -> usize {
+        4 << 20
+    }
+
+    /// Where the source ends: nothing at or behind this LSN can be in it.
+    fn end(&self) -> u64;
+
+    /// The file, and the byte in it, that an LSN stands for.
+    fn place(&self, lsn: u64) -> (PathBuf, u64);
+}
+
+/// A source, and a window into it.
+#[derive(Debug)]
+pub(crate) struct Windowed<S> {
+    source: S,
+    window: Window,
+}
+
+impl<S: Source> Windowed<S> {
+    pub(super) fn new(source: S) -> Self {
+        Self { source, window: Window::default() }
+    }
+}
+
+impl<S: Source> Reach for Windowed<S> {
+    fn load(&mut self, lsn: u64, len: usize, limit: u64) -> Result<(), Error> {
+        if self.window.get(lsn, len).is_some() {
+            return Ok(());
+        }
+        let limit = limit.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
+        self.window.move_to(lsn - lsn % BLOCK);
+        let from = self.window.end();
+        let wanted =
+            lsn.saturating_add(len.max(self.source.chunk()) as u64).min(limit).next_multiple_of(BLOCK);
+        if from < wanted {
+            let source = &mut self.source;
+            let more = usize::try_from(wanted - from).unwrap_or(usize::MAX);
+            self.window.fill(more, |bytes| source.read(from, bytes))?;
+        }
+        Ok(())
+    }
+
+    fn get(&self, lsn: u64, len: usize) -> Option<&[u8]> {
+        self.window.get(lsn, len)
+    }
+
+    fn end(&self) -> u64 {
+        self.source.end()
+    }
+
+    fn place(&self, lsn: u64) -> (PathBuf, u64) {
+        self.source.place(lsn)
+    }
+}
+
+/// A stretch of the log in memory that is aligned for direct reads.
+#[derive(Debug, Default)]
+struct Window {
+    /// The LSN of its first byte: a multiple of [`BLOCK`].
+    start: u64,
+    /// Bytes that it holds.
+    len: usize,
+    memory: Vec<u8>,
+    /// Where in `memory` it begins, so that its address is aligned.
+    skipped: usize,
+}
+
+impl Window {
+    /// Just behind it.
+    fn end(&self) -> u64 {
+        self.start + self.len as u64
+    }
+
+    /// The bytes at `lsn`, if they are all in it.
+    fn get(&self, lsn: u64, len: usize) -> Option<&[u8]> {
+        let from = usize::try_from(lsn.checked_sub(self.start)?).ok()?;
+        let end = from.checked_add(len).filter(|end| *end <= self.len)?;
+        self.memory.get(self.skipped + from..self.skipped + end)
+    }
+
+    /// Lets it begin at `start`, with what it has of that.
+    fn move_to(&mut self, start: u64) {
+        if (self.start..self.end()).contains(&start) {
+            let gone = usize::try_from(start - self.start).unwrap_or(usize::MAX);
+            let from = self.skipped + gone;
+            self.memory.copy_within(from..self.skipped + self.len, self.skipped);
+            self.len -= gone;
+        } else {
+            self.len = 0;
+        }
+        self.start = start;
+        // What is no whole block was the end of the source, and is read again.
+        self.len -= self.len % BLOCK_LEN;
+    }
+
+    /// Adds up to `more` bytes, as many as `read` says.
+    fn fill(
+        &mut self,
+        more: usize,
+        read: impl FnOnce(&mut [u8]) -> Result<usize, Error>,
+    ) -> Result<(), Error> {
+        let needed = self.len + more;
+        if self.memory.len() < needed + BLOCK_LEN {
+            let mut larger = vec![0; needed + BLOCK_LEN];
+            let skipped = larger.as_ptr().align_offset(BLOCK_LEN).min(BLOCK_LEN);
+            larger[skipped..skipped + self.len]
+                .copy_from_slice(&self.memory[self.skipped..self.skipped + self.len]);
+            (self.memory, self.skipped) = (larger, skipped);
+        }
+        let from = self.skipped + self.len;
+        let got = read(&mut self.memory[from..from + more])?;
+        self.len += got.min(more);
+        Ok(())
+    }
+}
