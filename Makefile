@@ -9,9 +9,8 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 ARGS ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# Peers that benchmarks are built with; RocksDB and SQLite where their headers are.
-BENCH_FEATURES := foyer moka raft-engine redb $(if $(wildcard /usr/include/rocksdb/cache.h),rocksdb) \
-	$(if $(wildcard /usr/include/sqlite3.h),sqlite)
+# Peers that benchmarks are built with; RocksDB where its headers are.
+BENCH_FEATURES := foyer moka raft-engine redb sqlite $(if $(wildcard /usr/include/rocksdb/cache.h),rocksdb)
 
 export CARGO PREFIX DESTDIR
 
@@ -58,5 +57,5 @@ bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" $(CARGO) run --release --package pagekeeper-bench \
 		--features "$(BENCH_FEATURES)" -- $(ARGS)
 
-bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers, RocksDB, SQLite
+bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers, RocksDB
 	@scripts/bench-setup.sh
