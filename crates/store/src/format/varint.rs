@@ -1,6 +1,6 @@
 //! Numbers of as few bytes as they need: unsigned LEB128, seven bits in each byte, the lowest first.
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 
 /// The most bytes of a number.
 pub(super) const LONGEST: usize = 10;
@@ -35,7 +35,7 @@ pub(super) fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     None
 }
 
-/// What is yet to be read of bytes that are shared.
+/// What is yet to be read of bytes that are shared: what is left is not copied.
 #[derive(Debug, Clone)]
 pub(super) struct Input(pub(super) Bytes);
 
@@ -43,25 +43,18 @@ impl Input {
     /// The next number.
     pub(super) fn number(&mut self) -> Option<u64> {
         let (number, len) = get(&self.0)?;
-        drop(self.0.split_to(len));
+        self.0.advance(len);
         Some(number)
-    }
-
-    /// The next bytes, not copied.
-    pub(super) fn bytes(&mut self, len: u64) -> Option<Bytes> {
-        let len = usize::try_from(len).ok().filter(|len| *len <= self.0.len())?;
-        Some(self.0.split_to(len))
     }
 
     /// The next byte.
     pub(super) fn byte(&mut self) -> Option<u8> {
-        Some(self.bytes(1)?[0])
+        self.0.try_get_u8().ok()
     }
 
     /// The next four bytes, a little-endian number.
     pub(super) fn word(&mut self) -> Option<u32> {
-        let bytes = self.bytes(4)?;
-        Some(u32::from_le_bytes(std::array::from_fn(|at| bytes[at])))
+        self.0.try_get_u32_le().ok()
     }
 }
 
