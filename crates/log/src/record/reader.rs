@@ -3,8 +3,31 @@
 //! Invariants:
 //! 1. What is given out is what was appended, in order, without a gap: reading stops where no record stands, and goes on
 //!    behind that only where an epoch names that very place as the end of what was before it.
-//! 2. An end is taken for one only if no block start behind it has a record under the same salt that knows it as durable.
+//! 2. An end is taken for one only if no block start behind it has a record under the same salt that knows it as durable; of a
+//!    log with a bound B on what is not synced ([`Reader::with_most_unsynced`]), none of those up to 3 B behind it.
 //! 3. The bytes are asked for in whole blocks, forwards.
+//!
+//! # Why 3 B are enough
+//!
+//! Of a log with a bound its writer sees to three things:
+//!
+//! - (a) All that was ever appended ends at most B behind what was durable at that time. So does the pad of a sync.
+//! - (b) Each sync ends at a block start, and the next record stands there. By (a) these places d₀ < d₁ < … are at most B apart.
+//! - (c) The record at dᵢ₊₁ says that dᵢ was durable at least: its room was taken after that of the pad before it, whose sync
+//!   began after dᵢ was known, since one syncs at a time.
+//!
+//! A log that is opened goes on with them: what it keeps is durable then, and the epoch's record, under the old salt and at the
+//! first block start behind the end, says so. It is the next of the places of (b): the end was at most B behind the last one.
+//!
+//! Let E be a place where no record stands though it was durable, and dᵢ the first of the places behind it; by (b) it is at
+//! most B behind E.
+//!
+//! - If there never was a sync behind the one up to dᵢ, by (a) all records end at most 2 B behind E.
+//! - Else the record R at dᵢ₊₁, at most 2 B behind E, says that E was durable, by (c). If it was durable itself it is found.
+//! - If it was not, nothing behind it was, so that by (a) all records end at most 3 B behind E.
+//!
+//! So a record that would be found by looking up to the end of the log is missed only if, beside what stands at E, R is
+//! damaged, and all other block starts up to 3 B behind E as far as they have records that know of E.
 //!
 //! Fails where the bytes can't be had, and with [`Error::Corrupt`].
 
@@ -72,6 +95,8 @@ pub(crate) struct Reader<R> {
     salt: u32,
     /// Where the log is known to end, if it is.
     until: Option<u64>,
+    /// How far behind an end records are that know of it, if that is known.
+    most_behind: u64,
     ended: bool,
     epochs: Vec<EpochAt>,
     #[cfg(any(test, feature = "planted"))]
@@ -99,11 +124,17 @@ impl<R: Reach> Reader<R> {
             lsn,
             salt,
             until: None,
+            most_behind: u64::MAX,
             ended: false,
             epochs: Vec::new(),
             #[cfg(any(test, feature = "planted"))]
             planted: None,
         }
+    }
+
+    /// Of a log whose writer lets no more than so many bytes be appended and not synced: a multiple of [`BLOCK`].
+    pub(crate) fn with_most_unsynced(self, bytes: u64) -> Self {
+        Self { most_behind: bytes.saturating_mul(3), ..self }
     }
 
     /// Where its bytes are.
@@ -177,8 +208,9 @@ impl<R: Reach> Reader<R> {
     /// Whether a record at a block start behind `end` says that what stands there was durable.
     fn was_durable(&mut self, end: u64) -> Result<bool, Error> {
         let mut at = end.next_multiple_of(BLOCK);
-        while at < self.limit() {
-            self.reach.load(at, HEADER, self.limit())?;
+        let limit = self.limit().min(at.saturating_add(self.most_behind).saturating_add(BLOCK));
+        while at < limit {
+            self.reach.load(at, HEADER, limit)?;
             let Some(bytes) = self.reach.get(at, HEADER) else { break };
             let told = Header::decode(bytes, at, self.salt).is_some_and(|header| header.durable_upto > end);
             if told && self.record_at(at)?.is_some() {

@@ -4,7 +4,7 @@
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
-//! | 0..8 | `pkredo` and the version, 1 |
+//! | 0..8 | `pkredo` and the version, 1 or 2 |
 //! | 8..16 | number of the write: the larger is newer |
 //! | 16..24 | id of the log, by chance |
 //! | 24..32 | bytes of a file |
@@ -13,7 +13,12 @@
 //! | 40..48 | checkpoint: the LSN of the first record that is needed |
 //! | 48..52 | salt in force there |
 //! | 52..56 | CRC-32C of all before |
+//! | 56..64 | version 2 only: bytes that may be appended and not synced, a multiple of 4096 |
+//! | 64..68 | version 2 only: CRC-32C of all before |
+//!
+//! A log without a bound on what is not synced has version 1.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -29,7 +34,15 @@ pub(super) const NAME: &str = "control";
 
 const MAGIC: [u8; 6] = *b"pkredo";
 const VERSION: u16 = 1;
+/// With a bound on what is not synced.
+const VERSION_BOUNDED: u16 = 2;
 const CHECKED: usize = 52;
+const LEN: usize = CHECKED + 4;
+/// The same of [`VERSION_BOUNDED`].
+const CHECKED_BOUNDED: usize = LEN + 8;
+const LEN_BOUNDED: usize = CHECKED_BOUNDED + 4;
+/// What may be asked for as [`State::most_unsynced`], in bytes.
+pub(super) const UNSYNCED: RangeInclusive<u64> = 8 * BLOCK..=1 << 32;
 /// More would be no ring but a mistake.
 pub(super) const MOST_FILES: u32 = 4096;
 
@@ -39,6 +52,8 @@ pub(super) struct State {
     pub(super) number: u64,
     pub(super) log_id: u64,
     pub(super) geometry: Geometry,
+    /// Bytes that may be appended and not synced.
+    pub(super) most_unsynced: Option<u64>,
     /// All files are there.
     pub(super) in_use: bool,
     pub(super) checkpoint: u64,
@@ -57,15 +72,15 @@ pub(super) enum Found {
 }
 
 impl State {
-    fn encode(&self) -> [u8; CHECKED + 4] {
-        let mut bytes = [0; CHECKED + 4];
+    fn encode(&self) -> [u8; LEN_BOUNDED] {
+        let mut bytes = [0; LEN_BOUNDED];
         let mut at = 0;
         let mut put = |part: &[u8]| {
             bytes[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         };
         put(&MAGIC);
-        put(&VERSION.to_le_bytes());
+        put(&if self.most_unsynced.is_some() { VERSION_BOUNDED } else { VERSION }.to_le_bytes());
         put(&self.number.to_le_bytes());
         put(&self.log_id.to_le_bytes());
         put(&self.geometry.file_bytes.to_le_bytes());
@@ -74,7 +89,12 @@ impl State {
         put(&self.checkpoint.to_le_bytes());
         put(&self.salt.to_le_bytes());
         let crc = crc32c::crc32c(&bytes[..CHECKED]);
-        bytes[CHECKED..].copy_from_slice(&crc.to_le_bytes());
+        bytes[CHECKED..LEN].copy_from_slice(&crc.to_le_bytes());
+        if let Some(most) = self.most_unsynced {
+            bytes[LEN..CHECKED_BOUNDED].copy_from_slice(&most.to_le_bytes());
+            let crc = crc32c::crc32c(&bytes[..CHECKED_BOUNDED]);
+            bytes[CHECKED_BOUNDED..].copy_from_slice(&crc.to_le_bytes());
+        }
         bytes
     }
 
@@ -88,15 +108,23 @@ impl State {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| checked[at + byte]));
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| checked[at + byte]));
         let version = u16::from_le_bytes([checked[6], checked[7]]);
-        if version != VERSION {
-            return Found::Version(version);
-        }
+        let most_unsynced = match version {
+            VERSION => None,
+            VERSION_BOUNDED => match slot.get(..LEN_BOUNDED).and_then(<[u8]>::split_last_chunk::<4>) {
+                Some((checked, crc)) if crc32c::crc32c(checked).to_le_bytes() == *crc => {
+                    Some(u64::from_le_bytes(std::array::from_fn(|byte| checked[LEN + byte])))
+                }
+                _ => return Found::Nothing,
+            },
+            version => return Found::Version(version),
+        };
         let geometry = Geometry { file_bytes: long(24), files: word(32) };
         let is_sound = geometry.file_bytes > 0
             && geometry.file_bytes.is_multiple_of(BLOCK)
             && (1..=MOST_FILES).contains(&geometry.files)
             && geometry.file_bytes <= u64::MAX >> 16
-            && word(36) <= 1;
+            && word(36) <= 1
+            && most_unsynced.is_none_or(|most| UNSYNCED.contains(&most) && most.is_multiple_of(BLOCK));
         if !is_sound {
             return Found::Nothing;
         }
@@ -104,6 +132,7 @@ impl State {
             number: long(8),
             log_id: long(16),
             geometry,
+            most_unsynced,
             in_use: word(36) == 1,
             checkpoint: long(40),
             salt: word(48),
@@ -200,6 +229,7 @@ mod tests {
         number: 4,
         log_id: 0x0102_0304_0506_0708,
         geometry: Geometry { file_bytes: 1 << 20, files: 3 },
+        most_unsynced: None,
         in_use: true,
         checkpoint: 8192,
         salt: 0xdead_beef,
@@ -212,18 +242,40 @@ mod tests {
             b"pkredo\x01\0\x04\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\0\0\x10\0\0\0\0\0".to_vec();
         expected.extend(b"\x03\0\0\0\x01\0\0\0\0\x20\0\0\0\0\0\0\xef\xbe\xad\xde");
         expected.extend(crc32c::crc32c(&expected).to_le_bytes());
-        assert_eq!(STATE.encode()[..], expected);
+        assert_eq!(STATE.encode()[..LEN], expected);
+        assert_eq!(STATE.encode()[LEN..], [0; LEN_BOUNDED - LEN]);
         assert_eq!(decode(&expected), Found::State(STATE));
         for at in 0..expected.len() {
             let mut rotten = expected.clone();
             rotten[at] ^= 1;
             assert_eq!(decode(&rotten), Found::Nothing);
         }
-        expected[6] = 2;
+        expected[6] = 3;
         let crc = crc32c::crc32c(&expected[..CHECKED]);
         expected[CHECKED..].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(decode(&expected), Found::Version(2));
+        assert_eq!(decode(&expected), Found::Version(3));
         assert_eq!(decode(&[]), Found::Nothing);
+    }
+
+    /// Its first part is as that of version 1, so that what knows no more tells the version.
+    #[test]
+    fn a_slot_with_a_bound_looks_as_it_always_did() {
+        let state = State { most_unsynced: Some(1 << 20), ..STATE };
+        let mut expected = STATE.encode()[..CHECKED].to_vec();
+        expected[6] = 2;
+        expected.extend(crc32c::crc32c(&expected).to_le_bytes());
+        expected.extend(b"\0\0\x10\0\0\0\0\0");
+        expected.extend(crc32c::crc32c(&expected).to_le_bytes());
+        assert_eq!(state.encode()[..], expected);
+        assert_eq!(decode(&expected), Found::State(state));
+        for at in 0..expected.len() {
+            let mut rotten = expected.clone();
+            rotten[at] ^= 1;
+            assert_eq!(decode(&rotten), Found::Nothing);
+        }
+        for most in [0, BLOCK, (1 << 20) + 8, 1 << 33] {
+            assert_eq!(decode(&State { most_unsynced: Some(most), ..STATE }.encode()), Found::Nothing);
+        }
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! 1. `durable <= taken <= reserved`. `durable` is raised by the syncer alone, after all before it was written and the sync
 //!    of that succeeded; it is a block start.
 //! 2. After the first error of a write or sync nothing is written any more, `durable` stays, and everyone is told.
-//! 3. The limit of the buffer is a lap behind the block of the checkpoint that is durable in the control file.
+//! 3. The limit of the buffer is at most a lap behind the block of the checkpoint that is durable in the control file, and at
+//!    most `most_unsynced` behind `durable`.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -39,6 +40,10 @@ const WRITE_BACK: usize = 128 << 10;
 pub(super) struct Core {
     pub(super) io: Arc<dyn Io>,
     pub(super) buffer: Arc<Buffer>,
+    /// Where the lap ends that begins at the checkpoint, or appends have to stop for an epoch that is due.
+    pub(super) ring_limit: AtomicU64,
+    /// Bytes that may be appended and not synced; all there are, if the log has no bound.
+    pub(super) most_unsynced: u64,
     pub(super) ring: Ring,
     /// The same files, to read.
     pub(super) sources: Arc<[Arc<dyn IoFile>]>,
@@ -118,7 +123,8 @@ impl Core {
 
     /// The longest body that goes.
     pub(super) fn longest(&self) -> usize {
-        let room = self.buffer.capacity().min(self.ring.geometry.capacity()) - SLACK - 2 * BLOCK;
+        let least = self.buffer.capacity().min(self.ring.geometry.capacity()).min(self.most_unsynced);
+        let room = least - SLACK - 2 * BLOCK;
         usize::try_from(room).unwrap_or(usize::MAX).saturating_sub(HEADER).min(record::LONGEST)
     }
 
@@ -160,7 +166,30 @@ impl Core {
         if self.to_write.has_sleepers() && self.is_much_to_write() {
             self.to_write.ring();
         }
+        if self.is_much_unsynced() && self.to_flush.has_sleepers() {
+            self.to_flush.ring();
+        }
         Ok(end)
+    }
+
+    /// Whether the log flusher should sync now, so that appends need not wait for it.
+    pub(super) fn is_much_unsynced(&self) -> bool {
+        self.most_unsynced != u64::MAX
+            && self.buffer.reserved().saturating_sub(self.durable()) > self.most_unsynced / 2
+    }
+
+    /// Lets appends go as far as they may.
+    pub(super) fn raise_limit(&self) {
+        // Whoever comes last, here or where the ring's limit is raised, sees both.
+        let durable = self.durable.load(Ordering::SeqCst);
+        let limit = self.ring_limit.load(Ordering::SeqCst).min(durable.saturating_add(self.most_unsynced));
+        self.buffer.raise_limit(limit);
+    }
+
+    /// All before `upto` is durable.
+    fn set_durable(&self, upto: u64) {
+        self.durable.store(upto, Ordering::SeqCst);
+        self.raise_limit();
     }
 
     /// Whether the log writer should write now.
@@ -177,6 +206,13 @@ impl Core {
                 Ok(span) => return Ok(span),
                 Err(why) => why,
             };
+            if why == NoRoom::Limit
+                && self.buffer.reserved() + len + SLACK <= self.ring_limit.load(Ordering::SeqCst)
+            {
+                // There is room in the ring: what is not synced is too much.
+                self.wait_durable(self.buffer.reserved())?;
+                continue;
+            }
             if why == NoRoom::Limit && !wait {
                 return Err(Error::RingFull { checkpoint: self.checkpoint() });
             }
@@ -346,14 +382,14 @@ impl Core {
         self.write_upto(&mut taker, upto, mode)?;
         drop(taker);
         if planted!(self, AckBeforeSync) {
-            self.durable.store(upto, Ordering::Release);
+            self.set_durable(upto);
             return Ok(());
         }
         if mode != WriteMode::Durable || began > from {
             self.sync_ring(from..upto).map_err(|error| self.poison(error))?;
         }
         // Another's write may have failed meanwhile: what this sync says of its own is true all the same.
-        self.durable.store(upto, Ordering::Release);
+        self.set_durable(upto);
         count(&self.counters.syncs);
         self.nudge_flusher();
         Ok(())

@@ -69,6 +69,7 @@ fn make(
         number: 0,
         log_id: open::by_chance(),
         geometry: options.geometry(),
+        most_unsynced: options.most_unsynced,
         in_use: false,
         checkpoint: 0,
         salt: open::salt_unlike(0),

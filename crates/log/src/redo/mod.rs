@@ -160,7 +160,8 @@ impl RedoLog {
         RedoReader::new(&self.core, lsn)
     }
 
-    /// Bytes of the longest body that can be appended: the smaller of log buffer and ring, less five blocks.
+    /// Bytes of the longest body that can be appended: the smallest of log buffer, ring and
+    /// [`RedoOptions::most_unsynced`], less five blocks.
     pub fn longest_record(&self) -> usize {
         self.core.longest()
     }

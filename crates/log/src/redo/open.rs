@@ -137,6 +137,9 @@ fn walk(
 ) -> Result<Walked, Error> {
     let journal = Journal::new(source, state.checkpoint, options.threads);
     let mut reader = Reader::over(journal, state.checkpoint, state.salt);
+    if let Some(most) = state.most_unsynced {
+        reader = reader.with_most_unsynced(most);
+    }
     #[cfg(any(test, feature = "planted"))]
     {
         reader.planted = options.planted;
@@ -215,7 +218,9 @@ fn start(
     } else {
         start
     };
-    let (buffer, taker) = buffer::Buffer::new(options.buffer_bytes, start, open_limit);
+    let most_unsynced = state.most_unsynced.unwrap_or(u64::MAX);
+    let (buffer, taker) =
+        buffer::Buffer::new(options.buffer_bytes, start, open_limit.min(start.saturating_add(most_unsynced)));
     #[cfg(any(test, feature = "planted"))]
     if planted!(options, AppendIntoTornBlock) {
         super::planted::go_on_in_block(&buffer, &sources, geometry, goes_on_at.unwrap_or(0))?;
@@ -223,6 +228,8 @@ fn start(
     let core = Core {
         much: buffer.capacity().min(1 << 20) / 4,
         buffer,
+        ring_limit: AtomicU64::new(open_limit),
+        most_unsynced,
         ring,
         sources,
         policy: options.flush_policy,
@@ -278,8 +285,9 @@ impl Core {
             epochs.later.push(EpochAt { previous_end, start, salt });
             epochs.due = None;
         }
+        self.ring_limit.fetch_max(limit, Ordering::SeqCst);
         // Releases the salt to all whom it lets in.
-        self.buffer.raise_limit(limit);
+        self.raise_limit();
         self.room.ring();
         Ok(())
     }

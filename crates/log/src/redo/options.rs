@@ -83,6 +83,7 @@ pub struct RedoOptions {
     pub(super) buffer_bytes: usize,
     pub(super) flush_policy: FlushPolicy,
     pub(super) mode: LogMode,
+    pub(super) most_unsynced: Option<u64>,
     pub(super) release: bool,
     pub(super) io: Option<Arc<dyn Io>>,
     pub(super) on_backpressure: Option<OnBackpressure>,
@@ -99,6 +100,7 @@ impl Default for RedoOptions {
             buffer_bytes: 16 << 20,
             flush_policy: FlushPolicy::default(),
             mode: LogMode::default(),
+            most_unsynced: None,
             release: true,
             io: None,
             on_backpressure: None,
@@ -129,6 +131,20 @@ impl RedoOptions {
     #[must_use]
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;
+        self
+    }
+
+    /// Bytes that may be appended and not yet synced, a multiple of 4096 from 32 KiB to 4 GiB, or 0 for any number; 0 if not said.
+    /// For [`Self::create`]: the log keeps to it for ever.
+    ///
+    /// With a bound, the log syncs by itself when half of it is reached, and an append that would pass it waits for that, whatever
+    /// the policy; no record can be longer than it, less five blocks. In return opening reads no more than the records since the
+    /// checkpoint and three times the bound behind them, but for what is read ahead (64 MiB at most): behind that no record can be
+    /// which knows that something before was durable. Without a bound all of the ring is looked through, to tell a torn
+    /// tail from records that were lost.
+    #[must_use]
+    pub fn most_unsynced(mut self, bytes: u64) -> Self {
+        self.most_unsynced = (bytes > 0).then_some(bytes);
         self
     }
 
@@ -276,6 +292,13 @@ impl RedoOptions {
             let given = self.geometry().capacity();
             return Err(Error::Setting { what: "a ring", given, wanted: "give 65536 bytes or more in all" });
         }
+        if let Some(given) = self.most_unsynced
+            && !(given.is_multiple_of(BLOCK) && super::control::UNSYNCED.contains(&given))
+        {
+            let (what, wanted) =
+                ("a bound on what is not synced", "give a multiple of 4096 from 32 KiB to 4 GiB");
+            return Err(Error::Setting { what, given, wanted });
+        }
         if !self.buffer_bytes.is_power_of_two() || !(LEAST_BUFFER..=MOST_BUFFER).contains(&self.buffer_bytes)
         {
             let (what, given) = ("a log buffer", self.buffer_bytes as u64);
@@ -293,6 +316,7 @@ impl fmt::Debug for RedoOptions {
             .field("buffer_bytes", &self.buffer_bytes)
             .field("flush_policy", &self.flush_policy)
             .field("mode", &self.mode)
+            .field("most_unsynced", &self.most_unsynced)
             .field("release", &self.release)
             .finish_non_exhaustive()
     }

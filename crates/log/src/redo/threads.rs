@@ -87,7 +87,7 @@ fn wait_for_release(core: &Core) {
     }
 }
 
-/// The log flusher: syncs what nobody waits for, by the policy, and releases.
+/// The log flusher: syncs what nobody waits for, by the policy and before it is too much, and releases.
 fn flush(core: &Core) {
     let interval = match core.policy {
         FlushPolicy::Every(interval) => interval.clamp(SOON, LONG),
@@ -112,6 +112,9 @@ fn flush(core: &Core) {
             }
             // Little was written, but it need not stay for that.
             core.release();
+        }
+        if core.is_much_unsynced() && core.wait_durable(core.buffer.reserved()).is_err() {
+            return;
         }
         if core.unreleased() >= release::STEP {
             core.release();

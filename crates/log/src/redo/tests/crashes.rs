@@ -16,7 +16,7 @@ const SEEDS: u64 = 20;
 
 /// Cuts the power at each operation of a script, and again at each operation of opening what is found.
 fn exhaust(script: &[Op], mode: LogMode) {
-    let start = || World::new(FlushPolicy::EachCommit, mode, None);
+    let start = || World::new(FlushPolicy::EachCommit, mode, None, false);
     let mut whole = start();
     let first = whole.disk.ops();
     for op in script {

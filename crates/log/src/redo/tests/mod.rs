@@ -2,6 +2,7 @@
 
 mod crashes;
 mod faults;
+mod opening;
 mod residency;
 mod story;
 mod world;

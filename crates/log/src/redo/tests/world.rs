@@ -45,6 +45,8 @@ pub(super) struct World {
     planted: Option<Planted>,
     policy: FlushPolicy,
     mode: LogMode,
+    /// Whether there is a bound on what is not synced.
+    bounded: bool,
     log: Option<RedoLog>,
     /// All records that may be found, since the last checkpoint at least.
     told: Vec<Told>,
@@ -58,12 +60,13 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(policy: FlushPolicy, mode: LogMode, planted: Option<Planted>) -> Self {
+    pub(super) fn new(policy: FlushPolicy, mode: LogMode, planted: Option<Planted>, bounded: bool) -> Self {
         let disk = SimDisk::new();
         let mut world = Self {
             planted,
             policy,
             mode,
+            bounded,
             log: None,
             told: Vec::new(),
             durable: 0,
@@ -79,7 +82,8 @@ impl World {
     fn options(&self) -> RedoOptions {
         let mut options = small(&self.disk).without_threads().flush_policy(self.policy).mode(self.mode);
         options.planted = self.planted;
-        options
+        // A ring much larger than what is looked through behind an end.
+        if self.bounded { options.file_bytes(64 << 10).most_unsynced(32 << 10) } else { options }
     }
 
     /// Does it, and learns from it what must be found. Fails where the log did.
@@ -235,7 +239,7 @@ pub(super) fn live(mut chance: Chance, planted: Option<Planted>, crashes: u64) {
         _ => FlushPolicy::EachCommit,
     };
     let mode = if chance.one_in(3) { LogMode::Direct } else { LogMode::Buffered };
-    let mut world = World::new(policy, mode, planted);
+    let mut world = World::new(policy, mode, planted, chance.one_in(3));
     for _ in 0..crashes {
         let mut cut = chance.one_in(3);
         if cut {

@@ -1,0 +1,216 @@
+//! What opening a log reads and finds: how wide, how much, from where on, and what is refused as damaged.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagekeeper_io::{Access, Create, Fault, Io, SimDisk, Times, WriteMode};
+
+use super::super::options::FlushPolicy;
+use super::super::planted::Planted;
+use super::super::{RedoLog, RedoOptions};
+use super::{all, dir, small};
+use crate::{Error, LogMode};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// Bytes of one read.
+const PIECE: u64 = 512 * KIB;
+const LATENCY: Duration = Duration::from_millis(2);
+
+/// A slow disk that is as wide as can be wanted, and a log of 160 MiB on it with a record of 1 MiB and so many more.
+fn wide(bound: u64, more: u64) -> (SimDisk, RedoOptions) {
+    let disk = SimDisk::builder().latency(LATENCY).width(1024).build();
+    let options = RedoLog::options()
+        .files(5)
+        .file_bytes(32 * MIB)
+        .most_unsynced(bound)
+        .mode(LogMode::Direct)
+        .io(Arc::new(disk.clone()))
+        .without_threads();
+    let log = options.clone().create(dir()).unwrap();
+    for number in 0..=more {
+        let end = log.append(&vec![number.to_le_bytes()[0]; usize::try_from(MIB).unwrap()]).unwrap();
+        log.wait_flushed(end).unwrap();
+    }
+    log.close().unwrap();
+    (disk.after_kill(), options)
+}
+
+/// Opens what is there; gives how many reads, of how many bytes, how wide, and how many latencies it took in all.
+fn opened(disk: &SimDisk, options: &RedoOptions, records: usize) -> (u64, u64, usize, u32) {
+    let (log, found) = options.clone().io(Arc::new(disk.clone())).recover(dir(), None).unwrap();
+    assert!(found.len() == records && found.iter().all(|record| record.body.len() as u64 == MIB));
+    let stats = disk.stats();
+    let took = disk.now().as_nanos() / LATENCY.as_nanos();
+    drop(log);
+    (stats.reads, stats.bytes, stats.peak_width, u32::try_from(took).unwrap())
+}
+
+/// One read of the control file and one wide step, then the syncs of one file and the control file and the epoch's write.
+#[test]
+fn a_log_with_a_bound_is_opened_by_one_wide_step_and_four_requests() {
+    let (disk, options) = wide(8 * MIB, 0);
+    let step = 32 * MIB;
+    assert_eq!(opened(&disk, &options, 1), (1 + step / PIECE, 8192 + step, 64, 5));
+}
+
+/// Behind the records, less than two steps more.
+#[test]
+fn opening_reads_what_is_live_and_little_more_if_there_is_a_bound() {
+    let (disk, options) = wide(8 * MIB, 35);
+    let steps = (32 + 64) * MIB;
+    assert_eq!(opened(&disk, &options, 36), (1 + steps / PIECE, 8192 + steps, 128, 7));
+
+    // The end's surroundings go into the next step, and of that there is no more read.
+    let (disk, options) = wide(8 * MIB, 29);
+    let (_, bytes, ..) = opened(&disk, &options, 30);
+    assert!(bytes > 8192 + 32 * MIB && bytes <= 8192 + (32 + 64) * MIB, "{bytes}");
+}
+
+#[test]
+fn without_a_bound_the_whole_ring_is_read_in_three_steps() {
+    let (disk, options) = wide(0, 0);
+    assert_eq!(opened(&disk, &options, 1), (1 + 160 * MIB / PIECE, 8192 + 160 * MIB, 128, 7));
+}
+
+/// What was read ahead and is not needed may be unreadable.
+#[test]
+fn only_what_is_needed_must_be_readable() {
+    for bound in [8 * MIB, 0] {
+        let (disk, options) = wide(bound, 0);
+        let options = options.io(Arc::new(disk.clone()));
+        disk.inject("/redo/redo.000", 31 * MIB..32 * MIB, Fault::EIO, Times::Always).unwrap();
+        assert_eq!(options.clone().open(dir()).is_ok(), bound > 0);
+        disk.heal("/redo/redo.000").unwrap();
+        disk.inject("/redo/redo.000", 3 * MIB..4 * MIB, Fault::EIO, Times::Always).unwrap();
+        assert!(matches!(options.open(dir()), Err(Error::Io(_))));
+    }
+}
+
+#[test]
+fn records_are_given_from_where_they_are_wanted_with_threads_and_without() {
+    let disk = SimDisk::new();
+    let options = || {
+        let options = RedoLog::options().files(3).file_bytes(24 * MIB).buffer_bytes(16 << 20);
+        options.most_unsynced(4 * MIB).io(Arc::new(disk.clone()))
+    };
+    let log = options().create(dir()).unwrap();
+    let mut ends = vec![0];
+    for number in 0..3000_usize {
+        // Some longer than a stretch of memory would be to their end, some empty.
+        let len = if number % 500 == 7 { 3_000_000 } else { number * 37 % 20_000 };
+        ends.push(log.append(&vec![number.to_le_bytes()[0]; len]).unwrap());
+    }
+    log.close().unwrap();
+    let log = options().open(dir()).unwrap();
+    let whole = all(&log);
+    assert_eq!(whole.len(), 3000);
+    log.append(b"of another epoch").unwrap();
+    log.close().unwrap();
+    for (threads, from) in [(true, 0), (false, 0), (true, 1500), (false, 2999), (true, 3000)] {
+        let options = if threads { options() } else { options().without_threads() };
+        let (log, found) = options.recover(dir(), Some(ends[from])).unwrap();
+        assert_eq!(found.len(), 3001 - from);
+        for (found, whole) in found.iter().zip(&whole[from..]) {
+            assert_eq!((found.lsn, found.end, &found.body[..]), (whole.lsn, whole.end, &whole.body[..]));
+        }
+        assert_eq!(found.last().unwrap().body, b"of another epoch"[..]);
+        drop(log);
+    }
+    let before = disk.stats().writes;
+    let wrong = |from| options().recover(dir(), Some(from)).unwrap_err();
+    assert!(matches!(wrong(1 << 40), Error::NotInLog { from: 0, .. }));
+    assert_eq!(wrong(ends[5] + 8), Error::NotARecord { lsn: ends[5] + 8 });
+    assert_eq!(wrong(ends[5] + 1), Error::NotARecord { lsn: ends[5] + 1 });
+    assert_eq!(disk.stats().writes, before, "nothing was changed");
+}
+
+fn flip(disk: &SimDisk, lsn: u64, file_bytes: u64) {
+    let path = format!("/redo/redo.{:03}", lsn / file_bytes);
+    let file = disk.open_writable(Path::new(&path), Access::Buffered, Create::Never).unwrap();
+    let mut byte = [0];
+    file.read_at(lsn % file_bytes, &mut byte).unwrap();
+    file.write_at(lsn % file_bytes, &[byte[0] ^ 1], WriteMode::Plain).unwrap();
+}
+
+/// A byte that changed in any record but the last is no torn tail, whether commits or the bound had it synced.
+#[test]
+fn a_damaged_record_is_refused_within_the_bound() {
+    let file_bytes = 256 * KIB;
+    let options = |disk: &SimDisk| {
+        let options = small(disk).file_bytes(file_bytes).most_unsynced(32 * KIB).without_threads();
+        options.flush_policy(FlushPolicy::Os)
+    };
+    for commits in [true, false] {
+        let disk = SimDisk::new();
+        let log = options(&disk).create(dir()).unwrap();
+        let mut places = Vec::new();
+        for number in 0..150_usize {
+            let at = log.end();
+            let end = log.append(&vec![1; number * 531 % 9000]).unwrap();
+            places.push(at..end);
+            if commits && number % 3 == 0 {
+                log.sync_upto(end).unwrap();
+            }
+            assert!(log.end() - log.durable_lsn() <= 32 * KIB);
+        }
+        // What is durable is known by a record that comes after the next sync.
+        let known = places[120].end;
+        assert!(known + 64 * KIB < log.durable_lsn() && known > 400 * KIB);
+        if commits {
+            log.close().unwrap();
+        }
+        let disk = disk.after_kill();
+        for place in places.iter().filter(|place| place.end <= known) {
+            // In the header, and in the body or what fills it up.
+            let rotten = disk.after_kill();
+            flip(&rotten, place.start + 9, file_bytes);
+            let error = options(&rotten).open(dir()).unwrap_err();
+            assert!(matches!(error, Error::Corrupt { lsn, .. } if lsn <= place.start), "{place:?}: {error}");
+            let rotten = disk.after_kill();
+            flip(&rotten, place.start + 20, file_bytes);
+            assert!(matches!(options(&rotten).open(dir()), Err(Error::Corrupt { .. })), "{place:?}");
+        }
+        // Behind the end it is a torn tail.
+        let (log, found) = options(&disk).recover(dir(), None).unwrap();
+        assert!(found.len() >= 121);
+        drop(log);
+    }
+}
+
+#[test]
+fn a_bound_is_kept_by_whoever_opens_the_log() {
+    let disk = SimDisk::new();
+    let log = small(&disk).file_bytes(MIB).most_unsynced(32 * KIB).create(dir()).unwrap();
+    assert!(log.longest_record() < 16 << 10);
+    log.close().unwrap();
+    let options = small(&disk).buffer_bytes(1 << 20).flush_policy(FlushPolicy::Os);
+    let log = options.open(dir()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    log.append(&[1; 3000]).unwrap();
+                    // Read in this order, the difference is no larger than it was at some time.
+                    let end = log.end();
+                    assert!(end.saturating_sub(log.durable_lsn()) <= 32 * KIB);
+                }
+            });
+        }
+    });
+    assert!(log.metrics().syncs >= 1_200_000 / (32 * KIB));
+    for wrong in [4096, 40_000, 1 << 33] {
+        assert!(matches!(small(&disk).most_unsynced(wrong).open(dir()), Err(Error::Setting { .. })));
+    }
+}
+
+/// A planted bug is one of this very log, and there is none if none is asked for.
+#[test]
+fn bugs_can_be_planted_by_those_who_test_what_rests_on_the_log() {
+    let disk = SimDisk::new();
+    let log = small(&disk).planted(Planted::NoSync).create(dir()).unwrap();
+    let syncs = disk.stats().syncs;
+    log.wait_flushed(log.append(b"x").unwrap()).unwrap();
+    assert_eq!((disk.stats().syncs, log.durable_lsn()), (syncs, 4096));
+}
