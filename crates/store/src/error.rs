@@ -129,7 +129,9 @@ pub enum Error {
         most: usize,
     },
     /// A transaction that the journal can't take. Nothing of it was committed.
-    #[error("a transaction of {bytes} bytes in the journal: at most {most} go: commit more often, or make a store with a larger journal")]
+    #[error(
+        "a transaction of {bytes} bytes in the journal: at most {most} go: commit more often, or make a store with a larger journal"
+    )]
     TransactionTooLarge {
         /// What it would take up in the journal, in bytes.
         bytes: u64,

@@ -1,4 +1,62 @@
 //! A page store that opens at once after a crash: a file of pages with atomic commits of many, on a redo log and a page cache.
+//!
+//! What an engine builds on: pages by number, transactions that change any number of them or none, snapshots, and a time to
+//! open that does not depend on how large the data is, nor on how long the disk takes for one random read.
+//!
+//! ```text
+//!   begin ── write, page_mut, allocate, free ── commit            begin_read ── read
+//!                                                 │                    │
+//!                        journal (redo log)  ◀────┤          index ◀───┤  newer than the data file
+//!                                                 └────────▶ index     │
+//!                                                              │       ▼
+//!                                     round: page order, wide  ▼     page cache
+//!                                                          data file ◀─┘
+//! ```
+//!
+//! - A **commit** is one entry of the journal: the whole of each page that it changes first since the last cut, and byte ranges
+//!   after that. It is durable with the journal.
+//! - A **round** of the background takes what was committed up to its cut to the data file, syncs that, says so in a superblock,
+//!   and gives the journal up so far. The journal never exceeds its cap.
+//! - **Opening** reads the journal, at once and wide, and nothing else. Reads find what it says in the index; the first round
+//!   applies it.
+//!
+//! See [`Store`] for how it is used, and `docs/format.md` for what stands on the disk.
 
-#[allow(dead_code, unused_imports, reason = "used as the modules above it are written")]
+#[macro_use]
+mod planted;
+mod commit;
+mod core;
+mod data;
+mod error;
 mod format;
+mod index;
+mod open;
+mod options;
+mod page;
+mod read;
+mod round;
+mod snapshots;
+mod stat;
+mod store;
+mod superblocks;
+mod threads;
+mod txn;
+mod verify;
+mod version;
+mod warm;
+
+pub use commit::Durability;
+pub use error::Error;
+pub use options::{Create, Images, StoreOptions};
+pub use page::Page;
+pub use read::ReadTxn;
+pub use stat::{Opening, Progress, StoreStat};
+pub use store::Store;
+pub use txn::WriteTxn;
+pub use verify::Verification;
+
+/// The number of a page: its place in the data file.
+pub type PageNo = u64;
+
+/// The number of a commit, from 1.
+pub type Seq = u64;

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use crate::format::page::{self, HEADER, PageKind};
 use crate::format::entry::Change;
+use crate::format::page::{self, HEADER, PageKind};
 use crate::{Error, PageNo, Seq};
 
 /// Header and payload as they are to stand on the disk.
@@ -18,8 +18,8 @@ pub(crate) struct Whole {
 
 impl Whole {
     /// A page that was sealed.
-    pub(crate) fn new(kind: PageKind, bytes: impl Into<Arc<[u8]>>) -> Self {
-        Self { kind, bytes: bytes.into() }
+    pub(crate) fn new(kind: PageKind, bytes: Arc<[u8]>) -> Self {
+        Self { kind, bytes }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -29,6 +29,12 @@ impl Whole {
     pub(crate) fn payload(&self) -> &[u8] {
         &self.bytes[HEADER..]
     }
+}
+
+/// Kind and seq of a page that was checked before; `None` of one that was never written.
+pub(crate) fn kind_and_seq(bytes: &[u8]) -> Option<(PageKind, Seq)> {
+    let seq = bytes.get(16..24)?.try_into().ok()?;
+    Some((PageKind::of(bytes[4])?, Seq::from_le_bytes(seq)))
 }
 
 /// What the journal says of a page since it was applied last: not put together yet.
@@ -73,7 +79,7 @@ impl Replay {
                 Change::Diff { kind: of, crc: after, ranges, .. } => {
                     for (at, changed) in ranges.iter() {
                         let at = at as usize;
-                        payload[at..at + changed.len()].copy_from_slice(&changed);
+                        payload[at..at + changed.len()].copy_from_slice(changed);
                     }
                     (kind, crc) = (*of, *after);
                 }
@@ -132,4 +138,3 @@ pub(crate) struct Version {
     pub(crate) applied: bool,
     pub(crate) content: Content,
 }
-

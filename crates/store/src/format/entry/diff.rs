@@ -32,11 +32,6 @@ impl Ranges {
         Some(Self(encoded))
     }
 
-    /// Bytes that they take up in an entry.
-    pub(crate) fn encoded_len(&self) -> usize {
-        self.0.len()
-    }
-
     /// Where each begins in the payload, and its bytes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
         let (mut rest, mut end) = (&self.0[..], 0);

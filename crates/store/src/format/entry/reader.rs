@@ -86,6 +86,7 @@ impl EntryReader {
     }
 
     /// The seq of an entry whose last part was not read: at the journal's end, a commit that never was.
+    #[cfg(test)]
     pub(crate) fn unfinished(&self) -> Option<u64> {
         self.unfinished.as_ref().map(|unfinished| unfinished.seq)
     }

@@ -77,11 +77,6 @@ impl EntryWriter {
         self.ends.push(self.bytes.len());
     }
 
-    /// Bytes so far, as one record.
-    pub(crate) fn len(&self) -> usize {
-        self.bytes.len()
-    }
-
     /// The bodies of the entry's records in order, none longer than `longest` bytes, which are more than 16.
     pub(crate) fn finish(mut self, longest: usize) -> Vec<Vec<u8>> {
         debug_assert!(longest > PART_HEADER);

@@ -1,0 +1,167 @@
+//! Committing: from a transaction's pages to an entry of the journal, versions in the index, and durability.
+//!
+//! Invariants: entries are appended in the order of their seqs, each with the whole of a page at its first change after a cut.
+//! An entry that is refused (too large, no room) leaves no trace. Once a part of one was appended nothing refuses it any more, or the
+//! store is poisoned.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::core::{Core, Tail, lock};
+use crate::format::entry::{EntryWriter, diff_ranges};
+use crate::format::page::{self, HEADER, PageKind};
+use crate::txn::{Changed, WriteTxn};
+use crate::version::{Content, Whole, kind_and_seq};
+use crate::{Error, PageNo, Seq};
+
+/// When a commit returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Durability {
+    /// When it is durable. All who commit at the same time share one sync.
+    #[default]
+    Sync,
+    /// When it is durable; but it leaves the sync to another who commits within
+    /// [`group_window`](crate::StoreOptions::group_window).
+    Group,
+    /// At once. It is durable with the next commit that is, or after a second; until then a crash may lose it, as a whole, and
+    /// those after it. It can be seen before it is durable, as all before it.
+    None,
+}
+
+/// Bytes of the journal that an entry is followed by at most, before the next one: a pad to the next block but one.
+const PADS: u64 = 16 << 10;
+/// What a record takes up beside its body, and to be aligned.
+const RECORD: u64 = 32;
+
+pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
+    let WriteTxn { core, turn, base, meta, changed, .. } = txn;
+    if changed.is_empty() && meta == *base {
+        let (seq, lsn) = {
+            let tail = lock(&core.tail);
+            (tail.seq, tail.lsn)
+        };
+        drop(turn);
+        return finish(core, seq, lsn, durability);
+    }
+    let mut tail;
+    let (entry, pages) = loop {
+        tail = lock(&core.tail);
+        let (entry, pages) = encode(core, &tail, &changed, &meta)?;
+        let bytes = entry.iter().map(|body| body.len() as u64 + RECORD).sum::<u64>();
+        if bytes > core.most_entry() {
+            return Err(Error::TransactionTooLarge { bytes, most: core.most_entry() });
+        }
+        if core.unsynced() + bytes + PADS <= core.cap {
+            break (entry, pages);
+        }
+        // What has to be a whole page may change when a round cuts meanwhile.
+        drop(tail);
+        core.wait_for_room(bytes + PADS)?;
+    };
+    let seq = tail.seq + 1;
+    let mut lsn = tail.lsn;
+    for body in &entry {
+        lsn = core.journal.append(body).map_err(|error| core.poison(error.into()))?;
+    }
+    let needed = core.snapshots.needed();
+    for (page, whole, is_whole) in pages {
+        if is_whole {
+            tail.imaged.insert(page);
+        }
+        core.index.push(page, seq, Content::Whole(whole), &needed);
+    }
+    let meta = Arc::new(meta);
+    (tail.seq, tail.lsn, tail.meta) = (seq, lsn, Arc::clone(&meta));
+    core.snapshots.committed(seq, lsn, meta);
+    drop(tail);
+    drop(turn);
+    core.nudge();
+    finish(core, seq, lsn, durability)
+}
+
+fn finish(core: &Core, seq: Seq, lsn: u64, durability: Durability) -> Result<Seq, Error> {
+    match durability {
+        Durability::Sync => core.make_durable(lsn)?,
+        Durability::Group => core.join_group(lsn)?,
+        Durability::None => {
+            core.snapshots.show(seq);
+            return Ok(seq);
+        }
+    }
+    drop(lock(&core.groups));
+    core.flushed.notify_all();
+    Ok(seq)
+}
+
+type Pages = Vec<(PageNo, Whole, bool)>;
+
+/// The entry's records, and the pages with whether the entry has the whole of them.
+fn encode(
+    core: &Core,
+    tail: &Tail,
+    changed: &std::collections::BTreeMap<PageNo, Changed>,
+    meta: &crate::format::superblock::Meta,
+) -> Result<(Vec<Vec<u8>>, Pages), Error> {
+    let seq = tail.seq + 1;
+    let mut entry = EntryWriter::new(seq, meta);
+    let mut pages = Vec::with_capacity(changed.len());
+    for (page, changed) in changed {
+        let page = *page;
+        let (kind, mut bytes, in_part) = match changed {
+            Changed::Page { kind, bytes, in_part } => (*kind, Arc::clone(bytes), *in_part),
+            Changed::Free => (PageKind::Free, Arc::from(vec![0; core.page_size]), false),
+        };
+        let crc = page::seal(Arc::make_mut(&mut bytes), kind, page, seq, core.store);
+        let payload = &bytes[HEADER..];
+        let mut is_whole = true;
+        let may_differ = core.diffs_first || tail.imaged.contains(&page) || planted!(core.options, NoImages);
+        if kind == PageKind::Free {
+            entry.free(page, crc);
+        } else if let Some(before) = if in_part && may_differ { in_memory(core, page)? } else { None }
+            && before.kind == kind
+            && let Some(ranges) = diff_ranges(before.payload(), payload, payload.len() / 2)
+        {
+            let ranges: Vec<_> = ranges
+                .into_iter()
+                .map(|range| (u32::try_from(range.start).unwrap_or(u32::MAX), &payload[range]))
+                .collect();
+            let base_seq = kind_and_seq(before.bytes()).map_or(0, |(_, seq)| seq);
+            entry.diff(page, kind, crc, base_seq, &ranges);
+            is_whole = false;
+        } else {
+            entry.image(page, kind, crc, payload);
+        }
+        pages.push((page, Whole::new(kind, bytes), is_whole));
+    }
+    let longest = core.journal.longest_record();
+    Ok((entry.finish(longest), pages))
+}
+
+/// The page as it is before the commit.
+fn in_memory(core: &Core, page: PageNo) -> Result<Option<Whole>, Error> {
+    match core.index.get(page, Seq::MAX) {
+        Some(version) => core.whole(page, version).map(Some),
+        None if core.diffs_first => {
+            let found = core.page_in_file(page)?;
+            Ok(found.map(|(page, _)| Whole::new(page.kind(), page.bytes().into())))
+        }
+        None => Ok(None),
+    }
+}
+
+impl Core {
+    /// Bytes of the journal that one commit may take up: also when all before it is synced, the last pad is still there.
+    pub(crate) fn most_entry(&self) -> u64 {
+        self.cap - 2 * PADS
+    }
+
+    /// The last commit that was appended.
+    pub(crate) fn last_lsn(&self) -> u64 {
+        lock(&self.tail).lsn
+    }
+
+    /// The last commit that the data file has.
+    pub(crate) fn is_synced(&self) -> bool {
+        lock(&self.tail).seq == self.synced_seq.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,177 @@
+//! The data file: growing it, and writing pages wide.
+//!
+//! Invariants: it has room for all pages that a commit may name, durably, before that commit; writes are of whole pages, and
+//! past the page cache where that can be had. A failure of a write or sync is final, but for a full device's.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use pagekeeper_io::{AlignedBuf, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode};
+
+use crate::superblocks::open_writable_past_cache;
+use crate::{Error, PageNo};
+
+/// Its name.
+pub(crate) const NAME: &str = "data";
+
+/// It grows by an eighth, within these bounds, in bytes.
+const STEP: Range<u64> = 256 << 10..64 << 20;
+
+/// The file, open to write.
+pub(crate) struct DataFile {
+    pub(crate) file: Arc<dyn IoFile>,
+    io: Arc<dyn Io>,
+    page_size: u64,
+    /// Its length in bytes, durably.
+    len: Mutex<u64>,
+    #[cfg(test)]
+    pub(crate) planted: Option<crate::planted::Planted>,
+}
+
+impl DataFile {
+    pub(crate) fn open(
+        io: &Arc<dyn Io>,
+        directory: &std::path::Path,
+        create: Create,
+        page_size: usize,
+    ) -> Result<Self, Error> {
+        let file = open_writable_past_cache(&**io, &directory.join(NAME), create)?;
+        let len = Mutex::new(file.stat()?.size);
+        Ok(Self {
+            file,
+            io: Arc::clone(io),
+            page_size: page_size as u64,
+            len,
+            #[cfg(test)]
+            planted: None,
+        })
+    }
+
+    /// Whether a page can be written so that after a crash it is there as before or as after, and nothing between.
+    pub(crate) fn is_atomic(&self) -> bool {
+        false
+    }
+
+    /// Pages that it has room for.
+    pub(crate) fn pages(&self) -> u64 {
+        *self.len.lock().unwrap_or_else(PoisonError::into_inner) / self.page_size
+    }
+
+    /// Sees to it that it has room for so many pages, durably. Where they are `sparse` the device gives it as they are written.
+    pub(crate) fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
+        let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
+        let needed = pages.saturating_mul(self.page_size);
+        if needed <= *len {
+            return Ok(());
+        }
+        let step = (*len / 8).clamp(STEP.start, STEP.end).next_multiple_of(self.page_size);
+        let end = if sparse { needed } else { needed.max(len.saturating_add(step)) };
+        let grown = if sparse { self.file.set_len(end) } else { self.file.allocate(*len..end) };
+        match grown {
+            Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => self.file.set_len(end)?,
+            grown => grown?,
+        }
+        self.file.sync_all()?;
+        *len = end;
+        Ok(())
+    }
+
+    /// Makes all durable that was written.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        let synced = self.file.sync_data();
+        if planted!(self, SyncTriedAgain) && synced.is_err() {
+            return Ok(self.file.sync_data()?);
+        }
+        Ok(synced?)
+    }
+}
+
+/// Pages in a row on their way to the data file.
+pub(crate) struct Run {
+    pub(crate) first: PageNo,
+    /// The seq of each page as it is written.
+    pub(crate) seqs: Vec<u64>,
+    pub(crate) bytes: AlignedBuf,
+}
+
+#[derive(Default)]
+struct State {
+    in_flight: usize,
+    done: VecDeque<Run>,
+    failed: Option<IoError>,
+}
+
+/// Writes in flight. All are waited for before it goes, also after an error.
+pub(crate) struct Flights<'a> {
+    data: &'a DataFile,
+    state: Arc<(Mutex<State>, Condvar)>,
+    depth: usize,
+}
+
+impl<'a> Flights<'a> {
+    /// At most `depth` writes at once.
+    pub(crate) fn new(data: &'a DataFile, depth: usize) -> Self {
+        Self { data, state: Arc::default(), depth }
+    }
+
+    /// Starts writes; waits first as long as too many are in flight.
+    pub(crate) fn start(&self, runs: Vec<Run>) -> Result<(), Error> {
+        self.wait(self.depth.saturating_sub(runs.len()));
+        let (mutex, _) = &*self.state;
+        {
+            let mut state = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(error) = &state.failed {
+                return Err(error.clone().into());
+            }
+            state.in_flight += runs.len();
+        }
+        let writes = runs.into_iter().map(|run| {
+            let Run { first, seqs, bytes } = run;
+            let state = Arc::clone(&self.state);
+            OwnedWrite {
+                file: Arc::clone(&self.data.file),
+                offset: first * self.data.page_size,
+                buf: bytes,
+                mode: WriteMode::Plain,
+                done: Box::new(move |bytes, result| {
+                    let (mutex, changed) = &*state;
+                    let mut state = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+                    state.in_flight -= 1;
+                    match result {
+                        Ok(()) => state.done.push_back(Run { first, seqs, bytes }),
+                        Err(error) => drop(state.failed.get_or_insert(error)),
+                    }
+                    drop(state);
+                    changed.notify_all();
+                }),
+            }
+        });
+        self.data.io.submit_writes(writes.collect());
+        Ok(())
+    }
+
+    /// Waits until at most so many are in flight.
+    pub(crate) fn wait(&self, most: usize) {
+        let (mutex, changed) = &*self.state;
+        let state = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(changed.wait_while(state, |state| state.in_flight > most));
+    }
+
+    /// One that has ended since the last call.
+    pub(crate) fn next_done(&self) -> Option<Run> {
+        self.state.0.lock().unwrap_or_else(PoisonError::into_inner).done.pop_front()
+    }
+
+    /// The first error.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.failed.clone().map_or(Ok(()), |error| Err(error.into()))
+    }
+}
+
+impl Drop for Flights<'_> {
+    fn drop(&mut self) {
+        self.wait(0);
+    }
+}

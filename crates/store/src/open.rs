@@ -1,0 +1,327 @@
+//! Making a store, and opening one: what is there, what of the journal is not in the data file yet, and going on from there.
+//!
+//! Invariants:
+//! 1. Superblocks and journal are read as the device has them, and made durable before anything is built on them.
+//! 2. Nothing is written before all was found to be in order, but for the journal's own new epoch.
+//! 3. Every commit of the journal behind the synced LSN is in the index, in order and without a gap. No page of the data file is
+//!    looked at: whether it is newer or older does not matter.
+//! 4. A store that has no superblock never had a commit.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::Instant;
+
+use pagekeeper_cache::{OpenOptions, PageCache};
+use pagekeeper_io::{Create as CreateFile, Io, Lock};
+use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
+
+use crate::core::{Core, Tail, Wishes, verify_page};
+use crate::data::{self, DataFile};
+use crate::format::entry::{Change, EntryReader};
+use crate::format::page::HEADER;
+use crate::format::superblock::{Found, Meta, Superblock};
+use crate::index::Index;
+use crate::options::{Create, Images, LEAST_PAGE, StoreOptions};
+use crate::snapshots::Snapshots;
+use crate::stat::Opening;
+use crate::superblocks::{self, Superblocks, open_past_cache};
+use crate::{Error, Store};
+
+/// The directory of the journal.
+pub(crate) const JOURNAL: &str = "journal";
+const LOCK: &str = "lock";
+/// Page numbers have 32 bits in the cache.
+pub(crate) const MOST_PAGES: u64 = u32::MAX as u64 - 1;
+/// Files of the journal.
+const FILES: u64 = 4;
+
+/// Opens a store, and makes it first if it is to be.
+pub(crate) fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
+    let began = Instant::now();
+    let io = options.io_or_best();
+    let names = match io.list(directory) {
+        Ok(names) => names,
+        Err(error) if error.errno() == Some(libc::ENOENT) && options.create != Create::Never => {
+            io.create_dir(directory)?;
+            let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
+            io.sync_dir(parent.unwrap_or(Path::new(".")))?;
+            Vec::new()
+        }
+        Err(error) if error.errno() == Some(libc::ENOENT) => {
+            return Err(Error::NoStore { path: directory.to_path_buf() });
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let ours = [superblocks::NAME, data::NAME, JOURNAL, LOCK, crate::warm::NAME, crate::warm::NEW];
+    let foreign = names.iter().find(|name| !ours.iter().any(|our| *name == our));
+    let has = |name: &str| names.iter().any(|found| found == name);
+    if !has(superblocks::NAME) {
+        match (options.create, foreign) {
+            (Create::Never, _) if !has(JOURNAL) => {
+                return Err(Error::NoStore { path: directory.join(superblocks::NAME) });
+            }
+            (Create::Never, _) => return Err(Error::Unfinished { path: directory.to_path_buf() }),
+            (_, Some(found)) => {
+                let found = found.to_string_lossy().into_owned();
+                return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
+            }
+            _ => {}
+        }
+    }
+    let held = io.lock(&directory.join(LOCK))?;
+    match superblocks::read(&*io, directory)? {
+        Some((Found::Superblock(_), _)) if options.create == Create::New => {
+            let found = superblocks::NAME.to_owned();
+            Err(Error::NotEmpty { path: directory.to_path_buf(), found })
+        }
+        Some((Found::Superblock(newest), slot)) => start(options, io, directory, held, &newest, slot, began),
+        Some((Found::Version(version), _)) => {
+            Err(Error::UnknownVersion { path: directory.join(superblocks::NAME), version })
+        }
+        found => {
+            if found.is_some() && !is_unfinished(&*io, directory)? {
+                return Err(Error::BrokenSuperblock { path: directory.join(superblocks::NAME) });
+            }
+            if options.create == Create::Never {
+                return Err(Error::Unfinished { path: directory.to_path_buf() });
+            }
+            make(options, &io, directory)?;
+            let Some((Found::Superblock(newest), slot)) = superblocks::read(&*io, directory)? else {
+                return Err(Error::BrokenSuperblock { path: directory.join(superblocks::NAME) });
+            };
+            start(options, io, directory, held, &newest, slot, began)
+        }
+    }
+}
+
+/// Whether a store whose superblock is not whole never had a page: the first superblock was not durable yet.
+fn is_unfinished(io: &dyn Io, directory: &Path) -> Result<bool, Error> {
+    match open_past_cache(io, &directory.join(data::NAME)) {
+        Ok(file) => Ok(file.stat()?.size == 0),
+        Err(error) if error.errno() == Some(libc::ENOENT) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes a store where none is, or one that was never finished. The superblock comes last.
+fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<(), Error> {
+    let journal = directory.join(JOURNAL);
+    let remains = match io.list(&journal) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => Vec::new(),
+        names => names?,
+    };
+    for name in remains {
+        io.remove(&journal.join(name))?;
+    }
+    for name in [superblocks::NAME, data::NAME] {
+        match io.remove(&directory.join(name)) {
+            Err(error) if error.errno() == Some(libc::ENOENT) => {}
+            removed => removed?,
+        }
+    }
+    // Neither is there any more when the journal is: a store is never taken for finished that is not.
+    io.sync_dir(directory)?;
+    let cap = options.journal_bytes;
+    // Beside the cap: the last pads, and what rounding takes.
+    let ring = cap + (cap / 16).max(64 << 10);
+    let file_bytes = ring.div_ceil(FILES).next_multiple_of(4096);
+    let made = journal_options(options, io, cap)
+        .files(u32::try_from(FILES).unwrap_or(1))
+        .file_bytes(file_bytes)
+        .create(&journal)?;
+    made.close()?;
+    let page_size = options.page_size.unwrap_or(LEAST_PAGE);
+    let file = DataFile::open(io, directory, CreateFile::New, page_size)?;
+    file.file.sync_all()?;
+    io.sync_dir(directory)?;
+    let atomic = options.images == Images::Auto && file.is_atomic();
+    let first = Superblock {
+        number: 0,
+        store: RandomState::new().hash_one(std::process::id()),
+        page_size: u32::try_from(page_size).unwrap_or(u32::MAX),
+        synced_seq: 0,
+        synced_lsn: 0,
+        journal_cap: cap,
+        first_diffs: atomic,
+        meta: Meta::default(),
+    };
+    Superblocks::create(&**io, directory, first)?;
+    Ok(io.sync_dir(directory)?)
+}
+
+fn journal_options(options: &StoreOptions, io: &Arc<dyn Io>, cap: u64) -> RedoOptions {
+    let buffer = buffer_bytes(options.memory, cap);
+    let journal = RedoLog::options().io(Arc::clone(io)).buffer_bytes(buffer);
+    // Read once, by a recovery: a mode that keeps its pages out of the page cache, and syncs with the write.
+    let journal = journal.mode(LogMode::Auto);
+    #[cfg(test)]
+    let journal = crate::planted::of_journal(journal, options.planted);
+    if options.threads { journal } else { journal.without_threads() }
+}
+
+/// Bytes of the log buffer: a thirty-second part of the budget, within reason, and a power of two.
+fn buffer_bytes(memory: u64, cap: u64) -> usize {
+    let wished = (memory / 32).clamp(64 << 10, 8 << 20).min(cap.next_power_of_two());
+    1 << wished.max(64 << 10).ilog2()
+}
+
+/// Opens the store that the superblock describes.
+fn start(
+    options: &StoreOptions,
+    io: Arc<dyn Io>,
+    directory: &Path,
+    held: Lock,
+    newest: &Superblock,
+    slot: u64,
+    began: Instant,
+) -> Result<Store, Error> {
+    let page_size = newest.page_size as usize;
+    if let Some(wanted) = options.page_size.filter(|wanted| *wanted != page_size) {
+        return Err(Error::OtherPageSize { path: directory.to_path_buf(), found: page_size, wanted });
+    }
+    let cap = newest.journal_cap;
+    let path = directory.join(JOURNAL);
+    let data = DataFile::open(&io, directory, CreateFile::Never, page_size)?;
+    let superblocks = Superblocks::open(&*io, directory, newest.clone(), slot)?;
+    let reading = Instant::now();
+    let (journal, records) = journal_options(options, &io, cap).recover(&path, Some(newest.synced_lsn))?;
+    if journal.checkpoint_lsn() > newest.synced_lsn {
+        let what = "the superblock is older than what of the journal is left".to_owned();
+        return Err(Error::Corrupt { path: superblocks.path(), what });
+    }
+    let journal_read = reading.elapsed();
+    let found = replay(&records, newest, page_size, &path)?;
+    let journal_bytes = records.last().map_or(0, |last| last.end - newest.synced_lsn);
+    drop(records);
+    if !planted!(options, NoSyncAtOpen) {
+        superblocks.sync()?;
+    }
+    // It may have been cut back to what was durable.
+    data.grow(found.meta.pages, true)?;
+
+    let cache = cache(options, &io, page_size)?;
+    let store = newest.store;
+    let reader = open_past_cache(&*io, &directory.join(data::NAME))?;
+    #[cfg(test)]
+    let checks = options.planted != Some(crate::planted::Planted::NoPageChecksum);
+    #[cfg(not(test))]
+    let checks = true;
+    let verifier = OpenOptions::new()
+        .verifier(move |page| if checks { verify_page(page.bytes(), page.page(), store) } else { Ok(()) });
+    let cached = cache.open_owned_with(reader, MOST_PAGES, verifier)?;
+    #[cfg(test)]
+    let (data, superblocks) = {
+        let (mut data, mut superblocks) = (data, superblocks);
+        (data.planted, superblocks.planted) = (options.planted, options.planted);
+        (data, superblocks)
+    };
+    let meta = Arc::new(found.meta);
+    let pages = found.index.unapplied_pages();
+    let core = Core {
+        options: options.clone(),
+        directory: directory.to_path_buf(),
+        page_size,
+        store,
+        data,
+        cache,
+        cached,
+        superblocks: Mutex::new(superblocks),
+        writer: Mutex::new(()),
+        tail: Mutex::new(Tail {
+            seq: found.seq,
+            lsn: found.lsn,
+            meta: Arc::clone(&meta),
+            imaged: HashSet::new(),
+        }),
+        index: found.index,
+        snapshots: Snapshots::new(found.seq, meta),
+        round: Mutex::new(()),
+        synced_seq: AtomicU64::new(newest.synced_seq),
+        synced_lsn: AtomicU64::new(newest.synced_lsn),
+        cap,
+        most_unapplied: unapplied_share(options.memory),
+        diffs_first: newest.first_diffs && options.images == Images::Auto,
+        wishes: Mutex::new(Wishes::default()),
+        wished: Condvar::new(),
+        rounded: Condvar::new(),
+        stopping: AtomicBool::new(false),
+        groups: Mutex::new(()),
+        flushed: Condvar::new(),
+        poison: OnceLock::new(),
+        recovered_seq: found.seq,
+        opening: Opening {
+            took: began.elapsed(),
+            journal_read,
+            journal_bytes,
+            commits: found.seq - newest.synced_seq,
+            pages,
+        },
+        journal,
+        io,
+        _lock: held,
+    };
+    Store::start(core)
+}
+
+/// Bytes that versions in memory may take up: a quarter of the budget.
+fn unapplied_share(memory: u64) -> u64 {
+    memory / 4
+}
+
+/// The cache gets what is left of the budget.
+fn cache(options: &StoreOptions, io: &Arc<dyn Io>, page_size: usize) -> Result<PageCache, Error> {
+    let memory = options.memory;
+    let rest = memory - unapplied_share(memory) - buffer_bytes(memory, u64::MAX >> 1) as u64;
+    // No cache works with less: of very large pages a small budget holds too few.
+    let memory = rest.max(pagekeeper_cache::Builder::memory_for(64, page_size));
+    Ok(PageCache::builder().memory(memory).page_size(page_size).io(Arc::clone(io)).build()?)
+}
+
+/// What the journal says.
+struct Replayed {
+    index: Index,
+    seq: u64,
+    /// Just behind its last entry.
+    lsn: u64,
+    meta: Meta,
+}
+
+fn replay(
+    records: &[Recovered],
+    newest: &Superblock,
+    page_size: usize,
+    path: &Path,
+) -> Result<Replayed, Error> {
+    let corrupt = |what: String| Error::Corrupt { path: path.to_path_buf(), what };
+    let mut found = Replayed {
+        index: Index::new(),
+        seq: newest.synced_seq,
+        lsn: newest.synced_lsn,
+        meta: newest.meta.clone(),
+    };
+    let mut reader = EntryReader::new(page_size - HEADER);
+    for record in records {
+        let read = reader.read(&record.body);
+        let Some(entry) = read.map_err(|fault| corrupt(format!("at LSN {}: {fault}", record.lsn)))? else {
+            continue;
+        };
+        if entry.seq != found.seq + 1 {
+            let (lsn, due) = (record.lsn, found.seq + 1);
+            return Err(corrupt(format!("commit {} at LSN {lsn} where commit {due} is due", entry.seq)));
+        }
+        for (page, change) in entry.changes {
+            if matches!(change, Change::Diff { .. }) && !newest.first_diffs && !found.index.has(page) {
+                let seq = entry.seq;
+                return Err(corrupt(format!(
+                    "commit {seq} changes a part of page {page}, whose whole is missing"
+                )));
+            }
+            found.index.replay(page, entry.seq, change);
+        }
+        (found.seq, found.lsn, found.meta) = (entry.seq, record.end, entry.meta);
+    }
+    Ok(found)
+}

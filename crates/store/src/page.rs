@@ -1,0 +1,67 @@
+//! A page that was read.
+
+use std::fmt;
+use std::ops::Deref;
+
+use pagekeeper_cache::PageRef;
+
+use crate::format::page::{HEADER, PageKind};
+use crate::version::Whole;
+
+/// The payload of a page as a transaction sees it. It can be kept for long, and sent to other threads: it stays as it is whatever
+/// is committed. While it lives, it keeps a page of memory in use.
+#[derive(Clone)]
+pub struct Page {
+    kind: PageKind,
+    place: Place,
+}
+
+#[derive(Clone)]
+enum Place {
+    /// In memory, since it is not applied yet.
+    Version(Whole),
+    /// In the cache.
+    Cached(std::sync::Arc<PageRef>),
+}
+
+impl Page {
+    pub(crate) fn version(whole: Whole) -> Self {
+        Self { kind: whole.kind, place: Place::Version(whole) }
+    }
+
+    pub(crate) fn cached(kind: PageKind, page: PageRef) -> Self {
+        Self { kind, place: Place::Cached(page.into()) }
+    }
+
+    pub(crate) fn kind(&self) -> PageKind {
+        self.kind
+    }
+
+    /// Header and payload.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match &self.place {
+            Place::Version(whole) => whole.bytes(),
+            Place::Cached(page) => page,
+        }
+    }
+}
+
+impl Deref for Page {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes()[HEADER..]
+    }
+}
+
+impl AsRef<[u8]> for Page {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Page").field("kind", &self.kind).field("len", &self.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,49 @@
+//! Bugs that the crash tests plant, to see that they would be found. There are none but in tests.
+
+/// Whether this bug is planted.
+macro_rules! planted {
+    ($of:expr, $bug:ident) => {{
+        #[cfg(test)]
+        let is_planted = $of.planted == Some($crate::planted::Planted::$bug);
+        #[cfg(not(test))]
+        let is_planted = false;
+        is_planted
+    }};
+}
+
+/// One bug.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Planted {
+    /// Pages are written before the journal is durable up to their commit.
+    PageBeforeJournal,
+    /// The journal is given up before the superblock is durable.
+    NoSyncOfSuperblock,
+    /// The journal is given up before the data file is synced.
+    NoSyncOfData,
+    /// The superblock is written before the data file is synced.
+    SuperblockFirst,
+    /// A superblock is written over the one that counts.
+    OneSuperblockSlot,
+    /// A sync of the data file that failed is tried again, and then trusted.
+    SyncTriedAgain,
+    /// Images begin anew when a round has ended, in place of when it was cut.
+    ImagesFromTheEnd,
+    /// A change is skipped if the page in the data file is newer.
+    SkippedByPage,
+    /// Pages may be changed by diffs at once, though writes of pages are not atomic.
+    NoImages,
+    /// What is found at the opening is not synced.
+    NoSyncAtOpen,
+    /// Checksums of pages are not looked at.
+    NoPageChecksum,
+}
+
+/// The journal's options with the bugs that are the journal's.
+#[cfg(test)]
+pub(crate) fn of_journal(
+    journal: pagekeeper_log::RedoOptions,
+    _planted: Option<Planted>,
+) -> pagekeeper_log::RedoOptions {
+    journal
+}

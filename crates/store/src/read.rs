@@ -1,0 +1,94 @@
+//! Reading a snapshot.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::core::{Core, is_data};
+use crate::page::Page;
+use crate::snapshots::Live;
+use crate::{Error, PageNo, Seq};
+
+/// A read transaction: all pages as one commit left them, however many commits come meanwhile.
+///
+/// Any number of them live beside one writer. What they need of pages that are overwritten stays in memory; where that gets
+/// beyond its share of the budget the oldest of them is ended, and its reads fail with [`Error::SnapshotTooOld`].
+///
+/// ```
+/// use pagekeeper_store::{Durability, Store};
+/// # let temp = tempfile::tempdir_in(".")?;
+/// # let dir = &temp.path().join("store");
+/// let store = Store::options().open(dir)?;
+/// let mut txn = store.begin()?;
+/// let page = txn.allocate()?;
+/// txn.commit(Durability::Sync)?;
+///
+/// let before = store.begin_read()?;
+/// let mut txn = store.begin()?;
+/// txn.page_mut(page)?[0] = 7;
+/// txn.commit(Durability::Sync)?;
+/// assert_eq!((before.read(page)?[0], store.begin_read()?.read(page)?[0]), (0, 7));
+/// # Ok::<(), pagekeeper_store::Error>(())
+/// ```
+pub struct ReadTxn<'a> {
+    core: &'a Core,
+    live: Arc<Live>,
+}
+
+impl<'a> ReadTxn<'a> {
+    pub(crate) fn new(core: &'a Core) -> Self {
+        Self { core, live: core.snapshots.begin() }
+    }
+
+    /// The payload of a page.
+    ///
+    /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`], [`Error::NeverWritten`]; with [`Error::Damaged`] where the disk
+    /// does not have what was written.
+    pub fn read(&self, page: PageNo) -> Result<Page, Error> {
+        let pages = self.live.meta.pages;
+        if page >= pages {
+            return Err(Error::OutOfRange { page, pages });
+        }
+        let found = self.core.page_at(page, self.live.seq);
+        // Looked at behind the read: what was needed may have gone meanwhile.
+        if self.live.is_ended() {
+            return Err(Error::SnapshotTooOld);
+        }
+        match found? {
+            Some(page) if is_data(page.kind()) => Ok(page),
+            Some(_) => Err(Error::NotAllocated { page }),
+            None => Err(Error::NeverWritten { page }),
+        }
+    }
+
+    /// The root page, if one was set.
+    pub fn root(&self) -> Option<PageNo> {
+        self.live.meta.root
+    }
+
+    /// The user's metadata.
+    pub fn metadata(&self) -> &[u8] {
+        &self.live.meta.user
+    }
+
+    /// The commit that is seen.
+    pub fn seq(&self) -> Seq {
+        self.live.seq
+    }
+
+    /// How many pages there are, free ones among them: page numbers are below it.
+    pub fn pages(&self) -> u64 {
+        self.live.meta.pages
+    }
+}
+
+impl Drop for ReadTxn<'_> {
+    fn drop(&mut self) {
+        self.core.snapshots.end(&self.live);
+    }
+}
+
+impl fmt::Debug for ReadTxn<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadTxn").field("seq", &self.live.seq).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,307 @@
+//! A round of the background: what was committed goes to the data file, and the journal before it may be written over.
+//!
+//! ```text
+//! cut ─▶ journal durable ─▶ pages written, wide ─▶ data file synced ─▶ superblock durable ─▶ journal given up
+//! ```
+//!
+//! Invariants:
+//! 1. What a round covers is fixed before it begins.
+//! 2. A page is written only as a commit left it that is durable in the journal.
+//! 3. The synced LSN moves only after all pages up to it were written and the sync of that succeeded; the journal is given up
+//!    only as far as a superblock says that is durable.
+//!
+//! A failure poisons the store, but for a full device: then the round is given up, and tried anew when somebody asks.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use pagekeeper_cache::InstallAs;
+use pagekeeper_io::AlignedBuf;
+
+use crate::core::{Core, Cut, lock};
+use crate::data::{Flights, Run};
+use crate::format::superblock::Superblock;
+use crate::page::Page;
+use crate::version::{Content, Whole};
+use crate::{Error, PageNo, Progress, Seq};
+
+/// Bytes of one write at most.
+const MOST_WRITE: usize = 256 << 10;
+/// Writes in flight: twice what the widest disks do at once.
+const DEPTH: usize = 256;
+/// The same while commits go on: their syncs are not to wait behind too many.
+const DEPTH_BESIDE: usize = 64;
+/// Runs that go to the disk together.
+const TOGETHER: usize = 16;
+/// Pages whose bases are brought in together.
+const AHEAD: usize = 1024;
+/// Pages apart that are still read as one.
+const NEAR: u64 = 4;
+/// Between two reports.
+const REPORT: Duration = Duration::from_millis(200);
+
+/// Why a round ended early.
+enum Halt {
+    /// The store is being closed.
+    Interrupted,
+    Failed(Error),
+}
+
+impl From<Error> for Halt {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Core {
+    /// One round; false if there was nothing to do. At most one at a time.
+    pub(crate) fn run_round(&self) -> Result<bool, Error> {
+        let _turn = lock(&self.round);
+        self.check()?;
+        let cut = self.cut();
+        if cut.seq == self.synced_seq.load(Ordering::Acquire) {
+            self.snapshots.set_cut(None);
+            return Ok(false);
+        }
+        let done = self.round_to(&cut);
+        self.snapshots.set_cut(None);
+        let mut kept = match done {
+            Ok(()) => self.index.prune_all(&self.snapshots.needed()),
+            Err(halt) => return self.failed(halt),
+        };
+        // Commits would come to wait for those who read.
+        while kept > self.most_unapplied / 2 && self.snapshots.end_oldest() {
+            kept = self.index.prune_all(&self.snapshots.needed());
+        }
+        drop(lock(&self.wishes));
+        self.rounded.notify_all();
+        Ok(true)
+    }
+
+    /// Rounds until all that was committed before is synced.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        let seq = lock(&self.tail).seq;
+        while self.synced_seq.load(Ordering::Acquire) < seq {
+            self.run_round()?;
+        }
+        Ok(())
+    }
+
+    fn failed(&self, halt: Halt) -> Result<bool, Error> {
+        let Halt::Failed(error) = halt else { return Ok(false) };
+        if !error.is_no_space() {
+            return Err(self.poison(error));
+        }
+        lock(&self.wishes).stuck = Some(error.clone());
+        self.rounded.notify_all();
+        Err(error)
+    }
+
+    fn round_to(&self, cut: &Cut) -> Result<(), Halt> {
+        if !planted!(self.options, PageBeforeJournal) {
+            self.make_durable(cut.lsn)?;
+        }
+        if planted!(self.options, SuperblockFirst) {
+            self.publish(cut)?;
+        }
+        self.apply(cut.seq)?;
+        if !planted!(self.options, NoSyncOfData) {
+            self.data.sync()?;
+        }
+        if planted!(self.options, ImagesFromTheEnd) {
+            lock(&self.tail).imaged.clear();
+        }
+        self.publish(cut)?;
+        self.journal.checkpoint(cut.lsn).map_err(Error::from)?;
+        self.synced_seq.store(cut.seq, Ordering::Release);
+        self.synced_lsn.store(cut.lsn, Ordering::Release);
+        Ok(())
+    }
+
+    /// Says durably that the data file has all up to the cut.
+    fn publish(&self, cut: &Cut) -> Result<(), Error> {
+        let mut superblocks = lock(&self.superblocks);
+        let superblock = Superblock {
+            synced_seq: cut.seq,
+            synced_lsn: cut.lsn,
+            meta: (*cut.meta).clone(),
+            ..superblocks.newest().clone()
+        };
+        superblocks.write(superblock)
+    }
+
+    /// Writes all pages as they were at `seq`, in page order.
+    fn apply(&self, seq: Seq) -> Result<(), Halt> {
+        let pages = self.index.unapplied(seq);
+        let recovering = self.synced_seq.load(Ordering::Acquire) < self.recovered_seq;
+        let depth = if recovering || self.stopping() { DEPTH } else { DEPTH_BESIDE };
+        let mut report = Report::new(self, pages.len(), recovering);
+        let flights = Flights::new(&self.data, depth);
+        let mut runs = Vec::new();
+        let mut run: Option<Building> = None;
+        let most = (MOST_WRITE / self.page_size).max(1);
+        for (at, page) in pages.iter().enumerate() {
+            if at % AHEAD == 0 {
+                self.bring_bases(&pages[at..pages.len().min(at + AHEAD)], seq);
+            }
+            let Some((whole, of)) = self.to_apply(*page, seq)? else { continue };
+            if run.as_ref().is_some_and(|run| run.end() != *page || run.seqs.len() == most) {
+                runs.extend(run.take().map(|run| run.close(self.page_size)));
+            }
+            if runs.len() == TOGETHER {
+                if self.stopping() {
+                    return Err(Halt::Interrupted);
+                }
+                flights.start(std::mem::take(&mut runs))?;
+                report.applied(self.land(&flights));
+            }
+            run.get_or_insert_with(|| Building::at(*page)).push(whole, of);
+        }
+        runs.extend(run.map(|run| run.close(self.page_size)));
+        flights.start(runs)?;
+        flights.wait(0);
+        report.applied(self.land(&flights));
+        Ok(flights.check()?)
+    }
+
+    fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Has pages of the data file brought into the cache, wide, that are needed to put others together. A failure is told where
+    /// the page is used.
+    fn bring_bases(&self, pages: &[PageNo], seq: Seq) {
+        let oldest = self.snapshots.oldest();
+        let mut wanted: Option<std::ops::Range<u64>> = None;
+        for page in pages {
+            let replay = self.index.get(*page, seq).is_some_and(
+                |version| matches!(&version.content, Content::Replay(replay) if replay.needs_base()),
+            );
+            if !replay && !self.index.base_is_needed(*page, oldest) {
+                continue;
+            }
+            match &mut wanted {
+                Some(range) if *page < range.end + NEAR => range.end = page + 1,
+                _ => {
+                    self.bring(wanted.take());
+                    wanted = Some(*page..page + 1);
+                }
+            }
+        }
+        self.bring(wanted);
+    }
+
+    fn bring(&self, pages: Option<std::ops::Range<u64>>) {
+        if let Some(pages) = pages {
+            let bytes = self.page_size as u64;
+            self.cached.prefetch(pages.start * bytes..pages.end * bytes);
+        }
+    }
+
+    /// The page as it is to be written, and its seq; `None` if it was applied meanwhile. What older snapshots need is kept.
+    fn to_apply(&self, page: PageNo, seq: Seq) -> Result<Option<(Whole, Seq)>, Error> {
+        if self.index.base_is_needed(page, self.snapshots.oldest())
+            && let Some((base, of)) = self.page_in_file(page)?
+        {
+            self.index.keep_base(page, of, Content::Whole(owned(&base)));
+        }
+        let Some(version) = self.index.get(page, seq).filter(|version| !version.applied) else {
+            return Ok(None);
+        };
+        let of = version.seq;
+        if planted!(self.options, SkippedByPage)
+            && self.page_in_file(page)?.is_some_and(|(_, in_file)| in_file >= of)
+        {
+            self.index.applied(page, of, &self.snapshots.needed());
+            return Ok(None);
+        }
+        Ok(Some((self.whole(page, version)?, of)))
+    }
+
+    /// Takes note of what was written: it is in the cache and no longer in the index. Gives the number of pages.
+    fn land(&self, flights: &Flights<'_>) -> usize {
+        let mut pages = 0;
+        let needed = self.snapshots.needed();
+        while let Some(run) = flights.next_done() {
+            for ((page, seq), bytes) in (run.first..).zip(&run.seqs).zip(run.bytes.chunks(self.page_size)) {
+                // Where it can't be had it is loaded when it is read.
+                let _ = self.cached.install(page, bytes, InstallAs::Prefetched);
+                self.index.applied(page, *seq, &needed);
+                pages += 1;
+            }
+        }
+        pages
+    }
+}
+
+/// A copy of a page that outlives its frame.
+fn owned(page: &Page) -> Whole {
+    Whole::new(page.kind(), page.bytes().into())
+}
+
+/// Pages in a row, as they are gathered.
+struct Building {
+    first: PageNo,
+    pages: Vec<Whole>,
+    seqs: Vec<Seq>,
+}
+
+impl Building {
+    fn at(first: PageNo) -> Self {
+        Self { first, pages: Vec::new(), seqs: Vec::new() }
+    }
+
+    fn end(&self) -> PageNo {
+        self.first + self.pages.len() as u64
+    }
+
+    fn push(&mut self, whole: Whole, seq: Seq) {
+        self.pages.push(whole);
+        self.seqs.push(seq);
+    }
+
+    fn close(self, page_size: usize) -> Run {
+        let mut bytes = AlignedBuf::new(self.pages.len() * page_size);
+        for (room, page) in bytes.chunks_mut(page_size).zip(&self.pages) {
+            room.copy_from_slice(page.bytes());
+        }
+        Run { first: self.first, seqs: self.seqs, bytes }
+    }
+}
+
+/// Tells how the first round after an opening gets on.
+struct Report<'a> {
+    core: &'a Core,
+    total: u64,
+    left: u64,
+    began: Instant,
+    told: Instant,
+    is_due: bool,
+}
+
+impl<'a> Report<'a> {
+    fn new(core: &'a Core, pages: usize, is_due: bool) -> Self {
+        let now = Instant::now();
+        Self {
+            core,
+            total: pages as u64,
+            left: pages as u64,
+            began: now,
+            told: now,
+            is_due: is_due && pages > 0,
+        }
+    }
+
+    fn applied(&mut self, pages: usize) {
+        self.left -= pages as u64;
+        if !self.is_due || (self.left > 0 && self.told.elapsed() < REPORT) {
+            return;
+        }
+        self.told = Instant::now();
+        let progress = Progress::new(self.left, self.total, self.began.elapsed());
+        tracing::info!(store = %self.core.directory.display(), "{progress}");
+        if let Some(told) = &self.core.options.on_progress {
+            told(&progress);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The store as its users hold it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crate::core::Core;
+use crate::{Error, ReadTxn, StoreOptions, StoreStat, Verification, WriteTxn, threads};
+
+/// A store of pages: a data file, with atomic commits of any number of pages, that opens at once after a crash however large it
+/// is.
+///
+/// One write transaction at a time, begun by [`begin`](Self::begin), and any number of readers beside it, each with a
+/// snapshot. Writers that wait for durability don't hold up the next one: all who wait share one sync.
+///
+/// A commit goes to the journal. In the background, round by round, pages go to the data file in page order, wide, and
+/// the journal is given up. After a crash an opening reads the journal alone; pages that it changes are put right
+/// at their first touch.
+///
+/// After a write or sync has failed, nothing is committed any more ([`Error::Poisoned`]). What the disk has is found out
+/// by opening the store again.
+///
+/// ```
+/// use pagekeeper_store::{Durability, Store};
+///
+/// # let temp = tempfile::tempdir_in(".")?;
+/// # let dir = &temp.path().join("store");
+/// let store = Store::options().memory(64 << 20).open(dir)?;
+/// let mut txn = store.begin()?;
+/// let page = txn.allocate()?;
+/// txn.page_mut(page)?[..7].copy_from_slice(b"balance");
+/// txn.set_root(Some(page));
+/// txn.commit(Durability::Sync)?;
+/// drop(store); // or a crash
+///
+/// let store = Store::options().open(dir)?;
+/// let read = store.begin_read()?;
+/// let root = read.root().expect("a root was set");
+/// assert_eq!(&read.read(root)?[..7], b"balance");
+/// # Ok::<(), pagekeeper_store::Error>(())
+/// ```
+pub struct Store {
+    core: Arc<Core>,
+    thread: Option<JoinHandle<()>>,
+    finished: bool,
+}
+
+impl Store {
+    /// How to make or open one.
+    pub fn options() -> StoreOptions {
+        StoreOptions::default()
+    }
+
+    pub(crate) fn start(core: Core) -> Result<Self, Error> {
+        let core = Arc::new(core);
+        let thread = if core.options.threads { Some(threads::start(&core)?) } else { None };
+        Ok(Self { core, thread, finished: false })
+    }
+
+    /// Begins to write; waits until the transaction before is committed or given up, and while the journal is full.
+    pub fn begin(&self) -> Result<WriteTxn<'_>, Error> {
+        WriteTxn::new(&self.core)
+    }
+
+    /// Begins to read what is visible now. Waits for nobody.
+    pub fn begin_read(&self) -> Result<ReadTxn<'_>, Error> {
+        Ok(ReadTxn::new(&self.core))
+    }
+
+    /// Bytes of a page.
+    pub fn page_size(&self) -> usize {
+        self.core.page_size
+    }
+
+    /// Bytes of a page that are the user's.
+    pub fn payload_size(&self) -> usize {
+        self.core.payload_size()
+    }
+
+    /// Returns when all that was committed before is in the data file, durably, and the journal is given up so far.
+    pub fn sync(&self) -> Result<(), Error> {
+        self.core.sync()
+    }
+
+    /// One round of the background, for a store [without threads](StoreOptions::without_threads); false if there was nothing to
+    /// do.
+    pub fn step(&self) -> Result<bool, Error> {
+        self.core.run_round()
+    }
+
+    /// Looks at every page, the free list and the superblocks, beside whatever goes on.
+    pub fn verify(&self) -> Result<Verification, Error> {
+        self.core.verify()
+    }
+
+    /// Figures as they are now.
+    pub fn stat(&self) -> StoreStat {
+        self.core.stat()
+    }
+
+    /// Makes all commits durable and closes the store. The data file's sync is left to the next opening, so that this takes no
+    /// longer than the journal does. Dropping the store does the same, but can't tell of an error.
+    pub fn close(mut self) -> Result<(), Error> {
+        self.finish()
+    }
+
+    /// As [`close`](Self::close), after all was applied to the data file and synced: the next opening has nothing to do.
+    pub fn close_and_sync(mut self) -> Result<(), Error> {
+        self.sync()?;
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<(), Error> {
+        if std::mem::replace(&mut self.finished, true) {
+            return Ok(());
+        }
+        threads::stop(&self.core, self.thread.take());
+        self.core.make_durable(self.core.last_lsn())?;
+        if self.core.options.warm {
+            self.core.note_warm_set();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let _ = self.finish();
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("directory", &self.core.directory).finish_non_exhaustive()
+    }
+}

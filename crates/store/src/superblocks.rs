@@ -1,0 +1,131 @@
+//! The file `superblock`: two slots, written in turn and synced each time, so that one is whole at any time.
+//!
+//! Invariant: the slot that counts is durable before the other one is written. Fails as the disk does; a failure of a write or
+//! sync is final.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, AlignedBuf, Create, Error as IoError, Io, IoFile, WriteMode};
+
+use crate::Error;
+use crate::format::superblock::{Found, SLOT, Superblock, newest};
+#[cfg(test)]
+use crate::planted::Planted;
+
+/// Its name.
+pub(crate) const NAME: &str = "superblock";
+
+/// The file, open.
+pub(crate) struct Superblocks {
+    file: Arc<dyn IoFile>,
+    newest: Superblock,
+    /// Where the newest stands.
+    slot: u64,
+    buf: AlignedBuf,
+    #[cfg(test)]
+    pub(crate) planted: Option<Planted>,
+}
+
+/// Opens a file past the page cache where that can be had.
+pub(crate) fn open_past_cache(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
+    match io.open(path, Access::Direct) {
+        Err(IoError::NoDirect { .. }) => io.open(path, Access::Buffered),
+        opened => opened,
+    }
+}
+
+/// The same, to write.
+pub(crate) fn open_writable_past_cache(
+    io: &dyn Io,
+    path: &Path,
+    create: Create,
+) -> Result<Arc<dyn IoFile>, IoError> {
+    if create == Create::New {
+        // Without the flag: some file systems make the file and then refuse it.
+        io.open_writable(path, Access::Buffered, create)?;
+    }
+    match io.open_writable(path, Access::Direct, Create::Never) {
+        Err(IoError::NoDirect { .. }) => io.open_writable(path, Access::Buffered, Create::Never),
+        opened => opened,
+    }
+}
+
+/// What the file of a directory holds, as the device has it; `None` if there is none. With the slot's number.
+pub(crate) fn read(io: &dyn Io, directory: &Path) -> Result<Option<(Found, u64)>, Error> {
+    let path = directory.join(NAME);
+    let file = match open_past_cache(io, &path) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(None),
+        opened => opened?,
+    };
+    let mut bytes = AlignedBuf::new(2 * SLOT);
+    let got = file.read_at(0, &mut bytes)?;
+    let (found, slot) = newest(&bytes[..got]);
+    Ok(Some((found, slot as u64)))
+}
+
+impl Superblocks {
+    /// Makes the file with its first superblock, durably but for its name.
+    pub(crate) fn create(io: &dyn Io, directory: &Path, first: Superblock) -> Result<Self, Error> {
+        let path = directory.join(NAME);
+        let file = open_writable_past_cache(io, &path, Create::New)?;
+        file.set_len(2 * SLOT as u64)?;
+        file.sync_all()?;
+        let mut superblocks = Self::on(file, first.clone(), 1);
+        superblocks.write(first)?;
+        Ok(superblocks)
+    }
+
+    /// To go on from what was read.
+    pub(crate) fn open(io: &dyn Io, directory: &Path, newest: Superblock, slot: u64) -> Result<Self, Error> {
+        let file = open_writable_past_cache(io, &directory.join(NAME), Create::Never)?;
+        Ok(Self::on(file, newest, slot))
+    }
+
+    fn on(file: Arc<dyn IoFile>, newest: Superblock, slot: u64) -> Self {
+        Self {
+            file,
+            newest,
+            slot,
+            buf: AlignedBuf::new(SLOT),
+            #[cfg(test)]
+            planted: None,
+        }
+    }
+
+    /// Makes what was read durable: after a kill the device's own cache may have it alone.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        Ok(self.file.sync_all()?)
+    }
+
+    /// What counts now.
+    pub(crate) fn newest(&self) -> &Superblock {
+        &self.newest
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.file.path().to_path_buf()
+    }
+
+    /// Says something new, durably, in the slot that does not hold what counts now.
+    pub(crate) fn write(&mut self, superblock: Superblock) -> Result<(), Error> {
+        let superblock = Superblock { number: self.newest.number + 1, ..superblock };
+        self.buf.copy_from_slice(&superblock.encode());
+        let slot = if planted!(self, OneSuperblockSlot) { self.slot } else { 1 - self.slot };
+        self.file.write_at(slot * SLOT as u64, &self.buf, WriteMode::Plain)?;
+        if !planted!(self, NoSyncOfSuperblock) {
+            self.file.sync_data()?;
+        }
+        (self.newest, self.slot) = (superblock, slot);
+        Ok(())
+    }
+
+    /// Both slots as the device has them: how many are whole.
+    pub(crate) fn whole_slots(&self, io: &dyn Io) -> Result<u64, Error> {
+        let file = open_past_cache(io, &self.path())?;
+        let mut bytes = AlignedBuf::new(2 * SLOT);
+        let got = file.read_at(0, &mut bytes)?;
+        let whole = bytes[..got].chunks(SLOT).filter(|slot| matches!(newest(slot).0, Found::Superblock(_)));
+        Ok(whole.count() as u64)
+    }
+}

@@ -1,0 +1,79 @@
+//! The background thread: rounds when there is much to apply, and the warm set.
+//!
+//! Invariants: it holds no lock while it waits, but that of the wishes; what fails poisons the store and ends it. It is asked to stop
+//! before the store goes, and joined.
+
+use std::sync::PoisonError;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::core::{Core, lock};
+
+/// Between two looks at whether something is to be done.
+const TICK: Duration = Duration::from_secs(1);
+/// What was committed is in the data file after so long, if nothing else asks for it.
+const IDLE: Duration = Duration::from_secs(30);
+/// Between two notes of what is resident.
+const WARM: Duration = Duration::from_secs(60);
+
+/// Starts it.
+pub(crate) fn start(core: &std::sync::Arc<Core>) -> Result<JoinHandle<()>, Error> {
+    let core = std::sync::Arc::clone(core);
+    Builder::new().name("store_applier".into()).spawn(move || run(&core)).map_err(|error| {
+        Error::Io(pagekeeper_io::Error::Call {
+            call: "clone",
+            path: std::path::PathBuf::from("store_applier"),
+            errno: error.raw_os_error().unwrap_or(0),
+        })
+    })
+}
+
+fn run(core: &Core) {
+    let mut first = core.options.background_apply;
+    let (mut last_round, mut last_note) = (Instant::now(), Instant::now());
+    loop {
+        if first || is_wished(core, last_round) {
+            // A failure is told to those who commit.
+            let _ = core.run_round();
+            last_round = Instant::now();
+        }
+        if std::mem::take(&mut first) {
+            core.bring_warm_set();
+        }
+        if core.options.warm && last_note.elapsed() >= WARM {
+            core.note_warm_set();
+            last_note = Instant::now();
+        }
+        if !wait(core) {
+            return;
+        }
+    }
+}
+
+/// Whether a round is due.
+fn is_wished(core: &Core, last_round: Instant) -> bool {
+    let asked = std::mem::take(&mut lock(&core.wishes).round);
+    let is_idle = || core.options.background_apply && last_round.elapsed() >= IDLE && !core.is_synced();
+    core.poison.get().is_none() && (asked || is_idle())
+}
+
+/// Waits until something is to be done; false if it is to stop.
+fn wait(core: &Core) -> bool {
+    let wishes = lock(&core.wishes);
+    if wishes.round || wishes.stopping {
+        return !wishes.stopping;
+    }
+    let (wishes, _) = core.wished.wait_timeout(wishes, TICK).unwrap_or_else(PoisonError::into_inner);
+    !wishes.stopping
+}
+
+/// Has it end, and waits for that.
+pub(crate) fn stop(core: &Core, thread: Option<JoinHandle<()>>) {
+    core.stopping.store(true, std::sync::atomic::Ordering::Relaxed);
+    lock(&core.wishes).stopping = true;
+    core.wished.notify_all();
+    if let Some(thread) = thread {
+        let _ = thread.join();
+    }
+}

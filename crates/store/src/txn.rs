@@ -1,0 +1,261 @@
+//! Writing: what a transaction changes, before it is committed.
+//!
+//! Invariants: nothing that a transaction does is seen, or on the disk, before its commit; but that the data file may have grown.
+//! The free list is a stack of trunk pages, each with the numbers of free pages; a page is in it at most once.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, MutexGuard};
+
+use crate::core::{Core, is_data, lock};
+use crate::format::page::{HEADER, PageKind};
+use crate::format::superblock::{MOST_USER, Meta};
+use crate::format::trunk;
+use crate::open::MOST_PAGES;
+use crate::page::Page;
+use crate::version::Whole;
+use crate::{Durability, Error, PageNo, Seq};
+
+/// What became of a page in a transaction. Headers are made at the commit.
+#[derive(Debug)]
+pub(crate) enum Changed {
+    /// It has this content.
+    Page {
+        kind: PageKind,
+        bytes: Arc<[u8]>,
+        /// Some of the content is what it was before, so that a diff may be shorter.
+        in_part: bool,
+    },
+    /// It is free.
+    Free,
+}
+
+/// A write transaction: the only one at its time. Dropping it gives all up that it changed.
+///
+/// ```
+/// use pagekeeper_store::{Durability, Store};
+/// # let temp = tempfile::tempdir_in(".")?;
+/// # let dir = &temp.path().join("store");
+/// let store = Store::options().open(dir)?;
+/// let mut txn = store.begin()?;
+/// let (left, right) = (txn.allocate()?, txn.allocate()?);
+/// txn.page_mut(left)?[..5].copy_from_slice(b"hello");
+/// txn.write(right, &vec![7; store.payload_size()])?;
+/// txn.set_root(Some(left));
+/// txn.commit(Durability::Sync)?; // both pages and the root, or nothing
+/// # Ok::<(), pagekeeper_store::Error>(())
+/// ```
+pub struct WriteTxn<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) turn: MutexGuard<'a, ()>,
+    /// Before it.
+    pub(crate) base: Arc<Meta>,
+    pub(crate) meta: Meta,
+    pub(crate) changed: BTreeMap<PageNo, Changed>,
+}
+
+impl<'a> WriteTxn<'a> {
+    pub(crate) fn new(core: &'a Core) -> Result<Self, Error> {
+        core.check()?;
+        core.wait_for_room(0)?;
+        let turn = lock(&core.writer);
+        core.check()?;
+        let base = Arc::clone(&lock(&core.tail).meta);
+        let meta = (*base).clone();
+        Ok(Self { core, turn, base, meta, changed: BTreeMap::new() })
+    }
+
+    /// The number of a page that was free; it reads as zeros.
+    pub fn allocate(&mut self) -> Result<PageNo, Error> {
+        let page = if let Some(head) = self.meta.free_head {
+            self.take_free(head)?
+        } else {
+            self.core.data.grow(self.meta.pages + 1, false)?;
+            self.meta.pages += 1;
+            self.meta.pages - 1
+        };
+        let bytes = Arc::from(vec![0; self.core.page_size]);
+        self.changed.insert(page, Changed::Page { kind: PageKind::Data, bytes, in_part: false });
+        Ok(page)
+    }
+
+    /// The first of so many pages in a row, behind all others. None of them can be read before it was written as a whole; none
+    /// takes up room in the journal, or on the device, before that.
+    pub fn allocate_run(&mut self, pages: u64) -> Result<PageNo, Error> {
+        let first = self.meta.pages;
+        let end = first.checked_add(pages).filter(|end| *end <= MOST_PAGES);
+        let Some(end) = end else {
+            return Err(Error::Setting {
+                what: "a run of pages",
+                given: pages,
+                wanted: "give fewer: a store has at most 2^32 - 2",
+            });
+        };
+        self.core.data.grow(end, true)?;
+        self.meta.pages = end;
+        Ok(first)
+    }
+
+    fn take_free(&mut self, head: PageNo) -> Result<PageNo, Error> {
+        let payload = self.trunk_mut(head)?;
+        if let Some(page) = trunk::pop(payload) {
+            self.meta.free_pages -= 1;
+            return Ok(page);
+        }
+        // Empty: the trunk itself is next.
+        self.meta.free_head = trunk::next(payload);
+        self.meta.free_pages -= 1;
+        Ok(head)
+    }
+
+    /// Gives a page back. Snapshots that live still read it.
+    ///
+    /// Fails with [`Error::OutOfRange`] and [`Error::NotAllocated`].
+    pub fn free(&mut self, page: PageNo) -> Result<(), Error> {
+        match self.read(page) {
+            Ok(_) | Err(Error::NeverWritten { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(head) = self.meta.free_head
+            && trunk::push(self.trunk_mut(head)?, page)
+        {
+            self.changed.insert(page, Changed::Free);
+        } else {
+            let mut bytes = Arc::<[u8]>::from(vec![0; self.core.page_size]);
+            trunk::set_next(&mut Arc::make_mut(&mut bytes)[HEADER..], self.meta.free_head);
+            self.changed.insert(page, Changed::Page { kind: PageKind::Trunk, bytes, in_part: false });
+            self.meta.free_head = Some(page);
+        }
+        self.meta.free_pages += 1;
+        Ok(())
+    }
+
+    fn trunk_mut(&mut self, page: PageNo) -> Result<&mut [u8], Error> {
+        let (core, pages) = (self.core, self.meta.pages);
+        let payload = self.change(page, PageKind::Trunk)?;
+        match trunk::check(payload, pages) {
+            Ok(()) => Ok(payload),
+            Err(fault) => Err(core.place(page, 0).damaged(format!("a trunk of the free list: {fault}"))),
+        }
+    }
+
+    /// The payload of a page, as this transaction leaves it.
+    ///
+    /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`], [`Error::NeverWritten`] and [`Error::Damaged`].
+    pub fn read(&self, page: PageNo) -> Result<Page, Error> {
+        let found = match self.changed.get(&page) {
+            Some(Changed::Page { kind, bytes, .. }) => Page::version(Whole::new(*kind, Arc::clone(bytes))),
+            Some(Changed::Free) => return Err(Error::NotAllocated { page }),
+            None => self.before(page)?.ok_or(Error::NeverWritten { page })?,
+        };
+        if is_data(found.kind()) { Ok(found) } else { Err(Error::NotAllocated { page }) }
+    }
+
+    /// The page before this transaction; `None` if it was never written.
+    fn before(&self, page: PageNo) -> Result<Option<Page>, Error> {
+        if page >= self.meta.pages {
+            return Err(Error::OutOfRange { page, pages: self.meta.pages });
+        }
+        self.core.page_at(page, Seq::MAX)
+    }
+
+    /// Gives a page a new payload, of [`Store::payload_size`](crate::Store::payload_size) bytes.
+    ///
+    /// As long as no page is free the page as it was is not read for it. Fails with [`Error::OutOfRange`], [`Error::PayloadSize`] and
+    /// [`Error::NotAllocated`].
+    pub fn write(&mut self, page: PageNo, payload: &[u8]) -> Result<(), Error> {
+        let wanted = self.core.payload_size();
+        if payload.len() != wanted {
+            return Err(Error::PayloadSize { given: payload.len(), wanted });
+        }
+        if page >= self.meta.pages {
+            return Err(Error::OutOfRange { page, pages: self.meta.pages });
+        }
+        match self.changed.get_mut(&page) {
+            Some(Changed::Page { kind, bytes, .. }) if is_data(*kind) => {
+                Arc::make_mut(bytes)[HEADER..].copy_from_slice(payload);
+                return Ok(());
+            }
+            Some(_) => return Err(Error::NotAllocated { page }),
+            None => {}
+        }
+        let in_part = self.core.index.get(page, Seq::MAX).is_some();
+        if self.base.free_pages > 0 {
+            match self.core.page_at(page, Seq::MAX) {
+                // What is damaged can be written anew.
+                Ok(None) | Err(Error::Damaged { .. }) => {}
+                Ok(Some(before)) if is_data(before.kind()) => {}
+                Ok(Some(_)) => return Err(Error::NotAllocated { page }),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut bytes = Arc::<[u8]>::from(vec![0; self.core.page_size]);
+        Arc::make_mut(&mut bytes)[HEADER..].copy_from_slice(payload);
+        self.changed.insert(page, Changed::Page { kind: PageKind::Data, bytes, in_part });
+        Ok(())
+    }
+
+    /// The payload of a page, to change a part of it.
+    ///
+    /// Fails as [`Self::read`] does.
+    pub fn page_mut(&mut self, page: PageNo) -> Result<&mut [u8], Error> {
+        self.change(page, PageKind::Data)
+    }
+
+    fn change(&mut self, page: PageNo, wanted: PageKind) -> Result<&mut [u8], Error> {
+        if !self.changed.contains_key(&page) {
+            let before = self.before(page)?.ok_or(Error::NeverWritten { page })?;
+            let bytes = before.bytes().into();
+            self.changed.insert(page, Changed::Page { kind: before.kind(), bytes, in_part: true });
+        }
+        match self.changed.get_mut(&page) {
+            Some(Changed::Page { kind, bytes, .. }) if *kind == wanted => {
+                Ok(&mut Arc::make_mut(bytes)[HEADER..])
+            }
+            _ => Err(Error::NotAllocated { page }),
+        }
+    }
+
+    /// The root page, if one was set.
+    pub fn root(&self) -> Option<PageNo> {
+        self.meta.root
+    }
+
+    /// Sets the root page: any number that the user finds useful.
+    pub fn set_root(&mut self, page: Option<PageNo>) {
+        self.meta.root = page;
+    }
+
+    /// How many pages there are, free ones among them: page numbers are below it.
+    pub fn pages(&self) -> u64 {
+        self.meta.pages
+    }
+
+    /// The user's metadata.
+    pub fn metadata(&self) -> &[u8] {
+        &self.meta.user
+    }
+
+    /// Sets the user's metadata, of at most 1024 bytes.
+    pub fn set_metadata(&mut self, metadata: &[u8]) -> Result<(), Error> {
+        if metadata.len() > MOST_USER {
+            return Err(Error::MetadataTooLong { given: metadata.len(), most: MOST_USER });
+        }
+        self.meta.user = metadata.to_vec();
+        Ok(())
+    }
+
+    /// Commits all or nothing, and gives the number of the commit. It can be seen by readers that begin when this has returned.
+    ///
+    /// Waits, as long as the journal has no room below its cap. After an error other than [`Error::TransactionTooLarge`] and of a full
+    /// device it is not known whether the commit is durable; none comes after it.
+    pub fn commit(self, durability: Durability) -> Result<Seq, Error> {
+        crate::commit::commit(self, durability)
+    }
+}
+
+impl fmt::Debug for WriteTxn<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteTxn").field("changed", &self.changed.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,203 @@
+//! Looking at everything: each page's checksum, the free list, the superblocks.
+//!
+//! Invariant: what is verified is one snapshot, and nothing is changed. What is wrong is counted and named; only what prevents
+//! looking fails.
+
+use std::fmt;
+use std::io::IoSliceMut;
+
+use pagekeeper_io::{AlignedBuf, BatchRead};
+
+use crate::core::{Core, lock};
+use crate::format::page::{self, HEADER, PageFault, PageKind};
+use crate::format::trunk;
+use crate::superblocks::open_past_cache;
+use crate::{Error, PageNo, data};
+
+/// Bytes of one read.
+const PIECE: usize = 256 << 10;
+/// Reads at once.
+const PIECES: usize = 64;
+/// Faults that are named.
+const MOST_NAMED: usize = 100;
+
+/// What was found by [`Store::verify`](crate::Store::verify).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Verification {
+    /// Pages that hold data.
+    pub data_pages: u64,
+    /// Pages that are free.
+    pub free_pages: u64,
+    /// Pages of runs that were never written.
+    pub never_written: u64,
+    /// Superblocks that are whole, of two.
+    pub superblocks: u64,
+    /// Everything that is wrong, in all.
+    pub faults: u64,
+    /// The first hundred of them, in words.
+    pub named: Vec<String>,
+}
+
+impl Verification {
+    /// Whether nothing is wrong.
+    pub fn is_sound(&self) -> bool {
+        self.faults == 0
+    }
+
+    fn fault(&mut self, fault: String) {
+        self.faults += 1;
+        if self.named.len() < MOST_NAMED {
+            self.named.push(fault);
+        }
+    }
+}
+
+impl fmt::Display for Verification {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { data_pages, free_pages, never_written, superblocks, faults, named } = self;
+        write!(
+            f,
+            "{data_pages} data pages, {free_pages} free, {never_written} never written, {superblocks} of 2 superblocks whole: "
+        )?;
+        match faults {
+            0 => write!(f, "sound")?,
+            1 => write!(f, "1 fault")?,
+            _ => write!(f, "{faults} faults")?,
+        }
+        named.iter().try_for_each(|fault| write!(f, "\n{fault}"))
+    }
+}
+
+impl Core {
+    pub(crate) fn verify(&self) -> Result<Verification, Error> {
+        let live = self.snapshots.begin();
+        let found = self.verify_at(live.seq, &live.meta);
+        self.snapshots.end(&live);
+        found
+    }
+
+    fn verify_at(&self, seq: u64, meta: &crate::format::superblock::Meta) -> Result<Verification, Error> {
+        let mut found = Verification {
+            superblocks: lock(&self.superblocks).whole_slots(&*self.io)?,
+            ..Verification::default()
+        };
+        if found.superblocks == 0 {
+            found.fault("no superblock is whole".to_owned());
+        }
+        let mut free = Vec::new();
+        self.verify_pages(seq, meta.pages, &mut found, &mut free)?;
+        let listed = self.walk_free_list(seq, meta, &mut found)?;
+        free.sort_unstable();
+        if listed != free {
+            let lost = free.iter().filter(|page| listed.binary_search(page).is_err());
+            let used = listed.iter().filter(|page| free.binary_search(page).is_err());
+            lost.for_each(|page| found.fault(format!("page {page}: free, but not in the free list")));
+            used.for_each(|page| found.fault(format!("page {page}: in the free list, but not free")));
+        }
+        if meta.free_pages != listed.len() as u64 {
+            let told = meta.free_pages;
+            found.fault(format!("{} pages are in the free list, and {told} should be", listed.len()));
+        }
+        Ok(found)
+    }
+
+    /// Reads the whole data file, wide and past the cache; pages that the index has are looked at there.
+    fn verify_pages(
+        &self,
+        seq: u64,
+        pages: u64,
+        found: &mut Verification,
+        free: &mut Vec<PageNo>,
+    ) -> Result<(), Error> {
+        let file = open_past_cache(&*self.io, &self.directory.join(data::NAME))?;
+        let mut buf = AlignedBuf::new(PIECE * PIECES);
+        let at_once = (buf.len() / self.page_size) as u64;
+        for first in (0..pages).step_by(buf.len() / self.page_size) {
+            let offset = first * self.page_size as u64;
+            let mut reads: Vec<_> = (0..)
+                .zip(buf.chunks_mut(PIECE))
+                .map(|(piece, room)| BatchRead {
+                    file: &*file,
+                    offset: offset + piece * PIECE as u64,
+                    bufs: vec![IoSliceMut::new(room)],
+                })
+                .collect();
+            let mut got = vec![Ok(0); reads.len()];
+            self.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
+            drop(reads);
+            for page in first..pages.min(first + at_once) {
+                let at = usize::try_from(page - first).unwrap_or(0) * self.page_size;
+                let (piece, within) = (at / PIECE, at % PIECE);
+                let bytes = &buf[at..at + self.page_size];
+                let read = match &got[piece] {
+                    Ok(got) if within + self.page_size <= *got => page::check(bytes, page, self.store),
+                    Ok(_) => Err(PageFault::NeverWritten),
+                    Err(error) => {
+                        found.fault(format!("page {page}: {error}"));
+                        continue;
+                    }
+                };
+                let kind = match read {
+                    Ok(header) if header.seq <= seq && !self.index.has(page) => Some(header.kind),
+                    Err(PageFault::NeverWritten) if !self.index.has(page) => None,
+                    // Not applied yet, or being written.
+                    _ => match self.page_at(page, seq) {
+                        Ok(page) => page.map(|page| page.kind()),
+                        Err(error) => {
+                            found.fault(error.to_string());
+                            continue;
+                        }
+                    },
+                };
+                match kind {
+                    Some(PageKind::Data) => found.data_pages += 1,
+                    Some(PageKind::Free | PageKind::Trunk) => {
+                        found.free_pages += 1;
+                        free.push(page);
+                    }
+                    None => found.never_written += 1,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The pages of the free list, trunks among them, sorted.
+    fn walk_free_list(
+        &self,
+        seq: u64,
+        meta: &crate::format::superblock::Meta,
+        found: &mut Verification,
+    ) -> Result<Vec<PageNo>, Error> {
+        let mut listed = std::collections::BTreeSet::new();
+        let mut next = meta.free_head;
+        while let Some(head) = next {
+            if !listed.insert(head) {
+                found.fault(format!("page {head}: twice in the free list"));
+                break;
+            }
+            let read = match self.page_at(head, seq) {
+                Ok(read) => read.filter(|page| page.kind() == PageKind::Trunk),
+                Err(Error::Damaged { .. }) => None,
+                Err(error) => return Err(error),
+            };
+            let Some(read) = read else {
+                found.fault(format!("page {head}: in the free list as a trunk, and is none"));
+                break;
+            };
+            let payload = &read.bytes()[HEADER..];
+            if let Err(fault) = trunk::check(payload, meta.pages) {
+                found.fault(format!("page {head}: {fault}"));
+                break;
+            }
+            for page in trunk::iter(payload) {
+                if !listed.insert(page) {
+                    found.fault(format!("page {page}: twice in the free list"));
+                }
+            }
+            next = trunk::next(payload);
+        }
+        Ok(listed.into_iter().collect())
+    }
+}

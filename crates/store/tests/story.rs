@@ -1,0 +1,234 @@
+//! What a user does with a store, on a real disk.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use pagekeeper_store::{Create, Durability, Error, Store};
+use tempfile::TempDir;
+
+/// A directory on the disk that the build is on, since /tmp may be a tmpfs.
+fn dir() -> (TempDir, PathBuf) {
+    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
+    std::fs::create_dir_all(&target).unwrap();
+    let temp = tempfile::tempdir_in(target).unwrap();
+    let path = temp.path().join("store");
+    (temp, path)
+}
+
+#[test]
+fn commits_are_there_after_a_close_and_after_a_sync() {
+    let (_temp, dir) = dir();
+    let store = Store::options().memory(8 << 20).open(&dir).unwrap();
+    let payload = store.payload_size();
+    let mut txn = store.begin().unwrap();
+    let pages: Vec<_> = (0..100).map(|_| txn.allocate().unwrap()).collect();
+    for (page, byte) in pages.iter().zip(0..) {
+        txn.write(*page, &vec![byte; payload]).unwrap();
+    }
+    txn.set_root(Some(pages[3]));
+    txn.set_metadata(b"the tree").unwrap();
+    assert_eq!(txn.commit(Durability::Sync).unwrap(), 1);
+    for byte in 0..50 {
+        let mut txn = store.begin().unwrap();
+        txn.page_mut(pages[usize::from(byte)]).unwrap()[100] = 200 + byte;
+        txn.commit(if byte % 2 == 0 { Durability::Group } else { Durability::None }).unwrap();
+    }
+    store.close().unwrap();
+
+    let look = |store: &Store| {
+        let read = store.begin_read().unwrap();
+        assert_eq!((read.root(), read.metadata(), read.seq()), (Some(pages[3]), &b"the tree"[..], 51));
+        for (page, byte) in pages.iter().zip(0..) {
+            let found = read.read(*page).unwrap();
+            let mut expected = vec![byte; payload];
+            if byte < 50 {
+                expected[100] = 200 + byte;
+            }
+            assert_eq!(found[..], expected, "page {page}");
+        }
+        assert!(matches!(read.read(100), Err(Error::OutOfRange { page: 100, pages: 100 })));
+        let found = store.verify().unwrap();
+        assert!(found.is_sound(), "{found}");
+        assert_eq!(found.data_pages, 100);
+    };
+    let store = Store::options().background_apply(false).open(&dir).unwrap();
+    assert_eq!((store.stat().opening.commits, store.stat().opening.pages), (51, 100));
+    look(&store);
+    store.close_and_sync().unwrap();
+    let store = Store::options().create(Create::Never).open(&dir).unwrap();
+    assert_eq!((store.stat().opening.commits, store.stat().journal_bytes), (0, 0));
+    look(&store);
+}
+
+#[test]
+fn pages_that_are_freed_are_used_again_and_snapshots_keep_theirs() {
+    let (_temp, dir) = dir();
+    let store = Store::options().memory(128 << 20).open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    let pages: Vec<_> = (0..2000).map(|_| txn.allocate().unwrap()).collect();
+    txn.page_mut(pages[7]).unwrap()[0] = 7;
+    txn.commit(Durability::Sync).unwrap();
+    let old = store.begin_read().unwrap();
+
+    let mut txn = store.begin().unwrap();
+    for page in &pages {
+        txn.free(*page).unwrap();
+    }
+    assert!(matches!(txn.free(pages[7]), Err(Error::NotAllocated { page: 7 })));
+    assert!(matches!(txn.page_mut(pages[7]), Err(Error::NotAllocated { page: 7 })));
+    txn.commit(Durability::Sync).unwrap();
+    store.sync().unwrap();
+    let stat = store.stat();
+    assert_eq!((stat.pages, stat.free_pages), (2000, 2000));
+    let now = store.begin_read().unwrap();
+    assert!(matches!(now.read(pages[7]), Err(Error::NotAllocated { page: 7 })));
+    assert_eq!(old.read(pages[7]).unwrap()[0], 7);
+
+    let mut txn = store.begin().unwrap();
+    let mut again: Vec<_> = (0..2000).map(|_| txn.allocate().unwrap()).collect();
+    again.sort_unstable();
+    assert_eq!(again, pages);
+    assert_eq!(txn.read(pages[7]).unwrap()[0], 0);
+    txn.commit(Durability::Sync).unwrap();
+    assert_eq!(old.read(pages[7]).unwrap()[0], 7);
+    drop((old, now));
+    let found = store.verify().unwrap();
+    assert!(found.is_sound(), "{found}");
+    assert_eq!((found.data_pages, found.free_pages), (2000, 0));
+}
+
+#[test]
+fn a_run_takes_no_room_before_it_is_written() {
+    let (_temp, dir) = dir();
+    let store = Store::options().memory(8 << 20).open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    let first = txn.allocate_run(1 << 20).unwrap();
+    txn.write(first + 999_999, &vec![9; store.payload_size()]).unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    store.sync().unwrap();
+    let read = store.begin_read().unwrap();
+    assert_eq!(read.read(first + 999_999).unwrap()[5], 9);
+    assert!(matches!(read.read(first), Err(Error::NeverWritten { page }) if page == first));
+    let data = std::fs::metadata(dir.join("data")).unwrap();
+    assert!(data.len() >= 4 << 30 && data.blocks() * 512 < 1 << 20, "{} blocks", data.blocks());
+}
+
+#[test]
+fn writers_beside_readers_and_rounds_never_show_half_a_commit() {
+    let (_temp, dir) = dir();
+    let store = Store::options().memory(64 << 20).journal_bytes(1 << 20).open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    let pages: Vec<_> = (0..3000).map(|_| txn.allocate().unwrap()).collect();
+    for chunk in pages.chunks(100) {
+        for page in chunk {
+            txn.page_mut(*page).unwrap()[..8].copy_from_slice(&0_u64.to_le_bytes());
+        }
+        txn.commit(Durability::None).unwrap();
+        txn = store.begin().unwrap();
+    }
+    drop(txn);
+    // Each commit gives a pair of pages the same number.
+    std::thread::scope(|scope| {
+        for thread in 0..3_u64 {
+            let (store, pages) = (&store, &pages);
+            scope.spawn(move || {
+                for round in 0..400_u64 {
+                    let pair = usize::try_from((round * 7919 + thread * 31) % 1500).unwrap();
+                    let mut txn = store.begin().unwrap();
+                    for page in [pages[pair], pages[pair + 1500]] {
+                        let bytes = txn.page_mut(page).unwrap();
+                        bytes[..8].copy_from_slice(&(round + 1).to_le_bytes());
+                        bytes[4000..4008].copy_from_slice(&(round + 1).to_le_bytes());
+                    }
+                    txn.commit(Durability::Sync).unwrap();
+                }
+            });
+        }
+        for _ in 0..2 {
+            let (store, pages) = (&store, &pages);
+            scope.spawn(move || {
+                for _ in 0..40 {
+                    let read = store.begin_read().unwrap();
+                    for pair in (0..1500).step_by(11) {
+                        let [left, right] =
+                            [pages[pair], pages[pair + 1500]].map(|page| read.read(page).unwrap());
+                        assert_eq!(left[..8], right[..8]);
+                        assert_eq!(left[..8], left[4000..4008]);
+                    }
+                }
+            });
+        }
+    });
+    let found = store.verify().unwrap();
+    assert!(found.is_sound(), "{found}");
+    let stat = store.stat();
+    assert!(stat.synced_seq > 0 && stat.journal_bytes <= stat.journal_cap, "{stat:?}");
+}
+
+#[test]
+fn a_snapshot_that_costs_too_much_memory_is_ended_and_commits_go_on() {
+    let (_temp, dir) = dir();
+    let store = Store::options().memory(4 << 20).journal_bytes(4 << 20).open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    let first = txn.allocate_run(2000).unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    let mut old = None;
+    for round in 0..3 {
+        for page in first..first + 2000 {
+            let mut txn = store.begin().unwrap();
+            txn.write(page, &vec![round; store.payload_size()]).unwrap();
+            txn.commit(Durability::None).unwrap();
+        }
+        old = old.or_else(|| store.begin_read().ok());
+    }
+    let old = old.unwrap();
+    assert!(matches!(old.read(first), Err(Error::SnapshotTooOld)));
+    assert_eq!(store.begin_read().unwrap().read(first).unwrap()[0], 2);
+    assert!(store.stat().unapplied_bytes <= 2 << 20, "{:?}", store.stat());
+}
+
+#[test]
+fn what_can_not_be_opened_is_named_and_left_alone() {
+    let (temp, dir) = dir();
+    let error = |options: pagekeeper_store::StoreOptions, dir: &std::path::Path| {
+        options.open(dir).map(drop).unwrap_err().to_string()
+    };
+    let none = error(Store::options().create(Create::Never), &dir);
+    assert!(none.ends_with("store: no store here"), "{none}");
+    assert!(error(Store::options().page_size(5000), &dir).starts_with("a page size of 5000: give"));
+    assert!(!dir.exists());
+
+    let store = Store::options().page_size(16 << 10).open(&dir).unwrap();
+    assert!(error(Store::options(), &dir).ends_with("lock: locked, in use by another"));
+    let mut txn = store.begin().unwrap();
+    let run = txn.allocate_run(40_000).unwrap();
+    let payload = vec![1; store.payload_size()];
+    assert!(matches!(txn.write(run, &payload[1..]), Err(Error::PayloadSize { .. })));
+    assert!(matches!(txn.set_metadata(&[0; 1025]), Err(Error::MetadataTooLong { given: 1025, most: 1024 })));
+    for page in 0..20_000 {
+        txn.write(page, &payload).unwrap();
+    }
+    let too_large = txn.commit(Durability::Sync).unwrap_err();
+    assert!(matches!(too_large, Error::TransactionTooLarge { .. }), "{too_large}");
+    assert_eq!((store.begin_read().unwrap().pages(), store.stat().seq), (0, 0));
+    drop(store);
+    let other = error(Store::options().page_size(4096), &dir);
+    assert!(other.ends_with("store: pages of 16384 bytes, not of 4096"), "{other}");
+    assert!(error(Store::options().create(Create::New), &dir).contains("not empty"));
+
+    let foreign = temp.path().join("foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    std::fs::write(foreign.join("letter"), b"dear").unwrap();
+    assert!(
+        error(Store::options(), &foreign)
+            .contains("not empty, so that no store can be made here: it has letter")
+    );
+    assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 1);
+
+    let mut superblock = std::fs::read(dir.join("superblock")).unwrap();
+    superblock[100] ^= 1;
+    superblock[4196] ^= 1;
+    std::fs::write(dir.join("data"), b"something").unwrap();
+    std::fs::write(dir.join("superblock"), superblock).unwrap();
+    assert!(error(Store::options(), &dir).contains("no superblock in it is whole"));
+}
