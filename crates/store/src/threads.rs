@@ -33,7 +33,7 @@ fn run(core: &Core) {
     let mut first = core.options.background_apply;
     let (mut last_round, mut last_note) = (Instant::now(), Instant::now());
     loop {
-        if first || is_wished(core, last_round) {
+        if (first && core.opening.pages > 0) || is_wished(core, last_round) {
             // A failure is told to those who commit.
             let _ = core.run_round();
             last_round = Instant::now();
