@@ -190,7 +190,7 @@ impl Handle {
                 None => others.push(group),
             }
         }
-        self.load_together(fillings, failed);
+        others.append(&mut self.load_together(fillings, failed));
         for piece in others.into_iter().flatten() {
             if let Err(error) = self.read_missed(piece.page, piece.from, piece.buf) {
                 failed(piece.request, error);
@@ -211,13 +211,15 @@ impl Handle {
         }
     }
 
-    fn load_together(
+    /// Loads pages into their frames. Those that are to be loaded anew, since they were written meanwhile, are given back.
+    fn load_together<'p, 'b>(
         &self,
-        mut fillings: Vec<(Filling<&Self>, &mut [Piece<'_>])>,
+        mut fillings: Vec<(Filling<&Self>, &'p mut [Piece<'b>])>,
         failed: &mut dyn FnMut(usize, Error),
-    ) {
+    ) -> Vec<&'p mut [Piece<'b>]> {
+        let mut again = Vec::new();
         if fillings.is_empty() {
-            return;
+            return again;
         }
         let mut results = Vec::new();
         let unchanged = self.io().and_then(|io| {
@@ -251,14 +253,18 @@ impl Handle {
                         filling.publish(Wish::Read);
                     }
                     Err(error) => {
-                        filling.abandon(&error);
-                        for piece in pieces {
-                            failed(piece.request, error.clone());
+                        if filling.abandon(&error) {
+                            for piece in pieces {
+                                failed(piece.request, error.clone());
+                            }
+                        } else {
+                            again.push(pieces);
                         }
                     }
                 }
             }
         }
+        again
     }
 
     /// Reads one page into its frame.

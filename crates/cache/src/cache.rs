@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use pagekeeper_io::{Access, IoFile};
 
 use crate::builder::{Builder, Settings};
-use crate::file::Handle;
+use crate::file::{Handle, Kind};
 use crate::file_table::FileTable;
 use crate::left;
 use crate::pool::Pool;
@@ -116,7 +116,7 @@ impl PageCache {
         let io = &self.shared.settings.io;
         let open = || -> Result<CachedFile, Error> {
             let file = with_fallback(self.shared.settings.access, |access| io.open(path, access))?;
-            self.shared.adopt(&self.shared, file, &options)
+            self.shared.adopt(&self.shared, file, Kind::Immutable, &options)
         };
         if options.verifier.is_some() {
             return open();
@@ -162,7 +162,7 @@ impl PageCache {
             })?;
             io.adopt(copy, access)
         })?;
-        self.shared.adopt(&self.shared, file, &OpenOptions::default())
+        self.shared.adopt(&self.shared, file, Kind::Immutable, &OpenOptions::default())
     }
 }
 
@@ -179,13 +179,17 @@ fn with_fallback(
 }
 
 impl Shared {
-    fn adopt(
+    pub(crate) fn adopt(
         &self,
         this: &Arc<Self>,
         file: Arc<dyn IoFile>,
+        kind: Kind,
         options: &OpenOptions,
     ) -> Result<CachedFile, Error> {
-        let stat = file.stat()?;
+        let mut stat = file.stat()?;
+        if let Kind::Owned { most_bytes } = kind {
+            stat.size = most_bytes;
+        }
         let path = file.path().to_owned();
         let page_size = 1_usize << self.settings.page_shift;
         let pages = u32::try_from(stat.size.div_ceil(page_size as u64))
@@ -202,7 +206,7 @@ impl Shared {
             self.pool.add(Arc::clone(&translation));
         }
         let verifier = options.verifier.clone().or_else(|| self.settings.verifier.clone());
-        let handle = Handle::new(Arc::clone(this), translation, file, stat, verifier, found_resident);
+        let handle = Handle::new(Arc::clone(this), translation, file, stat, verifier, kind, found_resident);
         Ok(CachedFile::new(Arc::new(handle)))
     }
 

@@ -76,6 +76,14 @@ pub enum Error {
         /// How many pages it has.
         pages: u64,
     },
+    /// The page of a file that its owner writes lies behind the file's end, wholly or in part.
+    #[error("{}: ends before the end of page {page}", path.display())]
+    PastEnd {
+        /// The file.
+        path: PathBuf,
+        /// The page's number.
+        page: u64,
+    },
     /// The file has more pages than a table can tell apart: 2^32 - 1.
     #[error("{}: {bytes} bytes are too many for pages of {page_size}: choose a larger page size", path.display())]
     TooLarge {
@@ -115,6 +123,7 @@ impl Error {
             | Self::Changed { path }
             | Self::Rejected { path, .. }
             | Self::NoSuchPage { path, .. }
+            | Self::PastEnd { path, .. }
             | Self::TooLarge { path, .. }
             | Self::NoMemory { path, .. }
             | Self::LoaderPanicked { path, .. } => Some(path),
@@ -127,7 +136,7 @@ impl From<Error> for std::io::Error {
         use std::io::ErrorKind;
         match error {
             Error::Io(error) => error.into(),
-            Error::Cut { .. } => Self::new(ErrorKind::UnexpectedEof, error),
+            Error::Cut { .. } | Error::PastEnd { .. } => Self::new(ErrorKind::UnexpectedEof, error),
             Error::Rejected { .. } => Self::new(ErrorKind::InvalidData, error),
             Error::NoSuchPage { .. } | Error::TooLarge { .. } => Self::new(ErrorKind::InvalidInput, error),
             Error::NoMemory { .. } => Self::new(ErrorKind::OutOfMemory, error),

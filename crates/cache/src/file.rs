@@ -1,4 +1,4 @@
-//! A file in the cache.
+//! A file in the cache, by its handle, and as one that does not change; one that its owner writes is in `owned`.
 //!
 //! Invariants: length and identity are those of the open; a file is closed once, by [`CachedFile::close`] or with its last
 //! handle, and finds no page after that.
@@ -37,7 +37,17 @@ pub(crate) struct Handle {
     pub(crate) path: PathBuf,
     pub(crate) stat: FileStat,
     pub(crate) verifier: Option<Verifier>,
+    kind: Kind,
     found_resident: u64,
+}
+
+/// What may become of a file while it is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Nothing: what is loaded later goes with what was loaded before.
+    Immutable,
+    /// Its owner writes it, and says so. For its length passes the most that it may come to, in bytes.
+    Owned { most_bytes: u64 },
 }
 
 impl Handle {
@@ -47,12 +57,13 @@ impl Handle {
         io: Arc<dyn IoFile>,
         stat: FileStat,
         verifier: Option<Verifier>,
+        kind: Kind,
         found_resident: u64,
     ) -> Self {
         let (access, path) = (io.access(), io.path().to_owned());
         let closed = AtomicBool::new(false);
         let hot = Hot::new(&shared, &translation.table, stat.size);
-        Self { hot, shared, translation, io, closed, access, path, stat, verifier, found_resident }
+        Self { hot, shared, translation, io, closed, access, path, stat, verifier, kind, found_resident }
     }
 
     /// The file, if it was not closed.
@@ -98,8 +109,16 @@ impl Handle {
         })
     }
 
-    /// Whether the file is still as it was opened; if not, how it differs. `range` is what was to be read.
+    pub(crate) fn is_owned(&self) -> bool {
+        matches!(self.kind, Kind::Owned { .. })
+    }
+
+    /// Whether the file is still as it was opened; if not, how it differs. `range` is what was to be read. One that its owner
+    /// writes is not asked.
     pub(crate) fn check_unchanged(&self, io: &dyn IoFile, range: std::ops::Range<u64>) -> Result<(), Error> {
+        if self.is_owned() {
+            return Ok(());
+        }
         let (now, opened) = (io.stat()?, self.stat);
         if now.size == opened.size && now.modified == opened.modified {
             return Ok(());

@@ -121,11 +121,16 @@ impl<H: Deref<Target = Handle>> Filling<H> {
         keeping
     }
 
-    /// The load failed.
-    pub(crate) fn abandon(mut self, error: &Error) {
-        if let Some(ticket) = self.ticket.take() {
-            self.handle.shared.pool.abandon(&self.handle.translation, ticket, error);
-        }
+    /// What was written to the frame takes the place of what the page had. False if the file was closed meanwhile.
+    pub(crate) fn install(mut self, wish: Wish) -> bool {
+        let Some(ticket) = self.ticket.take() else { return false };
+        self.handle.shared.pool.install(&self.handle.translation, ticket, wish)
+    }
+
+    /// The load failed. False if the page was written anew meanwhile: then the failure says nothing.
+    pub(crate) fn abandon(mut self, error: &Error) -> bool {
+        let Some(ticket) = self.ticket.take() else { return true };
+        self.handle.shared.pool.abandon(&self.handle.translation, ticket, error)
     }
 }
 

@@ -114,7 +114,7 @@ impl Pool {
                 }
             }
             // Comes back through `free`, which lends it.
-            Place::Loading | Place::Limbo | Place::Lent => {}
+            Place::Loading | Place::Apart | Place::Limbo | Place::Lent => {}
         }
     }
 

@@ -1,4 +1,5 @@
-//! A page cache in user space, for the immutable files of storage engines: SST files, segments, blobs.
+//! A page cache in user space, for the files of storage engines: immutable ones (SST files, segments, blobs), and those that
+//! their owner alone writes.
 //!
 //! It stands where an engine would use mmap, pread or an LRU of its own. Files are read by direct I/O, so the kernel's page
 //! cache holds nothing of them; what is cached, and how much, is the engine's own decision, and memory pressure
@@ -66,15 +67,27 @@
 //! | [`read_many`](CachedFile::read_many) | yes | parks the thread, once for all | batches: point look-ups of one request, index scans |
 //! | [`read_at_async`](CachedFile::read_at_async) | yes | as a future | any runtime |
 //!
+//! All of them are there for an [`OwnedFile`], too.
+//!
 //! [`prefetch`](CachedFile::prefetch) begins loads that somebody will want soon. [`FileTable`] keeps opened readers by path or
 //! number, each opened once.
 //!
 //! # What is promised when a file changes
 //!
-//! Files are to be immutable while they are open. A file that was cut, grew or was written to all the same gives an error
+//! A [`CachedFile`] is to be immutable while it is open. A file that was cut, grew or was written to all the same gives an error
 //! on the next load of a page (length and time of change are compared after each read of the device); pages
 //! that were loaded before are given as they were. Opening its path again gives the new content, under a new
 //! [`id`](CachedFile::id), and shares nothing with the old.
+//!
+//! A file that the engine writes itself is opened by [`PageCache::open_owned`]. It may grow, and no load asks for its length and
+//! times; after each write of a page the engine tells the cache:
+//!
+//! | | the page is then | for |
+//! |---|---|---|
+//! | [`install`](OwnedFile::install) | in the cache, with the new content | pages that somebody reads |
+//! | [`discard`](OwnedFile::discard), [`discard_many`](OwnedFile::discard_many) | absent | all others |
+//!
+//! From then on no read gives what was there before.
 //!
 //! # Memory
 //!
@@ -101,12 +114,14 @@ mod load;
 #[cfg(test)]
 mod model;
 mod options;
+mod owned;
 mod pool;
 mod prefetch;
 mod private;
 mod queues;
 mod read;
 mod readers;
+mod rewrite;
 mod rule;
 mod stats;
 mod sync;
@@ -134,4 +149,5 @@ pub use file_table::FileTable;
 pub use guard::{PageGuard, PageRef};
 pub use load::LoadedPage;
 pub use options::OpenOptions;
+pub use owned::{InstallAs, OwnedFile};
 pub use stats::Stats;

@@ -6,7 +6,7 @@
 //! waiting for nobody.
 //!
 //! Invariants: no lock is held over I/O or the verifier; a page is published only after it was read whole, the file was found
-//! unchanged after the read, and the verifier accepted it.
+//! unchanged after the read (unless its owner writes it, and says so), and the verifier accepted it.
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering;
@@ -119,6 +119,9 @@ impl Handle {
     /// Whether what was read of a page is the page: whole, and accepted. That the file is unchanged was found after the read.
     pub(crate) fn check_page(&self, page: u32, read: usize, bytes: &[u8]) -> Result<(), Error> {
         if read < bytes.len() {
+            if self.is_owned() {
+                return Err(Error::PastEnd { path: self.path.clone(), page: page.into() });
+            }
             // Short, and the length is what it was: the file was cut and has grown again in between.
             return Err(Error::Changed { path: self.path.clone() });
         }
@@ -136,8 +139,9 @@ impl Handle {
         self.check_page(page, read, bytes)
     }
 
-    /// Reads one page into its frame and checks it. On failure the load is settled.
-    fn fill<'a>(&'a self, mut filling: Filling<&'a Self>) -> Result<Filling<&'a Self>, Error> {
+    /// Reads one page into its frame and checks it. On failure the load is settled; `None` if it is to be done anew, since the
+    /// page was written meanwhile.
+    fn fill<'a>(&'a self, mut filling: Filling<&'a Self>) -> Result<Option<Filling<&'a Self>>, Error> {
         let page = filling.page();
         let result = self.io().and_then(|io| {
             let read = io.read_at(self.range(page).start, filling.bytes_mut())?;
@@ -145,10 +149,13 @@ impl Handle {
             self.check(&**io, page, read, filling.bytes(self.page_len(page)))
         });
         match result {
-            Ok(()) => Ok(filling),
+            Ok(()) => Ok(Some(filling)),
             Err(error) => {
-                filling.abandon(&error);
-                Err(error)
+                if filling.abandon(&error) {
+                    Err(error)
+                } else {
+                    Ok(None)
+                }
             }
         }
     }
@@ -180,7 +187,7 @@ impl Handle {
                     }
                 }
                 Miss::Load(filling) => {
-                    let filling = self.fill(filling)?;
+                    let Some(filling) = self.fill(filling)? else { continue };
                     buf.copy_from_slice(&filling.bytes(self.page_len(page))[from..from + buf.len()]);
                     filling.publish(Wish::Read);
                     return Ok(());
@@ -205,7 +212,11 @@ impl Handle {
                         return Ok(Ok(keeping));
                     }
                 }
-                Miss::Load(filling) => return Ok(Ok(self.fill(filling)?.publish_kept(by_slot))),
+                Miss::Load(filling) => {
+                    if let Some(filling) = self.fill(filling)? {
+                        return Ok(Ok(filling.publish_kept(by_slot)));
+                    }
+                }
                 Miss::Bypass => return Ok(Err(self.bypass(page)?)),
             }
         }

@@ -48,6 +48,7 @@ mod evictions;
 mod guards;
 mod limits;
 mod loads;
+mod rewrites;
 mod sync;
 mod table;
 mod world;
@@ -67,6 +68,7 @@ modelled! {
     "lend.rs" lend
     "pool.rs" pool
     "readers.rs" readers
+    "rewrite.rs" rewrite
     "translation.rs" translation
     "waiter.rs" waiter
 }

@@ -20,7 +20,9 @@
 //! 2. A frame that is loading is its loader's alone: no entry that can be read names it, and nobody holds it.
 //! 3. A frame becomes free only after its entry was made absent, a grace that began after that is over, and no hold
 //!    and no pin names it. Pins are made under a hold or of a pin, so once there are none, none can come.
-//! 4. An entry that is loading has one ticket, and is settled by it once: published or abandoned. All who wait are told.
+//! 4. An entry that is loading has one ticket, and is settled by it once: published or abandoned; or its page is written anew,
+//!    and the ticket is superseded (see `rewrite`): the entry no longer names its frame, and what it loads is seen by
+//!    its loader alone. All who wait are told.
 //! 5. Entries change under the lock only, but for the frequency (see `word`).
 //!
 //! What fails is a load, and that is told to its waiters; the pool itself can only be full.
@@ -63,15 +65,15 @@ pub(crate) enum Begin {
     Closed,
 }
 
-/// A page on its way into a frame: to be settled by [`Pool::publish`] or [`Pool::abandon`].
+/// A page on its way into a frame: to be settled by [`Pool::publish`], [`Pool::abandon`] or `Pool::install`.
 #[derive(Debug)]
 #[must_use = "a load that is not settled is waited for for ever"]
 pub(crate) struct Ticket {
     pub(crate) page: u32,
     pub(crate) frame: u32,
-    queue: Queue,
+    pub(super) queue: Queue,
     /// The entry as it was before.
-    before: Word,
+    pub(super) before: Word,
     /// Few frames are free: somebody should make room.
     pub(crate) short: bool,
 }
@@ -96,6 +98,8 @@ pub(crate) struct Counts {
     pub(crate) evictions: u64,
     /// Loads that failed.
     pub(crate) failures: u64,
+    /// Pages that their owner wrote anew, and whose new content was put in place of the old.
+    pub(crate) installed: u64,
 }
 
 /// Frames that were taken out of their entries together.
@@ -233,33 +237,45 @@ impl Pool {
                     self.populate(book, file, page);
                 }
                 entry.store(Word::loading(frame).0, Ordering::Release);
-                let low = book.rule.batch() / 4;
-                let short = !book.evicting
-                    && (book.free.len() < low || book.limit as usize > self.wished(book) as usize + low);
+                let short = self.is_short(book);
                 Begin::Load(Ticket { page, frame, queue, before, short })
             }
         }
     }
 
+    /// Whether few frames are free, and nobody is about to change that.
+    pub(super) fn is_short(&self, book: &Book) -> bool {
+        let low = book.rule.batch() / 4;
+        !book.evicting && (book.free.len() < low || book.limit as usize > self.wished(book) as usize + low)
+    }
+
     /// Adds one who waits for a page that the caller itself has begun to load.
     pub(crate) fn join(&self, file: &Translation, ticket: &Ticket) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::new());
-        self.book().waiters.entry((file.number, ticket.page)).or_default().push(Arc::clone(&waiter));
+        let mut book = self.book();
+        if book.is_superseded(ticket.frame) {
+            drop(book);
+            waiter.settle(Ok(()));
+        } else {
+            book.waiters.entry((file.number, ticket.page)).or_default().push(Arc::clone(&waiter));
+        }
         waiter
     }
 
-    /// The page is loaded: from now on it can be read, unless the file was closed meanwhile.
+    /// The page is loaded: from now on it can be read, unless the file was closed meanwhile, or the page written anew.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn publish(&self, file: &Translation, ticket: Ticket, wish: Wish, closed: impl Fn() -> Error) {
-        let Ticket { page, frame, queue, .. } = ticket;
         let mut book = self.book();
+        let Ticket { page, frame, queue, .. } = ticket;
+        if book.is_superseded(frame) {
+            book.counts.loads += 1;
+            return book.keep_out(frame);
+        }
         let entry = file.table.any_entry(page);
         if !file.table.is_open() {
             entry.store(Word::NEVER_SEEN.0, Ordering::Release);
             file.leaves(page);
-            // Its loader may keep the frame already, for a guard.
-            book.queues.set(frame, Place::Limbo, None);
-            book.held.push(frame);
+            book.keep_out(frame);
             return Self::tell(book, file, page, &Err(closed()));
         }
         book.queues.push(queue, frame);
@@ -282,17 +298,23 @@ impl Pool {
         }
     }
 
-    /// The load failed: the page is absent as before, and all who wait are told.
+    /// The load failed: the page is absent as before, and all who wait are told. False if the page was written anew
+    /// meanwhile, so that the failure says nothing of it: then nobody waits for this load any more.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
-    pub(crate) fn abandon(&self, file: &Translation, ticket: Ticket, error: &Error) {
-        let Ticket { page, frame, before, .. } = ticket;
+    pub(crate) fn abandon(&self, file: &Translation, ticket: Ticket, error: &Error) -> bool {
         let mut book = self.book();
+        let Ticket { page, frame, before, .. } = ticket;
+        if book.is_superseded(frame) {
+            self.free(&mut book, frame);
+            return false;
+        }
         file.table.any_entry(page).store(before.0, Ordering::Release);
         file.leaves(page);
         // A reader may have seen the frame number in the entry, but only in one that can't be read.
         self.free(&mut book, frame);
         book.counts.failures += 1;
         Self::tell(book, file, page, &Err(error.clone()));
+        true
     }
 
     /// One more pin. By one who holds the frame, has it pinned, or loads it.
@@ -316,7 +338,19 @@ impl Pool {
 }
 
 impl Book {
-    fn take_waiters(&mut self, file: u64, page: u32) -> Vec<Arc<Waiter>> {
+    /// Whether the entry was taken from the load into this frame.
+    fn is_superseded(&self, frame: u32) -> bool {
+        self.queues.frame(frame).place == Place::Apart
+    }
+
+    /// A frame that was loaded for nobody but its loader, who may keep it already, for a guard. No entry that can be read
+    /// ever named it, so it needs no grace.
+    fn keep_out(&mut self, frame: u32) {
+        self.queues.set(frame, Place::Limbo, None);
+        self.held.push(frame);
+    }
+
+    pub(super) fn take_waiters(&mut self, file: u64, page: u32) -> Vec<Arc<Waiter>> {
         if self.waiters.is_empty() {
             Vec::new()
         } else {

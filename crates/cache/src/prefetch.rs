@@ -85,7 +85,7 @@ impl Handle {
         }
         let io = match self.io() {
             Ok(io) => io,
-            Err(error) => return fillings.into_iter().for_each(|filling| filling.abandon(&error)),
+            Err(error) => return fillings.into_iter().for_each(|filling| _ = filling.abandon(&error)),
         };
         let mut reads = Vec::new();
         let mut rest = fillings.into_iter();
@@ -128,7 +128,8 @@ impl Handle {
                     }
                     filling.publish(wish);
                 }
-                Err(error) => filling.abandon(&error),
+                // Those who wait are told; if the page was written anew meanwhile, they were told already.
+                Err(error) => _ = filling.abandon(&error),
             }
         }
     }

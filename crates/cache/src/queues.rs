@@ -15,6 +15,8 @@ pub(crate) enum Place {
     Free,
     /// Being loaded into.
     Loading,
+    /// Being loaded into, and named by no entry: its page was written anew meanwhile.
+    Apart,
     /// Holds a page, in this queue.
     Queued(Queue),
     /// Taken out of its entry; readers may still look at it.

@@ -48,6 +48,9 @@ impl CachedFile {
             if buf.is_empty() {
                 return Ok(0);
             }
+            if handle.is_owned() {
+                return Ok(0);
+            }
             // The end of what was opened; if there is more by now, silence would be wrong.
             let io = handle.io()?;
             let now = io.stat()?.size;

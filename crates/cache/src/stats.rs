@@ -25,6 +25,8 @@ pub struct Stats {
     pub failures: u64,
     /// Pages evicted to make room.
     pub evictions: u64,
+    /// Pages whose owner wrote them anew, and whose new content was put in place of the old: no loads.
+    pub installed: u64,
     /// Reads that went to the device; neighbours that are missed together are one.
     pub device_reads: u64,
     /// Bytes that came from the device.
@@ -55,6 +57,7 @@ impl Stats {
             bypassed,
             failures: counts.failures,
             evictions: counts.evictions,
+            installed: counts.installed,
             device_reads: device.reads.load(Ordering::Relaxed),
             device_bytes: device.bytes.load(Ordering::Relaxed),
             resident_pages,
@@ -75,7 +78,7 @@ impl fmt::Display for Stats {
         write!(
             f,
             "{} hits, {} misses ({:.1} % hits), {} waited for others' loads, {} prefetched, {} past the cache, \
-             {} failed; {} evicted; {} reads of {} bytes from the device; {} of {} pages of {} bytes in use",
+             {} failed; {} evicted; {} installed; {} reads of {} bytes from the device; {} of {} pages of {} bytes in use",
             self.hits,
             self.misses,
             self.hit_ratio() * 100.0,
@@ -84,6 +87,7 @@ impl fmt::Display for Stats {
             self.bypassed,
             self.failures,
             self.evictions,
+            self.installed,
             self.device_reads,
             self.device_bytes,
             self.resident_pages,

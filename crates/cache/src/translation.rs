@@ -2,9 +2,12 @@
 //!
 //! Invariants: numbers are never given twice; `live` and `populated` change under the pool's lock only.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::table::{PART, Table};
+use super::word::Word;
+use crate::sys::memory::zeros;
 
 /// The rest of a part's word counts its live pages.
 const POPULATED: u32 = 1 << 31;
@@ -23,7 +26,7 @@ pub(crate) struct Translation {
 
 impl Translation {
     pub(crate) fn new(number: u64, table: Table) -> Self {
-        let parts = (0..table.pages().div_ceil(PART)).map(|_| AtomicU32::new(0)).collect();
+        let parts = zeros(table.pages().div_ceil(PART) as usize);
         Self { number, table, parts, live: AtomicU32::new(0), populated: AtomicU32::new(0) }
     }
 
@@ -66,6 +69,26 @@ impl Translation {
     /// How many parts' memory is taken up.
     pub(crate) fn populated(&self) -> usize {
         self.populated.load(Ordering::Relaxed) as usize
+    }
+
+    /// Pages that can be read now, as ranges in ascending order; at each moment some other may come or go. No lock is taken.
+    pub(crate) fn readable(&self) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for part in (0..self.parts()).filter(|&part| self.live(part) > 0) {
+            let end = (part * PART).saturating_add(PART).min(self.table.pages());
+            for page in part * PART..end {
+                let Some(entry) = self.table.entry(page) else { return Vec::new() };
+                if Word(entry.load(Ordering::Relaxed)).readable().is_none() {
+                    continue;
+                }
+                let page = u64::from(page);
+                match ranges.last_mut() {
+                    Some(last) if last.end == page => last.end += 1,
+                    _ => ranges.push(page..page + 1),
+                }
+            }
+        }
+        ranges
     }
 
     /// Gives the memory of a part back, in which nothing is live.

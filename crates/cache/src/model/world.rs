@@ -32,10 +32,15 @@ pub(super) struct World {
     frames: u32,
     /// Not loom's, as the next: they are no part of what is checked, and each step would multiply the orders.
     loads: AtomicUsize,
+    /// How often each page of the first file was written anew.
+    versions: Vec<AtomicUsize>,
     bypasses: AtomicUsize,
 }
 
-/// What a page holds.
+/// What each new version of a page adds to its content.
+pub(super) const VERSION: u64 = 1000;
+
+/// What a page holds that was never written anew.
 pub(super) fn content(file: usize, page: u32) -> u64 {
     file as u64 * 100 + u64::from(page) + 1
 }
@@ -58,7 +63,8 @@ impl World {
         }
         let readers = Readers::new(Barrier);
         let (loads, bypasses) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { pool, readers, files, slots: Vec::new(), frames, loads, bypasses }
+        let versions = (0..pages[0]).map(|_| AtomicUsize::new(0)).collect();
+        Self { pool, readers, files, slots: Vec::new(), frames, loads, versions, bypasses }
     }
 
     /// With these pages of the first file resident.
@@ -117,9 +123,37 @@ impl World {
         self.pool.make_room(&self.readers)
     }
 
+    /// The owner writes a page of the first file to the device.
+    pub(super) fn write(&self, page: u32) {
+        self.versions[page as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What a page holds on the device.
+    fn on_device(&self, file: usize, page: u32) -> u64 {
+        let version = if file == 0 { self.versions[page as usize].load(Ordering::Relaxed) } else { 0 };
+        content(file, page) + VERSION * version as u64
+    }
+
+    /// `OwnedFile::discard` of a page of the first file.
+    pub(super) fn discard(&self, page: u32) {
+        self.pool.discard(&self.files[0], &[page]);
+    }
+
+    /// `OwnedFile::install` of what the device has of a page of the first file.
+    pub(super) fn install(&self, page: u32, wish: Wish) -> bool {
+        let file = &self.files[0];
+        let attempt = || self.pool.begin_install(file, page);
+        let Some(ticket) = attempt().or_else(|| self.make_room().then(attempt).flatten()) else {
+            self.discard(page);
+            return false;
+        };
+        self.pool.arena.write(ticket.frame, self.on_device(0, page));
+        self.pool.install(file, ticket, wish)
+    }
+
     /// The device: writes the page into the frame.
     pub(super) fn fill(&self, file: usize, ticket: &Ticket) -> usize {
-        self.pool.arena.write(ticket.frame, content(file, ticket.page));
+        self.pool.arena.write(ticket.frame, self.on_device(file, ticket.page));
         self.loads.fetch_add(1, Ordering::Relaxed) + 1
     }
 
@@ -189,6 +223,19 @@ impl World {
         self.read_by(slot, file, page, |_| Ok(()), |waiter| block_on(|context| waiter.poll(context)))
     }
 
+    /// `Handle::begin_awaited`: begins the load, then waits for it as one of its waiters, while it ends on another thread; here it
+    /// ends before it is waited for.
+    pub(super) fn read_joined(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
+        let of = &self.files[file];
+        if let Begin::Load(ticket) = self.pool.begin(of, page, OnBusy::Leave) {
+            let waiter = self.pool.join(of, &ticket);
+            self.fill(file, &ticket);
+            self.pool.publish(of, ticket, Wish::Read, Self::closed);
+            block_on(|context| waiter.poll(context))?;
+        }
+        self.read(slot, file, page)
+    }
+
     /// `Handle::miss` and `Handle::read_missed`.
     fn read_by(
         &self,
@@ -213,8 +260,10 @@ impl World {
                     Begin::Load(ticket) => {
                         let load = self.fill(file, &ticket);
                         if let Err(error) = check(load) {
-                            self.pool.abandon(of, ticket, &error);
-                            return Err(error);
+                            if self.pool.abandon(of, ticket, &error) {
+                                return Err(error);
+                            }
+                            continue 'look;
                         }
                         let read = self.pool.arena.read(ticket.frame);
                         self.pool.publish(of, ticket, Wish::Read, Self::closed);
@@ -227,7 +276,7 @@ impl World {
                 }
             }
             self.bypasses.fetch_add(1, Ordering::Relaxed);
-            return Ok(content(file, page));
+            return Ok(self.on_device(file, page));
         }
     }
 
@@ -245,7 +294,11 @@ impl World {
                     State::Resident { frame, .. } | State::Unread { frame } => {
                         let record = book.queues.frame(frame);
                         assert_eq!((record.file, record.page), (number as u64, page), "frame {frame}");
-                        assert_eq!(self.pool.arena.read(frame), content(number, page), "frame {frame}");
+                        assert_eq!(
+                            self.pool.arena.read(frame),
+                            self.on_device(number, page),
+                            "frame {frame}"
+                        );
                         frames.push(frame);
                     }
                     State::Absent(_) => {}

@@ -18,6 +18,13 @@ pub(super) fn map(len: usize, flags: MapFlags) -> rustix::io::Result<*mut c_void
     unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }
 }
 
+/// So many zeros, which are taken up on first use where they are many.
+pub(crate) fn zeros(len: usize) -> Box<[AtomicU32]> {
+    let zeros = Box::into_raw(vec![0_u32; len].into_boxed_slice());
+    // SAFETY: given up by its box just now; an atomic has the size, the alignment and all values of its integer.
+    unsafe { Box::from_raw(zeros as *mut [AtomicU32]) }
+}
+
 /// Tells the kernel how memory will be used.
 ///
 /// # Safety

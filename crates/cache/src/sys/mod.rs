@@ -4,5 +4,5 @@
 
 pub(crate) mod arena;
 pub(crate) mod barrier;
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod table;

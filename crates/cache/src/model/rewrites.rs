@@ -1,0 +1,226 @@
+//! Pages that their owner writes anew, against hits, loads and evictions. That nothing old is left, the world looks for at
+//! the end of each order.
+
+#![expect(clippy::unnecessary_wraps, reason = "the callers of a model are of one type")]
+
+use super::check;
+use super::error::Error;
+use super::pool::Wish;
+use super::readers::Slot;
+use super::word::State;
+use super::world::{VERSION, World, content};
+
+type Read = Result<u64, Error>;
+
+/// One frame more than pages: for a load that is superseded, and the one after it.
+fn absent() -> World {
+    World::new(2, &[1], 9)
+}
+
+fn resident() -> World {
+    absent().with(&[0])
+}
+
+fn settled() -> World {
+    absent().with_settled(0)
+}
+
+fn unread() -> World {
+    absent().with_unread(0)
+}
+
+fn old() -> u64 {
+    content(0, 0)
+}
+
+/// What the device has after one write.
+fn new() -> u64 {
+    content(0, 0) + VERSION
+}
+
+fn reads(world: &World, slot: &Slot) -> Read {
+    world.read(slot, 0, 0)
+}
+
+fn awaits(world: &World, slot: &Slot) -> Read {
+    world.read_async(slot, 0, 0)
+}
+
+fn fails(world: &World, slot: &Slot) -> Read {
+    world.read_failing(slot, 0, 0)
+}
+
+/// A second read never gives less than the first.
+fn reads_twice(world: &World, slot: &Slot) -> Read {
+    let first = world.read(slot, 0, 0)?;
+    let second = world.read(slot, 0, 0)?;
+    assert!(first <= second, "{second} after {first}");
+    Ok(second)
+}
+
+fn discards(world: &World, slot: &Slot) -> Read {
+    world.write(0);
+    world.discard(0);
+    assert_eq!(reads(world, slot).ok(), Some(new()), "after the discard");
+    Ok(new())
+}
+
+fn installs(world: &World, slot: &Slot) -> Read {
+    world.write(0);
+    let installed = world.install(0, Wish::Read);
+    let loads = world.loads();
+    let read = world.copy(slot, 0, 0);
+    assert!(!installed || read == Some(new()), "{read:?} after the install");
+    assert_eq!(world.loads(), loads);
+    Ok(new())
+}
+
+fn installs_or_discards(world: &World, slot: &Slot) -> Read {
+    world.write(0);
+    world.install(0, Wish::Prefetch);
+    assert_eq!(reads(world, slot).ok(), Some(new()), "after the install");
+    Ok(new())
+}
+
+/// And uses frames again.
+fn evicts(world: &World, _: &Slot) -> Read {
+    world.make_room();
+    Ok(new())
+}
+
+/// What is read beside a write is old or new, and nobody waits for ever, or for a failure that is none of the page's.
+fn old_or_new(world: &World, results: Vec<Read>) {
+    for read in results {
+        let read = read.unwrap();
+        assert!(read == old() || read == new(), "{read}");
+    }
+    assert_eq!(world.read(&world.slots[0], 0, 0).unwrap(), new());
+}
+
+#[test]
+fn a_discard_against_a_hit() {
+    for world in [resident, settled, unread] {
+        check(world, &[discards, reads], old_or_new);
+        check(world, &[discards, reads_twice], old_or_new);
+    }
+    check(resident, &[discards, reads, reads], old_or_new);
+}
+
+#[test]
+fn a_discard_against_a_load_and_those_who_wait_for_it() {
+    check(absent, &[discards, reads], old_or_new);
+    check(absent, &[discards, reads_twice], old_or_new);
+    check(absent, &[discards, reads, reads], old_or_new);
+    check(absent, &[discards, reads, awaits], old_or_new);
+    check(absent, &[discards, awaits, awaits], old_or_new);
+}
+
+#[test]
+fn a_discard_against_a_load_for_which_there_is_one_frame() {
+    check(|| World::new(1, &[1], 9), &[discards, reads, reads], old_or_new);
+    check(|| World::new(1, &[1], 9).with(&[0]), &[discards, reads, evicts], old_or_new);
+}
+
+#[test]
+fn a_discard_against_a_load_that_fails() {
+    fn old_or_new_or_failed(world: &World, results: Vec<Read>) {
+        // A failure of a load that is not superseded is told, as any.
+        old_or_new(world, results.into_iter().flatten().map(Ok).collect());
+    }
+    fn discards_only(world: &World, _: &Slot) -> Read {
+        world.write(0);
+        world.discard(0);
+        Ok(new())
+    }
+    fn reads_or_fails(world: &World, slot: &Slot) -> Read {
+        let first = world.read_failing(slot, 0, 0);
+        assert!(first.is_err());
+        reads(world, slot)
+    }
+    check(absent, &[discards_only, reads_or_fails], old_or_new);
+    check(absent, &[discards_only, fails, reads], old_or_new_or_failed);
+    check(absent, &[discards_only, fails, awaits], old_or_new_or_failed);
+}
+
+#[test]
+fn a_load_that_is_awaited_after_it_was_superseded() {
+    fn begins_and_joins(world: &World, slot: &Slot) -> Read {
+        world.read_joined(slot, 0, 0)
+    }
+    check(absent, &[discards, begins_and_joins], old_or_new);
+    check(absent, &[discards, begins_and_joins, reads], old_or_new);
+}
+
+#[test]
+fn an_install_against_a_hit() {
+    for world in [resident, settled, unread] {
+        check(world, &[installs, reads], old_or_new);
+        check(world, &[installs, reads_twice], old_or_new);
+    }
+    check(resident, &[installs, reads, reads], old_or_new);
+}
+
+#[test]
+fn an_install_against_a_load_and_those_who_wait_for_it() {
+    check(absent, &[installs, reads], old_or_new);
+    check(absent, &[installs, reads_twice], old_or_new);
+    check(absent, &[installs, reads, reads], old_or_new);
+    check(absent, &[installs, reads, awaits], old_or_new);
+}
+
+#[test]
+fn an_install_for_which_there_may_be_no_frame() {
+    check(|| World::new(1, &[1], 9), &[installs_or_discards, reads], old_or_new);
+    check(|| World::new(1, &[1], 9).with(&[0]), &[installs_or_discards, reads], old_or_new);
+    check(|| World::new(1, &[1], 9).with(&[0]), &[installs_or_discards, reads, reads], old_or_new);
+}
+
+#[test]
+fn an_install_against_an_eviction() {
+    fn evicts_and_reads(world: &World, slot: &Slot) -> Read {
+        world.make_room();
+        reads(world, slot)
+    }
+    check(resident, &[installs_or_discards, evicts], old_or_new);
+    check(resident, &[installs_or_discards, evicts_and_reads], old_or_new);
+    check(resident, &[installs_or_discards, evicts, reads], old_or_new);
+}
+
+#[test]
+fn a_guard_keeps_what_it_had() {
+    fn holds(world: &World, slot: &Slot) -> Read {
+        let Some(keeping) = world.keep(slot, 0, 0, true).or_else(|| world.load_kept(slot, 0, 0, true)) else {
+            return Ok(old());
+        };
+        let first = world.look(&keeping);
+        loom::thread::yield_now();
+        assert_eq!(world.look(&keeping), first, "under a guard");
+        world.let_go(slot, keeping);
+        Ok(first)
+    }
+    for world in [absent, resident] {
+        check(world, &[discards, holds], old_or_new);
+        check(world, &[installs_or_discards, holds], old_or_new);
+    }
+}
+
+#[test]
+fn a_discard_and_an_install_against_a_close() {
+    fn closes(world: &World, _: &Slot) -> Read {
+        world.close(0);
+        world.pool.tidy(&world.readers);
+        Err(World::closed())
+    }
+    fn rewrites(world: &World, _: &Slot) -> Read {
+        world.write(0);
+        world.install(0, Wish::Read);
+        world.discard(0);
+        Err(World::closed())
+    }
+    fn nothing_is_left(world: &World, _: Vec<Read>) {
+        world.pool.tidy(&world.readers);
+        assert_eq!((world.files[0].live_pages(), world.state(0, 0)), (0, State::Absent(None)));
+    }
+    check(resident, &[closes, rewrites], nothing_is_left);
+    check(absent, &[closes, rewrites, reads], nothing_is_left);
+}

@@ -1,0 +1,288 @@
+//! Writers that rewrite the pages of a file, each its own, and tell the cache, while readers read in every way, on caches so
+//! small that nearly every read evicts. A page holds its number and its version all over: once the cache was told of a version,
+//! no read that begins after that gives an older one, none gives one that was not yet written, and none gives parts of two.
+//!
+//! What each thread does follows from a seed that is printed on failure: `PAGEKEEPER_SEED` repeats it, as far as threads can
+//! be repeated. `PAGEKEEPER_STRESS_SECONDS` says how long all of it takes (5).
+
+mod support;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pagekeeper_cache::{Builder, Error, InstallAs, OpenOptions, OwnedFile, PageCache, ReadRequest};
+use pagekeeper_io::{
+    Access, AlignedBuf, Create, Io, IoFile, RandomFaults, RandomWriteFaults, SimDisk, Threads, WriteMode,
+};
+
+use support::chance::{Chance, Seed};
+use support::disk_dir;
+use support::tasks::block_on;
+
+/// Bytes of a page.
+const PAGE: usize = 4096;
+
+/// Pages at the end of the run; the file begins with half of them and grows.
+const PAGES: u64 = 400;
+
+/// Frames of the cache.
+const FRAMES: u32 = 100;
+
+/// How long one of the tests here runs.
+fn duration() -> Duration {
+    let seconds = std::env::var("PAGEKEEPER_STRESS_SECONDS").ok();
+    let seconds =
+        seconds.map_or(5.0, |seconds| seconds.parse().expect("PAGEKEEPER_STRESS_SECONDS is a number"));
+    Duration::from_secs_f64(seconds / 4.0)
+}
+
+/// What is known of one page.
+#[derive(Default)]
+struct Versions {
+    /// The last whose write was begun.
+    begun: AtomicU64,
+    /// The last that the cache was told of.
+    told: AtomicU64,
+}
+
+struct Arena {
+    data: Arc<dyn IoFile>,
+    cache: PageCache,
+    file: OwnedFile,
+    versions: Vec<Versions>,
+    /// Pages that were written at least once: below this.
+    end: AtomicU64,
+    /// Whether reads may fail.
+    faults: bool,
+    done: AtomicBool,
+    reads: AtomicU64,
+    writes: AtomicU64,
+}
+
+/// The word that a page holds all over.
+fn word(page: u64, version: u64) -> u64 {
+    page << 40 | version
+}
+
+/// The version that a part of a page has, if it is of one.
+fn version(page: u64, bytes: &[u8]) -> Result<u64, String> {
+    let (words, []) = bytes.as_chunks::<8>() else { return Err("no whole words".to_owned()) };
+    let first = u64::from_le_bytes(words[0]);
+    if let Some(other) = words.iter().map(|word| u64::from_le_bytes(*word)).find(|other| *other != first) {
+        return Err(format!("page {page} is of {first:#x} and of {other:#x}"));
+    }
+    if first >> 40 == page {
+        Ok(first & ((1 << 40) - 1))
+    } else {
+        Err(format!("page {page} holds {first:#x}"))
+    }
+}
+
+impl Arena {
+    fn new(io: Arc<dyn Io>, path: &Path, faults: bool) -> Self {
+        let data = io.open_writable(path, Access::Direct, Create::New).unwrap();
+        let memory = Builder::memory_for(FRAMES, PAGE);
+        let cache = PageCache::builder().memory(memory).io(io).build().unwrap();
+        let options = OpenOptions::new().verifier(|page| version(page.page(), page.bytes()).map(drop));
+        let file = cache.open_owned_with(Arc::clone(&data), 1 << 20, options).unwrap();
+        let versions = (0..PAGES).map(|_| Versions::default()).collect();
+        let arena = Self {
+            data,
+            cache,
+            file,
+            versions,
+            end: AtomicU64::new(0),
+            faults,
+            done: AtomicBool::new(false),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+        };
+        let mut chance = Chance::default();
+        while arena.end.load(Ordering::Relaxed) < PAGES / 2 {
+            arena.grow(&mut chance);
+        }
+        arena
+    }
+
+    /// Writes the page behind the last.
+    fn grow(&self, chance: &mut Chance) {
+        let end = self.end.load(Ordering::Relaxed);
+        if end < PAGES {
+            self.rewrite(end, chance);
+            self.end.store(end + 1, Ordering::Release);
+        }
+    }
+
+    /// Writes a new version of a page that only the calling thread writes, and tells the cache.
+    fn rewrite(&self, page: u64, chance: &mut Chance) {
+        let of = &self.versions[usize::try_from(page).unwrap()];
+        let next = of.begun.load(Ordering::Relaxed) + 1;
+        of.begun.store(next, Ordering::SeqCst);
+        let mut bytes = AlignedBuf::new(PAGE);
+        bytes.as_chunks_mut::<8>().0.fill(word(page, next).to_le_bytes());
+        self.data.write_at(page * PAGE as u64, &bytes, WriteMode::Plain).unwrap();
+        match chance.of(0..4) {
+            0 => self.file.discard(page),
+            1 => self.file.discard_many(&[page]),
+            2 => _ = self.file.install(page, &bytes, InstallAs::Read).unwrap(),
+            _ => _ = self.file.install(page, &bytes, InstallAs::Prefetched).unwrap(),
+        }
+        of.told.store(next, Ordering::SeqCst);
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        if chance.one_in(8) {
+            // The writer itself looks.
+            self.read(page, chance);
+        }
+    }
+
+    /// Reads a page in one way or another until it is read, and checks it.
+    fn read(&self, page: u64, chance: &mut Chance) {
+        let of = &self.versions[usize::try_from(page).unwrap()];
+        loop {
+            let least = of.told.load(Ordering::SeqCst);
+            let read = self.attempt(page, chance);
+            let most = of.begun.load(Ordering::SeqCst);
+            match read {
+                Ok(read) => {
+                    assert!((least..=most).contains(&read), "page {page}: {read}, not {least} to {most}");
+                    break;
+                }
+                // Only beside a write.
+                Err(Error::Rejected { reason, .. }) => assert!(least < most, "{reason}"),
+                Err(Error::Io(_)) if self.faults => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn attempt(&self, page: u64, chance: &mut Chance) -> Result<u64, Error> {
+        let (start, file) = (page * PAGE as u64, &self.file);
+        let whole = |bytes: &[u8]| version(page, bytes).unwrap_or_else(|torn| panic!("{torn}"));
+        let mut part = [0; 512];
+        Ok(match chance.of(0..8) {
+            0..=2 => {
+                file.read_at(start + 8 * chance.of(0..400), &mut part)?;
+                whole(&part)
+            }
+            3 => {
+                let guard = file.page(page)?;
+                let first = whole(&guard);
+                thread::yield_now();
+                assert_eq!(whole(&guard), first, "under a guard");
+                first
+            }
+            4 => whole(&file.page_ref(page)?),
+            5 => {
+                block_on(file.read_at_async(start, &mut part))?;
+                whole(&part)
+            }
+            6 => {
+                // With neighbours, which may be of any version.
+                let mut others = [[0; 64]; 4];
+                let mut requests = vec![ReadRequest::new(start, &mut part)];
+                let places = others.iter_mut().map(|buf| (chance.of(0..PAGES / 2) * PAGE as u64, buf));
+                requests.extend(places.map(|(place, buf)| ReadRequest::new(place, buf)));
+                let _ = file.read_many(&mut requests);
+                requests[0].outcome().clone()?;
+                whole(&part)
+            }
+            _ => {
+                file.prefetch(start..start + 4 * PAGE as u64);
+                file.read_at(start, &mut part)?;
+                whole(&part)
+            }
+        })
+    }
+
+    fn run(&self, seed: &Seed) {
+        const WRITERS: u64 = 2;
+        let start = Instant::now();
+        thread::scope(|scope| {
+            let mut running = Vec::new();
+            for n in 0..WRITERS {
+                let mut chance = seed.chance(n);
+                running.push(scope.spawn(move || {
+                    while !self.done.load(Ordering::Relaxed) {
+                        let page = chance.skewed(PAGES / 2) / WRITERS * WRITERS + n;
+                        if page < PAGES / 2 {
+                            self.rewrite(page, &mut chance);
+                        }
+                        if n == 0 && chance.one_in(50) {
+                            self.grow(&mut chance);
+                        }
+                    }
+                }));
+            }
+            for n in WRITERS..WRITERS + 4 {
+                let mut chance = seed.chance(n);
+                running.push(scope.spawn(move || {
+                    while !self.done.load(Ordering::Relaxed) {
+                        let page = chance.skewed(self.end.load(Ordering::Acquire));
+                        self.read(page, &mut chance);
+                    }
+                }));
+            }
+            while start.elapsed() < duration() && running.iter().all(|thread| !thread.is_finished()) {
+                thread::sleep(Duration::from_millis(10));
+            }
+            self.done.store(true, Ordering::Relaxed);
+        });
+        self.end(&mut seed.chance(99));
+    }
+
+    /// All pages have their last version, in the cache and out of it, and no frame is lost.
+    fn end(&self, chance: &mut Chance) {
+        let end = self.end.load(Ordering::Relaxed);
+        for _ in 0..3 {
+            for page in 0..end {
+                self.read(page, chance);
+            }
+        }
+        // What was prefetched last may be on its way.
+        let resident = || self.file.resident().iter().map(|range| range.end - range.start).sum::<u64>();
+        let before = Instant::now();
+        while resident() != self.file.resident_pages() {
+            assert!(before.elapsed().as_secs() < 60, "{} of {}", resident(), self.file.resident_pages());
+            thread::yield_now();
+        }
+        let stats = self.cache.stats();
+        let (reads, writes) = (self.reads.load(Ordering::Relaxed), self.writes.load(Ordering::Relaxed));
+        println!("{reads} reads, {writes} writes, {end} pages; {stats}");
+        assert_eq!(stats.resident_pages, resident());
+        assert!(stats.resident_pages + 4 >= stats.capacity_pages, "{stats}");
+        assert!(stats.installed > 0 && stats.hits > 0 && stats.evictions > 0, "{stats}");
+    }
+}
+
+#[test]
+fn on_a_simulated_disk() {
+    let seed = Seed::new();
+    let disk = SimDisk::builder().seed(seed.0).build();
+    Arena::new(Arc::new(disk), "/data".as_ref(), false).run(&seed);
+}
+
+#[test]
+fn on_a_simulated_disk_that_fails() {
+    let seed = Seed::new();
+    let disk = SimDisk::builder().seed(seed.0).build();
+    let arena = Arena::new(Arc::new(disk.clone()), "/data".as_ref(), true);
+    let random = RandomFaults { short_per_mille: 20, interrupted_per_mille: 20, failing_per_mille: 20 };
+    disk.set_random_faults(random, RandomWriteFaults::default());
+    arena.run(&seed);
+}
+
+#[test]
+fn on_a_real_file_by_the_best_back_end() {
+    let (seed, dir) = (Seed::new(), disk_dir());
+    Arena::new(pagekeeper_io::best(), &dir.path().join("data"), false).run(&seed);
+}
+
+#[test]
+fn on_a_real_file_by_threads() {
+    let (seed, dir) = (Seed::new(), disk_dir());
+    Arena::new(Arc::new(Threads::new()), &dir.path().join("data"), false).run(&seed);
+}
