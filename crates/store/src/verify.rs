@@ -123,10 +123,13 @@ impl Core {
                     bufs: vec![IoSliceMut::new(room)],
                 })
                 .collect();
+            let end = pages.min(first + at_once);
+            // Before they are read: what the index gives up meanwhile was newer than what is read.
+            let newer: Vec<bool> = (first..end).map(|page| self.index.has(page)).collect();
             let mut got = vec![Ok(0); reads.len()];
             self.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
             drop(reads);
-            for page in first..pages.min(first + at_once) {
+            for (page, newer) in (first..end).zip(newer) {
                 let at = usize::try_from(page - first).unwrap_or(0) * self.page_size;
                 let (piece, within) = (at / PIECE, at % PIECE);
                 let bytes = &buf[at..at + self.page_size];
@@ -139,8 +142,8 @@ impl Core {
                     }
                 };
                 let kind = match read {
-                    Ok(header) if header.seq <= seq && !self.index.has(page) => Some(header.kind),
-                    Err(PageFault::NeverWritten) if !self.index.has(page) => None,
+                    Ok(header) if header.seq <= seq && !newer => Some(header.kind),
+                    Err(PageFault::NeverWritten) if !newer => None,
                     // Not applied yet, or being written.
                     _ => match self.page_at(page, seq) {
                         Ok(page) => page.map(|page| page.kind()),
