@@ -8,6 +8,7 @@
 //! 4. A store that has no superblock never had a commit.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -81,8 +82,8 @@ pub(crate) fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Er
         Some((Found::Version(version), _)) => {
             Err(Error::UnknownVersion { path: directory.join(superblocks::NAME), version })
         }
-        found => {
-            if found.is_some() && !is_unfinished(&*io, directory)? {
+        Some((Found::Nothing, _)) | None => {
+            if !is_unfinished(&*io, directory)? {
                 return Err(Error::BrokenSuperblock { path: directory.join(superblocks::NAME) });
             }
             if options.create == Create::Never {
@@ -113,6 +114,13 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
         Err(error) if error.errno() == Some(libc::ENOENT) => Vec::new(),
         names => names?,
     };
+    let is_ours = |name: &OsString| {
+        name.to_str().is_some_and(|name| name == "control" || name == "lock" || name.starts_with("redo."))
+    };
+    if let Some(foreign) = remains.iter().find(|name| !is_ours(name)) {
+        let found = foreign.to_string_lossy().into_owned();
+        return Err(Error::NotEmpty { path: journal, found });
+    }
     for name in remains {
         io.remove(&journal.join(name))?;
     }

@@ -72,6 +72,8 @@ impl Superblocks {
         file.set_len(2 * SLOT as u64)?;
         file.sync_all()?;
         let mut superblocks = Self::on(file, first.clone(), 1);
+        // Both slots, so that one may rot from the start.
+        superblocks.write(first.clone())?;
         superblocks.write(first)?;
         Ok(superblocks)
     }

@@ -232,3 +232,31 @@ fn what_can_not_be_opened_is_named_and_left_alone() {
     std::fs::write(dir.join("superblock"), superblock).unwrap();
     assert!(error(Store::options(), &dir).contains("no superblock in it is whole"));
 }
+
+#[test]
+fn what_was_never_finished_is_made_anew_and_what_is_not_ours_is_left() {
+    let (temp, dir) = dir();
+    Store::options().open(&dir).unwrap().close().unwrap();
+    // The first superblock was not there yet.
+    std::fs::remove_file(dir.join("superblock")).unwrap();
+    let never = Store::options().create(Create::Never).open(&dir).unwrap_err();
+    assert!(matches!(never, Error::Unfinished { .. }), "{never}");
+    let store = Store::options().open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    txn.allocate().unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    drop(store);
+    // It had been there, and is lost: with it, all that the data file means.
+    std::fs::remove_file(dir.join("superblock")).unwrap();
+    let data = std::fs::metadata(dir.join("data")).unwrap().len();
+    let lost = Store::options().open(&dir).unwrap_err();
+    assert!(matches!(lost, Error::BrokenSuperblock { .. }), "{lost}");
+    assert_eq!(std::fs::metadata(dir.join("data")).unwrap().len(), data);
+
+    let other = temp.path().join("other");
+    std::fs::create_dir_all(other.join("journal")).unwrap();
+    std::fs::write(other.join("journal/letter"), b"dear").unwrap();
+    let not_empty = Store::options().open(&other).unwrap_err();
+    assert!(matches!(not_empty, Error::NotEmpty { .. }), "{not_empty}");
+    assert_eq!(std::fs::read(other.join("journal/letter")).unwrap(), b"dear");
+}
