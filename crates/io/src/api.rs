@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::io::IoSliceMut;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -196,6 +196,16 @@ pub trait IoFile: Send + Sync {
     /// writeback. Pages wholly in the range, and the last page where the range ends behind it.
     fn release(&self, _range: Range<u64>) -> Result<(), Error> {
         Err(unsupported("posix_fadvise", self.path()))
+    }
+
+    /// The smallest and the largest atomic write ([`WriteMode::Atomic`]) that the file takes, in bytes, both powers of two:
+    /// statx(2) with `STATX_WRITE_ATOMIC` (Linux 6.11). `None` where it takes none, is not direct, or the kernel does not
+    /// tell. It is the kernel's word and no more: [`crate::writes_atomically`] tries one.
+    ///
+    /// The largest can be far more than the device does by itself: XFS (Linux 6.16) then writes elsewhere and exchanges the
+    /// blocks, which takes a transaction of its log for each write.
+    fn atomic_write_bytes(&self) -> Option<RangeInclusive<u64>> {
+        None
     }
 
     /// What the kernel's cache holds of the range (`cachestat(2)`, Linux 6.5); `None` where that can't be known.

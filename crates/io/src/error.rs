@@ -102,7 +102,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A direct read or write whose offset, length or memory is not aligned as the file wants it (512 or 4096 bytes mostly;
-    /// [`crate::Support`] tells).
+    /// [`crate::Support`] tells); or an atomic write whose length is no power of two, or whose offset no multiple of it.
     #[error("direct I/O on bytes {}..{} of {}: offset, length or memory is not aligned", range.start, range.end, path.display())]
     Unaligned {
         /// The file.

@@ -11,18 +11,20 @@
 //! | [`SimDisk`] | virtual time, faults, computed files, power cuts; repeats from a seed | tests |
 //!
 //! [`best`] picks one of the first two, [`Choice`] also says why. [`Support`] tells what direct reads come to on a file:
-//! found out by reading.
+//! found out by reading. [`writes_atomically`] tells whether a file has writes that no crash tears ([`WriteMode::Atomic`]):
+//! found out by writing to another.
 //!
 //! Files are written through [`Io::open_writable`]: blocking ([`IoFile::write_at`]) or in the background
 //! ([`Io::submit_writes`]); syncs, room and release of pages are [`IoFile`]'s, names and locks [`Io`]'s. Nothing is durable
 //! before a sync has said so: of data and size the file's own, of names the directory's ([`Io::sync_dir`]). A write or sync
 //! that failed is final, and not tried again.
 //!
-//! No lock is held over I/O. Nothing is written but what a caller writes (to probe a directory an unnamed file is made there
-//! and goes again); a file that is opened for reading is never made, cut or written.
+//! No lock is held over I/O. Nothing is written but what a caller writes (to probe a directory, or a file for atomic
+//! writes, an unnamed file is made there and goes again); a file that is opened for reading is never made, cut or written.
 
 mod aligned;
 mod api;
+mod atomic;
 mod directory;
 mod error;
 mod job;
@@ -44,6 +46,7 @@ mod write;
 
 pub use aligned::AlignedBuf;
 pub use api::{Access, BatchRead, FileStat, Io, IoFile, OwnedRead};
+pub use atomic::writes_atomically;
 pub use error::{Error, FileKind};
 pub use lock::Lock;
 pub use probe::{Alignment, Choice, Support, best};

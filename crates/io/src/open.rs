@@ -6,7 +6,7 @@
 //! owners and `CAP_FOWNER`: open(2)). For [`Access::Direct`] the file is direct from its first open on.
 
 use std::fs::File;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,8 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::{
-    Access, Create, Error, FileKind, FileStat, IoFile, Resident, WriteMode, directory, pages, pread, pwrite,
+    Access, Create, Error, FileKind, FileStat, IoFile, Resident, WriteMode, atomic, directory, pages, pread,
+    pwrite,
 };
 
 /// A real file.
@@ -155,6 +156,11 @@ impl IoFile for DiskFile {
 
     fn release(&self, range: Range<u64>) -> Result<(), Error> {
         pages::release(&self.file, &self.path, range)
+    }
+
+    fn atomic_write_bytes(&self) -> Option<RangeInclusive<u64>> {
+        // statx(2) looks at the file, not at how it was opened.
+        if self.access == Access::Direct { atomic::told(&self.file) } else { None }
     }
 
     fn residency(&self, range: Range<u64>) -> Result<Option<Resident>, Error> {

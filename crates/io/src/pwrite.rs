@@ -6,12 +6,13 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::transfer::{Kind, Transfer};
 use crate::{Error, IoFile, OwnedWrite, WriteMode};
 
-/// The flags of pwritev2(2) for a mode. `RWF_DONTCACHE` is of Linux 6.14, and in no library yet.
+/// The flags of pwritev2(2) for a mode. `RWF_DONTCACHE` is of Linux 6.14 and `RWF_ATOMIC` of 6.11: rustix has neither.
 pub(crate) fn flags(mode: WriteMode) -> ReadWriteFlags {
     match mode {
         WriteMode::Plain => ReadWriteFlags::empty(),
         WriteMode::Uncached => ReadWriteFlags::from_bits_retain(0x80),
         WriteMode::Durable => ReadWriteFlags::DSYNC,
+        WriteMode::Atomic => ReadWriteFlags::from_bits_retain(0x40),
     }
 }
 

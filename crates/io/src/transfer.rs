@@ -3,7 +3,7 @@
 //!
 //! Invariants: [`Transfer::done`] bytes from the offset on are in a read's memory, or of a write's in the file; a read's
 //! result that is shorter than what was asked means end of file and nothing else, a write's is never shorter. `EINTR`,
-//! `EAGAIN` and short counts are gone on with; after [`FRUITLESS_MAX`] attempts in a row that brought nothing the transfer
+//! `EAGAIN` and short counts (but of an atomic write, which is one raw write or fails) are gone on with; after [`FRUITLESS_MAX`] attempts in a row that brought nothing the transfer
 //! fails with the last of them, so that it always ends.
 
 use libc::iovec;
@@ -86,6 +86,8 @@ impl Transfer {
                 (self.done == self.len).then_some(Ok(self.done))
             }
             Ok(0) if self.kind == Kind::Read => Some(Ok(self.done)),
+            // What has been written is not what was promised. No file system does so: it would go on with a second write.
+            Ok(_) if self.is_atomic() => Some(Err(self.error(libc::EIO, file))),
             // No file system does so for a write; it is no progress.
             Ok(0) => self.fruitless(libc::EIO, file),
             Ok(count) => self.short(count, file),
@@ -133,8 +135,15 @@ impl Transfer {
         None
     }
 
+    fn is_atomic(&self) -> bool {
+        self.kind == Kind::Write(WriteMode::Atomic)
+    }
+
     fn is_aligned(&self, pieces: &[iovec]) -> bool {
-        self.offset.is_multiple_of(ALIGN_MIN as u64) && scatter::are_aligned(pieces, ALIGN_MIN)
+        let is_natural = self.len.is_power_of_two() && self.offset.is_multiple_of(self.len as u64);
+        self.offset.is_multiple_of(ALIGN_MIN as u64)
+            && scatter::are_aligned(pieces, ALIGN_MIN)
+            && (is_natural || !self.is_atomic())
     }
 
     fn range(&self) -> std::ops::Range<u64> {
@@ -262,6 +271,27 @@ mod tests {
             full[1],
             Some(Err(Error::Write { path: "file".into(), range: 10..30, errno: libc::ENOSPC }))
         );
+    }
+
+    #[test]
+    fn an_atomic_write_is_one_raw_write_or_fails() {
+        let file = Sized(0, Access::Direct);
+        let write = |offset, len| Transfer::new(Kind::Write(WriteMode::Atomic), offset, len);
+        let failed = |range, errno| Some(Err(Error::Write { path: "file".into(), range, errno }));
+        let unaligned = |range| Some(Err(Error::Unaligned { path: "file".into(), range }));
+        for short in [0, 4096] {
+            let got = feed(&mut write(0, 8192), &file, &[Err(libc::EINTR), Ok(short)]);
+            assert_eq!(got, [None, failed(0..8192, libc::EIO)]);
+        }
+        let got = feed(&mut write(0, 8192), &file, &[Err(libc::EAGAIN), Ok(8192)]);
+        assert_eq!(got, [None, Some(Ok(8192))]);
+        for (offset, len, expected) in [
+            (0, 8192, failed(0..8192, libc::EINVAL)),
+            (4096, 8192, unaligned(4096..12_288)),
+            (0, 12_288, unaligned(0..12_288)),
+        ] {
+            assert_eq!(feed(&mut write(offset, len), &file, &[Err(libc::EINVAL)]), [expected]);
+        }
     }
 
     #[test]

@@ -47,6 +47,14 @@ pub enum WriteMode {
     /// Returns when the bytes are durable (`RWF_DSYNC`): as the write and fdatasync(2), in one request where the device can
     /// write through its cache. An error may be the sync's as well.
     Durable,
+    /// After a crash, a power cut included, all of the write is there or nothing of it (`RWF_ATOMIC`, Linux 6.11). It is not
+    /// durable by itself: a sync makes it so. For direct files; as many bytes as [`IoFile::atomic_write_bytes`] allows, a
+    /// power of two, at a multiple of that: pwritev2(2).
+    ///
+    /// Fails, with nothing written, with `EOPNOTSUPP` where the kernel or the file takes no such writes or the file is not
+    /// direct, with [`Error::Unaligned`] where the length is no power of two or the offset no multiple of it, and with
+    /// `EINVAL` where it is too short or too long.
+    Atomic,
 }
 
 /// What the kernel's page cache holds of a range of a file, in bytes of whole pages.

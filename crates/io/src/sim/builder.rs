@@ -1,10 +1,12 @@
 //! What a simulated disk is to be like, and what it has done.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::SimDisk;
+use super::crash::SECTOR;
 use super::faults::{RandomFaults, RandomWriteFaults};
 use super::request::Handle;
 use super::state::State;
@@ -25,6 +27,7 @@ pub struct SimDiskBuilder {
     pub(super) seed: u64,
     pub(super) alignment: usize,
     pub(super) direct: bool,
+    pub(super) atomic_most: u64,
     pub(super) random: RandomFaults,
     pub(super) random_write: RandomWriteFaults,
     pub(super) by_steps: bool,
@@ -107,6 +110,20 @@ impl SimDiskBuilder {
         self
     }
 
+    /// Takes atomic writes ([`crate::WriteMode::Atomic`]) of up to so many bytes (taken down to a power of two), and from 512
+    /// bytes or the alignment of direct writes on. None if not said: they fail with `EOPNOTSUPP`.
+    #[must_use]
+    pub fn atomic_writes(mut self, max_bytes: u64) -> Self {
+        self.atomic_most = max_bytes.checked_ilog2().map_or(0, |bits| 1 << bits);
+        self
+    }
+
+    /// The smallest and largest atomic write.
+    pub(super) fn atomic(&self) -> Option<RangeInclusive<u64>> {
+        let least = (self.alignment as u64).next_power_of_two().max(SECTOR);
+        (least <= self.atomic_most).then_some(least..=self.atomic_most)
+    }
+
     /// Faults of reads by chance.
     #[must_use]
     pub fn random_faults(mut self, faults: RandomFaults) -> Self {
@@ -153,6 +170,7 @@ impl Default for SimDiskBuilder {
             seed: 0,
             alignment: 512,
             direct: true,
+            atomic_most: 0,
             random: RandomFaults::default(),
             random_write: RandomWriteFaults::default(),
             by_steps: false,

@@ -5,10 +5,12 @@
 use std::ops::Range;
 
 use super::content::{CHUNK, Content, mix, pattern};
+use super::inode::Write;
 
 /// Which of the writes, sizes and names that were not synced are found after a power cut. What was synced always is.
 ///
-/// A device may keep unsynced writes in any order and part of them, so that tests should go through all of these.
+/// A device may keep unsynced writes in any order and part of them, so that tests should go through all of these. An atomic
+/// write ([`crate::WriteMode::Atomic`]) is kept as a whole or not at all by each.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Create, Io, Persistence, SimDisk, WriteMode};
@@ -54,7 +56,7 @@ impl Persistence {
 }
 
 /// Bytes that a device writes as a whole or not at all.
-const SECTOR: u64 = 512;
+pub(super) const SECTOR: u64 = 512;
 
 /// Decides what persists.
 #[derive(Debug)]
@@ -103,14 +105,15 @@ impl Fate {
         }
     }
 
-    /// Writes what persists of a write.
-    pub(super) fn write(&self, operation: u64, content: &mut Content, offset: u64, bytes: &[u8]) {
+    /// Writes what persists of a write: of an atomic one, or what is left of it, all or nothing.
+    pub(super) fn write(&self, operation: u64, content: &mut Content, write: &Write) {
+        let Write { offset, bytes, atomic } = write;
         let unit = match self.persistence {
-            Persistence::Random => CHUNK as u64,
-            Persistence::Torn | Persistence::TornGarbage => SECTOR,
+            Persistence::Random if !atomic => CHUNK as u64,
+            Persistence::Torn | Persistence::TornGarbage if !atomic => SECTOR,
             _ => {
                 if self.keeps(operation) {
-                    content.write(offset, bytes);
+                    content.write(*offset, bytes);
                 }
                 return;
             }
@@ -122,9 +125,9 @@ impl Fate {
             _ => None,
         };
         match whole {
-            Some(Part::Written) => content.write(offset, bytes),
+            Some(Part::Written) => content.write(*offset, bytes),
             Some(_) => {}
-            None => self.write_parts(operation, content, offset, bytes, unit),
+            None => self.write_parts(operation, content, *offset, bytes, unit),
         }
     }
 

@@ -58,7 +58,7 @@ pub enum WriteFault {
     /// The raw write fails with this error number, and writes nothing. `EINTR` and `EAGAIN` are gone on with.
     Error(i32),
     /// The raw write takes no more than so many bytes (at least one; of a direct write at least as many as it was aligned to,
-    /// up to 4096).
+    /// up to 4096). An atomic write is never short: it takes all.
     Short(usize),
     /// A sync, a wait for writeback or a durable write fails with this error number. What was written to the file since the last
     /// sync will never get to the device; the kernel's cache keeps it and takes it for clean. Of a directory: the names.

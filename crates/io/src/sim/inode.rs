@@ -44,12 +44,18 @@ struct Pending {
 
 #[derive(Debug, Clone)]
 enum Change {
-    Write {
-        offset: u64,
-        bytes: Arc<[u8]>,
-    },
+    Write(Write),
     /// Cut or lengthened to so many bytes.
     SetLen(u64),
+}
+
+/// A write, or what is left of it.
+#[derive(Debug, Clone)]
+pub(super) struct Write {
+    pub(super) offset: u64,
+    pub(super) bytes: Arc<[u8]>,
+    /// There as a whole or not at all after a power cut.
+    pub(super) atomic: bool,
 }
 
 impl Inode {
@@ -108,10 +114,12 @@ impl Inode {
                     self.lost.remove(touched(&part));
                     let mut bytes = vec![0; usize::try_from(part.end - part.start).expect("bytes in memory")];
                     self.content.read(part.start, &mut bytes);
-                    self.push(number, Change::Write { offset: part.start, bytes: bytes.into() });
+                    let rewritten = Write { offset: part.start, bytes: bytes.into(), atomic: false };
+                    self.push(number, Change::Write(rewritten));
                 }
                 match mode {
-                    WriteMode::Plain => {
+                    // An atomic one is direct: it does not come here.
+                    WriteMode::Plain | WriteMode::Atomic => {
                         self.resident.insert(pages.clone());
                         self.dirty.insert(pages);
                     }
@@ -126,7 +134,8 @@ impl Inode {
             }
         }
         self.content.write(offset, bytes);
-        self.push(number, Change::Write { offset, bytes: bytes.into() });
+        let atomic = mode == WriteMode::Atomic;
+        self.push(number, Change::Write(Write { offset, bytes: bytes.into(), atomic }));
         (self.modified, self.changed) = (number, number);
     }
 
@@ -151,7 +160,7 @@ impl Inode {
         for Pending { change, .. } in self.pending.drain(..) {
             match change {
                 // As it is by now: what has come since is pending as well.
-                Change::Write { offset, bytes } => {
+                Change::Write(Write { offset, bytes, .. }) => {
                     let end = offset + bytes.len() as u64;
                     self.durable.set_len(self.durable.len().max(end));
                     self.durable.copy_from(&self.content, offset..end);
@@ -184,7 +193,7 @@ impl Inode {
         let pending = std::mem::take(&mut self.pending);
         for Pending { number, change } in pending {
             match change {
-                Change::Write { offset, bytes } => {
+                Change::Write(Write { offset, bytes, .. }) => {
                     let range = offset..offset + bytes.len() as u64;
                     for page in touched(&range) {
                         if self.resident.contains(page) {
@@ -249,7 +258,7 @@ impl Inode {
         let mut found = self.durable.clone();
         for Pending { number, change } in &self.pending {
             match change {
-                Change::Write { offset, bytes } => fate.write(*number, &mut found, *offset, bytes),
+                Change::Write(write) => fate.write(*number, &mut found, write),
                 Change::SetLen(len) if fate.keeps(*number) => found.set_len(*len),
                 Change::SetLen(_) => {}
             }
@@ -266,7 +275,7 @@ impl Inode {
 impl Pending {
     /// What is left of a write without a range.
     fn outside(self, range: &Range<u64>) -> Vec<Self> {
-        let Change::Write { offset, bytes } = &self.change else { return vec![self] };
+        let Change::Write(Write { offset, bytes, atomic }) = &self.change else { return vec![self] };
         let whole = *offset..*offset + bytes.len() as u64;
         if meet(&whole, range).is_empty() {
             return vec![self];
@@ -275,10 +284,11 @@ impl Pending {
             let index = |at: u64| usize::try_from(at - whole.start).expect("bytes in memory");
             (!part.is_empty()).then(|| Self {
                 number: self.number,
-                change: Change::Write {
+                change: Change::Write(Write {
                     offset: part.start,
                     bytes: bytes[index(part.start)..index(part.end)].into(),
-                },
+                    atomic: *atomic,
+                }),
             })
         };
         let parts = [whole.start..range.start.min(whole.end), range.end.max(whole.start)..whole.end];

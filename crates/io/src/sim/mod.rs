@@ -7,6 +7,8 @@
 //! What is written, sized and named is not on the medium before it has been synced: what a power cut leaves of it is for
 //! [`Persistence`] to say.
 
+#[cfg(test)]
+mod atomic_tests;
 mod builder;
 mod content;
 mod crash;

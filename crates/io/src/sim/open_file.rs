@@ -1,6 +1,6 @@
 //! An open file of a simulated disk, and a held lock.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -122,6 +122,10 @@ impl IoFile for SimFile {
             state.inode_mut(self.inode)?.release(&range);
             Ok(())
         })
+    }
+
+    fn atomic_write_bytes(&self) -> Option<RangeInclusive<u64>> {
+        if self.access == Access::Direct { self.shared.lock().atomic.clone() } else { None }
     }
 
     fn residency(&self, range: Range<u64>) -> Result<Option<Resident>, Error> {

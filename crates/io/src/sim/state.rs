@@ -5,7 +5,7 @@
 //! an operation during which it goes off may have been done in part, and fails. Nothing here blocks or calls out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 
 use libc::iovec;
@@ -39,6 +39,8 @@ pub(super) struct State {
     latency: Time,
     jitter: Time,
     alignment: usize,
+    /// The smallest and largest atomic write.
+    pub(super) atomic: Option<RangeInclusive<u64>>,
     stats: SimStats,
     /// What no caller waits for.
     pub(super) submitted: Submitted,
@@ -79,6 +81,7 @@ impl State {
             latency: nanoseconds(of.latency).max(1),
             jitter: nanoseconds(of.jitter),
             alignment: of.alignment,
+            atomic: of.atomic(),
             stats: SimStats::default(),
             submitted: Submitted::default(),
             locks: BTreeSet::new(),
@@ -327,15 +330,18 @@ impl State {
     ) -> Result<usize, i32> {
         let (file, range) = self.served(ticket)?;
         let piece = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        if access == Access::Direct && !self.is_aligned(range.start, &[piece]) {
-            return Err(libc::EINVAL);
-        }
         if self.inode_mut(file)?.writable == 0 {
             return Err(libc::EBADF);
         }
+        if mode == WriteMode::Atomic {
+            self.may_write_atomically(&range, access)?;
+        }
+        if access == Access::Direct && !self.is_aligned(range.start, &[piece]) {
+            return Err(libc::EINVAL);
+        }
         let number = self.operation()?;
         let count = match self.strike(file, &range, Action::Write) {
-            Some(WriteFault::Short(count)) => {
+            Some(WriteFault::Short(count)) if mode != WriteMode::Atomic => {
                 let lowest = (range.start | bytes.len() as u64).trailing_zeros().min(12);
                 let unit = if access == Access::Direct { 1 << lowest } else { 1 };
                 count.max(1).next_multiple_of(unit).min(bytes.len())
@@ -343,7 +349,7 @@ impl State {
             Some(WriteFault::Error(errno) | WriteFault::Sync(errno) | WriteFault::Allocate(errno)) => {
                 return Err(errno);
             }
-            None => bytes.len(),
+            Some(WriteFault::Short(_)) | None => bytes.len(),
         };
         self.inode_mut(file)?.write(number, access, range.start, &bytes[..count], mode);
         self.power()?;
@@ -353,6 +359,16 @@ impl State {
         }
         self.stats.written += count as u64;
         Ok(count)
+    }
+
+    /// In the order of the kernel's own checks (XFS, Linux 6.18).
+    fn may_write_atomically(&self, range: &Range<u64>, access: Access) -> Result<(), i32> {
+        let taken = self.atomic.as_ref().ok_or(libc::EOPNOTSUPP)?;
+        let len = range.end - range.start;
+        if !taken.contains(&len) || !len.is_power_of_two() || !range.start.is_multiple_of(len) {
+            return Err(libc::EINVAL);
+        }
+        if access == Access::Buffered { Err(libc::EOPNOTSUPP) } else { Ok(()) }
     }
 
     fn is_aligned(&self, offset: u64, pieces: &[iovec]) -> bool {
