@@ -138,8 +138,8 @@ impl<R: Reach> Reader<R> {
     }
 
     /// Where its bytes are.
-    pub(crate) fn reach(&self) -> &R {
-        &self.reach
+    pub(crate) fn reach_mut(&mut self) -> &mut R {
+        &mut self.reach
     }
 
     /// Where the next record stands. After [`Self::next`] gave `None`: the end of the log.

@@ -12,26 +12,23 @@
 //!
 //! Fails as the disk does, where something is asked for that could not be read: not for what was read ahead and not needed.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 
-use bytes::Bytes;
-use pagekeeper_io::AlignedBuf;
-
+use super::held::{Held, STRETCH, Stretch};
+use super::map::Map;
 use super::ring::RingSource;
 use crate::Error;
-use crate::record::{self, BLOCK, HEADER, Header, Kind, Reach, Source};
+use crate::record::{BLOCK, HEADER, Header, Kind, Reach, Source};
+use bytes::Bytes;
 
 /// Bytes of the first step: many logs have no more.
 const FIRST: u64 = 32 << 20;
 /// Bytes of each further one.
 const STEP: u64 = 64 << 20;
-/// Bytes of memory that come and go together.
-const STRETCH: u64 = 4 << 20;
 /// Bytes of records whose checksums are one processor's part at a time.
 const SHARE: u64 = 1 << 20;
 
@@ -46,34 +43,6 @@ pub struct Recovered {
     pub body: Bytes,
 }
 
-/// Memory as it was read into.
-struct Read(AlignedBuf);
-
-impl AsRef<[u8]> for Read {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-/// A part of the log in memory.
-#[derive(Debug)]
-struct Stretch {
-    start: u64,
-    bytes: Bytes,
-}
-
-impl Stretch {
-    fn end(&self) -> u64 {
-        self.start + self.bytes.len() as u64
-    }
-
-    /// What it has of this, as places in it.
-    fn part(&self, lsns: &Range<u64>) -> Range<usize> {
-        let place = |lsn: u64| usize::try_from(lsn.clamp(self.start, self.end()) - self.start).unwrap_or(0);
-        place(lsns.start)..place(lsns.end)
-    }
-}
-
 /// What a step brought.
 #[derive(Debug)]
 struct Step {
@@ -81,10 +50,6 @@ struct Step {
     /// Why it did not bring all.
     failed: Option<Error>,
 }
-
-/// Stretches without a gap.
-#[derive(Debug, Default)]
-struct Held(VecDeque<Stretch>);
 
 /// The journal, as a reader goes through it.
 #[derive(Debug)]
@@ -124,16 +89,15 @@ impl Journal {
     }
 
     /// The bytes from `lsn` on, which were loaded: a part of what is in memory.
-    pub(super) fn bytes(&self, lsn: u64, len: usize) -> Option<Bytes> {
+    pub(super) fn bytes(&mut self, lsn: u64, len: usize) -> Option<Bytes> {
         let lsns = lsn..lsn.checked_add(len as u64)?;
-        let stretch = self.stretch(&lsns)?;
-        Some(stretch.bytes.slice(stretch.part(&lsns)))
+        let joined = self.joined.as_mut().filter(|stretch| stretch.has(&lsns));
+        self.held.one_with_mut(&lsns).or(joined).map(|stretch| stretch.share(&lsns))
     }
 
     /// The one that has all of this.
     fn stretch(&self, lsns: &Range<u64>) -> Option<&Stretch> {
-        let has = |stretch: &&Stretch| stretch.start <= lsns.start && lsns.end <= stretch.end();
-        self.held.at(lsns.start).filter(has).or_else(|| self.joined.as_ref().filter(has))
+        self.held.one_with(lsns).or_else(|| self.joined.as_ref().filter(|stretch| stretch.has(lsns)))
     }
 
     /// What the next step reads.
@@ -145,11 +109,11 @@ impl Journal {
     fn read_on(&mut self, limit: u64) {
         let step = match self.coming.take() {
             Some(coming) => coming.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            None => read(&self.source, self.next_step(limit)),
+            None => read(&self.source, self.next_step(limit), self.held.take_spare()),
         };
         self.step = STEP;
         self.read = step.stretches.last().map_or(self.read, Stretch::end);
-        self.held.0.extend(step.stretches);
+        self.held.extend(step.stretches);
         self.failed = step.failed;
     }
 
@@ -159,9 +123,10 @@ impl Journal {
         if !self.has_threads || self.coming.is_some() || self.failed.is_some() || lsns.is_empty() {
             return;
         }
-        let source = Arc::clone(&self.source);
+        let (source, memory) = (Arc::clone(&self.source), self.held.take_spare());
+        let work = move || read(&source, lsns, memory);
         // Without a thread it is read when it is asked for.
-        self.coming = Builder::new().name("log_reader".to_owned()).spawn(move || read(&source, lsns)).ok();
+        self.coming = Builder::new().name("log_reader".to_owned()).spawn(work).ok();
     }
 
     /// The records in memory that follow each other from `lsn` on, as their headers say; and whether they lead out of it.
@@ -230,15 +195,14 @@ impl Reach for Journal {
             self.read_on(limit);
         }
         if !lsns.is_empty() && self.stretch(&lsns).is_none() {
-            self.joined = Some(Stretch { start: lsns.start, bytes: self.held.join(&lsns) });
+            self.joined = Some(self.held.join(&lsns));
         }
         Ok(())
     }
 
     fn get(&self, lsn: u64, len: usize) -> Option<&[u8]> {
         let lsns = lsn..lsn.checked_add(len as u64)?;
-        let stretch = self.stretch(&lsns)?;
-        Some(&stretch.bytes[stretch.part(&lsns)])
+        Some(self.stretch(&lsns)?.part(&lsns))
     }
 
     fn look_ahead(&mut self, lsn: u64, salt: u32, limit: u64) -> Result<(), Error> {
@@ -284,73 +248,17 @@ impl Drop for Journal {
     }
 }
 
-impl Held {
-    /// The one that has this byte.
-    fn at(&self, lsn: u64) -> Option<&Stretch> {
-        let behind = self.0.partition_point(|stretch| stretch.start <= lsn);
-        self.0.get(behind.checked_sub(1)?).filter(|stretch| lsn < stretch.end())
-    }
-
-    /// What it has of this, in turn.
-    fn parts(&self, lsns: Range<u64>) -> impl Iterator<Item = &[u8]> {
-        let first = self.0.partition_point(|stretch| stretch.end() <= lsns.start);
-        let touches = move |stretch: &&Stretch| stretch.start < lsns.end;
-        self.0.range(first..).take_while(touches).map(move |stretch| &stretch.bytes[stretch.part(&lsns)])
-    }
-
-    fn join(&self, lsns: &Range<u64>) -> Bytes {
-        self.parts(lsns.clone()).collect::<Vec<_>>().concat().into()
-    }
-
-    /// The bytes of a header; `None` where not all of it is there.
-    fn header(&self, lsn: u64) -> Option<[u8; HEADER]> {
-        let mut bytes = [0; HEADER];
-        let mut filled = 0;
-        for part in self.parts(lsn..lsn.checked_add(HEADER as u64)?) {
-            bytes[filled..filled + part.len()].copy_from_slice(part);
-            filled += part.len();
-        }
-        (filled == HEADER).then_some(bytes)
-    }
-
-    /// Whether all of a record is there, and has its checksum.
-    fn is_whole(&self, header: &Header) -> bool {
-        let body = header.lsn + HEADER as u64;
-        let (mut crc, mut len) = (0, 0);
-        for part in self.parts(body..body + header.len as u64) {
-            crc = crc32c::crc32c_append(crc, part);
-            len += part.len();
-        }
-        len == header.len && self.header(header.lsn).is_some_and(|bytes| record::has_checksum(&bytes, crc))
-    }
-
-    /// Lets go of what is before `lsn`.
-    fn forget(&mut self, lsn: u64) {
-        while self.0.front().is_some_and(|stretch| stretch.end() <= lsn) {
-            self.0.pop_front();
-        }
-    }
-}
-
-/// Reads a step.
-fn read(source: &RingSource, lsns: Range<u64>) -> Step {
-    let mut starts = Vec::new();
-    let mut memory = Vec::new();
-    let mut at = lsns.start;
-    while at < lsns.end {
-        let len = STRETCH.min(lsns.end - at);
-        starts.push(at);
-        memory.push(AlignedBuf::new(usize::try_from(len).unwrap_or(0)));
-        at += len;
-    }
-    let (upto, failed) = source.read_all(lsns.start, memory.iter_mut().map(|part| &mut **part));
-    let mut stretches = Vec::new();
-    for (start, mut part) in starts.into_iter().zip(memory) {
-        let good = usize::try_from(upto.saturating_sub(start)).unwrap_or(usize::MAX).min(part.len());
-        if good > 0 {
-            part.set_len(good);
-            stretches.push(Stretch { start, bytes: Bytes::from_owner(Read(part)) });
-        }
-    }
-    Step { stretches, failed }
+/// Reads a step into such memory, and more where that does not do.
+fn read(source: &RingSource, lsns: Range<u64>, mut memory: Vec<Map>) -> Step {
+    let len = usize::try_from(lsns.end - lsns.start).unwrap_or(usize::MAX);
+    let last = len % STRETCH;
+    memory.resize_with(len / STRETCH, || Map::new(STRETCH));
+    memory.extend((last > 0).then(|| Map::new(last)));
+    let (upto, failed) = source.read_all(lsns.start, memory.iter_mut().map(|map| &mut **map));
+    let starts = (lsns.start..upto).step_by(STRETCH);
+    let stretch = |(start, map): (u64, Map)| {
+        let len = usize::try_from(upto - start).unwrap_or(usize::MAX).min(map.len());
+        Stretch::read(start, map, len)
+    };
+    Step { stretches: starts.zip(memory).map(stretch).collect(), failed }
 }

@@ -7,7 +7,9 @@ mod control;
 mod core;
 mod create;
 mod group;
+mod held;
 mod journal;
+mod map;
 mod memory;
 mod metrics;
 #[cfg(test)]

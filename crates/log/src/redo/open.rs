@@ -153,7 +153,7 @@ fn walk(
         if let Some(Wanted { records, .. }) = &mut wanted
             && lsn >= from
         {
-            let body = reader.reach().bytes(lsn + HEADER as u64, len).unwrap_or_default();
+            let body = reader.reach_mut().bytes(lsn + HEADER as u64, len).unwrap_or_default();
             records.push(Recovered { lsn, end: next, body });
         }
     }

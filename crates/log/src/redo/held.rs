@@ -1,0 +1,160 @@
+//! Stretches of the log in memory, one behind the other.
+//!
+//! Invariant: there is no gap between them. Memory of which nobody was given a part is used again.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::map::Map;
+use crate::record::{self, HEADER, Header};
+
+/// Bytes of memory that come and go together.
+pub(super) const STRETCH: usize = 4 << 20;
+
+/// Whose memory it is.
+#[derive(Debug)]
+enum Memory {
+    Ours(Map),
+    /// Others may have parts of it.
+    Shared(Bytes),
+}
+
+/// A part of the log in memory.
+#[derive(Debug)]
+pub(super) struct Stretch {
+    start: u64,
+    /// Bytes of the memory that are the log's.
+    len: usize,
+    memory: Memory,
+}
+
+impl Stretch {
+    /// As it was read: the log from `start` on is in the first `len` bytes.
+    pub(super) fn read(start: u64, map: Map, len: usize) -> Self {
+        Self { start, len, memory: Memory::Ours(map) }
+    }
+
+    pub(super) fn end(&self) -> u64 {
+        self.start + self.len as u64
+    }
+
+    /// Whether it has all of this.
+    pub(super) fn has(&self, lsns: &Range<u64>) -> bool {
+        self.start <= lsns.start && lsns.end <= self.end()
+    }
+
+    /// What it has of this.
+    pub(super) fn part(&self, lsns: &Range<u64>) -> &[u8] {
+        let memory = match &self.memory {
+            Memory::Ours(map) => &map[..],
+            Memory::Shared(bytes) => bytes,
+        };
+        &memory[self.place(lsns)]
+    }
+
+    /// The same, without a copy: it outlives the stretch.
+    pub(super) fn share(&mut self, lsns: &Range<u64>) -> Bytes {
+        let place = self.place(lsns);
+        let memory = std::mem::replace(&mut self.memory, Memory::Shared(Bytes::new()));
+        let bytes = match memory {
+            Memory::Ours(map) => Bytes::from_owner(map),
+            Memory::Shared(bytes) => bytes,
+        };
+        let part = bytes.slice(place);
+        self.memory = Memory::Shared(bytes);
+        part
+    }
+
+    fn place(&self, lsns: &Range<u64>) -> Range<usize> {
+        let place = |lsn: u64| usize::try_from(lsn.clamp(self.start, self.end()) - self.start).unwrap_or(0);
+        place(lsns.start)..place(lsns.end)
+    }
+}
+
+/// Stretches without a gap.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    stretches: VecDeque<Stretch>,
+    /// Memory of [`STRETCH`] bytes each that is of no more use.
+    spare: Vec<Map>,
+}
+
+impl Held {
+    pub(super) fn extend(&mut self, stretches: Vec<Stretch>) {
+        self.stretches.extend(stretches);
+    }
+
+    /// Memory to read into.
+    pub(super) fn take_spare(&mut self) -> Vec<Map> {
+        std::mem::take(&mut self.spare)
+    }
+
+    /// Where the one is that has this byte.
+    fn index(&self, lsn: u64) -> Option<usize> {
+        let index = self.stretches.partition_point(|stretch| stretch.start <= lsn).checked_sub(1)?;
+        self.stretches.get(index).is_some_and(|stretch| lsn < stretch.end()).then_some(index)
+    }
+
+    /// The one that has all of this.
+    pub(super) fn one_with(&self, lsns: &Range<u64>) -> Option<&Stretch> {
+        self.stretches.get(self.index(lsns.start)?).filter(|stretch| stretch.has(lsns))
+    }
+
+    /// The same, to share it.
+    pub(super) fn one_with_mut(&mut self, lsns: &Range<u64>) -> Option<&mut Stretch> {
+        let index = self.index(lsns.start)?;
+        self.stretches.get_mut(index).filter(|stretch| stretch.has(lsns))
+    }
+
+    /// What there is of this, in turn.
+    fn parts(&self, lsns: Range<u64>) -> impl Iterator<Item = &[u8]> {
+        let first = self.stretches.partition_point(|stretch| stretch.end() <= lsns.start);
+        let end = lsns.end;
+        self.stretches
+            .range(first..)
+            .take_while(move |stretch| stretch.start < end)
+            .map(move |stretch| stretch.part(&lsns))
+    }
+
+    /// A copy of this, in one.
+    pub(super) fn join(&self, lsns: &Range<u64>) -> Stretch {
+        let bytes = Bytes::from(self.parts(lsns.clone()).collect::<Vec<_>>().concat());
+        Stretch { start: lsns.start, len: bytes.len(), memory: Memory::Shared(bytes) }
+    }
+
+    /// The bytes of a header; `None` where not all of it is there.
+    pub(super) fn header(&self, lsn: u64) -> Option<[u8; HEADER]> {
+        let mut bytes = [0; HEADER];
+        let mut filled = 0;
+        for part in self.parts(lsn..lsn.checked_add(HEADER as u64)?) {
+            bytes[filled..filled + part.len()].copy_from_slice(part);
+            filled += part.len();
+        }
+        (filled == HEADER).then_some(bytes)
+    }
+
+    /// Whether all of a record is there, and has its checksum.
+    pub(super) fn is_whole(&self, header: &Header) -> bool {
+        let body = header.lsn + HEADER as u64;
+        let (mut crc, mut len) = (0, 0);
+        for part in self.parts(body..body + header.len as u64) {
+            crc = crc32c::crc32c_append(crc, part);
+            len += part.len();
+        }
+        len == header.len && self.header(header.lsn).is_some_and(|bytes| record::has_checksum(&bytes, crc))
+    }
+
+    /// Lets go of what is before `lsn`.
+    pub(super) fn forget(&mut self, lsn: u64) {
+        let behind = self.stretches.partition_point(|stretch| stretch.end() <= lsn);
+        for stretch in self.stretches.drain(..behind) {
+            if let Memory::Ours(map) = stretch.memory
+                && map.len() == STRETCH
+            {
+                self.spare.push(map);
+            }
+        }
+    }
+}

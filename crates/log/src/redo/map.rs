@@ -1,0 +1,107 @@
+//! Memory for much at once: taken up as it is touched, in huge pages where the kernel gives them. To touch a small page for the
+//! first time takes as long as reading it from a fast disk.
+//!
+//! Invariant: a map is `len` bytes from `start` on that were mapped by it, are readable and writable, zero at first, and its own.
+//! Where there is no memory the process ends, as with all of the standard library's collections.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use pagekeeper_io::AlignedBuf;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Bytes of a huge page where small ones have 4 KiB. Elsewhere it is an alignment like any other.
+const HUGE: usize = 2 << 20;
+
+/// Memory of its own, aligned to [`AlignedBuf::ALIGN`] and, from a huge page on, to that.
+pub(super) struct Map {
+    start: NonNull<u8>,
+    len: usize,
+    /// What was mapped: the bytes of the map, and what aligns them.
+    base: NonNull<u8>,
+    mapped: usize,
+}
+
+// SAFETY: it owns its memory, as a Vec does.
+unsafe impl Send for Map {}
+// SAFETY: a shared reference only reads.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// `len` bytes, at least one, all zero.
+    pub(super) fn new(len: usize) -> Self {
+        let align = if len >= HUGE { HUGE } else { AlignedBuf::ALIGN };
+        let fail = || handle_alloc_error(Layout::from_size_align(len, align).unwrap_or(Layout::new::<u8>()));
+        let Some(mapped) = len.checked_add(align).filter(|_| len > 0) else { fail() };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping, placed by the kernel where nothing is.
+        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, protection, flags) };
+        let Some(base) = base.ok().and_then(|base| NonNull::new(base.cast::<u8>())) else { fail() };
+        let skipped = base.as_ptr().addr().next_multiple_of(align) - base.as_ptr().addr();
+        // SAFETY: less than `align` bytes on: within the mapping, which is so much longer than `len`.
+        let start = unsafe { base.add(skipped) };
+        if len >= HUGE {
+            // SAFETY: the range was just mapped, and this advice changes no byte. Where there are no huge pages it fails, and
+            // small ones will do.
+            let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        }
+        Self { start, len, base, mapped }
+    }
+}
+
+impl Deref for Map {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: by the invariant, and nobody writes while it is borrowed.
+        unsafe { NonNull::slice_from_raw_parts(self.start, self.len).as_ref() }
+    }
+}
+
+impl DerefMut for Map {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: by the invariant, and it is borrowed alone.
+        unsafe { NonNull::slice_from_raw_parts(self.start, self.len).as_mut() }
+    }
+}
+
+impl AsRef<[u8]> for Map {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: what `new` mapped, as it mapped it, and nobody has a reference to it any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}
+
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Map").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_aligned_zero_and_as_long_as_asked() {
+        for len in [1, 4096, 100_000, HUGE, 2 * HUGE + 4096] {
+            let mut map = Map::new(len);
+            let align = if len >= HUGE { HUGE } else { 4096 };
+            assert!(map.as_ptr().addr().is_multiple_of(align));
+            assert!(map.len() == len && map.iter().all(|byte| *byte == 0));
+            map.fill(7);
+            assert!(std::thread::spawn(move || map.iter().all(|byte| *byte == 7)).join().unwrap());
+        }
+    }
+}
