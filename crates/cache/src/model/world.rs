@@ -34,6 +34,7 @@ pub(super) struct World {
     loads: AtomicUsize,
     /// How often each page of the first file was written anew.
     versions: Vec<AtomicUsize>,
+    turn: Mutex<()>,
     bypasses: AtomicUsize,
 }
 
@@ -64,7 +65,17 @@ impl World {
         let readers = Readers::new(Barrier);
         let (loads, bypasses) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let versions = (0..pages[0]).map(|_| AtomicUsize::new(0)).collect();
-        Self { pool, readers, files, slots: Vec::new(), frames, loads, versions, bypasses }
+        Self {
+            pool,
+            readers,
+            files,
+            slots: Vec::new(),
+            frames,
+            loads,
+            versions,
+            turn: Mutex::new(()),
+            bypasses,
+        }
     }
 
     /// With these pages of the first file resident.
@@ -125,6 +136,8 @@ impl World {
 
     /// The owner writes a page of the first file to the device.
     pub(super) fn write(&self, page: u32) {
+        // Others may come before it: only what is loom's lets them.
+        drop(self.turn.lock().unwrap());
         self.versions[page as usize].fetch_add(1, Ordering::Relaxed);
     }
 

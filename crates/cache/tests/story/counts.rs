@@ -97,6 +97,6 @@ fn how_full_it_is_is_told_in_pages_and_in_words() {
     assert_eq!(
         cache.stats().to_string(),
         "1 hits, 11 misses (8.3 % hits), 0 waited for others' loads, 0 prefetched, 0 past the cache, 0 failed; \
-         0 evicted; 2 reads of 45056 bytes from the device; 11 of 99 pages of 4096 bytes in use"
+         0 evicted; 0 installed; 2 reads of 45056 bytes from the device; 11 of 99 pages of 4096 bytes in use"
     );
 }
