@@ -42,6 +42,25 @@ for one in $targets; do
         printf 'pg_wal/{x}\n/d/pg_wal/0000000100000000000000FF' >"$corpus/wal"
         printf '#innodb_redo/#ib_redo{n}_tmp\n/d/#innodb_redo/#ib_redo7_tmp' >"$corpus/redo"
         ;;
+    superblock)
+        half='\7\0\0\100\0\0'$(printf '\\0%.0s' {1..40})'\54\1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\53\1\0\0\0\0\0\0\2\0\0\0\0\0\0\0\0\0'
+        printf '%b' "$half$half" >"$corpus/both"
+        ;;
+    entry)
+        # One record: what the store is, then an image, a diff and a page that is free.
+        printf '\0\54\11\1\1\254\2\0user\12\21\7\1\2\3\4\310\1ab\17\62\253\2\1\2\3\4\12\1\1x\40\2yz\6\43\0\1\2\3\4' >"$corpus/one"
+        # The same in two parts, of the next commit.
+        printf '\21\12\11\1\1\254\2\0user\5\42\12\21\7\1\2\3\4\310\1ab\17\62\253\2\1\2\3\4\12\1\1x\40\2yz\6\43\0\1\2\3\4' >"$corpus/parts"
+        ;;
+    page)
+        # Which page of which store it should be, then the page, a trunk of the free list.
+        page='\7\0\0\0\0\0\0\0' store='\10\7\6\5\4\3\2\1'
+        list='\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0\5\0\0\0\0\0\0\0\54\1\0\0\0\0\0\0'
+        printf '%b' "$page$store\3\0\0\0\0\3\0\0\0$page\54\1\0\0\0\0\0\0$store$list" >"$corpus/trunk"
+        ;;
+    warm)
+        printf '\0\1\2\200\1' >"$corpus/ranges"
+        ;;
     esac
     echo "== $one for $seconds s"
     # The fake machine is written over and over: in memory where it can be.
