@@ -200,10 +200,8 @@ pub trait IoFile: Send + Sync {
 
     /// The smallest and the largest atomic write ([`WriteMode::Atomic`]) that the file takes, in bytes, both powers of two:
     /// statx(2) with `STATX_WRITE_ATOMIC` (Linux 6.11). `None` where it takes none, is not direct, or the kernel does not
-    /// tell. It is the kernel's word and no more: [`crate::writes_atomically`] tries one.
-    ///
-    /// The largest can be far more than the device does by itself: XFS (Linux 6.16) then writes elsewhere and exchanges the
-    /// blocks, which takes a transaction of its log for each write.
+    /// tell. It is the kernel's word and no more, and can be far more than the device does by itself:
+    /// [`crate::AtomicWrites`] tells which, and tries.
     fn atomic_write_bytes(&self) -> Option<RangeInclusive<u64>> {
         None
     }

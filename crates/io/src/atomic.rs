@@ -1,13 +1,13 @@
-//! Writes that are there as a whole or not at all: which sizes a file takes, and whether one works.
+//! Writes that are there as a whole or not at all: which sizes a file takes, who sees to it, and whether it works.
 //!
 //! Invariant: no file of a caller's is changed; a write is tried on a file of its own, without a name. What can't be tried
-//! is not believed.
+//! or looked at is not believed.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, Statx, StatxFlags, major, minor};
 
 use crate::open::DiskFile;
 use crate::{Access, AlignedBuf, Create, Error, IoFile, WriteMode};
@@ -15,22 +15,70 @@ use crate::{Access, AlignedBuf, Create, Error, IoFile, WriteMode};
 /// `STATX_WRITE_ATOMIC`: of Linux 6.11, and not among rustix's flags.
 const STATX_WRITE_ATOMIC: u32 = 0x1_0000;
 
-/// What statx(2) says of a file (`stx_atomic_write_unit_min` and `max`): zeros, or no answer, for "none".
-pub(crate) fn told(file: impl AsFd) -> Option<RangeInclusive<u64>> {
+/// What statx(2) says of a file's atomic writes; nothing where it has none.
+fn statx(file: impl AsFd) -> Option<Statx> {
     let asked = StatxFlags::from_bits_retain(STATX_WRITE_ATOMIC);
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, asked).ok()?;
     let (least, most) = (stat.stx_atomic_write_unit_min, stat.stx_atomic_write_unit_max);
     let is_told = stat.stx_mask & STATX_WRITE_ATOMIC != 0 && least > 0 && least <= most;
-    is_told.then(|| u64::from(least)..=u64::from(most))
+    is_told.then_some(stat)
 }
 
-/// Whether atomic writes ([`WriteMode::Atomic`]) of so many bytes work on files like this one: the size is a power of two
-/// among those that the file is said to take ([`IoFile::atomic_write_bytes`]), and such writes did work. The word alone is
-/// not enough: an overlay passes on what its upper file system says, and refuses the write (Linux 6.18).
+/// The smallest and largest, by the word of statx(2).
+pub(crate) fn told(file: impl AsFd) -> Option<RangeInclusive<u64>> {
+    let stat = statx(file)?;
+    Some(stat.stx_atomic_write_unit_min.into()..=stat.stx_atomic_write_unit_max.into())
+}
+
+/// What atomic writes ([`WriteMode::Atomic`]) of some size come to on files like one that is asked about.
 ///
-/// The file itself is not touched. The writes go to a file without a name in its directory, which must be on the same
-/// device and take the same sizes: once to where nothing is yet, once over that; they are read back, and it goes again.
-/// False where that can't be done: without the right to make files there, without room. A simulated disk is believed.
+/// ```
+/// use pagekeeper_io::{Access, AtomicWrites, Create, Io, SimDisk};
+///
+/// let disk = SimDisk::builder().atomic_writes(16_384).build();
+/// let file = disk.open_writable("/data".as_ref(), Access::Direct, Create::New)?;
+/// assert_eq!(AtomicWrites::probe(&*file, 16_384), AtomicWrites::InPlace);
+/// assert_eq!(AtomicWrites::probe(&*file, 32_768), AtomicWrites::Refused);
+/// # Ok::<(), pagekeeper_io::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AtomicWrites {
+    /// There are none, or none that could be tried.
+    Refused,
+    /// They work, but nothing says that the device sees to it: the file system may write each to another place and exchange
+    /// the blocks (XFS, Linux 6.16). That takes space and a transaction, scatters the file, and can fail at any write: with
+    /// `ENOSPC` after some thousands at random places, though most of the space is free and the blocks are there (Linux
+    /// 6.18, XFS on a loop device). A write that fails so has written nothing.
+    Elsewhere,
+    /// They work, and are the device's own: as cheap as others, and fail only as they do.
+    InPlace,
+}
+
+impl AtomicWrites {
+    /// Asks statx(2), the device's limits in /sys, and tries such writes. The word alone is not enough: an overlay passes on
+    /// what its upper file system says, and refuses the write (Linux 6.18).
+    ///
+    /// The file itself is not touched. The writes go to a file without a name in its directory, which must be on the same
+    /// device and take the same sizes: once to where nothing is yet, once over that; they are read back, and it goes again.
+    /// [`Self::Refused`] where that can't be done: without the right to make files there, without room. A simulated disk is
+    /// believed.
+    pub fn probe(file: &dyn IoFile, bytes: u64) -> Self {
+        let Some(told) = file.atomic_write_bytes() else { return Self::Refused };
+        if !bytes.is_power_of_two() || !told.contains(&bytes) {
+            return Self::Refused;
+        }
+        if file.fd().is_none() {
+            return Self::InPlace;
+        }
+        match works_beside(file, &told, bytes) {
+            Ok(true) if is_in_place(file, bytes).unwrap_or(false) => Self::InPlace,
+            Ok(true) => Self::Elsewhere,
+            Ok(false) | Err(_) => Self::Refused,
+        }
+    }
+}
+
+/// Whether atomic writes of so many bytes can be relied on for a file like this one: [`AtomicWrites::InPlace`].
 ///
 /// ```
 /// use pagekeeper_io::{Access, Create, Io, SimDisk, writes_atomically};
@@ -42,11 +90,35 @@ pub(crate) fn told(file: impl AsFd) -> Option<RangeInclusive<u64>> {
 /// # Ok::<(), pagekeeper_io::Error>(())
 /// ```
 pub fn writes_atomically(file: &dyn IoFile, bytes: u64) -> bool {
-    let Some(told) = file.atomic_write_bytes() else { return false };
-    if !bytes.is_power_of_two() || !told.contains(&bytes) {
-        return false;
-    }
-    file.fd().is_none() || works_beside(file, &told, bytes).unwrap_or(false)
+    AtomicWrites::probe(file, bytes) == AtomicWrites::InPlace
+}
+
+/// Whether the device does such writes by itself; nothing where that can't be found out.
+///
+/// A file system that has both ways tells the device's limit too (`stx_atomic_write_unit_max_opt`), and takes the other way
+/// also below it, where blocks are not in a row or not aligned: there only a single block is sure.
+fn is_in_place(file: &dyn IoFile, bytes: u64) -> Option<bool> {
+    let stat = statx(file.fd()?)?;
+    let is_sure =
+        stat.stx_atomic_write_unit_max_opt == 0 || u64::from(stat.stx_atomic_write_unit_min) == bytes;
+    let device = file.stat().ok()?.device;
+    let node = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
+    Some(is_sure && device_takes(&node, bytes)?)
+}
+
+/// By a device's or partition's directory in sysfs (Documentation/ABI/stable/sysfs-block). A partition must begin where such
+/// a write may, else the kernel takes its device for one that has none.
+fn device_takes(node: &Path, bytes: u64) -> Option<bool> {
+    let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let (queue, start) = match node.join("queue") {
+        queue if queue.is_dir() => (queue, 0),
+        _ => (node.join("../queue"), number(node.join("start"))?.checked_mul(512)?),
+    };
+    let limit = |name: &str| number(queue.join(name));
+    let least = limit("atomic_write_unit_min_bytes")?;
+    let most = limit("atomic_write_unit_max_bytes")?;
+    let unit = least.max(limit("atomic_write_boundary_bytes")?).max(bytes);
+    Some(least > 0 && (least..=most).contains(&bytes) && start.is_multiple_of(unit))
 }
 
 /// Tries it in the file's directory.
@@ -74,4 +146,35 @@ fn works_beside(file: &dyn IoFile, told: &RangeInclusive<u64>, bytes: u64) -> Re
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limits_of_a_device_are_its_partitions_too() {
+        let root = tempfile::tempdir().unwrap();
+        let disk = root.path().join("disk");
+        std::fs::create_dir_all(disk.join("queue")).unwrap();
+        for (name, bytes) in [("unit_min", 4096), ("unit_max", 16_384), ("boundary", 0)] {
+            let path = disk.join(format!("queue/atomic_write_{name}_bytes"));
+            std::fs::write(path, format!("{bytes}\n")).unwrap();
+        }
+        for (name, sector) in [("aligned", 2048), ("odd", 2056)] {
+            std::fs::create_dir(disk.join(name)).unwrap();
+            std::fs::write(disk.join(name).join("start"), format!("{sector}\n")).unwrap();
+        }
+        for node in [disk.clone(), disk.join("aligned")] {
+            let taken = [2048, 4096, 16_384, 32_768].map(|bytes| device_takes(&node, bytes));
+            assert_eq!(taken, [Some(false), Some(true), Some(true), Some(false)]);
+        }
+        let odd = disk.join("odd");
+        assert_eq!([4096, 16_384].map(|bytes| device_takes(&odd, bytes)), [Some(true), Some(false)]);
+        std::fs::write(disk.join("queue/atomic_write_boundary_bytes"), "65536").unwrap();
+        assert_eq!(device_takes(&odd, 4096), Some(false));
+        std::fs::write(disk.join("queue/atomic_write_unit_min_bytes"), "0").unwrap();
+        assert_eq!(device_takes(&disk, 4096), Some(false), "zero is none");
+        assert_eq!(device_takes(&root.path().join("none"), 4096), None);
+    }
 }

@@ -11,8 +11,8 @@
 //! | [`SimDisk`] | virtual time, faults, computed files, power cuts; repeats from a seed | tests |
 //!
 //! [`best`] picks one of the first two, [`Choice`] also says why. [`Support`] tells what direct reads come to on a file:
-//! found out by reading. [`writes_atomically`] tells whether a file has writes that no crash tears ([`WriteMode::Atomic`]):
-//! found out by writing to another.
+//! found out by reading. [`AtomicWrites`] tells what writes come to that no crash tears ([`WriteMode::Atomic`]): found out
+//! by writing to another file.
 //!
 //! Files are written through [`Io::open_writable`]: blocking ([`IoFile::write_at`]) or in the background
 //! ([`Io::submit_writes`]); syncs, room and release of pages are [`IoFile`]'s, names and locks [`Io`]'s. Nothing is durable
@@ -46,7 +46,7 @@ mod write;
 
 pub use aligned::AlignedBuf;
 pub use api::{Access, BatchRead, FileStat, Io, IoFile, OwnedRead};
-pub use atomic::writes_atomically;
+pub use atomic::{AtomicWrites, writes_atomically};
 pub use error::{Error, FileKind};
 pub use lock::Lock;
 pub use probe::{Alignment, Choice, Support, best};
