@@ -70,7 +70,7 @@ impl<'a> WriteTxn<'a> {
         let page = if let Some(head) = self.meta.free_head {
             self.take_free(head)?
         } else {
-            self.core.data.grow(self.meta.pages + 1, false)?;
+            self.grow(self.meta.pages + 1, false)?;
             self.meta.pages += 1;
             self.meta.pages - 1
         };
@@ -91,9 +91,17 @@ impl<'a> WriteTxn<'a> {
                 wanted: "give fewer: a store has at most 2^32 - 2",
             });
         };
-        self.core.data.grow(end, true)?;
+        self.grow(end, true)?;
         self.meta.pages = end;
         Ok(first)
+    }
+
+    /// Room in the data file. After a sync of it that failed nothing that was written to it can be trusted.
+    fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
+        self.core.data.grow(pages, sparse).map_err(|error| match error {
+            Error::Io(pagekeeper_io::Error::Sync { .. }) => self.core.poison(error),
+            error => error,
+        })
     }
 
     fn take_free(&mut self, head: PageNo) -> Result<PageNo, Error> {
