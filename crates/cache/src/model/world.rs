@@ -13,7 +13,7 @@ use super::find::{self, Keeping, Look};
 use super::pool::{Begin, OnBusy, Pool, Ticket, Wish};
 use super::queues::Place;
 use super::readers::{Readers, Section, Slot};
-use super::sync::Barrier;
+use super::sync::{AtomicU64, Barrier};
 use super::table::Table;
 use super::translation::Translation;
 use super::waiter::Waiter;
@@ -32,9 +32,8 @@ pub(super) struct World {
     frames: u32,
     /// Not loom's, as the next: they are no part of what is checked, and each step would multiply the orders.
     loads: AtomicUsize,
-    /// How often each page of the first file was written anew.
-    versions: Vec<AtomicUsize>,
-    turn: Mutex<()>,
+    /// How often each page of the first file was written anew, if it ever is. Loom's: a load comes before or after a write.
+    versions: Vec<AtomicU64>,
     bypasses: AtomicUsize,
 }
 
@@ -64,18 +63,14 @@ impl World {
         }
         let readers = Readers::new(Barrier);
         let (loads, bypasses) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let versions = (0..pages[0]).map(|_| AtomicUsize::new(0)).collect();
-        Self {
-            pool,
-            readers,
-            files,
-            slots: Vec::new(),
-            frames,
-            loads,
-            versions,
-            turn: Mutex::new(()),
-            bypasses,
-        }
+        let versions = Vec::new();
+        Self { pool, readers, files, slots: Vec::new(), frames, loads, versions, bypasses }
+    }
+
+    /// With an owner who writes the pages of the first file.
+    pub(super) fn written(mut self) -> Self {
+        self.versions = (0..self.files[0].table.pages()).map(|_| AtomicU64::new(0)).collect();
+        self
     }
 
     /// With these pages of the first file resident.
@@ -136,15 +131,15 @@ impl World {
 
     /// The owner writes a page of the first file to the device.
     pub(super) fn write(&self, page: u32) {
-        // Others may come before it: only what is loom's lets them.
-        drop(self.turn.lock().unwrap());
         self.versions[page as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// What a page holds on the device.
     fn on_device(&self, file: usize, page: u32) -> u64 {
-        let version = if file == 0 { self.versions[page as usize].load(Ordering::Relaxed) } else { 0 };
-        content(file, page) + VERSION * version as u64
+        // By a swap, which sees the last write whatever the order, as a read of the device does.
+        let version = |version: &AtomicU64| version.fetch_add(0, Ordering::Relaxed);
+        let version = if file == 0 { self.versions.get(page as usize).map_or(0, version) } else { 0 };
+        content(file, page) + VERSION * version
     }
 
     /// `OwnedFile::discard` of a page of the first file.
