@@ -262,3 +262,80 @@ fn read(source: &RingSource, lsns: Range<u64>, mut memory: Vec<Map>) -> Step {
     };
     Step { stretches: starts.zip(memory).map(stretch).collect(), failed }
 }
+
+#[cfg(test)]
+mod tests {
+    use pagekeeper_io::{Access, Io, SimDisk};
+    use proptest::prelude::*;
+
+    use super::super::ring::Geometry;
+    use super::*;
+    use crate::record::{Reader, encode, encode_epoch, encode_pad};
+
+    /// Entries, and how reading ended: where and under which salt, or why not.
+    type Found = (Vec<(u64, u64, Vec<u8>)>, Result<(u64, u32), Error>);
+
+    fn all<R: Reach>(mut reader: Reader<R>) -> Found {
+        let mut entries = Vec::new();
+        loop {
+            match reader.next() {
+                Ok(Some(entry)) => entries.push((entry.lsn, entry.next, entry.body.to_vec())),
+                Ok(None) => return (entries, Ok((reader.lsn(), reader.salt()))),
+                Err(error) => return (entries, Err(error)),
+            }
+        }
+    }
+
+    proptest! {
+        /// Of logs with holes, epochs, damage and bounds: what is read in windows, and what is read ahead, is the same.
+        #[test]
+        fn reading_ahead_finds_what_reading_in_windows_does(
+            steps in prop::collection::vec((0_usize..20_000, 0_u8..8, 0_u64..60_000), 1..30),
+            damage in prop::collection::vec(0_usize..200_000, 0..3),
+            bound in prop::option::of(8_u64..20),
+        ) {
+            let geometry = Geometry { file_bytes: 64 << 10, files: 3 };
+            let mut bytes = Vec::new();
+            let mut salt = 1;
+            for (len, what, behind) in &steps {
+                let lsn = bytes.len() as u64;
+                bytes.extend(encode(Kind::Data, &vec![*what; *len], lsn, salt, lsn.saturating_sub(behind * 8)));
+                let lsn = bytes.len() as u64;
+                match what {
+                    0..3 => bytes.extend(encode_pad(lsn, salt, lsn.saturating_sub(behind * 8))),
+                    3 => {
+                        let (start, epoch) = encode_epoch(lsn, salt, salt + 1);
+                        bytes.resize(usize::try_from(start).unwrap(), 0xee);
+                        bytes.extend(epoch);
+                        salt += 1;
+                    }
+                    _ => {}
+                }
+            }
+            bytes.resize(usize::try_from(geometry.capacity()).unwrap(), 0);
+            for at in damage {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte ^= 1;
+                }
+            }
+            let disk = SimDisk::new();
+            let files: Arc<[_]> = bytes
+                .chunks(64 << 10)
+                .enumerate()
+                .map(|(index, bytes)| {
+                    let path = format!("/redo.{index:03}");
+                    disk.create(&path, bytes).unwrap();
+                    disk.open(path.as_ref(), Access::Direct).unwrap()
+                })
+                .collect();
+            let io: Arc<dyn Io> = Arc::new(disk);
+            let source = || RingSource::new(Arc::clone(&io), geometry, Arc::clone(&files), geometry.capacity());
+            let bound = bound.map_or(u64::MAX, |blocks| blocks * BLOCK);
+            let expected = all(Reader::new(source(), 0, 1).with_most_unsynced(bound));
+            for has_threads in [false, true] {
+                let journal = Journal::new(source(), 0, has_threads);
+                prop_assert_eq!(&all(Reader::over(journal, 0, 1).with_most_unsynced(bound)), &expected);
+            }
+        }
+    }
+}
