@@ -146,21 +146,8 @@ impl Core {
 
     /// The page as it was at `seq`, whatever it is used for; `None` if it was not written before.
     pub(crate) fn page_at(&self, page: PageNo, seq: Seq) -> Result<Option<Page>, Error> {
-        let mut damaged = None;
-        // Twice: the page may be applied between the look into the index and the read. What a snapshot needs of it is in the
-        // index by then.
-        for _ in 0..2 {
-            if let Some(version) = self.index.get(page, seq) {
-                return self.whole(page, version).map(|whole| Some(Page::version(whole)));
-            }
-            match self.page_in_file(page) {
-                Ok(Some((found, of))) if of <= seq => return Ok(Some(found)),
-                Ok(_) => damaged = None,
-                // Perhaps it was being written.
-                Err(error) => damaged = Some(error),
-            }
-        }
-        damaged.map_or(Ok(None), Err)
+        let whole = |version| self.whole(page, version).map(Page::version);
+        self.index.find(page, seq, whole, || self.page_in_file(page))
     }
 
     /// The page as the data file has it, and its seq; `None` if it was never written.

@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use pagekeeper_io::{AlignedBuf, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode};
+use pagekeeper_io::{
+    AlignedBuf, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode, writes_atomically,
+};
 
 use crate::superblocks::open_writable_past_cache;
 use crate::{Error, PageNo};
@@ -23,6 +25,8 @@ pub(crate) struct DataFile {
     pub(crate) file: Arc<dyn IoFile>,
     io: Arc<dyn Io>,
     page_size: u64,
+    /// Each page is written by a write of its own that is there as a whole after a crash, or not at all.
+    pub(crate) atomic: bool,
     /// Its length in bytes, durably.
     len: Mutex<u64>,
     #[cfg(test)]
@@ -42,6 +46,7 @@ impl DataFile {
             file,
             io: Arc::clone(io),
             page_size: page_size as u64,
+            atomic: false,
             len,
             #[cfg(test)]
             planted: None,
@@ -50,7 +55,7 @@ impl DataFile {
 
     /// Whether a page can be written so that after a crash it is there as before or as after, and nothing between.
     pub(crate) fn is_atomic(&self) -> bool {
-        false
+        writes_atomically(&*self.file, self.page_size)
     }
 
     /// Pages that it has room for.
@@ -133,7 +138,7 @@ impl<'a> Flights<'a> {
                 file: Arc::clone(&self.data.file),
                 offset: first * self.data.page_size,
                 buf: bytes,
-                mode: WriteMode::Plain,
+                mode: if self.data.atomic { WriteMode::Atomic } else { WriteMode::Plain },
                 done: Box::new(move |bytes, result| {
                     let (mutex, changed) = &*state;
                     let mut state = mutex.lock().unwrap_or_else(PoisonError::into_inner);

@@ -82,6 +82,13 @@ pub enum Error {
         /// What was found.
         what: String,
     },
+    /// The journal relies on writes of pages that are atomic, and the file system has none (any more): the store was moved before
+    /// everything was applied.
+    #[error("{}: its last commits can only be applied where pages are written atomically: open it on such a file system, and close it with a sync", path.display())]
+    NotAtomic {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A page of the data file is not what was written there: rotten, or another page's.
     #[error("{}: page {page} is damaged: {reason}", path.display())]
     Damaged {

@@ -2,21 +2,19 @@
 //!
 //! Invariants:
 //! 1. Versions of a page ascend by seq. Those not applied are the newest ones.
-//! 2. A page that is not in the index is in the data file as its newest commit left it.
+//! 2. A page that is not in the index is in the data file as its newest commit left it. One that is looked for, is in neither
+//!    place as it should be, and is looked for again, is in the index: what the data file had was kept before it was written over.
 //! 3. A version goes only when no snapshot that lives, or can come, would read it.
 //!
 //! Locks are held for a look-up or a change of one page only. Nothing fails.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::snapshots::Needed;
+use super::snapshots::Needed;
+use super::sync::{AtomicU64, Ordering, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, SHARDS};
 use crate::version::{Content, Version};
 use crate::{PageNo, Seq};
-
-const SHARDS: usize = 64;
 
 /// Memory of an entry beside its pages, in bytes, about.
 const ENTRY: u64 = 96;
@@ -36,7 +34,7 @@ impl Index {
     }
 
     fn shard(&self, page: PageNo) -> &RwLock<Shard> {
-        // Neighbours in different shards; the remainder is below 64.
+        // Neighbours in different shards.
         &self.shards[usize::try_from(page % SHARDS as u64).unwrap_or(0)]
     }
 
@@ -65,6 +63,31 @@ impl Index {
     pub(crate) fn get(&self, page: PageNo, seq: Seq) -> Option<Version> {
         let shard = self.read(page);
         shard.get(&page)?.iter().rev().find(|version| version.seq <= seq).cloned()
+    }
+
+    /// The page as it was at `seq`, from a version or from the data file, whose pages tell their seqs; `None` if it was not
+    /// written before.
+    pub(crate) fn find<T, E>(
+        &self,
+        page: PageNo,
+        seq: Seq,
+        whole: impl Fn(Version) -> Result<T, E>,
+        in_file: impl Fn() -> Result<Option<(T, Seq)>, E>,
+    ) -> Result<Option<T>, E> {
+        let mut failed = None;
+        // Twice: it may be applied between the look here and the read.
+        for _ in 0..2 {
+            if let Some(version) = self.get(page, seq) {
+                return whole(version).map(Some);
+            }
+            match in_file() {
+                Ok(Some((found, of))) if of <= seq => return Ok(Some(found)),
+                Ok(_) => failed = None,
+                // Perhaps it was being written.
+                Err(error) => failed = Some(error),
+            }
+        }
+        failed.map_or(Ok(None), Err)
     }
 
     /// Whether there is any version of the page.
@@ -118,8 +141,22 @@ impl Index {
         }
     }
 
-    /// Keeps what the data file has of a page, for snapshots older than its first version here.
-    pub(crate) fn keep_base(&self, page: PageNo, seq: Seq, content: Content) {
+    /// Before a page is written over: keeps what the data file has of it, if a snapshot as old as `oldest` needs that.
+    pub(crate) fn keep_base<E>(
+        &self,
+        page: PageNo,
+        oldest: Seq,
+        in_file: impl FnOnce() -> Result<Option<(Content, Seq)>, E>,
+    ) -> Result<(), E> {
+        if self.base_is_needed(page, oldest)
+            && let Some((content, seq)) = in_file()?
+        {
+            self.add_base(page, seq, content);
+        }
+        Ok(())
+    }
+
+    fn add_base(&self, page: PageNo, seq: Seq, content: Content) {
         let mut shard = self.write(page);
         let Some(versions) = shard.get_mut(&page) else { return };
         if versions.first().is_some_and(|first| seq < first.seq) {
@@ -166,6 +203,16 @@ impl Index {
         pages
     }
 
+    /// Whether a page can only be put together with what the data file has of it.
+    pub(crate) fn needs_bases(&self) -> bool {
+        let needs =
+            |version: &Version| matches!(&version.content, Content::Replay(replay) if replay.needs_base());
+        self.shards.iter().any(|shard| {
+            let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
+            shard.values().flatten().any(needs)
+        })
+    }
+
     /// How many pages have a version that is not applied.
     pub(crate) fn unapplied_pages(&self) -> u64 {
         let count = |shard: &RwLock<Shard>| {
@@ -196,6 +243,12 @@ impl Index {
         kept
     }
 
+    /// The versions of a page.
+    #[cfg(test)]
+    pub(crate) fn seqs(&self, page: PageNo) -> Vec<Seq> {
+        self.read(page).get(&page).map_or(Vec::new(), |all| all.iter().map(|version| version.seq).collect())
+    }
+
     fn prune(&self, versions: &mut Vec<Version>, needed: &Needed) {
         let mut at = 0;
         while at + 1 < versions.len() {
@@ -206,67 +259,5 @@ impl Index {
                 self.shrunk(&version);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::format::page::PageKind;
-    use crate::version::Whole;
-
-    fn content(byte: u8) -> Content {
-        Content::Whole(Whole::new(PageKind::Data, Arc::from(vec![byte; 4096])))
-    }
-
-    fn needed(live: &[Seq], visible: Seq) -> Needed {
-        Needed { live: live.to_vec(), visible }
-    }
-
-    fn seqs(index: &Index, page: PageNo) -> Vec<Seq> {
-        index.read(page).get(&page).map_or(Vec::new(), |all| all.iter().map(|version| version.seq).collect())
-    }
-
-    #[test]
-    fn versions_are_kept_as_long_as_a_snapshot_may_read_them() {
-        let index = Index::new();
-        for seq in 1..=6 {
-            index.push(7, seq, content(0), &needed(&[2], 4));
-        }
-        // 2 is read, 4 can be, and what is to come.
-        assert_eq!(seqs(&index, 7), [2, 4, 5, 6]);
-        assert_eq!(index.get(7, 3).unwrap().seq, 2);
-        assert!(index.get(7, 1).is_none() && index.get(8, 9).is_none());
-        index.prune_all(&needed(&[], 6));
-        assert_eq!(seqs(&index, 7), [6]);
-    }
-
-    #[test]
-    fn a_page_goes_when_the_data_file_has_its_newest_version() {
-        let index = Index::new();
-        index.push(1, 5, content(5), &needed(&[], 5));
-        index.push(1, 9, content(9), &needed(&[5], 9));
-        assert_eq!(index.unapplied(9), [1]);
-        index.applied(1, 5, &needed(&[5], 9));
-        assert_eq!((seqs(&index, 1), index.unapplied(5)), (vec![5, 9], vec![]));
-        index.applied(1, 9, &needed(&[5], 9));
-        // The old one is read; without the new one beside it, it would be taken for the newest.
-        assert_eq!((seqs(&index, 1), index.unapplied_pages()), (vec![5, 9], 0));
-        index.prune_all(&needed(&[], 9));
-        assert_eq!((seqs(&index, 1), index.bytes()), (vec![], 0));
-    }
-
-    #[test]
-    fn what_is_overwritten_is_kept_for_older_snapshots() {
-        let index = Index::new();
-        index.push(1, 5, content(5), &needed(&[3], 5));
-        assert!(index.base_is_needed(1, 3) && !index.base_is_needed(1, 5));
-        index.keep_base(1, 2, content(2));
-        assert!(!index.base_is_needed(1, 3));
-        assert_eq!(index.get(1, 3).unwrap().seq, 2);
-        index.applied(1, 5, &needed(&[3], 5));
-        assert_eq!(seqs(&index, 1), [2, 5]);
     }
 }

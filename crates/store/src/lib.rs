@@ -30,6 +30,9 @@ mod data;
 mod error;
 mod format;
 mod index;
+mod inspect;
+#[cfg(test)]
+mod model;
 mod open;
 mod options;
 mod page;
@@ -39,6 +42,9 @@ mod snapshots;
 mod stat;
 mod store;
 mod superblocks;
+mod sync;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod txn;
 mod verify;
@@ -47,6 +53,7 @@ mod warm;
 
 pub use commit::Durability;
 pub use error::Error;
+pub use inspect::{FreeList, FreeTrunk, PageInfo, PageState, SuperblockInfo};
 pub use options::{Create, Images, StoreOptions};
 pub use page::Page;
 pub use read::ReadTxn;

@@ -166,7 +166,7 @@ fn journal_options(options: &StoreOptions, io: &Arc<dyn Io>, cap: u64) -> RedoOp
     // Read once, by a recovery: a mode that keeps its pages out of the page cache, and syncs with the write.
     let journal = journal.mode(LogMode::Auto);
     #[cfg(test)]
-    let journal = crate::planted::of_journal(journal, options.planted);
+    let journal = crate::planted::of_journal(journal, options);
     if options.threads { journal } else { journal.without_threads() }
 }
 
@@ -192,7 +192,7 @@ fn start(
     }
     let cap = newest.journal_cap;
     let path = directory.join(JOURNAL);
-    let data = DataFile::open(&io, directory, CreateFile::Never, page_size)?;
+    let mut data = DataFile::open(&io, directory, CreateFile::Never, page_size)?;
     let superblocks = Superblocks::open(&*io, directory, newest.clone(), slot)?;
     let reading = Instant::now();
     let (journal, records) = journal_options(options, &io, cap).recover(&path, Some(newest.synced_lsn))?;
@@ -202,6 +202,10 @@ fn start(
     }
     let journal_read = reading.elapsed();
     let found = replay(&records, newest, page_size, &path)?;
+    data.atomic = newest.first_diffs && data.is_atomic();
+    if newest.first_diffs && !data.atomic && found.index.needs_bases() {
+        return Err(Error::NotAtomic { path: directory.to_path_buf() });
+    }
     let journal_bytes = records.last().map_or(0, |last| last.end - newest.synced_lsn);
     drop(records);
     if !planted!(options, NoSyncAtOpen) {
@@ -228,6 +232,7 @@ fn start(
     };
     let meta = Arc::new(found.meta);
     let pages = found.index.unapplied_pages();
+    let diffs_first = data.atomic && options.images == Images::Auto;
     let core = Core {
         options: options.clone(),
         directory: directory.to_path_buf(),
@@ -251,7 +256,7 @@ fn start(
         synced_lsn: AtomicU64::new(newest.synced_lsn),
         cap,
         most_unapplied: unapplied_share(options.memory),
-        diffs_first: newest.first_diffs && options.images == Images::Auto,
+        diffs_first,
         wishes: Mutex::new(Wishes::default()),
         wished: Condvar::new(),
         rounded: Condvar::new(),

@@ -50,6 +50,9 @@ pub struct StoreOptions {
     pub(crate) on_progress: Option<OnProgress>,
     #[cfg(test)]
     pub(crate) planted: Option<crate::planted::Planted>,
+    /// The journal is written past the cache, as on real disks; simulated ones are not asked whether they can.
+    #[cfg(test)]
+    pub(crate) direct_journal: bool,
 }
 
 impl Default for StoreOptions {
@@ -68,6 +71,8 @@ impl Default for StoreOptions {
             on_progress: None,
             #[cfg(test)]
             planted: None,
+            #[cfg(test)]
+            direct_journal: false,
         }
     }
 }

@@ -39,11 +39,11 @@ pub(crate) enum Planted {
     NoPageChecksum,
 }
 
-/// The journal's options with the bugs that are the journal's.
+/// The journal's options for a test.
 #[cfg(test)]
 pub(crate) fn of_journal(
     journal: pagekeeper_log::RedoOptions,
-    _planted: Option<Planted>,
+    options: &crate::StoreOptions,
 ) -> pagekeeper_log::RedoOptions {
-    journal
+    if options.direct_journal { journal.mode(pagekeeper_log::LogMode::Direct) } else { journal }
 }

@@ -139,7 +139,7 @@ impl Core {
         let flights = Flights::new(&self.data, depth);
         let mut runs = Vec::new();
         let mut run: Option<Building> = None;
-        let most = (MOST_WRITE / self.page_size).max(1);
+        let most = if self.data.atomic { 1 } else { (MOST_WRITE / self.page_size).max(1) };
         for (at, page) in pages.iter().enumerate() {
             if at % AHEAD == 0 {
                 self.bring_bases(&pages[at..pages.len().min(at + AHEAD)], seq);
@@ -200,11 +200,14 @@ impl Core {
 
     /// The page as it is to be written, and its seq; `None` if it was applied meanwhile. What older snapshots need is kept.
     fn to_apply(&self, page: PageNo, seq: Seq) -> Result<Option<(Whole, Seq)>, Error> {
-        if self.index.base_is_needed(page, self.snapshots.oldest())
-            && let Some((base, of)) = self.page_in_file(page)?
-        {
-            self.index.keep_base(page, of, Content::Whole(owned(&base)));
-        }
+        let in_file = || {
+            let found = self.page_in_file(page)?;
+            Ok::<_, Error>(found.map(|(base, of)| (Content::Whole(owned(&base)), of)))
+        };
+        // Where it can't be read it is about to be written anew: only those have to go who would still read it.
+        while self.index.keep_base(page, self.snapshots.oldest(), in_file).is_err()
+            && self.snapshots.end_oldest()
+        {}
         let Some(version) = self.index.get(page, seq).filter(|version| !version.applied) else {
             return Ok(None);
         };

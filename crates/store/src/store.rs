@@ -1,11 +1,15 @@
 //! The store as its users hold it.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::core::Core;
-use crate::{Error, ReadTxn, StoreOptions, StoreStat, Verification, WriteTxn, threads};
+use crate::{
+    Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat, SuperblockInfo, Verification,
+    WriteTxn, threads,
+};
 
 /// A store of pages: a data file, with atomic commits of any number of pages, that opens at once after a crash however large it
 /// is.
@@ -91,6 +95,24 @@ impl Store {
     /// Looks at every page, the free list and the superblocks, beside whatever goes on.
     pub fn verify(&self) -> Result<Verification, Error> {
         self.core.verify()
+    }
+
+    /// Pages with their headers, and what is wrong with those that are damaged: for tools that show a store to people. All of them are in
+    /// memory together, so ask for some thousands at a time.
+    ///
+    /// Fails with [`Error::OutOfRange`], and where the data file can't be opened.
+    pub fn inspect(&self, pages: Range<PageNo>) -> Result<Vec<PageInfo>, Error> {
+        self.core.inspect(pages)
+    }
+
+    /// The free list, followed from its head.
+    pub fn free_list(&self) -> Result<FreeList, Error> {
+        self.core.free_list()
+    }
+
+    /// The two superblocks as the device has them; `None` for one that is not whole.
+    pub fn superblocks(&self) -> Result<[Option<SuperblockInfo>; 2], Error> {
+        self.core.superblock_infos()
     }
 
     /// Figures as they are now.

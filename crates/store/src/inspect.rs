@@ -1,0 +1,290 @@
+//! Looking at a store as it stands: page by page, the free list, the superblocks; for tools that show it to people.
+//!
+//! Invariant: nothing is changed, and nothing that is wrong hides what is right beside it: a page that is damaged or can't be read
+//! is shown as that.
+
+use std::io::IoSliceMut;
+use std::ops::Range;
+
+use pagekeeper_io::{AlignedBuf, BatchRead};
+
+use crate::core::Core;
+use crate::format::page::{self, PageFault, PageKind};
+use crate::format::superblock::{Found, SLOT, newest};
+use crate::format::trunk;
+use crate::snapshots::Live;
+use crate::superblocks::{self, open_past_cache};
+use crate::{Error, PageNo, Seq, data};
+
+/// Bytes of one read; whole pages of any size.
+const PIECE: usize = 256 << 10;
+
+/// What a page is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PageState {
+    /// The user's.
+    Data,
+    /// Free.
+    Free,
+    /// Free, and a part of the free list.
+    Trunk,
+    /// Of a run, and not written yet.
+    NeverWritten,
+    /// Not what was written there, or not to be read: in words.
+    Damaged(String),
+}
+
+/// A page and its header; from [`Store::inspect`](crate::Store::inspect).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PageInfo {
+    /// Its number.
+    pub page: PageNo,
+    /// What it is.
+    pub state: PageState,
+    /// The commit that changed it last; of a damaged page what its header says.
+    pub seq: Seq,
+    /// The CRC-32C in its header; of a damaged page it does not hold.
+    pub crc: u32,
+    /// Whether the data file has it; else it is in the journal, and shown as a reader sees it.
+    pub applied: bool,
+    /// Header (32 bytes) and payload; of a damaged page as they stand in the data file.
+    pub bytes: Box<[u8]>,
+}
+
+/// One part of the free list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FreeTrunk {
+    /// The page that it is.
+    pub page: PageNo,
+    /// How many pages it names, itself not among them.
+    pub names: u64,
+}
+
+/// The free list; from [`Store::free_list`](crate::Store::free_list).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct FreeList {
+    /// Its parts, the first first.
+    pub trunks: Vec<FreeTrunk>,
+    /// Why it could not be followed further, if it could not.
+    pub fault: Option<String>,
+}
+
+impl FreeList {
+    /// Pages in it, its own among them.
+    pub fn pages(&self) -> u64 {
+        self.trunks.iter().map(|trunk| trunk.names + 1).sum()
+    }
+}
+
+/// A superblock that is whole; from [`Store::superblocks`](crate::Store::superblocks).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SuperblockInfo {
+    /// How many were written before it; of two the larger counts.
+    pub number: u64,
+    /// The id of the store.
+    pub store: u64,
+    /// The last commit that the data file has.
+    pub synced_seq: Seq,
+    /// Where in the journal the commits behind it begin.
+    pub synced_lsn: u64,
+}
+
+impl Core {
+    pub(crate) fn inspect(&self, pages: Range<PageNo>) -> Result<Vec<PageInfo>, Error> {
+        let live = self.snapshots.begin();
+        let found = self.inspect_at(pages, &live);
+        self.snapshots.end(&live);
+        found
+    }
+
+    fn inspect_at(&self, pages: Range<PageNo>, live: &Live) -> Result<Vec<PageInfo>, Error> {
+        if pages.end > live.meta.pages {
+            return Err(Error::OutOfRange { page: pages.end - 1, pages: live.meta.pages });
+        }
+        // Before they are read: what the index gives up meanwhile was newer than what is read.
+        let newer: Vec<bool> = pages.clone().map(|page| self.index.has(page)).collect();
+        let file = open_past_cache(&*self.io, &self.directory.join(data::NAME))?;
+        // What lies behind the end of the file was never written: zeros.
+        let mut buf = AlignedBuf::new(newer.len() * self.page_size);
+        let mut reads: Vec<_> = (pages.start * self.page_size as u64..)
+            .step_by(PIECE)
+            .zip(buf.chunks_mut(PIECE))
+            .map(|(offset, room)| BatchRead { file: &*file, offset, bufs: vec![IoSliceMut::new(room)] })
+            .collect();
+        let mut got = vec![Ok(0); reads.len()];
+        self.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
+        drop(reads);
+        let mut found = Vec::with_capacity(newer.len());
+        for ((page, newer), (at, bytes)) in
+            pages.zip(newer).zip((0..).step_by(self.page_size).zip(buf.chunks(self.page_size)))
+        {
+            found.push(match &got[at / PIECE] {
+                Ok(_) => self.look(page, newer, bytes, live.seq)?,
+                Err(error) => PageInfo::damaged(page, bytes, error.to_string()),
+            });
+        }
+        Ok(found)
+    }
+
+    /// The page as of `seq`, where these are its bytes in the data file.
+    fn look(&self, page: PageNo, newer: bool, bytes: &[u8], seq: Seq) -> Result<PageInfo, Error> {
+        match page::check(bytes, page, self.store) {
+            Ok(header) if header.seq <= seq && !newer => {
+                return Ok(PageInfo::whole(page, header.kind, bytes, true));
+            }
+            Err(PageFault::NeverWritten) if !newer => return Ok(PageInfo::never_written(page, bytes)),
+            _ => {}
+        }
+        // Not applied yet, being written, or damaged.
+        match self.page_at(page, seq) {
+            Ok(Some(read)) => Ok(PageInfo::whole(page, read.kind(), read.bytes(), !newer)),
+            Ok(None) => Ok(PageInfo::never_written(page, bytes)),
+            Err(Error::Damaged { reason, .. }) => Ok(PageInfo::damaged(page, bytes, reason)),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn free_list(&self) -> Result<FreeList, Error> {
+        let live = self.snapshots.begin();
+        let found = self.free_list_at(&live);
+        self.snapshots.end(&live);
+        found
+    }
+
+    fn free_list_at(&self, live: &Live) -> Result<FreeList, Error> {
+        let mut found = FreeList::default();
+        let mut next = live.meta.free_head;
+        while let Some(page) = next {
+            let read = match self.page_at(page, live.seq) {
+                Ok(read) => read.filter(|page| page.kind() == PageKind::Trunk),
+                Err(Error::Damaged { reason, .. }) => {
+                    found.fault = Some(format!("page {page}: {reason}"));
+                    return Ok(found);
+                }
+                Err(error) => return Err(error),
+            };
+            let checked = match &read {
+                Some(trunk) => trunk::check(trunk, live.meta.pages).map_err(|fault| fault.to_string()),
+                None => Err("it is no part of the free list".to_owned()),
+            };
+            // Only a list that runs in a circle has more.
+            let too_many = found.pages() >= live.meta.pages;
+            let checked = checked.and(if too_many { Err("it comes again".to_owned()) } else { Ok(()) });
+            if let Err(fault) = checked {
+                found.fault = Some(format!("page {page}: {fault}"));
+                return Ok(found);
+            }
+            let payload = read.as_deref().unwrap_or_default();
+            found.trunks.push(FreeTrunk { page, names: trunk::count(payload) as u64 });
+            next = trunk::next(payload);
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn superblock_infos(&self) -> Result<[Option<SuperblockInfo>; 2], Error> {
+        let file = open_past_cache(&*self.io, &self.directory.join(superblocks::NAME))?;
+        let mut bytes = AlignedBuf::new(2 * SLOT);
+        file.read_at(0, &mut bytes)?;
+        let slot = |at: usize| match newest(&bytes[at * SLOT..(at + 1) * SLOT]).0 {
+            Found::Superblock(superblock) => Some(SuperblockInfo {
+                number: superblock.number,
+                store: superblock.store,
+                synced_seq: superblock.synced_seq,
+                synced_lsn: superblock.synced_lsn,
+            }),
+            Found::Version(_) | Found::Nothing => None,
+        };
+        Ok([slot(0), slot(1)])
+    }
+}
+
+impl PageInfo {
+    fn new(page: PageNo, state: PageState, bytes: &[u8], applied: bool) -> Self {
+        let crc = bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        let seq = bytes.get(16..24).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
+        Self { page, state, seq, crc, applied, bytes: bytes.into() }
+    }
+
+    fn whole(page: PageNo, kind: PageKind, bytes: &[u8], applied: bool) -> Self {
+        let state = match kind {
+            PageKind::Data => PageState::Data,
+            PageKind::Free => PageState::Free,
+            PageKind::Trunk => PageState::Trunk,
+        };
+        Self::new(page, state, bytes, applied)
+    }
+
+    fn never_written(page: PageNo, bytes: &[u8]) -> Self {
+        Self::new(page, PageState::NeverWritten, bytes, true)
+    }
+
+    fn damaged(page: PageNo, bytes: &[u8], reason: String) -> Self {
+        Self::new(page, PageState::Damaged(reason), bytes, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::{Durability, Store};
+
+    #[test]
+    fn pages_are_shown_as_they_are_in_journal_and_data_file() {
+        let temp = tempfile::tempdir_in(".").unwrap();
+        let dir = temp.path().join("store");
+        let options = || Store::options().without_threads().warm(false).journal_bytes(1 << 20);
+        let store = options().open(&dir).unwrap();
+        let mut txn = store.begin().unwrap();
+        let pages: Vec<_> = (0..4).map(|_| txn.allocate().unwrap()).collect();
+        txn.allocate_run(2).unwrap();
+        txn.page_mut(0).unwrap()[0] = 7;
+        txn.commit(Durability::Sync).unwrap();
+        let mut txn = store.begin().unwrap();
+        txn.free(pages[1]).unwrap();
+        txn.free(pages[2]).unwrap();
+        txn.commit(Durability::Sync).unwrap();
+        let all = |store: &Store| {
+            let found = store.inspect(0..6).unwrap();
+            found.into_iter().map(|page| (page.state, page.seq, page.applied)).collect::<Vec<_>>()
+        };
+        use PageState::{Data, Free, NeverWritten, Trunk};
+        let expected = |applied| {
+            let states = [(Data, 1), (Trunk, 2), (Free, 2), (Data, 1)];
+            let mut all: Vec<_> = states.map(|(state, seq)| (state, seq, applied)).into();
+            all.extend([(NeverWritten, 0, true), (NeverWritten, 0, true)]);
+            all
+        };
+        assert_eq!(all(&store), expected(false));
+        store.sync().unwrap();
+        assert_eq!(all(&store), expected(true));
+        let free = store.free_list().unwrap();
+        assert_eq!((free.pages(), &free.trunks[..]), (2, &[FreeTrunk { page: 1, names: 1 }][..]));
+        let [first, second] = store.superblocks().unwrap();
+        assert_eq!((first.unwrap().synced_seq, second.unwrap().synced_seq), (0, 2));
+        assert!(matches!(store.inspect(5..7), Err(Error::OutOfRange { page: 6, pages: 6 })));
+        assert!(store.inspect(3..3).unwrap().is_empty());
+        store.close_and_sync().unwrap();
+
+        let file = std::fs::File::options().write(true).open(dir.join(data::NAME)).unwrap();
+        file.write_all_at(b"rot", 100).unwrap();
+        file.write_all_at(b"rot", 4096 + 100).unwrap();
+        file.sync_all().unwrap();
+        let store = options().open(&dir).unwrap();
+        let found = store.inspect(0..6).unwrap();
+        assert_eq!(found[0].state, PageState::Damaged("its checksum does not hold".to_owned()));
+        assert_eq!((&found[0].bytes[100..103], found[0].seq, found[0].bytes[32]), (&b"rot"[..], 1, 7));
+        assert_eq!(found[3].state, Data);
+        let free = store.free_list().unwrap();
+        assert_eq!(
+            (free.trunks.len(), free.fault.unwrap()),
+            (0, "page 1: its checksum does not hold".to_owned())
+        );
+    }
+}

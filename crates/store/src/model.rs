@@ -1,0 +1,205 @@
+//! Models of how commits, rounds and readers meet over one page: loom runs the very sources of index and snapshots in every order
+//! of two or three threads. A thread can be stopped at most [`PREEMPTIONS`] times where it could go on.
+//!
+//! A model fails by an assertion: a snapshot that does not find the page as its commit left it. No chance is in it.
+//!
+//! What is not modelled: bytes (a page is its seq), the disk (the data file is one number, written at once), the journal, the
+//! page cache.
+//!
+//! Each model was seen to fail. What was broken in turn, and which models found it:
+//!
+//! | broken | found by |
+//! |---|---|
+
+mod sync;
+
+macro_rules! modelled {
+    ($($path:literal $module:ident)*) => {$(
+        #[path = $path]
+        #[allow(clippy::duplicate_mod, reason = "the very source that the store runs, with loom's atomics and locks")]
+        #[allow(dead_code, reason = "a model needs no more than it shows")]
+        mod $module;
+    )*};
+}
+
+modelled! {
+    "index.rs" index
+    "snapshots.rs" snapshots
+}
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use index::Index;
+use snapshots::{Live, Snapshots};
+use sync::{AtomicU64, Mutex, Ordering};
+
+use crate::Seq;
+use crate::format::page::PageKind;
+use crate::version::{Content, Whole};
+
+/// Of two threads, and of three: all orders are too many to try.
+const PREEMPTIONS: [usize; 2] = [4, 2];
+const PAGE: u64 = 0;
+
+/// A store with one page, which each commit changes: its content is the seq.
+struct World {
+    index: Index,
+    snapshots: Snapshots,
+    /// The data file.
+    file: AtomicU64,
+    /// The tail: the last commit.
+    tail: Mutex<Seq>,
+}
+
+impl World {
+    /// The data file has commit 1.
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            index: Index::new(),
+            snapshots: Snapshots::new(1, Arc::default()),
+            file: AtomicU64::new(1),
+            tail: Mutex::new(1),
+        })
+    }
+
+    /// As `commit::commit` does, without waiting for durability.
+    fn commit(&self) {
+        let seq = {
+            let mut tail = self.tail.lock().unwrap();
+            let seq = *tail + 1;
+            let needed = self.snapshots.needed();
+            self.index.push(PAGE, seq, content(seq), &needed);
+            *tail = seq;
+            self.snapshots.committed(seq, seq, Arc::default());
+            seq
+        };
+        self.snapshots.show(seq);
+    }
+
+    /// As `Core::run_round` does.
+    fn round(&self) {
+        let cut = {
+            let tail = self.tail.lock().unwrap();
+            self.snapshots.set_cut(Some(*tail));
+            *tail
+        };
+        self.snapshots.show(cut);
+        if !self.index.unapplied(cut).is_empty() {
+            let in_file = || {
+                let found = self.read_file();
+                Ok::<_, ()>(Some((content(found), found)))
+            };
+            self.index.keep_base(PAGE, self.snapshots.oldest(), in_file).unwrap();
+            let version = self.index.get(PAGE, cut).expect("what a cut covers is kept");
+            assert_eq!(version.seq, cut, "a round applies what its cut covers");
+            self.file.store(version.seq, Ordering::Release);
+            self.index.applied(PAGE, version.seq, &self.snapshots.needed());
+        }
+        self.snapshots.set_cut(None);
+        self.index.prune_all(&self.snapshots.needed());
+    }
+
+    fn read_file(&self) -> Seq {
+        self.file.load(Ordering::Acquire)
+    }
+
+    /// As `ReadTxn::read` does.
+    fn read(&self, live: &Live) {
+        let in_file = || {
+            let found = self.read_file();
+            Ok::<_, ()>(Some((found, found)))
+        };
+        let found = self.index.find(PAGE, live.seq, |version| Ok(version.seq), in_file).unwrap();
+        assert_eq!(found, Some(live.seq), "a snapshot finds the page as its commit left it");
+    }
+
+    /// Nobody reads any more: what is left is what the data file lacks.
+    fn settle(&self) {
+        self.round();
+        let tail = *self.tail.lock().unwrap();
+        assert_eq!((self.read_file(), self.index.bytes()), (tail, 0));
+    }
+}
+
+fn content(seq: Seq) -> Content {
+    Content::Whole(Whole::new(PageKind::Data, Arc::from(seq.to_le_bytes())))
+}
+
+/// In every order of so many threads.
+fn check(threads: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS[threads - 2]);
+    builder.check(model);
+}
+
+fn side_by_side(threads: &[fn(&World)], before: fn(&World)) {
+    let threads = threads.to_vec();
+    check(threads.len(), move || {
+        let world = World::new();
+        before(&world);
+        let others: Vec<_> = threads[1..]
+            .iter()
+            .map(|run| {
+                let (world, run) = (Arc::clone(&world), *run);
+                thread::spawn(move || run(&world))
+            })
+            .collect();
+        threads[0](&world);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        world.settle();
+    });
+}
+
+fn reader(world: &World) {
+    let live = world.snapshots.begin();
+    world.read(&live);
+    world.read(&live);
+    world.snapshots.end(&live);
+}
+
+fn two_commits(world: &World) {
+    world.commit();
+    world.commit();
+}
+
+#[test]
+fn commits_beside_a_reader() {
+    side_by_side(&[two_commits, reader], |_| {});
+}
+
+#[test]
+fn a_round_beside_a_reader() {
+    side_by_side(&[World::round, reader], two_commits);
+}
+
+#[test]
+fn an_old_snapshot() {
+    check(2, || {
+        let world = World::new();
+        let live = world.snapshots.begin();
+        world.commit();
+        let other = Arc::clone(&world);
+        let rounds = thread::spawn(move || {
+            other.round();
+            other.commit();
+            other.round();
+        });
+        world.read(&live);
+        world.read(&live);
+        world.snapshots.end(&live);
+        rounds.join().unwrap();
+        world.settle();
+    });
+}
+
+#[test]
+fn commits_beside_a_round() {
+    side_by_side(&[World::round, two_commits], World::commit);
+}
+
+#[test]
+fn commits_beside_a_round_and_a_reader() {
+    side_by_side(&[World::round, World::commit, reader], World::commit);
+}

@@ -1,0 +1,109 @@
+//! A simulated disk that does what is submitted at once, on the submitter's thread: no thread decides what comes first, so
+//! that a life repeats. And a place to do something in the midst of a round.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use pagekeeper_io::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, SimDisk};
+
+use crate::core::lock;
+
+type Done = Box<dyn FnMut() + Send>;
+
+/// What is to be done before the next writes of a round get to the disk.
+#[derive(Clone, Default)]
+pub(super) struct Meanwhile(Arc<Mutex<Option<Done>>>);
+
+impl Meanwhile {
+    /// Has it done, as often as writes come.
+    pub(super) fn set(&self, what: impl FnMut() + Send + 'static) {
+        *lock(&self.0) = Some(Box::new(what));
+    }
+
+    pub(super) fn clear(&self) {
+        *lock(&self.0) = None;
+    }
+
+    fn now(&self) {
+        let what = lock(&self.0).take();
+        if let Some(mut what) = what {
+            what();
+            lock(&self.0).get_or_insert(what);
+        }
+    }
+}
+
+/// The disk, which must go by steps.
+pub(super) struct Prompt {
+    pub(super) disk: SimDisk,
+    pub(super) meanwhile: Meanwhile,
+}
+
+impl Prompt {
+    fn run(&self) {
+        while self.disk.step() {}
+    }
+}
+
+impl Io for Prompt {
+    fn open(&self, path: &Path, access: Access) -> Result<Arc<dyn IoFile>, Error> {
+        self.disk.open(path, access)
+    }
+
+    fn adopt(&self, file: File, access: Access) -> Result<Arc<dyn IoFile>, Error> {
+        self.disk.adopt(file, access)
+    }
+
+    fn read_batch(
+        &self,
+        reads: &mut [BatchRead<'_>],
+        completed: &mut dyn FnMut(usize, Result<usize, Error>),
+    ) {
+        self.disk.read_batch(reads, completed);
+    }
+
+    fn submit(&self, reads: Vec<OwnedRead>) {
+        self.disk.submit(reads);
+        self.run();
+    }
+
+    fn name(&self) -> &'static str {
+        self.disk.name()
+    }
+
+    fn open_writable(&self, path: &Path, access: Access, create: Create) -> Result<Arc<dyn IoFile>, Error> {
+        self.disk.open_writable(path, access, create)
+    }
+
+    fn remove(&self, path: &Path) -> Result<(), Error> {
+        Io::remove(&self.disk, path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        self.disk.rename(from, to)
+    }
+
+    fn create_dir(&self, path: &Path) -> Result<(), Error> {
+        self.disk.create_dir(path)
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
+        self.disk.list(dir)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<(), Error> {
+        self.disk.sync_dir(dir)
+    }
+
+    fn lock(&self, path: &Path) -> Result<Lock, Error> {
+        self.disk.lock(path)
+    }
+
+    fn submit_writes(&self, writes: Vec<OwnedWrite>) {
+        self.meanwhile.now();
+        self.disk.submit_writes(writes);
+        self.run();
+    }
+}

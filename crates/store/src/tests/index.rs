@@ -1,0 +1,58 @@
+//! Of the index, whose source is compiled a second time by its models.
+
+use std::sync::Arc;
+
+use crate::Seq;
+use crate::format::page::PageKind;
+use crate::index::Index;
+use crate::snapshots::Needed;
+use crate::version::{Content, Whole};
+
+fn content(byte: u8) -> Content {
+    Content::Whole(Whole::new(PageKind::Data, Arc::from(vec![byte; 4096])))
+}
+
+fn needed(live: &[Seq], visible: Seq) -> Needed {
+    Needed { live: live.to_vec(), visible }
+}
+
+#[test]
+fn versions_are_kept_as_long_as_a_snapshot_may_read_them() {
+    let index = Index::new();
+    for seq in 1..=6 {
+        index.push(7, seq, content(0), &needed(&[2], 4));
+    }
+    // 2 is read, 4 can be, and what is to come.
+    assert_eq!(index.seqs(7), [2, 4, 5, 6]);
+    assert_eq!(index.get(7, 3).unwrap().seq, 2);
+    assert!(index.get(7, 1).is_none() && index.get(8, 9).is_none());
+    index.prune_all(&needed(&[], 6));
+    assert_eq!(index.seqs(7), [6]);
+}
+
+#[test]
+fn a_page_goes_when_the_data_file_has_its_newest_version() {
+    let index = Index::new();
+    index.push(1, 5, content(5), &needed(&[], 5));
+    index.push(1, 9, content(9), &needed(&[5], 9));
+    assert_eq!(index.unapplied(9), [1]);
+    index.applied(1, 5, &needed(&[5], 9));
+    assert_eq!((index.seqs(1), index.unapplied(5)), (vec![5, 9], vec![]));
+    index.applied(1, 9, &needed(&[5], 9));
+    // The old one is read; without the new one beside it, it would be taken for the newest.
+    assert_eq!((index.seqs(1), index.unapplied_pages()), (vec![5, 9], 0));
+    index.prune_all(&needed(&[], 9));
+    assert_eq!((index.seqs(1), index.bytes()), (vec![], 0));
+}
+
+#[test]
+fn what_is_overwritten_is_kept_for_older_snapshots() {
+    let index = Index::new();
+    index.push(1, 5, content(5), &needed(&[3], 5));
+    assert!(index.base_is_needed(1, 3) && !index.base_is_needed(1, 5));
+    index.keep_base(1, 3, || Ok::<_, ()>(Some((content(2), 2)))).unwrap();
+    assert!(!index.base_is_needed(1, 3));
+    assert_eq!(index.get(1, 3).unwrap().seq, 2);
+    index.applied(1, 5, &needed(&[3], 5));
+    assert_eq!(index.seqs(1), [2, 5]);
+}

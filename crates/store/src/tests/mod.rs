@@ -1,0 +1,10 @@
+//! What a store promises, on a simulated disk: after crashes of all kinds, with a disk that fails, and in time.
+
+mod chance;
+mod crashes;
+mod disk;
+mod index;
+mod life;
+mod snapshots;
+mod told;
+mod world;

@@ -1,0 +1,40 @@
+//! Of snapshots, whose source is compiled a second time by their models.
+
+use std::sync::Arc;
+
+use crate::snapshots::{Needed, Snapshots};
+
+fn snapshots() -> Snapshots {
+    let snapshots = Snapshots::new(3, Arc::default());
+    for seq in 4..=6 {
+        snapshots.committed(seq, seq * 100, Arc::default());
+    }
+    snapshots
+}
+
+#[test]
+fn commits_become_visible_in_order() {
+    let snapshots = snapshots();
+    snapshots.durable(499);
+    assert_eq!(snapshots.visible().0, 4);
+    let live = snapshots.begin();
+    // One that does not wait shows those before it, too.
+    snapshots.show(6);
+    assert_eq!((live.seq, snapshots.begin().seq), (4, 6));
+}
+
+#[test]
+fn what_lives_is_needed_until_it_ends() {
+    let snapshots = snapshots();
+    let old = snapshots.begin();
+    snapshots.show(6);
+    snapshots.set_cut(Some(5));
+    let needed = snapshots.needed();
+    assert_eq!(needed, Needed { live: vec![3, 5], visible: 6 });
+    assert!(needed.needs(2..4) && needed.needs(5..6) && needed.needs(6..7) && !needed.needs(4..5));
+    assert_eq!(snapshots.oldest(), 3);
+    assert!(snapshots.end_oldest() && old.is_ended() && !snapshots.end_oldest());
+    snapshots.set_cut(None);
+    assert_eq!(snapshots.oldest(), 6);
+    snapshots.end(&old);
+}

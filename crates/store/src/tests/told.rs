@@ -1,0 +1,381 @@
+//! What a store was told, and what must therefore be found in it: the oracle.
+//!
+//! Invariant: `states` has every commit that may be found from now on, each as the whole store after it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use pagekeeper_io::SimDisk;
+
+use super::chance::Chance;
+use crate::core::lock;
+use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, WriteTxn};
+
+/// Bytes of a payload.
+pub(super) const PAYLOAD: usize = 4096 - 32;
+
+/// What a page is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Slot {
+    Free,
+    /// Of a run, and not written yet.
+    Blank,
+    Data(Arc<[u8]>),
+}
+
+/// The whole store after a commit.
+#[derive(Debug, Clone, Default)]
+pub(super) struct State {
+    pub(super) seq: Seq,
+    pub(super) pages: Vec<Slot>,
+    root: Option<PageNo>,
+    metadata: Vec<u8>,
+}
+
+/// What is known of a store.
+pub(super) struct Told {
+    pub(super) disk: SimDisk,
+    /// Where the power goes off.
+    pub(super) cut: Option<u64>,
+    pub(super) states: BTreeMap<Seq, Arc<State>>,
+    /// This commit and all before it must be found.
+    pub(super) durable: Seq,
+    /// A commit failed in a way that leaves it open whether it is there.
+    pub(super) doubt: bool,
+    /// Pages whose place in the data file was spoilt, and from which commit on they are whole again.
+    pub(super) rot: BTreeMap<PageNo, Seq>,
+    /// Pages that there may be.
+    pub(super) most: usize,
+}
+
+impl Told {
+    pub(super) fn new(disk: SimDisk, most: usize) -> Self {
+        let states = BTreeMap::from([(0, Arc::default())]);
+        Self { disk, cut: None, states, durable: 0, doubt: false, rot: BTreeMap::new(), most }
+    }
+
+    /// After the last commit.
+    pub(super) fn last(&self) -> &Arc<State> {
+        self.states.last_key_value().expect("there is always one").1
+    }
+
+    /// Whether the disk has failed by now.
+    pub(super) fn has_failed(&self) -> bool {
+        self.disk.stats().faults > 0 || self.cut.is_some_and(|cut| self.disk.ops() > cut)
+    }
+
+    /// Whether a page as of a commit may be damaged.
+    fn is_rotten(&self, page: PageNo, seq: Seq) -> bool {
+        self.rot.get(&page).is_some_and(|healed| seq < *healed)
+    }
+
+    /// Panics if this error should not be, with the store as of `seq`.
+    pub(super) fn excuse(&self, error: &Error, seq: Seq) {
+        let is_excused = match error {
+            Error::Damaged { page, .. } => self.is_rotten(*page, seq),
+            Error::Poisoned { cause } => {
+                self.has_failed()
+                    || matches!(**cause, Error::Damaged { page, .. } if self.is_rotten(page, seq))
+            }
+            Error::Io(_) | Error::Journal(_) | Error::Cache(_) => self.has_failed(),
+            _ => false,
+        };
+        assert!(is_excused, "commit {seq}: {error}");
+    }
+
+    fn durable_upto(&mut self, seq: Seq) {
+        self.durable = self.durable.max(seq);
+    }
+}
+
+/// A store and what it was told, as both are used in the midst of its rounds, too.
+#[derive(Clone)]
+pub(super) struct Subject {
+    pub(super) store: Arc<Store>,
+    pub(super) told: Arc<Mutex<Told>>,
+}
+
+/// Why a transaction is not committed.
+enum Stop {
+    /// The disk failed, or a page is rotten.
+    Failed,
+}
+
+impl Subject {
+    /// Whether a commit needs no round to have room.
+    pub(super) fn has_room(&self) -> bool {
+        let stat = self.store.stat();
+        stat.journal_bytes + (60 << 10) < stat.journal_cap
+            && stat.unapplied_bytes + (80 << 10) < stat.memory / 4
+    }
+
+    /// A transaction by chance; `None`: it is given up.
+    pub(super) fn transact(&self, seed: u64, durability: Option<Durability>) {
+        let mut told = lock(&self.told);
+        let mut chance = Chance::from_seed(seed);
+        let before = Arc::clone(told.last());
+        let mut txn = match self.store.begin() {
+            Ok(txn) => txn,
+            Err(error) => return told.excuse(&error, before.seq),
+        };
+        assert!(!told.doubt, "a transaction begins after a commit that failed");
+        let mut after = State { seq: before.seq + 1, ..State::clone(&before) };
+        let mut changed = Vec::new();
+        // Most change little.
+        for _ in 0..1 + chance.of(0..3) * chance.of(0..3) {
+            match act(&mut txn, &told, &mut after, &mut chance, &mut changed) {
+                Ok(()) => {}
+                Err(Stop::Failed) => return,
+            }
+        }
+        assert_eq!(
+            (txn.root(), txn.metadata(), txn.pages()),
+            (after.root, &after.metadata[..], after.pages.len() as u64)
+        );
+        let Some(durability) = durability else { return };
+        if changed.is_empty()
+            && (after.root, &after.metadata, after.pages.len())
+                == (before.root, &before.metadata, before.pages.len())
+        {
+            after.seq = before.seq;
+        }
+        match txn.commit(durability) {
+            Ok(seq) => {
+                assert_eq!(seq, after.seq, "the number of a commit");
+                if durability != Durability::None {
+                    told.durable_upto(seq);
+                }
+                told.committed(after, &changed);
+            }
+            Err(Error::TransactionTooLarge { bytes, most }) => assert!(bytes > most && changed.len() > 4),
+            Err(error) => {
+                told.excuse(&error, before.seq);
+                if matches!(error, Error::Poisoned { .. }) && after.seq > before.seq {
+                    told.committed(after, &changed);
+                    told.doubt = true;
+                } else {
+                    assert_eq!(self.store.stat().seq, before.seq, "{error}, and yet it was committed");
+                }
+            }
+        }
+    }
+
+    /// A round of the background.
+    pub(super) fn round(&self) {
+        let last = lock(&self.told).last().seq;
+        let stepped = self.store.step();
+        let mut told = lock(&self.told);
+        match stepped {
+            Ok(_) if told.doubt => {}
+            Ok(_) => {
+                let synced = self.store.stat().synced_seq;
+                assert!(synced >= last, "a round to {synced} of {last}");
+                told.durable_upto(last);
+            }
+            Err(error) => told.excuse(&error, told.last().seq),
+        }
+    }
+
+    /// What readers see now, with what it should be.
+    pub(super) fn begin_read(&self) -> (ReadTxn<'_>, Arc<State>) {
+        let told = lock(&self.told);
+        let read = self.store.begin_read().expect("readers are not refused");
+        let (durable, last) = (told.durable, told.last().seq);
+        let is_due = if told.doubt { (durable..=last).contains(&read.seq()) } else { read.seq() == last };
+        assert!(is_due, "commit {} is seen of {durable}..={last}", read.seq());
+        let state = Arc::clone(&told.states[&read.seq()]);
+        (read, state)
+    }
+}
+
+impl Told {
+    fn committed(&mut self, after: State, changed: &[PageNo]) {
+        for page in changed {
+            if let Some(healed) = self.rot.get_mut(page) {
+                *healed = (*healed).min(after.seq);
+            }
+        }
+        self.states.insert(after.seq, after.into());
+    }
+
+    /// The store was opened and shows this commit: those behind it are gone.
+    pub(super) fn opened(&mut self, seq: Seq) -> Arc<State> {
+        let last = self.last().seq;
+        assert!(seq >= self.durable, "commit {seq} is found, and {} was acknowledged", self.durable);
+        assert!(seq <= last, "commit {seq} is found, and {last} was the last");
+        self.states = self.states.split_off(&seq);
+        self.states.split_off(&(seq + 1));
+        for healed in self.rot.values_mut().filter(|healed| **healed > seq) {
+            *healed = Seq::MAX;
+        }
+        (self.durable, self.doubt) = (seq, false);
+        Arc::clone(&self.states[&seq])
+    }
+
+    /// Looks at a page.
+    pub(super) fn compare_page(&self, read: &ReadTxn<'_>, state: &State, page: PageNo) {
+        let seq = state.seq;
+        let Some(slot) = usize::try_from(page).ok().and_then(|index| state.pages.get(index)) else {
+            assert!(matches!(read.read(page), Err(Error::OutOfRange { .. })), "page {page} of commit {seq}");
+            return;
+        };
+        match (read.read(page), slot) {
+            (Ok(found), Slot::Data(bytes)) => {
+                assert!(found[..] == bytes[..], "page {page} of commit {seq} has other bytes");
+            }
+            (Err(Error::NotAllocated { .. }), Slot::Free)
+            | (Err(Error::NeverWritten { .. }), Slot::Blank) => {}
+            (Err(Error::NeverWritten { .. }), _) if self.is_rotten(page, seq) => {}
+            (Ok(_), slot) => panic!("page {page} of commit {seq} can be read, and is {slot:?}"),
+            (Err(error @ (Error::NotAllocated { .. } | Error::NeverWritten { .. })), _) => {
+                panic!("page {page} of commit {seq}: {error}");
+            }
+            (Err(error), _) => self.excuse(&error, seq),
+        }
+    }
+
+    /// Looks at everything.
+    pub(super) fn compare(&self, read: &ReadTxn<'_>, state: &State) {
+        assert_eq!(
+            (read.seq(), read.root(), read.metadata(), read.pages()),
+            (state.seq, state.root, &state.metadata[..], state.pages.len() as u64)
+        );
+        (0..=read.pages()).for_each(|page| self.compare_page(read, state, page));
+    }
+}
+
+/// One thing that a transaction does.
+fn act(
+    txn: &mut WriteTxn<'_>,
+    told: &Told,
+    after: &mut State,
+    chance: &mut Chance,
+    changed: &mut Vec<PageNo>,
+) -> Result<(), Stop> {
+    let seq = after.seq - 1;
+    let pages = after.pages.len();
+    let page = chance.of(0..pages as u64 + 1);
+    let index = usize::try_from(page).expect("few pages");
+    let stop = |error: Error| {
+        told.excuse(&error, seq);
+        Err(Stop::Failed)
+    };
+    let slot = after.pages.get(index).cloned();
+    match chance.of(0..20) {
+        0..3 if pages < told.most || after.pages.contains(&Slot::Free) => {
+            let page = match txn.allocate() {
+                Ok(page) => page,
+                Err(error) => return stop(error),
+            };
+            let index = usize::try_from(page).expect("few pages");
+            let is_free = after.pages.contains(&Slot::Free);
+            assert!(
+                index < pages && is_free || index == pages && !is_free,
+                "page {page} of {pages} is allocated"
+            );
+            if index == pages {
+                after.pages.push(Slot::Free);
+            }
+            assert_eq!(after.pages[index], Slot::Free, "page {page} is in use, and allocated");
+            after.pages[index] = Slot::Data(Arc::from([0; PAYLOAD]));
+            changed.push(page);
+        }
+        3 if pages < told.most => {
+            let count = 1 + chance.of(0..4);
+            match txn.allocate_run(count) {
+                Ok(first) => assert_eq!(first, pages as u64),
+                Err(error) => return stop(error),
+            }
+            after.pages.extend((0..count).map(|_| Slot::Blank));
+        }
+        0..9 => {
+            let payload = payload(chance);
+            match (txn.write(page, &payload), slot) {
+                (Ok(()), Some(Slot::Data(_) | Slot::Blank)) => {
+                    after.pages[index] = Slot::Data(payload.into());
+                    changed.push(page);
+                }
+                (Err(Error::OutOfRange { .. }), None)
+                | (Err(Error::NotAllocated { .. }), Some(Slot::Free)) => {}
+                // Nobody can know any more that it is free.
+                (Ok(()), Some(Slot::Free)) if told.is_rotten(page, seq) => return Err(Stop::Failed),
+                (Ok(()), slot) => panic!("page {page} can be written, and is {slot:?}"),
+                (Err(error), _) => return stop(error),
+            }
+        }
+        9..15 => {
+            let from = chance.index(PAYLOAD - 100);
+            let len = 1 + chance.index(99);
+            let byte = chance.next().to_le_bytes()[0];
+            match (txn.page_mut(page), slot) {
+                (Ok(bytes), Some(Slot::Data(before))) => {
+                    assert!(
+                        bytes[..] == before[..],
+                        "page {page} has other bytes for a writer of commit {}",
+                        after.seq
+                    );
+                    bytes[from..from + len].fill(byte);
+                    after.pages[index] = Slot::Data(Arc::from(&*bytes));
+                    changed.push(page);
+                }
+                (Ok(_), slot) => panic!("page {page} can be changed, and is {slot:?}"),
+                (Err(error), slot) => return refused(told, &error, slot.as_ref(), page, seq),
+            }
+        }
+        15..17 => match (txn.free(page), slot) {
+            (Ok(()), Some(Slot::Data(_) | Slot::Blank)) => {
+                after.pages[index] = Slot::Free;
+                changed.push(page);
+            }
+            (Ok(()), Some(Slot::Free)) if told.is_rotten(page, seq) => return Err(Stop::Failed),
+            (Ok(()), slot) => panic!("page {page} can be freed, and is {slot:?}"),
+            (Err(Error::NeverWritten { .. }), _) => panic!("page {page} can't be freed"),
+            (Err(error), slot) => return refused(told, &error, slot.as_ref(), page, seq),
+        },
+        17 => {
+            after.root = (!chance.one_in(3)).then_some(page);
+            txn.set_root(after.root);
+        }
+        18 => {
+            let len = if chance.one_in(4) { chance.index(1025) } else { chance.index(20) };
+            after.metadata = (0..len).map(|_| chance.next().to_le_bytes()[0]).collect();
+            txn.set_metadata(&after.metadata).expect("it is short enough");
+        }
+        _ => match (txn.read(page), slot) {
+            (Ok(found), Some(Slot::Data(bytes))) => {
+                assert!(found[..] == bytes[..], "page {page} has other bytes for a writer")
+            }
+            (Ok(_), slot) => panic!("page {page} can be read, and is {slot:?}"),
+            (Err(error), slot) => return refused(told, &error, slot.as_ref(), page, seq),
+        },
+    }
+    Ok(())
+}
+
+/// A page can't be used: as it should be, or for a reason.
+fn refused(told: &Told, error: &Error, slot: Option<&Slot>, page: PageNo, seq: Seq) -> Result<(), Stop> {
+    match (error, slot) {
+        (Error::OutOfRange { .. }, None)
+        | (Error::NotAllocated { .. }, Some(Slot::Free))
+        | (Error::NeverWritten { .. }, Some(Slot::Blank)) => Ok(()),
+        (Error::NeverWritten { .. }, _) if told.is_rotten(page, seq) => Err(Stop::Failed),
+        (error, _) => {
+            told.excuse(error, seq);
+            Err(Stop::Failed)
+        }
+    }
+}
+
+/// Few bytes or many, and zeros around them.
+fn payload(chance: &mut Chance) -> Vec<u8> {
+    let mut payload = vec![0; PAYLOAD];
+    let (from, len) = match chance.of(0..8) {
+        0 => (0, PAYLOAD),
+        1 => (0, chance.index(PAYLOAD)),
+        _ => (chance.index(PAYLOAD - 200), chance.index(200)),
+    };
+    for bytes in payload[from..from + len].chunks_mut(8) {
+        bytes.copy_from_slice(&chance.next().to_le_bytes()[..bytes.len()]);
+    }
+    payload
+}

@@ -1,0 +1,352 @@
+//! A store on a simulated disk, and what is done to it: transactions, rounds, snapshots, faults of the disk, crashes.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use pagekeeper_io::{
+    Access, AlignedBuf, Create, Fault, Io, Persistence, SimDisk, Times, WriteFault, WriteMode,
+};
+
+use super::chance::Chance;
+use super::disk::{Meanwhile, Prompt};
+use super::told::{State, Subject, Told};
+use crate::core::lock;
+use crate::planted::Planted;
+use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, StoreOptions};
+
+const PAGE: usize = 4096;
+
+pub(super) fn dir() -> &'static Path {
+    Path::new("/store")
+}
+
+/// One thing that is done. What it does in detail comes from its seed.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Op {
+    /// A transaction; none: it is given up.
+    Transact(u64, Option<Durability>),
+    /// A round, with this many transactions while its pages are written.
+    Round(u64, u64),
+    /// All up to here is applied.
+    Sync,
+    /// A snapshot is taken and kept.
+    Keep,
+    /// One that is kept is compared, in part or as a whole.
+    Look(u64),
+    /// One goes.
+    LetGo(u64),
+    /// What can be seen is compared as a whole.
+    LookAtAll,
+    Verify,
+    Fail(Failing),
+}
+
+/// How the disk fails, once.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Failing {
+    /// The data file's next sync.
+    DataSync,
+    /// A sync, after so many.
+    Sync(u64),
+    /// A write, after so many.
+    Write(u64),
+    /// A write of the data file: the device is full.
+    Full,
+    /// The data file can't grow: the device is full.
+    Grow,
+    /// A read, after so many.
+    Read(u64),
+}
+
+/// How a crash comes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Crash {
+    Kill,
+    PowerCut(Persistence, u64),
+    /// The store goes, and the machine stays.
+    Drop,
+    /// It is closed; all is applied before that, or not.
+    Close(bool),
+}
+
+/// What happened, to be printed.
+#[derive(Debug)]
+#[expect(dead_code, reason = "it is printed")]
+pub(super) enum Step {
+    Open,
+    CutAt(u64),
+    Op(Op),
+    Crash(Crash),
+    Rot(PageNo),
+}
+
+/// What kind of a store it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Setting {
+    pub(super) journal_bytes: u64,
+    pub(super) memory: u64,
+    /// Pages that there are at most.
+    pub(super) most: usize,
+    pub(super) direct_journal: bool,
+    pub(super) warm: bool,
+    /// It is made within the life; crashes come while it is.
+    pub(super) is_new: bool,
+}
+
+impl Setting {
+    pub(super) const SMALL: Self = Self {
+        journal_bytes: 64 << 10,
+        memory: 1 << 20,
+        most: 24,
+        direct_journal: false,
+        warm: false,
+        is_new: true,
+    };
+}
+
+/// A snapshot, and what it must show.
+type Kept<'s> = (ReadTxn<'s>, Arc<State>);
+
+pub(super) struct World {
+    pub(super) setting: Setting,
+    planted: Option<Planted>,
+    meanwhile: Meanwhile,
+    pub(super) subject: Option<Subject>,
+    told: Arc<Mutex<Told>>,
+    pub(super) story: Vec<Step>,
+    pub(super) crashes: u64,
+}
+
+impl World {
+    /// A disk without a store, or with the empty one that is given.
+    pub(super) fn new(setting: Setting, planted: Option<Planted>, made: Option<&SimDisk>) -> Self {
+        let empty = || SimDisk::builder().by_steps().build();
+        let disk = made.map_or_else(empty, |made| made.after_power_cut(Persistence::All, 0));
+        Self {
+            setting,
+            planted,
+            meanwhile: Meanwhile::default(),
+            subject: None,
+            told: Arc::new(Mutex::new(Told::new(disk, setting.most))),
+            story: Vec::new(),
+            crashes: 0,
+        }
+    }
+
+    pub(super) fn disk(&self) -> SimDisk {
+        lock(&self.told).disk.clone()
+    }
+
+    fn options(&self) -> StoreOptions {
+        let Setting { journal_bytes, memory, direct_journal, warm, .. } = self.setting;
+        let io = Arc::new(Prompt { disk: self.disk(), meanwhile: self.meanwhile.clone() });
+        let options = Store::options().journal_bytes(journal_bytes).memory(memory).warm(warm).io(io);
+        let mut options = options.without_threads();
+        options.planted = self.planted;
+        options.direct_journal = direct_journal;
+        options
+    }
+
+    /// The power goes at this operation of the disk as it is now.
+    pub(super) fn cut_at(&mut self, op: u64) {
+        self.story.push(Step::CutAt(op));
+        let mut told = lock(&self.told);
+        told.disk.cut_power_at(op);
+        told.cut = Some(op);
+    }
+
+    /// Opens the store and looks at what it shows; the error of the disk, if it fails as it may.
+    pub(super) fn open(&mut self) -> Result<(), Error> {
+        self.story.push(Step::Open);
+        let store = match self.options().open(dir()) {
+            Ok(store) => store,
+            Err(error) => {
+                assert!(lock(&self.told).has_failed(), "it can't be opened: {error}");
+                return Err(error);
+            }
+        };
+        let seq = store.stat().visible_seq;
+        let state = lock(&self.told).opened(seq);
+        let stat = store.stat();
+        let free = state.pages.iter().filter(|slot| **slot == super::told::Slot::Free).count();
+        assert_eq!((stat.seq, stat.pages, stat.free_pages), (seq, state.pages.len() as u64, free as u64));
+        assert!(stat.synced_seq <= seq && stat.journal_bytes <= stat.journal_cap);
+        self.subject = Some(Subject { store: Arc::new(store), told: Arc::clone(&self.told) });
+        Ok(())
+    }
+
+    /// Does one thing. False where the disk has failed.
+    pub(super) fn run<'s>(&mut self, subject: &'s Subject, kept: &mut Vec<Kept<'s>>, op: Op) -> bool {
+        self.story.push(Step::Op(op));
+        let of = |seed: u64, len: usize| usize::try_from(seed % len as u64).expect("few");
+        match op {
+            Op::Transact(seed, durability) => subject.transact(seed, durability),
+            Op::Round(_, 0) => subject.round(),
+            Op::Round(seed, transactions) => self.round_amid(subject, seed, transactions),
+            Op::Sync => {
+                let last = lock(&self.told).last().seq;
+                let synced = subject.store.sync();
+                let mut told = lock(&self.told);
+                match synced {
+                    Ok(()) if !told.doubt => told.durable = told.durable.max(last),
+                    Ok(()) => {}
+                    Err(error) => told.excuse(&error, last),
+                }
+            }
+            Op::Keep => kept.push(subject.begin_read()),
+            Op::Look(seed) if !kept.is_empty() => {
+                let (read, state) = &kept[of(seed, kept.len())];
+                let told = lock(&self.told);
+                let mut pages: Vec<_> = (0..=read.pages()).collect();
+                if !seed.is_multiple_of(3) {
+                    pages = vec![(seed >> 8) % (read.pages() + 1)];
+                }
+                for page in pages {
+                    if matches!(read.read(page), Err(Error::SnapshotTooOld)) {
+                        break;
+                    }
+                    told.compare_page(read, state, page);
+                }
+            }
+            Op::LetGo(seed) if !kept.is_empty() => drop(kept.swap_remove(of(seed, kept.len()))),
+            Op::Look(_) | Op::LetGo(_) | Op::LookAtAll => {
+                let (read, state) = subject.begin_read();
+                lock(&self.told).compare(&read, &state);
+            }
+            Op::Verify => self.verify(subject),
+            Op::Fail(how) => self.plan(how),
+        }
+        !lock(&self.told).has_failed()
+    }
+
+    fn round_amid(&self, subject: &Subject, seed: u64, transactions: u64) {
+        let (amid, mut chance, mut left) = (subject.clone(), Chance::from_seed(seed), transactions);
+        self.meanwhile.set(move || {
+            while left > 0 && amid.has_room() {
+                left -= 1;
+                amid.transact(chance.next(), Some(durability_by_chance(&mut chance)));
+            }
+        });
+        subject.round();
+        self.meanwhile.clear();
+    }
+
+    fn verify(&self, subject: &Subject) {
+        let found = subject.store.verify();
+        let told = lock(&self.told);
+        match found {
+            Ok(found) if told.rot.is_empty() && !told.has_failed() => {
+                assert!(found.is_sound(), "{found}");
+            }
+            Ok(_) => {}
+            Err(error) => told.excuse(&error, told.last().seq),
+        }
+    }
+
+    /// The disk is to fail, also while the store is opened.
+    pub(super) fn fail(&mut self, how: Failing) {
+        self.story.push(Step::Op(Op::Fail(how)));
+        self.plan(how);
+    }
+
+    fn plan(&self, how: Failing) {
+        let disk = self.disk();
+        let data = dir().join("data");
+        match how {
+            Failing::DataSync => {
+                disk.inject(data, 0..u64::MAX, WriteFault::SYNC_EIO, Times::Once).expect("it is there")
+            }
+            Failing::Sync(after) => disk.inject_all(WriteFault::SYNC_EIO, Times::Nth(after)),
+            Failing::Write(after) => disk.inject_all(WriteFault::EIO, Times::Nth(after)),
+            Failing::Full => {
+                disk.inject(data, 0..u64::MAX, WriteFault::NO_SPACE, Times::Once).expect("it is there")
+            }
+            Failing::Grow => disk.inject_all(WriteFault::Allocate(libc::ENOSPC), Times::Once),
+            Failing::Read(after) => disk.inject_all(Fault::EIO, Times::Nth(after)),
+        }
+    }
+
+    /// Ends the store in this way, and takes the disk as it is found after that.
+    pub(super) fn crash(&mut self, crash: Crash) {
+        self.story.push(Step::Crash(crash));
+        self.crashes += 1;
+        let disk = self.disk();
+        let subject = self
+            .subject
+            .take()
+            .map(|Subject { store, .. }| Arc::into_inner(store).expect("nobody else has it"));
+        let found = match (crash, subject) {
+            (Crash::Kill, subject) => {
+                // Only then: what goes must not do what the crash prevented.
+                let found = disk.after_kill();
+                drop(subject);
+                found
+            }
+            (Crash::PowerCut(persistence, seed), subject) => {
+                let found = disk.after_power_cut(persistence, seed);
+                drop(subject);
+                found
+            }
+            (Crash::Drop, subject) => {
+                drop(subject);
+                disk.after_kill()
+            }
+            (Crash::Close(sync), subject) => {
+                if let Some(store) = subject {
+                    self.close(store, sync);
+                }
+                disk.after_kill()
+            }
+        };
+        let mut told = lock(&self.told);
+        told.disk = found;
+        told.cut = None;
+    }
+
+    fn close(&self, store: Store, sync: bool) {
+        let closed = if sync { store.close_and_sync() } else { store.close() };
+        let mut told = lock(&self.told);
+        match closed {
+            Ok(()) => {
+                assert!(!told.doubt, "a store that has failed is closed without a word");
+                told.durable = told.last().seq;
+            }
+            Err(error) => told.excuse(&error, told.last().seq),
+        }
+    }
+
+    /// Spoils a page of the data file on the medium.
+    pub(super) fn rot(&mut self, chance: &mut Chance) {
+        let mut told = lock(&self.told);
+        let Ok(file) = told.disk.open_writable(&dir().join("data"), Access::Direct, Create::Never) else {
+            return;
+        };
+        let in_use = (told.last().pages.len() as u64).min(file.stat().expect("a file").size / PAGE as u64);
+        if in_use < 2 {
+            return;
+        }
+        let page = chance.of(0..in_use);
+        let mut bytes = AlignedBuf::new(PAGE);
+        if chance.one_in(3) {
+            let other = (page + 1 + chance.of(0..in_use - 1)) % in_use;
+            file.read_at(other * PAGE as u64, &mut bytes).expect("no fault is planned");
+        } else {
+            file.read_at(page * PAGE as u64, &mut bytes).expect("no fault is planned");
+            let bit = chance.index(PAGE * 8);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        file.write_at(page * PAGE as u64, &bytes, WriteMode::Plain).expect("no fault is planned");
+        file.sync_data().expect("no fault is planned");
+        told.rot.insert(page, Seq::MAX);
+        drop(told);
+        self.story.push(Step::Rot(page));
+    }
+}
+
+pub(super) fn durability_by_chance(chance: &mut Chance) -> Durability {
+    match chance.of(0..6) {
+        0..3 => Durability::Sync,
+        3 => Durability::Group,
+        _ => Durability::None,
+    }
+}
