@@ -41,6 +41,16 @@
 //! | a failure is told to nobody, or leaves the entry loading | an error |
 //! | a waiter is woken before its outcome is set | all of `loads` |
 //! | limbo has no bound | a reader that is stopped |
+//! | `discard` leaves what is loading, or what is resident | discards against hits and loads, guards |
+//! | `publish` does not look whether the load was superseded | all of `rewrites` that load |
+//! | `abandon` does not | a discard against a load that fails |
+//! | `join` does not | a load that is awaited after it was superseded |
+//! | those who wait for a load that is superseded are not told | discards and installs against loads |
+//! | the frame of a load that was superseded is free at once | a guard that keeps what it had |
+//! | `install` leaves the load that it found its frame | an install against a load, against a close |
+//! | `install` does not release | installs |
+//! | `install` frees the old frame without a grace | installs one after another |
+//! | `install` does not look whether the file was closed | an install against a close |
 
 mod arena;
 mod closes;

@@ -158,6 +158,26 @@ fn an_install_against_a_hit() {
     check(resident, &[installs, reads, reads], old_or_new);
 }
 
+/// The frame that the first left is written to by the second.
+#[test]
+fn installs_one_after_another_against_a_hit() {
+    fn installs_twice(world: &World, slot: &Slot) -> Read {
+        for version in 1..=2 {
+            world.write(0);
+            world.install(0, Wish::Read);
+            assert_eq!(reads(world, slot).ok(), Some(old() + version * VERSION), "after the install");
+        }
+        Ok(new())
+    }
+    fn of_any_version(_: &World, results: Vec<Read>) {
+        assert!(results.into_iter().all(|read| [0, 1, 2].contains(&((read.unwrap() - old()) / VERSION))));
+    }
+    for world in [resident, settled, unread] {
+        check(world, &[installs_twice, reads], of_any_version);
+    }
+    check(resident, &[installs_twice, reads_twice], of_any_version);
+}
+
 #[test]
 fn an_install_against_a_load_and_those_who_wait_for_it() {
     check(absent, &[installs, reads], old_or_new);
