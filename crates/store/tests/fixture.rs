@@ -1,0 +1,102 @@
+//! A store that version 1 of the format made, and a killed process left: it must be opened by all later versions.
+//!
+//! `tests/fixture/v1` was written by [`make`]; `PAGEKEEPER_MAKE_FIXTURE=DIR cargo test -p pagekeeper-store --test fixture`
+//! makes another one, for a new version.
+
+use std::path::{Path, PathBuf};
+
+use pagekeeper_store::{Create, Durability, Error, Store};
+
+const PAGES: u64 = 12;
+
+/// Some pages applied and synced, some in the journal as wholes, some changed in part, some free.
+fn make(dir: &Path) {
+    let store = Store::options()
+        .journal_bytes(64 << 10)
+        .memory(1 << 20)
+        .background_apply(false)
+        .warm(false)
+        .open(dir)
+        .unwrap();
+    let mut txn = store.begin().unwrap();
+    for page in 0..PAGES {
+        assert_eq!(txn.allocate().unwrap(), page);
+        txn.write(page, &payload(page, store.payload_size())).unwrap();
+    }
+    txn.set_root(Some(3));
+    txn.set_metadata(b"made by version 1").unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    store.sync().unwrap();
+    for round in 0..2 {
+        let mut txn = store.begin().unwrap();
+        for page in 0..3 {
+            txn.page_mut(page).unwrap()[1000 + round] = 77;
+        }
+        if round == 1 {
+            txn.free(10).unwrap();
+            txn.free(11).unwrap();
+        }
+        txn.commit(Durability::Sync).unwrap();
+    }
+    store.close().unwrap();
+}
+
+/// Mostly zeros, so that the fixture takes up little.
+fn payload(page: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|at| if at < 200 { (page * 37 + at as u64 * 11).to_le_bytes()[0] } else { 0 }).collect()
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_store_of_version_1_is_opened_and_goes_on() {
+    if let Some(dir) = std::env::var_os("PAGEKEEPER_MAKE_FIXTURE") {
+        make(Path::new(&dir));
+    }
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let target = root.join("../../target/test-files");
+    std::fs::create_dir_all(&target).unwrap();
+    let temp = tempfile::tempdir_in(target).unwrap();
+    let dir = temp.path().join("store");
+    copy(&root.join("tests/fixture/v1"), &dir);
+
+    let store = Store::options().create(Create::Never).background_apply(false).open(&dir).unwrap();
+    let opening = store.stat().opening;
+    assert_eq!((opening.commits, opening.pages), (2, 5));
+    let look = |store: &Store| {
+        let read = store.begin_read().unwrap();
+        assert_eq!((read.root(), read.metadata(), read.pages()), (Some(3), &b"made by version 1"[..], PAGES));
+        for page in 0..10 {
+            let mut expected = payload(page, store.payload_size());
+            if page < 3 {
+                expected[1000..1002].fill(77);
+            }
+            assert_eq!(read.read(page).unwrap()[..], expected, "page {page}");
+        }
+        for page in 10..12 {
+            assert!(matches!(read.read(page), Err(Error::NotAllocated { .. })));
+        }
+        let found = store.verify().unwrap();
+        assert!(found.is_sound(), "{found}");
+    };
+    look(&store);
+    store.close_and_sync().unwrap();
+    let store = Store::options().create(Create::Never).open(&dir).unwrap();
+    assert_eq!(store.stat().opening.commits, 0);
+    look(&store);
+    let mut txn = store.begin().unwrap();
+    let mut again = [txn.allocate().unwrap(), txn.allocate().unwrap()];
+    again.sort_unstable();
+    assert_eq!((again, txn.allocate().unwrap()), ([10, 11], PAGES));
+}
