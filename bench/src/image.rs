@@ -23,18 +23,29 @@ impl Image {
     /// A new one of this kind ("xfs", "ext4") that holds `bytes`.
     pub(crate) fn new(scratch: &Scratch, kind: &'static str, bytes: u64) -> Result<Self> {
         scratch.require_space(bytes)?;
+        let image = scratch.path().join("image");
+        Self::make(&image, kind, bytes)?;
+        Self::mount(&image, kind, &scratch.path().join("disk"))
+    }
+
+    /// Makes the file alone, sparse and with a new file system.
+    pub(crate) fn make(image: &Path, kind: &'static str, bytes: u64) -> Result<()> {
         let (maker, package) = match kind {
             "xfs" => ("mkfs.xfs", "xfsprogs"),
             _ => ("mkfs.ext4", "e2fsprogs"),
         };
         let maker = Program::find(maker)
             .with_context(|| format!("{maker} is not installed; Debian has it in the package {package}"))?;
-        let image = scratch.path().join("image");
-        crate::data::make_sparse(&image, bytes)?;
-        run(maker.command().arg("-q").arg(&image))?;
-        let device = Loop::new(&image)?;
-        let point = scratch.path().join("disk");
-        let mounted = Mounted::new(Command::new("mount").args(["-t", kind]).arg(&device.node), &point)?;
+        crate::data::make_sparse(image, bytes)?;
+        run(maker.command().arg("-q").arg(image))?;
+        Ok(())
+    }
+
+    /// The file system that is in such a file, at a directory that is made if it is missing.
+    pub(crate) fn mount(image: &Path, kind: &'static str, point: &Path) -> Result<Self> {
+        let device = Loop::new(image)?;
+        let mount = ["-t", kind, "-o", "noatime"];
+        let mounted = Mounted::new(Command::new("mount").args(mount).arg(&device.node), point)?;
         Ok(Self { mounted, device })
     }
 
@@ -91,7 +102,7 @@ pub(crate) struct Mounted {
 impl Mounted {
     /// `mount` but for its last argument.
     pub(crate) fn new(mount: &mut Command, point: &Path) -> Result<Self> {
-        std::fs::create_dir(point).with_context(|| format!("can't make {}", point.display()))?;
+        std::fs::create_dir_all(point).with_context(|| format!("can't make {}", point.display()))?;
         run(mount.arg(point))?;
         Ok(Self { point: point.to_path_buf() })
     }

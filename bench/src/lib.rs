@@ -20,6 +20,7 @@ mod pattern;
 mod peers;
 mod plot;
 mod pressure;
+mod recovery;
 mod release;
 mod report;
 mod rounds;
@@ -88,6 +89,14 @@ enum Bench {
         #[command(flatten)]
         options: Options,
     },
+    /// Opening a store after a kill on a slow but wide disk, against replay and other stores; as root
+    Recovery {
+        /// Put an XFS on the slow disk
+        #[arg(long)]
+        xfs: bool,
+        #[command(flatten)]
+        options: Options,
+    },
     /// A disk that is slow but wide, until Ctrl-C; as root
     Slowdisk(slowdisk::Arguments),
     /// Resident bytes below PATH, by mincore alone
@@ -107,6 +116,9 @@ enum Bench {
     /// Reads inside a cgroup
     #[command(hide = true)]
     PressureReader(pressure::ReaderArguments),
+    /// Changes pages of a store until it is killed
+    #[command(hide = true)]
+    RecoveryChild(recovery::ChildArguments),
     /// Takes memory inside a cgroup
     #[command(hide = true)]
     PressureBystander(pressure::BystanderArguments),
@@ -250,6 +262,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Miss(options) => bench("miss", &options, miss::run),
         Bench::Pressure(options) => bench("pressure", &options, pressure::run),
         Bench::Stall { fs, options } => bench("stall", &options, |run| stall::run(run, fs)),
+        Bench::Recovery { xfs, options } => bench("recovery", &options, |run| recovery::run(run, xfs)),
+        Bench::RecoveryChild(arguments) => recovery::be_killed(&arguments),
         Bench::Slowdisk(arguments) => slowdisk::run(&arguments),
         Bench::Mincore { path } => scan::mincore(&path),
         Bench::Pread { path, list } => warm::pread(&path, &list),

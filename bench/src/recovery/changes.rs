@@ -1,0 +1,136 @@
+//! The changes that a crash leaves behind: which pages, and what is to be found in them afterwards.
+//!
+//! A page begins as noise that follows from its number. Each round changes a hundred bytes of other pages, in a place that follows
+//! from the page's number alone: so what a page holds after a round does not depend on those before. Nothing can be compressed.
+//! Invariants: the pages of a round differ, and are in random order; the same seed and round, the same changes.
+//! Fails with the page that holds something else.
+
+use std::collections::HashSet;
+
+use anyhow::{Result, ensure};
+
+use crate::drive::PAGE;
+use crate::pattern;
+use crate::rounds::Random;
+
+/// Bytes that are changed of a page.
+pub(super) const CHANGE: usize = 100;
+/// Bytes of a page that every subject keeps: a page of 4 KiB less room for headers.
+pub(super) const BODY: usize = 4000;
+/// Pages that are changed together, in one transaction.
+pub(super) const PER_COMMIT: usize = 25;
+
+/// So many changes, of a file of so many pages.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(super) struct Load {
+    /// Pages of the file.
+    #[arg(long)]
+    pub(super) pages: u64,
+    /// Pages that are changed.
+    #[arg(long)]
+    pub(super) changes: usize,
+    /// Seed of all contents and places.
+    #[arg(long)]
+    pub(super) seed: u64,
+    /// Which round it is.
+    #[arg(long)]
+    pub(super) round: u64,
+}
+
+impl Load {
+    /// As arguments of a child process.
+    pub(super) fn arguments(&self) -> [String; 4] {
+        let Self { pages, changes, seed, round } = self;
+        [
+            format!("--pages={pages}"),
+            format!("--changes={changes}"),
+            format!("--seed={seed}"),
+            format!("--round={round}"),
+        ]
+    }
+
+    /// The pages that are changed, in that order. There must be more pages than changes.
+    pub(super) fn changed(&self) -> Vec<u64> {
+        let mut random = Random::new(self.of_round());
+        let mut seen = HashSet::with_capacity(self.changes);
+        std::iter::repeat_with(|| random.below(self.pages))
+            .filter(|page| seen.insert(*page))
+            .take(self.changes)
+            .collect()
+    }
+
+    /// What a page holds at first: as much as fits into `body`.
+    pub(super) fn base(&self, page: u64, body: &mut [u8]) {
+        pattern::fill(self.seed, page * PAGE, body);
+    }
+
+    /// What the round does to a page: the bytes, and where they go.
+    pub(super) fn change(&self, page: u64) -> (usize, [u8; CHANGE]) {
+        let room = (BODY - CHANGE) as u64;
+        let offset = Random::new(self.seed ^ page).below(room);
+        let mut bytes = [0; CHANGE];
+        pattern::fill(self.of_round(), page * PAGE + offset, &mut bytes);
+        (usize::try_from(offset).unwrap_or(0), bytes)
+    }
+
+    /// What a changed page holds after the round.
+    pub(super) fn expected(&self, page: u64, body: &mut [u8]) {
+        self.base(page, body);
+        let (offset, bytes) = self.change(page);
+        body[offset..offset + CHANGE].copy_from_slice(&bytes);
+    }
+
+    /// Fails unless a changed page holds what it should.
+    pub(super) fn check(&self, page: u64, found: &[u8]) -> Result<()> {
+        ensure!(found.len() >= BODY, "page {page} has {} bytes", found.len());
+        let mut expected = vec![0; found.len()];
+        self.expected(page, &mut expected);
+        let equal = found.iter().zip(&expected).take_while(|(found, expected)| found == expected).count();
+        ensure!(equal == found.len(), "page {page} has wrong bytes from {equal} on");
+        Ok(())
+    }
+
+    /// A seed for what differs from round to round.
+    fn of_round(&self) -> u64 {
+        Random::new(self.seed ^ (self.round + 1)).next_u64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOAD: Load = Load { pages: 100, changes: 90, seed: 7, round: 0 };
+
+    #[test]
+    fn a_round_changes_different_pages_and_repeats_itself() {
+        let changed = LOAD.changed();
+        assert_eq!(changed, LOAD.changed());
+        assert_ne!(changed, Load { round: 1, ..LOAD }.changed());
+        let mut sorted = changed.clone();
+        sorted.sort_unstable();
+        assert_ne!(changed, sorted);
+        sorted.dedup();
+        assert_eq!(sorted.len(), 90);
+        assert!(sorted.iter().all(|page| *page < 100));
+    }
+
+    #[test]
+    fn a_round_writes_over_the_one_before() {
+        for page in LOAD.changed() {
+            let (mut body, mut base) = ([0; 4064], [0; 4064]);
+            LOAD.base(page, &mut base);
+            LOAD.expected(page, &mut body);
+            LOAD.check(page, &body).unwrap();
+            assert!(LOAD.check(page, &base).is_err());
+            let next = Load { round: 1, ..LOAD };
+            assert!(next.check(page, &body).is_err());
+            let (offset, bytes) = next.change(page);
+            body[offset..offset + CHANGE].copy_from_slice(&bytes);
+            next.check(page, &body).unwrap();
+            assert!(next.check(page + 1, &body).is_err());
+            body[(offset + 2000) % 4064] ^= 1;
+            assert!(next.check(page, &body).is_err());
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! A process that changes pages and is killed: SIGKILL, before it synced anything that it could put off.
+//!
+//! Invariants: it is killed with everything still open, after the last change was acknowledged; it ends with its parent.
+//! Fails where it dies before.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+use super::changes::Load;
+use super::engine;
+use crate::peers::this_program;
+use crate::scratch::Stop;
+
+const READY: &str = "ready";
+
+/// What the child is told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Which store.
+    engine: String,
+    /// Its directory.
+    dir: PathBuf,
+    #[command(flatten)]
+    load: Load,
+}
+
+/// The child's side: does all of a round's changes, and waits for its end.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("can't be tied to the parent's life")?;
+    let engine = engine(&arguments.engine).context("no such store")?;
+    let _open = (engine.prepare)(&arguments.dir, &arguments.load)?;
+    println!("{READY}");
+    std::io::stdin().read_to_end(&mut Vec::new()).context("the parent has gone")?;
+    bail!("nobody killed this process")
+}
+
+/// Changes pages of the store in `dir`, and kills who did it.
+pub(super) fn change_and_kill(engine: &str, dir: &Path, load: &Load, stop: &Stop) -> Result<()> {
+    let mut child = this_program()?
+        .arg("recovery-child")
+        .arg(engine)
+        .arg(dir)
+        .args(load.arguments())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("can't start this program again")?;
+    let stdout = child.stdout.take().context("it has no output")?;
+    let (send, lines) = channel();
+    std::thread::spawn(move || {
+        BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
+    });
+    let ready = loop {
+        if let Err(interrupted) = stop.check() {
+            break Err(interrupted);
+        }
+        match lines.recv_timeout(Duration::from_millis(20)) {
+            Ok(line) => break Ok(line == READY),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break Ok(false),
+        }
+    };
+    // `kill` is SIGKILL. It fails only if the child has ended already.
+    let _ = child.kill();
+    let status = child.wait().context("can't wait for a child process")?;
+    ensure!(ready?, "the process that was to be killed ended with {status}");
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! pagekeeper's store.
+//!
+//! The process that is killed has its store apply nothing by itself, so that every change is still to be applied; the one that
+//! recovers is as anybody opens it. Invariants: it finds as many pages to apply as were changed.
+//! Fails where the store does.
+
+use std::any::Any;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use pagekeeper_store::{Durability, Store};
+
+use super::changes::{CHANGE, Load, PER_COMMIT};
+use super::{Account, Engine, Recovered, wide};
+use crate::slowdisk::SlowDisk;
+
+/// As the table names it.
+pub(super) const NAME: &str = "pagekeeper";
+/// It.
+pub(super) const ENGINE: Engine = Engine { name: NAME, word: "pagekeeper", prepare, recover, check };
+
+/// Memory of the store that is killed, in bytes: with less of it pages have to be applied before the kill.
+const MEMORY: u64 = 1 << 30;
+/// Pages of a transaction that fills pages for the first time.
+const FILL: usize = 500;
+
+fn prepare(dir: &Path, load: &Load) -> Result<Box<dyn Any>> {
+    let store = Store::options().background_apply(false).memory(MEMORY).open(dir)?;
+    if store.stat().pages == 0 {
+        let mut transaction = store.begin()?;
+        let first = transaction.allocate_run(load.pages)?;
+        ensure!(first == 0, "the first page is {first}");
+        transaction.commit(Durability::Sync)?;
+    }
+    let changed = load.changed();
+    let mut body = vec![0; store.payload_size()];
+    for pages in changed.chunks(FILL) {
+        let mut transaction = store.begin()?;
+        for page in pages {
+            load.base(*page, &mut body);
+            transaction.write(*page, &body)?;
+        }
+        transaction.commit(Durability::None)?;
+    }
+    store.sync()?;
+    for pages in changed.chunks(PER_COMMIT) {
+        let mut transaction = store.begin()?;
+        for page in pages {
+            let (offset, bytes) = load.change(*page);
+            transaction.page_mut(*page)?[offset..offset + CHANGE].copy_from_slice(&bytes);
+        }
+        transaction.commit(Durability::Sync)?;
+    }
+    Ok(Box::new(store))
+}
+
+fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
+    let changed = load.changed();
+    disk.reset()?;
+    let began = Instant::now();
+    let store = Store::options().open(dir)?;
+    let opened = began.elapsed();
+    let page = store.begin_read()?.read(changed[0])?;
+    let first = began.elapsed();
+    let at_open = disk.stats()?;
+    disk.reset()?;
+    load.check(changed[0], &page)?;
+    drop(page);
+    store.sync()?;
+    let applied = began.elapsed();
+    let apply = applied.saturating_sub(opened);
+    let applying = disk.stats()?;
+    let opening = store.stat().opening;
+    store.close()?;
+    ensure!(
+        opening.pages == load.changes as u64,
+        "{} pages were found to apply, of {} that were changed",
+        opening.pages,
+        load.changes
+    );
+    let journal = dir.join("journal");
+    let wide = wide::least_time(&*pagekeeper_io::best(), &journal, opening.journal_bytes)?;
+    let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    Ok(Recovered {
+        open: ms(opened),
+        first: ms(first),
+        applied: Some(ms(applied)),
+        ours: Some(Account {
+            apply: ms(apply),
+            journal: ms(opening.journal_read),
+            wide: ms(wide),
+            journal_bytes: opening.journal_bytes,
+            depth: applying.depth_average,
+            open_requests: at_open.requests(),
+            apply_requests: applying.requests(),
+        }),
+    })
+}
+
+fn check(dir: &Path, load: &Load) -> Result<()> {
+    let store = Store::options().open(dir)?;
+    let reader = store.begin_read()?;
+    for page in load.changed() {
+        load.check(page, &reader.read(page)?).with_context(|| format!("{}", dir.display()))?;
+    }
+    drop(reader);
+    store.close()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_has_the_changes_of_each_round() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        for round in 0..2 {
+            let load = Load { pages: 1000, changes: 60, seed: 3, round };
+            drop(prepare(dir.path(), &load).unwrap());
+            check(dir.path(), &load).unwrap();
+            assert!(check(dir.path(), &Load { round: 2, ..load }).is_err());
+        }
+    }
+}

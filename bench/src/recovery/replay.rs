@@ -1,0 +1,142 @@
+//! Replay into a mapped file, as a store recovers that leaves its pages to the kernel: nothing is open before all is replayed.
+//!
+//! The journal is as small as it can be, the changed bytes and their places, and is read as wide as the disk is: what is compared is
+//! the replay. Serially each change waits for its page; or the kernel is first told of every page that will be needed.
+//! Fails as the file system does.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use super::Recovered;
+use super::changes::{CHANGE, Load};
+use super::map::Map;
+use super::wide;
+use crate::drive::PAGE;
+use crate::scratch::Stop;
+
+/// Bytes of a record: page number, offset in the page, the bytes.
+const RECORD: usize = 8 + 4 + CHANGE;
+
+/// How pages come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// One after the other, with what the kernel reads around them by itself.
+    ReadAround,
+    /// One after the other, each alone (`MADV_RANDOM`).
+    Serial,
+    /// `MADV_WILLNEED` for every page, then one after the other.
+    WillNeed,
+}
+
+/// Makes the data file, with the pages as they are before the changes, and the journal.
+pub(super) fn prepare(dir: &Path, load: &Load) -> Result<()> {
+    let write = || -> std::io::Result<()> {
+        let data = File::options().write(true).create(true).truncate(false).open(dir.join("data"))?;
+        data.set_len(load.pages * PAGE)?;
+        let changed = load.changed();
+        let mut page_bytes = [0; 4096];
+        let mut journal = Vec::with_capacity(changed.len() * RECORD + 4096);
+        for page in changed {
+            load.base(page, &mut page_bytes);
+            data.write_all_at(&page_bytes, page * PAGE)?;
+            let (offset, bytes) = load.change(page);
+            journal.extend(page.to_le_bytes());
+            journal.extend(u32::try_from(offset).unwrap_or(u32::MAX).to_le_bytes());
+            journal.extend(bytes);
+        }
+        journal.resize(journal.len().next_multiple_of(4096), 0);
+        std::fs::write(dir.join("journal"), journal)
+    };
+    write().with_context(|| format!("can't write in {}", dir.display()))
+}
+
+/// Replays; with `part` above 1 only the changes of the first part of the file, of that many, and the times are scaled.
+pub(super) fn recover(dir: &Path, load: &Load, way: Way, part: u64, stop: &Stop) -> Result<Recovered> {
+    let end = load.pages / part;
+    let began = Instant::now();
+    let io = pagekeeper_io::best();
+    let journal = wide::read_file(&*io, &dir.join("journal"))?;
+    let records =
+        || journal.chunks_exact(RECORD).take(load.changes).map(parse).filter(|change| change.0 < end);
+    let file =
+        File::options().read(true).write(true).open(dir.join("data")).context("can't open the data")?;
+    let mut map = Map::new(&file).context("can't map the data")?;
+    if way != Way::ReadAround {
+        map.expect_random().context("madvise")?;
+    }
+    let prepared = began.elapsed();
+    if way == Way::WillNeed {
+        for (page, ..) in records() {
+            let at = usize::try_from(page * PAGE)?;
+            map.will_need(at..at + 4096).context("madvise")?;
+        }
+    }
+    let mut done = 0_usize;
+    for (page, offset, bytes) in records() {
+        if done.is_multiple_of(100) {
+            stop.check()?;
+        }
+        map.write(usize::try_from(page * PAGE)? + offset, bytes);
+        done += 1;
+    }
+    ensure!(done > 0, "nothing was to be replayed");
+    let replayed = began.elapsed();
+    let scale = load.changes as f64 / done as f64;
+    let open = prepared.as_secs_f64() + replayed.saturating_sub(prepared).as_secs_f64() * scale;
+    let mut first = [0; 4096];
+    let looked = Instant::now();
+    let (page, ..) = records().next().context("nothing was to be replayed")?;
+    map.read(usize::try_from(page * PAGE)?, &mut first);
+    let first_read = open + looked.elapsed().as_secs_f64();
+    load.check(page, &first)?;
+    let applied = if part == 1 {
+        map.sync().context("msync")?;
+        Some(began.elapsed().as_secs_f64() * 1e3)
+    } else {
+        None
+    };
+    Ok(Recovered { open: open * 1e3, first: first_read * 1e3, applied, ours: None })
+}
+
+/// Compares the pages that were replayed.
+pub(super) fn check(dir: &Path, load: &Load, part: u64) -> Result<()> {
+    let data = File::open(dir.join("data")).context("can't open the data")?;
+    let mut bytes = [0; 4096];
+    for page in load.changed().into_iter().filter(|page| *page < load.pages / part) {
+        data.read_exact_at(&mut bytes, page * PAGE).context("can't read the data")?;
+        load.check(page, &bytes)?;
+    }
+    Ok(())
+}
+
+/// Page number, offset and bytes of a record.
+fn parse(record: &[u8]) -> (u64, usize, &[u8]) {
+    let (page, rest) = record.split_first_chunk().unwrap_or((&[0; 8], &[]));
+    let (offset, bytes) = rest.split_first_chunk().unwrap_or((&[0; 4], &[]));
+    (u64::from_le_bytes(*page), u32::from_le_bytes(*offset) as usize, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOAD: Load = Load { pages: 1000, changes: 100, seed: 3, round: 0 };
+
+    #[test]
+    fn each_way_replays_all_or_its_part() {
+        for (way, part) in [(Way::ReadAround, 1), (Way::Serial, 4), (Way::WillNeed, 1)] {
+            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+            prepare(dir.path(), &LOAD).unwrap();
+            assert!(check(dir.path(), &LOAD, part).is_err());
+            let recovered = recover(dir.path(), &LOAD, way, part, &Stop::never()).unwrap();
+            assert!(recovered.first >= recovered.open);
+            assert_eq!(recovered.applied.is_some(), part == 1);
+            check(dir.path(), &LOAD, part).unwrap();
+            assert_eq!(check(dir.path(), &LOAD, 1).is_ok(), part == 1);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Where stores are: files in memory that a slow disk is put before, for as long as something is measured.
+//!
+//! What is to be recovered is made in memory at once; the disk is then mounted anew, so that nothing of it is cached, and taken down
+//! again before contents are compared. With XFS the files are in an image, a loop device over it, and that over the disk. Invariants: nobody has the files open while a disk begins or ends; what is mounted goes with
+//! the value. Fails in plain words without root.
+
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::data::MIB;
+use crate::image::{Image, Mounted};
+use crate::machine::available_bytes;
+use crate::scratch::Scratch;
+use crate::slowdisk::{Settings, SlowDisk};
+
+/// How long a request takes the disk.
+pub(super) const LATENCY: Duration = Duration::from_millis(2);
+/// How many it serves at once.
+pub(super) const WIDTH: u16 = 64;
+
+/// The file that is an XFS.
+const IMAGE: &str = "disk.img";
+const KIND: &str = "xfs";
+
+/// The place.
+#[derive(Debug)]
+pub(super) struct Site {
+    program: PathBuf,
+    memory: Mounted,
+    mount: PathBuf,
+    /// Where an XFS is mounted; its image is in memory.
+    xfs: Option<PathBuf>,
+}
+
+impl Site {
+    /// One for `bytes` of files, on an XFS if wanted.
+    pub(super) fn new(scratch: &Scratch, bytes: u64, xfs: bool) -> Result<Self> {
+        ensure!(
+            rustix::process::geteuid().is_root(),
+            "this bench mounts a slow disk over files in memory: it needs root"
+        );
+        let available = available_bytes();
+        ensure!(
+            bytes + bytes / 4 < available,
+            "this takes {} MiB of memory, of which {} MiB can be had",
+            (bytes + bytes / 4) / MIB,
+            available / MIB
+        );
+        let mount = scratch.path().join("slow");
+        std::fs::create_dir(&mount).with_context(|| format!("can't make {}", mount.display()))?;
+        let size = format!("size={bytes},mode=0700");
+        let memory = Mounted::new(
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "pagekeeper-bench"]),
+            &scratch.path().join("memory"),
+        )?;
+        let program = std::env::current_exe().context("can't find this program")?;
+        let xfs = xfs.then(|| scratch.path().join("xfs"));
+        if xfs.is_some() {
+            Image::make(&memory.point.join(IMAGE), KIND, bytes / 8 * 7)?;
+        }
+        Ok(Self { program, memory, mount, xfs })
+    }
+
+    /// Does something with a directory of files, made if it is missing, at the speed of memory.
+    pub(super) fn at_once<T>(&self, name: &str, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+        let _image = self.image_in(&self.memory.point)?;
+        let path = self.xfs.as_ref().unwrap_or(&self.memory.point).join(name);
+        std::fs::create_dir_all(&path).with_context(|| format!("can't make {}", path.display()))?;
+        work(&path)
+    }
+
+    /// Does something with that directory with the slow disk put before it, and finds it cold.
+    pub(super) fn on_disk<T>(
+        &self,
+        name: &str,
+        measure: impl FnOnce(&SlowDisk, &Path) -> Result<T>,
+    ) -> Result<T> {
+        let width = NonZero::new(WIDTH).context("a disk has a width")?;
+        let backing = Some(self.memory.point.clone());
+        let settings = Settings { backing, ..Settings::new(LATENCY, width) };
+        let disk = SlowDisk::start(&self.program, &self.mount, &settings)?;
+        let image = self.image_in(disk.dir())?;
+        let path = self.xfs.as_deref().unwrap_or_else(|| disk.dir()).join(name);
+        let measured = measure(&disk, &path);
+        drop(image);
+        let measured = measured?;
+        disk.end()?;
+        Ok(measured)
+    }
+
+    /// Mounts the XFS whose image is in that directory, if there is to be one.
+    fn image_in(&self, dir: &Path) -> Result<Option<Image>> {
+        self.xfs.as_ref().map(|point| Image::mount(&dir.join(IMAGE), KIND, point)).transpose()
+    }
+
+    /// What the disk takes at least for so many requests, in ms.
+    pub(super) fn limit_ms(requests: usize) -> f64 {
+        requests as f64 / f64::from(WIDTH) * LATENCY.as_secs_f64() * 1e3
+    }
+}
