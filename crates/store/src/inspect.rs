@@ -267,7 +267,7 @@ mod tests {
         let free = store.free_list().unwrap();
         assert_eq!((free.pages(), &free.trunks[..]), (2, &[FreeTrunk { page: 1, names: 1 }][..]));
         let [first, second] = store.superblocks().unwrap();
-        assert_eq!((first.unwrap().synced_seq, second.unwrap().synced_seq), (0, 2));
+        assert_eq!((first.unwrap().synced_seq, second.unwrap().synced_seq), (2, 0));
         assert!(matches!(store.inspect(5..7), Err(Error::OutOfRange { page: 6, pages: 6 })));
         assert!(store.inspect(3..3).unwrap().is_empty());
         store.close_and_sync().unwrap();
