@@ -8,7 +8,7 @@ fn main() {
 
 #[cfg(feature = "rocksdb")]
 fn rocksdb() {
-    const SOURCES: [&str; 2] = ["src/hit/rocksdb.cc", "src/log/rocksdb.cc"];
+    const SOURCES: [&str; 3] = ["src/commit/rocksdb.cc", "src/hit/rocksdb.cc", "src/log/rocksdb.cc"];
     for source in SOURCES {
         println!("cargo::rerun-if-changed={source}");
     }

@@ -5,6 +5,7 @@
 //! A quick run ends within 45 seconds on a machine that has two free cores. Fails where a subject fails or is wrong.
 
 mod close;
+mod commit;
 mod data;
 mod drive;
 mod follow;
@@ -75,6 +76,16 @@ enum Bench {
     },
     /// Cold direct reads against fio at the same depth, and a cache of 90 % of the data against pread
     Miss(Options),
+    /// Durable commits of random pages: the page store against other stores and fio
+    Commit(Options),
+    /// Commits of random pages for minutes over data of many times the memory: latency, journal and memory over time
+    Sustained {
+        /// How long [with --quick: half a minute at most]
+        #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        minutes: u64,
+        #[command(flatten)]
+        options: Options,
+    },
     /// A binlog with a near follower and one ten segments behind: reads of the device, and residency
     Follow(Options),
     /// Records through the redo log and the binlog, against plain files, raft-engine, RocksDB's log and fio
@@ -257,6 +268,10 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Hit(options) => bench("hit", &options, hit::run),
         Bench::Close(options) => bench("close", &options, close::run),
         Bench::Hitratio { traces, options } => bench("hitratio", &options, |run| hitratio::run(run, &traces)),
+        Bench::Commit(options) => bench("commit", &options, commit::run),
+        Bench::Sustained { minutes, options } => {
+            bench("sustained", &options, |run| commit::sustained::run(run, minutes))
+        }
         Bench::Follow(options) => bench("follow", &options, follow::run),
         Bench::Log(options) => bench("log", &options, log::run),
         Bench::Miss(options) => bench("miss", &options, miss::run),

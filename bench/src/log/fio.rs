@@ -25,7 +25,7 @@ pub(super) fn volume(fio: &Program, dir: &Path, bytes: u64, synced: bool) -> Res
 }
 
 /// Durable writes a second over a file that was written before.
-pub(super) fn commits(fio: &Program, dir: &Path, duration: Duration) -> Result<f64> {
+pub(crate) fn commits(fio: &Program, dir: &Path, duration: Duration) -> Result<f64> {
     let size = format!("--size={}", 64 * MIB);
     let runtime = format!("--runtime={}ms", duration.as_millis());
     write(fio, dir, &["--bs=1m", &size, "--end_fsync=1"])?;

@@ -6,13 +6,13 @@
 //! ours; resident bytes are counted while the log is still open. Fails where a log fails or holds something else.
 
 mod commits;
-mod fio;
+pub(crate) mod fio;
 mod ours;
 mod plain;
 #[cfg(feature = "raft-engine")]
 mod raft;
 #[cfg(feature = "rocksdb")]
-mod rocksdb;
+pub(crate) mod rocksdb;
 #[cfg(test)]
 mod tests;
 mod volume;

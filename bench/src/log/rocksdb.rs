@@ -22,7 +22,7 @@ pub(super) const KIND: Kind =
 /// Bytes of the memtable: more than a sample writes.
 const MEMTABLE: usize = 4 << 30;
 /// Room for what it says of an error.
-const WORDS: usize = 256;
+pub(crate) const WORDS: usize = 256;
 
 /// `bench_wal` of the C++.
 #[repr(C)]
@@ -100,7 +100,7 @@ impl Drop for Wal {
     }
 }
 
-fn text(words: &[c_char; WORDS]) -> String {
+pub(crate) fn text(words: &[c_char; WORDS]) -> String {
     // SAFETY: zeros at first, and snprintf(3) ends what it writes with one.
     unsafe { CStr::from_ptr(words.as_ptr()) }.to_string_lossy().into_owned()
 }

@@ -1,0 +1,146 @@
+//! What the pages hold: a value that tells which page it is, how often it was changed, and all that these changes wrote.
+//!
+//! Values are computable from page and count alone, so that every one can be judged at the end without a copy.
+//! Invariants: a change rewrites the count and [`CHANGED`] bytes at a place drawn anew, nothing else; two changes of
+//! one page never write the same bytes. Fails with the page's number where a value is another's, or was changed more or less often than
+//! was acknowledged.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::pattern;
+use crate::rounds::Random;
+
+/// Bytes of a value: as much as each subject keeps in one page of 4096 bytes, with what it puts beside it.
+pub(super) const VALUE: usize = 4000;
+/// Bytes that a change writes, beside the count.
+pub(super) const CHANGED: usize = 128;
+/// Bytes of page number and count.
+const HEAD: usize = 16;
+/// Words of the pattern for each page: more than a value has.
+const STRIDE: u64 = 4096;
+
+/// The value of a page that was never changed.
+pub(super) fn fresh(page: u64) -> [u8; VALUE] {
+    let mut value = [0; VALUE];
+    pattern::fill(0, page * STRIDE, &mut value);
+    value[..8].copy_from_slice(&page.to_le_bytes());
+    value[8..HEAD].fill(0);
+    value
+}
+
+/// Changes the value of a page once more, and gives how often it was changed now.
+pub(super) fn change(page: u64, value: &mut [u8]) -> Result<u32> {
+    ensure!(value.len() == VALUE, "page {page} has a value of {} bytes", value.len());
+    let (found, count) = head(value)?;
+    ensure!(found == page, "page {found} where page {page} should be");
+    write_change(page, count + 1, value);
+    Ok(count + 1)
+}
+
+/// Fails unless `value` is what page `page` has after `count` changes.
+pub(super) fn check(page: u64, count: u32, value: &[u8]) -> Result<()> {
+    ensure!(value.len() == VALUE, "page {page} has a value of {} bytes", value.len());
+    let (found_page, found_count) = head(value)?;
+    ensure!(found_page == page, "page {found_page} where page {page} should be");
+    ensure!(found_count == count, "page {page} has {found_count} changes, acknowledged were {count}");
+    let mut wanted = fresh(page);
+    for count in 1..=count {
+        write_change(page, count, &mut wanted);
+    }
+    ensure!(value == wanted, "page {page} has wrong bytes after {count} changes");
+    Ok(())
+}
+
+fn head(value: &[u8]) -> Result<(u64, u32)> {
+    let page = u64::from_le_bytes(value[..8].try_into()?);
+    let count = u64::from_le_bytes(value[8..HEAD].try_into()?);
+    Ok((page, u32::try_from(count).with_context(|| format!("page {page} has {count} changes"))?))
+}
+
+fn write_change(page: u64, count: u32, value: &mut [u8]) {
+    const PLACES: u64 = (VALUE - HEAD - CHANGED) as u64 + 1;
+    value[8..HEAD].copy_from_slice(&u64::from(count).to_le_bytes());
+    let mut random = Random::new(page ^ u64::from(count) << 40);
+    let start = HEAD + usize::try_from(random.below(PLACES)).unwrap_or(0);
+    for part in value[start..start + CHANGED].as_chunks_mut::<8>().0 {
+        *part = random.next_u64().to_le_bytes();
+    }
+}
+
+/// How often each page was changed by commits that were acknowledged.
+pub(super) struct Ledger(Vec<AtomicU32>);
+
+impl Ledger {
+    /// Of so many pages, none of them changed.
+    pub(super) fn new(pages: u64) -> Self {
+        Self((0..pages).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// How many pages there are.
+    pub(super) fn pages(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    /// A commit that changed a page for the `count`th time was acknowledged.
+    pub(super) fn acknowledge(&self, page: u64, count: u32) {
+        if let Some(last) = usize::try_from(page).ok().and_then(|page| self.0.get(page)) {
+            last.fetch_max(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Fails unless the value of a page has all that was acknowledged, and nothing else. Nobody commits meanwhile.
+    pub(super) fn check(&self, page: u64, value: &[u8]) -> Result<()> {
+        let count = usize::try_from(page).ok().and_then(|page| self.0.get(page));
+        let count = count.with_context(|| format!("page {page} was never made"))?;
+        check(page, count.load(Ordering::Relaxed), value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_tells_its_page_and_all_its_changes() {
+        let mut value = fresh(7);
+        check(7, 0, &value).unwrap();
+        for count in 1..20 {
+            assert_eq!(change(7, &mut value).unwrap(), count);
+            check(7, count, &value).unwrap();
+        }
+        assert!(
+            check(7, 18, &value).is_err() && check(7, 20, &value).is_err() && check(6, 19, &value).is_err()
+        );
+        assert!(change(8, &mut value).is_err());
+        for at in [0, 8, HEAD, VALUE / 2, VALUE - 1] {
+            value[at] ^= 1;
+            assert!(check(7, 19, &value).is_err(), "byte {at}");
+            value[at] ^= 1;
+        }
+        assert_ne!(fresh(7)[HEAD..], fresh(8)[HEAD..]);
+    }
+
+    #[test]
+    fn a_change_is_as_large_as_it_says() {
+        let before = fresh(3);
+        let mut after = before;
+        change(3, &mut after).unwrap();
+        let changed: Vec<usize> = (HEAD..VALUE).filter(|&at| before[at] != after[at]).collect();
+        assert!(changed.last().unwrap() - changed[0] < CHANGED && changed.len() > CHANGED / 2);
+    }
+
+    #[test]
+    fn a_ledger_wants_what_was_acknowledged() {
+        let ledger = Ledger::new(2);
+        let mut value = fresh(1);
+        ledger.check(1, &value).unwrap();
+        ledger.acknowledge(1, change(1, &mut value).unwrap());
+        ledger.check(1, &value).unwrap();
+        assert!(ledger.check(1, &fresh(1)).is_err(), "an acknowledged change is lost");
+        change(1, &mut value).unwrap();
+        assert!(ledger.check(1, &value).is_err(), "nobody was told of this change");
+        assert!(ledger.check(2, &fresh(2)).is_err());
+    }
+}

@@ -1,0 +1,191 @@
+//! `RocksDB`: values by number, each commit a batch that is synced through its write-ahead log.
+//!
+//! It has no transactions by itself: who reads a value and puts another holds the page's lock meanwhile, here as in its
+//! `TransactionDB`. Locks are taken in ascending order of pages, so no two threads wait for each other.
+//! Fails where `RocksDB` does, with its own words.
+
+#![expect(unsafe_code, reason = "calls into C++")]
+
+use std::ffi::{CString, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::content::{VALUE, fresh};
+use super::load::{Change, Committer, Kind, Look, Pages, Room};
+use crate::log::rocksdb::{WORDS, text};
+
+/// It.
+pub(super) const KIND: Kind =
+    Kind { name: "RocksDB, synced WAL", open: |dir, room| Ok(Box::new(RocksDb::open(dir, room)?)) };
+
+/// Pages that are made by one batch.
+const BATCH: u64 = 1024;
+
+/// `bench_pages` of the C++.
+#[repr(C)]
+struct Opaque {
+    private: [u8; 0],
+}
+
+// SAFETY: these are the signatures of rocksdb.cc, with `bool` and `size_t` as Rust has them. Each function says what it
+// asks of its pointers where it is called.
+unsafe extern "C" {
+    fn bench_pages_open(dir: *const c_char, memory: usize, error: *mut c_char, len: usize) -> *mut Opaque;
+    fn bench_pages_close(pages: *mut Opaque);
+    fn bench_pages_get(
+        pages: *mut Opaque,
+        page: u64,
+        value: *mut c_char,
+        size: usize,
+        error: *mut c_char,
+        len: usize,
+    ) -> bool;
+    fn bench_pages_put(
+        pages: *mut Opaque,
+        numbers: *const u64,
+        count: usize,
+        values: *const c_char,
+        size: usize,
+        sync: bool,
+        error: *mut c_char,
+        len: usize,
+    ) -> bool;
+    fn bench_pages_flush(pages: *mut Opaque, error: *mut c_char, len: usize) -> bool;
+    fn bench_pages_idle(pages: *mut Opaque) -> bool;
+}
+
+struct RocksDb {
+    database: NonNull<Opaque>,
+    /// One for each page.
+    locks: Vec<Mutex<()>>,
+}
+
+// SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any external synchronization"; the
+// pointer is to a value that only `drop` frees.
+unsafe impl Send for RocksDb {}
+// SAFETY: as above.
+unsafe impl Sync for RocksDb {}
+
+/// Runs a call that tells by its words what went wrong.
+fn done(call: impl FnOnce(*mut c_char) -> bool) -> Result<()> {
+    let mut words = [0; WORDS];
+    if !call(words.as_mut_ptr()) {
+        bail!("RocksDB: {}", text(&words));
+    }
+    Ok(())
+}
+
+impl RocksDb {
+    fn open(dir: &Path, room: Room) -> Result<Self> {
+        let path = CString::new(dir.as_os_str().as_bytes())?;
+        let memory = usize::try_from(room.memory)?;
+        let mut words = [0; WORDS];
+        // SAFETY: the path ends with a zero byte, and `WORDS` bytes can be written to `words`.
+        let database = unsafe { bench_pages_open(path.as_ptr(), memory, words.as_mut_ptr(), WORDS) };
+        let database = NonNull::new(database).with_context(|| format!("RocksDB: {}", text(&words)))?;
+        Ok(Self { database, locks: (0..room.pages).map(|_| Mutex::new(())).collect() })
+    }
+
+    fn get(&self, page: u64, value: &mut [u8]) -> Result<()> {
+        // SAFETY: the database is alive; no more than the lengths of `value` and `words` is written before the call returns.
+        done(|words| unsafe {
+            bench_pages_get(
+                self.database.as_ptr(),
+                page,
+                value.as_mut_ptr().cast(),
+                value.len(),
+                words,
+                WORDS,
+            )
+        })
+    }
+
+    /// Puts values, one behind the other, for as many pages.
+    fn put(&self, pages: &[u64], values: &[u8], sync: bool) -> Result<()> {
+        assert_eq!(values.len(), pages.len() * VALUE, "a value for each page");
+        // SAFETY: the database is alive; as many numbers and values as there are pages are read, which was just looked at,
+        // and `words` is written within its length, before the call returns.
+        done(|words| unsafe {
+            bench_pages_put(
+                self.database.as_ptr(),
+                pages.as_ptr(),
+                pages.len(),
+                values.as_ptr().cast(),
+                VALUE,
+                sync,
+                words,
+                WORDS,
+            )
+        })
+    }
+}
+
+impl Drop for RocksDb {
+    fn drop(&mut self) {
+        // SAFETY: made by `bench_pages_open`, and freed once.
+        unsafe { bench_pages_close(self.database.as_ptr()) }
+    }
+}
+
+impl Pages for RocksDb {
+    fn fill(&self) -> Result<()> {
+        let all = self.locks.len() as u64;
+        for start in (0..all).step_by(usize::try_from(BATCH)?) {
+            let pages: Vec<u64> = (start..all.min(start + BATCH)).collect();
+            let values: Vec<u8> = pages.iter().flat_map(|&page| fresh(page)).collect();
+            self.put(&pages, &values, false)?;
+        }
+        // SAFETY: the database is alive, and `words` is written within its length before the call returns.
+        done(|words| unsafe { bench_pages_flush(self.database.as_ptr(), words, WORDS) })?;
+        self.settle()
+    }
+
+    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
+        Ok(Box::new(Thread { store: self, values: Vec::new() }))
+    }
+
+    fn settle(&self) -> Result<()> {
+        // SAFETY: the database is alive.
+        while !unsafe { bench_pages_idle(self.database.as_ptr()) } {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn look(&self, pages: std::ops::Range<u64>, see: &mut Look<'_>) -> Result<()> {
+        let mut value = [0; VALUE];
+        for page in pages {
+            self.get(page, &mut value)?;
+            see(page, &value)?;
+        }
+        Ok(())
+    }
+}
+
+struct Thread<'a> {
+    store: &'a RocksDb,
+    values: Vec<u8>,
+}
+
+impl Committer for Thread<'_> {
+    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+        let lock = |&page: &u64| -> Result<MutexGuard<'_, ()>> {
+            let lock = self.store.locks.get(usize::try_from(page)?).context("no such page")?;
+            Ok(lock.lock().unwrap_or_else(PoisonError::into_inner))
+        };
+        let held: Vec<MutexGuard<'_, ()>> = pages.iter().map(lock).collect::<Result<_>>()?;
+        self.values.resize(pages.len() * VALUE, 0);
+        for (&page, value) in pages.iter().zip(self.values.chunks_exact_mut(VALUE)) {
+            self.store.get(page, value)?;
+            change(page, value)?;
+        }
+        self.store.put(pages, &self.values, true)?;
+        drop(held);
+        Ok(())
+    }
+}

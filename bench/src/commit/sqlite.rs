@@ -1,0 +1,121 @@
+//! `SQLite`: a table of blobs by integer key, WAL, `synchronous=FULL`, one connection for each thread.
+//!
+//! A thread that finds another writing waits in `SQLite`'s busy handler. A connection stays open beside those of the
+//! threads, so that the WAL is never given up for being closed last. Fails where `SQLite` does.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rusqlite::{Connection, params};
+
+use super::content::{VALUE, fresh};
+use super::load::{Change, Committer, Kind, Look, Pages, Room};
+
+/// It.
+pub(super) const KIND: Kind =
+    Kind { name: "SQLite, WAL", open: |dir, room| Ok(Box::new(Sqlite::open(dir, room)?)) };
+
+/// Longer than any thread waits for its turn.
+const BUSY: Duration = Duration::from_secs(60);
+
+struct Sqlite {
+    path: PathBuf,
+    pages: u64,
+    kept: Mutex<Connection>,
+}
+
+/// The version of the library.
+pub(super) fn version() -> String {
+    rusqlite::version().to_owned()
+}
+
+impl Sqlite {
+    fn open(dir: &Path, room: Room) -> Result<Self> {
+        let path = dir.join("pages.sqlite");
+        let kept = connect(&path)?;
+        kept.execute_batch("CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, value BLOB NOT NULL)")?;
+        Ok(Self { path, pages: room.pages, kept: Mutex::new(kept) })
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Connection> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection> {
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(BUSY)?;
+    connection.pragma_update(None, "page_size", 4096)?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    Ok(connection)
+}
+
+fn key(page: u64) -> i64 {
+    page.cast_signed()
+}
+
+impl Pages for Sqlite {
+    fn fill(&self) -> Result<()> {
+        let mut connection = self.kept();
+        let transaction = connection.transaction()?;
+        {
+            let mut insert = transaction.prepare("INSERT INTO pages VALUES (?, ?)")?;
+            for page in 0..self.pages {
+                insert.execute(params![key(page), fresh(page)])?;
+            }
+        }
+        transaction.commit()?;
+        drop(connection);
+        self.settle()
+    }
+
+    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
+        Ok(Box::new(Thread { connection: connect(&self.path)?, value: Vec::with_capacity(VALUE) }))
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.kept().query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+        Ok(())
+    }
+
+    fn look(&self, pages: std::ops::Range<u64>, see: &mut Look<'_>) -> Result<()> {
+        let connection = connect(&self.path)?;
+        let mut all =
+            connection.prepare("SELECT id, value FROM pages WHERE id >= ? AND id < ? ORDER BY id")?;
+        let mut rows = all.query(params![key(pages.start), key(pages.end)])?;
+        while let Some(row) = rows.next()? {
+            see(row.get::<_, i64>(0)?.cast_unsigned(), row.get_ref(1)?.as_blob()?)?;
+        }
+        Ok(())
+    }
+}
+
+struct Thread {
+    connection: Connection,
+    value: Vec<u8>,
+}
+
+impl Committer for Thread {
+    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+        let Self { connection, value } = self;
+        connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        {
+            let mut select = connection.prepare_cached("SELECT value FROM pages WHERE id = ?")?;
+            let mut update = connection.prepare_cached("UPDATE pages SET value = ? WHERE id = ?")?;
+            for &page in pages {
+                let mut rows = select.query([key(page)])?;
+                let row = rows.next()?.with_context(|| format!("page {page} is missing"))?;
+                value.clear();
+                value.extend_from_slice(row.get_ref(0)?.as_blob()?);
+                drop(rows);
+                change(page, value)?;
+                update.execute(params![&*value, key(page)])?;
+            }
+        }
+        connection.prepare_cached("COMMIT")?.execute([])?;
+        Ok(())
+    }
+}
