@@ -11,6 +11,7 @@ use pagekeeper_io::{
     AlignedBuf, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode, writes_atomically,
 };
 
+use crate::depth::Depth;
 use crate::superblocks::open_writable_past_cache;
 use crate::{Error, PageNo};
 
@@ -111,18 +112,18 @@ struct State {
 pub(crate) struct Flights<'a> {
     data: &'a DataFile,
     state: Arc<(Mutex<State>, Condvar)>,
-    depth: usize,
+    depth: Depth,
 }
 
 impl<'a> Flights<'a> {
-    /// At most `depth` writes at once.
-    pub(crate) fn new(data: &'a DataFile, depth: usize) -> Self {
+    /// At most so many writes at once as `depth` says.
+    pub(crate) fn new(data: &'a DataFile, depth: Depth) -> Self {
         Self { data, state: Arc::default(), depth }
     }
 
     /// Starts writes; waits first as long as too many are in flight.
     pub(crate) fn start(&self, runs: Vec<Run>) -> Result<(), Error> {
-        self.wait(self.depth.saturating_sub(runs.len()));
+        self.wait(self.depth.now().saturating_sub(runs.len()));
         let (mutex, _) = &*self.state;
         {
             let mut state = mutex.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,8 +165,10 @@ impl<'a> Flights<'a> {
     }
 
     /// One that has ended since the last call.
-    pub(crate) fn next_done(&self) -> Option<Run> {
-        self.state.0.lock().unwrap_or_else(PoisonError::into_inner).done.pop_front()
+    pub(crate) fn next_done(&mut self) -> Option<Run> {
+        let run = self.state.0.lock().unwrap_or_else(PoisonError::into_inner).done.pop_front()?;
+        self.depth.done(1);
+        Some(run)
     }
 
     /// The first error.

@@ -27,6 +27,7 @@ mod planted;
 mod commit;
 mod core;
 mod data;
+mod depth;
 mod error;
 mod format;
 mod index;

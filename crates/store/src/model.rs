@@ -10,6 +10,15 @@
 //!
 //! | broken | found by |
 //! |---|---|
+//! | nothing is kept before the page is written over | an old snapshot |
+//! | the page is written over before what was there is kept | an old snapshot |
+//! | a page is looked for once only | an old snapshot |
+//! | the newest version goes though an older one is kept | an old snapshot, the three |
+//! | versions go that a snapshot lives on | an old snapshot, the three |
+//! | versions go that a later snapshot would read | commits beside a reader, the three |
+//! | the cut is not kept while its round lasts | commits beside a round |
+//! | the index lets the page go before it is written | a round beside a reader, the three |
+//! | a commit is visible before its versions are in the index | commits beside a reader, the three |
 
 mod sync;
 

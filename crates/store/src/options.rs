@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagekeeper_io::Io;
+use pagekeeper_io::{Io, Uring};
 
-use crate::{Error, Progress, Store, open};
+use crate::{Error, Progress, Store, depth, open};
 
 /// Whether opening makes a store that is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -183,7 +183,11 @@ impl StoreOptions {
     }
 
     pub(crate) fn io_or_best(&self) -> Arc<dyn Io> {
-        self.io.clone().unwrap_or_else(pagekeeper_io::best)
+        self.io.clone().unwrap_or_else(|| {
+            // Deep enough for the widest disks.
+            let depth = u32::try_from(depth::MOST).unwrap_or(u32::MAX);
+            Uring::with_depth(depth).map_or_else(|_| pagekeeper_io::best(), |uring| Arc::new(uring))
+        })
     }
 
     fn check(&self) -> Result<(), Error> {

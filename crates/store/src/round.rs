@@ -20,6 +20,7 @@ use pagekeeper_io::AlignedBuf;
 
 use crate::core::{Core, Cut, lock};
 use crate::data::{Flights, Run};
+use crate::depth::Depth;
 use crate::format::superblock::Superblock;
 use crate::page::Page;
 use crate::version::{Content, Whole};
@@ -27,9 +28,7 @@ use crate::{Error, PageNo, Progress, Seq};
 
 /// Bytes of one write at most.
 const MOST_WRITE: usize = 256 << 10;
-/// Writes in flight: twice what the widest disks do at once.
-const DEPTH: usize = 256;
-/// The same while commits go on: their syncs are not to wait behind too many.
+/// Writes in flight while commits go on: their syncs are not to wait behind too many.
 const DEPTH_BESIDE: usize = 64;
 /// Runs that go to the disk together.
 const TOGETHER: usize = 16;
@@ -134,9 +133,9 @@ impl Core {
     fn apply(&self, seq: Seq) -> Result<(), Halt> {
         let pages = self.index.unapplied(seq);
         let recovering = self.synced_seq.load(Ordering::Acquire) < self.recovered_seq;
-        let depth = if recovering || self.stopping() { DEPTH } else { DEPTH_BESIDE };
+        let depth = if recovering { Depth::unknown() } else { Depth::fixed(DEPTH_BESIDE) };
         let mut report = Report::new(self, pages.len(), recovering);
-        let flights = Flights::new(&self.data, depth);
+        let mut flights = Flights::new(&self.data, depth);
         let mut runs = Vec::new();
         let mut run: Option<Building> = None;
         let most = if self.data.atomic { 1 } else { (MOST_WRITE / self.page_size).max(1) };
@@ -153,14 +152,14 @@ impl Core {
                     return Err(Halt::Interrupted);
                 }
                 flights.start(std::mem::take(&mut runs))?;
-                report.applied(self.land(&flights));
+                report.applied(self.land(&mut flights));
             }
             run.get_or_insert_with(|| Building::at(*page)).push(whole, of);
         }
         runs.extend(run.map(|run| run.close(self.page_size)));
         flights.start(runs)?;
         flights.wait(0);
-        report.applied(self.land(&flights));
+        report.applied(self.land(&mut flights));
         Ok(flights.check()?)
     }
 
@@ -222,7 +221,7 @@ impl Core {
     }
 
     /// Takes note of what was written: it is in the cache and no longer in the index. Gives the number of pages.
-    fn land(&self, flights: &Flights<'_>) -> usize {
+    fn land(&self, flights: &mut Flights<'_>) -> usize {
         let mut pages = 0;
         let needed = self.snapshots.needed();
         while let Some(run) = flights.next_done() {

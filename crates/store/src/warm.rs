@@ -19,8 +19,8 @@ pub(crate) const NEW: &str = "warm.new";
 const MOST: u64 = 64 << 20;
 /// One part in so many of the cache may be brought back.
 const SHARE: u64 = 2;
-/// Bytes that are begun at once.
-const STEP: u64 = 4 << 20;
+/// Bytes that are begun at once: no cache takes more than a quarter of itself.
+const STEP: u64 = 128 << 10;
 
 impl Core {
     /// Notes what is resident.

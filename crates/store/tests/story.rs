@@ -260,3 +260,52 @@ fn what_was_never_finished_is_made_anew_and_what_is_not_ours_is_left() {
     assert!(matches!(not_empty, Error::NotEmpty { .. }), "{not_empty}");
     assert_eq!(std::fs::read(other.join("journal/letter")).unwrap(), b"dear");
 }
+
+#[test]
+fn what_was_resident_is_brought_back_after_a_restart() {
+    let (_temp, dir) = dir();
+    let store = Store::options().memory(8 << 20).open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    let first = txn.allocate_run(500).unwrap();
+    for page in first..first + 500 {
+        txn.write(page, &vec![3; store.payload_size()]).unwrap();
+    }
+    txn.commit(Durability::Sync).unwrap();
+    store.sync().unwrap();
+    let read = store.begin_read().unwrap();
+    (first..first + 500).for_each(|page| assert_eq!(read.read(page).unwrap()[9], 3));
+    drop(read);
+    store.close().unwrap();
+
+    let store = Store::options().memory(8 << 20).open(&dir).unwrap();
+    while store.stat().cache.resident_pages < 500 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    drop(store);
+    // A note of something else brings nothing back, and harms nothing.
+    std::fs::write(dir.join("warm"), b"nonsense").unwrap();
+    let store = Store::options().memory(8 << 20).open(&dir).unwrap();
+    assert!(store.verify().unwrap().is_sound());
+}
+
+#[test]
+fn a_store_on_read_only_media_says_so() {
+    let (temp, dir) = dir();
+    Store::options().open(&dir).unwrap().close().unwrap();
+    let point = temp.path().join("read-only");
+    std::fs::create_dir(&point).unwrap();
+    let mount = |args: &[&str]| {
+        let done = std::process::Command::new("mount").args(args).arg(&point).output();
+        done.is_ok_and(|output| output.status.success())
+    };
+    if !mount(&["--bind", dir.to_str().unwrap()]) || !mount(&["-o", "remount,bind,ro"]) {
+        let message = "SKIPPED: a read-only mount takes root";
+        assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
+        eprintln!("{message}");
+        return;
+    }
+    let error = Store::options().open(&point).map(drop).unwrap_err();
+    std::process::Command::new("umount").arg(&point).output().unwrap();
+    assert_eq!(error.errno(), Some(libc::EROFS), "{error}");
+    Store::options().open(&dir).unwrap();
+}

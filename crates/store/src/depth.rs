@@ -1,0 +1,91 @@
+//! How many writes are worth having in flight: found out while they are made.
+//!
+//! A disk that serves W requests at once gives its full rate from about 2 W in flight on; more gain nothing, and others wait behind
+//! them. So the depth is doubled as long as that brings more, and stays at the first doubling that did not.
+//!
+//! Invariants: it is between its bounds, and never falls. Nothing fails.
+
+use std::time::{Duration, Instant};
+
+/// The least.
+const LEAST: usize = 64;
+/// The most.
+pub(crate) const MOST: usize = 1024;
+/// Doubling must bring at least one part in so many.
+const WORTH: u64 = 10;
+
+/// The depth, as far as it is known.
+#[derive(Debug)]
+pub(crate) struct Depth {
+    now: usize,
+    /// What is doing at this depth: since when, and how many have ended.
+    since: Instant,
+    done: usize,
+    /// Ended in a second, at half the depth.
+    rate_before: Option<f64>,
+    is_settled: bool,
+}
+
+impl Depth {
+    /// To be found out.
+    pub(crate) fn unknown() -> Self {
+        Self { now: LEAST, since: Instant::now(), done: 0, rate_before: None, is_settled: false }
+    }
+
+    /// As given.
+    pub(crate) fn fixed(depth: usize) -> Self {
+        Self { now: depth, is_settled: true, ..Self::unknown() }
+    }
+
+    pub(crate) fn now(&self) -> usize {
+        self.now
+    }
+
+    /// So many more have ended.
+    pub(crate) fn done(&mut self, count: usize) {
+        if !self.is_settled {
+            self.look(count, self.since.elapsed());
+        }
+    }
+
+    fn look(&mut self, count: usize, elapsed: Duration) {
+        self.done += count;
+        // Those begun at the depth before are among the first.
+        if self.done < 3 * self.now {
+            return;
+        }
+        let rate = self.done as f64 / elapsed.as_secs_f64().max(1e-9);
+        let is_better = self.rate_before.is_none_or(|before| rate > before * (1.0 + 1.0 / WORTH as f64));
+        if !is_better || self.now == MOST {
+            self.is_settled = true;
+            return;
+        }
+        self.rate_before = Some(rate);
+        self.now *= 2;
+        (self.since, self.done) = (Instant::now(), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where it settles on a disk that serves so many at once, 2 ms each.
+    fn on_a_disk(width: usize) -> usize {
+        let mut depth = Depth::unknown();
+        while !depth.is_settled {
+            let count = 3 * depth.now;
+            let rounds = count as f64 / width.min(depth.now) as f64;
+            depth.look(count, Duration::from_millis(2).mul_f64(rounds));
+        }
+        depth.now()
+    }
+
+    #[test]
+    fn the_depth_is_twice_the_width_or_more_and_not_much_more() {
+        assert_eq!([1, 8, 64].map(on_a_disk), [128; 3]);
+        assert_eq!([100, 128, 200, 256].map(on_a_disk), [256, 256, 512, 512]);
+        assert_eq!([512, 5000].map(on_a_disk), [1024; 2]);
+        assert_eq!(Depth::fixed(7).now(), 7);
+    }
+}
