@@ -71,6 +71,26 @@ impl Store {
         Ok(ReadTxn::new(&self.core))
     }
 
+    /// Begins to load pages that are not in memory, all at once, and waits for none: before a transaction, so that the turn to
+    /// write is not spent waiting for the disk. Numbers of no page are passed over.
+    ///
+    /// ```
+    /// # use pagekeeper_store::{Durability, Error, Store};
+    /// fn transfer(store: &Store, from: u64, to: u64) -> Result<u64, Error> {
+    ///     store.prefetch([from, to]); // both loads are under way
+    ///     let mut txn = store.begin()?;
+    ///     txn.page_mut(from)?[0] -= 1;
+    ///     txn.page_mut(to)?[0] += 1;
+    ///     txn.commit(Durability::Sync)
+    /// }
+    /// ```
+    pub fn prefetch(&self, pages: impl IntoIterator<Item = PageNo>) {
+        let (bytes, end) = (self.core.page_size as u64, self.core.data.pages());
+        for page in pages.into_iter().filter(|page| *page < end && !self.core.index.has(*page)) {
+            self.core.cached.prefetch(page * bytes..(page + 1) * bytes);
+        }
+    }
+
     /// Bytes of a page.
     pub fn page_size(&self) -> usize {
         self.core.page_size

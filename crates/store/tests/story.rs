@@ -309,3 +309,22 @@ fn a_store_on_read_only_media_says_so() {
     assert_eq!(error.errno(), Some(libc::EROFS), "{error}");
     Store::options().open(&dir).unwrap();
 }
+
+#[test]
+fn pages_that_are_prefetched_are_read_from_memory() {
+    let (_temp, dir) = dir();
+    let store = Store::options().memory(8 << 20).warm(false).open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    (0..100).for_each(|_| drop(txn.allocate().unwrap()));
+    txn.commit(Durability::Sync).unwrap();
+    store.close_and_sync().unwrap();
+    let store = Store::options().memory(8 << 20).open(&dir).unwrap();
+    store.prefetch((0..100).chain([1 << 40]));
+    while store.stat().cache.resident_pages < 100 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let before = store.stat().cache.device_reads;
+    let read = store.begin_read().unwrap();
+    (0..100).for_each(|page| drop(read.read(page).unwrap()));
+    assert_eq!(store.stat().cache.device_reads, before);
+}
