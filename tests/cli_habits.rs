@@ -14,7 +14,8 @@ use support::command::{Outcome, finish, pagekeeper, program, run};
 use support::{MIB, scratch};
 
 /// Commands that take paths or do something; each has its help and its man page.
-const COMMANDS: [&str; 8] = ["stat", "evict", "warm", "snapshot", "guard", "demo", "completions", "man"];
+const COMMANDS: [&str; 9] =
+    ["stat", "evict", "warm", "snapshot", "guard", "store", "demo", "completions", "man"];
 
 #[test]
 fn help_and_version() {
@@ -49,6 +50,7 @@ fn usage_errors_end_with_2_and_name_the_mend() {
         (&["evict", "--jobs", "0", "."], "give a number from 1 to 1024"),
         (&["completions", "dos"], "possible values: bash"),
         (&["man", "woman"], "pagekeeper --help lists all"),
+        (&["man", "store", "woman"], "there is no command \"store woman\""),
     ] {
         let outcome = run(arguments);
         assert_eq!(outcome.code, 2, "{arguments:?}: {outcome:?}");
@@ -253,6 +255,11 @@ fn man_pages_are_printed_and_written() {
         assert_eq!(std::fs::read_to_string(&written).unwrap(), page);
     }
     assert!(dir.path().join("pagekeeper.1").is_file());
+    for below in ["stat", "verify", "dump"] {
+        let page = run(["man", "store", below]).fine();
+        let written = dir.path().join(format!("pagekeeper-store-{below}.1"));
+        assert_eq!(std::fs::read_to_string(&written).unwrap(), page);
+    }
     if !support::can_start("the check of man_pages_are_printed_and_written", &["man"]) {
         return;
     }

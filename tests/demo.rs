@@ -1,4 +1,5 @@
-//! The whole demo: an engine whose pages are left to the kernel, the guard beside it, and an engine that releases by itself.
+//! The whole demo: an engine whose pages are left to the kernel, the guard beside it, an engine that releases by itself, and a page
+//! store that is killed and opened again.
 //!
 //! Needs a disk below the build's directory, and a kernel that tells what is resident (cachestat); skips with a sentence
 //! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -15,7 +16,7 @@ fn figure(report: &Value, part: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn it_shows_all_three_parts_and_leaves_nothing() {
+fn it_shows_all_parts_and_leaves_nothing() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut demo = Command::new(program());
@@ -45,5 +46,14 @@ fn it_shows_all_three_parts_and_leaves_nothing() {
         report["guard"]
     );
     assert!(figure(&report, "inside", "log_resident_max_bytes") <= 32 * MIB, "{}", report["inside"]);
+    let found = |name| figure(&report, "recovery", name);
+    assert!(found("commits_acknowledged") > 0, "{}", report["recovery"]);
+    assert!(found("commits_found") >= found("commits_acknowledged"), "{}", report["recovery"]);
+    assert!(found("commits_in_journal") > 0, "{}", report["recovery"]);
+    assert!(found("journal_bytes") > 0 && found("pages_to_apply") > 0, "{}", report["recovery"]);
+    assert_eq!(found("pages_verified") * 4096, found("data_bytes"));
+    for name in ["open_seconds", "first_read_seconds", "applied_seconds"] {
+        assert!(report["recovery"][name].is_f64(), "{name}: {}", report["recovery"]);
+    }
     assert_eq!(std::fs::read_dir(scratch.path()).expect("the scratch directory").count(), 0);
 }

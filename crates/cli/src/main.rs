@@ -13,6 +13,7 @@ mod problems;
 mod signals;
 mod snapshot;
 mod stat;
+mod store;
 mod warm;
 
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ use pagekeeper_guard::units as size;
   pagekeeper stat /var/lib/mysql      what of each file is in the page cache
   pagekeeper evict /backup/dump.sql   release a file's pages, and say what stayed and why
   pagekeeper warm /var/lib/mysql      read what is missing of each file into the page cache
+  pagekeeper store verify /srv/store  look at every page of a page store
 
 Exit codes: 0 all went well, 1 something failed, 2 the command was called wrongly.
 More on each command, with examples: pagekeeper help COMMAND"
@@ -47,6 +49,7 @@ enum Command {
     Warm(warm::Args),
     Snapshot(snapshot::Args),
     Guard(guard::Args),
+    Store(store::Args),
     Demo(demo::Args),
     Completions(manuals::CompletionsArgs),
     Man(manuals::ManArgs),
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Warm(args) => warm::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Guard(args) => guard::run(&args),
+        Command::Store(args) => store::run(&args),
         Command::Demo(args) => demo::run(args),
         Command::Completions(args) => manuals::completions(&args),
         Command::Man(args) => manuals::man(&args),

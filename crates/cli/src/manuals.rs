@@ -1,7 +1,7 @@
 //! Shell completions and man pages, made from the same definitions as `--help`.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -25,11 +25,12 @@ pub(crate) struct CompletionsArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper man stat | man -l -
+  pagekeeper man store verify | man -l -
   pagekeeper man --dir /usr/local/share/man/man1")]
 pub(crate) struct ManArgs {
-    /// The command to print the page of; without it, that of pagekeeper itself
+    /// The command to print the page of, like "stat" or "store verify"; without it, that of pagekeeper itself
     #[arg(value_name = "COMMAND")]
-    command: Option<String>,
+    command: Vec<String>,
     /// Write the pages of all commands into DIR, one file each
     #[arg(long, value_name = "DIR", conflicts_with = "command", value_hint = clap::ValueHint::DirPath)]
     dir: Option<PathBuf>,
@@ -48,27 +49,37 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
     let mut root = Cli::command();
     root.build();
     if let Some(dir) = &args.dir {
-        let named = std::iter::once((String::new(), root.clone())).chain(
-            root.get_subcommands().map(|command| (format!("-{}", command.get_name()), command.clone())),
-        );
-        for (suffix, command) in named {
-            let path = dir.join(format!("pagekeeper{suffix}.1"));
-            std::fs::write(&path, page(command)?)
-                .with_context(|| format!("can't write {}", path.display()))?;
-        }
-        return Ok(ExitCode::SUCCESS);
+        return write_all(&root, dir);
     }
-    let command = match &args.command {
-        None => root,
-        Some(name) => root.find_subcommand(name).cloned().ok_or_else(|| {
-            UsageError(format!("there is no command \"{name}\": pagekeeper --help lists all"))
-        })?,
-    };
-    print(&page(command)?)
+    let mut command = &root;
+    for name in &args.command {
+        command = command.find_subcommand(name).ok_or_else(|| {
+            let all = args.command.join(" ");
+            UsageError(format!("there is no command \"{all}\": pagekeeper --help lists all"))
+        })?;
+    }
+    print(&page(command.clone())?)
+}
+
+/// Writes the page of a command and those of the commands below it.
+fn write_all(command: &clap::Command, dir: &Path) -> anyhow::Result<ExitCode> {
+    let path = dir.join(format!("{}.1", display_name(command)));
+    std::fs::write(&path, page(command.clone())?)
+        .with_context(|| format!("can't write {}", path.display()))?;
+    // Those below "help" are all commands once more.
+    if command.get_name() != "help" {
+        command.get_subcommands().try_for_each(|below| write_all(below, dir).map(drop))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The name of the command's page: "pagekeeper-store-verify".
+fn display_name(command: &clap::Command) -> &str {
+    command.get_display_name().unwrap_or(command.get_name())
 }
 
 fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
-    let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
+    let name = display_name(&command).to_owned();
     let mut text = Vec::new();
     // Sub-commands have no version of their own.
     let source = concat!("pagekeeper ", env!("CARGO_PKG_VERSION"));

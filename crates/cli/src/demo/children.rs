@@ -19,8 +19,8 @@ use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde::Deserialize;
 
-use super::engine;
 use super::logs::Pages;
+use super::{engine, store};
 
 /// This program, whatever became of its file.
 const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -34,6 +34,8 @@ pub(super) enum Role {
     ReleasingEngine,
     /// Keeps the logs out of the page cache.
     Guard,
+    /// Commits to a page store.
+    Store,
 }
 
 impl Role {
@@ -42,6 +44,7 @@ impl Role {
             Self::Engine => "engine",
             Self::ReleasingEngine => "releasing-engine",
             Self::Guard => "guard",
+            Self::Store => "store",
         }
     }
 }
@@ -53,6 +56,8 @@ pub(super) enum Message {
     Engine(engine::Report),
     /// A line of `pagekeeper guard --json`.
     Guard(serde_json::Value),
+    /// What the store's process has committed.
+    Store(store::Report),
 }
 
 impl Message {
@@ -66,6 +71,7 @@ impl Message {
         match role {
             Role::Engine | Role::ReleasingEngine => read(line, Self::Engine),
             Role::Guard => read(line, Self::Guard),
+            Role::Store => read(line, Self::Store),
         }
     }
 }
@@ -77,6 +83,7 @@ pub(super) fn play(role: Role, dir: &Path, pids: &[u32]) -> anyhow::Result<()> {
     match role {
         Role::Engine => engine::run(dir, Pages::Left),
         Role::ReleasingEngine => engine::run(dir, Pages::Released),
+        Role::Store => store::run(dir),
         Role::Guard => {
             let mut guard = Command::new(THIS_PROGRAM);
             guard.arg0("pagekeeper").args(["guard", "--json", "--profile", "generic"]);

@@ -29,7 +29,19 @@ pub(super) const BULK_FILES_MAX: u64 = 4;
 pub(super) const BULK_EACH: Duration = Duration::from_secs(2);
 /// How fast it is written at most.
 pub(super) const BULK_BYTES_PER_SECOND: u64 = 64 << 20;
-/// What the files take at most, with room for files that are purged or removed only once the next one is there.
+/// Pages of the store that is killed, of 4 KiB.
+pub(super) const STORE_PAGES: u64 = 16 << 10;
+/// Pages that each of its commits changes, and bytes of each.
+pub(super) const STORE_PAGES_PER_COMMIT: usize = 4;
+pub(super) const STORE_CHANGE_BYTES: usize = 96;
+/// The cap on its journal, and so on what its recovery reads.
+pub(super) const STORE_JOURNAL_BYTES: u64 = 128 << 20;
+/// Its budget of memory, of which a part holds what is committed and not in the data file.
+pub(super) const STORE_MEMORY_BYTES: u64 = 512 << 20;
+/// How long it commits before the kill.
+pub(super) const STORE_COMMITS_FOR: Duration = Duration::from_secs(2);
+/// What the logs' files take at most, with room for files that are purged or removed only once the next one is there. The store comes
+/// when they are gone, and takes less.
 pub(super) const DISK_BYTES_MAX: u64 = REDO_FILES as u64 * REDO_FILE_BYTES
     + (BINLOG_FILES_MAX + 2) * BINLOG_FILE_BYTES
     + (BULK_FILES_MAX + 1) * BULK_FILE_BYTES;

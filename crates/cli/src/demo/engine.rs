@@ -111,7 +111,7 @@ pub(super) fn run(dir: &Path, pages: Pages) -> anyhow::Result<()> {
 }
 
 /// Starts a thread whose failure is the engine's.
-fn start(
+pub(super) fn start(
     name: &str,
     failed: &Sender<anyhow::Error>,
     work: impl FnOnce() -> anyhow::Result<()> + Send + 'static,

@@ -1,7 +1,7 @@
 //! `pagekeeper demo`: a small engine with real log files, run in three parts of equal length: alone, under the guard, and
-//! with what pagekeeper-log does inside the engine.
+//! with what pagekeeper-log does inside the engine. At the end a page store is killed while it commits, and opened again.
 //!
-//! Everything is measured in that run, in processes of their own: the engine and the guard, both of them this same program
+//! Everything is measured in that run, in processes of their own: the engine, the guard and the store, all of them this same program
 //! started with a hidden role. In the first two parts the engine leaves its pages to the kernel, and does not know of the guard.
 //! Cleans up after itself, also on Ctrl-C and SIGTERM: children are killed (by the kernel, should this process be
 //! killed outright), the temporary directory is removed.
@@ -16,8 +16,10 @@ mod engine;
 mod follower;
 mod logs;
 mod place;
+mod recovery;
 mod report;
 mod stage;
+mod store;
 mod transaction;
 
 use std::io::{ErrorKind, Write};
@@ -34,14 +36,15 @@ use crate::output::{self, Screen};
 /// How often the children report and the logs' residency is sampled.
 const REPORT_EACH: Duration = Duration::from_millis(250);
 
-/// Show in half a minute what the guard and the library do, on a small engine of its own
+/// Show in half a minute what the guard and the libraries do, on a small engine of its own
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper demo                 half a minute; needs no database and no privileges
   pagekeeper demo --dir /srv      the same on the disk that holds /srv
 
 The engine has a redo log, a binlog with a follower, and a compaction. First it leaves its pages to the kernel, as databases \
-    do; then it goes on so, with the guard beside it; then it is started anew, and its logs release their pages themselves.
+    do; then it goes on so, with the guard beside it; then it is started anew, and its logs release their pages themselves. \
+    At the end a page store that commits changes of random pages is killed, opened again, and every page of it checked.
 
 The parts follow each other, so a disk that swings shows in the throughput: the report says how far \
     single seconds went apart, and whether the parts differ by more than that.")]

@@ -175,10 +175,11 @@ impl<'a> Report<'a> {
                 "inside": self.run.inside.samples,
             },
             "conclusion": self.conclusion(),
+            "recovery": self.run.recovery,
         })
     }
 
-    /// The table, the chart and the conclusion.
+    /// The table, the chart and the conclusion; the store's recovery.
     pub(super) fn write_text(&self, screen: Screen, out: &mut impl Write) -> io::Result<()> {
         self.write_table(out)?;
         let resident =
@@ -196,7 +197,9 @@ impl<'a> Report<'a> {
         for problem in &self.run.guard_problems {
             writeln!(out, "The guard said: {problem}")?;
         }
-        self.conclusion().iter().try_for_each(|sentence| writeln!(out, "{sentence}"))
+        self.conclusion().iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
+        writeln!(out)?;
+        self.run.recovery.write_text(out)
     }
 
     fn write_table(&self, out: &mut impl Write) -> io::Result<()> {
@@ -462,6 +465,7 @@ mod tests {
         report.write_text(screen, &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(text.contains('█') && text.contains("under the guard") && text.contains("inside"), "{text}");
+        assert!(text.contains("killed while it committed"), "{text}");
         let json = report.json();
         assert_eq!(json["samples"]["alone"][0]["redo_resident_bytes"], 8 << 20);
         assert_eq!(

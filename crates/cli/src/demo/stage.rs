@@ -2,7 +2,7 @@
 //!
 //! Invariants: the first part's pages are left as they are when the second begins, and nothing but the guard differs
 //! between these two. The third begins as the first did, on new files, with an engine that releases its pages itself, and without
-//! the guard. Each part is later than the one before, when a disk may have changed. Reports are sorted into the parts by
+//! the guard. The store comes last, when the logs and their pages are gone. Each part is later than the one before, when a disk may have changed. Reports are sorted into the parts by
 //! their own times, so that their way through a pipe does not matter.
 //! Fails when a child ends early, and on SIGINT, SIGTERM and SIGHUP.
 
@@ -20,7 +20,8 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::children::{Child, Message, Role};
-use super::{REPORT_EACH, engine, monotonic_ns, place};
+use super::recovery::{Recovery, recover};
+use super::{REPORT_EACH, config, engine, monotonic_ns, place, store};
 
 /// Passes before the first part and before the third, unmeasured.
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -79,6 +80,8 @@ pub(super) struct Run {
     pub(super) guard_summary: serde_json::Value,
     /// What the guard warned of or could not do.
     pub(super) guard_problems: Vec<String>,
+    /// The opening of the store that was killed.
+    pub(super) recovery: Recovery,
 }
 
 /// Runs the demo for `seconds`, with its files in a new directory inside `wanted` or a place of its own choice.
@@ -106,6 +109,7 @@ struct Stage<'a> {
     children: Vec<Child>,
     engine: Vec<engine::Report>,
     guard: Vec<serde_json::Value>,
+    store: Option<store::Report>,
 }
 
 impl<'a> Stage<'a> {
@@ -120,6 +124,7 @@ impl<'a> Stage<'a> {
             children: Vec::new(),
             engine: Vec::new(),
             guard: Vec::new(),
+            store: None,
         }
     }
 
@@ -146,13 +151,17 @@ impl<'a> Stage<'a> {
         self.start_engine(Role::ReleasingEngine, "released")?;
         let anew_ns = monotonic_ns();
         let inside = self.watch(third, "inside", Some(began_ns))?;
+        let inside = self.part(inside, anew_ns, monotonic_ns());
+        self.end_engine()?;
+        let recovery = self.kill_a_store()?;
         Ok(Run {
             seconds,
             alone: self.part(alone, began_ns, middle_ns),
             guarded: self.part(guarded, middle_ns, ended_ns),
-            inside: self.part(inside, anew_ns, monotonic_ns()),
+            inside,
             guard_summary,
             guard_problems,
+            recovery,
         })
     }
 
@@ -170,8 +179,30 @@ impl<'a> Stage<'a> {
     /// Ends the engine and removes its files, and with them their pages.
     fn end_engine(&mut self) -> anyhow::Result<()> {
         self.children.clear();
-        show_progress("removing the first files");
+        show_progress("removing the engine's files");
         std::fs::remove_dir_all(&self.dir).with_context(|| format!("can't remove {}", self.dir.display()))
+    }
+
+    /// Kills a process that commits to a store, and opens the store.
+    fn kill_a_store(&mut self) -> anyhow::Result<Recovery> {
+        self.dir = self.scratch.to_path_buf();
+        self.start(Role::Store, &[])?;
+        let limit_ns = monotonic_ns() + nanoseconds(START_LIMIT);
+        show_progress("filling a page store");
+        while self.store.is_none_or(|report| report.acknowledged == 0) {
+            self.listen(REPORT_EACH)?;
+            if monotonic_ns() > limit_ns {
+                bail!("the store had no commits after {} s: is the disk that slow?", START_LIMIT.as_secs());
+            }
+        }
+        self.watch(config::STORE_COMMITS_FOR, "committing to a page store", None)?;
+        // By SIGKILL, and waited for: its lock is free then.
+        self.children.clear();
+        while let Ok(message) = self.messages.try_recv() {
+            self.take(message);
+        }
+        show_progress("opening the store");
+        recover(&self.dir, self.store.map_or(0, |report| report.acknowledged))
     }
 
     fn start(&mut self, role: Role, pids: &[u32]) -> anyhow::Result<u32> {
@@ -234,6 +265,7 @@ impl<'a> Stage<'a> {
         match message {
             Message::Engine(report) => self.engine.push(report),
             Message::Guard(line) => self.guard.push(line),
+            Message::Store(report) => self.store = Some(report),
         }
     }
 

@@ -1,0 +1,181 @@
+//! The demo's page store: threads that commit changes of random pages, until a kill ends them; and what each page must hold then.
+//!
+//! Invariant: what a commit changes follows from its number alone, and numbers follow each other, so whoever knows how many
+//! commits there are knows every byte.
+//! Fails for good with the first thread that fails.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use pagekeeper_store::{Create, Durability, PageNo, ReadTxn, Store};
+use serde::{Deserialize, Serialize};
+
+use super::engine::start;
+use super::transaction::fill;
+use super::{config, send_line};
+
+/// Pages of one commit while the store is filled: they are journaled, too.
+const PAGES_PER_FILL: u64 = 1024;
+/// Where in a payload the number of the last commit stands.
+const NUMBER: usize = 8;
+
+/// How often the process tells its parent what is durable.
+const TELL_EACH: Duration = Duration::from_millis(10);
+
+/// What it tells.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Report {
+    /// Commits that are durable, as it was told: all up to this number.
+    pub(super) acknowledged: u64,
+}
+
+/// The store's directory.
+pub(super) fn place(dir: &Path) -> PathBuf {
+    dir.join("store")
+}
+
+/// Fills a store in `dir`, then commits until it is killed.
+pub(super) fn run(dir: &Path) -> anyhow::Result<()> {
+    let dir = place(dir);
+    let store = make(&dir).with_context(|| format!("can't make a store in {}", dir.display()))?;
+    let store = Arc::new(store);
+    let acknowledged = Arc::new(AtomicU64::new(0));
+    let (failed, failure) = mpsc::channel();
+    for committer in 0..config::COMMITTERS {
+        let (store, acknowledged) = (Arc::clone(&store), Arc::clone(&acknowledged));
+        start(&format!("commit-{committer}"), &failed, move || {
+            loop {
+                let number = commit(&store)?;
+                acknowledged.fetch_max(number, Ordering::Relaxed);
+            }
+        })?;
+    }
+    loop {
+        if let Ok(error) = failure.recv_timeout(TELL_EACH) {
+            return Err(error);
+        }
+        if !send_line(&Report { acknowledged: acknowledged.load(Ordering::Relaxed) })? {
+            return Ok(());
+        }
+    }
+}
+
+/// A store with all its pages in the data file. What is committed later comes there when the journal is at its cap, and not before, so
+/// that a recovery has much to do.
+fn make(dir: &Path) -> Result<Store, pagekeeper_store::Error> {
+    let options = Store::options().create(Create::New).journal_bytes(config::STORE_JOURNAL_BYTES);
+    let store = options.memory(config::STORE_MEMORY_BYTES).background_apply(false).open(dir)?;
+    let mut payload = vec![0; store.payload_size()];
+    let mut txn = store.begin()?;
+    txn.allocate_run(config::STORE_PAGES)?;
+    txn.commit(Durability::None)?;
+    for first in (0..config::STORE_PAGES).step_by(usize::try_from(PAGES_PER_FILL).unwrap_or(1)) {
+        let mut txn = store.begin()?;
+        for page in first..config::STORE_PAGES.min(first + PAGES_PER_FILL) {
+            begin_page(page, &mut payload);
+            txn.write(page, &payload)?;
+        }
+        txn.commit(Durability::None)?;
+    }
+    store.sync()?;
+    Ok(store)
+}
+
+/// One commit, durable; gives its number.
+fn commit(store: &Store) -> Result<u64, pagekeeper_store::Error> {
+    let mut txn = store.begin()?;
+    let number = number_of(txn.metadata()) + 1;
+    for page in pages_of(number) {
+        change(number, page, txn.page_mut(page)?);
+    }
+    txn.set_metadata(&number.to_le_bytes())?;
+    txn.commit(Durability::Sync)?;
+    Ok(number)
+}
+
+/// The number of the commit that left this metadata; 0 before the first.
+pub(super) fn number_of(metadata: &[u8]) -> u64 {
+    metadata.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// The pages that a commit changes; one may be there twice.
+pub(super) fn pages_of(number: u64) -> [PageNo; config::STORE_PAGES_PER_COMMIT] {
+    let mut random = seed(number, 0);
+    let mut bytes = [0; config::STORE_PAGES_PER_COMMIT * 8];
+    fill(&mut bytes, &mut random);
+    let mut pages = [0; config::STORE_PAGES_PER_COMMIT];
+    for (page, bytes) in pages.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *page = u64::from_le_bytes(*bytes) % config::STORE_PAGES;
+    }
+    pages
+}
+
+/// What a page holds before the first commit that changes it.
+fn begin_page(page: PageNo, payload: &mut [u8]) {
+    fill(payload, &mut seed(0, page));
+}
+
+/// What a commit does to a page: its number, and some bytes at a random place.
+fn change(number: u64, page: PageNo, payload: &mut [u8]) {
+    let mut random = seed(number, page + 1);
+    let mut bytes = [0; config::STORE_CHANGE_BYTES];
+    fill(&mut bytes, &mut random);
+    let places = payload.len() - NUMBER - bytes.len();
+    let at = NUMBER + usize::try_from(random % places as u64).unwrap_or(0);
+    payload[..NUMBER].copy_from_slice(&number.to_le_bytes());
+    payload[at..at + bytes.len()].copy_from_slice(&bytes);
+}
+
+/// Never 0, and unlike that of neighbours: by a finaliser of Appleby's `MurmurHash3` (2011).
+fn seed(number: u64, page: PageNo) -> u64 {
+    let mut mixed =
+        number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ page.wrapping_add(1).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    (mixed ^ (mixed >> 33)) | 1
+}
+
+/// Whether every page is, to the byte, as commits 1 to `last` left it.
+pub(super) fn check(read: &ReadTxn<'_>, last: u64) -> anyhow::Result<()> {
+    let mut commits = vec![Vec::new(); usize::try_from(config::STORE_PAGES)?];
+    for number in 1..=last {
+        for page in pages_of(number) {
+            commits[usize::try_from(page)?].push(number);
+        }
+    }
+    let mut expected = Vec::new();
+    for (page, commits) in (0..).zip(&commits) {
+        let found = read.read(page)?;
+        expected.resize(found.len(), 0);
+        begin_page(page, &mut expected);
+        for number in commits {
+            change(*number, page, &mut expected);
+        }
+        ensure!(found[..] == expected, "page {page} is not as the {last} commits left it");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_holds_what_its_commits_say_and_a_lost_one_is_found() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let store = make(&place(dir.path())).unwrap();
+        for number in 1..=50 {
+            assert_eq!(commit(&store).unwrap(), number);
+        }
+        let read = store.begin_read().unwrap();
+        assert_eq!(number_of(read.metadata()), 50);
+        check(&read, 50).unwrap();
+        for wrong in [49, 51] {
+            assert!(check(&read, wrong).unwrap_err().to_string().contains("is not as the"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! `store dump`: the pages of a store, one a line, or one page byte by byte.
+//!
+//! Invariant: pages are read and shown some MiB at a time, however many there are. What is damaged is shown as that, and the
+//! command ends with 1.
+
+use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::process::ExitCode;
+
+use pagekeeper_store::{Error, FreeList, PageInfo, PageState, Store};
+use serde::{Serialize, Serializer};
+
+use super::{Place, pages};
+use crate::output::{self, Screen, count};
+use crate::size::Size;
+
+/// Bytes that are read at a time.
+const STEP: usize = 4 << 20;
+/// Pages that are listed if nothing is said.
+const LIMIT: u64 = 100;
+/// Bytes of a page's header, before the payload.
+const HEADER: usize = 32;
+/// Bytes of a line of a hexdump.
+const LINE: usize = 16;
+
+/// List a store's pages, or show the bytes of one
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper store dump /srv/app/store                    root, metadata, free list, the first 100 pages
+  pagekeeper store dump --pages 5000.. /srv/app/store     from page 5000 on
+  pagekeeper store dump --page 7 /srv/app/store           the payload of page 7, byte by byte
+  pagekeeper store dump --json /srv/app/store | jq '.pages[] | select(.kind == \"damaged\")'
+
+SEQ is the commit that changed a page last. A page WHERE \"journal\" is committed and not yet in the data file: it is shown as \
+    readers see it. TRUNK is a free page that names other free ones. Ends with 1 if a page that is shown is damaged.")]
+pub(super) struct Args {
+    #[command(flatten)]
+    place: Place,
+    /// Only these pages: A..B (without B), A.. or ..B
+    #[arg(long, value_name = "RANGE", value_parser = parse_pages, default_value = "..", hide_default_value = true)]
+    pages: Range<u64>,
+    /// List at most N pages, or "all" [default: 100; all with --json]
+    #[arg(short = 'n', long, value_name = "N", value_parser = parse_limit)]
+    limit: Option<u64>,
+    /// Show the payload of page N in hexadecimal and ASCII; of a damaged page what stands there
+    #[arg(long, value_name = "N", conflicts_with_all = ["pages", "limit"])]
+    page: Option<u64>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_pages(text: &str) -> Result<Range<u64>, String> {
+    let bad = || format!("\"{text}\" is not a range of pages: give A..B, A.. or ..B, like 0..100");
+    let (start, end) = text.split_once("..").ok_or_else(bad)?;
+    let number =
+        |text: &str, default| if text.is_empty() { Ok(default) } else { text.parse().map_err(|_| bad()) };
+    let (start, end) = (number(start, 0)?, number(end, u64::MAX)?);
+    if start < end {
+        Ok(start..end)
+    } else {
+        Err(format!("the range \"{text}\" is empty: its end is not after its start"))
+    }
+}
+
+fn parse_limit(text: &str) -> Result<u64, String> {
+    if text == "all" {
+        return Ok(u64::MAX);
+    }
+    text.parse().map_err(|_| "give a number of pages, or \"all\"".to_owned())
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let store = super::open(&args.place.dir)?;
+    let damaged = match args.page {
+        Some(page) => dump_page(&store, page, args.json)?,
+        None => dump_all(&store, args)?,
+    };
+    store.close()?;
+    Ok(if damaged == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What of a store is no page.
+#[derive(Debug, Serialize)]
+struct Head<'a> {
+    path: Cow<'a, str>,
+    page_size: usize,
+    seq: u64,
+    page_count: u64,
+    root: Option<u64>,
+    /// The user's, in hexadecimal.
+    metadata: String,
+    free_list: Free,
+}
+
+#[derive(Debug, Serialize)]
+struct Free {
+    pages: u64,
+    trunks: Vec<Trunk>,
+    fault: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Trunk {
+    page: u64,
+    names: u64,
+}
+
+impl From<FreeList> for Free {
+    fn from(list: FreeList) -> Self {
+        let trunks = list.trunks.iter().map(|trunk| Trunk { page: trunk.page, names: trunk.names });
+        Self { pages: list.pages(), trunks: trunks.collect(), fault: list.fault }
+    }
+}
+
+/// A page without its bytes.
+#[derive(Debug, Serialize)]
+struct Line {
+    page: u64,
+    kind: &'static str,
+    seq: u64,
+    crc: String,
+    whence: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fault: Option<String>,
+}
+
+impl From<&PageInfo> for Line {
+    fn from(info: &PageInfo) -> Self {
+        let (kind, fault) = match &info.state {
+            PageState::Data => ("data", None),
+            PageState::Free => ("free", None),
+            PageState::Trunk => ("trunk", None),
+            PageState::NeverWritten => ("never-written", None),
+            PageState::Damaged(reason) => ("damaged", Some(reason.clone())),
+            _ => ("unknown", None),
+        };
+        Self {
+            page: info.page,
+            kind,
+            seq: info.seq,
+            crc: format!("{:08x}", info.crc),
+            whence: if info.applied { "file" } else { "journal" },
+            fault,
+        }
+    }
+}
+
+/// Lists pages; gives the number of damaged ones, and of faults of the free list.
+fn dump_all(store: &Store, args: &Args) -> anyhow::Result<u64> {
+    let read = store.begin_read()?;
+    let free: Free = store.free_list()?.into();
+    let listed = listed(&args.pages, args.limit, args.json, read.pages())?;
+    let left_out = args.pages.end.min(read.pages()).saturating_sub(listed.end);
+    let in_list = u64::from(free.fault.is_some());
+    let head = Head {
+        path: args.place.dir.to_string_lossy(),
+        page_size: store.page_size(),
+        seq: read.seq(),
+        page_count: read.pages(),
+        root: read.root(),
+        metadata: hex(read.metadata()),
+        free_list: free,
+    };
+    let listing = Listing { store, pages: listed, damaged: Cell::new(0), failed: RefCell::new(None) };
+    if args.json {
+        let written = output::json(&Everything { head, pages: &listing });
+        if let Some(error) = listing.failed.take() {
+            return Err(error.into());
+        }
+        written?;
+    } else {
+        let mut out = output::stdout();
+        out.write_all(&Screen::of_stdout().path(&args.place.dir))?;
+        head.write_text(read.metadata(), &mut out)?;
+        listing.write_text(&mut out)?;
+        if left_out > 0 {
+            writeln!(out, "{} more: see --limit and --pages", pages(left_out))?;
+        }
+        out.flush()?;
+    }
+    Ok(listing.damaged.get() + in_list)
+}
+
+/// Which pages are listed of a store of so many.
+fn listed(wanted: &Range<u64>, limit: Option<u64>, json: bool, pages: u64) -> Result<Range<u64>, Error> {
+    if wanted.start >= pages && wanted.start > 0 {
+        return Err(Error::OutOfRange { page: wanted.start, pages });
+    }
+    let limit = limit.unwrap_or(if json { u64::MAX } else { LIMIT });
+    Ok(wanted.start..wanted.end.min(pages).min(wanted.start.saturating_add(limit)))
+}
+
+#[derive(Serialize)]
+struct Everything<'a> {
+    #[serde(flatten)]
+    head: Head<'a>,
+    pages: &'a Listing<'a>,
+}
+
+/// Pages, read as they are shown.
+struct Listing<'a> {
+    store: &'a Store,
+    pages: Range<u64>,
+    /// How many of those shown.
+    damaged: Cell<u64>,
+    /// What ended it early.
+    failed: RefCell<Option<Error>>,
+}
+
+impl Listing<'_> {
+    fn lines(&self) -> impl Iterator<Item = Result<Line, Error>> {
+        let step = STEP / self.store.page_size();
+        let steps = self.pages.clone().step_by(step);
+        let read = move |first: u64| {
+            let pages = first..self.pages.end.min(first + step as u64);
+            match self.store.inspect(pages) {
+                Ok(pages) => pages.iter().map(|page| Ok(Line::from(page))).collect(),
+                Err(error) => vec![Err(error)],
+            }
+        };
+        steps.flat_map(read).inspect(|line| {
+            if line.as_ref().is_ok_and(|line| line.kind == "damaged") {
+                self.damaged.set(self.damaged.get() + 1);
+            }
+        })
+    }
+
+    fn write_text(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        let width = count(self.pages.end).len().max(8);
+        writeln!(out, "{:>width$}  {:<13}  {:>12}  {:<8}  WHERE", "PAGE", "KIND", "SEQ", "CRC")?;
+        for line in self.lines() {
+            let Line { page, kind, seq, crc, whence, fault } = line?;
+            write!(out, "{:>width$}  {kind:<13}  {:>12}  {crc}  {whence}", count(page), count(seq))?;
+            match fault {
+                Some(fault) => writeln!(out, ": {fault}")?,
+                None => writeln!(out)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Listing<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let fine = self.lines().map_while(|line| match line {
+            Ok(line) => Some(line),
+            Err(error) => {
+                *self.failed.borrow_mut() = Some(error);
+                None
+            }
+        });
+        serializer.collect_seq(fine)
+    }
+}
+
+impl Head<'_> {
+    /// All but the path.
+    fn write_text(&self, metadata: &[u8], out: &mut impl Write) -> io::Result<()> {
+        let size = Size(self.page_size as u64);
+        writeln!(out, ": {} of {size}, as of commit {}", pages(self.page_count), count(self.seq))?;
+        let root = self.root.map_or_else(|| "none".to_owned(), |root| format!("page {}", count(root)));
+        writeln!(out, "  root       {root}")?;
+        let shown = metadata.escape_ascii();
+        match metadata.len() {
+            0 => writeln!(out, "  metadata   none")?,
+            bytes => writeln!(out, "  metadata   {} B: {shown}", count(bytes as u64))?,
+        }
+        let Free { pages: in_list, trunks, fault } = &self.free_list;
+        write!(out, "  free list  {}", pages(*in_list))?;
+        if let [first, ..] = &trunks[..] {
+            let number = trunks.len();
+            let parts = if number == 1 { "1 trunk".to_owned() } else { format!("{number} trunks") };
+            write!(out, " in {parts}, the first is page {}", count(first.page))?;
+        }
+        match fault {
+            Some(fault) => writeln!(out, "; it breaks off: {fault}"),
+            None => writeln!(out),
+        }
+    }
+}
+
+/// Shows one page; gives 1 if it is damaged.
+fn dump_page(store: &Store, page: u64, json: bool) -> anyhow::Result<u64> {
+    #[derive(Serialize)]
+    struct Shown {
+        #[serde(flatten)]
+        line: Line,
+        /// In hexadecimal.
+        payload: String,
+    }
+    let end = page.checked_add(1).ok_or(Error::OutOfRange { page, pages: store.stat().pages })?;
+    let found = store.inspect(page..end)?;
+    let Some(info) = found.first() else { return Ok(0) };
+    let line = Line::from(info);
+    let damaged = u64::from(line.fault.is_some());
+    let payload = &info.bytes[HEADER..];
+    if json {
+        output::json(&Shown { line, payload: hex(payload) })?;
+        return Ok(damaged);
+    }
+    let mut out = output::stdout();
+    let Line { kind, seq, crc, whence, fault, .. } = line;
+    let fault = fault.map_or_else(String::new, |fault| format!(": {fault}"));
+    writeln!(out, "page {}: {kind}{fault}", count(page))?;
+    writeln!(out, "  changed last by commit {}, CRC-32C {crc}, from the {whence}", count(seq))?;
+    write_hex(payload, &mut out)?;
+    out.flush()?;
+    Ok(damaged)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        // Writing to a String can't fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// As `hexdump -C` does: lines that repeat the one before are a star.
+fn write_hex(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
+    let mut before: Option<&[u8]> = None;
+    let mut starred = false;
+    for (at, line) in (0..).step_by(LINE).zip(bytes.chunks(LINE)) {
+        if before == Some(line) {
+            if !starred {
+                writeln!(out, "*")?;
+            }
+            starred = true;
+            continue;
+        }
+        (before, starred) = (Some(line), false);
+        write!(out, "{at:08x} ")?;
+        for place in 0..LINE {
+            if place == LINE / 2 {
+                out.write_all(b" ")?;
+            }
+            match line.get(place) {
+                Some(byte) => write!(out, " {byte:02x}")?,
+                None => out.write_all(b"   ")?,
+            }
+        }
+        let text: String =
+            line.iter().map(|&byte| if (b' '..=b'~').contains(&byte) { byte.into() } else { '.' }).collect();
+        writeln!(out, "  |{text}|")?;
+    }
+    writeln!(out, "{:08x}", bytes.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_pages_are_read_as_people_write_them() {
+        for (text, expected) in [("..", 0..u64::MAX), ("3..7", 3..7), ("3..", 3..u64::MAX), ("..7", 0..7)] {
+            assert_eq!(parse_pages(text).unwrap(), expected, "{text}");
+        }
+        for (text, mend) in
+            [("7", "give A..B"), ("a..", "give A..B"), ("7..7", "is empty"), ("-1..", "give A..B")]
+        {
+            assert!(parse_pages(text).unwrap_err().contains(mend), "{text}");
+        }
+        assert_eq!((parse_limit("all"), parse_limit("5")), (Ok(u64::MAX), Ok(5)));
+        assert!(parse_limit("few").is_err());
+    }
+
+    #[test]
+    fn a_list_is_within_the_store_and_the_limit() {
+        let all = 0..u64::MAX;
+        assert_eq!(listed(&all, None, false, 1000).unwrap(), 0..LIMIT);
+        assert_eq!(listed(&all, None, true, 1000).unwrap(), 0..1000);
+        assert_eq!(listed(&all, None, false, 0).unwrap(), 0..0);
+        assert_eq!(listed(&(990..u64::MAX), Some(5), false, 1000).unwrap(), 990..995);
+        assert_eq!(listed(&(990..992), Some(u64::MAX), false, 1000).unwrap(), 990..992);
+        assert!(matches!(
+            listed(&(1000..1001), None, false, 1000),
+            Err(Error::OutOfRange { page: 1000, .. })
+        ));
+    }
+
+    #[test]
+    fn bytes_are_shown_as_hexdump_shows_them() {
+        let mut bytes = vec![0; 60];
+        bytes[..5].copy_from_slice(b"h\x1bllo");
+        let mut text = Vec::new();
+        write_hex(&bytes, &mut text).unwrap();
+        let expected = "\
+00000000  68 1b 6c 6c 6f 00 00 00  00 00 00 00 00 00 00 00  |h.llo...........|
+00000010  00 00 00 00 00 00 00 00  00 00 00 00 00 00 00 00  |................|
+*
+00000030  00 00 00 00 00 00 00 00  00 00 00 00              |............|
+0000003c
+";
+        assert_eq!(String::from_utf8(text).unwrap(), expected);
+        assert_eq!(hex(b"\x00\xff"), "00ff");
+    }
+}

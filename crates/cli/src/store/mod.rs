@@ -1,0 +1,82 @@
+//! `pagekeeper store`: what a page store is like, whether it is sound, and what its pages hold.
+//!
+//! Invariant: what the store holds stays as it is: nothing is committed, no page is applied, and its journal is kept for the next
+//! opening. Fails as opening the store does: where it is in use, is none, or is of a newer version.
+
+mod dump;
+mod stat;
+mod verify;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use pagekeeper_store::{Create, Error, Store};
+
+use crate::output::printable_path;
+
+/// Bytes of memory for a look: nothing is kept for later.
+const MEMORY: u64 = 64 << 20;
+
+/// Show a page store's figures, verify it, or list its pages
+#[derive(Debug, clap::Args)]
+#[command(
+    disable_help_subcommand = true,
+    after_help = "Examples:
+  pagekeeper store stat /srv/app/store        how large it is, and what a recovery would do
+  pagekeeper store verify /srv/app/store      every page's checksum, the free list, the superblocks
+  pagekeeper store dump /srv/app/store        its pages, one a line
+  pagekeeper store dump --page 7 /srv/app/store
+
+A store is a directory made by pagekeeper-store, a library. It must not be open: a store belongs to one process. What it \
+    holds is not changed, and what is in its journal stays there: only a new epoch is noted in it, as by any opening."
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Stat(stat::Args),
+    Verify(verify::Args),
+    Dump(dump::Args),
+}
+
+/// Which store.
+#[derive(Debug, clap::Args)]
+struct Place {
+    /// The store's directory
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    dir: PathBuf,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    match &args.command {
+        Command::Stat(args) => stat::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::Dump(args) => dump::run(args),
+    }
+}
+
+/// Opens a store to look at it: no thread is started, so that nothing is applied and nothing brought back.
+fn open(dir: &Path) -> anyhow::Result<Store> {
+    let options = Store::options().create(Create::Never).memory(MEMORY);
+    options.without_threads().background_apply(false).warm(false).open(dir).map_err(|error| match error {
+        Error::Io(pagekeeper_io::Error::Locked { .. }) => {
+            anyhow!("{}: in use: another process has this store open", printable_path(dir))
+        }
+        error => error.into(),
+    })
+}
+
+/// "1 page", "2 pages".
+fn pages(number: u64) -> String {
+    format!("{} {}", crate::output::count(number), if number == 1 { "page" } else { "pages" })
+}
+
+/// "1 commit", "2 commits".
+fn commits(number: u64) -> String {
+    format!("{} {}", crate::output::count(number), if number == 1 { "commit" } else { "commits" })
+}

@@ -1,0 +1,133 @@
+//! `store verify`: everything that is wrong with a store, each fault named.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use pagekeeper_store::Verification;
+use serde::Serialize;
+
+use super::{Place, pages};
+use crate::output::{self, Screen, count};
+
+/// Look at every page's checksum, the free list and the superblocks
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper store verify /srv/app/store
+  pagekeeper store verify --json /srv/app/store | jq '.faults'
+
+Reads the whole data file, and the journal: what is committed and not yet in the data file counts as it is in the journal. \
+    Ends with 0 if all is sound, with 1 if anything is wrong; of many faults the first hundred are named.")]
+pub(super) struct Args {
+    #[command(flatten)]
+    place: Place,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    path: Cow<'a, str>,
+    sound: bool,
+    data_pages: u64,
+    free_pages: u64,
+    never_written_pages: u64,
+    whole_superblocks: u64,
+    faults: u64,
+    /// The first of them, in words.
+    named: &'a [String],
+}
+
+impl<'a> Report<'a> {
+    fn new(path: Cow<'a, str>, found: &'a Verification) -> Self {
+        Self {
+            path,
+            sound: found.is_sound(),
+            data_pages: found.data_pages,
+            free_pages: found.free_pages,
+            never_written_pages: found.never_written,
+            whole_superblocks: found.superblocks,
+            faults: found.faults,
+            named: &found.named,
+        }
+    }
+
+    fn write_text(&self, screen: Screen, path: &std::path::Path, out: &mut impl Write) -> io::Result<()> {
+        let shown = screen.path(path);
+        for fault in self.named {
+            out.write_all(&shown)?;
+            writeln!(out, ": {fault}")?;
+        }
+        let more = self.faults - self.named.len() as u64;
+        if more > 0 {
+            out.write_all(&shown)?;
+            writeln!(out, ": {} more that are not named", count(more))?;
+        }
+        out.write_all(&shown)?;
+        let verdict = match self.faults {
+            0 => "sound".to_owned(),
+            1 => "1 fault".to_owned(),
+            faults => format!("{} faults", count(faults)),
+        };
+        let Self { data_pages, free_pages, never_written_pages, whole_superblocks, .. } = self;
+        write!(out, ": {verdict}: {} of data, {} free, ", pages(*data_pages), count(*free_pages))?;
+        writeln!(
+            out,
+            "{} never written, {whole_superblocks} of 2 superblocks whole",
+            count(*never_written_pages)
+        )
+    }
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let path = &args.place.dir;
+    let store = super::open(path)?;
+    let found = store.verify()?;
+    store.close()?;
+    let report = Report::new(path.to_string_lossy(), &found);
+    if args.json {
+        output::json(&report)?;
+    } else {
+        let mut out = output::stdout();
+        report.write_text(Screen::of_stdout(), path, &mut out)?;
+        out.flush()?;
+    }
+    Ok(if report.sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_come_first_and_the_verdict_last() {
+        let screen = Screen { terminal: false, colour: false, width: None };
+        let named = ["page 7: rotten".to_owned(), "no superblock is whole".to_owned()];
+        let report = Report {
+            path: "/s".into(),
+            sound: false,
+            data_pages: 1,
+            free_pages: 2000,
+            never_written_pages: 3,
+            whole_superblocks: 0,
+            faults: 1002,
+            named: &named,
+        };
+        let text = |report: &Report<'_>| {
+            let mut text = Vec::new();
+            report.write_text(screen, "/s".as_ref(), &mut text).unwrap();
+            String::from_utf8(text).unwrap()
+        };
+        let counts = "1 page of data, 2,000 free, 3 never written, 0 of 2 superblocks whole";
+        assert_eq!(
+            text(&report),
+            format!(
+                "/s: page 7: rotten\n/s: no superblock is whole\n/s: 1,000 more that are not named\n/s: 1,002 faults: {counts}\n"
+            )
+        );
+        let sound = Report { sound: true, faults: 0, named: &[], ..report };
+        assert_eq!(text(&sound), format!("/s: sound: {counts}\n"));
+    }
+}

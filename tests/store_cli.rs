@@ -1,0 +1,349 @@
+//! `pagekeeper store` as people use it, on stores that the library made: what it shows, what it finds, and that it leaves a store as
+//! it was.
+
+mod support;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::MutexGuard;
+
+use pagekeeper_store::{Create, Durability, Store};
+use serde_json::{Value, json};
+use support::command::{Outcome, finish, pagekeeper, run};
+use tempfile::TempDir;
+
+const PAGE: u64 = 4096;
+const SLOT: usize = 4096;
+
+/// Goes when a test ends.
+type Held = (MutexGuard<'static, ()>, TempDir);
+
+/// A store of ten pages, synced: page 3 says "hello", pages 5 and 6 are free, 8 and 9 never written.
+///
+/// One test at a time: a program that another one starts holds the locks of this process until its execve(2).
+fn store() -> (Held, PathBuf) {
+    let alone = support::alone();
+    let temp = support::scratch();
+    let dir = temp.path().join("store");
+    let store = Store::options().create(Create::New).journal_bytes(1 << 20).open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    for _ in 0..8 {
+        txn.allocate().unwrap();
+    }
+    txn.allocate_run(2).unwrap();
+    txn.page_mut(3).unwrap()[..5].copy_from_slice(b"hello");
+    txn.set_root(Some(3));
+    txn.set_metadata(b"tree\n").unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    let mut txn = store.begin().unwrap();
+    txn.free(5).unwrap();
+    txn.free(6).unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    store.close_and_sync().unwrap();
+    ((alone, temp), dir)
+}
+
+/// Commits a change of page 0, and leaves it in the journal.
+fn commit(dir: &Path) {
+    let store = Store::options().create(Create::Never).background_apply(false).open(dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    txn.page_mut(0).unwrap()[..3].copy_from_slice(b"new");
+    txn.commit(Durability::Sync).unwrap();
+    store.close().unwrap();
+}
+
+fn overwrite(file: &Path, at: u64, bytes: &[u8]) {
+    let file = File::options().write(true).open(file).unwrap();
+    file.write_all_at(bytes, at).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn look(arguments: &[&str], dir: &Path) -> Outcome {
+    finish(pagekeeper().arg("store").args(arguments).arg(dir))
+}
+
+#[test]
+fn figures_are_shown_and_what_a_recovery_would_do() {
+    let (_held, dir) = store();
+    let text = look(&["stat"], &dir).fine();
+    assert!(text.starts_with(&format!("{}: a store of pages of 4 KiB\n", dir.display())), "{text}");
+    assert!(text.contains("10 (40 KiB), 2 of them free"), "{text}");
+    assert!(text.contains("Nothing is to be recovered"), "{text}");
+    commit(&dir);
+    let text = look(&["stat"], &dir).fine();
+    assert!(
+        text.contains("The journal has 1 commit that the data file has not; they change 1 page."),
+        "{text}"
+    );
+    let report = look(&["stat", "--json"], &dir).json();
+    for (name, expected) in [
+        ("page_size", 4096),
+        ("pages", 10),
+        ("free_pages", 2),
+        ("root", 3),
+        ("metadata_bytes", 5),
+        ("seq", 3),
+        ("synced_seq", 2),
+        ("journal_cap", 1 << 20),
+    ] {
+        assert_eq!(report[name], expected, "{name}: {report}");
+    }
+    assert_eq!((&report["recovery"]["commits"], &report["recovery"]["pages"]), (&json!(1), &json!(1)));
+    assert!(report["journal_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{report}");
+    assert_eq!(report["superblocks"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn looks_leave_a_store_as_it_was() {
+    let (_held, dir) = store();
+    commit(&dir);
+    let kept = || ["data", "superblock"].map(|name| std::fs::read(dir.join(name)).unwrap());
+    let before = kept();
+    for arguments in [&["stat"][..], &["verify"], &["dump"], &["dump", "--page", "0"], &["verify", "--json"]]
+    {
+        look(arguments, &dir).fine();
+        assert_eq!(kept(), before, "{arguments:?}");
+    }
+    let report = look(&["stat", "--json"], &dir).json();
+    assert_eq!(report["recovery"]["commits"], 1);
+    assert!(!dir.join("warm.new").exists());
+}
+
+/// Each opening notes an epoch in the journal: that must never fill it up.
+#[test]
+fn looks_may_be_many() {
+    let (_held, dir) = store();
+    commit(&dir);
+    let of = |report: &Value| report["journal_bytes"].as_u64().unwrap();
+    let first = of(&look(&["stat", "--json"], &dir).json());
+    for _ in 0..40 {
+        look(&["stat"], &dir).fine();
+    }
+    let last = of(&look(&["stat", "--json"], &dir).json());
+    assert_eq!(last, first);
+    commit(&dir);
+}
+
+#[test]
+fn a_sound_store_is_said_to_be_sound() {
+    let (_held, dir) = store();
+    commit(&dir);
+    let counts = "6 pages of data, 2 free, 2 never written, 2 of 2 superblocks whole";
+    assert_eq!(look(&["verify"], &dir).fine(), format!("{}: sound: {counts}\n", dir.display()));
+    let outcome = look(&["verify", "--json"], &dir);
+    assert_eq!(
+        outcome.json(),
+        json!({
+            "path": dir, "sound": true, "data_pages": 6, "free_pages": 2, "never_written_pages": 2,
+            "whole_superblocks": 2, "faults": 0, "named": [],
+        })
+    );
+    outcome.fine();
+}
+
+#[test]
+fn each_fault_is_named_and_ends_with_1() {
+    let (_held, dir) = store();
+    // Page 0 is whole in the journal: what the data file has of it does not count.
+    commit(&dir);
+    overwrite(&dir.join("data"), 100, b"rot");
+    overwrite(&dir.join("data"), 4 * PAGE + 100, b"rot");
+    let mut page = vec![0; 4096];
+    File::open(dir.join("data")).unwrap().read_exact_at(&mut page, 3 * PAGE).unwrap();
+    overwrite(&dir.join("data"), 7 * PAGE, &page);
+    let outcome = look(&["verify"], &dir);
+    let (code, text) = (outcome.code, outcome.stdout);
+    assert_eq!((code, text.lines().count()), (1, 3), "{text}");
+    assert!(text.contains("page 4 is damaged: its checksum does not hold"), "{text}");
+    assert!(text.contains("page 7 is damaged: page 3 stands in its place"), "{text}");
+    assert!(text.lines().last().unwrap().contains(": 2 faults: "), "{text}");
+    let outcome = look(&["verify", "--json"], &dir);
+    let report = outcome.json();
+    assert_eq!((outcome.code, &report["sound"], &report["faults"]), (1, &json!(false), &json!(2)));
+
+    let listed = look(&["dump"], &dir);
+    assert_eq!(listed.code, 1);
+    let damaged = listed.stdout.lines().filter(|line| line.contains("damaged")).collect::<Vec<_>>();
+    assert_eq!(damaged.len(), 2, "{}", listed.stdout);
+    assert!(
+        damaged[0].contains("4  damaged") && damaged[0].ends_with("its checksum does not hold"),
+        "{damaged:?}"
+    );
+    let shown = look(&["dump", "--page", "4"], &dir);
+    assert_eq!(shown.code, 1);
+    assert!(
+        shown.stdout.contains("damaged: its checksum") && shown.stdout.contains("|....rot."),
+        "{}",
+        shown.stdout
+    );
+    // What is not damaged is shown beside it.
+    look(&["dump", "--pages", "..4"], &dir).fine();
+}
+
+#[test]
+fn a_rotten_superblock_is_a_fault_while_the_other_is_whole() {
+    let (_held, dir) = store();
+    // Of two the older: what counts stays.
+    let slots = look(&["stat", "--json"], &dir).json()["superblocks"].clone();
+    let older = if slots[0]["number"].as_u64() < slots[1]["number"].as_u64() { 0 } else { 1 };
+    overwrite(&dir.join("superblock"), older * SLOT as u64 + 50, b"rot");
+    let report = look(&["verify", "--json"], &dir).json();
+    assert_eq!(report["whole_superblocks"], 1, "{report}");
+    let text = look(&["stat"], &dir).fine();
+    assert!(text.contains("1 of 2 whole"), "{text}");
+}
+
+#[test]
+fn pages_are_listed() {
+    let (_held, dir) = store();
+    commit(&dir);
+    let text = look(&["dump"], &dir).fine();
+    for expected in [
+        "10 pages of 4 KiB, as of commit 3",
+        "root       page 3",
+        "metadata   5 B: tree\\n",
+        "free list  2 pages in 1 trunk, the first is page 5",
+    ] {
+        assert!(text.contains(expected), "{text}");
+    }
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .skip_while(|line| !line.contains("KIND"))
+        .skip(1)
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let kinds: Vec<_> = rows.iter().map(|row| (row[0], row[1], row[2], row[4])).collect();
+    assert_eq!(kinds[0], ("0", "data", "3", "journal"));
+    assert_eq!(kinds[3], ("3", "data", "1", "file"));
+    assert_eq!((kinds[5], kinds[6]), (("5", "trunk", "2", "file"), ("6", "free", "2", "file")));
+    assert_eq!((kinds.len(), kinds[9]), (10, ("9", "never-written", "0", "file")));
+
+    let report = look(&["dump", "--json"], &dir).json();
+    assert_eq!(report["pages"].as_array().map(Vec::len), Some(10));
+    assert_eq!(report["free_list"], json!({"pages": 2, "trunks": [{"page": 5, "names": 1}], "fault": null}));
+    assert_eq!((&report["root"], &report["metadata"]), (&json!(3), &json!("747265650a")));
+    assert_eq!(report["pages"][0]["whence"], "journal");
+}
+
+#[test]
+fn lists_are_as_long_as_they_are_wished() {
+    let (_held, dir) = store();
+    let text = look(&["dump", "--limit", "4"], &dir).fine();
+    assert!(text.ends_with("6 pages more: see --limit and --pages\n"), "{text}");
+    let report = look(&["dump", "--json", "--pages", "2..", "-n", "3"], &dir).json();
+    let numbers: Vec<_> =
+        report["pages"].as_array().unwrap().iter().map(|page| page["page"].clone()).collect();
+    assert_eq!(numbers, [2, 3, 4]);
+    let report = look(&["dump", "--json", "--pages", "8..100"], &dir).json();
+    assert_eq!(report["pages"].as_array().map(Vec::len), Some(2));
+    for arguments in [&["dump", "--pages", "10.."][..], &["dump", "--page", "10"]] {
+        let outcome = look(arguments, &dir);
+        assert_eq!(outcome.code, 1);
+        assert_eq!(outcome.stderr, "pagekeeper: page 10 is out of range: the store has 10 pages\n");
+    }
+}
+
+#[test]
+fn one_page_is_shown_byte_by_byte() {
+    let (_held, dir) = store();
+    let text = look(&["dump", "--page", "3"], &dir).fine();
+    assert!(text.starts_with("page 3: data\n  changed last by commit 1, CRC-32C "), "{text}");
+    assert!(text.contains("00000000  68 65 6c 6c 6f 00 00 00  00"), "{text}");
+    assert!(text.ends_with("*\n00000fe0\n"), "{text}");
+    let report = look(&["dump", "--page", "3", "--json"], &dir).json();
+    let payload = report["payload"].as_str().unwrap();
+    assert!(payload.starts_with("68656c6c6f00") && payload.len() == 2 * (4096 - 32), "{report}");
+    commit(&dir);
+    let text = look(&["dump", "--page", "0"], &dir).fine();
+    assert!(text.contains("from the journal") && text.contains("|new....."), "{text}");
+}
+
+#[test]
+fn what_is_no_store_is_told_and_left_alone() {
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let names = |dir: &Path| {
+        let mut names: Vec<_> =
+            std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let (empty, file, other) =
+        (scratch.path().join("empty"), scratch.path().join("file"), scratch.path().join("other"));
+    std::fs::create_dir(&empty).unwrap();
+    std::fs::write(&file, b"x").unwrap();
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("superblock"), vec![7; 2 * SLOT]).unwrap();
+    std::fs::write(other.join("data"), vec![7; SLOT]).unwrap();
+    for command in ["stat", "verify", "dump"] {
+        for (dir, reason) in [
+            (scratch.path().join("missing"), "no store here"),
+            (empty.clone(), "no store here"),
+            (file.clone(), "Not a directory"),
+            (other.clone(), "no superblock in it is whole"),
+        ] {
+            let outcome = look(&[command], &dir);
+            assert_eq!((outcome.code, outcome.stdout.as_str()), (1, ""), "{command} {}", dir.display());
+            assert!(outcome.stderr.contains(reason), "{command} {}: {}", dir.display(), outcome.stderr);
+            assert!(outcome.stderr.contains(&dir.display().to_string()), "{}", outcome.stderr);
+        }
+    }
+    assert_eq!((names(&empty).len(), scratch.path().join("missing").exists()), (0, false));
+}
+
+#[test]
+fn a_newer_format_is_told_and_left_alone() {
+    let (_held, dir) = store();
+    let path = dir.join("superblock");
+    let mut bytes = std::fs::read(&path).unwrap();
+    for slot in bytes.chunks_mut(SLOT) {
+        slot[8..10].copy_from_slice(&9_u16.to_le_bytes());
+        let crc = crc32c::crc32c(&slot[..SLOT - 4]);
+        slot[SLOT - 4..].copy_from_slice(&crc.to_le_bytes());
+    }
+    std::fs::write(&path, &bytes).unwrap();
+    let outcome = look(&["stat"], &dir);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("version 9, which this pagekeeper does not know"), "{outcome:?}");
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+}
+
+#[test]
+fn a_store_that_is_open_elsewhere_is_told() {
+    let (_held, dir) = store();
+    let held = Store::options().create(Create::Never).open(&dir).unwrap();
+    for command in ["stat", "verify", "dump"] {
+        let outcome = look(&[command], &dir);
+        assert_eq!(outcome.code, 1);
+        let expected =
+            format!("pagekeeper: {}: in use: another process has this store open\n", dir.display());
+        assert_eq!(outcome.stderr, expected);
+    }
+    held.close().unwrap();
+    look(&["stat"], &dir).fine();
+}
+
+#[test]
+fn wrong_calls_end_with_2() {
+    let _alone = support::alone();
+    for (arguments, mend) in [
+        (&["store"][..], "Usage: pagekeeper store"),
+        (&["store", "stat"], "<DIR>"),
+        (&["store", "verfy", "."], "similar subcommand exists: 'verify'"),
+        (&["store", "dump", "--pages", "7", "."], "give A..B, A.. or ..B"),
+        (&["store", "dump", "--pages", "7..3", "."], "its end is not after its start"),
+        (&["store", "dump", "--limit", "few", "."], "give a number of pages, or \"all\""),
+        (&["store", "dump", "--page", "1", "--limit", "1", "."], "cannot be used with"),
+        (&["store", "dump", "--page", "-1", "."], "unexpected argument '-1'"),
+    ] {
+        let outcome = run(arguments);
+        assert_eq!(outcome.code, 2, "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(mend), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stdout.is_empty(), "{arguments:?}: {outcome:?}");
+    }
+    for command in ["stat", "verify", "dump"] {
+        let help = run(["store", command, "--help"]).fine();
+        assert!(help.contains("Examples:") && help.contains("Usage: pagekeeper store "), "{help}");
+    }
+}
