@@ -19,7 +19,7 @@ export CARGO PREFIX DESTDIR
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: build ## a small built-in engine: alone, under the guard, and with logs that release by themselves (ARGS="--seconds 12")
+demo: build ## a small built-in engine: alone, under the guard, and with logs that release by themselves; a store that is killed (ARGS="--seconds 12")
 	@exec "$(TARGET)/release/pagekeeper" demo $(ARGS)
 
 test: ## all checks and all tests, real databases included; as root it installs what they need

@@ -150,7 +150,8 @@ impl<'a> Report<'a> {
 
     fn superblocks_in_words(&self) -> String {
         let whole: Vec<String> = self.superblocks.iter().flatten().map(|slot| count(slot.number)).collect();
-        format!("{} of 2 whole: written as number {}", whole.len(), whole.join(" and "))
+        let numbers = if whole.len() == 1 { "number" } else { "numbers" };
+        format!("{} of 2 whole: {numbers} {}", whole.len(), whole.join(" and "))
     }
 
     fn recovery_in_words(&self) -> String {
@@ -211,7 +212,7 @@ mod tests {
     in the data file      up to 5,000
   journal to recover      3 MiB, 1.2 % of at most 256 MiB
   first changes of pages  journaled as whole pages
-  superblocks             1 of 2 whole: written as number 17
+  superblocks             1 of 2 whole: number 17
 The journal has 1 commit that the data file has not; they change 1,200 pages. Opened with them in 12.3 ms.
 "
         );
