@@ -50,9 +50,9 @@ pub struct StoreOptions {
     pub(crate) on_progress: Option<OnProgress>,
     #[cfg(test)]
     pub(crate) planted: Option<crate::planted::Planted>,
-    /// The journal is written past the cache, as on real disks; simulated ones are not asked whether they can.
+    /// How the journal is written: a simulated disk is not asked what is best.
     #[cfg(test)]
-    pub(crate) direct_journal: bool,
+    pub(crate) journal_mode: pagekeeper_log::LogMode,
 }
 
 impl Default for StoreOptions {
@@ -72,7 +72,7 @@ impl Default for StoreOptions {
             #[cfg(test)]
             planted: None,
             #[cfg(test)]
-            direct_journal: false,
+            journal_mode: pagekeeper_log::LogMode::Auto,
         }
     }
 }

@@ -37,6 +37,8 @@ pub(crate) enum Planted {
     NoSyncAtOpen,
     /// Checksums of pages are not looked at.
     NoPageChecksum,
+    /// A bug of the journal.
+    Journal(pagekeeper_log::Planted),
 }
 
 /// The journal's options for a test.
@@ -45,5 +47,9 @@ pub(crate) fn of_journal(
     journal: pagekeeper_log::RedoOptions,
     options: &crate::StoreOptions,
 ) -> pagekeeper_log::RedoOptions {
-    if options.direct_journal { journal.mode(pagekeeper_log::LogMode::Direct) } else { journal }
+    let journal = match options.planted {
+        Some(Planted::Journal(bug)) => journal.planted(bug),
+        _ => journal,
+    };
+    journal.mode(options.journal_mode)
 }

@@ -107,6 +107,9 @@ impl Core {
         if !planted!(self.options, NoSyncOfData) {
             self.data.sync()?;
         }
+        if planted!(self.options, PageBeforeJournal) {
+            self.make_durable(cut.lsn)?;
+        }
         if planted!(self.options, ImagesFromTheEnd) {
             lock(&self.tail).imaged.clear();
         }

@@ -16,6 +16,9 @@ use crate::planted::Planted;
 /// Its name.
 pub(crate) const NAME: &str = "superblock";
 
+/// The number of the last superblock that the making of a store writes.
+pub(crate) const MADE: u64 = 2;
+
 /// The file, open.
 pub(crate) struct Superblocks {
     file: Arc<dyn IoFile>,

@@ -46,12 +46,27 @@ pub(super) struct Told {
     pub(super) rot: BTreeMap<PageNo, Seq>,
     /// Pages that there may be.
     pub(super) most: usize,
+    /// The length of metadata with which a commit takes up [`EVEN`] bytes of the journal, as far as is known; if that is
+    /// wished for.
+    even: Option<usize>,
 }
 
+/// Bytes in the journal of all commits that are to be alike: a part of a block.
+const EVEN: u64 = 512;
+
 impl Told {
-    pub(super) fn new(disk: SimDisk, most: usize) -> Self {
+    pub(super) fn new(disk: SimDisk, most: usize, even: bool) -> Self {
         let states = BTreeMap::from([(0, Arc::default())]);
-        Self { disk, cut: None, states, durable: 0, doubt: false, rot: BTreeMap::new(), most }
+        Self {
+            disk,
+            cut: None,
+            states,
+            durable: 0,
+            doubt: false,
+            rot: BTreeMap::new(),
+            most,
+            even: even.then_some(400),
+        }
     }
 
     /// After the last commit.
@@ -61,7 +76,11 @@ impl Told {
 
     /// Whether the disk has failed by now.
     pub(super) fn has_failed(&self) -> bool {
-        self.disk.stats().faults > 0 || self.cut.is_some_and(|cut| self.disk.ops() > cut)
+        self.disk.stats().faults > 0 || self.power_is_off()
+    }
+
+    pub(super) fn power_is_off(&self) -> bool {
+        self.cut.is_some_and(|cut| self.disk.ops() > cut)
     }
 
     /// Whether a page as of a commit may be damaged.
@@ -72,7 +91,8 @@ impl Told {
     /// Panics if this error should not be, with the store as of `seq`.
     pub(super) fn excuse(&self, error: &Error, seq: Seq) {
         let is_excused = match error {
-            Error::Damaged { page, .. } => self.is_rotten(*page, seq),
+            // What was never written is found where that was written over a page.
+            Error::Damaged { page, .. } | Error::NeverWritten { page } => self.is_rotten(*page, seq),
             Error::Poisoned { cause } => {
                 self.has_failed()
                     || matches!(**cause, Error::Damaged { page, .. } if self.is_rotten(page, seq))
@@ -121,8 +141,14 @@ impl Subject {
         assert!(!told.doubt, "a transaction begins after a commit that failed");
         let mut after = State { seq: before.seq + 1, ..State::clone(&before) };
         let mut changed = Vec::new();
+        let even = told.even.filter(|_| !chance.one_in(8));
+        let journal = even.map(|_| self.store.stat().journal_bytes);
+        if let Some(len) = even {
+            after.metadata = bytes(&mut chance, len);
+            txn.set_metadata(&after.metadata).expect("it is short enough");
+        }
         // Most change little.
-        for _ in 0..1 + chance.of(0..3) * chance.of(0..3) {
+        for _ in 0..even.map_or_else(|| 1 + chance.of(0..3) * chance.of(0..3), |_| 0) {
             match act(&mut txn, &told, &mut after, &mut chance, &mut changed) {
                 Ok(()) => {}
                 Err(Stop::Failed) => return,
@@ -146,6 +172,9 @@ impl Subject {
                     told.durable_upto(seq);
                 }
                 told.committed(after, &changed);
+                if let (Some(len), Some(before)) = (even, journal) {
+                    told.level(len, before, self.store.stat().journal_bytes);
+                }
             }
             Err(Error::TransactionTooLarge { bytes, most }) => assert!(bytes > most && changed.len() > 4),
             Err(error) => {
@@ -189,6 +218,15 @@ impl Subject {
 }
 
 impl Told {
+    /// The journal grew from `before` to `now` with metadata of this length.
+    fn level(&mut self, len: usize, before: u64, now: u64) {
+        // If there was no round within.
+        if let Some(taken) = now.checked_sub(before).filter(|taken| *taken < 2 * EVEN) {
+            let wished = (len as u64 + EVEN).saturating_sub(taken);
+            self.even = usize::try_from(wished).ok().map(|wished| wished.min(1024));
+        }
+    }
+
     fn committed(&mut self, after: State, changed: &[PageNo]) {
         for page in changed {
             if let Some(healed) = self.rot.get_mut(page) {
@@ -329,7 +367,7 @@ fn act(
             }
             (Ok(()), Some(Slot::Free)) if told.is_rotten(page, seq) => return Err(Stop::Failed),
             (Ok(()), slot) => panic!("page {page} can be freed, and is {slot:?}"),
-            (Err(Error::NeverWritten { .. }), _) => panic!("page {page} can't be freed"),
+            (Err(error), Some(Slot::Blank)) => return stop(error),
             (Err(error), slot) => return refused(told, &error, slot.as_ref(), page, seq),
         },
         17 => {
@@ -338,12 +376,12 @@ fn act(
         }
         18 => {
             let len = if chance.one_in(4) { chance.index(1025) } else { chance.index(20) };
-            after.metadata = (0..len).map(|_| chance.next().to_le_bytes()[0]).collect();
+            after.metadata = bytes(chance, len);
             txn.set_metadata(&after.metadata).expect("it is short enough");
         }
         _ => match (txn.read(page), slot) {
             (Ok(found), Some(Slot::Data(bytes))) => {
-                assert!(found[..] == bytes[..], "page {page} has other bytes for a writer")
+                assert!(found[..] == bytes[..], "page {page} has other bytes for a writer");
             }
             (Ok(_), slot) => panic!("page {page} can be read, and is {slot:?}"),
             (Err(error), slot) => return refused(told, &error, slot.as_ref(), page, seq),
@@ -364,6 +402,10 @@ fn refused(told: &Told, error: &Error, slot: Option<&Slot>, page: PageNo, seq: S
             Err(Stop::Failed)
         }
     }
+}
+
+fn bytes(chance: &mut Chance, len: usize) -> Vec<u8> {
+    (0..len).map(|_| chance.next().to_le_bytes()[0]).collect()
 }
 
 /// Few bytes or many, and zeros around them.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use pagekeeper_io::{
     Access, AlignedBuf, Create, Fault, Io, Persistence, SimDisk, Times, WriteFault, WriteMode,
 };
+use pagekeeper_log::LogMode;
 
 use super::chance::Chance;
 use super::disk::{Meanwhile, Prompt};
@@ -87,8 +88,10 @@ pub(super) struct Setting {
     pub(super) memory: u64,
     /// Pages that there are at most.
     pub(super) most: usize,
-    pub(super) direct_journal: bool,
+    pub(super) journal_mode: LogMode,
     pub(super) warm: bool,
+    /// Most commits take up the same room in the journal, so that what an older epoch left begins where a newer one ends.
+    pub(super) even: bool,
     /// It is made within the life; crashes come while it is.
     pub(super) is_new: bool,
 }
@@ -98,8 +101,9 @@ impl Setting {
         journal_bytes: 64 << 10,
         memory: 1 << 20,
         most: 24,
-        direct_journal: false,
+        journal_mode: LogMode::Buffered,
         warm: false,
+        even: false,
         is_new: true,
     };
 }
@@ -127,7 +131,7 @@ impl World {
             planted,
             meanwhile: Meanwhile::default(),
             subject: None,
-            told: Arc::new(Mutex::new(Told::new(disk, setting.most))),
+            told: Arc::new(Mutex::new(Told::new(disk, setting.most, setting.even))),
             story: Vec::new(),
             crashes: 0,
         }
@@ -137,20 +141,27 @@ impl World {
         lock(&self.told).disk.clone()
     }
 
+    pub(super) fn power_is_off(&self) -> bool {
+        lock(&self.told).power_is_off()
+    }
+
     fn options(&self) -> StoreOptions {
-        let Setting { journal_bytes, memory, direct_journal, warm, .. } = self.setting;
+        let Setting { journal_bytes, memory, journal_mode, warm, .. } = self.setting;
         let io = Arc::new(Prompt { disk: self.disk(), meanwhile: self.meanwhile.clone() });
         let options = Store::options().journal_bytes(journal_bytes).memory(memory).warm(warm).io(io);
         let mut options = options.without_threads();
         options.planted = self.planted;
-        options.direct_journal = direct_journal;
+        options.journal_mode = journal_mode;
         options
     }
 
     /// The power goes at this operation of the disk as it is now.
     pub(super) fn cut_at(&mut self, op: u64) {
-        self.story.push(Step::CutAt(op));
         let mut told = lock(&self.told);
+        if told.power_is_off() {
+            return;
+        }
+        self.story.push(Step::CutAt(op));
         told.disk.cut_power_at(op);
         told.cut = Some(op);
     }
@@ -254,12 +265,12 @@ impl World {
         let data = dir().join("data");
         match how {
             Failing::DataSync => {
-                disk.inject(data, 0..u64::MAX, WriteFault::SYNC_EIO, Times::Once).expect("it is there")
+                disk.inject(data, 0..u64::MAX, WriteFault::SYNC_EIO, Times::Once).expect("it is there");
             }
             Failing::Sync(after) => disk.inject_all(WriteFault::SYNC_EIO, Times::Nth(after)),
             Failing::Write(after) => disk.inject_all(WriteFault::EIO, Times::Nth(after)),
             Failing::Full => {
-                disk.inject(data, 0..u64::MAX, WriteFault::NO_SPACE, Times::Once).expect("it is there")
+                disk.inject(data, 0..u64::MAX, WriteFault::NO_SPACE, Times::Once).expect("it is there");
             }
             Failing::Grow => disk.inject_all(WriteFault::Allocate(libc::ENOSPC), Times::Once),
             Failing::Read(after) => disk.inject_all(Fault::EIO, Times::Nth(after)),
