@@ -5,6 +5,7 @@ mod crashes;
 mod disk;
 mod index;
 mod life;
+mod mutations;
 mod snapshots;
 mod told;
 mod world;
