@@ -213,6 +213,9 @@ impl<'a> WriteTxn<'a> {
     fn change(&mut self, page: PageNo, wanted: PageKind) -> Result<&mut [u8], Error> {
         if !self.changed.contains_key(&page) {
             let before = self.before(page)?.ok_or(Error::NeverWritten { page })?;
+            if before.kind() != wanted {
+                return Err(Error::NotAllocated { page });
+            }
             let bytes = before.bytes().into();
             self.changed.insert(page, Changed::Page { kind: before.kind(), bytes, in_part: true });
         }
