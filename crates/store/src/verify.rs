@@ -111,7 +111,8 @@ impl Core {
         free: &mut Vec<PageNo>,
     ) -> Result<(), Error> {
         let file = open_past_cache(&*self.io, &self.directory.join(data::NAME))?;
-        let mut buf = AlignedBuf::new(PIECE * PIECES);
+        let whole = pages.saturating_mul(self.page_size as u64).clamp(1, (PIECE * PIECES) as u64);
+        let mut buf = AlignedBuf::new(usize::try_from(whole).unwrap_or(PIECE).next_multiple_of(PIECE));
         let at_once = (buf.len() / self.page_size) as u64;
         for first in (0..pages).step_by(buf.len() / self.page_size) {
             let offset = first * self.page_size as u64;
