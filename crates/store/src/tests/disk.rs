@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pagekeeper_io::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, SimDisk};
@@ -37,13 +38,27 @@ impl Meanwhile {
 
 /// The disk, which must go by steps.
 pub(super) struct Prompt {
-    pub(super) disk: SimDisk,
-    pub(super) meanwhile: Meanwhile,
+    disk: SimDisk,
+    meanwhile: Meanwhile,
+    /// Writes that are still to come: until then some are left in flight, for the next ones to join.
+    left: AtomicU64,
 }
 
+/// Writes that are left in flight. A round waits with no fewer.
+const LAG: usize = 48;
+
 impl Prompt {
-    fn run(&self) {
-        while self.disk.step() {}
+    pub(super) fn new(disk: SimDisk, meanwhile: Meanwhile) -> Self {
+        Self::lagging(disk, meanwhile, 0)
+    }
+
+    /// The same, but as wide as the submitter would have it, for so many writes.
+    pub(super) fn lagging(disk: SimDisk, meanwhile: Meanwhile, writes: u64) -> Self {
+        Self { disk, meanwhile, left: AtomicU64::new(writes) }
+    }
+
+    fn run(&self, down_to: usize) {
+        while (down_to == 0 || self.disk.stats().in_flight > down_to) && self.disk.step() {}
     }
 }
 
@@ -66,7 +81,7 @@ impl Io for Prompt {
 
     fn submit(&self, reads: Vec<OwnedRead>) {
         self.disk.submit(reads);
-        self.run();
+        self.run(0);
     }
 
     fn name(&self) -> &'static str {
@@ -103,7 +118,9 @@ impl Io for Prompt {
 
     fn submit_writes(&self, writes: Vec<OwnedWrite>) {
         self.meanwhile.now();
+        let left = self.left.load(Ordering::Relaxed).saturating_sub(writes.len() as u64);
+        self.left.store(left, Ordering::Relaxed);
         self.disk.submit_writes(writes);
-        self.run();
+        self.run(if left == 0 { 0 } else { LAG });
     }
 }

@@ -3,9 +3,11 @@
 mod chance;
 mod crashes;
 mod disk;
+mod exhaustive;
 mod index;
 mod life;
 mod mutations;
+mod recovery;
 mod snapshots;
 mod told;
 mod world;

@@ -147,7 +147,7 @@ impl World {
 
     fn options(&self) -> StoreOptions {
         let Setting { journal_bytes, memory, journal_mode, warm, .. } = self.setting;
-        let io = Arc::new(Prompt { disk: self.disk(), meanwhile: self.meanwhile.clone() });
+        let io = Arc::new(Prompt::new(self.disk(), self.meanwhile.clone()));
         let options = Store::options().journal_bytes(journal_bytes).memory(memory).warm(warm).io(io);
         let mut options = options.without_threads();
         options.planted = self.planted;

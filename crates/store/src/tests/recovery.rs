@@ -1,0 +1,97 @@
+//! How wide, and with how many requests, a store recovers: on virtual time.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagekeeper_io::{Fault, Persistence, SimDisk, Times};
+
+use super::chance::Chance;
+use super::disk::{Meanwhile, Prompt};
+use super::world::dir;
+use crate::{Durability, Store};
+
+/// What the disk takes for each request.
+const LATENCY: Duration = Duration::from_millis(2);
+/// Requests that it serves at once.
+const WIDTH: u64 = 24;
+/// Pages that are changed, none beside another.
+const CHANGED: u64 = 960;
+
+fn open(disk: &SimDisk, writes: u64) -> Store {
+    let io = Prompt::lagging(disk.clone(), Meanwhile::default(), writes);
+    let options = Store::options().memory(64 << 20).journal_bytes(16 << 20).io(Arc::new(io));
+    options.without_threads().warm(false).open(dir()).expect("nothing fails")
+}
+
+/// A disk with a store of so many pages, of which some were changed before a crash, and nothing was applied.
+fn crashed(pages: u64) -> SimDisk {
+    let width = usize::try_from(WIDTH).expect("it is small");
+    let disk = SimDisk::builder().latency(LATENCY).width(width).by_steps().build();
+    let store = open(&disk, 0);
+    let mut chance = Chance::from_seed(pages);
+    let mut txn = store.begin().expect("nothing fails");
+    let first = txn.allocate_run(pages).expect("there is room");
+    for (at, page) in (first..pages).step_by(2).take(1000).filter(|page| page / 2 < CHANGED).enumerate() {
+        let payload: Vec<u8> =
+            (0..store.payload_size() / 8).flat_map(|_| chance.next().to_le_bytes()).collect();
+        txn.write(page, &payload).expect("it is of the run");
+        if at % 100 == 99 {
+            txn.commit(Durability::None).expect("nothing fails");
+            txn = store.begin().expect("nothing fails");
+        }
+    }
+    txn.commit(Durability::Sync).expect("nothing fails");
+    assert_eq!(store.stat().unapplied_pages, CHANGED);
+    let found = disk.after_power_cut(Persistence::None, 0);
+    drop(store);
+    found
+}
+
+fn data() -> &'static Path {
+    Path::new("/store/data")
+}
+
+#[test]
+fn opening_reads_the_journal_at_once_and_no_page() {
+    let opened = [4096, 1 << 18].map(|pages| {
+        let disk = crashed(pages);
+        disk.inject(data(), 0..u64::MAX, Fault::EIO, Times::Always).expect("it is there");
+        let store = open(&disk, CHANGED);
+        assert_eq!((store.stat().opening.pages, store.stat().pages), (CHANGED, pages));
+        let stats = disk.stats();
+        (disk.now(), stats.reads, stats.peak_width, stats.faults)
+    });
+    println!("{opened:?}");
+    // 16 MiB of pages or 1 GiB.
+    assert_eq!(opened[0], opened[1]);
+    let (took, reads, peak, faults) = opened[0];
+    assert_eq!(faults, 0, "a page was read");
+    // 4 MiB of journal, and little else.
+    assert!(reads < 40 && peak >= 16, "{reads} reads, {peak} at once");
+    assert!(took < 20 * LATENCY, "{took:?}");
+}
+
+#[test]
+fn the_first_round_writes_all_pages_wide_and_reads_none() {
+    let disk = crashed(4096);
+    disk.inject(data(), 0..u64::MAX, Fault::EIO, Times::Always).expect("it is there");
+    let store = open(&disk, CHANGED);
+    let (before, stats) = (disk.now(), disk.stats());
+    assert!(store.step().expect("nothing fails"));
+    let took = disk.now().saturating_sub(before);
+    let after = disk.stats();
+    println!("{took:?}, {} writes, {} reads", after.writes - stats.writes, after.reads - stats.reads);
+    assert_eq!((after.faults, after.peak_width as u64), (0, WIDTH));
+    // Beside the pages a superblock and the journal's control, each written and synced, and the data file's sync.
+    let others = after.writes - stats.writes - CHANGED;
+    assert!(others <= 4, "{others} writes beside those of pages");
+    let limit = LATENCY * u32::try_from(CHANGED.div_ceil(WIDTH)).expect("it is small");
+    assert!(
+        took.as_secs_f64() <= 1.1 * limit.as_secs_f64() + 10.0 * LATENCY.as_secs_f64(),
+        "{took:?} of {limit:?}"
+    );
+    assert_eq!((store.stat().unapplied_pages, store.stat().journal_bytes), (0, 0));
+    disk.heal(data()).expect("it is there");
+    assert!(store.verify().expect("nothing fails").is_sound());
+}
