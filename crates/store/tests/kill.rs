@@ -1,0 +1,192 @@
+//! Real kills: a child process commits under load and tells of each commit that it was acknowledged; it is killed at random, and
+//! what it leaves is opened, verified and compared with what it told.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use pagekeeper_store::{Durability, Error, Store, StoreOptions};
+use tempfile::TempDir;
+
+/// Pages of the store.
+const PAGES: u64 = 300;
+/// Where the child finds its store.
+const DIRECTORY: &str = "PAGEKEEPER_KILLED_STORE";
+
+/// A directory on the disk that the build is on, since /tmp may be a tmpfs.
+fn disk_dir() -> TempDir {
+    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
+    std::fs::create_dir_all(&target).unwrap();
+    tempfile::tempdir_in(target.canonicalize().unwrap()).unwrap()
+}
+
+/// With little memory and a short journal, so that there are rounds all the time.
+fn options() -> StoreOptions {
+    Store::options().memory(2 << 20).journal_bytes(512 << 10)
+}
+
+fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Which pages a commit changes.
+fn pages_of(number: u64) -> impl Iterator<Item = u64> {
+    (0..=mix(number) % 4).map(move |which| mix(number ^ (which + 1) << 40) % PAGES)
+}
+
+/// Makes a page that of a commit: as a whole now and then, mostly in three places.
+fn mark(payload: &mut [u8], number: u64) {
+    let len = payload.len();
+    for at in [0, len / 2, len - 8] {
+        payload[at..at + 8].copy_from_slice(&number.to_le_bytes());
+    }
+}
+
+fn number_of(metadata: &[u8]) -> u64 {
+    metadata.try_into().map_or(0, u64::from_le_bytes)
+}
+
+/// One commit, in which the number of it is told to itself.
+fn commit(store: &Store, durability: Durability) -> Result<u64, Error> {
+    let mut txn = store.begin()?;
+    let number = number_of(txn.metadata()) + 1;
+    if txn.pages() == 0 {
+        txn.allocate_run(PAGES)?;
+        let blank = vec![0; store.payload_size()];
+        (0..PAGES).try_for_each(|page| txn.write(page, &blank))?;
+    }
+    for page in pages_of(number) {
+        if number.is_multiple_of(7) {
+            txn.write(page, &vec![number.to_le_bytes()[0]; store.payload_size()])?;
+        }
+        mark(txn.page_mut(page)?, number);
+    }
+    txn.set_metadata(&number.to_le_bytes())?;
+    txn.commit(durability)?;
+    Ok(number)
+}
+
+/// No test of its own: what the child does, until it is killed.
+#[test]
+fn child_under_load() {
+    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
+    let store = options().open(Path::new(&directory)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let store = &store;
+            scope.spawn(move || {
+                loop {
+                    let durability = if thread == 0 { Durability::Group } else { Durability::Sync };
+                    let number = commit(store, durability).unwrap();
+                    let _ =
+                        std::io::stdout().lock().write_all(format!("\nacknowledged {number}\n").as_bytes());
+                    if thread == 2 {
+                        commit(store, Durability::None).unwrap();
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Runs a child, kills it so long after it began, or after its first commit, and gives the last commit that it told of.
+fn kill_one(directory: &Path, after_first: bool, wait: Duration) -> u64 {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["child_under_load", "--exact", "--nocapture", "--test-threads=1"])
+        .env(DIRECTORY, directory)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut told = BufReader::new(child.stdout.take().unwrap()).lines();
+    let number =
+        |line: String| line.strip_prefix("acknowledged ").and_then(|number| number.parse::<u64>().ok());
+    let mut last = 0;
+    if after_first {
+        last =
+            told.by_ref().map_while(Result::ok).find_map(number).expect("it failed before its first commit");
+    }
+    std::thread::sleep(wait);
+    child.kill().unwrap();
+    let status = child.wait().unwrap();
+    assert!(status.code().is_none(), "it ended by itself: {status}");
+    // Threads tell in any order. A line that was cut off tells nothing.
+    told.map_while(Result::ok).filter_map(number).fold(last, u64::max)
+}
+
+fn kill_and_compare(directory: &Path, kills: u64) {
+    let seed = std::env::var("PAGEKEEPER_SEED").map_or_else(
+        |_| u64::from(std::process::id()),
+        |seed| seed.parse().expect("PAGEKEEPER_SEED is a number"),
+    );
+    println!("PAGEKEEPER_SEED={seed}");
+    let mut expected = vec![0; usize::try_from(PAGES).unwrap()];
+    let (mut acknowledged, mut done) = (0, 0);
+    for kill in 0..kills {
+        let chance = mix(seed ^ kill);
+        // Some while it is still being opened, or made.
+        let after_first = !chance.is_multiple_of(5);
+        let wait = Duration::from_micros((chance >> 8) % if after_first { 150_000 } else { 30_000 });
+        acknowledged = kill_one(directory, after_first, wait).max(acknowledged);
+        let store = options().open(directory).unwrap();
+        let read = store.begin_read().unwrap();
+        let found = number_of(read.metadata());
+        assert!(found >= acknowledged, "kill {kill}: {found} is found of {acknowledged} commits");
+        for number in done + 1..=found {
+            pages_of(number).for_each(|page| expected[usize::try_from(page).unwrap()] = number);
+        }
+        done = found;
+        for (page, number) in (0..read.pages()).zip(&expected) {
+            let payload = read.read(page).unwrap();
+            let len = payload.len();
+            let marks = [0, len / 2, len - 8].map(|at| number_of(&payload[at..at + 8]));
+            assert_eq!(marks, [*number; 3], "kill {kill}, page {page} of commit {found}");
+        }
+        drop(read);
+        let verified = store.verify().unwrap();
+        assert!(verified.is_sound(), "kill {kill}: {verified}");
+        // Who goes on finds it as it was left, or applied.
+        if chance.is_multiple_of(3) { store.close_and_sync() } else { store.close() }.unwrap();
+    }
+    println!("{kills} kills, {done} commits, {acknowledged} of them acknowledged");
+    assert!(acknowledged > kills, "hardly anything was committed");
+}
+
+/// On the disk that the build is on, or where `PAGEKEEPER_KILLS_IN` says: on a slow disk, for one.
+#[test]
+fn acknowledged_commits_survive_kills() {
+    let given = std::env::var_os("PAGEKEEPER_KILLS_IN");
+    let temp = given.map_or_else(disk_dir, |given| tempfile::tempdir_in(given).unwrap());
+    kill_and_compare(&temp.path().join("store"), 50);
+}
+
+struct Unmount<'a>(&'a Path);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0).output();
+    }
+}
+
+/// On XFS, in a file system of its own on a loop device.
+#[test]
+fn acknowledged_commits_survive_kills_on_xfs() {
+    let temp = disk_dir();
+    let (image, point) = (temp.path().join("image"), temp.path().join("point"));
+    std::fs::File::create(&image).unwrap().set_len(1 << 30).unwrap();
+    std::fs::create_dir(&point).unwrap();
+    let done = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
+    let is_mounted = done(Command::new("mkfs.xfs").arg("-q").arg(&image))
+        && done(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point));
+    if !is_mounted {
+        let message = "SKIPPED: an XFS of its own takes root, mkfs.xfs and loop devices";
+        assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
+        eprintln!("{message}");
+        return;
+    }
+    let _unmount = Unmount(&point);
+    kill_and_compare(&point.join("store"), 20);
+}
