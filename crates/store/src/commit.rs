@@ -34,7 +34,7 @@ const PADS: u64 = 16 << 10;
 const RECORD: u64 = 32;
 
 pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
-    let WriteTxn { core, turn, base, meta, changed, .. } = txn;
+    let WriteTxn { core, turn, base, meta, mut changed, .. } = txn;
     if changed.is_empty() && meta == *base {
         let (seq, lsn) = {
             let tail = lock(&core.tail);
@@ -46,7 +46,7 @@ pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, E
     let mut tail;
     let (entry, pages) = loop {
         tail = lock(&core.tail);
-        let (entry, pages) = encode(core, &tail, &changed, &meta)?;
+        let (entry, pages) = encode(core, &tail, &mut changed, &meta)?;
         let bytes = entry.iter().map(|body| body.len() as u64 + RECORD).sum::<u64>();
         if bytes > core.most_entry() {
             return Err(Error::TransactionTooLarge { bytes, most: core.most_entry() });
@@ -99,7 +99,7 @@ type Pages = Vec<(PageNo, Whole, bool)>;
 fn encode(
     core: &Core,
     tail: &Tail,
-    changed: &std::collections::BTreeMap<PageNo, Changed>,
+    changed: &mut std::collections::BTreeMap<PageNo, Changed>,
     meta: &crate::format::superblock::Meta,
 ) -> Result<(Vec<Vec<u8>>, Pages), Error> {
     let seq = tail.seq + 1;
@@ -107,11 +107,17 @@ fn encode(
     let mut pages = Vec::with_capacity(changed.len());
     for (page, changed) in changed {
         let page = *page;
-        let (kind, mut bytes, in_part) = match changed {
-            Changed::Page { kind, bytes, in_part } => (*kind, Arc::clone(bytes), *in_part),
-            Changed::Free => (PageKind::Free, Arc::from(vec![0; core.page_size]), false),
+        let (kind, in_part, crc, bytes) = match changed {
+            Changed::Page { kind, bytes, in_part } => {
+                let crc = page::seal(bytes.make_mut(), *kind, page, seq, core.store);
+                (*kind, *in_part, crc, bytes.clone())
+            }
+            Changed::Free => {
+                let mut bytes = core.buffers.zeroed();
+                let crc = page::seal(bytes.make_mut(), PageKind::Free, page, seq, core.store);
+                (PageKind::Free, false, crc, bytes)
+            }
         };
-        let crc = page::seal(Arc::make_mut(&mut bytes), kind, page, seq, core.store);
         let payload = &bytes[HEADER..];
         let mut is_whole = true;
         let may_differ = core.diffs_first || tail.imaged.contains(&page) || planted!(core.options, NoImages);
@@ -143,7 +149,7 @@ fn in_memory(core: &Core, page: PageNo) -> Result<Option<Whole>, Error> {
         Some(version) => core.whole(page, version).map(Some),
         None if core.diffs_first => {
             let found = core.page_in_file(page)?;
-            Ok(found.map(|(page, _)| Whole::new(page.kind(), page.bytes().into())))
+            Ok(found.map(|(page, _)| Whole::new(page.kind(), core.buffers.copy(page.bytes()))))
         }
         None => Ok(None),
     }

@@ -19,6 +19,7 @@ use pagekeeper_cache::{OwnedFile, PageCache};
 use pagekeeper_io::{Io, Lock};
 use pagekeeper_log::RedoLog;
 
+use crate::buffers::Buffers;
 use crate::data::DataFile;
 use crate::format::page::{self, HEADER, PageFault, PageKind};
 use crate::format::superblock::Meta;
@@ -76,6 +77,8 @@ pub(crate) struct Core {
     pub(crate) tail: Mutex<Tail>,
     pub(crate) index: Index,
     pub(crate) snapshots: Snapshots,
+    /// Where versions in memory have their pages.
+    pub(crate) buffers: Arc<Buffers>,
     /// The round's turn.
     pub(crate) round: Mutex<()>,
     pub(crate) synced_seq: AtomicU64,
@@ -172,8 +175,8 @@ impl Core {
             Content::Whole(whole) => return Ok(whole),
             Content::Replay(replay) => replay,
         };
-        let mut bytes = Arc::<[u8]>::from(vec![0; self.page_size]);
-        let room = Arc::get_mut(&mut bytes).unwrap_or_else(|| unreachable!("it was just made"));
+        let mut bytes = self.buffers.zeroed();
+        let room = bytes.make_mut();
         if replay.needs_base() {
             match self.page_in_file(page)? {
                 Some((base, _)) => room[HEADER..].copy_from_slice(&base),

@@ -24,6 +24,7 @@
 
 #[macro_use]
 mod planted;
+mod buffers;
 mod commit;
 mod core;
 mod data;

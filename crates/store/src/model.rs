@@ -45,6 +45,7 @@ use snapshots::{Live, Snapshots};
 use sync::{AtomicU64, Mutex, Ordering};
 
 use crate::Seq;
+use crate::buffers::Buffers;
 use crate::format::page::PageKind;
 use crate::version::{Content, Whole};
 
@@ -133,7 +134,7 @@ impl World {
 }
 
 fn content(seq: Seq) -> Content {
-    Content::Whole(Whole::new(PageKind::Data, Arc::from(seq.to_le_bytes())))
+    Content::Whole(Whole::new(PageKind::Data, Buffers::new(8, 0).copy(&seq.to_le_bytes())))
 }
 
 /// In every order of so many threads.

@@ -19,6 +19,7 @@ use pagekeeper_cache::{OpenOptions, PageCache};
 use pagekeeper_io::{Create as CreateFile, Io, Lock};
 use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 
+use crate::buffers::Buffers;
 use crate::core::{Core, Tail, Wishes, verify_page};
 use crate::data::{self, DataFile};
 use crate::format::entry::{Change, EntryReader};
@@ -270,6 +271,7 @@ fn start(
             meta: Arc::clone(&meta),
             imaged: HashSet::new(),
         }),
+        buffers: Buffers::new(page_size, most_kept(options.memory, page_size)),
         index: found.index,
         snapshots: Snapshots::new(found.seq, meta),
         round: Mutex::new(()),
@@ -298,6 +300,11 @@ fn start(
         _lock: held,
     };
     Store::start(core)
+}
+
+/// Pages of memory that are kept for the next ones: as many as there may be.
+fn most_kept(memory: u64, page_size: usize) -> usize {
+    usize::try_from(unapplied_share(memory)).unwrap_or(usize::MAX) / page_size
 }
 
 /// Bytes that versions in memory may take up: a quarter of the budget.

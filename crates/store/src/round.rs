@@ -204,7 +204,7 @@ impl Core {
     fn to_apply(&self, page: PageNo, seq: Seq) -> Result<Option<(Whole, Seq)>, Error> {
         let in_file = || {
             let found = self.page_in_file(page)?;
-            Ok::<_, Error>(found.map(|(base, of)| (Content::Whole(owned(&base)), of)))
+            Ok::<_, Error>(found.map(|(base, of)| (Content::Whole(owned(self, &base)), of)))
         };
         // Where it can't be read it is about to be written anew: only those have to go who would still read it.
         while self.index.keep_base(page, self.snapshots.oldest(), in_file).is_err()
@@ -240,8 +240,8 @@ impl Core {
 }
 
 /// A copy of a page that outlives its frame.
-fn owned(page: &Page) -> Whole {
-    Whole::new(page.kind(), page.bytes().into())
+fn owned(core: &Core, page: &Page) -> Whole {
+    Whole::new(page.kind(), core.buffers.copy(page.bytes()))
 }
 
 /// Pages in a row, as they are gathered.

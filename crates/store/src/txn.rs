@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, MutexGuard};
 
+use crate::buffers::PageBuf;
 use crate::core::{Core, is_data, lock};
 use crate::format::page::{HEADER, PageKind};
 use crate::format::superblock::{MOST_USER, Meta};
@@ -22,7 +23,7 @@ pub(crate) enum Changed {
     /// It has this content.
     Page {
         kind: PageKind,
-        bytes: Arc<[u8]>,
+        bytes: PageBuf,
         /// Some of the content is what it was before, so that a diff may be shorter.
         in_part: bool,
     },
@@ -74,7 +75,7 @@ impl<'a> WriteTxn<'a> {
             self.meta.pages += 1;
             self.meta.pages - 1
         };
-        let bytes = Arc::from(vec![0; self.core.page_size]);
+        let bytes = self.core.buffers.zeroed();
         self.changed.insert(page, Changed::Page { kind: PageKind::Data, bytes, in_part: false });
         Ok(page)
     }
@@ -129,8 +130,8 @@ impl<'a> WriteTxn<'a> {
         {
             self.changed.insert(page, Changed::Free);
         } else {
-            let mut bytes = Arc::<[u8]>::from(vec![0; self.core.page_size]);
-            trunk::set_next(&mut Arc::make_mut(&mut bytes)[HEADER..], self.meta.free_head);
+            let mut bytes = self.core.buffers.zeroed();
+            trunk::set_next(&mut bytes.make_mut()[HEADER..], self.meta.free_head);
             self.changed.insert(page, Changed::Page { kind: PageKind::Trunk, bytes, in_part: false });
             self.meta.free_head = Some(page);
         }
@@ -152,7 +153,7 @@ impl<'a> WriteTxn<'a> {
     /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`], [`Error::NeverWritten`] and [`Error::Damaged`].
     pub fn read(&self, page: PageNo) -> Result<Page, Error> {
         let found = match self.changed.get(&page) {
-            Some(Changed::Page { kind, bytes, .. }) => Page::version(Whole::new(*kind, Arc::clone(bytes))),
+            Some(Changed::Page { kind, bytes, .. }) => Page::version(Whole::new(*kind, bytes.clone())),
             Some(Changed::Free) => return Err(Error::NotAllocated { page }),
             None => self.before(page)?.ok_or(Error::NeverWritten { page })?,
         };
@@ -181,7 +182,7 @@ impl<'a> WriteTxn<'a> {
         }
         match self.changed.get_mut(&page) {
             Some(Changed::Page { kind, bytes, .. }) if is_data(*kind) => {
-                Arc::make_mut(bytes)[HEADER..].copy_from_slice(payload);
+                bytes.make_mut()[HEADER..].copy_from_slice(payload);
                 return Ok(());
             }
             Some(_) => return Err(Error::NotAllocated { page }),
@@ -197,8 +198,8 @@ impl<'a> WriteTxn<'a> {
                 Err(error) => return Err(error),
             }
         }
-        let mut bytes = Arc::<[u8]>::from(vec![0; self.core.page_size]);
-        Arc::make_mut(&mut bytes)[HEADER..].copy_from_slice(payload);
+        let mut bytes = self.core.buffers.zeroed();
+        bytes.make_mut()[HEADER..].copy_from_slice(payload);
         self.changed.insert(page, Changed::Page { kind: PageKind::Data, bytes, in_part });
         Ok(())
     }
@@ -216,13 +217,11 @@ impl<'a> WriteTxn<'a> {
             if before.kind() != wanted {
                 return Err(Error::NotAllocated { page });
             }
-            let bytes = before.bytes().into();
+            let bytes = self.core.buffers.copy(before.bytes());
             self.changed.insert(page, Changed::Page { kind: before.kind(), bytes, in_part: true });
         }
         match self.changed.get_mut(&page) {
-            Some(Changed::Page { kind, bytes, .. }) if *kind == wanted => {
-                Ok(&mut Arc::make_mut(bytes)[HEADER..])
-            }
+            Some(Changed::Page { kind, bytes, .. }) if *kind == wanted => Ok(&mut bytes.make_mut()[HEADER..]),
             _ => Err(Error::NotAllocated { page }),
         }
     }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use crate::buffers::PageBuf;
 use crate::format::entry::Change;
 use crate::format::page::{self, HEADER, PageKind};
 use crate::{Error, PageNo, Seq};
@@ -13,12 +14,12 @@ use crate::{Error, PageNo, Seq};
 #[derive(Debug, Clone)]
 pub(crate) struct Whole {
     pub(crate) kind: PageKind,
-    bytes: Arc<[u8]>,
+    bytes: PageBuf,
 }
 
 impl Whole {
     /// A page that was sealed.
-    pub(crate) fn new(kind: PageKind, bytes: Arc<[u8]>) -> Self {
+    pub(crate) fn new(kind: PageKind, bytes: PageBuf) -> Self {
         Self { kind, bytes }
     }
 

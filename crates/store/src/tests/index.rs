@@ -1,15 +1,14 @@
 //! Of the index, whose source is compiled a second time by its models.
 
-use std::sync::Arc;
-
 use crate::Seq;
+use crate::buffers::Buffers;
 use crate::format::page::PageKind;
 use crate::index::Index;
 use crate::snapshots::Needed;
 use crate::version::{Content, Whole};
 
 fn content(byte: u8) -> Content {
-    Content::Whole(Whole::new(PageKind::Data, Arc::from(vec![byte; 4096])))
+    Content::Whole(Whole::new(PageKind::Data, Buffers::new(4096, 0).copy(&[byte; 4096])))
 }
 
 fn needed(live: &[Seq], visible: Seq) -> Needed {
