@@ -37,6 +37,8 @@ pub(crate) const JOURNAL: &str = "journal";
 const LOCK: &str = "lock";
 /// Page numbers have 32 bits in the cache.
 pub(crate) const MOST_PAGES: u64 = u32::MAX as u64 - 1;
+/// Bytes of the journal that may be appended and not synced: behind its end an opening looks at three times as many.
+const MOST_UNSYNCED: u64 = 4 << 20;
 /// Files of the journal.
 const FILES: u64 = 4;
 
@@ -181,7 +183,8 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
 
 fn journal_options(options: &StoreOptions, io: &Arc<dyn Io>, cap: u64) -> RedoOptions {
     let buffer = buffer_bytes(options.memory, cap);
-    let journal = RedoLog::options().io(Arc::clone(io)).buffer_bytes(buffer).most_unsynced(buffer as u64);
+    let journal = RedoLog::options().io(Arc::clone(io)).buffer_bytes(buffer);
+    let journal = journal.most_unsynced(MOST_UNSYNCED.min(buffer as u64));
     // Read once, by a recovery: a mode that keeps its pages out of the page cache, and syncs with the write.
     let journal = journal.mode(LogMode::Auto);
     #[cfg(test)]

@@ -25,10 +25,8 @@ use crate::Error;
 use crate::record::{BLOCK, HEADER, Header, Kind, Reach, Source};
 use bytes::Bytes;
 
-/// Bytes of the first step: many logs have no more.
-const FIRST: u64 = 32 << 20;
-/// Bytes of each further one.
-const STEP: u64 = 64 << 20;
+/// Bytes of a step: as many pieces as a wide disk serves at once. With more, what is read behind the end for nothing is more, too.
+const STEP: u64 = 32 << 20;
 /// Bytes of records whose checksums are one processor's part at a time.
 const SHARE: u64 = 1 << 20;
 
@@ -67,8 +65,6 @@ pub(super) struct Journal {
     coming: Option<JoinHandle<Step>>,
     checked: Range<u64>,
     salt: u32,
-    /// Bytes of the next step.
-    step: u64,
 }
 
 impl Journal {
@@ -84,7 +80,6 @@ impl Journal {
             coming: None,
             checked: 0..0,
             salt: 0,
-            step: FIRST,
         }
     }
 
@@ -102,7 +97,7 @@ impl Journal {
 
     /// What the next step reads.
     fn next_step(&self, limit: u64) -> Range<u64> {
-        self.read..(self.read + self.step).min(limit.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX))
+        self.read..(self.read + STEP).min(limit.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX))
     }
 
     /// Takes in one step.
@@ -111,7 +106,6 @@ impl Journal {
             Some(coming) => coming.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
             None => read(&self.source, self.next_step(limit), self.held.take_spare()),
         };
-        self.step = STEP;
         self.read = step.stretches.last().map_or(self.read, Stretch::end);
         self.held.extend(step.stretches);
         self.failed = step.failed;

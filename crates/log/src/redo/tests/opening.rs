@@ -59,19 +59,19 @@ fn a_log_with_a_bound_is_opened_by_one_wide_step_and_four_requests() {
 #[test]
 fn opening_reads_what_is_live_and_little_more_if_there_is_a_bound() {
     let (disk, options) = wide(8 * MIB, 35);
-    let steps = (32 + 64) * MIB;
-    assert_eq!(opened(&disk, &options, 36), (1 + steps / PIECE, 8192 + steps, 128, 7));
+    let steps = 2 * 32 * MIB;
+    assert_eq!(opened(&disk, &options, 36), (1 + steps / PIECE, 8192 + steps, 64, 7));
 
     // The end's surroundings go into the next step, and of that there is no more read.
     let (disk, options) = wide(8 * MIB, 29);
     let (_, bytes, ..) = opened(&disk, &options, 30);
-    assert!(bytes > 8192 + 32 * MIB && bytes <= 8192 + (32 + 64) * MIB, "{bytes}");
+    assert!(bytes > 8192 + 32 * MIB && bytes <= 8192 + 2 * 32 * MIB, "{bytes}");
 }
 
 #[test]
-fn without_a_bound_the_whole_ring_is_read_in_three_steps() {
+fn without_a_bound_the_whole_ring_is_read_in_five_steps() {
     let (disk, options) = wide(0, 0);
-    assert_eq!(opened(&disk, &options, 1), (1 + 160 * MIB / PIECE, 8192 + 160 * MIB, 128, 7));
+    assert_eq!(opened(&disk, &options, 1), (1 + 160 * MIB / PIECE, 8192 + 160 * MIB, 64, 9));
 }
 
 /// What was read ahead and is not needed may be unreadable.
