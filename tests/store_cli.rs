@@ -186,7 +186,7 @@ fn a_rotten_superblock_is_a_fault_while_the_other_is_whole() {
     let (_held, dir) = store();
     // Of two the older: what counts stays.
     let slots = look(&["stat", "--json"], &dir).json()["superblocks"].clone();
-    let older = if slots[0]["number"].as_u64() < slots[1]["number"].as_u64() { 0 } else { 1 };
+    let older = u64::from(slots[0]["number"].as_u64() > slots[1]["number"].as_u64());
     overwrite(&dir.join("superblock"), older * SLOT as u64 + 50, b"rot");
     let report = look(&["verify", "--json"], &dir).json();
     assert_eq!(report["whole_superblocks"], 1, "{report}");
