@@ -56,7 +56,8 @@ pub(super) struct Made(Vec<(Setting, SimDisk)>);
 
 impl Made {
     pub(super) fn new() -> Self {
-        let settings = [64, 64, 96, 256].into_iter().enumerate().map(|(at, kib)| Setting {
+        let settings = [64, 64, 96, 256, 64, 64].into_iter().enumerate().map(|(at, kib)| Setting {
+            atomic: at > 3,
             journal_bytes: kib << 10,
             journal_mode: if at % 2 == 1 { LogMode::Direct } else { LogMode::Buffered },
             ..Setting::SMALL
@@ -77,7 +78,7 @@ pub(super) fn live(mut chance: Chance, made: &Made, planted: Option<Planted>, cr
     let is_new = chance.one_in(10);
     let most = if chance.one_in(6) { 100 } else { 8 + chance.index(30) };
     let memory = if chance.one_in(4) { 2 << 20 } else { 1 << 20 };
-    let even = chance.one_in(6);
+    let even = chance.one_in(4);
     let setting = Setting { even, most, memory, is_new, warm: chance.one_in(40), ..*setting };
     let mut world = World::new(setting, planted, (!is_new).then_some(disk));
     let lived = catch_unwind(AssertUnwindSafe(|| go_on(&mut world, &mut chance, crashes)));
@@ -96,7 +97,8 @@ fn go_on(world: &mut World, chance: &mut Chance, crashes: u64) {
     while world.crashes < crashes {
         let subject = world.subject.clone().expect("it is open");
         if chance.one_in(3) {
-            world.cut_at(world.disk().ops() + chance.of(0..80));
+            let most = if world.setting.even { 8 } else { 80 };
+            world.cut_at(world.disk().ops() + chance.of(0..most));
         }
         let mut kept = Vec::new();
         for _ in 0..chance.of(1..40) {

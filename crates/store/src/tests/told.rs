@@ -52,7 +52,7 @@ pub(super) struct Told {
 }
 
 /// Bytes in the journal of all commits that are to be alike: a part of a block.
-const EVEN: u64 = 512;
+const EVEN: u64 = 1024;
 
 impl Told {
     pub(super) fn new(disk: SimDisk, most: usize, even: bool) -> Self {
@@ -65,7 +65,7 @@ impl Told {
             doubt: false,
             rot: BTreeMap::new(),
             most,
-            even: even.then_some(400),
+            even: even.then_some(900),
         }
     }
 
@@ -141,7 +141,7 @@ impl Subject {
         assert!(!told.doubt, "a transaction begins after a commit that failed");
         let mut after = State { seq: before.seq + 1, ..State::clone(&before) };
         let mut changed = Vec::new();
-        let even = told.even.filter(|_| !chance.one_in(8));
+        let even = told.even.filter(|_| !chance.one_in(40));
         let journal = even.map(|_| self.store.stat().journal_bytes);
         if let Some(len) = even {
             after.metadata = bytes(&mut chance, len);
@@ -158,7 +158,11 @@ impl Subject {
             (txn.root(), txn.metadata(), txn.pages()),
             (after.root, &after.metadata[..], after.pages.len() as u64)
         );
-        let Some(durability) = durability else { return };
+        let Some(mut durability) = durability else { return };
+        if even.is_some() && !chance.one_in(12) {
+            // Many are to be written at once, so that a part in the midst of them may be lost.
+            durability = Durability::None;
+        }
         if changed.is_empty()
             && (after.root, &after.metadata, after.pages.len())
                 == (before.root, &before.metadata, before.pages.len())
@@ -172,7 +176,7 @@ impl Subject {
                     told.durable_upto(seq);
                 }
                 told.committed(after, &changed);
-                if let (Some(len), Some(before)) = (even, journal) {
+                if let (Some(len), Some(before), Durability::None) = (even, journal, durability) {
                     told.level(len, before, self.store.stat().journal_bytes);
                 }
             }

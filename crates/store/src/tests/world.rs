@@ -81,8 +81,9 @@ pub(super) enum Step {
     Rot(PageNo),
 }
 
-/// What kind of a store it is.
+/// What kind of a store it is, and on what disk.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each of them goes with each other")]
 pub(super) struct Setting {
     pub(super) journal_bytes: u64,
     pub(super) memory: u64,
@@ -90,6 +91,8 @@ pub(super) struct Setting {
     pub(super) most: usize,
     pub(super) journal_mode: LogMode,
     pub(super) warm: bool,
+    /// The disk writes pages atomically, so that their first changes may be diffs.
+    pub(super) atomic: bool,
     /// Most commits take up the same room in the journal, so that what an older epoch left begins where a newer one ends.
     pub(super) even: bool,
     /// It is made within the life; crashes come while it is.
@@ -103,6 +106,7 @@ impl Setting {
         most: 24,
         journal_mode: LogMode::Buffered,
         warm: false,
+        atomic: false,
         even: false,
         is_new: true,
     };
@@ -124,7 +128,8 @@ pub(super) struct World {
 impl World {
     /// A disk without a store, or with the empty one that is given.
     pub(super) fn new(setting: Setting, planted: Option<Planted>, made: Option<&SimDisk>) -> Self {
-        let empty = || SimDisk::builder().by_steps().build();
+        let atomic = if setting.atomic { PAGE as u64 } else { 0 };
+        let empty = || SimDisk::builder().by_steps().atomic_writes(atomic).build();
         let disk = made.map_or_else(empty, |made| made.after_power_cut(Persistence::All, 0));
         Self {
             setting,
