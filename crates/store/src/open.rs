@@ -315,10 +315,16 @@ fn unapplied_share(memory: u64) -> u64 {
     memory / 4
 }
 
+/// Bytes that are on their way: entries that are made, pages that are being written, and what an allocator has between.
+fn way_share(memory: u64) -> u64 {
+    (memory / 8).min(64 << 20)
+}
+
 /// The cache gets what is left of the budget.
 fn cache(options: &StoreOptions, io: &Arc<dyn Io>, page_size: usize) -> Result<PageCache, Error> {
     let memory = options.memory;
-    let rest = memory - unapplied_share(memory) - buffer_bytes(memory, u64::MAX >> 1) as u64;
+    let others = unapplied_share(memory) + way_share(memory) + buffer_bytes(memory, u64::MAX >> 1) as u64;
+    let rest = memory - others;
     // No cache works with less: of very large pages a small budget holds too few.
     let memory = rest.max(pagekeeper_cache::Builder::memory_for(64, page_size));
     Ok(PageCache::builder().memory(memory).page_size(page_size).io(Arc::clone(io)).build()?)

@@ -235,6 +235,11 @@ impl Core {
                 pages += 1;
             }
         }
+        // Those who wait for room need not wait for the round's end; but not to come one by one.
+        if pages > 0 && self.index.bytes() <= self.most_unapplied / 8 * 7 {
+            drop(lock(&self.wishes));
+            self.rounded.notify_all();
+        }
         pages
     }
 }
