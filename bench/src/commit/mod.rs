@@ -41,7 +41,7 @@ use load::{Kind, Load, Pages, Record, Room, commit_while, verify};
 /// Bytes that a page has on the disk, in most subjects.
 const PAGE: u64 = 4096;
 /// The second of a quick run by which the last round ends.
-const QUICK_END: u64 = 38;
+const QUICK_END: u64 = 35;
 /// Between two looks at whether a thread has failed.
 const LOOK: Duration = Duration::from_millis(50);
 /// As tables name it.
@@ -154,7 +154,7 @@ fn measure(
     let plural = |count: usize, of: &str| format!("{count} {of}{}", if count == 1 { "" } else { "s" });
     let name = format!("durable commits of {}, {}", plural(pages, "page"), plural(threads, "thread"));
     run.say(&name)?;
-    let window = Duration::from_millis(if run.quick { 300 } else { 1000 });
+    let window = Duration::from_millis(if run.quick { 250 } else { 1000 });
     let now = Instant::now();
     let share = (run.began + Duration::from_secs(QUICK_END)).saturating_duration_since(now)
         / u32::try_from(left).unwrap_or(1);
