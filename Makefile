@@ -14,7 +14,7 @@ BENCH_FEATURES := foyer moka raft-engine redb sqlite $(if $(wildcard /usr/includ
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-mysql build install lint fmt sanitize fuzz deny bench bench-setup
+.PHONY: help demo test test-kills test-mysql build install lint fmt sanitize fuzz deny bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +24,9 @@ demo: build ## a small built-in engine: alone, under the guard, and with logs th
 
 test: ## all checks and all tests, real databases included; as root it installs what they need
 	@scripts/test.sh
+
+test-kills: ## kills of processes that commit to a page store, on XFS over a slow disk, as root
+	@scripts/test-kills.sh
 
 test-mysql: ## the guard beside MySQL 9, fetched into the target directory from Debian unstable
 	@scripts/test-mysql.sh
