@@ -23,13 +23,15 @@ pub enum Durability {
     /// When it is durable; but it leaves the sync to another who commits within
     /// [`group_window`](crate::StoreOptions::group_window).
     Group,
-    /// At once. It is durable with the next commit that is, or after a second; until then a crash may lose it, as a whole, and
+    /// At once. It is durable with the next commit that is, or after a second where the store has threads; until then a crash may lose it, as a whole, and
     /// those after it. It can be seen before it is durable, as all before it.
     None,
 }
 
-/// Bytes of the journal that an entry is followed by at most, before the next one: a pad to the next block but one.
-const PADS: u64 = 16 << 10;
+/// Bytes of a pad at most.
+const PAD: u64 = 8 << 10;
+/// Bytes of the journal that no commit owns, behind the last one: a pad, and the beginning of an epoch.
+pub(crate) const PADS: u64 = 16 << 10;
 /// What a record takes up beside its body, and to be aligned.
 const RECORD: u64 = 32;
 
@@ -47,7 +49,8 @@ pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, E
     let (entry, pages) = loop {
         tail = lock(&core.tail);
         let (entry, pages) = encode(core, &tail, &mut changed, &meta)?;
-        let bytes = entry.iter().map(|body| body.len() as u64 + RECORD).sum::<u64>();
+        core.check()?;
+        let bytes = journal_bytes(&entry);
         if bytes > core.most_entry() {
             return Err(Error::TransactionTooLarge { bytes, most: core.most_entry() });
         }
@@ -61,7 +64,8 @@ pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, E
     let seq = tail.seq + 1;
     let mut lsn = tail.lsn;
     for body in &entry {
-        lsn = core.journal.append(body).map_err(|error| core.poison(error.into()))?;
+        // Not to wait for a checkpoint, which would wait for the tail: there is room, by the cap.
+        lsn = core.journal.try_append(body).map_err(|error| core.poison(error.into()))?;
     }
     let needed = core.snapshots.needed();
     for (page, whole, is_whole) in pages {
@@ -77,6 +81,12 @@ pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, E
     drop(turn);
     core.nudge();
     finish(core, seq, lsn, durability)
+}
+
+/// Bytes of the journal that an entry takes up at most, but for what comes behind it: each part may be followed by a pad.
+fn journal_bytes(entry: &[Vec<u8>]) -> u64 {
+    let pads = if entry.len() > 1 { entry.len() as u64 * PAD } else { 0 };
+    entry.iter().map(|body| body.len() as u64 + RECORD).sum::<u64>() + pads
 }
 
 fn finish(core: &Core, seq: Seq, lsn: u64, durability: Durability) -> Result<Seq, Error> {
@@ -156,6 +166,14 @@ fn in_memory(core: &Core, page: PageNo) -> Result<Option<Whole>, Error> {
 }
 
 impl Core {
+    /// Appends a record that says nothing, so that the synced LSN can move up to it: epochs, and the parts of a commit that never was,
+    /// take up room that no commit owns.
+    pub(crate) fn mark_end(&self) -> Result<(), Error> {
+        let mut tail = lock(&self.tail);
+        tail.lsn = self.journal.try_append(&[]).map_err(|error| self.poison(error.into()))?;
+        Ok(())
+    }
+
     /// Bytes of the journal that one commit may take up: also when all before it is synced, the last pad is still there.
     pub(crate) fn most_entry(&self) -> u64 {
         self.cap - 2 * PADS

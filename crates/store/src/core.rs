@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! 1. `tail.seq` is the last commit that was appended; its versions are in the index before the tail is let go.
-//! 2. Journal bytes behind the synced LSN never exceed the cap.
+//! 2. No commit is appended that brings the journal bytes behind the synced LSN above the cap; beside commits there are pads, and an
+//!    epoch for each opening.
 //! 3. After the first error of a write or sync nothing is committed any more, and everyone is told; a full device is the one
 //!    exception, since what it refused was not half written.
 
@@ -26,11 +27,14 @@ use crate::format::superblock::Meta;
 use crate::index::Index;
 use crate::options::StoreOptions;
 use crate::page::Page;
-use crate::snapshots::Snapshots;
+use crate::snapshots::{Live, Snapshots};
 use crate::stat::Opening;
 use crate::superblocks::Superblocks;
 use crate::version::{Content, Place, Version, Whole, kind_and_seq};
 use crate::{Error, PageNo, Seq};
+
+/// Between two looks at what has no bell.
+const LONG: Duration = Duration::from_secs(1);
 
 /// Where the last commit that was appended stands.
 #[derive(Debug)]
@@ -153,6 +157,13 @@ impl Core {
         self.index.find(page, seq, whole, || self.page_in_file(page))
     }
 
+    /// The page as a snapshot sees it.
+    pub(crate) fn page_of(&self, live: &Live, page: PageNo) -> Result<Option<Page>, Error> {
+        let found = self.page_at(page, live.seq);
+        // Looked at behind the read: what was needed may have gone meanwhile.
+        if live.is_ended() { Err(Error::SnapshotTooOld) } else { found }
+    }
+
     /// The page as the data file has it, and its seq; `None` if it was never written.
     pub(crate) fn page_in_file(&self, page: PageNo) -> Result<Option<(Page, Seq)>, Error> {
         if page >= self.data.pages() {
@@ -246,10 +257,11 @@ impl Core {
 
     /// The same, but leaves the sync to others who commit meanwhile, as long as the window is open.
     pub(crate) fn join_group(&self, lsn: u64) -> Result<(), Error> {
-        let until = Instant::now() + self.options.group_window;
+        let until = Instant::now().checked_add(self.options.group_window);
         let mut group = lock(&self.groups);
         while self.options.threads && self.journal.durable_lsn() < lsn {
-            let Some(left) = until.checked_duration_since(Instant::now()) else { break };
+            let left = until.map_or(Some(LONG), |until| until.checked_duration_since(Instant::now()));
+            let Some(left) = left else { break };
             group = self.flushed.wait_timeout(group, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(group);

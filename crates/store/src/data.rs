@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use pagekeeper_io::{
@@ -29,7 +30,9 @@ pub(crate) struct DataFile {
     /// Each page is written by a write of its own that is there as a whole after a crash, or not at all.
     pub(crate) atomic: bool,
     /// Its length in bytes, durably.
-    len: Mutex<u64>,
+    len: AtomicU64,
+    /// Held by one who makes it longer.
+    growing: Mutex<()>,
     #[cfg(test)]
     pub(crate) planted: Option<crate::planted::Planted>,
 }
@@ -42,13 +45,14 @@ impl DataFile {
         page_size: usize,
     ) -> Result<Self, Error> {
         let file = open_writable_past_cache(&**io, &directory.join(NAME), create)?;
-        let len = Mutex::new(file.stat()?.size);
+        let len = AtomicU64::new(file.stat()?.size);
         Ok(Self {
             file,
             io: Arc::clone(io),
             page_size: page_size as u64,
             atomic: false,
             len,
+            growing: Mutex::new(()),
             #[cfg(test)]
             planted: None,
         })
@@ -61,25 +65,26 @@ impl DataFile {
 
     /// Pages that it has room for.
     pub(crate) fn pages(&self) -> u64 {
-        *self.len.lock().unwrap_or_else(PoisonError::into_inner) / self.page_size
+        self.len.load(Ordering::Acquire) / self.page_size
     }
 
     /// Sees to it that it has room for so many pages, durably. Where they are `sparse` the device gives it as they are written.
     pub(crate) fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
-        let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let len = self.len.load(Ordering::Acquire);
         let needed = pages.saturating_mul(self.page_size);
-        if needed <= *len {
+        if needed <= len {
             return Ok(());
         }
-        let step = (*len / 8).clamp(STEP.start, STEP.end).next_multiple_of(self.page_size);
+        let step = (len / 8).clamp(STEP.start, STEP.end).next_multiple_of(self.page_size);
         let end = if sparse { needed } else { needed.max(len.saturating_add(step)) };
-        let grown = if sparse { self.file.set_len(end) } else { self.file.allocate(*len..end) };
+        let grown = if sparse { self.file.set_len(end) } else { self.file.allocate(len..end) };
         match grown {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => self.file.set_len(end)?,
             grown => grown?,
         }
         self.file.sync_all()?;
-        *len = end;
+        self.len.store(end, Ordering::Release);
         Ok(())
     }
 
@@ -106,6 +111,15 @@ struct State {
     in_flight: usize,
     done: VecDeque<Run>,
     failed: Option<IoError>,
+}
+
+impl State {
+    /// The first error counts, but for a full device: any other is worse.
+    fn fail(&mut self, error: IoError) {
+        if self.failed.as_ref().is_none_or(|failed| failed.errno() == Some(libc::ENOSPC)) {
+            self.failed = Some(error);
+        }
+    }
 }
 
 /// Writes in flight. All are waited for before it goes, also after an error.
@@ -146,7 +160,7 @@ impl<'a> Flights<'a> {
                     state.in_flight -= 1;
                     match result {
                         Ok(()) => state.done.push_back(Run { first, seqs, bytes }),
-                        Err(error) => drop(state.failed.get_or_insert(error)),
+                        Err(error) => state.fail(error),
                     }
                     drop(state);
                     changed.notify_all();

@@ -165,8 +165,10 @@ impl Error {
         }
     }
 
-    /// Whether the device is full: the one failure that is not for ever.
+    /// Whether the device is full, and refused what it was asked to do: the one failure of the disk that is not for ever. A sync
+    /// that fails so is another thing: what was written before it may be lost.
     pub(crate) fn is_no_space(&self) -> bool {
-        matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT))
+        matches!(self, Self::Io(pagekeeper_io::Error::Write { .. } | pagekeeper_io::Error::Call { .. }))
+            && matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT))
     }
 }

@@ -78,7 +78,12 @@ impl Index {
         // Twice: it may be applied between the look here and the read.
         for _ in 0..2 {
             if let Some(version) = self.get(page, seq) {
-                return whole(version).map(Some);
+                match whole(version) {
+                    Ok(found) => return Ok(Some(found)),
+                    // What it was to be put together with may have been written over by a newer one.
+                    Err(error) => failed = Some(error),
+                }
+                continue;
             }
             match in_file() {
                 Ok(Some((found, of))) if of <= seq => return Ok(Some(found)),
@@ -88,6 +93,15 @@ impl Index {
             }
         }
         failed.map_or(Ok(None), Err)
+    }
+
+    /// Versions of the page older than `seq` that take what the data file has to be put together.
+    pub(crate) fn replays_before(&self, page: PageNo, seq: Seq) -> Vec<Version> {
+        let needs = |version: &&Version| {
+            version.seq < seq && matches!(&version.content, Content::Replay(replay) if replay.needs_base())
+        };
+        let shard = self.read(page);
+        shard.get(&page).map_or(Vec::new(), |versions| versions.iter().filter(needs).cloned().collect())
     }
 
     /// Whether there is any version of the page.

@@ -124,24 +124,24 @@ impl Core {
             pages.zip(newer).zip((0..).step_by(self.page_size).zip(buf.chunks(self.page_size)))
         {
             found.push(match &got[at / PIECE] {
-                Ok(_) => self.look(page, newer, bytes, live.seq)?,
+                Ok(_) => self.look(page, newer, bytes, live)?,
                 Err(error) => PageInfo::damaged(page, bytes, error.to_string()),
             });
         }
         Ok(found)
     }
 
-    /// The page as of `seq`, where these are its bytes in the data file.
-    fn look(&self, page: PageNo, newer: bool, bytes: &[u8], seq: Seq) -> Result<PageInfo, Error> {
+    /// The page as the snapshot has it, where these are its bytes in the data file.
+    fn look(&self, page: PageNo, newer: bool, bytes: &[u8], live: &Live) -> Result<PageInfo, Error> {
         match page::check(bytes, page, self.store) {
-            Ok(header) if header.seq <= seq && !newer => {
+            Ok(header) if header.seq <= live.seq && !newer => {
                 return Ok(PageInfo::whole(page, header.kind, bytes, true));
             }
             Err(PageFault::NeverWritten) if !newer => return Ok(PageInfo::never_written(page, bytes)),
             _ => {}
         }
         // Not applied yet, being written, or damaged.
-        match self.page_at(page, seq) {
+        match self.page_of(live, page) {
             Ok(Some(read)) => Ok(PageInfo::whole(page, read.kind(), read.bytes(), !newer)),
             Ok(None) => Ok(PageInfo::never_written(page, bytes)),
             Err(Error::Damaged { reason, .. }) => Ok(PageInfo::damaged(page, bytes, reason)),
@@ -160,7 +160,7 @@ impl Core {
         let mut found = FreeList::default();
         let mut next = live.meta.free_head;
         while let Some(page) = next {
-            let read = match self.page_at(page, live.seq) {
+            let read = match self.page_of(live, page) {
                 Ok(read) => read.filter(|page| page.kind() == PageKind::Trunk),
                 Err(Error::Damaged { reason, .. }) => {
                     found.fault = Some(format!("page {page}: {reason}"));
@@ -232,6 +232,7 @@ impl PageInfo {
 mod tests {
     use std::os::unix::fs::FileExt;
 
+    use super::PageState::{Data, Free, NeverWritten, Trunk};
     use super::*;
     use crate::{Durability, Store};
 
@@ -254,7 +255,6 @@ mod tests {
             let found = store.inspect(0..6).unwrap();
             found.into_iter().map(|page| (page.state, page.seq, page.applied)).collect::<Vec<_>>()
         };
-        use PageState::{Data, Free, NeverWritten, Trunk};
         let expected = |applied| {
             let states = [(Data, 1), (Trunk, 2), (Free, 2), (Data, 1)];
             let mut all: Vec<_> = states.map(|(state, seq)| (state, seq, applied)).into();

@@ -157,7 +157,9 @@ fn side_by_side(threads: &[fn(&World)], before: fn(&World)) {
             })
             .collect();
         threads[0](&world);
-        others.into_iter().for_each(|other| other.join().unwrap());
+        for other in others {
+            other.join().unwrap();
+        }
         world.settle();
     });
 }

@@ -354,6 +354,11 @@ fn replay(
     };
     let mut reader = EntryReader::new(page_size - HEADER);
     for record in records {
+        if record.body.is_empty() {
+            // It says nothing: the end was marked.
+            found.lsn = record.end;
+            continue;
+        }
         let read = reader.read(&record.body);
         let Some(entry) = read.map_err(|fault| corrupt(format!("at LSN {}: {fault}", record.lsn)))? else {
             continue;

@@ -96,7 +96,8 @@ impl StoreOptions {
     }
 
     /// The budget in bytes, 1 MiB or more; 256 MiB if not said. Cached pages, pages that are committed and not yet applied, and
-    /// the log buffer are within it; the pages of transactions that are open are not.
+    /// the log buffer are within it; the pages of transactions that are open are not, nor is the journal that an opening has read, as
+    /// long as pages of it are not applied.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;
@@ -154,7 +155,8 @@ impl StoreOptions {
         self
     }
 
-    /// Whether the store remembers which pages were resident, and brings them back after it was opened; yes, if not said.
+    /// Whether the store remembers which pages were resident, and its background thread brings them back after it was opened; yes, if
+    /// not said.
     #[must_use]
     pub fn warm(mut self, warm: bool) -> Self {
         self.warm = warm;
@@ -162,7 +164,7 @@ impl StoreOptions {
     }
 
     /// Called now and then while pages that were found in the journal at the opening are applied, and once when none are
-    /// left; on the background's thread. It must not call the store.
+    /// left; on the thread that applies them. It must not call the store.
     #[must_use]
     pub fn on_progress(mut self, told: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
         self.on_progress = Some(Arc::new(told));

@@ -48,12 +48,7 @@ impl<'a> ReadTxn<'a> {
         if page >= pages {
             return Err(Error::OutOfRange { page, pages });
         }
-        let found = self.core.page_at(page, self.live.seq);
-        // Looked at behind the read: what was needed may have gone meanwhile.
-        if self.live.is_ended() {
-            return Err(Error::SnapshotTooOld);
-        }
-        match found? {
+        match self.core.page_of(&self.live, page)? {
             Some(page) if is_data(page.kind()) => Ok(page),
             Some(_) => Err(Error::NotAllocated { page }),
             None => Err(Error::NeverWritten { page }),

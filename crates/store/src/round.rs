@@ -12,15 +12,17 @@
 //!
 //! A failure poisons the store, but for a full device: then the round is given up, and tried anew when somebody asks.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pagekeeper_cache::InstallAs;
 use pagekeeper_io::AlignedBuf;
 
+use crate::commit::PADS;
 use crate::core::{Core, Cut, lock};
 use crate::data::{Flights, Run};
-use crate::depth::Depth;
+use crate::depth::{self, Depth};
 use crate::format::superblock::Superblock;
 use crate::page::Page;
 use crate::version::{Content, Whole};
@@ -57,24 +59,28 @@ impl Core {
     pub(crate) fn run_round(&self) -> Result<bool, Error> {
         let _turn = lock(&self.round);
         self.check()?;
-        let cut = self.cut();
-        if cut.seq == self.synced_seq.load(Ordering::Acquire) {
-            self.snapshots.set_cut(None);
-            return Ok(false);
+        if self.is_synced() && self.unsynced() > PADS {
+            self.mark_end()?;
         }
-        let done = self.round_to(&cut);
+        let cut = self.cut();
+        let is_due = cut.lsn > self.synced_lsn.load(Ordering::Acquire);
+        let done = if is_due { self.round_to(&cut) } else { Ok(()) };
         self.snapshots.set_cut(None);
-        let mut kept = match done {
-            Ok(()) => self.index.prune_all(&self.snapshots.needed()),
-            Err(halt) => return self.failed(halt),
-        };
-        // Commits would come to wait for those who read.
+        if let Err(halt) = done {
+            return self.failed(halt);
+        }
+        self.bound_what_is_kept();
+        drop(lock(&self.wishes));
+        self.rounded.notify_all();
+        Ok(is_due)
+    }
+
+    /// Lets versions go that nobody needs, and ends the oldest snapshots where commits would come to wait for them.
+    fn bound_what_is_kept(&self) {
+        let mut kept = self.index.prune_all(&self.snapshots.needed());
         while kept > self.most_unapplied / 2 && self.snapshots.end_oldest() {
             kept = self.index.prune_all(&self.snapshots.needed());
         }
-        drop(lock(&self.wishes));
-        self.rounded.notify_all();
-        Ok(true)
     }
 
     /// Rounds until all that was committed before is synced.
@@ -88,7 +94,8 @@ impl Core {
 
     fn failed(&self, halt: Halt) -> Result<bool, Error> {
         let Halt::Failed(error) = halt else { return Ok(false) };
-        if !error.is_no_space() {
+        // What is damaged can be written anew.
+        if !error.is_no_space() && !matches!(error, Error::Damaged { .. }) {
             return Err(self.poison(error));
         }
         lock(&self.wishes).stuck = Some(error.clone());
@@ -141,12 +148,22 @@ impl Core {
         let mut flights = Flights::new(&self.data, depth);
         let mut runs = Vec::new();
         let mut run: Option<Building> = None;
-        let most = if self.data.atomic { 1 } else { (MOST_WRITE / self.page_size).max(1) };
+        let mut damaged = None;
+        let most = if self.data.atomic { 1 } else { (self.most_write() / self.page_size).max(1) };
         for (at, page) in pages.iter().enumerate() {
             if at % AHEAD == 0 {
                 self.bring_bases(&pages[at..pages.len().min(at + AHEAD)], seq);
             }
-            let Some((whole, of)) = self.to_apply(*page, seq)? else { continue };
+            let (whole, of) = match self.to_apply(*page, seq) {
+                Ok(Some(found)) => found,
+                Ok(None) => continue,
+                // The others go on; the round does not count.
+                Err(error @ Error::Damaged { .. }) => {
+                    damaged.get_or_insert(error);
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             if run.as_ref().is_some_and(|run| run.end() != *page || run.seqs.len() == most) {
                 runs.extend(run.take().map(|run| run.close(self.page_size)));
             }
@@ -163,7 +180,14 @@ impl Core {
         flights.start(runs)?;
         flights.wait(0);
         report.applied(self.land(&mut flights));
-        Ok(flights.check()?)
+        flights.check()?;
+        damaged.map_or(Ok(()), |error| Err(Halt::Failed(error)))
+    }
+
+    /// Bytes of one write: all that can be in flight are an eighth part of the budget.
+    fn most_write(&self) -> usize {
+        let share = self.options.memory / 8 / depth::MOST as u64;
+        usize::try_from(share).unwrap_or(MOST_WRITE).min(MOST_WRITE)
     }
 
     fn stopping(&self) -> bool {
@@ -214,6 +238,10 @@ impl Core {
             return Ok(None);
         };
         let of = version.seq;
+        // Older ones that are kept can't be put together any more once it is written over.
+        for older in self.index.replays_before(page, of) {
+            self.whole(page, older)?;
+        }
         if planted!(self.options, SkippedByPage)
             && self.page_in_file(page)?.is_some_and(|(_, in_file)| in_file >= of)
         {
@@ -311,7 +339,8 @@ impl<'a> Report<'a> {
         let progress = Progress::new(self.left, self.total, self.began.elapsed());
         tracing::info!(store = %self.core.directory.display(), "{progress}");
         if let Some(told) = &self.core.options.on_progress {
-            told(&progress);
+            // Its panic is reported by the panic hook, and must not end the thread that commits depend on.
+            let _ = catch_unwind(AssertUnwindSafe(|| told(&progress)));
         }
     }
 }

@@ -56,6 +56,10 @@ impl Store {
     }
 
     pub(crate) fn start(core: Core) -> Result<Self, Error> {
+        // What commits leave below the cap, and an opening takes up a block of each time, is half used up.
+        if core.unsynced() > core.cap + (core.journal.capacity() - core.cap) / 2 {
+            core.run_round()?;
+        }
         let core = Arc::new(core);
         let thread = if core.options.threads { Some(threads::start(&core)?) } else { None };
         Ok(Self { core, thread, finished: false })

@@ -81,11 +81,11 @@ impl<'a> WriteTxn<'a> {
     }
 
     /// The first of so many pages in a row, behind all others. None of them can be read before it was written as a whole; none
-    /// takes up room in the journal, or on the device, before that.
+    /// takes up room in the journal, or on the device, before that. Where the device is full by then, the store can't apply what was
+    /// committed until there is room again.
     pub fn allocate_run(&mut self, pages: u64) -> Result<PageNo, Error> {
         let first = self.meta.pages;
-        let end = first.checked_add(pages).filter(|end| *end <= MOST_PAGES);
-        let Some(end) = end else {
+        let Some(end) = first.checked_add(pages).filter(|end| *end <= MOST_PAGES) else {
             return Err(Error::Setting {
                 what: "a run of pages",
                 given: pages,
@@ -99,10 +99,12 @@ impl<'a> WriteTxn<'a> {
 
     /// Room in the data file. After a sync of it that failed nothing that was written to it can be trusted.
     fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
-        self.core.data.grow(pages, sparse).map_err(|error| match error {
-            Error::Io(pagekeeper_io::Error::Sync { .. }) => self.core.poison(error),
-            error => error,
-        })
+        if pages > MOST_PAGES {
+            let wanted = "a store has at most 2^32 - 2";
+            return Err(Error::Setting { what: "a number of pages", given: pages, wanted });
+        }
+        let grown = self.core.data.grow(pages, sparse);
+        grown.map_err(|error| if error.is_no_space() { error } else { self.core.poison(error) })
     }
 
     fn take_free(&mut self, head: PageNo) -> Result<PageNo, Error> {
@@ -257,8 +259,8 @@ impl<'a> WriteTxn<'a> {
 
     /// Commits all or nothing, and gives the number of the commit. It can be seen by readers that begin when this has returned.
     ///
-    /// Waits, as long as the journal has no room below its cap. After an error other than [`Error::TransactionTooLarge`] and of a full
-    /// device it is not known whether the commit is durable; none comes after it.
+    /// Waits, as long as the journal has no room below its cap. After [`Error::Poisoned`] it is not known whether the commit is durable, and
+    /// none comes after it; with any other error nothing was committed.
     pub fn commit(self, durability: Durability) -> Result<Seq, Error> {
         crate::commit::commit(self, durability)
     }

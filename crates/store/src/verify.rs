@@ -11,6 +11,7 @@ use pagekeeper_io::{AlignedBuf, BatchRead};
 use crate::core::{Core, lock};
 use crate::format::page::{self, HEADER, PageFault, PageKind};
 use crate::format::trunk;
+use crate::snapshots::Live;
 use crate::superblocks::open_past_cache;
 use crate::{Error, PageNo, data};
 
@@ -18,6 +19,8 @@ use crate::{Error, PageNo, data};
 const PIECE: usize = 256 << 10;
 /// Reads at once.
 const PIECES: usize = 64;
+/// How often a snapshot is taken anew that was ended.
+const TRIES: usize = 3;
 /// Faults that are named.
 const MOST_NAMED: usize = 100;
 
@@ -71,13 +74,25 @@ impl fmt::Display for Verification {
 
 impl Core {
     pub(crate) fn verify(&self) -> Result<Verification, Error> {
-        let live = self.snapshots.begin();
-        let found = self.verify_at(live.seq, &live.meta);
-        self.snapshots.end(&live);
-        found
+        let mut tries = 0;
+        loop {
+            let live = self.snapshots.begin();
+            let found = self.verify_at(&live);
+            self.snapshots.end(&live);
+            tries += 1;
+            // Those who write made it too old: what was found may be of no one time.
+            let is_old = live.is_ended() || matches!(found, Err(Error::SnapshotTooOld));
+            if !is_old {
+                return found;
+            }
+            if tries == TRIES {
+                return Err(Error::SnapshotTooOld);
+            }
+        }
     }
 
-    fn verify_at(&self, seq: u64, meta: &crate::format::superblock::Meta) -> Result<Verification, Error> {
+    fn verify_at(&self, live: &Live) -> Result<Verification, Error> {
+        let meta = &live.meta;
         let mut found = Verification {
             superblocks: lock(&self.superblocks).whole_slots(&*self.io)?,
             ..Verification::default()
@@ -86,8 +101,8 @@ impl Core {
             found.fault("no superblock is whole".to_owned());
         }
         let mut free = Vec::new();
-        self.verify_pages(seq, meta.pages, &mut found, &mut free)?;
-        let listed = self.walk_free_list(seq, meta, &mut found)?;
+        self.verify_pages(live, &mut found, &mut free)?;
+        let listed = self.walk_free_list(live, &mut found)?;
         free.sort_unstable();
         if listed != free {
             let lost = free.iter().filter(|page| listed.binary_search(page).is_err());
@@ -105,11 +120,11 @@ impl Core {
     /// Reads the whole data file, wide and past the cache; pages that the index has are looked at there.
     fn verify_pages(
         &self,
-        seq: u64,
-        pages: u64,
+        live: &Live,
         found: &mut Verification,
         free: &mut Vec<PageNo>,
     ) -> Result<(), Error> {
+        let pages = live.meta.pages;
         let file = open_past_cache(&*self.io, &self.directory.join(data::NAME))?;
         let whole = pages.saturating_mul(self.page_size as u64).clamp(1, (PIECE * PIECES) as u64);
         let mut buf = AlignedBuf::new(usize::try_from(whole).unwrap_or(PIECE).next_multiple_of(PIECE));
@@ -143,11 +158,12 @@ impl Core {
                     }
                 };
                 let kind = match read {
-                    Ok(header) if header.seq <= seq && !newer => Some(header.kind),
+                    Ok(header) if header.seq <= live.seq && !newer => Some(header.kind),
                     Err(PageFault::NeverWritten) if !newer => None,
                     // Not applied yet, or being written.
-                    _ => match self.page_at(page, seq) {
+                    _ => match self.page_of(live, page) {
                         Ok(page) => page.map(|page| page.kind()),
+                        Err(Error::SnapshotTooOld) => return Err(Error::SnapshotTooOld),
                         Err(error) => {
                             found.fault(error.to_string());
                             continue;
@@ -168,20 +184,15 @@ impl Core {
     }
 
     /// The pages of the free list, trunks among them, sorted.
-    fn walk_free_list(
-        &self,
-        seq: u64,
-        meta: &crate::format::superblock::Meta,
-        found: &mut Verification,
-    ) -> Result<Vec<PageNo>, Error> {
+    fn walk_free_list(&self, live: &Live, found: &mut Verification) -> Result<Vec<PageNo>, Error> {
         let mut listed = std::collections::BTreeSet::new();
-        let mut next = meta.free_head;
+        let mut next = live.meta.free_head;
         while let Some(head) = next {
             if !listed.insert(head) {
                 found.fault(format!("page {head}: twice in the free list"));
                 break;
             }
-            let read = match self.page_at(head, seq) {
+            let read = match self.page_of(live, head) {
                 Ok(read) => read.filter(|page| page.kind() == PageKind::Trunk),
                 Err(Error::Damaged { .. }) => None,
                 Err(error) => return Err(error),
@@ -191,7 +202,7 @@ impl Core {
                 break;
             };
             let payload = &read.bytes()[HEADER..];
-            if let Err(fault) = trunk::check(payload, meta.pages) {
+            if let Err(fault) = trunk::check(payload, live.meta.pages) {
                 found.fault(format!("page {head}: {fault}"));
                 break;
             }

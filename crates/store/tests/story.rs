@@ -315,7 +315,8 @@ fn pages_that_are_prefetched_are_read_from_memory() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(8 << 20).warm(false).open(&dir).unwrap();
     let mut txn = store.begin().unwrap();
-    (0..100).for_each(|_| drop(txn.allocate().unwrap()));
+    let pages = (0..100).map(|_| txn.allocate().unwrap());
+    assert_eq!(pages.last(), Some(99));
     txn.commit(Durability::Sync).unwrap();
     store.close_and_sync().unwrap();
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
@@ -327,4 +328,48 @@ fn pages_that_are_prefetched_are_read_from_memory() {
     let read = store.begin_read().unwrap();
     (0..100).for_each(|page| drop(read.read(page).unwrap()));
     assert_eq!(store.stat().cache.device_reads, before);
+}
+
+#[test]
+fn openings_without_number_leave_room_for_commits() {
+    let (_temp, dir) = dir();
+    let options = || Store::options().memory(1 << 20).journal_bytes(64 << 10);
+    for _ in 0..40 {
+        options().open(&dir).unwrap().close().unwrap();
+    }
+    let store = options().open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    let page = txn.allocate().unwrap();
+    txn.page_mut(page).unwrap()[0] = 1;
+    txn.commit(Durability::Sync).unwrap();
+    drop(store);
+    for _ in 0..40 {
+        let store = options().open(&dir).unwrap();
+        assert_eq!(store.begin_read().unwrap().read(page).unwrap()[0], 1);
+    }
+    let store = options().open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    txn.page_mut(page).unwrap()[0] = 2;
+    assert_eq!(txn.commit(Durability::Sync).unwrap(), 2);
+}
+
+#[test]
+fn a_transaction_of_many_parts_keeps_to_the_cap() {
+    let (_temp, dir) = dir();
+    let options = Store::options().memory(1 << 20).journal_bytes(4 << 20).page_size(16 << 10);
+    let store = options.open(&dir).unwrap();
+    let payload = vec![7; store.payload_size()];
+    let mut most = 0;
+    for pages in (8..=256).step_by(8) {
+        let mut txn = store.begin().unwrap();
+        let first = txn.allocate_run(pages).unwrap();
+        (first..first + pages).for_each(|page| txn.write(page, &payload).unwrap());
+        match txn.commit(Durability::Sync) {
+            Ok(_) => most = pages,
+            Err(error) => assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}"),
+        }
+        let stat = store.stat();
+        assert!(stat.journal_bytes <= stat.journal_cap, "{stat:?}");
+    }
+    assert!((100..250).contains(&most), "{most}");
 }
