@@ -48,7 +48,7 @@ pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, E
     let mut tail;
     let (entry, pages) = loop {
         tail = lock(&core.tail);
-        let (entry, pages) = encode(core, &tail, &mut changed, &meta)?;
+        let (entry, pages) = encode(core, &tail, &mut changed, &meta);
         core.check()?;
         let bytes = journal_bytes(&entry);
         if bytes > core.most_entry() {
@@ -111,7 +111,7 @@ fn encode(
     tail: &Tail,
     changed: &mut std::collections::BTreeMap<PageNo, Changed>,
     meta: &crate::format::superblock::Meta,
-) -> Result<(Vec<Vec<u8>>, Pages), Error> {
+) -> (Vec<Vec<u8>>, Pages) {
     let seq = tail.seq + 1;
     let mut entry = EntryWriter::new(seq, meta);
     let mut pages = Vec::with_capacity(changed.len());
@@ -133,7 +133,7 @@ fn encode(
         let may_differ = core.diffs_first || tail.imaged.contains(&page) || planted!(core.options, NoImages);
         if kind == PageKind::Free {
             entry.free(page, crc);
-        } else if let Some(before) = if in_part && may_differ { in_memory(core, page)? } else { None }
+        } else if let Some(before) = if in_part && may_differ { before(core, page) } else { None }
             && before.kind == kind
             && let Some(ranges) = diff_ranges(before.payload(), payload, payload.len() / 2)
         {
@@ -150,18 +150,19 @@ fn encode(
         pages.push((page, Whole::new(kind, bytes), is_whole));
     }
     let longest = core.journal.longest_record();
-    Ok((entry.finish(longest), pages))
+    (entry.finish(longest), pages)
 }
 
-/// The page as it is before the commit.
-fn in_memory(core: &Core, page: PageNo) -> Result<Option<Whole>, Error> {
+/// The page as it is before the commit: from memory, where a change of a part left it. Where it can't be had the whole page is
+/// journaled, which is always right.
+fn before(core: &Core, page: PageNo) -> Option<Whole> {
     match core.index.get(page, Seq::MAX) {
-        Some(version) => core.whole(page, version).map(Some),
+        Some(version) => core.whole(page, version).ok(),
         None if core.diffs_first => {
-            let found = core.page_in_file(page)?;
-            Ok(found.map(|(page, _)| Whole::new(page.kind(), core.buffers.copy(page.bytes()))))
+            let (page, _) = core.page_in_file(page).ok()??;
+            Some(Whole::new(page.kind(), core.buffers.copy(page.bytes())))
         }
-        None => Ok(None),
+        None => None,
     }
 }
 

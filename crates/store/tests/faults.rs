@@ -1,0 +1,168 @@
+//! What a store does when its disk is full, rotten, or lies about a sync: on a simulated disk.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, Create, Io, Persistence, SimDisk, Times, WriteFault, WriteMode};
+use pagekeeper_store::{Durability, Error, Images, Store, StoreOptions};
+
+fn dir() -> &'static Path {
+    Path::new("/store")
+}
+
+fn options(disk: &SimDisk) -> StoreOptions {
+    Store::options().io(Arc::new(disk.clone())).memory(1 << 20).warm(false).without_threads()
+}
+
+/// A store with two pages that begin with 7.
+fn store(disk: &SimDisk) -> Store {
+    let store = options(disk).open(dir()).unwrap();
+    let mut txn = store.begin().unwrap();
+    for page in 0..2 {
+        assert_eq!(txn.allocate().unwrap(), page);
+        txn.page_mut(page).unwrap()[0] = 7;
+    }
+    txn.commit(Durability::Sync).unwrap();
+    store
+}
+
+fn change(store: &Store, page: u64, byte: u8) {
+    let mut txn = store.begin().unwrap();
+    txn.page_mut(page).unwrap()[0] = byte;
+    txn.commit(Durability::Sync).unwrap();
+}
+
+fn first_byte(store: &Store, page: u64) -> Result<u8, Error> {
+    Ok(store.begin_read()?.read(page)?[0])
+}
+
+#[test]
+fn a_sync_that_fails_for_want_of_room_is_as_final_as_any() {
+    let disk = SimDisk::new();
+    let store = store(&disk);
+    disk.inject("/store/data", 0..u64::MAX, WriteFault::Sync(libc::ENOSPC), Times::Once).unwrap();
+    store.sync().unwrap_err();
+    assert!(matches!(store.sync(), Err(Error::Poisoned { .. })));
+    assert!(matches!(store.begin(), Err(Error::Poisoned { .. })));
+    let store = options(&disk.after_power_cut(Persistence::None, 1)).open(dir()).unwrap();
+    assert_eq!((first_byte(&store, 0).unwrap(), store.stat().synced_seq), (7, 0));
+}
+
+#[test]
+fn a_transaction_that_was_open_when_the_store_was_poisoned_is_not_committed() {
+    let disk = SimDisk::new();
+    let store = store(&disk);
+    let mut txn = store.begin().unwrap();
+    txn.page_mut(0).unwrap()[0] = 8;
+    disk.inject("/store/data", 0..u64::MAX, WriteFault::SYNC_EIO, Times::Once).unwrap();
+    store.sync().unwrap_err();
+    assert!(matches!(txn.commit(Durability::None), Err(Error::Poisoned { .. })));
+    assert_eq!(first_byte(&store, 0).unwrap(), 7);
+}
+
+#[test]
+fn a_full_device_stops_what_it_refuses_and_nothing_else() {
+    let disk = SimDisk::new();
+    let store = store(&disk);
+    disk.inject("/store/data", 0..u64::MAX, WriteFault::NO_SPACE, Times::Once).unwrap();
+    assert_eq!(store.sync().unwrap_err().errno(), Some(libc::ENOSPC));
+    change(&store, 1, 9);
+    store.sync().unwrap();
+    let store = options(&disk.after_power_cut(Persistence::None, 1)).open(dir()).unwrap();
+    assert_eq!([0, 1].map(|page| first_byte(&store, page).unwrap()), [7, 9]);
+}
+
+#[test]
+fn a_data_file_that_can_not_grow_costs_one_transaction() {
+    let disk = SimDisk::new();
+    let store = store(&disk);
+    disk.inject("/store/data", 0..u64::MAX, WriteFault::Allocate(libc::ENOSPC), Times::Once).unwrap();
+    let mut txn = store.begin().unwrap();
+    let full = (0..10_000).find_map(|_| txn.allocate().err()).unwrap();
+    assert_eq!(full.errno(), Some(libc::ENOSPC));
+    drop(txn);
+    change(&store, 0, 8);
+    assert_eq!(store.begin_read().unwrap().pages(), 2);
+    let mut txn = store.begin().unwrap();
+    assert_eq!(txn.allocate().unwrap(), 2);
+}
+
+#[test]
+fn a_damaged_page_leaves_the_others_alone_and_can_be_written_anew() {
+    let disk = SimDisk::builder().atomic_writes(64 << 10).build();
+    let store = store(&disk);
+    store.sync().unwrap();
+    assert!(!store.stat().images);
+    change(&store, 0, 8);
+    store.close().unwrap();
+    let file = disk.open_writable("/store/data".as_ref(), Access::Buffered, Create::Never).unwrap();
+    file.write_at(100, b"rot", WriteMode::Plain).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+
+    let store = options(&disk).open(dir()).unwrap();
+    assert!(matches!(first_byte(&store, 0), Err(Error::Damaged { page: 0, .. })));
+    assert!(matches!(store.sync(), Err(Error::Damaged { page: 0, .. })));
+    assert!(!store.verify().unwrap().is_sound());
+    change(&store, 1, 9);
+    let mut txn = store.begin().unwrap();
+    txn.write(0, &vec![5; store.payload_size()]).unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    store.sync().unwrap();
+    assert_eq!([0, 1].map(|page| first_byte(&store, page).unwrap()), [5, 9]);
+    let found = store.verify().unwrap();
+    assert!(found.is_sound(), "{found}");
+}
+
+#[test]
+fn an_old_snapshot_outlives_the_page_that_it_is_put_together_with() {
+    let disk = SimDisk::builder().atomic_writes(64 << 10).build();
+    let before = store(&disk);
+    before.sync().unwrap();
+    change(&before, 0, 8);
+    before.close().unwrap();
+
+    let store = options(&disk).images(Images::Always).open(dir()).unwrap();
+    let old = store.begin_read().unwrap();
+    let mut txn = store.begin().unwrap();
+    txn.write(0, &vec![9; store.payload_size()]).unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    store.sync().unwrap();
+    assert_eq!((old.read(0).unwrap()[0], first_byte(&store, 0).unwrap()), (8, 9));
+}
+
+#[test]
+fn a_store_that_relies_on_atomic_writes_is_not_applied_where_there_are_none() {
+    let disk = SimDisk::builder().atomic_writes(64 << 10).build();
+    let before = store(&disk);
+    before.sync().unwrap();
+    change(&before, 0, 8);
+    before.close().unwrap();
+    let plain = SimDisk::new();
+    for name in [
+        "superblock",
+        "data",
+        "journal/control",
+        "journal/redo.000",
+        "journal/redo.001",
+        "journal/redo.002",
+        "journal/redo.003",
+    ] {
+        let path = dir().join(name);
+        let file = disk.open(&path, Access::Buffered).unwrap();
+        let mut bytes = vec![0; usize::try_from(file.stat().unwrap().size).unwrap()];
+        file.read_at(0, &mut bytes).unwrap();
+        plain.create(&path, bytes).unwrap();
+    }
+    assert!(matches!(options(&plain).open(dir()), Err(Error::NotAtomic { .. })));
+}
+
+#[test]
+fn no_page_number_is_beyond_what_the_cache_can_name() {
+    let disk = SimDisk::new();
+    let store = options(&disk).open(dir()).unwrap();
+    let mut txn = store.begin().unwrap();
+    assert!(matches!(txn.allocate_run(1 << 32), Err(Error::Setting { .. })));
+    txn.allocate_run((1 << 32) - 2).unwrap();
+    assert!(matches!(txn.allocate(), Err(Error::Setting { .. })));
+}
