@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 /// The least.
-const LEAST: usize = 64;
+const LEAST: usize = 128;
 /// The most.
 pub(crate) const MOST: usize = 1024;
 /// Doubling must bring at least one part in so many.
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn the_depth_is_twice_the_width_or_more_and_not_much_more() {
-        assert_eq!([1, 8, 64].map(on_a_disk), [128; 3]);
+        assert_eq!([1, 8, 64].map(on_a_disk), [256; 3]);
         assert_eq!([100, 128, 200, 256].map(on_a_disk), [256, 256, 512, 512]);
         assert_eq!([512, 5000].map(on_a_disk), [1024; 2]);
         assert_eq!(Depth::fixed(7).now(), 7);

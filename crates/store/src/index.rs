@@ -29,8 +29,10 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    pub(crate) fn new() -> Self {
-        Self { shards: (0..SHARDS).map(|_| RwLock::default()).collect(), bytes: AtomicU64::new(0) }
+    /// With room for so many pages from the start.
+    pub(crate) fn with_room_for(pages: usize) -> Self {
+        let shard = |_| RwLock::new(HashMap::with_capacity(pages.div_ceil(SHARDS)));
+        Self { shards: (0..SHARDS).map(shard).collect(), bytes: AtomicU64::new(0) }
     }
 
     fn shard(&self, page: PageNo) -> &RwLock<Shard> {

@@ -13,9 +13,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::time::Instant;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
 
-use pagekeeper_cache::{OpenOptions, PageCache};
+use pagekeeper_cache::{OpenOptions, OwnedFile, PageCache};
 use pagekeeper_io::{Create as CreateFile, Io, Lock};
 use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 
@@ -216,45 +217,41 @@ fn start(
     let path = directory.join(JOURNAL);
     let mut data = DataFile::open(&io, directory, CreateFile::Never, page_size)?;
     let superblocks = Superblocks::open(&*io, directory, newest.clone(), slot)?;
-    let reading = Instant::now();
-    let (journal, records) = journal_options(options, &io, cap).recover(&path, Some(newest.synced_lsn))?;
-    if journal.checkpoint_lsn() > newest.synced_lsn {
-        let what = "the superblock is older than what of the journal is left".to_owned();
-        return Err(Error::Corrupt { path: superblocks.path(), what });
-    }
-    let journal_read = reading.elapsed();
-    let found = replay(&records, newest, page_size, &path)?;
+    // What does not depend on the journal is made ready while it is read.
+    let prepare = || {
+        if !planted!(options, NoSyncAtOpen) {
+            superblocks.sync()?;
+            if newest.number <= MADE {
+                sync_names(&*io, directory)?;
+            }
+        }
+        cached(options, &io, directory, newest)
+    };
+    let (found, prepared) = std::thread::scope(|scope| {
+        let thread = Builder::new().name("store_opener".to_owned());
+        let other = options.threads.then(|| thread.spawn_scoped(scope, prepare).ok()).flatten();
+        let found = read_journal(options, &io, newest, &path, page_size);
+        let prepared = match other {
+            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => prepare(),
+        };
+        (found, prepared)
+    });
+    let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (cache, cached)) =
+        (found?, prepared?);
     data.atomic = newest.first_diffs && data.is_atomic();
     if newest.first_diffs && !data.atomic && found.index.needs_bases() {
         return Err(Error::NotAtomic { path: directory.to_path_buf() });
     }
-    let journal_bytes = records.last().map_or(0, |last| last.end - newest.synced_lsn);
-    drop(records);
-    if !planted!(options, NoSyncAtOpen) {
-        superblocks.sync()?;
-        if newest.number <= MADE {
-            sync_names(&*io, directory)?;
-        }
-    }
     // It may have been cut back to what was durable.
     data.grow(found.meta.pages, true)?;
-
-    let cache = cache(options, &io, page_size)?;
-    let store = newest.store;
-    let reader = open_past_cache(&*io, &directory.join(data::NAME))?;
-    #[cfg(test)]
-    let checks = options.planted != Some(crate::planted::Planted::NoPageChecksum);
-    #[cfg(not(test))]
-    let checks = true;
-    let verifier = OpenOptions::new()
-        .verifier(move |page| if checks { verify_page(page.bytes(), page.page(), store) } else { Ok(()) });
-    let cached = cache.open_owned_with(reader, MOST_CACHED, verifier)?;
     #[cfg(test)]
     let (data, superblocks) = {
         let (mut data, mut superblocks) = (data, superblocks);
         (data.planted, superblocks.planted) = (options.planted, options.planted);
         (data, superblocks)
     };
+    let store = newest.store;
     let meta = Arc::new(found.meta);
     let pages = found.index.unapplied_pages();
     let diffs_first = data.atomic && options.images == Images::Auto;
@@ -305,6 +302,54 @@ fn start(
     Store::start(core)
 }
 
+/// The journal, and what it says.
+struct JournalRead {
+    log: RedoLog,
+    took: Duration,
+    bytes: u64,
+    found: Replayed,
+}
+
+fn read_journal(
+    options: &StoreOptions,
+    io: &Arc<dyn Io>,
+    newest: &Superblock,
+    path: &Path,
+    page_size: usize,
+) -> Result<JournalRead, Error> {
+    let began = Instant::now();
+    let journal = journal_options(options, io, newest.journal_cap);
+    let (log, records) = journal.recover(path, Some(newest.synced_lsn))?;
+    if log.checkpoint_lsn() > newest.synced_lsn {
+        let what = "the superblock is older than what of the journal is left".to_owned();
+        return Err(Error::Corrupt { path: path.to_path_buf(), what });
+    }
+    let took = began.elapsed();
+    let bytes = records.last().map_or(0, |last| last.end - newest.synced_lsn);
+    let found = replay(&records, newest, page_size, path)?;
+    Ok(JournalRead { log, took, bytes, found })
+}
+
+/// The page cache, and the data file in it.
+fn cached(
+    options: &StoreOptions,
+    io: &Arc<dyn Io>,
+    directory: &Path,
+    newest: &Superblock,
+) -> Result<(PageCache, OwnedFile), Error> {
+    let cache = cache(options, io, newest.page_size as usize)?;
+    let file = open_past_cache(&**io, &directory.join(data::NAME))?;
+    let store = newest.store;
+    #[cfg(test)]
+    let checks = options.planted != Some(crate::planted::Planted::NoPageChecksum);
+    #[cfg(not(test))]
+    let checks = true;
+    let verifier = OpenOptions::new()
+        .verifier(move |page| if checks { verify_page(page.bytes(), page.page(), store) } else { Ok(()) });
+    let cached = cache.open_owned_with(file, MOST_CACHED, verifier)?;
+    Ok((cache, cached))
+}
+
 /// Pages of memory that are kept for the next ones: as many as there may be.
 fn most_kept(memory: u64, page_size: usize) -> usize {
     usize::try_from(unapplied_share(memory)).unwrap_or(usize::MAX) / page_size
@@ -347,7 +392,9 @@ fn replay(
 ) -> Result<Replayed, Error> {
     let corrupt = |what: String| Error::Corrupt { path: path.to_path_buf(), what };
     let mut found = Replayed {
-        index: Index::new(),
+        index: Index::with_room_for(
+            records.iter().map(|record| record.body.len()).sum::<usize>() / page_size,
+        ),
         seq: newest.synced_seq,
         lsn: newest.synced_lsn,
         meta: newest.meta.clone(),

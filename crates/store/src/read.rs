@@ -27,7 +27,7 @@ use crate::{Error, PageNo, Seq};
 /// txn.page_mut(page)?[0] = 7;
 /// txn.commit(Durability::Sync)?;
 /// assert_eq!((before.read(page)?[0], store.begin_read()?.read(page)?[0]), (0, 7));
-/// # Ok::<(), pagekeeper_store::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ReadTxn<'a> {
     core: &'a Core,

@@ -41,7 +41,7 @@ use crate::{
 /// let read = store.begin_read()?;
 /// let root = read.root().expect("a root was set");
 /// assert_eq!(&read.read(root)?[..7], b"balance");
-/// # Ok::<(), pagekeeper_store::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Store {
     core: Arc<Core>,

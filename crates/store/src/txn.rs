@@ -44,7 +44,7 @@ pub(crate) enum Changed {
 /// txn.write(right, &vec![7; store.payload_size()])?;
 /// txn.set_root(Some(left));
 /// txn.commit(Durability::Sync)?; // both pages and the root, or nothing
-/// # Ok::<(), pagekeeper_store::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct WriteTxn<'a> {
     pub(crate) core: &'a Core,
