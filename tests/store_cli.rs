@@ -26,7 +26,7 @@ fn store() -> (Held, PathBuf) {
     let alone = support::alone();
     let temp = support::scratch();
     let dir = temp.path().join("store");
-    let store = Store::options().create(Create::New).journal_bytes(1 << 20).open(&dir).unwrap();
+    let store = Store::options().create(Create::New).journal_bytes(64 << 10).open(&dir).unwrap();
     let mut txn = store.begin().unwrap();
     for _ in 0..8 {
         txn.allocate().unwrap();
@@ -85,7 +85,7 @@ fn figures_are_shown_and_what_a_recovery_would_do() {
         ("metadata_bytes", 5),
         ("seq", 3),
         ("synced_seq", 2),
-        ("journal_cap", 1 << 20),
+        ("journal_cap", 64 << 10),
     ] {
         assert_eq!(report[name], expected, "{name}: {report}");
     }
