@@ -1,17 +1,18 @@
 //! The journal in memory: what a log that is opened has, read once and wide, with the checksums verified on all processors.
 //!
 //! Reading goes in steps, ahead of the reader that walks over the records: a step is many pieces, all asked of the disk at
-//! once. As one comes in, the headers in it are followed from record to record. If they lead out of it the next step is begun, on
-//! a thread, and meanwhile the checksums of all these records are verified, in parallel.
+//! once. As one comes in, the headers in it are followed from record to record. If they lead out of it the next ones are begun, on
+//! threads, and meanwhile the checksums of all these records are verified, in parallel.
 //!
 //! Invariants:
 //! 1. What is held is what the files had, without a gap, from some LSN that the reader has not passed up to where was read.
 //! 2. From the start of `checked` to its end the records follow each other under `salt`, and each of them is whole. So whether
 //!    the record that the reader comes to is whole needs no second look; what it means is for the reader alone to say.
-//! 3. Nothing is read that is not asked for but within one step behind it, and nothing at or behind the reader's limit.
+//! 3. Nothing is read that is not asked for but within a few steps behind it, and nothing at or behind the reader's limit.
 //!
 //! Fails as the disk does, where something is asked for that could not be read: not for what was read ahead and not needed.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,8 +26,12 @@ use crate::Error;
 use crate::record::{BLOCK, HEADER, Header, Kind, Reach, Source};
 use bytes::Bytes;
 
-/// Bytes of a step: as many pieces as a wide disk serves at once. With more, what is read behind the end for nothing is more, too.
-const STEP: u64 = 32 << 20;
+/// Bytes of the first step: as many pieces as a wide disk serves at once. Many logs have no more.
+const FIRST: u64 = 32 << 20;
+/// Bytes of each further one. With more, what is read behind the end for nothing is more, too.
+const STEP: u64 = 16 << 20;
+/// Steps that are on their way while another is looked at: together as many pieces as the first.
+const AHEAD: usize = 2;
 /// Bytes of records whose checksums are one processor's part at a time.
 const SHARE: u64 = 1 << 20;
 
@@ -61,8 +66,12 @@ pub(super) struct Journal {
     read: u64,
     /// Why there is no more to be had.
     failed: Option<Error>,
-    /// The step that is on its way.
-    coming: Option<JoinHandle<Step>>,
+    /// The steps that are on their way, in order.
+    coming: VecDeque<JoinHandle<Step>>,
+    /// Where the last of them ends.
+    asked: u64,
+    /// The first step was taken.
+    is_begun: bool,
     checked: Range<u64>,
     salt: u32,
 }
@@ -77,7 +86,9 @@ impl Journal {
             joined: None,
             read: lsn - lsn % BLOCK,
             failed: None,
-            coming: None,
+            coming: VecDeque::new(),
+            asked: lsn - lsn % BLOCK,
+            is_begun: false,
             checked: 0..0,
             salt: 0,
         }
@@ -97,14 +108,18 @@ impl Journal {
 
     /// What the next step reads.
     fn next_step(&self, limit: u64) -> Range<u64> {
-        self.read..(self.read + STEP).min(limit.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX))
+        let step = if self.is_begun { STEP } else { FIRST };
+        self.asked..(self.asked + step).min(limit.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX))
     }
 
     /// Takes in one step.
     fn read_on(&mut self, limit: u64) {
-        let step = match self.coming.take() {
-            Some(coming) => coming.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            None => read(&self.source, self.next_step(limit), self.held.take_spare()),
+        let step = if let Some(coming) = self.coming.pop_front() {
+            coming.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        } else {
+            let lsns = self.next_step(limit);
+            (self.asked, self.is_begun) = (lsns.end, true);
+            read(&self.source, lsns, self.held.take_spare())
         };
         self.read = step.stretches.last().map_or(self.read, Stretch::end);
         self.held.extend(step.stretches);
@@ -113,14 +128,18 @@ impl Journal {
 
     /// Has the next step read meanwhile.
     fn read_ahead(&mut self, limit: u64) {
-        let lsns = self.next_step(limit);
-        if !self.has_threads || self.coming.is_some() || self.failed.is_some() || lsns.is_empty() {
-            return;
+        while self.has_threads && self.coming.len() < AHEAD && self.failed.is_none() {
+            let lsns = self.next_step(limit);
+            if lsns.is_empty() {
+                return;
+            }
+            let (source, memory, end) = (Arc::clone(&self.source), self.held.take_spare(), lsns.end);
+            let work = move || read(&source, lsns, memory);
+            // Without a thread it is read when it is asked for.
+            let Ok(coming) = Builder::new().name("log_reader".to_owned()).spawn(work) else { return };
+            self.coming.push_back(coming);
+            self.asked = end;
         }
-        let (source, memory) = (Arc::clone(&self.source), self.held.take_spare());
-        let work = move || read(&source, lsns, memory);
-        // Without a thread it is read when it is asked for.
-        self.coming = Builder::new().name("log_reader".to_owned()).spawn(work).ok();
     }
 
     /// The records in memory that follow each other from `lsn` on, as their headers say; and whether they lead out of it.
@@ -235,7 +254,7 @@ impl Reach for Journal {
 impl Drop for Journal {
     /// Nothing reads the files any more when it is gone.
     fn drop(&mut self) {
-        if let Some(coming) = self.coming.take() {
+        for coming in self.coming.drain(..) {
             // What it brings is not needed, nor what went wrong.
             let _ = coming.join();
         }
