@@ -31,6 +31,7 @@ mod job;
 mod lock;
 mod open;
 mod pages;
+mod past_cache;
 mod pread;
 mod probe;
 mod pwrite;
@@ -49,6 +50,7 @@ pub use api::{Access, BatchRead, FileStat, Io, IoFile, OwnedRead};
 pub use atomic::{AtomicWrites, writes_atomically};
 pub use error::{Error, FileKind};
 pub use lock::Lock;
+pub use past_cache::{open_past_cache, open_writable_past_cache};
 pub use probe::{Alignment, Choice, Support, best};
 pub use sim::{
     AnyFault, Fault, Hold, Persistence, RandomFaults, RandomWriteFaults, SimDisk, SimDiskBuilder, SimStats,

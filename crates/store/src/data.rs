@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use pagekeeper_io::{
-    AlignedBuf, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode, writes_atomically,
+    AlignedBuf, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode, open_writable_past_cache,
+    writes_atomically,
 };
 
 use crate::depth::Depth;
-use crate::superblocks::open_writable_past_cache;
 use crate::{Error, PageNo};
 
 /// Its name.

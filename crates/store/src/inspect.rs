@@ -6,14 +6,14 @@
 use std::io::IoSliceMut;
 use std::ops::Range;
 
-use pagekeeper_io::{AlignedBuf, BatchRead};
+use pagekeeper_io::{AlignedBuf, BatchRead, open_past_cache};
 
 use crate::core::Core;
 use crate::format::page::{self, PageFault, PageKind};
 use crate::format::superblock::{Found, SLOT, newest};
 use crate::format::trunk;
 use crate::snapshots::Live;
-use crate::superblocks::{self, open_past_cache};
+use crate::superblocks;
 use crate::{Error, PageNo, Seq, data};
 
 /// Bytes of one read; whole pages of any size.

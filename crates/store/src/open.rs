@@ -17,7 +17,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use pagekeeper_cache::{OpenOptions, OwnedFile, PageCache};
-use pagekeeper_io::{Create as CreateFile, Io, Lock};
+use pagekeeper_io::{Create as CreateFile, Io, Lock, open_past_cache};
 use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 
 use crate::buffers::Buffers;
@@ -30,7 +30,7 @@ use crate::index::Index;
 use crate::options::{Create, Images, LEAST_PAGE, StoreOptions};
 use crate::snapshots::Snapshots;
 use crate::stat::Opening;
-use crate::superblocks::{self, MADE, Superblocks, open_past_cache};
+use crate::superblocks::{self, MADE, Superblocks};
 use crate::{Error, Store};
 
 /// The directory of the journal.

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, AlignedBuf, Create, Error as IoError, Io, IoFile, WriteMode};
+use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_past_cache, open_writable_past_cache};
 
 use crate::Error;
 use crate::format::superblock::{Found, SLOT, Superblock, newest};
@@ -28,30 +28,6 @@ pub(crate) struct Superblocks {
     buf: AlignedBuf,
     #[cfg(test)]
     pub(crate) planted: Option<Planted>,
-}
-
-/// Opens a file past the page cache where that can be had.
-pub(crate) fn open_past_cache(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
-    match io.open(path, Access::Direct) {
-        Err(IoError::NoDirect { .. }) => io.open(path, Access::Buffered),
-        opened => opened,
-    }
-}
-
-/// The same, to write.
-pub(crate) fn open_writable_past_cache(
-    io: &dyn Io,
-    path: &Path,
-    create: Create,
-) -> Result<Arc<dyn IoFile>, IoError> {
-    if create == Create::New {
-        // Without the flag: some file systems make the file and then refuse it.
-        io.open_writable(path, Access::Buffered, create)?;
-    }
-    match io.open_writable(path, Access::Direct, Create::Never) {
-        Err(IoError::NoDirect { .. }) => io.open_writable(path, Access::Buffered, Create::Never),
-        opened => opened,
-    }
 }
 
 /// What the file of a directory holds, as the device has it; `None` if there is none. With the slot's number.

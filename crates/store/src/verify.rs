@@ -6,13 +6,12 @@
 use std::fmt;
 use std::io::IoSliceMut;
 
-use pagekeeper_io::{AlignedBuf, BatchRead};
+use pagekeeper_io::{AlignedBuf, BatchRead, open_past_cache};
 
 use crate::core::{Core, lock};
 use crate::format::page::{self, HEADER, PageFault, PageKind};
 use crate::format::trunk;
 use crate::snapshots::Live;
-use crate::superblocks::open_past_cache;
 use crate::{Error, PageNo, data};
 
 /// Bytes of one read.

@@ -13,11 +13,11 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock};
+use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock, open_past_cache};
 
 use super::index::{INDEX, INDEX_NEW, Index, Listed};
 use super::planted::Planted;
-use super::segment::{HEADER, Header, open_past_cache, segment_number};
+use super::segment::{HEADER, Header, segment_number};
 use super::site::{Begun, Failure, Site, random};
 use super::watch::Segment;
 use super::writer::Writer;
@@ -131,7 +131,7 @@ fn survey(site: &Site, index: &Index, names: &Names) -> Result<(VecDeque<Segment
     for &Listed { number, sealed } in &index.segments {
         let path = site.segment_path(number);
         let file = match open_past_cache(&*site.io, &path) {
-            Err(Error::Io(error)) if error.errno() == Some(libc::ENOENT) => {
+            Err(error) if error.errno() == Some(libc::ENOENT) => {
                 return Err(Error::MissingFile { path });
             }
             file => file?,

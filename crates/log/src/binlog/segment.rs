@@ -5,10 +5,8 @@
 //! it ended, so that it shows when that one was cut.
 
 use std::ops::Range;
-use std::path::Path;
-use std::sync::Arc;
 
-use pagekeeper_io::{Access, AlignedBuf, Io, IoFile};
+use pagekeeper_io::{AlignedBuf, IoFile};
 
 use crate::Error;
 use crate::record::BLOCK_LEN;
@@ -80,19 +78,6 @@ pub(super) fn segment_name(number: u64) -> String {
 pub(super) fn segment_number(name: &str) -> Option<u64> {
     let number = name.strip_prefix(PREFIX)?.parse().ok()?;
     (number > 0 && segment_name(number) == name).then_some(number)
-}
-
-/// Opens a file as a crash left it on its device, past the kernel's cache, which can show what the device never got (after
-/// a failed sync). Where there are no direct reads: through the cache, from which what is clean is dropped before.
-pub(super) fn open_past_cache(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, Error> {
-    match io.open(path, Access::Direct) {
-        Err(pagekeeper_io::Error::NoDirect { .. }) => {
-            let file = io.open(path, Access::Buffered)?;
-            file.release(0..u64::MAX)?;
-            Ok(file)
-        }
-        file => Ok(file?),
-    }
 }
 
 #[cfg(test)]

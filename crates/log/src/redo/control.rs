@@ -22,10 +22,10 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode};
+use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_writable_past_cache};
 
 use super::planted::planted;
-use super::ring::{self, Geometry};
+use super::ring::Geometry;
 use crate::Error;
 use crate::record::{BLOCK, BLOCK_LEN};
 
@@ -170,7 +170,7 @@ pub(super) struct Control {
 impl Control {
     /// Makes the file, durably but for its name, and says that the log is being made.
     pub(super) fn create(io: &dyn Io, path: &Path, state: State) -> Result<Self, Error> {
-        let file = ring::open_writable_past_cache(io, path, Create::New)?;
+        let file = open_writable_past_cache(io, path, Create::New)?;
         file.set_len(2 * BLOCK)?;
         let mut control = Self::on(file, state);
         control.write(state)?;
@@ -180,7 +180,7 @@ impl Control {
 
     /// To go on from what was read.
     pub(super) fn open(io: &dyn Io, path: &Path, state: State) -> Result<Self, Error> {
-        let file = ring::open_writable_past_cache(io, path, Create::Never)?;
+        let file = open_writable_past_cache(io, path, Create::Never)?;
         Ok(Self::on(file, state))
     }
 

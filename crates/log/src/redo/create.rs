@@ -8,7 +8,9 @@
 
 use std::path::{Path, PathBuf};
 
-use pagekeeper_io::{AlignedBuf, Create, Error as IoError, Io, WriteMode};
+use pagekeeper_io::{
+    AlignedBuf, Create, Error as IoError, Io, WriteMode, open_past_cache, open_writable_past_cache,
+};
 
 use super::control::{self, Control, Found, State};
 use super::planted::planted;
@@ -91,7 +93,7 @@ fn make(
 
 /// A file of zeros, durable but for its name: what overwrites it later needs no room and no journal of the file system.
 fn make_file(io: &dyn Io, path: &Path, bytes: u64, zeros: &[u8]) -> Result<(), Error> {
-    let file = ring::open_writable_past_cache(io, path, Create::New)?;
+    let file = open_writable_past_cache(io, path, Create::New)?;
     match file.allocate(0..bytes) {
         // Then writing it does.
         Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {}
@@ -125,7 +127,7 @@ fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
     }
     let has_control = left.iter().any(|name| name == control::NAME);
     let found = if has_control {
-        control::read(&*ring::open_past_cache(io, &directory.join(control::NAME))?)?
+        control::read(&*open_past_cache(io, &directory.join(control::NAME))?)?
     } else {
         Found::Nothing
     };

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, BatchRead, Create, Error as IoError, Io, IoFile, WriteMode};
+use pagekeeper_io::{Access, BatchRead, Error as IoError, Io, IoFile, WriteMode, open_past_cache};
 
 use super::RedoOptions;
 use super::planted::planted;
@@ -70,30 +70,6 @@ pub(super) fn open_to_recover(
         return io.open(path, Access::Buffered);
     }
     open_past_cache(io, path)
-}
-
-/// Opens a file past the page cache where that can be had, through it else.
-pub(super) fn open_past_cache(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
-    match io.open(path, Access::Direct) {
-        Err(IoError::NoDirect { .. }) => io.open(path, Access::Buffered),
-        opened => opened,
-    }
-}
-
-/// As [`open_past_cache`], to write.
-pub(super) fn open_writable_past_cache(
-    io: &dyn Io,
-    path: &Path,
-    create: Create,
-) -> Result<Arc<dyn IoFile>, IoError> {
-    if create == Create::New {
-        // Without the flag: some file systems make the file and then refuse it.
-        io.open_writable(path, Access::Buffered, create)?;
-    }
-    match io.open_writable(path, Access::Direct, Create::Never) {
-        Err(IoError::NoDirect { .. }) => io.open_writable(path, Access::Buffered, Create::Never),
-        opened => opened,
-    }
 }
 
 /// The files to write to.
