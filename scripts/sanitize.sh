@@ -6,13 +6,14 @@
 #   io      the back-ends
 #   cache   the page cache: its unit tests, stories, regressions, and stress (PAGEKEEPER_STRESS_SECONDS=20)
 #   log     the logs: their unit tests but for crashes and models
+#   store   the page store: its unit tests but for crashes and models, and its stories
 #   miri    what of the page cache an interpreter gets through: tests/interpreted.rs, and the unit tests of pure parts
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 rounds=${1:-3}
 parts=("${@:2}")
-[ ${#parts[@]} -gt 0 ] || parts=(kernel io cache log miri)
+[ ${#parts[@]} -gt 0 ] || parts=(kernel io cache log store miri)
 
 if ! version=$("$cargo" +nightly --version 2>/dev/null); then
     echo "Sanitizers need a nightly compiler: rustup toolchain install nightly" >&2
@@ -49,9 +50,12 @@ all() {
             under "$1" --package pagekeeper-cache --lib --test stress --test regressions --test story -- --skip model::
             ;;
         log) under "$1" --package pagekeeper-log --lib -- --skip model:: --skip crash --skip planted ;;
+        store)
+            under "$1" --package pagekeeper-store --lib --test story --test faults -- --skip model:: --skip crash --skip planted
+            ;;
         miri) ;;
         *)
-            echo "No such part: $part (kernel io cache log miri)" >&2
+            echo "No such part: $part (kernel io cache log store miri)" >&2
             exit 1
             ;;
         esac
