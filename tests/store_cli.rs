@@ -121,7 +121,9 @@ fn looks_may_be_many() {
         look(&["stat"], &dir).fine();
     }
     let last = of(&look(&["stat", "--json"], &dir).json());
-    assert_eq!(last, first);
+    // Each look takes up a block of the journal; where it gets full it is given up, as after a commit.
+    assert!(last <= first, "{last} bytes, {first} before");
+    assert_eq!(look(&["stat", "--json"], &dir).json()["seq"], 3);
     commit(&dir);
 }
 
