@@ -6,9 +6,9 @@
 use std::io::IoSliceMut;
 use std::ops::Range;
 
-use pagekeeper_io::{AlignedBuf, BatchRead, open_past_cache};
+use pagekeeper_io::{AlignedBuf, BatchRead, IoFile, open_past_cache};
 
-use crate::core::Core;
+use crate::core::{Core, lock};
 use crate::format::page::{self, PageFault, PageKind};
 use crate::format::superblock::{Found, SLOT, newest};
 use crate::format::trunk;
@@ -17,7 +17,7 @@ use crate::superblocks;
 use crate::{Error, PageNo, Seq, data};
 
 /// Bytes of one read; whole pages of any size.
-const PIECE: usize = 256 << 10;
+pub(crate) const PIECE: usize = 256 << 10;
 
 /// What a page is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +94,14 @@ pub struct SuperblockInfo {
     pub synced_lsn: u64,
 }
 
+/// What reading pages of the data file gave.
+pub(crate) struct InFile {
+    /// Of each page, whether the index had a version of it.
+    pub(crate) newer: Vec<bool>,
+    /// Of each piece, how many bytes came.
+    pub(crate) got: Vec<Result<usize, pagekeeper_io::Error>>,
+}
+
 impl Core {
     pub(crate) fn inspect(&self, pages: Range<PageNo>) -> Result<Vec<PageInfo>, Error> {
         let live = self.snapshots.begin();
@@ -106,19 +114,10 @@ impl Core {
         if pages.end > live.meta.pages {
             return Err(Error::OutOfRange { page: pages.end - 1, pages: live.meta.pages });
         }
-        // Before they are read: what the index gives up meanwhile was newer than what is read.
-        let newer: Vec<bool> = pages.clone().map(|page| self.index.has(page)).collect();
         let file = open_past_cache(&*self.io, &self.directory.join(data::NAME))?;
         // What lies behind the end of the file was never written: zeros.
-        let mut buf = AlignedBuf::new(newer.len() * self.page_size);
-        let mut reads: Vec<_> = (pages.start * self.page_size as u64..)
-            .step_by(PIECE)
-            .zip(buf.chunks_mut(PIECE))
-            .map(|(offset, room)| BatchRead { file: &*file, offset, bufs: vec![IoSliceMut::new(room)] })
-            .collect();
-        let mut got = vec![Ok(0); reads.len()];
-        self.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
-        drop(reads);
+        let mut buf = AlignedBuf::new(pages.clone().count() * self.page_size);
+        let InFile { newer, got } = self.read_wide(&*file, pages.clone(), &mut buf);
         let mut found = Vec::with_capacity(newer.len());
         for ((page, newer), (at, bytes)) in
             pages.zip(newer).zip((0..).step_by(self.page_size).zip(buf.chunks(self.page_size)))
@@ -129,6 +128,21 @@ impl Core {
             });
         }
         Ok(found)
+    }
+
+    /// Reads pages of the data file into `buf`, which may be longer, in pieces of [`PIECE`] bytes, all at once.
+    pub(crate) fn read_wide(&self, file: &dyn IoFile, pages: Range<PageNo>, buf: &mut [u8]) -> InFile {
+        let start = pages.start * self.page_size as u64;
+        // Before they are read: what the index gives up meanwhile was newer than what is read.
+        let newer = pages.map(|page| self.index.has(page)).collect();
+        let mut reads: Vec<_> = (start..)
+            .step_by(PIECE)
+            .zip(buf.chunks_mut(PIECE))
+            .map(|(offset, room)| BatchRead { file, offset, bufs: vec![IoSliceMut::new(room)] })
+            .collect();
+        let mut got = vec![Ok(0); reads.len()];
+        self.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
+        InFile { newer, got }
     }
 
     /// The page as the snapshot has it, where these are its bytes in the data file.
@@ -187,6 +201,8 @@ impl Core {
     }
 
     pub(crate) fn superblock_infos(&self) -> Result<[Option<SuperblockInfo>; 2], Error> {
+        // Not while one of them is being written.
+        let _turn = lock(&self.superblocks);
         let file = open_past_cache(&*self.io, &self.directory.join(superblocks::NAME))?;
         let mut bytes = AlignedBuf::new(2 * SLOT);
         file.read_at(0, &mut bytes)?;

@@ -3,7 +3,7 @@
 //! Invariant: the slot that counts is durable before the other one is written. Fails as the disk does; a failure of a write or
 //! sync is final.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_past_cache, open_writable_past_cache};
@@ -84,10 +84,6 @@ impl Superblocks {
         &self.newest
     }
 
-    pub(crate) fn path(&self) -> PathBuf {
-        self.file.path().to_path_buf()
-    }
-
     /// Says something new, durably, in the slot that does not hold what counts now.
     pub(crate) fn write(&mut self, superblock: Superblock) -> Result<(), Error> {
         let superblock = Superblock { number: self.newest.number + 1, ..superblock };
@@ -99,14 +95,5 @@ impl Superblocks {
         }
         (self.newest, self.slot) = (superblock, slot);
         Ok(())
-    }
-
-    /// Both slots as the device has them: how many are whole.
-    pub(crate) fn whole_slots(&self, io: &dyn Io) -> Result<u64, Error> {
-        let file = open_past_cache(io, &self.path())?;
-        let mut bytes = AlignedBuf::new(2 * SLOT);
-        let got = file.read_at(0, &mut bytes)?;
-        let whole = bytes[..got].chunks(SLOT).filter(|slot| matches!(newest(slot).0, Found::Superblock(_)));
-        Ok(whole.count() as u64)
     }
 }

@@ -4,18 +4,16 @@
 //! looking fails.
 
 use std::fmt;
-use std::io::IoSliceMut;
 
-use pagekeeper_io::{AlignedBuf, BatchRead, open_past_cache};
+use pagekeeper_io::{AlignedBuf, open_past_cache};
 
-use crate::core::{Core, lock};
+use crate::core::Core;
 use crate::format::page::{self, HEADER, PageFault, PageKind};
 use crate::format::trunk;
+use crate::inspect::{InFile, PIECE};
 use crate::snapshots::Live;
 use crate::{Error, PageNo, data};
 
-/// Bytes of one read.
-const PIECE: usize = 256 << 10;
 /// Reads at once.
 const PIECES: usize = 64;
 /// How often a snapshot is taken anew that was ended.
@@ -93,7 +91,7 @@ impl Core {
     fn verify_at(&self, live: &Live) -> Result<Verification, Error> {
         let meta = &live.meta;
         let mut found = Verification {
-            superblocks: lock(&self.superblocks).whole_slots(&*self.io)?,
+            superblocks: self.superblock_infos()?.iter().flatten().count() as u64,
             ..Verification::default()
         };
         if found.superblocks == 0 {
@@ -129,21 +127,8 @@ impl Core {
         let mut buf = AlignedBuf::new(usize::try_from(whole).unwrap_or(PIECE).next_multiple_of(PIECE));
         let at_once = (buf.len() / self.page_size) as u64;
         for first in (0..pages).step_by(buf.len() / self.page_size) {
-            let offset = first * self.page_size as u64;
-            let mut reads: Vec<_> = (0..)
-                .zip(buf.chunks_mut(PIECE))
-                .map(|(piece, room)| BatchRead {
-                    file: &*file,
-                    offset: offset + piece * PIECE as u64,
-                    bufs: vec![IoSliceMut::new(room)],
-                })
-                .collect();
             let end = pages.min(first + at_once);
-            // Before they are read: what the index gives up meanwhile was newer than what is read.
-            let newer: Vec<bool> = (first..end).map(|page| self.index.has(page)).collect();
-            let mut got = vec![Ok(0); reads.len()];
-            self.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
-            drop(reads);
+            let InFile { newer, got } = self.read_wide(&*file, first..end, &mut buf);
             for (page, newer) in (first..end).zip(newer) {
                 let at = usize::try_from(page - first).unwrap_or(0) * self.page_size;
                 let (piece, within) = (at / PIECE, at % PIECE);
