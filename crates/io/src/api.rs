@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::{Create, Error, Lock, OwnedWrite, Resident, Target, WriteMode};
+use crate::{Create, Error, Lock, OwnedWrite, ReadStream, Resident, Target, WriteMode};
 
 /// Whether reads and writes go past the kernel's page cache.
 ///
@@ -137,6 +137,13 @@ pub trait IoFile: Send + Sync {
     /// written too (a device reads whole sectors). Blocks the caller.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error>;
 
+    /// Fills `buf` from `offset` with what the kernel's page cache holds, without waiting for storage: preadv2(2) with
+    /// `RWF_NOWAIT`. How many bytes; `None` where the first of them is not resident, the file is direct, or this can't be
+    /// asked. What is not there the kernel may begin to read.
+    fn read_resident(&self, _offset: u64, _buf: &mut [u8]) -> Option<usize> {
+        None
+    }
+
     /// Size, identity and times, as they are now.
     fn stat(&self) -> Result<FileStat, Error>;
 
@@ -256,6 +263,43 @@ pub trait Io: Send + Sync + 'static {
     ///
     /// When `completed` panics, the reads in flight are waited for, the others are not begun, and the panic goes on.
     fn read_batch(&self, reads: &mut [BatchRead<'_>], completed: &mut dyn FnMut(usize, Result<usize, Error>));
+
+    /// Reads what the stream asks for, one after another, with as many in flight as the back-end serves at once, until the
+    /// stream has no more and all have ended.
+    ///
+    /// When the stream panics, the reads in flight are waited for, no others are begun, and the panic goes on.
+    ///
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use pagekeeper_io::{Access, Error, Io, IoFile, ReadStream, SimDisk, StreamRead, Target};
+    ///
+    /// /// The first byte of each page.
+    /// struct Heads<'a> { file: &'a dyn IoFile, next: usize, pages: Vec<[u8; 512]>, heads: Vec<u8> }
+    /// impl<'a> ReadStream<'a> for Heads<'a> {
+    ///     fn next(&mut self) -> Option<StreamRead<'a>> {
+    ///         let page = self.pages.get_mut(self.next)?;
+    ///         // SAFETY: the page is not touched before `ended`, and the list of pages not changed.
+    ///         let target = unsafe { Target::new(NonNull::from(page).cast(), 512) };
+    ///         self.next += 1;
+    ///         let offset = (self.next as u64 - 1) * 4096;
+    ///         Some(StreamRead { file: self.file, offset, targets: vec![target], token: self.next - 1 })
+    ///     }
+    ///     fn ended(&mut self, token: usize, result: Result<usize, Error>) {
+    ///         assert_eq!(result, Ok(512));
+    ///         self.heads.push(self.pages[token][0]);
+    ///     }
+    /// }
+    /// let disk = SimDisk::new();
+    /// disk.create("/pages", vec![7; 8 * 4096])?;
+    /// let file = disk.open("/pages".as_ref(), Access::Buffered)?;
+    /// let mut heads = Heads { file: &*file, next: 0, pages: vec![[0; 512]; 8], heads: Vec::new() };
+    /// disk.read_stream(&mut heads);
+    /// assert_eq!(heads.heads, [7; 8]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    fn read_stream(&self, stream: &mut dyn ReadStream<'_>) {
+        crate::stream::in_batches(self, stream);
+    }
 
     /// Starts reads and returns without waiting for any; each read's `done` is called once, from any thread.
     fn submit(&self, reads: Vec<OwnedRead>);

@@ -1,8 +1,9 @@
 //! The data path: reading and writing files through one trait with three back-ends.
 //!
 //! [`Io`] opens files and reads them: alone and blocking ([`IoFile::read_at`]), many at once and wide
-//! ([`Io::read_batch`]), or in the background ([`Io::submit`]). A result that is shorter than what was asked means end
-//! of file, on every back-end and nothing else: short counts, `EINTR` and `EAGAIN` are gone on with inside.
+//! ([`Io::read_batch`]), one after another and wide ([`Io::read_stream`]), or in the background ([`Io::submit`]). A result
+//! that is shorter than what was asked means end of file, on every back-end and nothing else: short counts, `EINTR` and
+//! `EAGAIN` are gone on with inside.
 //!
 //! | back-end | how | for |
 //! |---|---|---|
@@ -37,6 +38,7 @@ mod probe;
 mod pwrite;
 mod scatter;
 mod sim;
+mod stream;
 mod target;
 #[cfg(test)]
 mod testing;
@@ -56,6 +58,7 @@ pub use sim::{
     AnyFault, Fault, Hold, Persistence, RandomFaults, RandomWriteFaults, SimDisk, SimDiskBuilder, SimStats,
     Times, WriteFault, pattern,
 };
+pub use stream::{ReadStream, StreamRead};
 pub use target::Target;
 pub use threads::Threads;
 pub use uring::Uring;

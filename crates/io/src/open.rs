@@ -6,14 +6,16 @@
 //! owners and `CAP_FOWNER`: open(2)). For [`Access::Direct`] the file is direct from its first open on.
 
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use pagekeeper_kernel::InspectedFile;
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::{
     Access, Create, Error, FileKind, FileStat, IoFile, Resident, WriteMode, atomic, directory, pages, pread,
@@ -28,11 +30,13 @@ pub(crate) struct DiskFile {
     access: Access,
     /// The same open file, for questions on its pages; made when the first is asked.
     inspected: OnceLock<InspectedFile>,
+    /// The file system refused to read without waiting.
+    must_wait: AtomicBool,
 }
 
 impl DiskFile {
     fn shared(file: File, path: PathBuf, access: Access) -> Arc<dyn IoFile> {
-        Arc::new(Self { file, path, access, inspected: OnceLock::new() })
+        Arc::new(Self { file, path, access, inspected: OnceLock::new(), must_wait: AtomicBool::new(false) })
     }
 
     /// Opens by name for reading and writing, following links but for a new file.
@@ -107,6 +111,22 @@ impl DiskFile {
 impl IoFile for DiskFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         pread::read_slice(self, offset, buf)
+    }
+
+    fn read_resident(&self, offset: u64, buf: &mut [u8]) -> Option<usize> {
+        if self.access == Access::Direct || self.must_wait.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut bufs = [IoSliceMut::new(buf)];
+        match rustix::io::preadv2(&self.file, &mut bufs, offset, ReadWriteFlags::NOWAIT) {
+            Ok(read) => (read > 0).then_some(read),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                self.must_wait.store(true, Ordering::Relaxed);
+                None
+            }
+            // Not resident; any other error is told by the read that waits.
+            Err(_) => None,
+        }
     }
 
     fn stat(&self) -> Result<FileStat, Error> {
@@ -306,5 +326,25 @@ mod tests {
         let dir = disk_dir();
         let file = File::create(dir.path().join("file")).unwrap();
         assert_eq!(DiskFile::adopt(file, Access::Buffered).err().unwrap().errno(), Some(libc::EBADF));
+    }
+
+    #[test]
+    fn without_waiting_only_what_is_resident_is_read() {
+        let dir = disk_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![7; 64 << 10]).unwrap();
+        std::fs::File::open(&path).unwrap().sync_all().unwrap();
+        let file = DiskFile::open(&path, Access::Buffered).unwrap();
+        let mut buf = [0; 100];
+        assert_eq!(file.read_resident((64 << 10) - 40, &mut buf), Some(40));
+        assert!(buf[..40].iter().all(|byte| *byte == 7));
+        assert_eq!(file.read_resident(1 << 20, &mut buf), None);
+        file.release(0..u64::MAX).unwrap();
+        if file.residency(0..64 << 10).unwrap().is_some_and(|found| found.resident == 0) {
+            assert_eq!(file.read_resident(0, &mut buf), None);
+        }
+        if let Ok(direct) = DiskFile::open(&path, Access::Direct) {
+            assert_eq!(direct.read_resident(0, &mut buf), None);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Memory that a read in flight fills, named by address: the reader neither owns nor borrows it.
 //!
-//! Invariant: whoever makes a [`Target`] promises that the memory is valid and the read's alone until the read's `done`
-//! has been called. Everything that writes through one rests on that promise.
+//! Invariant: whoever makes a [`Target`] promises that the memory is valid and the read's alone until the read's `done` (of a
+//! stream: `ended`) has been called. Everything that writes through one rests on that promise.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -28,7 +28,8 @@ impl Target {
     /// # Safety
     ///
     /// The `len` bytes must be valid for writes, and be read or written by no one else, until the `done` of the
-    /// [`crate::OwnedRead`] that the target is part of has been called. They need not be initialised.
+    /// [`crate::OwnedRead`] that the target is part of has been called. They need not be initialised. Of a
+    /// [`crate::StreamRead`] they must be initialised, and its end is [`crate::ReadStream::ended`].
     #[expect(unsafe_code, reason = "the contract that the kernel's writes rest on")]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
         Self(libc::iovec { iov_base: start.as_ptr().cast(), iov_len: len })

@@ -16,8 +16,10 @@ const WAKE: u64 = u64::MAX;
 
 pub(super) struct Flight<'r, J: Job> {
     ring: &'r mut Ring,
+    /// As many as were ever taken at once.
     slots: Vec<Option<Slot<J>>>,
     free: Vec<usize>,
+    slots_max: usize,
     completions: Vec<Completion>,
 }
 
@@ -37,17 +39,12 @@ impl<'r, J: Job> Flight<'r, J> {
     /// A flight of up to `slots` transfers at once in an empty ring that is at least as deep.
     pub(super) fn new(ring: &'r mut Ring, slots: usize) -> Self {
         assert!(slots <= ring.room(), "more slots than room in the ring");
-        Self {
-            ring,
-            slots: (0..slots).map(|_| None).collect(),
-            free: (0..slots).rev().collect(),
-            completions: Vec::with_capacity(slots + 1),
-        }
+        Self { ring, slots: Vec::new(), free: Vec::new(), slots_max: slots, completions: Vec::new() }
     }
 
     /// How many more transfers can be begun.
     pub(super) fn room(&self) -> usize {
-        self.free.len()
+        self.slots_max - self.len()
     }
 
     /// Whether the ring has failed: see [`Self::wait`].
@@ -70,7 +67,11 @@ impl<'r, J: Job> Flight<'r, J> {
             let path = job.file().path().to_path_buf();
             return Some((job, Err(Error::Foreign { path })));
         }
-        let number = self.free.pop()?;
+        assert!(self.room() > 0, "no room for another transfer");
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
         let slot = self.slots[number].insert(Slot { job, transfer, asked: 0, rest: Vec::new() });
         slot.put_into(self.ring, number);
         None

@@ -10,6 +10,7 @@ mod background;
 mod batch;
 mod flight;
 mod ring;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +26,9 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::job::Request;
 use crate::open::DiskFile;
-use crate::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, directory, pread};
+use crate::{
+    Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, ReadStream, directory, pread,
+};
 
 /// Reads in flight at once in each ring, if nothing else is said.
 const DEPTH: u32 = 128;
@@ -129,6 +132,19 @@ impl Io for Uring {
             }
             // No ring to be had for now: memory, descriptors.
             Err(_) => self.background.threads().read_batch(reads, completed),
+        }
+    }
+
+    fn read_stream(&self, stream: &mut dyn ReadStream<'_>) {
+        match self.check_out() {
+            Ok(ring) => {
+                // As in `read_batch`.
+                let mut lease = Lease { uring: self, ring: Some(ring) };
+                if let Some(ring) = &mut lease.ring {
+                    stream::run(ring, stream);
+                }
+            }
+            Err(_) => self.background.threads().read_stream(stream),
         }
     }
 

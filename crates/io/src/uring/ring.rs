@@ -126,7 +126,12 @@ impl Ring {
         if self.broken.is_some() {
             return;
         }
-        let Err(error) = self.queues.submit_and_wait(want.min(self.in_flight)) else { return };
+        let want = want.min(self.in_flight);
+        // Completions come with every call into the kernel, those that put others in among them.
+        if want > 0 && self.queues.submission().is_empty() && self.queues.completion().len() >= want {
+            return;
+        }
+        let Err(error) = self.queues.submit_and_wait(want) else { return };
         match error.raw_os_error().unwrap_or(libc::EIO) {
             libc::EINTR => {}
             // No memory for more at the moment, or completions are to be taken out first.

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 
 use super::*;
 use crate::testing::disk_dir;
-use crate::{AlignedBuf, Choice, Target, WriteMode};
+use crate::{AlignedBuf, Choice, StreamRead, Target, WriteMode};
 
 /// Makes a system call fail with `EPERM` for the calling thread, and those that it starts, from now on.
 fn forbid(call: libc::c_long) {
@@ -55,6 +55,34 @@ fn read_twenty(io: &Uring, file: &dyn IoFile) -> Vec<Result<usize, Error>> {
         assert!(results[index].replace(result).is_none(), "completed twice");
     });
     results.into_iter().map(|result| result.expect("completed")).collect()
+}
+
+struct Twenty<'a> {
+    file: &'a dyn IoFile,
+    pages: Vec<[u8; 4096]>,
+    next: usize,
+    results: Vec<Option<Result<usize, Error>>>,
+}
+
+impl<'a> ReadStream<'a> for Twenty<'a> {
+    fn next(&mut self) -> Option<StreamRead<'a>> {
+        let page = self.pages.get_mut(self.next)?;
+        let (token, offset) = (self.next, self.next as u64 * 4096);
+        self.next += 1;
+        // SAFETY: the pages stay where they are, and are not looked at.
+        let targets = vec![unsafe { Target::new(NonNull::from(page).cast(), 4096) }];
+        Some(StreamRead { file: self.file, offset, targets, token })
+    }
+
+    fn ended(&mut self, token: usize, result: Result<usize, Error>) {
+        assert!(self.results[token].replace(result).is_none(), "ended twice");
+    }
+}
+
+fn stream_twenty(io: &Uring, file: &dyn IoFile) -> Vec<Result<usize, Error>> {
+    let mut twenty = Twenty { file, pages: vec![[0; 4096]; 20], next: 0, results: vec![None; 20] };
+    io.read_stream(&mut twenty);
+    twenty.results.into_iter().map(|result| result.expect("ended")).collect()
 }
 
 fn submit_twenty(io: &Uring, file: &Arc<dyn IoFile>) -> Vec<Result<usize, Error>> {
@@ -122,6 +150,7 @@ fn when_no_more_rings_can_be_had_threads_read() {
         forbid(libc::SYS_io_uring_setup);
         uring.idle.lock().unwrap().clear();
         assert_eq!(read_twenty(&uring, &*file), vec![Ok(4096); 20]);
+        assert_eq!(stream_twenty(&uring, &*file), vec![Ok(4096); 20]);
         assert_eq!(submit_twenty(&uring, &file), vec![Ok(4096); 20]);
         let writable = uring.open_writable(file.path(), Access::Buffered, Create::Never).unwrap();
         assert!(write_twenty(&uring, &writable, 8).iter().all(|(_, result)| *result == Ok(())));
@@ -131,12 +160,14 @@ fn when_no_more_rings_can_be_had_threads_read() {
 
 #[test]
 fn a_ring_that_breaks_loses_no_read() {
-    for depth in [1, 4, 128] {
+    type Read = fn(&Uring, &dyn IoFile) -> Vec<Result<usize, Error>>;
+    let ways: [Read; 2] = [read_twenty, stream_twenty];
+    for (depth, read) in [1, 4, 128].into_iter().flat_map(|depth| ways.map(|read| (depth, read))) {
         let uring = Uring::with_depth(depth).unwrap();
         let (_dir, file) = file_of(&uring, 20 * 4096);
         in_a_thread(|| {
             forbid(libc::SYS_io_uring_enter);
-            let results = read_twenty(&uring, &*file);
+            let results = read(&uring, &*file);
             let failed = |result: &Result<usize, Error>| {
                 result.as_ref().is_err_and(|error| error.errno() == Some(libc::EPERM))
             };

@@ -1,0 +1,97 @@
+//! Reads one after another, wide: as one ends the next begins, so that the device always has as many as it can use.
+//!
+//! Invariants: a read's memory is the read's alone from when [`ReadStream::next`] gave it until [`ReadStream::ended`] was
+//! called with its token; [`Io::read_stream`] does not return, also not by a panic, before that is so of all.
+
+use std::io::IoSliceMut;
+
+use libc::iovec;
+
+use crate::job::Job;
+use crate::{BatchRead, Error, Io, IoFile, Target, scatter};
+
+/// Reads that are under way at once in a back-end that has no better way.
+const AT_ONCE: usize = 64;
+
+/// One read of a stream.
+pub struct StreamRead<'a> {
+    /// The file.
+    pub file: &'a dyn IoFile,
+    /// The first byte to read.
+    pub offset: u64,
+    /// Where the bytes go, the first target first. Initialised memory, valid and the read's alone until
+    /// [`ReadStream::ended`] has been called with its token.
+    pub targets: Vec<Target>,
+    /// What the reader calls it.
+    pub token: usize,
+}
+
+impl std::fmt::Debug for StreamRead<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StreamRead")
+            .field("file", &self.file.path())
+            .field("offset", &self.offset)
+            .field("targets", &self.targets)
+            .field("token", &self.token)
+            .finish()
+    }
+}
+
+/// Who wants reads: asked for them as there is room, and told how they ended, all on the thread that called
+/// [`Io::read_stream`].
+pub trait ReadStream<'a> {
+    /// The next read; `None` where there is none now. With nothing under way that is the end of the stream; else it is
+    /// asked again after others have ended.
+    fn next(&mut self) -> Option<StreamRead<'a>>;
+
+    /// A read has ended: with how many bytes, fewer than its targets hold only at end of file, or why it failed. In any
+    /// order, once for each read.
+    fn ended(&mut self, token: usize, result: Result<usize, Error>);
+
+    /// Called after some reads have ended, and others have begun in their place: the time to look at what was read, of
+    /// several at once.
+    fn turn(&mut self) {}
+}
+
+// SAFETY: by the contract of `Target` the memory is the read's alone until `ended` has been called, which a back-end does
+// after it took the job apart; the list of targets is on the heap, and not changed.
+#[expect(unsafe_code, reason = "as stated above")]
+unsafe impl Job for StreamRead<'_> {
+    fn file(&self) -> &dyn IoFile {
+        self.file
+    }
+
+    fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    fn pieces(&self) -> &[iovec] {
+        scatter::of_targets(&self.targets)
+    }
+}
+
+/// A stream as one batch after another.
+pub(crate) fn in_batches<'a>(io: &(impl Io + ?Sized), stream: &mut dyn ReadStream<'a>) {
+    loop {
+        let reads: Vec<StreamRead<'a>> = std::iter::from_fn(|| stream.next()).take(AT_ONCE).collect();
+        if reads.is_empty() {
+            return;
+        }
+        let tokens: Vec<usize> = reads.iter().map(|read| read.token).collect();
+        let mut batch: Vec<BatchRead<'a>> = reads.iter().map(borrowed).collect();
+        io.read_batch(&mut batch, &mut |index, result| stream.ended(tokens[index], result));
+        drop(batch);
+        stream.turn();
+    }
+}
+
+/// The same read, its memory as slices, which are not used after `ended`.
+fn borrowed<'a>(read: &StreamRead<'a>) -> BatchRead<'a> {
+    let slice = |target: &Target| {
+        // SAFETY: by the contract of `Target` and of `StreamRead` the memory is initialised, valid and the read's alone until
+        // `ended` has been called; `in_batches` lets a back-end use it only until `completed`, which calls that.
+        #[expect(unsafe_code, reason = "the promise of Target is taken up")]
+        IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(target.start(), target.len()) })
+    };
+    BatchRead { file: read.file, offset: read.offset, bufs: read.targets.iter().map(slice).collect() }
+}
