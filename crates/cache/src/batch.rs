@@ -3,9 +3,7 @@
 //! Invariants: a thread begins all loads that it will do itself, finishes them, and only then waits for those of others, so
 //! that two batches never wait for each other. Each request has an outcome of its own.
 
-use std::io::IoSliceMut;
-
-use pagekeeper_io::{BatchRead, IoFile};
+use pagekeeper_io::{IoFile, ReadStream, StreamRead};
 
 use crate::file::Handle;
 use crate::find::Look;
@@ -16,8 +14,11 @@ use crate::{CachedFile, Error};
 /// Neighbouring pages in one read of the device, at most.
 pub(crate) const RUN: usize = 16;
 
-/// Pages that one call loads at once, at most; more come after them.
+/// Pages that one call has under way at once, at most.
 const AT_ONCE: usize = 256;
+
+/// Absent pieces after which the rest of a list is looked at as the reads of these are under way: a device waits for nobody.
+const LOOKED_AT: usize = 64;
 
 /// One of many reads of a file.
 #[derive(Debug)]
@@ -102,25 +103,23 @@ impl CachedFile {
         let size = handle.stat.size;
         let mut pieces = Vec::with_capacity(requests.len());
         let mut outcomes = Vec::with_capacity(requests.len());
-        for (index, request) in requests.iter_mut().enumerate() {
-            if request.offset >= size {
-                outcomes.push(self.read_at(request.offset, request.buf));
-                continue;
+        for (index, ReadRequest { offset, buf, outcome }) in requests.iter_mut().enumerate() {
+            if *offset >= size {
+                *outcome = self.read_at(*offset, buf);
+            } else {
+                let left = usize::try_from(size - *offset).unwrap_or(usize::MAX);
+                let len = left.min(buf.len());
+                *outcome = Ok(len);
+                cut(handle, *offset, &mut buf[..len], index, &mut pieces);
             }
-            let left = usize::try_from(size - request.offset).unwrap_or(usize::MAX);
-            let len = left.min(request.buf.len());
-            outcomes.push(Ok(len));
-            cut(handle, request.offset, &mut request.buf[..len], index, &mut pieces);
+            outcomes.push(outcome);
         }
         handle.read_all(pieces, &mut |request, error| {
             if outcomes[request].is_ok() {
-                outcomes[request] = Err(error);
+                *outcomes[request] = Err(error);
             }
         });
-        for (request, outcome) in requests.iter_mut().zip(outcomes) {
-            request.outcome = outcome;
-        }
-        requests.iter().try_for_each(|request| request.outcome.clone().map(drop))
+        outcomes.into_iter().try_for_each(|outcome| outcome.clone().map(drop))
     }
 
     /// A read within the file across pages.
@@ -165,37 +164,34 @@ impl Handle {
 
     /// Reads all pieces; `failed` is told of each that can't be.
     fn read_all(&self, mut pieces: Vec<Piece<'_>>, failed: &mut dyn FnMut(usize, Error)) {
-        let found =
-            |piece: &mut Piece<'_>| frames::copy(self, piece.page, piece.from, piece.buf, Look::First);
-        pieces.retain_mut(|piece| !found(piece));
-        pieces.sort_by_key(|piece| piece.page);
-        let mut rest = &mut pieces[..];
-        while !rest.is_empty() {
-            // Whole pages only, and so few that frames are left for others.
-            let at_once = AT_ONCE.min(self.shared.pool.limit() as usize / 8).max(1);
-            let pages = rest.chunk_by(|a, b| a.page == b.page).take(at_once);
-            let (now, later) = rest.split_at_mut(pages.map(<[_]>::len).sum());
-            self.read_chunk(now, failed);
-            rest = later;
-        }
-    }
-
-    /// Reads pieces that are sorted by page: those of pages that this thread can load together, then the others.
-    fn read_chunk(&self, pieces: &mut [Piece<'_>], failed: &mut dyn FnMut(usize, Error)) {
-        let mut fillings = Vec::new();
-        let mut others = Vec::new();
-        for group in pieces.chunk_by_mut(|a, b| a.page == b.page) {
-            match self.begin_load(group[0].page) {
-                Some(filling) => fillings.push((filling, group)),
-                None => others.push(group),
+        let mut absent = 0;
+        pieces.retain_mut(|piece| {
+            let stays = absent == LOOKED_AT || !self.find_piece(piece);
+            absent += usize::from(stays && absent < LOOKED_AT);
+            stays
+        });
+        pieces.sort_unstable_by_key(|piece| piece.page);
+        let several = pieces.first().map(|piece| piece.page) != pieces.last().map(|piece| piece.page);
+        let others = match self.io() {
+            Ok(io) if several => {
+                let is_looked_at = absent < LOOKED_AT;
+                let mut loads = Loads::new(self, &**io, &mut pieces, is_looked_at, failed);
+                self.shared.settings.io.read_stream(&mut loads);
+                loads.others
             }
-        }
-        others.append(&mut self.load_together(fillings, failed));
+            // One page is loaded alone, and a closed file says so to each.
+            _ => vec![&mut pieces[..]],
+        };
         for piece in others.into_iter().flatten() {
             if let Err(error) = self.read_missed(piece.page, piece.from, piece.buf) {
                 failed(piece.request, error);
             }
         }
+    }
+
+    /// Copies a piece, if its page can be read.
+    fn find_piece(&self, piece: &mut Piece<'_>) -> bool {
+        frames::copy(self, piece.page, piece.from, piece.buf, Look::First)
     }
 
     /// Takes a frame for an absent page; `None` if that is to be done alone: another loads it, or no frame is free.
@@ -211,62 +207,6 @@ impl Handle {
         }
     }
 
-    /// Loads pages into their frames. Those that are to be loaded anew, since they were written meanwhile, are given back.
-    fn load_together<'p, 'b>(
-        &self,
-        mut fillings: Vec<(Filling<&Self>, &'p mut [Piece<'b>])>,
-        failed: &mut dyn FnMut(usize, Error),
-    ) -> Vec<&'p mut [Piece<'b>]> {
-        let mut again = Vec::new();
-        if fillings.is_empty() {
-            return again;
-        }
-        let mut results = Vec::new();
-        let unchanged = self.io().and_then(|io| {
-            self.read_runs(&**io, &mut fillings, &mut results);
-            let whole = 0..self.stat.size;
-            self.check_unchanged(&**io, whole)
-        });
-        let page_size = 1 << self.shared.settings.page_shift;
-        let mut fillings = fillings.into_iter();
-        if let Err(error) = &unchanged {
-            results.resize_with(fillings.len(), || (1, Err(error.clone())));
-        }
-        for (len, result) in results {
-            for (place, (mut filling, pieces)) in fillings.by_ref().take(len).enumerate() {
-                let mut result =
-                    result.clone().map(|read| read.saturating_sub(place * page_size).min(page_size));
-                if result.is_err() && len > 1 && unchanged.is_ok() {
-                    // One page of a run may be bad, and the others not.
-                    result = self.read_alone(&mut filling);
-                }
-                let bytes = filling.bytes(self.page_len(filling.page()));
-                let checked = unchanged
-                    .clone()
-                    .and(result)
-                    .and_then(|read| self.check_page(filling.page(), read, bytes));
-                match checked {
-                    Ok(()) => {
-                        for piece in pieces {
-                            piece.buf.copy_from_slice(&bytes[piece.from..piece.from + piece.buf.len()]);
-                        }
-                        filling.publish(Wish::Read);
-                    }
-                    Err(error) => {
-                        if filling.abandon(&error) {
-                            for piece in pieces {
-                                failed(piece.request, error.clone());
-                            }
-                        } else {
-                            again.push(pieces);
-                        }
-                    }
-                }
-            }
-        }
-        again
-    }
-
     /// Reads one page into its frame.
     fn read_alone(&self, filling: &mut Filling<&Self>) -> Result<usize, Error> {
         let start = self.range(filling.page()).start;
@@ -276,32 +216,160 @@ impl Handle {
         self.check_unchanged(&**io, self.range(filling.page()))?;
         Ok(read)
     }
+}
 
-    /// Reads all frames at once, neighbours as one read. For each read, in order: how many pages, and the outcome.
-    fn read_runs(
-        &self,
-        io: &dyn IoFile,
-        fillings: &mut [(Filling<&Self>, &mut [Piece<'_>])],
-        results: &mut Vec<(usize, Result<usize, Error>)>,
-    ) {
-        let mut reads = Vec::new();
-        let mut rest = fillings;
-        while !rest.is_empty() {
-            let len = run_len(rest.iter().map(|(filling, _)| filling.page()));
-            let (run, after) = rest.split_at_mut(len);
-            rest = after;
-            let offset = self.range(run[0].0.page()).start;
-            let bufs = run.iter_mut().map(|(filling, _)| IoSliceMut::new(filling.bytes_mut())).collect();
-            // Overwritten by its completion; a read that has none, since the back-end panicked, unwinds past it.
-            results.push((len, Ok(0)));
-            reads.push(BatchRead { file: io, offset, bufs });
+/// Neighbouring pages that one read loads, each with the pieces that want it.
+type Run<'a, 'b> = Vec<(Filling<&'a Handle>, &'a mut [Piece<'b>])>;
+
+/// The loads that one call makes: each begins when there is room on the device, and is settled soon after its read has ended,
+/// while others are under way.
+struct Loads<'a, 'b, 'f> {
+    handle: &'a Handle,
+    io: &'a dyn IoFile,
+    /// The pieces that are yet to be begun, by page.
+    rest: &'a mut [Piece<'b>],
+    /// None of these was there as the call began.
+    is_looked_at: bool,
+    /// Under way, by token.
+    runs: Vec<Option<Run<'a, 'b>>>,
+    free: Vec<usize>,
+    /// Pages under way.
+    pages: usize,
+    /// Reads that have ended since the last turn.
+    ended: Vec<(usize, Result<usize, Error>)>,
+    /// Pieces of pages that are to be read alone.
+    others: Vec<&'a mut [Piece<'b>]>,
+    failed: &'f mut dyn FnMut(usize, Error),
+}
+
+impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
+    fn new(
+        handle: &'a Handle,
+        io: &'a dyn IoFile,
+        pieces: &'a mut [Piece<'b>],
+        is_looked_at: bool,
+        failed: &'f mut dyn FnMut(usize, Error),
+    ) -> Self {
+        Self {
+            handle,
+            io,
+            rest: pieces,
+            is_looked_at,
+            runs: Vec::new(),
+            free: Vec::new(),
+            pages: 0,
+            ended: Vec::new(),
+            others: Vec::new(),
+            failed,
         }
-        self.shared.settings.io.read_batch(&mut reads, &mut |index, read| {
-            if let Ok(bytes) = read {
-                self.shared.device.add(bytes);
+    }
+
+    /// Begins the load of the next page that has not been, and that this thread can load: in a run only if it is
+    /// the neighbour `after` which it comes.
+    fn begin(&mut self, after: Option<u32>) -> Option<(Filling<&'a Handle>, &'a mut [Piece<'b>])> {
+        loop {
+            let page = self.rest.first()?.page;
+            if after.is_some_and(|last| last.checked_add(1) != Some(page)) {
+                return None;
             }
-            results[index].1 = read.map_err(Error::from);
+            let len = self.rest.iter().take_while(|piece| piece.page == page).count();
+            let (group, rest) = std::mem::take(&mut self.rest).split_at_mut(len);
+            self.rest = rest;
+            if !self.is_looked_at && group.iter_mut().all(|piece| self.handle.find_piece(piece)) {
+                // The page behind it is no neighbour of the last any more, and begins a run of its own.
+                continue;
+            }
+            if let Some(filling) = self.handle.begin_load(page) {
+                return Some((filling, group));
+            }
+            self.others.push(group);
+        }
+    }
+
+    /// Settles the pages of a read that has ended, and whose file was found `unchanged` after that.
+    fn settle(&mut self, run: Run<'a, 'b>, read: &Result<usize, Error>, unchanged: Result<(), &Error>) {
+        let page_size = 1 << self.handle.shared.settings.page_shift;
+        let alone = run.len() == 1;
+        for (place, (mut filling, pieces)) in run.into_iter().enumerate() {
+            let mut read = read
+                .as_ref()
+                .copied()
+                .map_err(Error::clone)
+                .map(|read| read.saturating_sub(place * page_size).min(page_size));
+            if read.is_err() && !alone && unchanged.is_ok() {
+                // One page of a run may be bad, and the others not.
+                read = self.handle.read_alone(&mut filling);
+            }
+            let bytes = filling.bytes(self.handle.page_len(filling.page()));
+            let checked = unchanged
+                .map_err(Error::clone)
+                .and(read)
+                .and_then(|read| self.handle.check_page(filling.page(), read, bytes));
+            match checked {
+                Ok(()) => {
+                    for piece in pieces {
+                        piece.buf.copy_from_slice(&bytes[piece.from..piece.from + piece.buf.len()]);
+                    }
+                    filling.publish(Wish::Read);
+                }
+                Err(error) => {
+                    if filling.abandon(&error) {
+                        for piece in pieces {
+                            (self.failed)(piece.request, error.clone());
+                        }
+                    } else {
+                        // It was written meanwhile, and is to be loaded anew.
+                        self.others.push(pieces);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<'a> ReadStream<'a> for Loads<'a, '_, '_> {
+    fn next(&mut self) -> Option<StreamRead<'a>> {
+        // So few that frames are left for others.
+        let at_once = AT_ONCE.min(self.handle.shared.pool.limit() as usize / 8).max(1);
+        if self.pages >= at_once {
+            return None;
+        }
+        let mut run = vec![self.begin(None)?];
+        while run.len() < RUN.min(at_once - self.pages) {
+            let Some(next) = self.begin(run.last().map(|(filling, _)| filling.page())) else { break };
+            run.push(next);
+        }
+        let offset = self.handle.range(run[0].0.page()).start;
+        let targets = run.iter_mut().map(|(filling, _)| filling.target()).collect();
+        self.pages += run.len();
+        let token = self.free.pop().unwrap_or_else(|| {
+            self.runs.push(None);
+            self.runs.len() - 1
         });
+        self.runs[token] = Some(run);
+        Some(StreamRead { file: self.io, offset, targets, token })
+    }
+
+    fn ended(&mut self, token: usize, result: Result<usize, pagekeeper_io::Error>) {
+        if let Ok(bytes) = result {
+            self.handle.shared.device.add(bytes);
+        }
+        self.ended.push((token, result.map_err(Error::from)));
+    }
+
+    fn turn(&mut self) {
+        if self.ended.is_empty() {
+            return;
+        }
+        let unchanged = self.handle.check_unchanged(self.io, 0..self.handle.stat.size);
+        let mut ended = std::mem::take(&mut self.ended);
+        for (token, read) in ended.drain(..) {
+            let Some(run) = self.runs[token].take() else { continue };
+            self.free.push(token);
+            self.pages -= run.len();
+            self.settle(run, &read, unchanged.as_ref().copied());
+        }
+        self.ended = ended;
     }
 }
 

@@ -42,7 +42,8 @@ pub enum Backend {
     Uring,
     /// Direct I/O by threads of pread(2).
     Threads,
-    /// Through the kernel's page cache, by threads of pread(2): everything may be cached twice.
+    /// Through the kernel's page cache, by threads of pread(2): everything may be cached twice. Where all pages here are in
+    /// use, most of what the kernel has resident is read from there alone.
     Buffered,
 }
 

@@ -20,6 +20,10 @@ const STEPS: usize = 8;
 /// Steps at the least: a page with full frequency is passed four times before it goes.
 const STEPS_LEAST: usize = 32;
 
+/// Pages passed over for each victim from which on all pages count as in use. Where some are idle, a victim takes one or two
+/// looks; where all are read again before their turn comes, as many as [`STEPS`] allows.
+const IN_USE: u64 = 4;
+
 impl Pool {
     /// Frees frames; true if some are free now.
     pub(crate) fn make_room(&self, readers: &Readers) -> bool {
@@ -127,11 +131,22 @@ impl Pool {
 
     /// Takes the next victims of the rule out of their entries.
     fn select(&self, book: &mut Book, want: usize) {
+        let before = book.counts.evictions;
+        let passed = self.take_victims(book, want);
+        let taken = book.counts.evictions - before;
+        if taken > 0 {
+            self.in_use.store(passed >= IN_USE * taken, Ordering::Relaxed);
+        }
+    }
+
+    /// The same; how many pages were passed over since they are in use.
+    fn take_victims(&self, book: &mut Book, want: usize) -> u64 {
+        let mut passed = 0;
         let mut file: Option<Arc<Translation>> = None;
         let mut steps = (STEPS * want).max(STEPS_LEAST);
         while book.out.len() < want {
             let queue = book.rule.victim(book.queues.len(Queue::Small), book.queues.len(Queue::Main));
-            let Some(frame) = book.queues.front(queue) else { return };
+            let Some(frame) = book.queues.front(queue) else { break };
             steps = steps.saturating_sub(1);
             let record = *book.queues.frame(frame);
             if file.as_ref().is_none_or(|file| file.number != record.file) {
@@ -151,6 +166,7 @@ impl Pool {
             };
             if frequency > 0 && steps > 0 {
                 let left = if queue == Queue::Small { 0 } else { frequency - 1 };
+                passed += 1;
                 if replace(Word::resident(frame, left)) {
                     book.queues.move_to(Queue::Main, frame);
                 }
@@ -161,7 +177,7 @@ impl Pool {
                 // steps run out.
                 book.queues.move_to(Queue::Main, frame);
                 if steps == 0 {
-                    return;
+                    break;
                 }
                 continue;
             }
@@ -174,6 +190,7 @@ impl Pool {
                 book.out.push(frame);
             }
         }
+        passed
     }
 
     /// A frame that nobody has any more.

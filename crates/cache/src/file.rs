@@ -109,6 +109,11 @@ impl Handle {
         })
     }
 
+    /// Whether its pages may be read past the cache in parts: misses are buffered reads, and nobody verifies whole pages.
+    pub(crate) fn may_read_elsewhere(&self) -> bool {
+        self.access == Access::Buffered && self.verifier.is_none() && !self.is_owned()
+    }
+
     pub(crate) fn is_owned(&self) -> bool {
         matches!(self.kind, Kind::Owned { .. })
     }

@@ -91,12 +91,12 @@ impl<H: Deref<Target = Handle>> Filling<H> {
         unsafe { self.handle.shared.pool.arena.page(self.ticket().frame, len) }
     }
 
-    /// The frame, for a read that fills it while `self` waits in the read's `done`.
+    /// The frame, for a read that fills it while `self` waits for its end: in its `done`, or beside a stream.
     pub(crate) fn target(&mut self) -> Target {
         let page_size = 1 << self.handle.shared.settings.page_shift;
         // SAFETY: the frame is this load's alone (invariant 2 of `pool`), and stays so until `self` is settled; the caller
-        // moves `self` into the `done` of the read that the target is for, so that is not before `done` is called. The
-        // handle keeps the memory.
+        // moves `self` into the `done` of the read that the target is for, or keeps it untouched until the stream was told
+        // of the read's end, so that is not before. The handle keeps the memory, which is initialised: it was mapped zeroed.
         unsafe { Target::new(self.handle.shared.pool.arena.address(self.ticket().frame), page_size) }
     }
 

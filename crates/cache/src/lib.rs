@@ -99,6 +99,7 @@
 mod batch;
 mod builder;
 mod cache;
+mod elsewhere;
 mod error;
 mod evict;
 mod file;

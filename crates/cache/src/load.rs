@@ -3,7 +3,8 @@
 //! A page that is absent is loaded by one caller ([`Handle::miss`]); others wait for that one, parked, and look again when
 //! it is there, or get its error. Where no frame can be had at once (all held by guards, or waiting for a reader
 //! that was stopped) the page is read past the cache, into memory of the caller's own: slower, never wrong, and
-//! waiting for nobody.
+//! waiting for nobody. Where misses are buffered reads, and all pages here are in use, most of them are answered from the
+//! kernel's page cache alone (`elsewhere`).
 //!
 //! Invariants: no lock is held over I/O or the verifier; a page is published only after it was read whole, the file was found
 //! unchanged after the read (unless its owner writes it, and says so), and the verifier accepted it.
@@ -14,6 +15,7 @@ use std::sync::atomic::Ordering;
 use pagekeeper_io::IoFile;
 
 use crate::Error;
+use crate::elsewhere;
 use crate::file::Handle;
 use crate::find::{Keeping, Look};
 use crate::frames::{self, Filling};
@@ -176,9 +178,29 @@ impl Handle {
         self.check(&**self.io()?, page, read, private.bytes(self.page_len(page)))
     }
 
+    /// Reads a part of a page from the kernel's cache without taking it into this one, if that is as well: the kernel has it,
+    /// and here it would drive out a page that is as much in use. Single flight is the kernel's matter then.
+    fn read_elsewhere(&self, page: u32, from: usize, buf: &mut [u8]) -> Result<bool, Error> {
+        let may = self.may_read_elsewhere() && self.shared.pool.is_in_use();
+        if !may || !elsewhere::is_in_turn(self.translation.number, page) {
+            return Ok(false);
+        }
+        let io = self.io()?;
+        let start = self.range(page).start + from as u64;
+        if io.read_resident(start, buf) != Some(buf.len()) {
+            return Ok(false);
+        }
+        self.check_unchanged(&**io, start..start + buf.len() as u64)?;
+        self.shared.device.bypassed.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
     /// Copies a part of a page; `from + buf.len()` is at most the page's length.
     #[cold]
     pub(crate) fn read_missed(&self, page: u32, from: usize, buf: &mut [u8]) -> Result<(), Error> {
+        if self.read_elsewhere(page, from, buf)? {
+            return Ok(());
+        }
         loop {
             match self.miss(page)? {
                 Miss::Again(look) => {

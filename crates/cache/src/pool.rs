@@ -34,7 +34,7 @@ use super::error::Error;
 use super::queues::{Place, Queues};
 use super::readers::Grace;
 use super::rule::Rule;
-use super::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
+use super::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering};
 use super::translation::Translation;
 use super::waiter::Waiter;
 use super::word::{Queue, State, Word};
@@ -156,6 +156,8 @@ pub(crate) struct Pool {
     pub(super) parts_per_frame: usize,
     /// Frames to be lent at the least, whatever is taken up.
     pub(super) reserved: AtomicU32,
+    /// The last victims could be had only by passing over many pages that are in use.
+    pub(super) in_use: AtomicBool,
 }
 
 impl Pool {
@@ -189,11 +191,17 @@ impl Pool {
             frames,
             parts_per_frame: 0,
             reserved: AtomicU32::new(0),
+            in_use: AtomicBool::new(false),
         }
     }
 
     pub(super) fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Whether a page that is loaded drives out one that is as much in use, as far as the last victims told.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.in_use.load(Ordering::Relaxed)
     }
 
     /// Makes a file known.
@@ -206,6 +214,8 @@ impl Pool {
     pub(crate) fn close(&self, file: &Arc<Translation>) -> bool {
         let first = file.table.close();
         if first {
+            // Its frames are there for the asking.
+            self.in_use.store(false, Ordering::Relaxed);
             self.just_closed().push(Arc::clone(file));
         }
         first

@@ -19,7 +19,8 @@ pub struct Stats {
     pub coalesced: u64,
     /// Pages loaded ahead of any reader.
     pub prefetched: u64,
-    /// Pages read past the cache, into memory of their own, since all frames were held or waiting.
+    /// Pages read past the cache: into memory of their own, since all frames were held or waiting; or, of files that are read
+    /// through the kernel's page cache, in part and from there alone, since all pages of this one are in use as well.
     pub bypassed: u64,
     /// Loads that failed: device errors, files that changed, pages that the verifier rejected.
     pub failures: u64,

@@ -18,7 +18,7 @@ fn each_look_at_a_page_is_counted_once() {
     let mut chance = seed.chance(0);
     let (disk, cache) = sim(300, 100);
     let file = cache.open("/file").unwrap();
-    let mut expected = 0;
+    let (mut expected, mut repeated) = (0, 0);
     let mut buf = vec![0; 5 * PAGE];
     for step in 0..5000 {
         let offset = chance.of(0..file.len());
@@ -46,7 +46,14 @@ fn each_look_at_a_page_is_counted_once() {
         expected += 1;
         let stats = cache.stats();
         let together = u64::from(offset < LEN);
-        assert!(looks(&stats) <= expected && looks(&stats) + together >= expected, "step {step}: {stats}");
+        // Now and then a page is driven out before the one who had it loaded comes to copy it, and is looked at once more.
+        let again = looks(&stats).saturating_sub(expected);
+        repeated += again;
+        assert!(
+            again <= 1 && repeated <= 5 && looks(&stats) + together >= expected,
+            "step {step}: {} looks where {expected} are expected, {repeated} repeated: {stats}",
+            looks(&stats)
+        );
         expected = looks(&stats);
         assert_eq!(
             stats.misses - stats.bypassed,
@@ -58,6 +65,27 @@ fn each_look_at_a_page_is_counted_once() {
     assert_eq!((stats.device_reads, stats.device_bytes), (disk.stats().reads, disk.stats().bytes));
     assert!(stats.hits > 0 && stats.misses > 0 && stats.evictions > 0, "{stats}");
     assert!((stats.hit_ratio() - stats.hits as f64 / looks(&stats) as f64).abs() < 1e-9);
+}
+
+#[test]
+fn of_a_long_list_what_is_there_is_found_while_the_rest_is_loaded() {
+    let (disk, cache) = sim(300, 4000);
+    let file = cache.open("/file").unwrap();
+    let mut buf = vec![0; PAGE];
+    for page in (200..300).step_by(2) {
+        file.read_at(page * LEN, &mut buf).unwrap();
+    }
+    let before = disk.stats().reads;
+    let mut buf = vec![0; 300 * PAGE];
+    let parts = (0..).zip(buf.chunks_mut(PAGE)).map(|(page, part)| ReadRequest::new(page * LEN, part));
+    let mut requests: Vec<_> = parts.collect();
+    file.read_many(&mut requests).unwrap();
+    assert!(requests.iter().all(|request| matches!(request.outcome(), Ok(PAGE))));
+    check(SEED, 0, &buf);
+    let stats = cache.stats();
+    assert_eq!((stats.hits, stats.misses), (50, 50 + 250), "{stats}");
+    // Sixteen neighbours at most are one read, and one page is alone between two that are there.
+    assert_eq!(disk.stats().reads - before, 200_u64.div_ceil(16) + 50);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What a user of the cache lives through, story by story: opening, checking pages, keeping them, counting.
 
 mod counts;
+mod elsewhere;
 mod guards;
 mod huge_pages;
 mod open;

@@ -1,0 +1,134 @@
+//! Where misses are buffered reads and every page of the cache is in use, most are answered by the kernel's cache alone.
+
+use std::path::Path;
+
+use pagekeeper_cache::{Backend, CachedFile, Error, PageCache};
+
+use crate::support::chance::{Chance, Seed};
+use crate::support::{PAGE, check, disk_dir, write_patterned};
+
+const LEN: u64 = PAGE as u64;
+/// Pages of the file; the cache has room for about nine tenths of them.
+const PAGES: u64 = 2200;
+
+fn cache_of(path: &Path, backend: Backend) -> (PageCache, CachedFile) {
+    let cache = PageCache::builder().memory(8 << 20).backend(backend).build().unwrap();
+    let file = cache.open(path).unwrap();
+    assert!(cache.stats().capacity_pages < PAGES);
+    (cache, file)
+}
+
+/// Reads anywhere, as often everywhere, and looks at what came.
+fn read_anywhere(file: &CachedFile, chance: &mut Chance, times: u64) {
+    let mut buf = [0; 500];
+    for _ in 0..times {
+        let offset = chance.of(0..PAGES) * LEN + chance.of(0..LEN - 500);
+        assert_eq!(file.read_at(offset, &mut buf).unwrap(), 500);
+        check(1, offset, &buf);
+    }
+}
+
+#[test]
+fn where_all_pages_are_in_use_the_kernel_answers() {
+    let mut chance = Seed::new().chance(0);
+    let dir = disk_dir();
+    let path = dir.path().join("file");
+    write_patterned(&path, 1, 0..PAGES * LEN);
+    let (cache, file) = cache_of(&path, Backend::Buffered);
+    read_anywhere(&file, &mut chance, 20_000);
+    let before = cache.stats();
+    assert!(before.resident_pages * 20 > before.capacity_pages * 19, "the cache fills up first: {before}");
+    read_anywhere(&file, &mut chance, 100_000);
+    let stats = cache.stats();
+    let (missed, elsewhere) = (stats.misses - before.misses, stats.bypassed - before.bypassed);
+    assert!(elsewhere * 10 >= missed * 8 && elsewhere < missed, "{elsewhere} of {missed}: {stats}");
+    assert!(stats.hit_ratio() > 0.8, "{stats}");
+
+    // A page that is read in small parts is taken in with its second.
+    let mut buf = [0; 256];
+    let before = cache.stats();
+    for offset in (0..PAGES * LEN).step_by(256) {
+        assert_eq!(file.read_at(offset, &mut buf).unwrap(), 256);
+        check(1, offset, &buf);
+    }
+    let stats = cache.stats();
+    assert!(stats.misses - before.misses <= 2 * PAGES, "{stats}");
+
+    // Room that a closed file leaves is used.
+    let other = dir.path().join("other");
+    write_patterned(&other, 1, 0..LEN * 1000);
+    file.close();
+    let file = cache.open(&other).unwrap();
+    let before = cache.stats();
+    for _ in 0..2 {
+        for page in 0..1000 {
+            assert_eq!(file.read_at(page * LEN, &mut buf).unwrap(), 256);
+        }
+    }
+    assert_eq!(cache.stats().bypassed, before.bypassed);
+    // But for a few that are driven out while the closed file's pages are still being given back.
+    let missed = cache.stats().misses - before.misses;
+    assert!((1000..=1010).contains(&missed), "{missed}: {}", cache.stats());
+}
+
+#[test]
+fn the_pages_that_come_into_use_take_the_places_of_others() {
+    let mut chance = Seed::new().chance(1);
+    let dir = disk_dir();
+    let path = dir.path().join("file");
+    write_patterned(&path, 1, 0..2 * PAGES * LEN);
+    let (cache, file) = cache_of(&path, Backend::Buffered);
+    read_anywhere(&file, &mut chance, 100_000);
+    assert!(cache.stats().bypassed > 0);
+    // Now the other half of the file.
+    let mut buf = [0; 500];
+    let mut hits = 0;
+    for turn in 0..40 {
+        let before = cache.stats();
+        for _ in 0..PAGES {
+            let offset = (PAGES + chance.of(0..PAGES)) * LEN;
+            file.read_at(offset, &mut buf).unwrap();
+            check(1, offset, &buf);
+        }
+        hits = cache.stats().hits - before.hits;
+        if hits * 10 > PAGES * 8 {
+            println!("after {turn} turns");
+            break;
+        }
+    }
+    assert!(hits * 10 > PAGES * 8, "{hits} of {PAGES}: {}", cache.stats());
+}
+
+#[test]
+fn what_changed_is_told_there_too_and_nothing_is_read_past_a_verifier() {
+    let mut chance = Seed::new().chance(2);
+    let dir = disk_dir();
+    let path = dir.path().join("file");
+    write_patterned(&path, 1, 0..PAGES * LEN);
+    let cache = PageCache::builder()
+        .memory(8 << 20)
+        .backend(Backend::Buffered)
+        .verifier(|page| if page.bytes().len() == PAGE { Ok(()) } else { Err("not whole".to_owned()) })
+        .build()
+        .unwrap();
+    let file = cache.open(&path).unwrap();
+    read_anywhere(&file, &mut chance, 60_000);
+    assert_eq!(cache.stats().bypassed, 0);
+
+    let (cache, file) = cache_of(&path, Backend::Buffered);
+    read_anywhere(&file, &mut chance, 60_000);
+    assert!(cache.stats().bypassed > 0);
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(PAGES * LEN + 1).unwrap();
+    let mut buf = [0; 500];
+    let (mut failed, before) = (0, cache.stats());
+    for page in 0..PAGES {
+        match file.read_at(page * LEN, &mut buf) {
+            Ok(_) => {}
+            Err(Error::Grew { .. }) => failed += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    // Each miss, wherever it was answered.
+    assert_eq!(failed + cache.stats().hits - before.hits, PAGES);
+    assert!(failed > 0);
+}
