@@ -1,7 +1,8 @@
 //! The data file: growing it, and writing pages wide.
 //!
 //! Invariants: it has room for all pages that a commit may name, durably, before that commit; writes are of whole pages, and
-//! past the page cache where that can be had. A failure of a write or sync is final, but for a full device's.
+//! past the page cache where that can be had. A failure of a write or sync is final, but for a full device's: the kernel tells
+//! it once, to whoever of two syncs at a time comes first, and the other is not to be trusted.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,8 +32,8 @@ pub(crate) struct DataFile {
     pub(crate) atomic: bool,
     /// Its length in bytes, durably.
     len: AtomicU64,
-    /// Held by one who makes it longer.
-    growing: Mutex<()>,
+    /// Held by one who makes it longer, until that is durable. The first sync that failed.
+    growing: Mutex<Option<Error>>,
     #[cfg(test)]
     pub(crate) planted: Option<crate::planted::Planted>,
 }
@@ -52,7 +53,7 @@ impl DataFile {
             page_size: page_size as u64,
             atomic: false,
             len,
-            growing: Mutex::new(()),
+            growing: Mutex::new(None),
             #[cfg(test)]
             planted: None,
         })
@@ -70,7 +71,7 @@ impl DataFile {
 
     /// Sees to it that it has room for so many pages, durably. Where they are `sparse` the device gives it as they are written.
     pub(crate) fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
-        let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let len = self.len.load(Ordering::Acquire);
         let needed = pages.saturating_mul(self.page_size);
         if needed <= len {
@@ -83,7 +84,12 @@ impl DataFile {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => self.file.set_len(end)?,
             grown => grown?,
         }
-        self.file.sync_all()?;
+        if let Err(error) = self.file.sync_all() {
+            return Err(failed.get_or_insert(error.into()).clone());
+        }
+        if let Some(error) = &*failed {
+            return Err(error.clone());
+        }
         self.len.store(end, Ordering::Release);
         Ok(())
     }
@@ -94,7 +100,12 @@ impl DataFile {
         if planted!(self, SyncTriedAgain) && synced.is_err() {
             return Ok(self.file.sync_data()?);
         }
-        Ok(synced?)
+        // One that failed while the file was made longer may have been told of what was written for this one.
+        let mut failed = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = synced {
+            failed.get_or_insert(error.into());
+        }
+        failed.clone().map_or(Ok(()), Err)
     }
 }
 

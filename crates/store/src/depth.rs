@@ -7,10 +7,16 @@
 
 use std::time::{Duration, Instant};
 
+use pagekeeper_policy::DiskProfile;
+
 /// The least.
 const LEAST: usize = 128;
 /// The most.
 pub(crate) const MOST: usize = 1024;
+/// Beside commits, where the disk is not known: their syncs are not to wait behind too many.
+const BESIDE: usize = 64;
+/// The same where it is known.
+const BESIDE_RANGE: std::ops::RangeInclusive<usize> = 16..=256;
 /// Doubling must bring at least one part in so many.
 const WORTH: u64 = 10;
 
@@ -30,6 +36,24 @@ impl Depth {
     /// To be found out.
     pub(crate) fn unknown() -> Self {
         Self { now: LEAST, since: Instant::now(), done: 0, rate_before: None, is_settled: false }
+    }
+
+    /// For a recovery, or beside commits; by what was measured of the disk, if it was. One that was as wide as could be measured
+    /// may be wider.
+    pub(crate) fn of(disk: Option<&DiskProfile>, recovering: bool) -> Self {
+        let deepest = disk.and_then(|disk| disk.reads.last()).map(|read| read.depth);
+        let width = disk.and_then(DiskProfile::width);
+        let known = width.and_then(|width| usize::try_from(width).ok());
+        match (known, recovering) {
+            (Some(_), true) if width == deepest => Self::unknown(),
+            (Some(width), true) => Self::fixed((2 * width).clamp(*BESIDE_RANGE.start(), MOST)),
+            // Half of it stays for the commits.
+            (Some(width), false) => {
+                Self::fixed((width / 2).clamp(*BESIDE_RANGE.start(), *BESIDE_RANGE.end()))
+            }
+            (None, true) => Self::unknown(),
+            (None, false) => Self::fixed(BESIDE),
+        }
     }
 
     /// As given.
@@ -68,6 +92,8 @@ impl Depth {
 
 #[cfg(test)]
 mod tests {
+    use pagekeeper_policy::DepthProfile;
+
     use super::*;
 
     /// Where it settles on a disk that serves so many at once, 2 ms each.
@@ -87,5 +113,29 @@ mod tests {
         assert_eq!([100, 128, 200, 256].map(on_a_disk), [256, 256, 512, 512]);
         assert_eq!([512, 5000].map(on_a_disk), [1024; 2]);
         assert_eq!(Depth::fixed(7).now(), 7);
+    }
+
+    #[test]
+    fn what_was_measured_of_a_disk_is_not_found_out_again() {
+        let disk = |width: u32| {
+            let read = |depth: u32| DepthProfile {
+                depth,
+                per_second: f64::from(depth.min(width)),
+                p50_us: 1.0,
+                p99_us: 1.0,
+            };
+            DiskProfile { reads: [1, 4, 16, 64, 256].map(read).into(), ..DiskProfile::default() }
+        };
+        let of = |disk: Option<&DiskProfile>, recovering| {
+            let depth = Depth::of(disk, recovering);
+            (depth.now(), depth.is_settled)
+        };
+        assert_eq!((of(None, true), of(None, false)), ((128, false), (64, true)));
+        let unmeasured = DiskProfile::default();
+        assert_eq!((of(Some(&unmeasured), true), of(Some(&unmeasured), false)), ((128, false), (64, true)));
+        assert_eq!((of(Some(&disk(1)), true), of(Some(&disk(1)), false)), ((16, true), (16, true)));
+        assert_eq!((of(Some(&disk(64)), true), of(Some(&disk(64)), false)), ((128, true), (32, true)));
+        // As wide as was measured, at least.
+        assert_eq!((of(Some(&disk(256)), true), of(Some(&disk(256)), false)), ((128, false), (128, true)));
     }
 }

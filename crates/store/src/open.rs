@@ -167,7 +167,10 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
     let file = DataFile::open(io, directory, CreateFile::New, page_size)?;
     file.file.sync_all()?;
     io.sync_dir(directory)?;
-    let atomic = options.images == Images::Auto && file.is_atomic();
+    let may_be = options
+        .disk_of(directory, &*file.file)
+        .is_none_or(|disk| disk.atomic_in_place_bytes_max.is_some_and(|most| page_size as u64 <= most));
+    let atomic = options.images == Images::Auto && may_be && file.is_atomic();
     let first = Superblock {
         number: 0,
         store: RandomState::new().hash_one(std::process::id()),
@@ -239,6 +242,10 @@ fn start(
     });
     let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (cache, cached)) =
         (found?, prepared?);
+    // A crash came between the two. What commits may fill is counted from what the superblock says.
+    if journal.checkpoint_lsn() < newest.synced_lsn {
+        journal.checkpoint(newest.synced_lsn)?;
+    }
     data.atomic = newest.first_diffs && data.is_atomic();
     if newest.first_diffs && !data.atomic && found.index.needs_bases() {
         return Err(Error::NotAtomic { path: directory.to_path_buf() });
@@ -256,7 +263,7 @@ fn start(
     let pages = found.index.unapplied_pages();
     let diffs_first = data.atomic && options.images == Images::Auto;
     let core = Core {
-        options: options.clone(),
+        options: StoreOptions { disk: options.disk_of(directory, &*data.file), ..options.clone() },
         directory: directory.to_path_buf(),
         page_size,
         store,

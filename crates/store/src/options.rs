@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagekeeper_io::{Io, Uring};
+use pagekeeper_io::{Io, IoFile, Uring};
+use pagekeeper_kernel::file_system_id;
+use pagekeeper_policy::DiskProfile;
 
 use crate::{Error, Progress, Store, depth, open};
 
@@ -48,6 +50,7 @@ pub struct StoreOptions {
     pub(crate) background_apply: bool,
     pub(crate) warm: bool,
     pub(crate) on_progress: Option<OnProgress>,
+    pub(crate) disk: Option<DiskProfile>,
     #[cfg(test)]
     pub(crate) planted: Option<crate::planted::Planted>,
     /// How the journal is written: a simulated disk is not asked what is best.
@@ -69,6 +72,7 @@ impl Default for StoreOptions {
             background_apply: true,
             warm: true,
             on_progress: None,
+            disk: None,
             #[cfg(test)]
             planted: None,
             #[cfg(test)]
@@ -163,6 +167,33 @@ impl StoreOptions {
         self
     }
 
+    /// What `pagekeeper probe` measured of the disk (`pagekeeper_probe::saved`). How many writes are in flight then follows its width
+    /// from the start, where otherwise a recovery finds that out: twice the width in a recovery, half of it (16 to 256) beside
+    /// commits. Where nothing is atomic by the profile, a new store does not try it; that something is atomic is tried all the
+    /// same. A profile of another file system, by its number, is not used.
+    ///
+    /// ```
+    /// use pagekeeper_policy::{DepthProfile, DiskProfile};
+    /// use pagekeeper_store::Store;
+    ///
+    /// let directory = tempfile::tempdir_in("/var/tmp")?;
+    /// let read = |depth, per_second| DepthProfile { depth, per_second, p50_us: 2000.0, p99_us: 2100.0 };
+    /// let disk = DiskProfile {
+    ///     // As `pagekeeper probe` has it: `pagekeeper_probe::saved(directory)`, or `read(file)`.
+    ///     file_system_id: pagekeeper_kernel::file_system_id(directory.path())?.unwrap_or_default(),
+    ///     reads: vec![read(1, 500.0), read(64, 30_000.0), read(256, 31_000.0)],
+    ///     ..DiskProfile::default()
+    /// };
+    /// let store = Store::options().disk(&disk).open(&directory.path().join("store"))?; // 128 in flight in a recovery
+    /// # drop(store);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn disk(mut self, disk: &DiskProfile) -> Self {
+        self.disk = Some(disk.clone());
+        self
+    }
+
     /// Called now and then while pages that were found in the journal at the opening are applied, and once when none are
     /// left; on the thread that applies them. It must not call the store.
     #[must_use]
@@ -192,6 +223,16 @@ impl StoreOptions {
         })
     }
 
+    /// The profile, if it is of the file system that the store's directory and its file are on. A simulated disk is believed
+    /// to be the one.
+    pub(crate) fn disk_of(&self, directory: &Path, file: &dyn IoFile) -> Option<DiskProfile> {
+        let is_the_same = |disk: &&DiskProfile| {
+            file.fd().is_none()
+                || matches!(file_system_id(directory), Ok(Some(id)) if id == disk.file_system_id)
+        };
+        self.disk.as_ref().filter(is_the_same).cloned()
+    }
+
     fn check(&self) -> Result<(), Error> {
         let setting = |what, given, wanted| Err(Error::Setting { what, given, wanted });
         if let Some(size) = self.page_size
@@ -218,5 +259,31 @@ impl fmt::Debug for StoreOptions {
             .field("create", &self.create)
             .field("images", &self.images)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagekeeper_io::{Access, Create as CreateFile, SimDisk};
+
+    use super::*;
+
+    #[test]
+    fn a_profile_of_another_file_system_is_not_used() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let file = pagekeeper_io::best()
+            .open_writable(&dir.path().join("data"), Access::Buffered, CreateFile::New)
+            .unwrap();
+        let simulated =
+            SimDisk::new().open_writable("/data".as_ref(), Access::Buffered, CreateFile::New).unwrap();
+        let foreign = DiskProfile { file_system_id: "0123456789abcdef".to_owned(), ..DiskProfile::default() };
+        let options = StoreOptions::default().disk(&foreign);
+        assert_eq!(options.disk_of(dir.path(), &*file), None);
+        assert_eq!(options.disk_of("/".as_ref(), &*simulated), Some(foreign));
+        if let Some(file_system_id) = file_system_id(dir.path()).unwrap() {
+            let own = DiskProfile { file_system_id, ..DiskProfile::default() };
+            assert_eq!(StoreOptions::default().disk(&own).disk_of(dir.path(), &*file), Some(own));
+        }
+        assert_eq!(StoreOptions::default().disk_of(dir.path(), &*file), None);
     }
 }

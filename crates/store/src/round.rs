@@ -30,8 +30,6 @@ use crate::{Error, PageNo, Progress, Seq};
 
 /// Bytes of one write at most.
 const MOST_WRITE: usize = 256 << 10;
-/// Writes in flight while commits go on: their syncs are not to wait behind too many.
-const DEPTH_BESIDE: usize = 64;
 /// Runs that go to the disk together.
 const TOGETHER: usize = 16;
 /// Pages whose bases are brought in together.
@@ -143,7 +141,7 @@ impl Core {
     fn apply(&self, seq: Seq) -> Result<(), Halt> {
         let pages = self.index.unapplied(seq);
         let recovering = self.synced_seq.load(Ordering::Acquire) < self.recovered_seq;
-        let depth = if recovering { Depth::unknown() } else { Depth::fixed(DEPTH_BESIDE) };
+        let depth = Depth::of(self.options.disk.as_ref(), recovering);
         let mut report = Report::new(self, pages.len(), recovering);
         let mut flights = Flights::new(&self.data, depth);
         let mut runs = Vec::new();

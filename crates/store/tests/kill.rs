@@ -124,12 +124,13 @@ fn kill_and_compare(directory: &Path, kills: u64) {
     );
     println!("PAGEKEEPER_SEED={seed}");
     let mut expected = vec![0; usize::try_from(PAGES).unwrap()];
-    let (mut acknowledged, mut done) = (0, 0);
+    let (mut acknowledged, mut done, mut at_least) = (0, 0, 0);
     for kill in 0..kills {
         let chance = mix(seed ^ kill);
         // Some while it is still being opened, or made.
         let after_first = !chance.is_multiple_of(5);
         let wait = Duration::from_micros((chance >> 8) % if after_first { 150_000 } else { 30_000 });
+        at_least += u64::from(after_first);
         acknowledged = kill_one(directory, after_first, wait).max(acknowledged);
         let store = options().open(directory).unwrap();
         let read = store.begin_read().unwrap();
@@ -152,7 +153,7 @@ fn kill_and_compare(directory: &Path, kills: u64) {
         if chance.is_multiple_of(3) { store.close_and_sync() } else { store.close() }.unwrap();
     }
     println!("{kills} kills, {done} commits, {acknowledged} of them acknowledged");
-    assert!(acknowledged > kills, "hardly anything was committed");
+    assert!(acknowledged >= at_least, "hardly anything was committed");
 }
 
 /// On the disk that the build is on, or where `PAGEKEEPER_KILLS_IN` says: on a slow disk, for one.

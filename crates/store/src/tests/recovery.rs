@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pagekeeper_io::{Fault, Persistence, SimDisk, Times};
+use pagekeeper_policy::DiskProfile;
 
 use super::chance::Chance;
 use super::disk::{Meanwhile, Prompt};
 use super::world::dir;
-use crate::{Durability, Store};
+use crate::format::superblock::Found;
+use crate::{Durability, Store, StoreOptions, superblocks};
 
 /// What the disk takes for each request.
 const LATENCY: Duration = Duration::from_millis(2);
@@ -18,10 +20,18 @@ const WIDTH: u64 = 24;
 /// Pages that are changed, none beside another.
 const CHANGED: u64 = 960;
 
-fn open(disk: &SimDisk, writes: u64) -> Store {
+fn options(disk: &SimDisk, writes: u64) -> StoreOptions {
     let io = Prompt::lagging(disk.clone(), Meanwhile::default(), writes);
-    let options = Store::options().memory(64 << 20).journal_bytes(16 << 20).io(Arc::new(io));
-    options.without_threads().warm(false).open(dir()).expect("nothing fails")
+    Store::options().memory(64 << 20).journal_bytes(16 << 20).io(Arc::new(io))
+}
+
+fn open(disk: &SimDisk, writes: u64) -> Store {
+    options(disk, writes).without_threads().warm(false).open(dir()).expect("nothing fails")
+}
+
+/// The same, with what was measured of the disk.
+fn open_by(disk: &SimDisk, writes: u64, profile: &DiskProfile) -> Store {
+    options(disk, writes).disk(profile).without_threads().warm(false).open(dir()).expect("nothing fails")
 }
 
 /// A disk with a store of so many pages, of which some were changed before a crash, and nothing was applied.
@@ -94,4 +104,17 @@ fn the_first_round_writes_all_pages_wide_and_reads_none() {
     assert_eq!((store.stat().unapplied_pages, store.stat().journal_bytes), (0, 0));
     disk.heal(data()).expect("it is there");
     assert!(store.verify().expect("nothing fails").is_sound());
+}
+
+#[test]
+fn what_is_not_atomic_by_a_disks_profile_is_not_tried() {
+    let first_diffs = |atomic_in_place_bytes_max| {
+        let disk = SimDisk::builder().by_steps().atomic_writes(4096).build();
+        drop(open_by(&disk, 0, &DiskProfile { atomic_in_place_bytes_max, ..DiskProfile::default() }));
+        match superblocks::read(&disk, dir()).expect("nothing fails") {
+            Some((Found::Superblock(newest), _)) => newest.first_diffs,
+            _ => panic!("there is no superblock"),
+        }
+    };
+    assert_eq!([None, Some(2048), Some(4096)].map(first_diffs), [false, false, true]);
 }

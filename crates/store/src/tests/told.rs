@@ -205,7 +205,8 @@ impl Subject {
                 assert!(synced >= last, "a round to {synced} of {last}");
                 told.durable_upto(last);
             }
-            Err(error) => told.excuse(&error, told.last().seq),
+            // Also where a commit beside it has mended the page.
+            Err(error) => told.excuse(&error, last),
         }
     }
 

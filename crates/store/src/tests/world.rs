@@ -343,10 +343,13 @@ impl World {
         }
         let page = chance.of(0..in_use);
         let mut bytes = AlignedBuf::new(PAGE);
-        if chance.one_in(3) {
+        let is_another = chance.one_in(3);
+        if is_another {
             let other = (page + 1 + chance.of(0..in_use - 1)) % in_use;
             file.read_at(other * PAGE as u64, &mut bytes).expect("no fault is planned");
-        } else {
+        }
+        // A copy of it that came to another place before is an older version, whole: that is told by nobody.
+        if !is_another || bytes[8..16] == page.to_le_bytes() {
             file.read_at(page * PAGE as u64, &mut bytes).expect("no fault is planned");
             let bit = chance.index(PAGE * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
