@@ -88,6 +88,20 @@ impl FileSystem {
     }
 }
 
+/// The number of the file system that a path is on, 16 hexadecimal digits (`f_fsid` of statfs(2)); `None` where it has none.
+///
+/// Of ext4 and btrfs it is made of their UUID, and stays when they are mounted elsewhere; of XFS it is the device's number.
+///
+/// ```
+/// let id = pagekeeper_kernel::file_system_id("/var/tmp".as_ref())?;
+/// assert!(id.is_none_or(|id| id.len() == 16));
+/// # Ok::<(), pagekeeper_kernel::Error>(())
+/// ```
+pub fn file_system_id(path: &Path) -> Result<Option<String>> {
+    let stat = rustix::fs::statvfs(path).map_err(|e| Error::call("statfs", path, e))?;
+    Ok((stat.f_fsid != 0).then(|| format!("{:016x}", stat.f_fsid)))
+}
+
 impl fmt::Display for FileSystem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

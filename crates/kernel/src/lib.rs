@@ -29,7 +29,7 @@ pub use advice::{Advice, AdviceError, advise};
 pub use block::physical_block_size;
 pub use error::{Error, Result};
 pub use extents::{ResidentExtents, resident_extents};
-pub use filesystem::FileSystem;
+pub use filesystem::{FileSystem, file_system_id};
 pub use open::{Inode, InspectedFile, Links, open_directory, open_directory_in};
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
 pub use residency::{

@@ -157,7 +157,9 @@ mod tests {
         let (_dir, file) = file_of(0);
         std::fs::write(file.path(), vec![1; 8 << 20]).unwrap();
         let clean = flush(&file, 0..u64::MAX, Flush::Watch, Duration::ZERO).unwrap();
-        assert!(!clean, "nothing was written yet, and there was no time to");
+        // There was no time to write anything, but somebody else may have synced the file system.
+        let unwritten = residency(&file, 0..u64::MAX).unwrap().unwritten();
+        assert!(!clean || unwritten == 0, "{unwritten} bytes are not written");
     }
 
     #[test]

@@ -2,23 +2,48 @@
 //! release, keep or warn about.
 //!
 //! No I/O, no clock, no threads: plain data in, plain data out. The same function serves the guard, which
-//! observes positions from outside, and an engine's own logs, which know them exactly.
+//! observes positions from outside, and an engine's own logs, which know them exactly. [`behind`], [`log`] and [`stream`] allocate
+//! nothing and need no standard library, for the library that is preloaded into other programs.
 
+#![cfg_attr(not(feature = "std"), no_std)]
+
+#[cfg(feature = "std")]
 mod act;
+#[cfg(feature = "std")]
 mod acted;
-#[cfg(test)]
+pub mod behind;
+#[cfg(feature = "std")]
+mod disk;
+#[cfg(all(test, feature = "std"))]
 mod examples;
+#[cfg(feature = "std")]
 mod facts;
+#[cfg(feature = "std")]
 mod limit;
+pub mod log;
+#[cfg(feature = "std")]
+pub mod outside;
+#[cfg(feature = "std")]
 mod rule;
+#[cfg(feature = "std")]
 mod state;
+#[cfg(feature = "std")]
 mod step;
+pub mod stream;
+#[cfg(feature = "std")]
 mod tail;
 
+#[cfg(feature = "std")]
 pub use act::{Act, Warning};
+#[cfg(feature = "std")]
+pub use disk::{BulkProfile, DepthProfile, DirectProfile, DiskProfile, MixedProfile, UncachedProfile};
+#[cfg(feature = "std")]
 pub use facts::{Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite, Window};
+#[cfg(feature = "std")]
 pub use rule::{FileClass, Rule};
+#[cfg(feature = "std")]
 pub use state::State;
+#[cfg(feature = "std")]
 pub use step::step;
 
 /// Alignment and least size of released ranges, in bytes (2 MiB): the largest folio of ext4 and XFS on x86-64.

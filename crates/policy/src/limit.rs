@@ -12,14 +12,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::acted::{Stretch, Verdict};
+use crate::log::{align_down, behind_writer, is_near, needed_from};
 use crate::state::Place;
 use crate::tail::Tail;
 use crate::{Facts, FileFacts, FollowerId, LogId, Position, READ_AHEAD, Rule, WINDOW};
-
-/// The last multiple of [`WINDOW`] at or below `offset`.
-pub(crate) const fn align_down(offset: u64) -> u64 {
-    offset - offset % WINDOW
-}
 
 /// A log that has followers.
 #[derive(Debug, Default)]
@@ -62,7 +58,7 @@ impl FollowedLog {
     }
 
     fn is_near(&self, follower: &Follower, near_files: u64) -> bool {
-        self.writer.unwrap_or(self.newest).saturating_sub(follower.sequence) <= near_files
+        is_near(self.writer.unwrap_or(self.newest), follower.sequence, near_files)
     }
 
     /// From which byte of the file with this sequence on near followers have yet to read; `u64::MAX` if they
@@ -73,11 +69,7 @@ impl FollowedLog {
             Position::Unknown => (follower.sequence, 0),
         };
         let near = self.followers.iter().filter(|follower| self.is_near(follower, near_files));
-        match near.map(place).min() {
-            Some((lowest, offset)) if lowest == sequence => align_down(offset),
-            Some((lowest, _)) if lowest < sequence => 0,
-            _ => u64::MAX,
-        }
+        needed_from(sequence, near.map(place))
     }
 
     /// The stretches of the file with this sequence that moving far followers are about to read.
@@ -118,7 +110,7 @@ impl<'a> Reserve<'a> {
             Some(Position::At(offset)) => {
                 // a size seen before the position may lie below it: the last, short window is the writer's
                 let end = offset.min(file.size);
-                Self::Known { from: align_down(end.saturating_sub(slack)), tail: align_down(end) }
+                Self::Known { from: behind_writer(end, slack), tail: align_down(end) }
             }
             Some(Position::Unknown) => {
                 match tail.and_then(|tail| Some((tail.protected(slack, file.size)?, tail))) {

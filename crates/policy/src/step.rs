@@ -17,7 +17,8 @@ use std::collections::BTreeMap;
 use std::mem;
 
 use crate::acted::{Acted, Deed, Stretch, Verdict, decide};
-use crate::limit::{FollowedLog, Limit, align_down};
+use crate::limit::{FollowedLog, Limit};
+use crate::log::align_down;
 use crate::state::{FileState, Place, State};
 use crate::{Act, Facts, FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Warning};
 

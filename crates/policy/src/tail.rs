@@ -43,7 +43,7 @@
 use std::ops::Range;
 
 use crate::acted::{Acted, Stretch};
-use crate::limit::align_down;
+use crate::log::align_down;
 use crate::{FileFacts, Rewrite, WINDOW};
 
 /// Steps with fresh windows elsewhere after which a window that is not hot is no longer taken for the tail.

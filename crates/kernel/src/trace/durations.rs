@@ -81,6 +81,20 @@ impl Durations {
     }
 }
 
+impl FromIterator<Duration> for Durations {
+    /// ```
+    /// use pagekeeper_kernel::trace::Durations;
+    /// use std::time::Duration;
+    /// let durations: Durations = [1, 3].map(Duration::from_millis).into_iter().collect();
+    /// assert_eq!((durations.count(), durations.total()), (2, Duration::from_millis(4)));
+    /// ```
+    fn from_iter<I: IntoIterator<Item = Duration>>(lengths: I) -> Self {
+        let mut durations = Self::default();
+        lengths.into_iter().for_each(|length| durations.add(length));
+        durations
+    }
+}
+
 /// Class `i` is from 2^i up to 2^(i+1) microseconds; the first begins at 0, the last has no end.
 fn class_of(length: Duration) -> usize {
     let microseconds = u64::try_from(length.as_micros()).unwrap_or(u64::MAX);

@@ -28,8 +28,8 @@ pub struct MachineCounts {
 }
 
 impl MachineCounts {
-    /// All since boot.
-    pub(super) fn read(roots: &SysRoots) -> Result<Self> {
+    /// All since boot. Two readings apart make the counts of a period: [`Self::since`].
+    pub fn read(roots: &SysRoots) -> Result<Self> {
         let vmstat = VmStat::read(roots)?;
         let bytes = |pages: Option<u64>| pages.map(|pages| pages.saturating_mul(page_size()));
         let stalled = |resource| -> Result<Option<Duration>> {
@@ -48,7 +48,8 @@ impl MachineCounts {
     }
 
     /// What was counted since an earlier reading.
-    pub(super) fn since(&self, earlier: &Self) -> Self {
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
         let number = |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?));
         let time = |now: Option<Duration>, then: Option<Duration>| Some(now?.saturating_sub(then?));
         Self {

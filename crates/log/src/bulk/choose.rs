@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use pagekeeper_policy::{BulkProfile, DiskProfile};
+
 use super::BulkMode;
 use crate::Error;
 use crate::mode::{Offer, Probed};
@@ -13,15 +15,106 @@ pub(super) struct Choice {
     pub(super) why: String,
 }
 
-/// Probes the file system of the directory where that decides something.
-pub(super) fn choose(wish: BulkMode, is_real: bool, directory: &Path) -> Result<Choice, Error> {
+/// Probes the file system of the directory where that decides something; among what works there, a disk's profile decides.
+pub(super) fn choose(
+    wish: BulkMode,
+    is_real: bool,
+    directory: &Path,
+    disk: Option<&DiskProfile>,
+) -> Result<Choice, Error> {
     let choice = |mode, why: &str| Ok(Choice { mode, why: why.to_owned() });
+    let measured = || if wish == BulkMode::Auto { disk.and_then(by_profile) } else { None };
     match wish {
         BulkMode::Buffered => choice(wish, "as asked for"),
-        BulkMode::Auto if !is_real => choice(BulkMode::Direct, "a simulated disk, which is not probed"),
+        BulkMode::Auto if !is_real => {
+            measured().map_or_else(|| choice(BulkMode::Direct, "a simulated disk, which is not probed"), Ok)
+        }
         _ if !is_real => choice(wish, "as asked for, on a simulated disk, which is not probed"),
-        _ => Ok(of_probed(wish, Probed::of(directory)?)),
+        _ => {
+            let probed = Probed::of(directory)?;
+            match (of_probed(wish, probed), measured()) {
+                // Found now to be without direct I/O, or without anything to choose: that counts, whatever was measured once.
+                (now, Some(measured)) if now.mode == BulkMode::Direct && is_there(measured.mode, probed) => {
+                    Ok(measured)
+                }
+                (now, _) => Ok(now),
+            }
+        }
     }
+}
+
+/// Whether a mode works by what was found now.
+fn is_there(mode: BulkMode, probed: Probed) -> bool {
+    match mode {
+        BulkMode::Uncached => probed.uncached_append == Offer::Real,
+        BulkMode::Paced => probed.release == Offer::Real,
+        _ => true,
+    }
+}
+
+/// What small writes may wait beside bulk output without anyone minding, in microseconds.
+const FINE: f64 = 1000.0;
+/// From so many times as much on one mode is better than another: less is chance.
+const BETTER: f64 = 1.5;
+
+/// The mode that did best when the disk was measured; nothing where that was not measured, or makes no difference.
+fn by_profile(disk: &DiskProfile) -> Option<Choice> {
+    let bulk = disk.bulk?;
+    let through_pages = through_pages_by_profile(disk, &bulk);
+    let (Some(_), Some(us), Some(rate)) = (disk.direct, bulk.direct_us, bulk.direct_bytes_per_second) else {
+        let why = format!("the disk's profile has no direct output; {}", through_pages.why);
+        return Some(Choice { why, ..through_pages });
+    };
+    let paced_rate = bulk.paced_bytes_per_second.unwrap_or(0.0);
+    if us > FINE && us > BETTER * bulk.paced_us {
+        let why = format!(
+            "by the disk's profile small writes wait {:.1} ms beside direct output, {:.1} ms beside paced; {}",
+            us / 1e3,
+            bulk.paced_us / 1e3,
+            through_pages.why
+        );
+        return Some(Choice { why, ..through_pages });
+    }
+    let is_slow = paced_rate > BETTER * rate;
+    let is_harmless = bulk.paced_us <= FINE.max(BETTER * us);
+    if is_slow && is_harmless {
+        let why = format!(
+            "by the disk's profile direct output comes to {:.0} MB/s, paced to {:.0}; {}",
+            rate / 1e6,
+            paced_rate / 1e6,
+            through_pages.why
+        );
+        return Some(Choice { why, ..through_pages });
+    }
+    let why = format!(
+        "by the disk's profile direct output comes to {:.0} MB/s, and small writes beside it take up to {:.1} ms",
+        rate / 1e6,
+        us / 1e3
+    );
+    Some(Choice { mode: BulkMode::Direct, why })
+}
+
+/// Paced, or uncached where that was measured to be better.
+fn through_pages_by_profile(disk: &DiskProfile, bulk: &BulkProfile) -> Choice {
+    if let (true, Some(us), Some(rate)) =
+        (disk.uncached.append, bulk.uncached_us, bulk.uncached_bytes_per_second)
+        && us <= FINE.max(bulk.paced_us)
+        && rate > BETTER * bulk.paced_bytes_per_second.unwrap_or(f64::INFINITY)
+    {
+        let why = format!("uncached output comes to {:.0} MB/s", rate / 1e6);
+        return Choice { mode: BulkMode::Uncached, why };
+    }
+    Choice { mode: BulkMode::Paced, why: "paced output waits for its own writeback".to_owned() }
+}
+
+/// What a window needs to hold to keep the disk busy: what it takes in so many milliseconds.
+const WINDOW_MS: f64 = 20.0;
+
+/// The window that the disk is kept busy with, in bytes; nothing where that was not measured.
+pub(super) fn window(disk: &DiskProfile) -> Option<u64> {
+    let rate = disk.bulk?.bytes_per_second;
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is not negative")]
+    (rate > 0.0).then_some((rate * WINDOW_MS / 1e3) as u64)
 }
 
 fn of_probed(wish: BulkMode, probed: Probed) -> Choice {
@@ -58,6 +151,7 @@ fn through_pages(release: Offer, why: &str) -> Choice {
 
 #[cfg(test)]
 mod tests {
+    use pagekeeper_policy::{DirectProfile, UncachedProfile};
     use rustix::io::Errno;
 
     use super::*;
@@ -96,9 +190,79 @@ mod tests {
     #[test]
     fn what_is_buffered_or_simulated_is_not_probed() {
         let nowhere = Path::new("/nowhere");
-        assert_eq!(choose(BulkMode::Buffered, true, nowhere).unwrap().mode, BulkMode::Buffered);
-        assert_eq!(choose(BulkMode::Auto, false, nowhere).unwrap().mode, BulkMode::Direct);
-        assert_eq!(choose(BulkMode::Paced, false, nowhere).unwrap().mode, BulkMode::Paced);
-        assert!(choose(BulkMode::Paced, true, nowhere).is_err());
+        assert_eq!(choose(BulkMode::Buffered, true, nowhere, None).unwrap().mode, BulkMode::Buffered);
+        assert_eq!(choose(BulkMode::Auto, false, nowhere, None).unwrap().mode, BulkMode::Direct);
+        assert_eq!(choose(BulkMode::Paced, false, nowhere, None).unwrap().mode, BulkMode::Paced);
+        assert!(choose(BulkMode::Paced, true, nowhere, None).is_err());
+    }
+
+    /// Direct output of so many MB/s beside which small writes take so long, and the same of paced and uncached output.
+    fn measured(direct: Option<(f64, f64)>, paced: (f64, f64), uncached: Option<(f64, f64)>) -> DiskProfile {
+        let rate = |(mbps, _): (f64, f64)| mbps * 1e6;
+        let us = |(_, us): (f64, f64)| us;
+        DiskProfile {
+            direct: Some(DirectProfile { memory_alignment: 512, offset_alignment: 512 }),
+            uncached: UncachedProfile { append: true, overwrite: true },
+            bulk: Some(BulkProfile {
+                direct_us: direct.map(us),
+                direct_bytes_per_second: direct.map(rate),
+                paced_us: us(paced),
+                paced_bytes_per_second: Some(rate(paced)),
+                uncached_us: uncached.map(us),
+                uncached_bytes_per_second: uncached.map(rate),
+                bytes_per_second: 1e8,
+                ..BulkProfile::default()
+            }),
+            ..DiskProfile::default()
+        }
+    }
+
+    #[test]
+    fn what_was_measured_of_the_disk_decides_among_what_works() {
+        let fine = 50.0;
+        for (disk, mode, why) in [
+            // A profile that knows nothing changes nothing.
+            (DiskProfile::default(), BulkMode::Direct, "a simulated disk"),
+            (measured(Some((100.0, fine)), (100.0, fine), None), BulkMode::Direct, "100 MB/s"),
+            // Chance is no difference.
+            (measured(Some((100.0, 90.0)), (120.0, fine), None), BulkMode::Direct, "100 MB/s"),
+            (
+                measured(Some((100.0, fine)), (200.0, fine), None),
+                BulkMode::Paced,
+                "direct output comes to 100 MB/s, paced to 200",
+            ),
+            (
+                measured(Some((100.0, fine)), (200.0, 30_000.0), None),
+                BulkMode::Direct,
+                "beside it take up to 0.1 ms",
+            ),
+            (
+                measured(Some((100.0, 9000.0)), (90.0, fine), None),
+                BulkMode::Paced,
+                "wait 9.0 ms beside direct output",
+            ),
+            (measured(None, (90.0, fine), None), BulkMode::Paced, "has no direct output"),
+            (measured(None, (90.0, fine), Some((100.0, fine))), BulkMode::Paced, "has no direct output"),
+            (
+                measured(None, (90.0, fine), Some((200.0, fine))),
+                BulkMode::Uncached,
+                "uncached output comes to 200 MB/s",
+            ),
+            (measured(None, (90.0, fine), Some((200.0, 9000.0))), BulkMode::Paced, "paced output waits"),
+        ] {
+            let chosen = choose(BulkMode::Auto, false, Path::new("/nowhere"), Some(&disk)).unwrap();
+            assert_eq!(chosen.mode, mode, "{disk:?}: {chosen:?}");
+            assert!(chosen.why.contains(why), "{chosen:?}");
+            // Who asks for a mode gets it.
+            let asked = choose(BulkMode::Direct, false, Path::new("/nowhere"), Some(&disk)).unwrap();
+            assert_eq!(asked.mode, BulkMode::Direct);
+        }
+    }
+
+    #[test]
+    fn a_window_follows_the_disk() {
+        let disk = measured(None, (90.0, 50.0), None);
+        assert_eq!(window(&disk), Some(2_000_000));
+        assert_eq!(window(&DiskProfile::default()), None);
     }
 }

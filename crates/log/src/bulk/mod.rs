@@ -28,6 +28,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::{Access, Create, Io, IoFile};
+use pagekeeper_kernel::file_system_id;
+use pagekeeper_policy::DiskProfile;
 
 use crate::layout::{self, DiskKey, DiskLayout};
 use crate::{Error, mode};
@@ -79,6 +81,7 @@ pub struct BulkOptions {
     window: Option<u64>,
     logs: Vec<PathBuf>,
     warn: Option<Warn>,
+    disk: Option<DiskProfile>,
 }
 
 impl fmt::Debug for BulkOptions {
@@ -122,6 +125,32 @@ impl BulkOptions {
         self
     }
 
+    /// What `pagekeeper probe` measured of the disk (`pagekeeper_probe::saved`). Of what works there, [`BulkMode::Auto`] then takes the
+    /// mode that did best: direct, unless paced output (or uncached) was half as fast again, or small writes beside it
+    /// waited less. The window is what the disk takes in 20 ms, where nothing else is said and the kernel's limits leave
+    /// room for more. A profile of another file system, by its number, is not used, and [`BulkWriter::why`] says so.
+    ///
+    /// ```
+    /// use pagekeeper_log::{BulkMode, BulkWriter};
+    /// use pagekeeper_policy::{BulkProfile, DiskProfile};
+    ///
+    /// let directory = tempfile::tempdir_in("/var/tmp")?;
+    /// let disk = DiskProfile {
+    ///     // As `pagekeeper probe` has it: `pagekeeper_probe::saved(directory)`, or `read(file)`.
+    ///     file_system_id: pagekeeper_kernel::file_system_id(directory.path())?.unwrap_or_default(),
+    ///     bulk: Some(BulkProfile { paced_us: 30.0, bytes_per_second: 1e8, ..BulkProfile::default() }),
+    ///     ..DiskProfile::default()
+    /// };
+    /// let output = BulkWriter::options().disk(&disk).create(directory.path().join("000013.sst"))?;
+    /// assert_eq!(output.mode(), BulkMode::Paced);
+    /// println!("{}", output.why()); // the disk's profile has no direct output; …
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn disk(mut self, disk: &DiskProfile) -> Self {
+        self.disk = Some(disk.clone());
+        self
+    }
+
     /// Where a log is written to, whose writes must not wait: [`Self::on_warning`] is told if it shares a disk with this
     /// output. May be said for several.
     pub fn log_directory(mut self, directory: impl Into<PathBuf>) -> Self {
@@ -150,7 +179,13 @@ impl BulkOptions {
                 layout::warn_once(log, directory, &**warn);
             }
         }
-        let chosen = choose::choose(self.mode, is_real, directory)?;
+        let is_of_another = |disk: &DiskProfile| is_real && !is_of(disk, directory);
+        let is_foreign = self.disk.as_ref().is_some_and(is_of_another);
+        let disk = self.disk.as_ref().filter(|_| !is_foreign);
+        let mut chosen = choose::choose(self.mode, is_real, directory, disk)?;
+        if is_foreign {
+            chosen.why.push_str("; the disk's profile is not used: it is of another file system");
+        }
         let (mode, why, file) = match chosen.mode {
             BulkMode::Direct => match io.open_writable(path, Access::Direct, Create::New) {
                 Err(error @ pagekeeper_io::Error::NoDirect { .. }) => {
@@ -177,7 +212,7 @@ impl BulkOptions {
                     Some(key) => key,
                     None => DiskKey::of_device(file.stat()?.device),
                 };
-                Some(Window::of(key, self.window))
+                Some(Window::of(key, self.window, disk.and_then(choose::window)))
             }
             _ => None,
         };
@@ -205,6 +240,11 @@ impl BulkOptions {
             began: Instant::now(),
         })
     }
+}
+
+/// Whether a profile is of the file system that the directory is on.
+fn is_of(disk: &DiskProfile, directory: &Path) -> bool {
+    matches!(file_system_id(directory), Ok(Some(id)) if id == disk.file_system_id)
 }
 
 /// Takes room for so many bytes. Only that there is none is an error: it is no more than a hint.

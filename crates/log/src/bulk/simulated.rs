@@ -225,7 +225,7 @@ fn many_threads_share_a_window() {
     let mut idle = options(&disk, BulkMode::Paced).create("/idle").unwrap();
     idle.write_all(&vec![1; 3 * STEP]).unwrap();
     let device = disk.open("/idle".as_ref(), Access::Buffered).unwrap().stat().unwrap().device;
-    let window = Window::of(DiskKey::of_device(device), None);
+    let window = Window::of(DiskKey::of_device(device), None, None);
     assert_eq!(window.limit(), WINDOW);
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -128,3 +128,38 @@ fn a_log_on_the_same_disk_is_warned_of_once() {
     let said = said.lock().unwrap();
     assert!(said.len() == 1 && said[0].contains("/log"), "{said:?}");
 }
+
+#[test]
+fn a_profile_of_another_file_system_is_not_used() {
+    let dir = disk_dir();
+    let slow_direct = DiskProfile {
+        bulk: Some(pagekeeper_policy::BulkProfile {
+            paced_us: 30.0,
+            bytes_per_second: 3e7,
+            ..pagekeeper_policy::BulkProfile::default()
+        }),
+        ..DiskProfile::default()
+    };
+    let create = |disk: Option<&DiskProfile>, name: &str| {
+        let options = disk.map_or_else(BulkWriter::options, |disk| BulkWriter::options().disk(disk));
+        options.create(dir.path().join(name)).unwrap()
+    };
+    let without = create(None, "without").mode();
+    let foreign = DiskProfile { file_system_id: "0123456789abcdef".to_owned(), ..slow_direct.clone() };
+    let output = create(Some(&foreign), "foreign");
+    assert_eq!(output.mode(), without);
+    assert!(output.why().ends_with("it is of another file system"), "{}", output.why());
+    let Some(file_system_id) = file_system_id(dir.path()).unwrap() else {
+        eprintln!("SKIPPED: this file system has no number");
+        return;
+    };
+    let own = DiskProfile { file_system_id, ..slow_direct };
+    let output = create(Some(&own), "own");
+    if without == BulkMode::Direct {
+        assert_eq!(output.mode(), BulkMode::Paced, "{}", output.why());
+        assert!(output.why().starts_with("the disk's profile has no direct output"), "{}", output.why());
+    }
+    if output.mode() == BulkMode::Paced {
+        assert!(output.finish().unwrap().window.unwrap() <= 600_000);
+    }
+}

@@ -92,8 +92,9 @@ struct Writer {
 }
 
 impl Window {
-    /// The window of the disk: the one in use, or a new one of the size wished for, or by the kernel's limits as they are now.
-    pub(super) fn of(key: DiskKey, wish: Option<u64>) -> Arc<Self> {
+    /// The window of the disk: the one in use, or a new one of the size wished for, or by the kernel's limits as they are now,
+    /// but no more than is `enough`.
+    pub(super) fn of(key: DiskKey, wish: Option<u64>, enough: Option<u64>) -> Arc<Self> {
         let room = if wish.is_none() { room_below_limits() } else { None };
         let mut windows = WINDOWS.lock().unwrap_or_else(PoisonError::into_inner);
         let windows = windows.get_or_insert_default();
@@ -102,7 +103,9 @@ impl Window {
             return window;
         }
         let others = windows.values().filter_map(Weak::upgrade).map(|window| window.limit).sum();
-        let limit = wish.unwrap_or_else(|| room.map_or(MOST, |room| size_within(room, others)));
+        let limit = wish.unwrap_or_else(|| {
+            room.map_or(MOST, |room| size_within(room, others)).min(enough.unwrap_or(u64::MAX))
+        });
         let window = Arc::new(Self::new(limit));
         windows.insert(key, Arc::downgrade(&window));
         window
@@ -285,11 +288,20 @@ mod tests {
     #[test]
     fn writers_of_a_disk_share_its_window_while_there_are_any() {
         let key = |dev: u64| DiskKey::of_device(0xffe << 32 | dev);
-        let first = Window::of(key(1), Some(MIB));
-        let same = Window::of(key(1), Some(2 * MIB));
+        let first = Window::of(key(1), Some(MIB), None);
+        let same = Window::of(key(1), Some(2 * MIB), None);
         assert!(Arc::ptr_eq(&first, &same));
-        assert_eq!(Window::of(key(2), Some(2 * MIB)).limit(), 2 * MIB);
+        assert_eq!(Window::of(key(2), Some(2 * MIB), None).limit(), 2 * MIB);
         drop((first, same));
-        assert_eq!(Window::of(key(1), Some(2 * MIB)).limit(), 2 * MIB);
+        assert_eq!(Window::of(key(1), Some(2 * MIB), None).limit(), 2 * MIB);
+    }
+
+    #[test]
+    fn a_window_is_no_larger_than_the_disk_needs() {
+        let key = |dev: u64| DiskKey::of_device(0xffd << 32 | dev);
+        let limit = |dev, wish, enough| Window::of(key(dev), wish, enough).limit();
+        assert_eq!(limit(1, None, Some(512 << 10)), 512 << 10);
+        assert_eq!(limit(2, None, Some(u64::MAX)), limit(3, None, None));
+        assert_eq!(limit(4, Some(2 * MIB), Some(MIB)), 2 * MIB, "who asks for a size gets it");
     }
 }

@@ -1,0 +1,500 @@
+//! Write-behind: what of a writer's output is to be written, waited for and released now.
+//!
+//! A writer that is ahead of its disk fills the page cache with dirty pages, until the kernel makes every writer of that disk wait.
+//! So writeback of each step is begun as soon as it is whole, and the writer itself waits for what lies a window behind it.
+//!
+//! Followed is one run of output in order, which may leave holes where the file ends. What is written anew inside of it is written
+//! and released once there is a step of it, and again at the end. Output elsewhere begins a new run; what is left of a few runs before is kept in mind.
+//!
+//! Invariants: what is waited for was started; what is released was waited for since it was written in order, and was written by
+//! this writer, or by nobody; a run's ranges ascend. The window that the writer is in is not released before the end.
+
+use core::ops::Range;
+
+use crate::WINDOW;
+
+/// Runs that are kept in mind besides the one that is written.
+const OLD: usize = 4;
+/// The smallest page: of one that the run began in the middle of, the rest is somebody else's.
+const PAGE: u64 = 4096;
+
+/// How a writer's output is treated. In bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Writeback is begun in steps of so much.
+    pub step: u64,
+    /// The writer waits for what lies so far behind it; with `u64::MAX` for nothing: a later write does.
+    pub window: u64,
+    /// Whether pages are released once they are written.
+    pub release: bool,
+}
+
+/// Nanoseconds of a disk's work that a writer may have unwritten. What others want of the disk stands behind it: a commit of the file
+/// system's journal, and whoever writes to a file of that commit (ext4: the longest put of RocksDB beside compaction was 16 ms with a
+/// window of 1 MiB, 22 ms with 2 MiB and 100 to 366 ms with 8 MiB, at 60 MB/s).
+pub const AHEAD_NS: u64 = 15_000_000;
+/// Bytes that a writer may have unwritten at least, and before anything is known of its disk.
+pub const AHEAD_LEAST: u64 = 512 << 10;
+const AHEAD_FIRST: u64 = 2 << 20;
+
+/// How far a writer may be ahead of its disk: as much as the disk writes for it in [`AHEAD_NS`], by how long it had to wait before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lead {
+    /// Bytes; 0 before anything is known.
+    bytes: u64,
+    /// When it last had to wait, and had to the time before, too.
+    waited_at: u64,
+}
+
+impl Lead {
+    /// Nothing known.
+    pub const NEW: Self = Self { bytes: 0, waited_at: 0 };
+
+    /// So many bytes, as was known of the same disk, or 0.
+    pub const fn of(bytes: u64) -> Self {
+        Self { bytes, ..Self::NEW }
+    }
+
+    /// Bytes, `most` at most.
+    pub fn bytes(&self, most: u64) -> u64 {
+        let bytes = if self.bytes == 0 { AHEAD_FIRST } else { self.bytes };
+        bytes.min(most)
+    }
+
+    /// The writer came to the end of a wait for `length` bytes at `now` (nanoseconds of any clock), and had to wait indeed, or not.
+    ///
+    /// ```
+    /// use pagekeeper_policy::behind::{AHEAD_LEAST, Lead};
+    ///
+    /// // A MiB each 40 ms.
+    /// let mut lead = Lead::NEW;
+    /// for nth in 1..20 {
+    ///     lead.waited(1 << 20, nth * 40_000_000, true, 8 << 20);
+    /// }
+    /// assert_eq!(lead.bytes(8 << 20), AHEAD_LEAST);
+    /// ```
+    pub fn waited(&mut self, length: u64, now: u64, had_to: bool, most: u64) {
+        let bytes = self.bytes(most);
+        let took = now.saturating_sub(self.waited_at);
+        self.bytes = match (had_to, self.waited_at) {
+            // The disk keeps up.
+            (false, _) => bytes + bytes / 8,
+            (true, 0) => bytes,
+            (true, _) => bytes - bytes / 4 + length.saturating_mul(AHEAD_NS) / took.max(1) / 4,
+        }
+        .min(most)
+        .max(AHEAD_LEAST);
+        self.waited_at = if had_to { now } else { 0 };
+    }
+}
+
+/// What is to be done now, in this order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Work {
+    /// Begin to write these.
+    pub start: Option<Range<u64>>,
+    /// Wait until these are written.
+    pub wait: Option<Range<u64>>,
+    /// Then drop their pages.
+    pub release: Option<Range<u64>>,
+}
+
+impl Work {
+    /// Whether there is nothing to do.
+    pub fn is_none(&self) -> bool {
+        self.start.is_none() && self.wait.is_none() && self.release.is_none()
+    }
+}
+
+/// What is known of a file that is written.
+#[derive(Debug, Clone, Copy)]
+pub struct Behind {
+    /// The run: where it began, and up to where it is released, waited for, started and written.
+    from: u64,
+    released: u64,
+    waited: u64,
+    started: u64,
+    written: u64,
+    /// The end of the file, as far as it is known.
+    size: u64,
+    /// Written anew inside of the run since it was last waited for: where, how much, and how much of it was started.
+    again: (u64, u64),
+    again_bytes: u64,
+    again_started: u64,
+    /// What is left of older runs.
+    old: [(u64, u64); OLD],
+    next_old: usize,
+}
+
+impl Default for Behind {
+    fn default() -> Self {
+        Self::NEW
+    }
+}
+
+impl Behind {
+    /// Nothing written yet: all zero, so that static memory of it takes no room in a program's file.
+    pub const NEW: Self = Self {
+        from: 0,
+        released: 0,
+        waited: 0,
+        started: 0,
+        written: 0,
+        size: 0,
+        again: (0, 0),
+        again_bytes: 0,
+        again_started: 0,
+        old: [(0, 0); OLD],
+        next_old: 0,
+    };
+
+    /// A file of `size` bytes, which is going to be written.
+    pub const fn of(size: u64) -> Self {
+        Self { size, ..Self::NEW }
+    }
+
+    /// The same file, of which nothing was written yet by who goes on with it.
+    ///
+    /// ```
+    /// use pagekeeper_policy::behind::{Behind, Pace};
+    ///
+    /// let mut behind = Behind::NEW;
+    /// behind.wrote(0..1000, Pace { step: 1 << 20, window: 4 << 20, release: true });
+    /// assert_eq!(behind.forgotten().rest(true).next(), None);
+    /// ```
+    #[must_use]
+    pub const fn forgotten(&self) -> Self {
+        Self::of(self.size)
+    }
+
+    /// The range was written.
+    ///
+    /// ```
+    /// use pagekeeper_policy::behind::{Behind, Pace};
+    ///
+    /// let mut behind = Behind::NEW;
+    /// let pace = Pace { step: 1 << 20, window: 4 << 20, release: true };
+    /// assert!(behind.wrote(0..1000, pace).is_none());
+    /// let work = behind.wrote(1000..9 << 20, pace);
+    /// assert_eq!((work.start, work.wait, work.release), (Some(0..9 << 20), Some(0..5 << 20), Some(0..4 << 20)));
+    /// ```
+    pub fn wrote(&mut self, range: Range<u64>, pace: Pace) -> Work {
+        if range.is_empty() {
+            return Work::default();
+        }
+        let step = pace.step.max(1);
+        if self.from <= range.start && range.end <= self.written {
+            return self.wrote_again(&range, step, pace);
+        }
+        let continues = (self.from..=self.written).contains(&range.start)
+            // A hole, in which nobody has pages.
+            || (range.start > self.written && self.written >= self.size && self.from < self.written);
+        let start = if continues { None } else { self.begin(range.start, step) };
+        self.written = range.end;
+        self.size = self.size.max(range.end);
+        let mut work = Work { start, ..Work::default() };
+        let whole = self.written - self.written % step;
+        // If an older run's rest is to be started too, this one's is with the next write.
+        if whole > self.started && work.start.is_none() {
+            work.start = Some(self.started..whole);
+            self.started = whole;
+        }
+        let behind = self.written.saturating_sub(pace.window.max(step));
+        let due = (behind - behind % step).min(self.started);
+        if due > self.waited {
+            work.wait = Some(self.waited..due);
+            self.waited = due;
+        }
+        if pace.release {
+            let due = self.waited - self.waited % WINDOW;
+            if due > self.released {
+                work.release = Some(self.release_from()..due);
+                self.released = due;
+            }
+        }
+        work
+    }
+
+    /// All that was written is on disk: what can be dropped without waiting, of what is told to be released.
+    pub fn synced(&mut self, release: bool) -> Option<Range<u64>> {
+        (self.started, self.waited) = (self.written, self.written);
+        self.forget_again();
+        let due = self.waited - self.waited % WINDOW;
+        if !release || due <= self.released {
+            return None;
+        }
+        let range = self.release_from()..due;
+        self.released = due;
+        Some(range)
+    }
+
+    /// What is left at the end: to be written, waited for and released. To the end of the file with an end of `u64::MAX`.
+    pub fn rest(&self, release: bool) -> impl Iterator<Item = Range<u64>> {
+        let from = if release { self.release_from() } else { self.waited };
+        let from = if self.again_bytes > 0 { from.min(self.again.0) } else { from };
+        let end = if self.written >= self.size { u64::MAX } else { self.written };
+        let has_run = self.from < self.written && from < self.written;
+        let old = self.old.into_iter().filter(|old| old.0 < old.1).map(|(start, end)| start..end);
+        old.chain(has_run.then_some(from..end))
+    }
+
+    /// How long the run is.
+    pub fn length(&self) -> u64 {
+        self.written - self.from
+    }
+
+    /// The file was cut.
+    pub fn cut(&mut self, size: u64) {
+        self.size = size;
+        for end in
+            [&mut self.from, &mut self.released, &mut self.waited, &mut self.started, &mut self.written]
+        {
+            *end = (*end).min(size);
+        }
+        self.forget_again();
+    }
+
+    fn wrote_again(&mut self, range: &Range<u64>, step: u64, pace: Pace) -> Work {
+        if range.start >= self.started {
+            // Not started yet: it will be.
+            return Work::default();
+        }
+        let first = if self.again_bytes == 0 { range.start } else { self.again.0 };
+        self.again = (first.min(range.start), self.again.1.max(range.end));
+        self.again_bytes += range.end - range.start;
+        let all = self.again.0..self.again.1;
+        let mut work = Work::default();
+        if self.again_bytes - self.again_started >= step {
+            self.again_started = self.again_bytes;
+            work.start = Some(all.clone());
+        }
+        if self.again_bytes >= pace.window.max(step) && work.start.is_some() {
+            work.wait = Some(all.clone());
+            // The window that is written stays.
+            let end = all.end.min(self.written - self.written % WINDOW);
+            let start = all.start.max(self.from).div_ceil(PAGE) * PAGE;
+            if pace.release && start < end {
+                work.release = Some(start..end);
+            }
+            self.forget_again();
+        }
+        work
+    }
+
+    fn forget_again(&mut self) {
+        (self.again, self.again_bytes, self.again_started) = ((0, 0), 0, 0);
+    }
+
+    /// Begins a new run: what is left of a longer one before is to be started.
+    fn begin(&mut self, at: u64, step: u64) -> Option<Range<u64>> {
+        let rest = self.release_from()..self.written;
+        let is_long = self.length() >= step;
+        self.forget_again();
+        (self.from, self.released, self.waited, self.started, self.written) = (at, at, at, at, at);
+        if rest.is_empty() {
+            return None;
+        }
+        if let Some(old) = self.old.get_mut(self.next_old) {
+            *old = (rest.start, rest.end);
+        }
+        self.next_old = (self.next_old + 1) % OLD;
+        is_long.then_some(rest)
+    }
+
+    /// Where a release begins: a window before, for what stayed.
+    fn release_from(&self) -> u64 {
+        (self.released - self.released % WINDOW).saturating_sub(WINDOW).max(self.from.div_ceil(PAGE) * PAGE)
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+#[allow(
+    clippy::single_range_in_vec_init,
+    clippy::cast_possible_truncation,
+    reason = "one range is what is meant; small numbers"
+)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const PACE: Pace = Pace { step: MIB, window: 4 * MIB, release: true };
+
+    fn work(start: Range<u64>, wait: Range<u64>, release: Range<u64>) -> Work {
+        let some = |range: Range<u64>| (!range.is_empty()).then_some(range);
+        Work { start: some(start), wait: some(wait), release: some(release) }
+    }
+
+    #[test]
+    fn the_lead_is_what_the_disk_writes_in_the_time() {
+        let most = 8 * MIB;
+        let after = |mut lead: Lead, took: u64, had_to: bool| {
+            for nth in 1..60 {
+                lead.waited(MIB / 4, nth * took, had_to, most);
+            }
+            lead
+        };
+        assert_eq!(Lead::NEW.bytes(most), AHEAD_FIRST);
+        assert_eq!(Lead::NEW.bytes(MIB), MIB);
+        // 62 MB/s, 250 MB/s, 2.5 GB/s.
+        let slow = after(Lead::NEW, 4_200_000, true);
+        assert!((MIB * 7 / 8..MIB).contains(&slow.bytes(most)), "{slow:?}");
+        assert_eq!(after(slow, 40_000_000, true).bytes(most), AHEAD_LEAST);
+        let usual = after(Lead::NEW, 1_050_000, true).bytes(most);
+        assert!((3 * MIB..4 * MIB).contains(&usual), "{usual}");
+        assert_eq!(after(Lead::NEW, 105_000, true).bytes(most), most);
+        // One that keeps up is given more.
+        assert_eq!(after(slow, 4_200_000, false).bytes(most), most);
+    }
+
+    #[test]
+    fn steps_are_started_and_waited_for_a_window_behind() {
+        let mut behind = Behind::NEW;
+        let mut write = |from: u64, to: u64| behind.wrote(from..to, PACE);
+        assert_eq!(write(0, MIB - 1), work(0..0, 0..0, 0..0));
+        assert_eq!(write(MIB - 1, MIB + 5), work(0..MIB, 0..0, 0..0));
+        assert_eq!(write(MIB + 5, 5 * MIB), work(MIB..5 * MIB, 0..MIB, 0..0));
+        assert_eq!(write(5 * MIB, 6 * MIB), work(5 * MIB..6 * MIB, MIB..2 * MIB, 0..2 * MIB));
+        assert_eq!(write(6 * MIB, 10 * MIB), work(6 * MIB..10 * MIB, 2 * MIB..6 * MIB, 0..6 * MIB));
+        // The window before once more.
+        assert_eq!(write(10 * MIB, 12 * MIB), work(10 * MIB..12 * MIB, 6 * MIB..8 * MIB, 4 * MIB..8 * MIB));
+        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [6 * MIB..u64::MAX]);
+        assert_eq!(behind.rest(false).collect::<Vec<_>>(), [8 * MIB..u64::MAX]);
+        assert_eq!(behind.synced(true), Some(6 * MIB..12 * MIB));
+        assert_eq!(behind.synced(true), None);
+        let kept = Pace { release: false, ..PACE };
+        assert_eq!(
+            behind.wrote(12 * MIB..17 * MIB, kept),
+            work(12 * MIB..17 * MIB, 12 * MIB..13 * MIB, 0..0)
+        );
+    }
+
+    #[test]
+    fn what_is_not_waited_for_now_is_waited_for_later() {
+        let mut behind = Behind::NEW;
+        let hurried = Pace { window: u64::MAX, ..PACE };
+        assert_eq!(behind.wrote(0..9 * MIB, hurried), work(0..9 * MIB, 0..0, 0..0));
+        assert_eq!(behind.wrote(9 * MIB..12 * MIB, hurried), work(9 * MIB..12 * MIB, 0..0, 0..0));
+        assert_eq!(behind.wrote(0..8 * MIB, hurried), work(0..8 * MIB, 0..0, 0..0));
+        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [0..u64::MAX]);
+        assert_eq!(behind.wrote(12 * MIB..13 * MIB, PACE), work(12 * MIB..13 * MIB, 0..9 * MIB, 0..8 * MIB));
+    }
+
+    #[test]
+    fn what_is_not_in_order_is_seen_to_at_the_end() {
+        // Appended to a file that is there.
+        let mut behind = Behind::of(10 * MIB + 5);
+        assert!(behind.wrote(10 * MIB + 5..10 * MIB + 9, PACE).is_none());
+        assert_eq!(behind.rest(true).count(), 0);
+        let start = 10 * MIB + PAGE;
+        assert!(behind.wrote(10 * MIB + 9..start + 1, PACE).is_none());
+        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [start..u64::MAX]);
+        // A hole at the end, filled later: still one run.
+        assert_eq!(
+            behind.wrote(18 * MIB..19 * MIB, PACE),
+            work(10 * MIB + 5..19 * MIB, 10 * MIB + 5..15 * MIB, start..14 * MIB)
+        );
+        assert!(behind.wrote(17 * MIB..17 * MIB + 9, PACE).is_none());
+        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [12 * MIB..u64::MAX]);
+        assert_eq!(behind.wrote(12 * MIB..13 * MIB, PACE).start, Some(12 * MIB..17 * MIB + 9));
+        assert!(behind.wrote(12 * MIB..13 * MIB - 1, PACE).is_none());
+        let again = 12 * MIB..17 * MIB + 9;
+        assert_eq!(behind.wrote(12 * MIB..15 * MIB, PACE), work(again.clone(), again.clone(), again));
+        // Somewhere else in what was there: what is left of the run before is started, and kept in mind.
+        assert_eq!(behind.wrote(0..9, PACE), work(12 * MIB..19 * MIB, 0..0, 0..0));
+        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [12 * MIB..19 * MIB, 0..9]);
+        // Writers here and there are left to the kernel.
+        for nth in 1..100 {
+            assert!(behind.wrote(nth * 4096..nth * 4096 + 9, PACE).is_none());
+        }
+        assert_eq!(behind.rest(true).count(), OLD + 1);
+        behind.cut(0);
+        assert_eq!(behind.rest(true).count(), OLD);
+    }
+
+    const CELL: u64 = 64 << 10;
+
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Cell {
+        Clean,
+        Dirty,
+        Started,
+    }
+
+    fn cells(range: &Range<u64>, count: usize) -> Range<usize> {
+        (range.start.div_ceil(CELL) as usize).min(count)..((range.end / CELL) as usize).min(count)
+    }
+
+    proptest! {
+        #[test]
+        fn a_writer_in_order_has_no_more_than_a_window_unwritten(
+            writes in prop::collection::vec(1..60_u64, 1..300),
+            window in 1..12_u64, step in 1..3_u64,
+        ) {
+            let pace = Pace { step: step * MIB, window: window * MIB, release: true };
+            let (mut behind, mut at) = (Behind::NEW, 0);
+            let mut file = vec![Cell::Clean; 300 * 60];
+            let mut resident = vec![false; file.len()];
+            for length in writes {
+                let range = at..at + length * CELL;
+                at = range.end;
+                file[cells(&range, usize::MAX)].fill(Cell::Dirty);
+                resident[cells(&range, usize::MAX)].fill(true);
+                let work = behind.wrote(range, pace);
+                let count = file.len();
+                for cell in work.start.iter().flat_map(|range| cells(range, count)) {
+                    prop_assert_eq!(file[cell], Cell::Dirty);
+                    file[cell] = Cell::Started;
+                }
+                for cell in work.wait.iter().flat_map(|range| cells(range, count)) {
+                    prop_assert_eq!(file[cell], Cell::Started);
+                    file[cell] = Cell::Clean;
+                }
+                for cell in work.release.iter().flat_map(|range| cells(range, count)) {
+                    prop_assert_eq!(file[cell], Cell::Clean);
+                    resident[cell] = false;
+                }
+                let unwritten = file.iter().filter(|&&cell| cell != Cell::Clean).count() as u64 * CELL;
+                prop_assert!(unwritten < pace.window.max(pace.step) + pace.step);
+                let left = resident.iter().filter(|&&is| is).count() as u64 * CELL;
+                prop_assert!(left < pace.window.max(pace.step) + pace.step + WINDOW);
+            }
+            let rest: Vec<_> = behind.rest(true).collect();
+            prop_assert_eq!(rest.len(), 1);
+            for (cell, &is_resident) in resident.iter().enumerate() {
+                prop_assert!(!is_resident || cell as u64 * CELL >= rest[0].start);
+            }
+        }
+
+        #[test]
+        fn no_writer_is_too_odd(
+            writes in prop::collection::vec((0..200_u64, 1..80_u64), 1..200),
+            release: bool, size in 0..200_u64,
+        ) {
+            let pace = Pace { step: MIB, window: 4 * MIB, release };
+            let mut behind = Behind::of(size * CELL);
+            let mut written = vec![false; 300];
+            for (from, length) in writes {
+                let range = from * CELL..(from + length) * CELL;
+                written[cells(&range, usize::MAX)].fill(true);
+                let work = behind.wrote(range, pace);
+                if let Some(range) = &work.release {
+                    prop_assert!(release && range.start < range.end);
+                    // Nothing that is somebody else's.
+                    for cell in cells(range, 300) {
+                        prop_assert!(written[cell] || cell as u64 >= size, "{:?}: {}", range, cell);
+                    }
+                }
+                if let (Some(wait), Some(release)) = (&work.wait, &work.release) {
+                    prop_assert!(release.end <= wait.end);
+                }
+            }
+            for range in behind.rest(release) {
+                for cell in cells(&range, 300) {
+                    prop_assert!(written[cell] || cell as u64 >= size, "{:?}: {}", range, cell);
+                }
+            }
+        }
+    }
+}

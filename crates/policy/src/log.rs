@@ -1,0 +1,305 @@
+//! Logs: how far behind its writer, and behind who reads it, a log is given back.
+//!
+//! Invariants:
+//! 1. The window that holds the writer's end stays, and so does all from `slack` before it on.
+//! 2. Nothing at or above the lowest near follower's place in the log goes.
+//! 3. A file whose writer overwrites parts of pages is kept: each released page would be read again before it is written.
+
+use core::ops::Range;
+
+use crate::WINDOW;
+
+/// The unit of what is written at once, in bytes: the smallest page.
+const PAGE: u64 = 4096;
+/// Overwritten parts of pages from which on a log is kept: a few may be a header's.
+const PARTS: u8 = 8;
+
+/// Bytes that may stand before the first record of a file.
+const HEADER: u64 = 64 << 10;
+/// Bytes before its end that a run's writer may write again: a block that was not full.
+const AGAIN: u64 = 64 << 10;
+
+/// The last multiple of [`WINDOW`] at or below `offset`.
+pub const fn align_down(offset: u64) -> u64 {
+    offset - offset % WINDOW
+}
+
+/// Up to which byte a log goes, for the sake of its writer alone: it has written up to `end`, and `slack` bytes before that stay.
+///
+/// ```
+/// use pagekeeper_policy::{WINDOW, log::behind_writer};
+///
+/// assert_eq!(behind_writer(3 * WINDOW + 1, 0), 3 * WINDOW);
+/// assert_eq!(behind_writer(3 * WINDOW + 1, 2), 2 * WINDOW);
+/// ```
+pub const fn behind_writer(end: u64, slack: u64) -> u64 {
+    align_down(end.saturating_sub(slack))
+}
+
+/// Whether a follower in the file `follower` is near the writer in the file `writer`: at most so many files behind.
+pub const fn is_near(writer: u64, follower: u64, near_files: u64) -> bool {
+    writer.saturating_sub(follower) <= near_files
+}
+
+/// From which byte on near followers have yet to read the file of that sequence; `u64::MAX` if they have read it all. `places` has
+/// for each the sequence of its file, and its offset there.
+pub fn needed_from(sequence: u64, places: impl Iterator<Item = (u64, u64)>) -> u64 {
+    match places.min() {
+        Some((lowest, offset)) if lowest == sequence => align_down(offset),
+        Some((lowest, _)) if lowest < sequence => 0,
+        _ => u64::MAX,
+    }
+}
+
+/// What a writer has written of one file of a log, as far as it was in order: the run that it is in now.
+///
+/// A write elsewhere (a header, a checkpoint) is no part of it; two in a row there are a new run: a ring's next lap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// The run's bytes.
+    from: u64,
+    end: u64,
+    begun: bool,
+    /// Released up to here.
+    released: u64,
+    /// The last write elsewhere.
+    aside: (u64, u64),
+    /// There were bytes up to here before the run.
+    existing: u64,
+    /// Whether to look for overwritten parts of pages, and how many were.
+    detects: bool,
+    parts: u8,
+    /// Whether a gap is others' writing: a log with several writers.
+    shared: bool,
+}
+
+impl Run {
+    /// Nothing written yet of a file of `size` bytes. With `detects`, overwritten parts of pages are looked for. With `shared`, what
+    /// a write leaves out was written by others; else a gap of more than a window begins a new run.
+    pub const fn new(size: u64, detects: bool, shared: bool) -> Self {
+        Self {
+            from: 0,
+            end: 0,
+            begun: false,
+            released: 0,
+            aside: (u64::MAX, u64::MAX),
+            existing: size,
+            detects,
+            parts: 0,
+            shared,
+        }
+    }
+
+    /// The same file, of which nothing was written yet by who goes on with it.
+    ///
+    /// ```
+    /// use pagekeeper_policy::{WINDOW, log::Run};
+    ///
+    /// let mut run = Run::new(0, true, false);
+    /// run.wrote(0..3 * WINDOW + 100);
+    /// assert_eq!(run.forgotten().left(), None);
+    /// ```
+    #[must_use]
+    pub fn forgotten(&self) -> Self {
+        let existing = self.existing.max(self.end);
+        Self { parts: self.parts, ..Self::new(existing, self.detects, self.shared) }
+    }
+
+    /// Where it ends, in bytes.
+    pub const fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Whether parts of pages are overwritten.
+    pub const fn overwrites_parts(&self) -> bool {
+        self.parts >= PARTS
+    }
+
+    /// The writer wrote these bytes. What is returned is the run that it has left for another: all of it may go, once it is written.
+    ///
+    /// ```
+    /// use pagekeeper_policy::{WINDOW, log::Run};
+    ///
+    /// let mut run = Run::new(0, true, false);
+    /// run.wrote(0..3 * WINDOW + 100);
+    /// assert_eq!(run.due(run.end()), Some(0..3 * WINDOW));
+    /// ```
+    pub fn wrote(&mut self, written: Range<u64>) -> Option<Range<u64>> {
+        if written.start >= written.end {
+            return None;
+        }
+        let mut left = None;
+        if !self.begun {
+            self.begin(written.clone());
+        } else if self.goes_on(&written) {
+            self.end = self.end.max(written.end);
+        } else if self.aside.0 < written.start && written.start <= self.aside.1 {
+            left = self.left();
+            self.existing = self.existing.max(self.end);
+            let start = self.aside.0;
+            self.begin(start..written.end);
+        } else {
+            self.aside = (written.start, written.end);
+            return None;
+        }
+        let in_parts = !written.start.is_multiple_of(PAGE)
+            || (!written.end.is_multiple_of(PAGE) && written.end < self.existing);
+        if self.detects && in_parts && written.start < self.existing {
+            self.parts = self.parts.saturating_add(1);
+        }
+        left
+    }
+
+    fn begin(&mut self, written: Range<u64>) {
+        // A window that the run is not in from its start on may be others', but for a header before the first record.
+        let aligned = align_down(written.start);
+        let is_whole = written.start - aligned <= HEADER || written.start >= self.existing || self.shared;
+        self.from = if is_whole { aligned } else { aligned.saturating_add(WINDOW) };
+        self.begun = true;
+        if !self.overwrites_parts() {
+            self.parts = 0;
+        }
+        self.released = self.from;
+        self.end = written.end;
+        self.aside = (u64::MAX, u64::MAX);
+    }
+
+    fn goes_on(&self, written: &Range<u64>) -> bool {
+        if written.start <= self.end {
+            self.end - written.start <= AGAIN
+        } else {
+            self.shared || written.start - self.end <= WINDOW
+        }
+    }
+
+    /// What of the run is to go, if its pages up to `limit` may ([`behind_writer`], [`needed_from`]): at least a window that has not
+    /// gone yet, and the one before it again. [`Run::release`] says that it went.
+    pub fn due(&self, limit: u64) -> Option<Range<u64>> {
+        let limit = align_down(limit.min(self.end));
+        if self.overwrites_parts() || limit < self.released.saturating_add(WINDOW) {
+            return None;
+        }
+        Some(self.released.saturating_sub(WINDOW).max(self.from)..limit)
+    }
+
+    /// The run has gone up to there.
+    pub fn release(&mut self, to: u64) {
+        self.released = self.released.max(to);
+    }
+
+    /// All of the run, once its writer is gone: to the end of the file (`u64::MAX`), if it reaches there.
+    pub fn left(&self) -> Option<Range<u64>> {
+        if !self.begun || self.overwrites_parts() || self.end <= self.from {
+            return None;
+        }
+        let end = if self.end >= self.existing { u64::MAX } else { align_down(self.end) };
+        (self.from < end).then_some(self.from..end)
+    }
+
+    /// The file was cut or lengthened to `size` bytes.
+    pub fn cut(&mut self, size: u64) {
+        self.existing = self.existing.min(size);
+        if self.begun && size < self.end {
+            *self = Self { parts: self.parts, ..Self::new(self.existing, self.detects, self.shared) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const W: u64 = WINDOW;
+
+    #[test]
+    fn an_appended_log_goes_but_for_its_last_window() {
+        let mut run = Run::new(0, true, false);
+        for at in (0..5 * W).step_by(100_000) {
+            assert_eq!(run.wrote(at..at + 100_000), None);
+        }
+        let end = run.end();
+        assert_eq!(run.due(behind_writer(end, W)), Some(0..4 * W));
+        run.release(4 * W);
+        assert_eq!(run.due(behind_writer(end, W)), None);
+        assert_eq!(run.due(u64::MAX), Some(3 * W..5 * W));
+        run.release(5 * W);
+        assert_eq!(run.due(u64::MAX), None);
+        assert_eq!(run.left(), Some(0..u64::MAX));
+    }
+
+    #[test]
+    fn a_log_that_was_there_is_appended_to() {
+        let mut run = Run::new(10 * W + 100, true, false);
+        for at in (10 * W + 100..12 * W).step_by(100) {
+            run.wrote(at..at + 100);
+        }
+        assert!(!run.overwrites_parts());
+        assert_eq!(run.due(u64::MAX), Some(10 * W..12 * W));
+    }
+
+    #[test]
+    fn a_recycled_log_is_kept_if_parts_of_its_pages_are_overwritten() {
+        let mut parts = Run::new(10 * W, true, true);
+        let mut pages = Run::new(10 * W, true, true);
+        let mut told = Run::new(10 * W, false, true);
+        for at in 0..4 * W / 8192 {
+            parts.wrote(at * 8000..at * 8000 + 8000);
+            pages.wrote(at * 8192..at * 8192 + 8192);
+            told.wrote(at * 8000..at * 8000 + 8000);
+        }
+        assert!(parts.overwrites_parts() && parts.due(u64::MAX).is_none() && parts.left().is_none());
+        assert_eq!(pages.due(u64::MAX), Some(0..4 * W));
+        assert_eq!(pages.left(), Some(0..4 * W), "what was there before is not the run's");
+        assert_eq!(told.due(u64::MAX), Some(0..3 * W));
+    }
+
+    #[test]
+    fn a_ring_goes_lap_by_lap_and_its_header_is_left_alone() {
+        let mut run = Run::new(0, true, false);
+        let mut left = Vec::new();
+        for _ in 0..3 {
+            for at in (8192..4 * W).step_by(8192) {
+                left.extend(run.wrote(at..at + 8192));
+                if at % (1 << 20) == 0 {
+                    // Two checkpoints' places.
+                    assert_eq!(run.wrote(512..1024), None);
+                    assert_eq!(run.wrote(1536..2048), None);
+                }
+            }
+            assert_eq!(run.due(u64::MAX), Some(0..4 * W));
+        }
+        assert_eq!(left, [0..u64::MAX, 0..u64::MAX]);
+    }
+
+    #[test]
+    fn random_writes_are_no_log() {
+        let mut run = Run::new(1 << 30, true, false);
+        for at in [700, 3, 9000, 10, 200_000, 77] {
+            assert_eq!(run.wrote(at * 8192..at * 8192 + 8192), None);
+            assert_eq!(run.due(u64::MAX), None);
+        }
+        assert_eq!(run.left(), None);
+    }
+
+    #[test]
+    fn near_followers_hold_what_they_have_yet_to_read() {
+        assert!(is_near(12, 10, 2) && !is_near(12, 9, 2) && is_near(3, 5, 0));
+        let places = |places: &'static [(u64, u64)]| places.iter().copied();
+        assert_eq!(needed_from(7, places(&[])), u64::MAX);
+        assert_eq!(needed_from(7, places(&[(8, 0)])), u64::MAX);
+        assert_eq!(needed_from(7, places(&[(7, 3 * W + 5), (8, 1)])), 3 * W);
+        assert_eq!(needed_from(7, places(&[(7, 5 * W), (6, 9 * W)])), 0);
+    }
+
+    #[test]
+    fn a_log_that_was_cut_begins_anew() {
+        let mut run = Run::new(0, true, false);
+        run.wrote(0..5 * W);
+        run.cut(9 * W);
+        assert_eq!(run.due(u64::MAX), Some(0..5 * W));
+        run.cut(W);
+        assert_eq!((run.due(u64::MAX), run.left()), (None, None));
+        run.wrote(W..4 * W);
+        assert_eq!(run.due(u64::MAX), Some(W..4 * W));
+    }
+}

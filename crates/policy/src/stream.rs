@@ -1,0 +1,611 @@
+//! Streams: which pages of a file a stream of reads brought in, and so may give back.
+//!
+//! Windows of 2 MiB are looked at before the kernel's read-ahead gets to them. One that had no resident page is the stream's; of one
+//! that had some, only the pages that were not there are. Windows behind the reader are released, the last one of the time before
+//! once more, since pages that are still being read in stay. At the end what was read ahead goes, too: as far as so many bytes that
+//! were read can have had it, and only of windows that were looked at a short while ago.
+//!
+//! Who reads now here, now there is followed with less: a few windows at each place, and after several places that came to nothing,
+//! none until reads are in order. What such reads bring in then stays.
+//!
+//! Invariants:
+//! 1. A page is released only if it was looked at before the stream came near it, and was not resident then.
+//! 2. What was not looked at, or could not be seen, is left alone; so is what lies beyond where the file ended when it was looked at.
+//! 3. Nothing is allocated, and nothing panics, whatever positions are told.
+
+use core::ops::Range;
+
+use crate::WINDOW;
+
+/// Bytes ahead of a reader that are looked at. Read-ahead is up to two of its windows ahead, of 8 MiB at the most disks, which
+/// `POSIX_FADV_SEQUENTIAL` doubles (Linux 6.18); what a disk with a larger one brings in beyond is left alone.
+pub const HORIZON: u64 = 40 << 20;
+/// Bytes ahead of a reader that read-ahead may have come to: what lies behind them can be looked at again ([`Stream::look_again`]).
+pub const AGAIN: u64 = 16 << 20;
+/// Bytes in a row from which on reads are taken to be in order.
+pub const IN_ORDER: u64 = 256 << 10;
+/// The unit of what is known of a window, in bytes: the smallest page.
+pub const PAGE: u64 = 4096;
+
+/// Windows of the horizon, and of what is looked at where reads may not be in order.
+const FAR: u64 = HORIZON / WINDOW;
+const NEAR: u64 = 1;
+/// Windows that are looked at together at least.
+const STEP: u64 = 4;
+/// Bytes in a row below which a place that was read came to nothing; and how many such places are looked at.
+const SHORT: u64 = 64 << 10;
+const SHORT_MAX: u8 = 16;
+/// Windows behind a reader that is not in order, from which on they are released all the same.
+const BEHIND_MAX: u64 = 32;
+/// Windows that are known at a time, and those of them that may be resident in part.
+const KNOWN: usize = 128;
+const PARTLY: usize = 26;
+const PAGES: u64 = WINDOW / PAGE;
+/// The end of a file is rounded up to so much: the largest page.
+const END: u64 = 64 << 10;
+/// Read-ahead has come to so many times the bytes that were read at the most: its first window is up to 8 times the first read, the
+/// next ones 4 times the one before, and each begins as the reader comes to the one before.
+const AHEAD: u64 = 64;
+/// No file goes further: positions are signed.
+const LAST: u64 = i64::MAX as u64;
+
+// What was seen of a window; from `SOME` on, that much more is the index of its bits.
+const UNKNOWN: u8 = 0;
+const EMPTY: u8 = 1;
+const FULL: u8 = 2;
+const SOME: u8 = 3;
+
+/// What is known of a file that is read as a stream: about 1.7 KiB, nothing else.
+#[derive(Debug, Clone, Copy)]
+pub struct Stream {
+    /// Windows that are known: from `first`, up to `looked`.
+    first: u64,
+    looked: u64,
+    /// Windows before this one were released.
+    released: u64,
+    /// Where the reader is, and how much it read in a row up to there.
+    position: u64,
+    run: u64,
+    begun: bool,
+    /// How far it came, how much it read in all, and how far it had be read ahead itself.
+    reached: u64,
+    sum: u64,
+    prefetched: u64,
+    /// Windows before this one were looked at a while ago.
+    old: u64,
+    /// Places that came to nothing.
+    short: u8,
+    /// By window, modulo their number.
+    seen: [u8; KNOWN],
+    /// Which of `bits` are in use.
+    used: u32,
+    /// Pages that are not the stream's.
+    bits: [[u64; (PAGES / 64) as usize]; PARTLY],
+}
+
+impl Default for Stream {
+    fn default() -> Self {
+        Self::NEW
+    }
+}
+
+impl Stream {
+    /// Nothing read yet: all zero, so that static memory of it takes no room in a program's file.
+    pub const NEW: Self = Self {
+        first: 0,
+        looked: 0,
+        released: 0,
+        position: 0,
+        run: 0,
+        begun: false,
+        reached: 0,
+        sum: 0,
+        prefetched: 0,
+        old: 0,
+        short: 0,
+        seen: [UNKNOWN; KNOWN],
+        used: 0,
+        bits: [[0; (PAGES / 64) as usize]; PARTLY],
+    };
+
+    /// Whether a read at `at` is so far from those before that it is a new beginning: then what is [left](Self::left) is to be
+    /// released, and all [forgotten](Self::forget).
+    pub fn jumps(&self, at: u64) -> bool {
+        self.begun
+            && at != self.position
+            && !(self.first * WINDOW <= at && at <= self.looked.saturating_mul(WINDOW))
+    }
+
+    /// Before `length` bytes are read at `at` of a file of `size` bytes: what is to be looked at first, and told by
+    /// [`saw`](Self::saw). It ends at the end of the file or of a window. What is not told of it is left alone.
+    ///
+    /// ```
+    /// use pagekeeper_policy::stream::Stream;
+    ///
+    /// let mut stream = Stream::NEW;
+    /// let look = stream.look_at(0, 65536, 10 << 20).unwrap();
+    /// assert_eq!(look, 0..10 << 20);
+    /// assert!(stream.saw(&look, 0));
+    /// assert_eq!(stream.passed(0, 3 << 20).collect::<Vec<_>>(), [0..2 << 20]);
+    /// assert_eq!(stream.left().collect::<Vec<_>>(), [0..10 << 20]);
+    /// ```
+    pub fn look_at(&mut self, at: u64, length: u64, size: u64) -> Option<Range<u64>> {
+        let (at, size) = (at.min(LAST), size.min(LAST));
+        if !self.begun {
+            self.begun = true;
+            self.position = at;
+            // A file that is read from its beginning is read in order.
+            self.run = if at == 0 { IN_ORDER } else { 0 };
+            (self.first, self.looked, self.released) = (at / WINDOW, at / WINDOW, at / WINDOW);
+        }
+        let run = if at == self.position { self.run } else { 0 }.saturating_add(length);
+        let ahead = if run >= IN_ORDER {
+            FAR
+        } else if run >= SHORT || self.short < SHORT_MAX {
+            NEAR
+        } else {
+            return None;
+        };
+        let end = size.div_ceil(WINDOW);
+        let read = at.saturating_add(length).min(size).div_ceil(WINDOW);
+        if self.looked >= (read + ahead).saturating_sub(STEP).max(read + NEAR).min(end) {
+            return None;
+        }
+        if self.first == self.looked {
+            // What was read without a look is left alone.
+            (self.first, self.looked, self.released) = (at / WINDOW, at / WINDOW, at / WINDOW);
+        }
+        self.extend((read + ahead).min(end), size)
+    }
+
+    /// Before the program has `length` bytes at `at` be read ahead, and goes on where it is: what is to be looked at first, as
+    /// [`look_at`](Self::look_at) says. What there is no room for is left alone.
+    ///
+    /// ```
+    /// use pagekeeper_policy::stream::Stream;
+    ///
+    /// let mut stream = Stream::NEW;
+    /// let look = stream.look_at(0, 65536, 1 << 30).unwrap();
+    /// assert_eq!(look, 0..42 << 20);
+    /// assert_eq!(stream.look_ahead(80 << 20, 1 << 20, 1 << 30), Some(42 << 20..82 << 20));
+    /// assert!(!stream.jumps(65536));
+    /// assert_eq!(stream.look_ahead(900 << 20, 1 << 20, 1 << 30), None);
+    /// ```
+    pub fn look_ahead(&mut self, at: u64, length: u64, size: u64) -> Option<Range<u64>> {
+        let (at, size) = (at.min(LAST), size.min(LAST));
+        let look = if self.begun {
+            let to = at.saturating_add(length).min(size).div_ceil(WINDOW);
+            // Where nothing is known, or there is no room up to there, the windows would be no reader's.
+            let is_near = !self.is_idle() && self.first <= at / WINDOW && at / WINDOW < self.room();
+            if is_near { self.extend(to, size) } else { None }
+        } else {
+            self.look_at(at, length, size)
+        };
+        if (self.first..self.looked).contains(&(at / WINDOW)) {
+            self.prefetched = self.prefetched.max(at.saturating_add(length));
+        }
+        look
+    }
+
+    /// Windows before this one can be known, without forgetting what is yet to be released.
+    fn room(&self) -> u64 {
+        self.first.max(self.released.saturating_sub(1)) + KNOWN as u64
+    }
+
+    /// Has the windows before `target` be known: those to be looked at.
+    fn extend(&mut self, target: u64, size: u64) -> Option<Range<u64>> {
+        // Makes room, but not of what is yet to be released.
+        let oldest = target.saturating_sub(KNOWN as u64).min(self.released.saturating_sub(1));
+        while self.first < oldest {
+            self.set(self.first, UNKNOWN);
+            self.first += 1;
+        }
+        let target = target.min(self.first + KNOWN as u64);
+        if target <= self.looked {
+            return None;
+        }
+        let range = self.looked * WINDOW..(target * WINDOW).min(size);
+        while self.looked < target {
+            self.seen[slot(self.looked)] = UNKNOWN;
+            self.looked += 1;
+        }
+        Some(range)
+    }
+
+    /// The last look is a while ago, and the reader at `at`: what is further ahead than read-ahead goes is to be looked at again before it
+    /// counts as the stream's, since others may have brought it in. What is nearer goes as the reader passes it, but not if it ends
+    /// before.
+    ///
+    /// ```
+    /// use pagekeeper_policy::stream::{AGAIN, Stream};
+    ///
+    /// let mut stream = Stream::NEW;
+    /// let look = stream.look_at(0, 65536, 1 << 30).unwrap();
+    /// assert!(look.end > AGAIN && stream.saw(&look, 0));
+    /// stream.look_again(0);
+    /// assert_eq!(stream.left().last(), None);
+    /// assert_eq!(stream.look_at(0, 65536, 1 << 30), Some(AGAIN..look.end));
+    /// ```
+    pub fn look_again(&mut self, at: u64) {
+        let keep = at.min(LAST).saturating_add(AGAIN).div_ceil(WINDOW).max(self.released).max(self.first);
+        while self.looked > keep {
+            self.set(self.looked - 1, UNKNOWN);
+            self.looked -= 1;
+        }
+        self.old = self.looked;
+    }
+
+    /// Tells how many bytes of a range are resident, that [`look_at`](Self::look_at) gave or that is one window of such. False if that
+    /// is not enough: some are. Then each window is to be told alone, and one for which that isn't enough by its pages
+    /// ([`saw_pages`](Self::saw_pages)).
+    #[must_use]
+    pub fn saw(&mut self, range: &Range<u64>, resident: u64) -> bool {
+        let length = range.end.saturating_sub(range.start);
+        let seen = match resident {
+            0 => EMPTY,
+            _ if resident >= length => FULL,
+            _ => return false,
+        };
+        for window in windows(range) {
+            let (start, end) = (window * WINDOW, (window + 1) * WINDOW);
+            if seen == EMPTY && range.end < end {
+                // What comes to be beyond the end of the file isn't the stream's.
+                let end = range.end.div_ceil(END) * END;
+                self.set_pages(window, |page| start + page * PAGE >= end);
+            } else {
+                self.set(window, seen);
+            }
+        }
+        true
+    }
+
+    /// Tells of each page of a window, of `page` bytes each, whether it is resident, in the lowest bit of a byte, as mincore(2) does.
+    /// Pages that are not told of are left alone.
+    pub fn saw_pages(&mut self, window: u64, page: u64, resident: &[u8]) {
+        let each = (page / PAGE).max(1);
+        self.set_pages(window / WINDOW, |nth| {
+            let told = resident.get(usize::try_from(nth / each).unwrap_or(usize::MAX));
+            told.is_none_or(|byte| byte & 1 == 1)
+        });
+    }
+
+    /// After `done` bytes were read at `at`: what is to be released now.
+    pub fn passed(&mut self, at: u64, done: u64) -> Ranges<'_> {
+        let at = at.min(LAST);
+        let to = at.saturating_add(done).min(LAST);
+        if at == self.position {
+            self.run = self.run.saturating_add(done);
+        } else {
+            self.run = done;
+            // Windows that the reader came back to are to be released again.
+            self.released = self.released.min(at / WINDOW).max(self.first);
+        }
+        self.position = to;
+        self.reached = self.reached.max(to);
+        self.sum = self.sum.saturating_add(to - at);
+        let passed = (to / WINDOW).min(self.looked);
+        let is_due = self.run >= IN_ORDER || passed.saturating_sub(self.released) >= BEHIND_MAX;
+        if !is_due || passed <= self.released {
+            return self.ranges(0, 0);
+        }
+        if self.run >= IN_ORDER {
+            self.short = 0;
+        }
+        let from = self.released.saturating_sub(1).max(self.first);
+        self.released = passed;
+        self.ranges(from, passed)
+    }
+
+    /// What is to be released once the reader is at the end of the file, goes elsewhere or closes it: also what was read ahead for it.
+    pub fn left(&self) -> Ranges<'_> {
+        let from = self.released.saturating_sub(1).max(self.first);
+        Ranges { stream: self, page: from * PAGES, end: self.limit() }
+    }
+
+    /// What was not resident before either, and is left all the same: others may have brought it in.
+    pub fn doubtful(&self) -> Ranges<'_> {
+        let from = self.released.saturating_sub(1).max(self.first) * PAGES;
+        Ranges { stream: self, page: self.limit().max(from), end: self.looked * PAGES }
+    }
+
+    /// The first page that is not the stream's at its end.
+    fn limit(&self) -> u64 {
+        let is_old = self.reached / WINDOW < self.old;
+        let ahead = self.reached.saturating_add(self.sum.saturating_mul(AHEAD)).max(self.prefetched);
+        let limit = if is_old { self.reached } else { ahead };
+        // The last page of a file may be a large one.
+        (limit.min(LAST).div_ceil(END) * (END / PAGE)).min(self.looked * PAGES)
+    }
+
+    /// Whether anything was read since the last new beginning.
+    pub fn has_read(&self) -> bool {
+        self.sum > 0
+    }
+
+    /// Forgets all, but whether reads used to be in order: the next read is a new beginning.
+    pub fn forget(&mut self) {
+        let short = if self.run >= SHORT { self.short } else { self.short.saturating_add(1) };
+        *self = Self { short, ..Self::NEW };
+    }
+
+    /// Whether nothing is known that is to be released.
+    pub fn is_idle(&self) -> bool {
+        self.first == self.looked
+    }
+
+    /// Where that begins which was not released yet, in bytes: what is released from before it is released once more.
+    pub fn released(&self) -> u64 {
+        self.released * WINDOW
+    }
+
+    fn ranges(&self, from: u64, to: u64) -> Ranges<'_> {
+        Ranges { stream: self, page: from * PAGES, end: to * PAGES }
+    }
+
+    fn set(&mut self, window: u64, seen: u8) {
+        if !(self.first..self.looked).contains(&window) {
+            return;
+        }
+        let old = self.seen[slot(window)];
+        if old >= SOME {
+            self.used &= !(1 << (old - SOME));
+        }
+        self.seen[slot(window)] = seen;
+    }
+
+    fn set_pages(&mut self, window: u64, is_foreign: impl Fn(u64) -> bool) {
+        self.set(window, UNKNOWN);
+        if !(self.first..self.looked).contains(&window) {
+            return;
+        }
+        if self.used.count_ones() as usize == PARTLY {
+            // The oldest is given up, if it was released.
+            let last = self.released.saturating_sub(1);
+            let oldest = (self.first..last.min(self.looked)).find(|&window| self.seen[slot(window)] >= SOME);
+            let Some(oldest) = oldest else { return };
+            self.set(oldest, UNKNOWN);
+        }
+        let free = self.used.trailing_ones();
+        let Some(bits) = self.bits.get_mut(free as usize) else { return };
+        *bits = [0; (PAGES / 64) as usize];
+        for page in 0..PAGES {
+            if is_foreign(page) {
+                bits[(page / 64) as usize] |= 1 << (page % 64);
+            }
+        }
+        self.used |= 1 << free;
+        self.seen[slot(window)] = SOME + u8::try_from(free).unwrap_or(0);
+    }
+
+    /// Whether the stream brought in the page, if it is resident.
+    fn is_own(&self, page: u64) -> bool {
+        match self.seen[slot(page / PAGES)] {
+            EMPTY => true,
+            UNKNOWN | FULL => false,
+            some => {
+                let page = page % PAGES;
+                let bits = self.bits.get(usize::from(some - SOME));
+                bits.is_some_and(|bits| bits[(page / 64) as usize] >> (page % 64) & 1 == 0)
+            }
+        }
+    }
+
+    /// The first page from `page` on that is the stream's, or isn't.
+    fn next(&self, mut page: u64, own: bool, end: u64) -> u64 {
+        while page < end {
+            let whole = match self.seen[slot(page / PAGES)] {
+                EMPTY => Some(true),
+                UNKNOWN | FULL => Some(false),
+                _ => None,
+            };
+            match whole {
+                Some(is) if is == own => return page,
+                Some(_) => page = (page / PAGES + 1) * PAGES,
+                None if self.is_own(page) == own => return page,
+                None => page += 1,
+            }
+        }
+        end
+    }
+}
+
+/// Ranges to release, in bytes, whole pages, ascending and apart.
+#[derive(Debug, Clone)]
+pub struct Ranges<'a> {
+    stream: &'a Stream,
+    page: u64,
+    end: u64,
+}
+
+impl Iterator for Ranges<'_> {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        let start = self.stream.next(self.page, true, self.end);
+        if start >= self.end {
+            self.page = self.end;
+            return None;
+        }
+        self.page = self.stream.next(start, false, self.end);
+        Some(start * PAGE..self.page * PAGE)
+    }
+}
+
+/// Windows that a range touches.
+fn windows(range: &Range<u64>) -> Range<u64> {
+    if range.is_empty() { 0..0 } else { range.start / WINDOW..range.end.div_ceil(WINDOW) }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "less than 128")]
+fn slot(window: u64) -> usize {
+    (window % KNOWN as u64) as usize
+}
+
+#[cfg(all(test, feature = "std"))]
+#[allow(clippy::single_range_in_vec_init, reason = "one range is what is meant")]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A read in a cold file: what was looked at, and what is released then.
+    fn read(stream: &mut Stream, at: u64, length: u64, size: u64) -> (Option<Range<u64>>, Vec<Range<u64>>) {
+        let look = stream.look_at(at, length, size);
+        if let Some(look) = &look {
+            assert!(stream.saw(look, 0));
+        }
+        (look, stream.passed(at, length).collect())
+    }
+
+    #[test]
+    fn windows_are_looked_at_ahead_and_released_behind() {
+        let mut stream = Stream::NEW;
+        let size = 1 << 30;
+        assert_eq!(read(&mut stream, 0, MIB, size), (Some(0..42 * MIB), vec![]));
+        assert_eq!(read(&mut stream, MIB, MIB, size), (None, vec![0..2 * MIB]));
+        assert_eq!(read(&mut stream, 2 * MIB, MIB, size), (None, vec![]));
+        // The window before once more.
+        assert_eq!(read(&mut stream, 3 * MIB, MIB, size), (None, vec![0..4 * MIB]));
+        assert_eq!(read(&mut stream, 4 * MIB, 6 * MIB, size), (None, vec![2 * MIB..10 * MIB]));
+        assert_eq!(read(&mut stream, 10 * MIB, MIB, size).0, Some(42 * MIB..52 * MIB));
+        assert_eq!(stream.left().collect::<Vec<_>>(), [8 * MIB..52 * MIB]);
+        // One call that reads more than is known at a time: the rest is left alone.
+        let mut stream = Stream::NEW;
+        assert_eq!(read(&mut stream, 0, size, size), (Some(0..256 * MIB), vec![0..256 * MIB]));
+    }
+
+    #[test]
+    fn pages_that_were_resident_are_left() {
+        let mut stream = Stream::NEW;
+        let look = stream.look_at(0, 4096, 6 * MIB).unwrap();
+        assert!(!stream.saw(&look, 8192));
+        assert!(stream.saw(&(0..2 * MIB), 2 * MIB));
+        assert!(!stream.saw(&(2 * MIB..4 * MIB), 8192));
+        assert!(stream.saw(&(4 * MIB..6 * MIB), 0));
+        let mut resident = [0_u8; 512];
+        (resident[0], resident[7]) = (1, 0xff);
+        stream.passed(0, 4096).for_each(drop);
+        stream.look_ahead(0, 6 * MIB, 6 * MIB);
+        stream.saw_pages(2 * MIB, PAGE, &resident);
+        let own = [2 * MIB + PAGE..2 * MIB + 7 * PAGE, 2 * MIB + 8 * PAGE..6 * MIB];
+        assert_eq!(stream.left().collect::<Vec<_>>(), own);
+        // Pages of 64 KiB, of which some were not told of; and a window that could not be seen.
+        stream.saw_pages(2 * MIB, 65536, &[1, 0, 0]);
+        let own = [2 * MIB + 65536..2 * MIB + 3 * 65536, 4 * MIB..6 * MIB];
+        assert_eq!(stream.left().collect::<Vec<_>>(), own);
+        assert!(stream.look_at(5 * MIB, MIB, 8 * MIB).is_some());
+        assert_eq!(stream.left().last(), Some(4 * MIB..6 * MIB));
+    }
+
+    #[test]
+    fn what_comes_behind_the_end_is_not_the_streams() {
+        let mut stream = Stream::NEW;
+        assert_eq!(read(&mut stream, 0, 5000, 5000).0, Some(0..5000));
+        assert_eq!(stream.left().collect::<Vec<_>>(), [0..END]);
+        assert_eq!(read(&mut stream, 5000, MIB, 5 * MIB), (Some(2 * MIB..5 * MIB), vec![]));
+        assert_eq!(stream.left().collect::<Vec<_>>(), [0..END, 2 * MIB..5 * MIB]);
+        // An empty file has nothing to look at.
+        let mut stream = Stream::NEW;
+        assert_eq!(stream.look_at(0, 4096, 0), None);
+    }
+
+    #[test]
+    fn reads_here_and_there_are_not_looked_at_for_long() {
+        let (mut stream, size) = (Stream::NEW, 1 << 40);
+        let mut looks = 0;
+        for nth in 1..100 {
+            let at = nth * 777 * MIB;
+            if stream.jumps(at) {
+                assert_eq!(stream.left().count(), usize::from(nth <= 17));
+                stream.forget();
+            }
+            let (look, released) = read(&mut stream, at, 4096, size);
+            looks += u8::from(look.is_some());
+            assert!(look.is_none_or(|look| look.end - look.start <= 2 * WINDOW));
+            assert!(released.is_empty());
+        }
+        assert_eq!(looks, SHORT_MAX);
+        // In order again.
+        let at = 99 * 777 * MIB + 4096;
+        assert!(!stream.jumps(at));
+        assert!(read(&mut stream, at, 128 << 10, size).0.is_some());
+        assert!(
+            read(&mut stream, at + (128 << 10), 256 << 10, size)
+                .0
+                .is_some_and(|look| look.end > at + HORIZON)
+        );
+    }
+
+    /// The first bytes of a file are looked at, and it is closed: others may have read the rest.
+    #[test]
+    fn what_reads_cannot_have_had_read_ahead_is_left() {
+        let (mut stream, size) = (Stream::NEW, 200 * MIB);
+        read(&mut stream, 0, 65536, size);
+        let left = 65536 + AHEAD * 65536;
+        assert_eq!(stream.left().collect::<Vec<_>>(), [0..left]);
+        assert_eq!(stream.doubtful().collect::<Vec<_>>(), [left..HORIZON + WINDOW]);
+        // Later others may have read that, too: what was read itself goes, and the window before it.
+        stream.look_again(65536);
+        assert_eq!(stream.left().collect::<Vec<_>>(), [0..65536]);
+        assert!(stream.look_at(65536, 4096, size).is_some_and(|look| stream.saw(&look, 0)));
+        read(&mut stream, 65536, 5 * MIB, size);
+        assert_eq!(stream.left().collect::<Vec<_>>(), [2 * MIB..5 * MIB + 65536]);
+        // Beyond what was near then, all was looked at.
+        read(&mut stream, 5 * MIB + 65536, 20 * MIB, size);
+        assert_eq!(stream.left().last().map(|range| range.end), Some(stream.looked * WINDOW));
+        assert_eq!(stream.doubtful().count(), 0);
+    }
+
+    #[test]
+    fn a_prefetch_goes_where_the_reader_is_not() {
+        let (mut stream, size) = (Stream::NEW, 1 << 30);
+        read(&mut stream, 0, MIB, size);
+        for at in 1..300 {
+            let at = at * MIB;
+            assert!(stream.look_ahead(at + 80 * MIB, MIB, size).is_none_or(|look| stream.saw(&look, 0)));
+            assert!(!stream.jumps(at));
+            read(&mut stream, at, MIB, size);
+            assert_eq!(stream.released(), (at + MIB) / WINDOW * WINDOW);
+        }
+        assert_eq!(stream.left().last(), Some(298 * MIB..380 * MIB));
+        // As one is at the place where the next reads are; of none is a reader's place forgotten.
+        let mut stream = Stream::NEW;
+        assert_eq!(stream.look_ahead(0, 4 * MIB, size), Some(0..44 * MIB));
+        assert!(!stream.has_read());
+        read(&mut stream, 0, MIB, size);
+        assert_eq!(stream.look_ahead(700 * MIB, MIB, size), None);
+        assert!(stream.has_read() && !stream.is_idle() && !stream.jumps(MIB));
+    }
+
+    #[test]
+    fn a_reader_that_comes_back_has_it_released_again() {
+        let (mut stream, size) = (Stream::NEW, 16 * MIB);
+        read(&mut stream, 0, 8 * MIB, size);
+        assert!(!stream.jumps(MIB) && !stream.jumps(16 * MIB) && stream.jumps(17 * MIB));
+        // Not at once: it isn't in order.
+        assert_eq!(read(&mut stream, MIB, 4096, size), (None, vec![]));
+        assert_eq!(stream.left().collect::<Vec<_>>(), [0..16 * MIB]);
+        assert_eq!(read(&mut stream, MIB + 4096, 2 * MIB, size), (None, vec![0..2 * MIB]));
+    }
+
+    #[test]
+    fn no_position_is_too_odd() {
+        for at in [0, 1, i64::MAX as u64 - 1, i64::MAX as u64, u64::MAX - 1, u64::MAX] {
+            for length in [0, 1, i64::MAX as u64, u64::MAX] {
+                for size in [0, 1, i64::MAX as u64, u64::MAX] {
+                    let mut stream = Stream::NEW;
+                    for _ in 0..3 {
+                        if let Some(look) = stream.look_at(at, length, size) {
+                            assert!(stream.saw(&look, 0));
+                        }
+                        stream.passed(at, length).for_each(drop);
+                        stream.left().for_each(drop);
+                        stream.doubtful().for_each(drop);
+                        stream.look_ahead(at, length, size);
+                        assert!(!stream.jumps(at.saturating_add(length).min(LAST)) || size < at);
+                    }
+                }
+            }
+        }
+    }
+}
