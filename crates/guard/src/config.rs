@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pagekeeper_policy::{FileClass, Rule};
+use globset::{Glob, GlobMatcher};
+use pagekeeper_policy::{DiskProfile, FileClass, Rule};
 use serde::Deserialize;
 
 use crate::profile::{Profile, ProfileError, RuleText, Spelled};
@@ -34,6 +35,84 @@ pub struct Options {
     pub profiles: Vec<Profile>,
     /// Rules that replace those of every profile, by file class.
     pub rules: BTreeMap<FileClass, Rule>,
+    /// What `pagekeeper probe` measured of disks, beside what is saved in [`pagekeeper_probe::DIRECTORY`]: whether leftover pages
+    /// of a file in direct I/O are worth a warning.
+    pub disk_profiles: Vec<DiskProfile>,
+    /// What is done about streaming programs.
+    pub streams: Streams,
+}
+
+/// Programs that stream: that read or write much, once and in order, by their names (`/proc/PID/comm`, at most 15 bytes), as
+/// globs. Backups, dumps, archivers and copies, and what compresses or sums up files.
+pub const STREAMING_PROGRAMS: [&str; 46] = [
+    "tar",
+    "bsdtar",
+    "cpio",
+    "cp",
+    "dd",
+    "rsync",
+    "scp",
+    "sftp",
+    "sftp-server",
+    "rclone",
+    "gzip",
+    "pigz",
+    "bzip2",
+    "xz",
+    "zstd",
+    "lz4",
+    "md5sum",
+    "sha1sum",
+    "sha256sum",
+    "sha512sum",
+    "b2sum",
+    "cksum",
+    "pg_basebackup",
+    "pg_dump",
+    "pg_dumpall",
+    "pg_receivewal",
+    "pg_verifybackup",
+    "pg_checksums",
+    "pgbackrest",
+    "barman*",
+    "wal-g",
+    "mariabackup",
+    "mariadb-backup",
+    "mariadb-dump",
+    "mbstream",
+    "mysqldump",
+    "mysqlpump",
+    "mydumper",
+    "xtrabackup",
+    "xbstream",
+    "mongodump",
+    "restic",
+    "borg",
+    "kopia",
+    "duplicity",
+    "duplicacy",
+];
+
+/// What is done about streaming programs: what such a process brings into the page cache is released behind it.
+#[derive(Debug, Clone)]
+pub struct Streams {
+    /// Whether the guard looks for them.
+    pub on: bool,
+    /// Names of the processes, as globs; [`STREAMING_PROGRAMS`] unless others are given.
+    pub processes: Vec<GlobMatcher>,
+    /// Time between looks while such a process runs.
+    pub tick: Duration,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        let matcher = |name: &&str| Glob::new(name).ok().map(|glob| glob.compile_matcher());
+        Self {
+            on: false,
+            processes: STREAMING_PROGRAMS.iter().filter_map(matcher).collect(),
+            tick: Duration::from_millis(250),
+        }
+    }
 }
 
 impl Default for Options {
@@ -48,6 +127,30 @@ impl Default for Options {
             profile: None,
             profiles: Profile::built_in(),
             rules: BTreeMap::new(),
+            disk_profiles: Vec::new(),
+            streams: Streams::default(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamsText {
+    processes: Option<Vec<Spelled<Glob>>>,
+    tick: Option<Spelled<Period>>,
+}
+
+impl StreamsText {
+    /// A section turns streams on, unless it names no process.
+    fn streams(self) -> Streams {
+        let defaults = Streams::default();
+        let matchers =
+            |globs: Vec<Spelled<Glob>>| globs.iter().map(|glob| glob.0.compile_matcher()).collect();
+        let processes: Vec<GlobMatcher> = self.processes.map_or(defaults.processes, matchers);
+        Streams {
+            on: !processes.is_empty(),
+            processes,
+            tick: self.tick.map_or(defaults.tick, |period| period.0.0),
         }
     }
 }
@@ -65,10 +168,14 @@ struct ConfigText {
     profiles: Vec<PathBuf>,
     #[serde(default)]
     rules: BTreeMap<FileClass, RuleText>,
+    #[serde(default)]
+    disk_profiles: Vec<PathBuf>,
+    streams: Option<StreamsText>,
 }
 
 impl Options {
-    /// Reads a configuration file. Profiles are named relative to it; one of a built-in name replaces that.
+    /// Reads a configuration file. Profiles, of databases and of disks, are named relative to it; one of a built-in name replaces
+    /// that.
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ProfileError::Io { path: path.to_path_buf(), source })?;
@@ -94,6 +201,12 @@ impl Options {
         if let Some(name) = &text.profile {
             crate::profile::find_profile(&profiles, name).map_err(|error| refuse(error.to_string()))?;
         }
+        let mut disk_profiles = Vec::new();
+        for disk in &text.disk_profiles {
+            let disk = path.parent().unwrap_or(Path::new("")).join(disk);
+            let disk = pagekeeper_probe::read(&disk);
+            disk_profiles.push(disk.map_err(|error| refuse(format!("disk_profiles: {error}")))?);
+        }
         let tick = text.tick.map_or(defaults.tick, |period| period.0.0);
         Ok(Self {
             tick,
@@ -105,6 +218,8 @@ impl Options {
             profile: text.profile,
             profiles,
             rules,
+            disk_profiles,
+            streams: text.streams.map_or_else(Streams::default, StreamsText::streams),
         })
     }
 }
@@ -127,6 +242,33 @@ mod tests {
         assert_eq!((example.tick, example.idle_tick), (default.tick, default.idle_tick));
         assert_eq!((example.find, example.dry_run), (default.find, default.dry_run));
         assert!(example.rules.is_empty());
+        assert!(!example.streams.on && !default.streams.on);
+    }
+
+    #[test]
+    fn streams_are_off_unless_asked_for() {
+        let names = |options: &Options| -> Vec<String> {
+            options.streams.processes.iter().map(|matcher| matcher.glob().glob().to_owned()).collect()
+        };
+        let default = parse("").unwrap();
+        assert!(!default.streams.on);
+        assert_eq!(names(&default), STREAMING_PROGRAMS);
+        let on = parse("[streams]\n").unwrap();
+        assert!(on.streams.on && names(&on) == STREAMING_PROGRAMS);
+        assert_eq!(on.streams.tick, Duration::from_millis(250));
+        let own = parse("[streams]\nprocesses = [\"tar\", \"my-*\"]\ntick = \"1s\"\n").unwrap();
+        assert!(own.streams.on && own.streams.processes[1].is_match("my-backup"));
+        assert_eq!(
+            (names(&own), own.streams.tick),
+            (vec!["tar".into(), "my-*".into()], Duration::from_secs(1))
+        );
+        assert!(!parse("[streams]\nprocesses = []\n").unwrap().streams.on);
+    }
+
+    #[test]
+    fn names_of_streaming_programs_fit_the_kernels_field() {
+        assert!(STREAMING_PROGRAMS.iter().all(|name| (1..=15).contains(&name.len())));
+        assert_eq!(Streams::default().processes.len(), STREAMING_PROGRAMS.len());
     }
 
     #[test]
@@ -144,6 +286,9 @@ mod tests {
             ("[rules.binlock]\nrule = \"keep\"\n", "line 1", "binlock"),
             ("[rules.wal]\nrule = \"keep\"\nslack = \"x\"\n", "line 3", "not a size"),
             ("[rules.wal]\nrule = \"budget\"\n", "[rules.wal]", "needs the key"),
+            ("[streams]\nprocesses = [\"a[\"]\n", "line 2", "a["),
+            ("[streams]\ntick = 5\n", "line 2", "string"),
+            ("[streams]\nprogram = \"tar\"\n", "line 2", "processes"),
             ("profile = \"oracle\"\n", "guard.toml", "mariadb, mysql"),
         ] {
             let error = parse(text).unwrap_err().to_string();
@@ -162,5 +307,21 @@ mod tests {
         let mysql: Vec<_> = options.profiles.iter().filter(|profile| profile.name == "mysql").collect();
         assert_eq!(mysql.len(), 1);
         assert_eq!(mysql[0].logs[0].rule, Rule::Keep);
+    }
+
+    #[test]
+    fn profiles_of_disks_are_read_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = DiskProfile { kernel: "6.18".to_owned(), ..DiskProfile::default() };
+        pagekeeper_probe::write(&disk, &dir.path().join("disk.toml")).unwrap();
+        let config = dir.path().join("guard.toml");
+        std::fs::write(&config, "disk_profiles = [\"disk.toml\"]\n").unwrap();
+        assert_eq!(Options::read(&config).unwrap().disk_profiles, [disk]);
+        std::fs::write(dir.path().join("disk.toml"), "version = 9\n").unwrap();
+        let error = Options::read(&config).unwrap_err().to_string();
+        assert!(
+            error.contains("guard.toml") && error.contains("disk.toml: a profile of version 9"),
+            "{error}"
+        );
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_kernel::process::ProcRoot;
@@ -108,7 +109,7 @@ pub(crate) fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) ->
     let _ = proc.fd_links(pid, |_, target| {
         for (profile, seen) in profiles.iter().zip(&mut seen) {
             for (marker, seen) in profile.markers.iter().zip(seen) {
-                *seen = *seen || marker.matches(target).is_some();
+                *seen = *seen || (marker.matches(target).is_some() && is_its_own(proc, pid, profile, target));
             }
         }
     });
@@ -124,26 +125,18 @@ pub(crate) fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) ->
     best.map(|(score, profile)| Recognised { profile: Arc::clone(profile), certain: score >= 2 })
 }
 
+/// Whether a marker is of this kind of database and not of another that calls it the same.
+fn is_its_own(proc: &ProcRoot, pid: u32, profile: &Profile, marker: &Path) -> bool {
+    let directory = (!profile.beside.is_empty())
+        .then(|| proc.in_namespace(pid, marker.parent().unwrap_or(marker)).ok())
+        .flatten();
+    directory.is_none_or(|directory| profile.marks(&directory))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
-
-    fn profiles() -> Vec<Arc<Profile>> {
-        Profile::built_in().into_iter().map(Arc::new).collect()
-    }
-
-    /// A process in a fake `/proc`: its name, parent and what its descriptors lead to.
-    fn process(proc: &Path, pid: u32, name: &str, parent: u32, files: &[&str]) {
-        let dir = proc.join(pid.to_string());
-        std::fs::create_dir_all(dir.join("fd")).unwrap();
-        std::fs::write(dir.join("comm"), format!("{name}\n")).unwrap();
-        let stat = format!("{pid} ({name}) S {parent} 1 1 0 -1 0 {}\n", "0 ".repeat(40));
-        std::fs::write(dir.join("stat"), stat).unwrap();
-        for (fd, target) in files.iter().enumerate() {
-            std::os::unix::fs::symlink(target, dir.join(format!("fd/{fd}"))).unwrap();
-        }
-    }
+    use crate::testing::{fake_process as process, profiles};
 
     fn name_of(proc: &Path, pid: u32) -> Option<String> {
         recognise(&ProcRoot::at(proc), pid, &profiles()).map(|recognised| recognised.profile.name.clone())
@@ -197,6 +190,30 @@ mod tests {
             &["/data/MANIFEST-000004", "/data/000005.log", "socket:[7]"],
         );
         assert_eq!(name_of(proc.path(), 20).as_deref(), Some("rocksdb"));
+    }
+
+    #[test]
+    fn leveldb_is_no_rocksdb() {
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = dir.path().join("MANIFEST-000001");
+        for name in ["MANIFEST-000001", "000003.log", "000005.ldb", "LOG", "CURRENT"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .stdin(std::fs::File::open(&manifest).unwrap())
+            .spawn()
+            .unwrap();
+        let name = || {
+            let recognised = recognise(&ProcRoot::default(), child.id(), &profiles());
+            recognised.map(|recognised| recognised.profile.name.clone())
+        };
+        let before = name();
+        std::fs::write(dir.path().join("OPTIONS-000007"), "").unwrap();
+        let after = name();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((before, after.as_deref()), (None, Some("rocksdb")));
     }
 
     #[test]

@@ -43,6 +43,28 @@ pub enum Event {
         /// The profile it went by.
         profile: String,
     },
+    /// A streaming process with large files was found; what it brings into the page cache is released behind it.
+    Stream {
+        /// The process.
+        pid: u32,
+        /// What it is called.
+        program: String,
+    },
+    /// A streaming process has ended.
+    StreamEnded {
+        /// The process.
+        pid: u32,
+        /// What it was called.
+        program: String,
+        /// How long it was followed.
+        seconds: f64,
+        /// Files that it was followed in.
+        files: u64,
+        /// Released behind it.
+        released_bytes: u64,
+        /// What resisted at the time.
+        kept_bytes: u64,
+    },
     /// One look at everything, and what was done.
     Tick(Tick),
     /// What would be done, in a dry run.
@@ -98,6 +120,25 @@ pub struct Tick {
     pub followers: usize,
 }
 
+/// What one tick did to the files of one class in one directory. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    /// The database's process; none for a directory that was named.
+    pub pid: Option<u32>,
+    /// The profile it goes by.
+    pub profile: String,
+    /// The directory, as the database sees it.
+    pub directory: PathBuf,
+    /// The class.
+    pub class: FileClass,
+    /// How many acts: releases, and starts of writeback.
+    pub acts: u64,
+    /// Released.
+    pub released_bytes: u64,
+    /// What resisted at the time.
+    pub kept_bytes: u64,
+}
+
 /// What a whole run did.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Summary {
@@ -107,6 +148,8 @@ pub struct Summary {
     pub ticks: u64,
     /// Released, by file class.
     pub released_bytes: BTreeMap<FileClass, u64>,
+    /// Released behind streaming processes, by what they are called.
+    pub released_behind_streams_bytes: BTreeMap<String, u64>,
     /// Released in all.
     pub released_total_bytes: u64,
     /// What resisted a release at the time.

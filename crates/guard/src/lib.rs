@@ -8,8 +8,10 @@ mod config;
 mod descriptors;
 mod directory;
 mod discover;
+mod disks;
 mod event;
 mod facts;
+mod finder;
 mod guard;
 mod limits;
 mod named;
@@ -19,16 +21,20 @@ mod postgresql;
 mod profile;
 mod sample;
 mod settings;
+mod streams;
 #[cfg(test)]
 mod testing;
 mod trail;
 pub mod units;
 mod usage;
 
-pub use config::Options;
-pub use event::{Event, Summary, Tick};
+pub use config::{Options, STREAMING_PROGRAMS, Streams};
+pub use event::{Done, Event, Summary, Tick};
+pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use guard::{Control, Guard};
+pub use named::logs_below;
 pub use pattern::{Matched, Pattern, PatternError};
 pub use profile::{
-    BUILT_IN, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf, RewriteSpec, find_profile,
+    BUILT_IN, BulkSpec, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf,
+    RewriteSpec, find_profile,
 };

@@ -7,7 +7,7 @@ use crate::profile::Profile;
 
 /// The profile most of whose logs are found in `path` or in the directories right below that its patterns name,
 /// and the directories to watch. With one candidate, that one, whatever is there yet.
-pub(crate) fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profile>, Vec<PathBuf>)> {
+pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profile>, Vec<PathBuf>)> {
     let best = candidates
         .iter()
         .map(|profile| (kinds_found(path, profile), profile))

@@ -1,25 +1,27 @@
 //! File-name patterns of profiles, and the order of a log's files that they reveal.
 //!
-//! A pattern is a file name, optionally below one directory name, in which `*` stands for any characters, `{n}`
-//! for a decimal number and `{x}` for 24 hexadecimal digits (a PostgreSQL WAL segment). What a name has besides
-//! its number is its *stem*: names with equal stems in one directory are one log, and the number orders it.
-//! There are at most three `*`: trying all that each may stand for takes time by the name's length to that
-//! power. Matching never fails; a pattern that can't be read is refused with [`PatternError`].
+//! A pattern is a file name, in which `*` stands for any characters, `{n}` for a decimal number and `{x}` for 24
+//! hexadecimal digits (a PostgreSQL WAL segment). What a name has besides its number is its *stem*: names with
+//! equal stems in one directory are one log, and the number orders it. Names of directories may stand before it,
+//! in which `*` stands for any characters of one name (`base/*/{n}*`); for the files of a log at most one, without
+//! a `*`. In one name there are at most three `*`: trying all that each may stand for takes time by the name's
+//! length to that power. Matching never fails; a pattern that can't be read is refused with [`PatternError`].
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Component, Path};
 use std::str::FromStr;
 
 /// A parsed pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
     text: String,
-    directory: Option<String>,
+    /// What the directories that the file is in are called, the innermost last.
+    directories: Vec<Vec<Part>>,
     parts: Vec<Part>,
 }
 
-/// How many `*` a pattern may have.
+/// How many `*` one name may have.
 const ANY_MAX: usize = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,26 +59,48 @@ impl Matched {
 }
 
 impl Pattern {
-    /// Matches the last one or two components of a path.
+    /// Matches the last components of a path: its file name and as many directories as the pattern has.
     pub fn matches(&self, path: &Path) -> Option<Matched> {
-        if let Some(directory) = &self.directory {
-            let parent = path.parent()?.file_name()?;
-            if parent != OsStr::new(directory) {
-                return None;
+        let matched = self.matches_name(path.file_name()?)?;
+        let mut above = path.components().rev().skip(1);
+        let fits = self.directories.iter().rev().all(|parts| match above.next() {
+            Some(Component::Normal(name)) => {
+                matches_parts(parts, name.as_bytes(), &mut Matched { stem: Vec::new(), sequence: 0 })
             }
-        }
-        self.matches_name(path.file_name()?)
+            _ => false,
+        });
+        fits.then_some(matched)
+    }
+
+    /// The directory that a path that matches is found from: above those that the pattern names.
+    pub fn base_of<'a>(&self, path: &'a Path) -> Option<&'a Path> {
+        self.matches(path)?;
+        path.ancestors().nth(self.directories.len() + 1)
     }
 
     /// Matches a bare file name, whatever directory it is in.
     pub fn matches_name(&self, name: &OsStr) -> Option<Matched> {
+        if !ends_as(&self.parts, name.as_bytes()) {
+            return None;
+        }
         let mut matched = Matched { stem: Vec::with_capacity(name.len()), sequence: 0 };
         matches_parts(&self.parts, name.as_bytes(), &mut matched).then_some(matched)
     }
 
-    /// The directory name that the file must be in, if the pattern has one.
+    /// The name of the directory that the file must be in, if the pattern has one directory, without a `*`.
     pub fn directory(&self) -> Option<&str> {
-        self.directory.as_deref()
+        match self.directories.as_slice() {
+            [parts] => match parts.as_slice() {
+                [Part::Literal(name)] => std::str::from_utf8(name).ok(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Whether the files of a log can be called so: in one directory that its name leads to, at most.
+    pub(crate) fn is_for_logs(&self) -> bool {
+        self.directories.is_empty() || self.directory().is_some()
     }
 
     /// The pattern as it was written.
@@ -90,48 +114,62 @@ impl FromStr for Pattern {
 
     fn from_str(text: &str) -> Result<Self, PatternError> {
         let refuse = |reason| PatternError { pattern: text.to_owned(), reason };
-        let (directory, name) = match text.rsplit_once('/') {
-            Some((directory, name)) => (Some(directory.to_owned()), name),
-            None => (None, text),
-        };
+        let mut names: Vec<&str> = text.split('/').collect();
+        let name = names.pop().unwrap_or_default();
         if name.is_empty() {
             return Err(refuse("it names no file"));
         }
-        if let Some(directory) = &directory
-            && (directory.is_empty() || directory.contains(['/', '*', '{']))
-        {
-            return Err(refuse("before the / goes one plain directory name"));
+        if names.iter().any(|name| name.is_empty() || name.contains('{')) {
+            return Err(refuse("before a / goes the name of a directory, in which only * has a meaning"));
         }
-        let mut parts = Vec::new();
-        let mut literal = Vec::new();
-        let mut rest = name;
-        while !rest.is_empty() {
-            let (part, length) = if rest.starts_with("{n}") {
-                (Part::Number, 3)
-            } else if rest.starts_with("{x}") {
-                (Part::HexSegment, 3)
-            } else if rest.starts_with('*') {
-                (Part::Any, 1)
-            } else if rest.starts_with('{') {
-                return Err(refuse("in braces there is only {n}, a number, or {x}, 24 hexadecimal digits"));
-            } else {
-                let length = rest.find(['{', '*']).unwrap_or(rest.len());
-                literal.extend_from_slice(&rest.as_bytes()[..length]);
-                rest = &rest[length..];
-                parts.push(Part::Literal(std::mem::take(&mut literal)));
-                continue;
-            };
-            parts.push(part);
+        let directories: Vec<_> =
+            names.into_iter().map(parse_name).collect::<Result<_, _>>().map_err(refuse)?;
+        let parts = parse_name(name).map_err(refuse)?;
+        Ok(Self { text: text.to_owned(), directories, parts })
+    }
+}
+
+/// The parts of one name.
+fn parse_name(name: &str) -> Result<Vec<Part>, &'static str> {
+    let mut parts = Vec::new();
+    let mut literal = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let (part, length) = if rest.starts_with("{n}") {
+            (Part::Number, 3)
+        } else if rest.starts_with("{x}") {
+            (Part::HexSegment, 3)
+        } else if rest.starts_with('*') {
+            (Part::Any, 1)
+        } else if rest.starts_with('{') {
+            return Err("in braces there is only {n}, a number, or {x}, 24 hexadecimal digits");
+        } else {
+            let length = rest.find(['{', '*']).unwrap_or(rest.len());
+            literal.extend_from_slice(&rest.as_bytes()[..length]);
             rest = &rest[length..];
-        }
-        let numbers = parts.iter().filter(|part| matches!(part, Part::Number | Part::HexSegment)).count();
-        if numbers > 1 {
-            return Err(refuse("it has more than one number to order files by"));
-        }
-        if parts.iter().filter(|part| **part == Part::Any).count() > ANY_MAX {
-            return Err(refuse("it has more than three *"));
-        }
-        Ok(Self { text: text.to_owned(), directory, parts })
+            parts.push(Part::Literal(std::mem::take(&mut literal)));
+            continue;
+        };
+        parts.push(part);
+        rest = &rest[length..];
+    }
+    let numbers = parts.iter().filter(|part| matches!(part, Part::Number | Part::HexSegment)).count();
+    if numbers > 1 {
+        return Err("it has more than one number to order files by");
+    }
+    if parts.iter().filter(|part| **part == Part::Any).count() > ANY_MAX {
+        return Err("it has more than three *");
+    }
+    Ok(parts)
+}
+
+/// Whether a name can match by its end: most names fail here, before every way to match is tried.
+fn ends_as(parts: &[Part], name: &[u8]) -> bool {
+    match parts.last() {
+        Some(Part::Literal(literal)) => name.ends_with(literal),
+        Some(Part::Number) => name.last().is_some_and(u8::is_ascii_digit),
+        Some(Part::HexSegment) => name.last().is_some_and(u8::is_ascii_hexdigit),
+        Some(Part::Any) | None => true,
     }
 }
 
@@ -224,6 +262,24 @@ mod tests {
     }
 
     #[test]
+    fn directories_match_from_the_file_upwards() {
+        assert_eq!(matched("base/*/{n}*", "/d/base/5/16384_fsm"), Some(("_fsm".into(), 16384)));
+        assert_eq!(matched("base/*/{n}*", "/d/base/16384"), None);
+        assert_eq!(matched("base/*/{n}*", "/d/other/5/16384"), None);
+        assert_eq!(matched("base/*/{n}*", "base/5/1"), Some((String::new(), 1)));
+        assert_eq!(matched("*/x", "/x"), None);
+        assert_eq!(matched("PG_*/*/{n}", "/ts/PG_15_2022/5/7"), Some((String::new(), 7)));
+        let pattern: Pattern = "base/*/{n}".parse().unwrap();
+        assert_eq!(pattern.base_of(Path::new("/d/base/5/7")), Some(Path::new("/d")));
+        assert_eq!(pattern.base_of(Path::new("/d/base/5/x")), None);
+        assert_eq!("base/{n}".parse::<Pattern>().unwrap().directory(), Some("base"));
+        for several in ["base/*/{n}", "*/{n}"] {
+            let several: Pattern = several.parse().unwrap();
+            assert_eq!((several.directory(), several.is_for_logs()), (None, false));
+        }
+    }
+
+    #[test]
     fn wal_segments_order_across_the_high_half() {
         let early = matched("pg_wal/{x}", "/d/pg_wal/0000000100000000000000FF").unwrap();
         let late = matched("pg_wal/{x}", "/d/pg_wal/000000020000000100000000").unwrap();
@@ -243,8 +299,10 @@ mod tests {
         for (pattern, reason) in [
             ("", "names no file"),
             ("a/", "names no file"),
-            ("a/b/c", "one plain directory"),
-            ("*/c", "one plain directory"),
+            ("a//c", "name of a directory"),
+            ("/c", "name of a directory"),
+            ("{n}/c", "only * has a meaning"),
+            ("*a*a*a*b/c", "more than three"),
             ("{q}", "in braces"),
             ("{n}.{n}", "more than one number"),
             ("*a*a*a*b", "more than three"),

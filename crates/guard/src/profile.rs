@@ -29,6 +29,9 @@ pub struct Profile {
     pub processes: Vec<GlobMatcher>,
     /// Files that such a process, whatever its name, holds open: all of them must be there.
     pub markers: Vec<Pattern>,
+    /// Names of which at least one stands in the directory of a marker, where others have markers of the same name. Empty
+    /// where nobody has.
+    pub beside: Vec<Pattern>,
     /// Directories of logs, relative to the process's working directory, for databases that do not keep their
     /// logs open.
     pub directories: Vec<PathBuf>,
@@ -36,6 +39,31 @@ pub struct Profile {
     pub postgresql_titles: bool,
     /// Its log files, the more particular first: the first pattern that matches counts.
     pub logs: Vec<LogSpec>,
+    /// Its other files, which nobody watches, the more particular first: the first pattern that matches counts, after
+    /// those of the logs.
+    pub files: Vec<FileSpec>,
+}
+
+/// Files of a database that are known by their names, and not watched.
+#[derive(Debug, Clone)]
+pub struct FileSpec {
+    /// What they are to the database.
+    pub class: FileClass,
+    /// Their names.
+    pub files: Pattern,
+    /// For files that are written once, in order and in bulk: what becomes of their pages.
+    pub bulk: Option<BulkSpec>,
+}
+
+/// What becomes of the pages of bulk output once they are written. Only `pagekeeper run` goes by it: from outside no
+/// writer can be held up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BulkSpec {
+    /// They stay: the database reads them again.
+    Keep,
+    /// They are released.
+    Release,
 }
 
 /// The files of one log of a database.
@@ -155,11 +183,23 @@ struct ProfileText {
     #[serde(default)]
     markers: Vec<Spelled<Pattern>>,
     #[serde(default)]
+    beside: Vec<Spelled<Pattern>>,
+    #[serde(default)]
     directories: Vec<PathBuf>,
     #[serde(default)]
     postgresql_titles: bool,
     #[serde(default, rename = "log")]
     logs: Vec<LogText>,
+    #[serde(default, rename = "file")]
+    files: Vec<FileText>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileText {
+    class: FileClass,
+    files: Spelled<Pattern>,
+    bulk: Option<BulkSpec>,
 }
 
 #[derive(Deserialize)]
@@ -267,6 +307,12 @@ impl Profile {
         let text: ProfileText = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
         let mut logs = Vec::with_capacity(text.logs.len());
         for log in text.logs {
+            if !log.files.0.is_for_logs() {
+                return Err(refuse(format!(
+                    "log \"{}\": before the / goes one plain directory name",
+                    log.files.0.as_str()
+                )));
+            }
             let rule =
                 RuleText { rule: log.rule, near_files: log.near_files, slack: log.slack, budget: log.budget };
             logs.push(LogSpec {
@@ -291,9 +337,28 @@ impl Profile {
             name: text.name,
             processes: text.processes.iter().map(|glob| glob.0.compile_matcher()).collect(),
             markers: text.markers.into_iter().map(|marker| marker.0).collect(),
+            beside: text.beside.into_iter().map(|name| name.0).collect(),
             directories: text.directories,
             postgresql_titles: text.postgresql_titles,
             logs,
+            files: text
+                .files
+                .into_iter()
+                .map(|file| FileSpec { class: file.class, files: file.files.0, bulk: file.bulk })
+                .collect(),
+        })
+    }
+
+    /// Whether a marker in this directory is one of such a database: by what stands beside it. So it is taken for one,
+    /// too, where the directory can't be listed.
+    pub fn marks(&self, directory: &Path) -> bool {
+        if self.beside.is_empty() {
+            return true;
+        }
+        let Ok(entries) = std::fs::read_dir(directory) else { return true };
+        entries.flatten().any(|entry| {
+            let name = entry.file_name();
+            self.beside.iter().any(|pattern| pattern.matches_name(&name).is_some())
         })
     }
 
@@ -316,9 +381,56 @@ impl Profile {
             .collect()
     }
 
-    /// What a file is by this profile: the first log whose pattern its path matches.
+    /// The log that a file is of by this profile: the first whose pattern its path matches.
     pub fn log_of(&self, path: &Path) -> Option<(usize, Matched)> {
         self.logs.iter().enumerate().find_map(|(index, log)| Some((index, log.files.matches(path)?)))
+    }
+
+    /// What a file is to its database, by its path alone: of the logs and the other files, the first whose pattern it
+    /// matches. `None` for a file that the profile does not know.
+    ///
+    /// A log that is [indexed](LogSpec::indexed) is taken for one without a look for its index; see
+    /// [`Self::class_beside`].
+    ///
+    /// ```
+    /// use pagekeeper_guard::{Profile, find_profile};
+    /// use pagekeeper_policy::FileClass;
+    /// use std::path::Path;
+    ///
+    /// let profiles = Profile::built_in();
+    /// let mariadb = find_profile(&profiles, "mariadb")?;
+    /// assert_eq!(mariadb.class_of(Path::new("/var/lib/mysql/ib_logfile0")), Some(FileClass::Redo));
+    /// assert_eq!(mariadb.class_of(Path::new("/var/lib/mysql/shop/orders.ibd")), Some(FileClass::Data));
+    /// assert_eq!(mariadb.class_of(Path::new("/var/lib/mysql/server.cnf")), None);
+    /// # Ok::<(), pagekeeper_guard::ProfileError>(())
+    /// ```
+    pub fn class_of(&self, path: &Path) -> Option<FileClass> {
+        self.class_beside(path, |_| true)
+    }
+
+    /// As [`Self::class_of`], for callers that know which files there are: one of an [indexed](LogSpec::indexed) log
+    /// is of it only if `exists` says so of its index, beside it.
+    pub fn class_beside(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<FileClass> {
+        self.spec_of(path, exists).map(|(class, _)| class)
+    }
+
+    /// The directory that a file belongs to by this profile: above the directories that its pattern names (for
+    /// PostgreSQL's `base/5/16384`, the one that `base` is in). `None` for a file that the profile does not know.
+    pub fn base_of<'a>(&self, path: &'a Path) -> Option<&'a Path> {
+        self.spec_of(path, |_| true)?.1.base_of(path)
+    }
+
+    fn spec_of(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<(FileClass, &Pattern)> {
+        let is_log = |log: &&LogSpec| {
+            log.files
+                .matches(path)
+                .is_some_and(|matched| !log.indexed || exists(&path.with_file_name(matched.index_name())))
+        };
+        let log = self.logs.iter().find(is_log).map(|log| (log.class, &log.files));
+        log.or_else(|| {
+            let file = self.files.iter().find(|file| file.files.matches(path).is_some())?;
+            Some((file.class, &file.files))
+        })
     }
 }
 
@@ -387,6 +499,106 @@ mod tests {
     }
 
     #[test]
+    fn all_files_of_real_servers_have_their_class() {
+        use FileClass::{Binlog, Data, Redo, Temp, Wal};
+        let profiles = Profile::built_in();
+        let class = |profile: &str, path: &str| {
+            find_profile(&profiles, profile).unwrap().class_of(&Path::new("/d").join(path))
+        };
+        for (profile, path, expected) in [
+            ("mariadb", "ibdata1", Some(Data)),
+            ("mariadb", "undo001", Some(Data)),
+            ("mariadb", "shop/orders#P#p1.ibd", Some(Data)),
+            ("mariadb", "shop/orders.MAD", Some(Data)),
+            ("mariadb", "ibtmp1", Some(Temp)),
+            ("mariadb", "shop/#sql-alter-2a-5.ibd", Some(Temp)),
+            ("mariadb", "ib_logfile101", Some(Redo)),
+            ("mariadb", "#rocksdb/000012.log", Some(Wal)),
+            ("mariadb", "#rocksdb/000013.sst", Some(Data)),
+            ("mariadb", "server.cnf", None),
+            ("mariadb", "shop/orders.frm", None),
+            ("mysql", "#innodb_redo/#ib_redo9_tmp", Some(Redo)),
+            ("mysql", "ib_logfile1", Some(Redo)),
+            ("mysql", "#ib_16384_0.dblwr", Some(Data)),
+            ("mysql", "#ib_16384_1.bdblwr", Some(Data)),
+            ("mysql", "undo_001", Some(Data)),
+            ("mysql", "mysql.ibd", Some(Data)),
+            ("mysql", "#innodb_temp/temp_3.ibt", Some(Temp)),
+            ("mysql", "#rocksdb/000013.sst", Some(Data)),
+            ("postgresql", "base/5/2619", Some(Data)),
+            ("postgresql", "base/5/16384.1", Some(Data)),
+            ("postgresql", "base/5/16384_vm", Some(Data)),
+            ("postgresql", "base/5/t3_16390", Some(Temp)),
+            ("postgresql", "base/pgsql_tmp/pgsql_tmp812.0", Some(Temp)),
+            ("postgresql", "base/pgsql_tmp/pgsql_tmp812.0.fileset/i1of8.p0.0", Some(Temp)),
+            ("postgresql", "global/1262", Some(Data)),
+            ("postgresql", "global/pg_control", None),
+            ("postgresql", "ts/PG_15_202209061/5/16384", Some(Data)),
+            ("postgresql", "ts/PG_15_202209061/pgsql_tmp/pgsql_tmp9.1", Some(Temp)),
+            ("postgresql", "pg_wal/000000010000000000000001", Some(Wal)),
+            ("postgresql", "pg_wal/xlogtemp.77", Some(Wal)),
+            ("postgresql", "pg_xact/0000", Some(Data)),
+            ("postgresql", "postgresql.conf", None),
+            ("rocksdb", "000012.sst", Some(Data)),
+            ("rocksdb", "000014.blob", Some(Data)),
+            ("rocksdb", "000015.ldb", Some(Data)),
+            ("rocksdb", "000016.dbtmp", Some(Temp)),
+            ("rocksdb", "0000000000000001.raftlog.reserved", Some(Wal)),
+            ("rocksdb", "LOG", None),
+            ("mongodb", "collection-0-77.wt", Some(Data)),
+            ("mongodb", "journal/WiredTigerPreplog.0000000002", Some(Wal)),
+            ("mongodb", "_tmp/extsort.1", Some(Temp)),
+            ("generic", "x/000012.sst", Some(Data)),
+            ("generic", "binlog.000003", Some(Binlog)),
+        ] {
+            assert_eq!(class(profile, path), expected, "{profile}: {path}");
+        }
+    }
+
+    #[test]
+    fn what_compactions_write_is_bulk_output() {
+        for profile in Profile::built_in() {
+            let bulk: Vec<&str> = profile
+                .files
+                .iter()
+                .filter(|file| file.bulk == Some(BulkSpec::Keep))
+                .map(|file| file.files.as_str())
+                .collect();
+            let expected: &[&str] = match profile.name.as_str() {
+                "mariadb" | "mysql" => &["#rocksdb/*.sst"],
+                "rocksdb" => &["*.sst", "*.ldb", "*.blob"],
+                "generic" => &["*.sst"],
+                _ => &[],
+            };
+            assert_eq!(bulk, expected, "{}", profile.name);
+        }
+    }
+
+    #[test]
+    fn an_indexed_log_needs_its_index() {
+        let profiles = Profile::built_in();
+        let mariadb = find_profile(&profiles, "mariadb").unwrap();
+        let class = |path: &str, index: &str| {
+            mariadb.class_beside(Path::new(path), |beside| beside == Path::new(index))
+        };
+        assert_eq!(class("/d/bin.000001", "/d/bin.index"), Some(FileClass::Binlog));
+        assert_eq!(class("/d/slow.log.1", "/d/bin.index"), None);
+    }
+
+    #[test]
+    fn a_file_leads_to_the_directory_of_its_database() {
+        let profiles = Profile::built_in();
+        let base = |profile: &str, path: &'static str| {
+            find_profile(&profiles, profile).unwrap().base_of(Path::new(path))
+        };
+        assert_eq!(base("postgresql", "/d/base/5/2619"), Some(Path::new("/d")));
+        assert_eq!(base("postgresql", "/ts/PG_15_1/5/7"), Some(Path::new("/ts")));
+        assert_eq!(base("mariadb", "/d/#rocksdb/000012.sst"), Some(Path::new("/d")));
+        assert_eq!(base("mariadb", "/d/shop/t.ibd"), Some(Path::new("/d/shop")));
+        assert_eq!(base("mariadb", "/d/my.cnf"), None);
+    }
+
+    #[test]
     fn errors_point_at_line_and_key() {
         let error = error_of("name = \"x\"\n[[log]]\nclass = \"wal\"\nfiels = \"a\"\nrule = \"keep\"\n");
         assert!(error.contains("line 4") && error.contains("fiels"), "{error}");
@@ -400,6 +612,12 @@ mod tests {
             "name = \"x\"\n[[log]]\nclass = \"wal\"\nfiles = \"a\"\nrule = \"keep\"\nslack = \"4M\"\n",
         );
         assert!(error.contains("\"slack\" has no meaning"), "{error}");
+        let wide = error_of("name = \"x\"\n[[log]]\nclass = \"wal\"\nfiles = \"a/*/{n}\"\nrule = \"keep\"\n");
+        assert!(wide.contains("one plain directory"), "{wide}");
+        let rule = error_of("name = \"x\"\n[[file]]\nclass = \"data\"\nfiles = \"a\"\nrule = \"keep\"\n");
+        assert!(rule.contains("line 5") && rule.contains("rule"), "{rule}");
+        let bulk = error_of("name = \"x\"\n[[file]]\nclass = \"data\"\nfiles = \"a\"\nbulk = \"drop\"\n");
+        assert!(bulk.contains("line 5") && bulk.contains("`keep` or `release`"), "{bulk}");
         assert!(error_of("name = \"x\"\n").contains("nothing to watch"));
     }
 

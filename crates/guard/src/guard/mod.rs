@@ -11,7 +11,7 @@ mod act;
 mod find;
 mod look;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,9 +25,10 @@ use crate::config::Options;
 use crate::descriptors::Descriptors;
 use crate::directory::{Directory, Ids};
 use crate::discover::Discovery;
-use crate::event::{Event, Summary, Tick};
+use crate::event::{Done, Event, Summary, Tick};
 use crate::notify::Notifications;
 use crate::profile::{Profile, ProfileError, find_profile};
+use crate::streams::{Around, StreamWatch};
 use crate::trail::Trail;
 use crate::usage;
 
@@ -83,9 +84,16 @@ pub struct Guard {
     retry_due: Instant,
     retry: u64,
     quiet_ticks: u32,
+    streams: StreamWatch,
+    /// Released behind streams since the last tick.
+    streamed: u64,
+    /// Whether the last look was a whole tick, not one at the streams alone.
+    ticked: bool,
     /// Whether any file was looked at yet.
     looked: bool,
     summary: Summary,
+    /// What this tick did.
+    done: Vec<Done>,
     events: Vec<Event>,
 }
 
@@ -124,8 +132,12 @@ impl Guard {
             retry_due: now + RETRY,
             retry: 0,
             quiet_ticks: 0,
+            streams: StreamWatch::new(now),
+            streamed: 0,
+            ticked: false,
             looked: false,
             summary: Summary::default(),
+            done: Vec::new(),
             events: Vec::new(),
             options: Options::default(),
             proc,
@@ -156,6 +168,7 @@ impl Guard {
         self.scan_due = now;
         // Files get new ids: until followers are seen anew, their pages would look unneeded.
         self.others = Descriptors::new(now);
+        self.streams.forget_names(now);
         self.take_options(options);
         self.watch_named_directories();
         Ok(())
@@ -185,11 +198,52 @@ impl Guard {
             self.tick(tell);
             let pause =
                 if self.quiet_ticks >= IDLE_AFTER { self.options.idle_tick } else { self.options.tick };
-            let left = pause.saturating_sub(began.elapsed());
-            if wait(self, left) == Control::Stop {
-                return self.summary();
+            loop {
+                let left = pause.saturating_sub(began.elapsed());
+                let on = self.options.streams.on;
+                let until = if on { self.streams.pause(Instant::now()).min(left) } else { left };
+                if wait(self, until) == Control::Stop {
+                    return self.summary();
+                }
+                if until == left {
+                    break;
+                }
+                self.look_at_streams(tell);
             }
         }
+    }
+
+    /// Looks at the streams between two ticks.
+    fn look_at_streams(&mut self, tell: &mut dyn FnMut(&Event)) {
+        self.ticked = false;
+        self.done.clear();
+        self.follow_streams();
+        for event in self.events.drain(..) {
+            tell(&event);
+        }
+    }
+
+    /// Follows the streams, if that is asked for.
+    fn follow_streams(&mut self) {
+        if !self.options.streams.on {
+            return;
+        }
+        let databases: Vec<_> =
+            self.databases.iter().map(|database| (database.pid, Arc::clone(&database.profile))).collect();
+        let mut problems = Vec::new();
+        let released = self.streams.look(&mut Around {
+            proc: &self.proc,
+            options: &self.options.streams,
+            dry_run: self.options.dry_run,
+            databases: &databases,
+            events: &mut self.events,
+            problems: &mut problems,
+        });
+        for (path, problem) in problems {
+            self.problem(path, &problem);
+        }
+        self.summary.released_total_bytes += released;
+        self.streamed += released;
     }
 
     /// Whether all processes that were named have ended, and nothing else is to be watched.
@@ -204,6 +258,8 @@ impl Guard {
     /// Looks at everything once, and acts.
     pub fn tick(&mut self, tell: &mut dyn FnMut(&Event)) {
         let now = Instant::now();
+        self.ticked = true;
+        self.done.clear();
         self.find_databases(now);
         self.list_directories(now);
         let moved = self.look_at_descriptors(now) | self.look_at_files();
@@ -230,6 +286,8 @@ impl Guard {
             tick.resident_bytes += entry.sample.resident;
             tick.unwritten_bytes += entry.sample.unwritten;
         }
+        self.follow_streams();
+        tick.released_bytes += std::mem::take(&mut self.streamed);
         tick.seconds = self.began.elapsed().as_secs_f64();
         self.summary.ticks += 1;
         self.summary.resident_after_bytes = tick.resident_bytes;
@@ -237,6 +295,21 @@ impl Guard {
         for event in self.events.drain(..) {
             tell(&event);
         }
+    }
+
+    /// What the last tick did, by directory and class; nothing in a dry run.
+    pub fn done(&self) -> &[Done] {
+        &self.done
+    }
+
+    /// Whether the last look was a whole tick, and not one at streaming processes between two ticks.
+    pub fn ticked(&self) -> bool {
+        self.ticked
+    }
+
+    /// Released behind streaming processes so far, in bytes, by what they are called.
+    pub fn released_behind_streams(&self) -> &BTreeMap<String, u64> {
+        self.streams.released()
     }
 
     /// What the run did so far.
@@ -248,6 +321,8 @@ impl Guard {
             cpu_seconds,
             cpu_percent: cpu_seconds / seconds.max(f64::MIN_POSITIVE) * 100.0,
             memory_peak_bytes: usage::memory_peak().unwrap_or(0),
+            released_behind_streams_bytes: self.streams.released().clone(),
+            kept_bytes: self.summary.kept_bytes + self.streams.kept(),
             ..self.summary.clone()
         }
     }

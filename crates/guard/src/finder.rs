@@ -1,0 +1,204 @@
+//! The databases among the processes, for those who look at them and do not watch them.
+//!
+//! Finds what the guard finds: a process by its name and by the files it holds open, an embedded database by its files
+//! alone. A process that can't be looked into is known by its name at best.
+//! Fails only where the processes can't be listed.
+
+use std::sync::Arc;
+
+use pagekeeper_kernel::Result;
+use pagekeeper_kernel::process::ProcRoot;
+
+use crate::discover::{Discovery, recognise};
+use crate::profile::Profile;
+
+/// A running database.
+#[derive(Debug, Clone)]
+pub struct FoundDatabase {
+    /// Its process.
+    pub pid: u32,
+    /// What kind of database it is: of several that it embeds, the one that its process is called after.
+    pub profile: Arc<Profile>,
+    /// Its workers, ascending: processes that it started, called as it may be called itself, and theirs (`PostgreSQL`).
+    pub workers: Vec<u32>,
+}
+
+/// The databases that run now, by ascending process.
+///
+/// Looks into the open files of all processes: about a microsecond for each descriptor. Who looks again and again keeps a
+/// [`Finder`].
+///
+/// ```
+/// use std::sync::Arc;
+/// use pagekeeper_guard::{Profile, find_databases};
+/// use pagekeeper_kernel::process::ProcRoot;
+///
+/// let profiles: Vec<_> = Profile::built_in().into_iter().map(Arc::new).collect();
+/// for database in find_databases(&ProcRoot::default(), &profiles)? {
+///     println!("{} {}", database.pid, database.profile.name);
+/// }
+/// # Ok::<(), pagekeeper_kernel::Error>(())
+/// ```
+pub fn find_databases(proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<FoundDatabase>> {
+    Finder::default().find(proc, profiles)
+}
+
+/// The profile that fits a process best, whether it is a database's own process or a worker of it.
+pub fn recognise_process(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
+    recognise(proc, pid, profiles).map(|recognised| recognised.profile)
+}
+
+/// The processes that a database started and that are called as a process of its profile, and theirs, ascending.
+pub fn workers_of(proc: &ProcRoot, pid: u32, profile: &Profile) -> Result<Vec<u32>> {
+    Ok(workers(&processes(proc)?, pid, profile))
+}
+
+/// Finds databases again and again: processes that are none are looked into ever more seldom.
+#[derive(Debug, Default)]
+pub struct Finder {
+    discovery: Discovery,
+    known: Vec<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    pid: u32,
+    started: u64,
+    profile: Arc<Profile>,
+    certain: bool,
+}
+
+impl Finder {
+    /// The databases that run now, by ascending process. A database that opens its files long after its process began is
+    /// found some calls later.
+    pub fn find(&mut self, proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<FoundDatabase>> {
+        let processes = processes(proc)?;
+        let pids: Vec<u32> = processes.iter().map(|process| process.pid).collect();
+        self.known.retain(|known| {
+            processes.iter().any(|process| process.pid == known.pid && process.started == known.started)
+        });
+        for known in self.known.iter_mut().filter(|known| !known.certain) {
+            // It may have opened the files that tell by now.
+            if let Some(again) = recognise(proc, known.pid, profiles).filter(|again| again.certain) {
+                (known.profile, known.certain) = (again.profile, true);
+            }
+        }
+        let known: Vec<u32> = self.known.iter().map(|known| known.pid).collect();
+        for found in self.discovery.scan(proc, &pids, &known, profiles) {
+            let Some(process) = processes.iter().find(|process| process.pid == found.pid) else { continue };
+            self.known.push(Known {
+                pid: found.pid,
+                started: process.started,
+                profile: found.recognised.profile,
+                certain: found.recognised.certain,
+            });
+        }
+        self.drop_workers(&processes);
+        self.known.sort_unstable_by_key(|known| known.pid);
+        Ok(self
+            .known
+            .iter()
+            .map(|known| FoundDatabase {
+                pid: known.pid,
+                profile: Arc::clone(&known.profile),
+                workers: workers(&processes, known.pid, &known.profile),
+            })
+            .collect())
+    }
+
+    /// Process ids wrap around: a worker may have been met before its parent.
+    fn drop_workers(&mut self, processes: &[Process]) {
+        let parent = |pid| processes.iter().find(|process| process.pid == pid).map(|process| process.parent);
+        let of: Vec<(u32, String)> =
+            self.known.iter().map(|known| (known.pid, known.profile.name.clone())).collect();
+        self.known.retain(|known| {
+            !of.iter().any(|(pid, profile)| parent(known.pid) == Some(*pid) && known.profile.name == *profile)
+        });
+    }
+}
+
+/// What there is to know of a process without looking into it.
+struct Process {
+    pid: u32,
+    parent: u32,
+    started: u64,
+    name: std::ffi::OsString,
+}
+
+fn processes(proc: &ProcRoot) -> Result<Vec<Process>> {
+    let pids = proc.pids()?;
+    // One that ended in between, or can't be seen, is none.
+    let of = |pid| {
+        let stat = proc.stat(pid).ok().filter(|stat| !stat.kernel_thread)?;
+        Some(Process { pid, parent: stat.parent, started: stat.start_time, name: stat.name })
+    };
+    Ok(pids.into_iter().filter_map(of).collect())
+}
+
+fn workers(processes: &[Process], pid: u32, profile: &Profile) -> Vec<u32> {
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        let is_worker = |process: &&Process| {
+            process.parent == parent
+                && !found.contains(&process.pid)
+                && profile.processes.iter().any(|glob| glob.is_match(&process.name))
+        };
+        let more: Vec<u32> = processes.iter().filter(is_worker).map(|process| process.pid).collect();
+        found.extend(more);
+        next += 1;
+    }
+    found.remove(0);
+    found.sort_unstable();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{fake_process, profiles};
+
+    fn found(finder: &mut Finder, proc: &ProcRoot) -> Vec<(u32, String, Vec<u32>)> {
+        let databases = finder.find(proc, &profiles()).unwrap();
+        databases.into_iter().map(|found| (found.pid, found.profile.name.clone(), found.workers)).collect()
+    }
+
+    #[test]
+    fn each_database_is_found_once_with_its_workers() {
+        let tree = tempfile::tempdir().unwrap();
+        // A worker whose number is lower than its parent's: they have wrapped around.
+        fake_process(tree.path(), 29, "postgres", 30, &[]);
+        fake_process(tree.path(), 30, "postgres", 1, &[]);
+        fake_process(tree.path(), 31, "postgres", 30, &[]);
+        fake_process(tree.path(), 32, "sh", 31, &[]);
+        fake_process(tree.path(), 33, "mysqld_safe", 1, &[]);
+        fake_process(
+            tree.path(),
+            34,
+            "mariadbd",
+            33,
+            &["/d/aria_log_control", "/d/#rocksdb/MANIFEST-000004"],
+        );
+        let proc = ProcRoot::at(tree.path());
+        let expected = [(30, "postgresql".to_owned(), vec![29, 31]), (34, "mariadb".to_owned(), Vec::new())];
+        let mut finder = Finder::default();
+        assert_eq!(found(&mut finder, &proc), expected);
+        assert_eq!(found(&mut finder, &proc), expected);
+        assert_eq!(find_databases(&proc, &profiles()).unwrap().len(), 2);
+        std::fs::remove_dir_all(tree.path().join("34")).unwrap();
+        assert_eq!(found(&mut finder, &proc), expected[..1]);
+    }
+
+    #[test]
+    fn a_reused_process_id_is_another_process() {
+        let tree = tempfile::tempdir().unwrap();
+        fake_process(tree.path(), 40, "mariadbd", 1, &[]);
+        let proc = ProcRoot::at(tree.path());
+        let mut finder = Finder::default();
+        assert_eq!(found(&mut finder, &proc).len(), 1);
+        fake_process(tree.path(), 40, "sh", 1, &[]);
+        let stat = format!("40 (sh) S 1 1 1 0 -1 0 {}77 0\n", "0 ".repeat(12));
+        std::fs::write(tree.path().join("40/stat"), stat).unwrap();
+        assert_eq!(found(&mut finder, &proc), []);
+    }
+}

@@ -1,0 +1,300 @@
+//! Streaming processes, followed from outside: what they bring into the page cache is released behind them.
+//!
+//! For programs that can't be started by `pagekeeper run`. At each tick the large files of each such process are looked at ahead of
+//! where it reads or writes, and what was not resident then is released once the process is past it. The rule is
+//! `pagekeeper_policy::outside`. A file that is opened, read and closed between two ticks is not seen.
+//!
+//! Invariants: nothing that was resident before a stream came near is released; no file is held open between ticks; with no stream
+//! running the names of processes are all that is looked at. What fails for one file or process keeps no other from being followed.
+
+mod file;
+mod names;
+mod program;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::Error;
+use pagekeeper_kernel::process::ProcRoot;
+
+use self::file::StreamFile;
+use self::names::Names;
+use self::program::Program;
+use crate::config::Streams;
+use crate::event::Event;
+use crate::profile::Profile;
+use crate::usage;
+
+/// A pass over the names of all processes that takes a millisecond of CPU time is repeated after this many.
+const NAMES_SHARE: u32 = 100;
+/// But not later than that: whatever is read meanwhile is not seen.
+const NAMES_WITHIN: Duration = Duration::from_secs(2);
+/// How long a closed file is seen to while what was written to it is written out.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
+/// And while pages of it resist for another reason.
+const FREE_WITHIN: Duration = Duration::from_secs(2);
+/// Programs that are told of by name; those beyond are told together.
+const MOST_NAMES: usize = 64;
+/// Closed files that are seen to at a time.
+const MOST_CLOSING: usize = 256;
+
+/// What there is around the streams at a look.
+pub(crate) struct Around<'a> {
+    pub(crate) proc: &'a ProcRoot,
+    pub(crate) options: &'a Streams,
+    pub(crate) dry_run: bool,
+    /// The databases that run, with their profiles.
+    pub(crate) databases: &'a [(u32, Arc<Profile>)],
+    pub(crate) events: &'a mut Vec<Event>,
+    /// What could not be done.
+    pub(crate) problems: &'a mut Vec<(PathBuf, String)>,
+}
+
+/// The streaming processes and their files.
+#[derive(Debug)]
+pub(crate) struct StreamWatch {
+    names: Names,
+    names_due: Instant,
+    programs: Vec<Program>,
+    closing: Vec<Closing>,
+    due: Instant,
+    /// Released in all, by program.
+    released: BTreeMap<String, u64>,
+    kept: u64,
+}
+
+/// A file that its process has closed.
+#[derive(Debug)]
+struct Closing {
+    file: StreamFile,
+    /// What its process may have brought into it since the last look before, in bytes.
+    brought: u64,
+    pid: u32,
+    program: String,
+    parent: u32,
+    since: Instant,
+}
+
+impl StreamWatch {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            names: Names::default(),
+            names_due: now,
+            programs: Vec::new(),
+            closing: Vec::new(),
+            due: now,
+            released: BTreeMap::new(),
+            kept: 0,
+        }
+    }
+
+    /// Reads the names of all processes again.
+    pub(crate) fn forget_names(&mut self, now: Instant) {
+        (self.names, self.names_due) = (Names::default(), now);
+    }
+
+    /// The time until the next look.
+    pub(crate) fn pause(&self, now: Instant) -> Duration {
+        self.due.saturating_duration_since(now)
+    }
+
+    /// Released so far, in bytes, by program.
+    pub(crate) fn released(&self) -> &BTreeMap<String, u64> {
+        &self.released
+    }
+
+    /// What resisted at the time so far, in bytes.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept
+    }
+
+    /// Looks at all streams once, and acts; the bytes released.
+    pub(crate) fn look(&mut self, around: &mut Around<'_>) -> u64 {
+        let began = Instant::now();
+        if began < self.due {
+            return 0;
+        }
+        self.find(around, began);
+        let mut released = 0;
+        let mut closed = Vec::new();
+        for program in &mut self.programs {
+            let (done, gone) = program.look(around);
+            self.kept += done.kept;
+            released += count(&mut self.released, &program.name, done.released);
+            closed.extend(gone.into_iter().map(|(file, brought)| Closing {
+                file,
+                brought,
+                pid: program.pid,
+                program: program.name.clone(),
+                parent: program.parent,
+                since: began,
+            }));
+        }
+        let closing = std::mem::take(&mut self.closing).into_iter().chain(closed).take(MOST_CLOSING);
+        for mut closing in closing.collect::<Vec<_>>() {
+            if around.dry_run {
+                continue;
+            }
+            let worked = match closing.file.close(around.proc, closing.parent, closing.brought) {
+                Ok(Some(worked)) => worked,
+                // Deleted, renamed, or in a place that is not to be seen from here.
+                Ok(None) => continue,
+                Err(error) => {
+                    tell(around.problems, closing.file.path.clone(), &error);
+                    continue;
+                }
+            };
+            released += count(&mut self.released, &closing.program, worked.released);
+            if let Some(program) = self.programs.iter_mut().find(|program| program.pid == closing.pid) {
+                program.released += worked.released;
+            }
+            let patience = if worked.unwritten > 0 { WRITTEN_WITHIN } else { FREE_WITHIN };
+            if worked.kept > 0 && closing.since.elapsed() < patience {
+                self.closing.push(closing);
+            } else {
+                self.kept += worked.kept;
+            }
+        }
+        self.programs.retain(|program| {
+            let waits = self.closing.iter().any(|closing| closing.pid == program.pid);
+            let ended = program.ended && !waits;
+            if ended {
+                around.events.extend(program.end());
+            }
+            !ended
+        });
+        let busy = !self.programs.is_empty() || !self.closing.is_empty();
+        let next = began + around.options.tick;
+        self.due = if busy { next } else { next.max(self.names_due) };
+        released
+    }
+
+    /// Finds streaming processes that are not known yet.
+    fn find(&mut self, around: &mut Around<'_>, now: Instant) {
+        if now < self.names_due {
+            return;
+        }
+        let before = usage::cpu_time();
+        match self.names.look(around.proc, &around.options.processes) {
+            Ok(found) => {
+                for named in found {
+                    if !self.programs.iter().any(|program| program.pid == named.pid && !program.ended) {
+                        self.programs.extend(Program::new(around.proc, named.pid, named.name));
+                    }
+                }
+            }
+            Err(error) => tell(around.problems, error.path().to_path_buf(), &error),
+        }
+        let cost = usage::cpu_time().saturating_sub(before);
+        let tick = around.options.tick;
+        self.names_due = now + (cost * NAMES_SHARE).clamp(tick, NAMES_WITHIN.max(tick));
+    }
+}
+
+/// Adds to a program's figure; gives the bytes back.
+fn count(released: &mut BTreeMap<String, u64>, name: &str, bytes: u64) -> u64 {
+    if bytes > 0 {
+        let name = if released.contains_key(name) || released.len() < MOST_NAMES { name } else { "other" };
+        *released.entry(name.to_owned()).or_default() += bytes;
+    }
+    bytes
+}
+
+fn tell(problems: &mut Vec<(PathBuf, String)>, path: PathBuf, error: &Error) {
+    // What ended or was closed meanwhile is no problem, nor is a file system that has nothing to release.
+    if error.is_gone() || matches!(error, Error::Unsupported { .. }) {
+        return;
+    }
+    let mut problem = error.to_string();
+    if error.is_denied() {
+        problem += "; run as root, or with CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER";
+    }
+    problems.push((path, problem));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{disk_dir, profiles};
+    use globset::Glob;
+    use pagekeeper_kernel::{InspectedFile, Links, residency};
+    use std::io::Read;
+    use std::os::unix::fs::FileExt;
+    use std::process::{Child, Command, Stdio};
+
+    const WINDOW: u64 = 2 << 20;
+
+    fn ended(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// What is resident of the second window, of which one page was, after `cat` has read seven windows of a file.
+    fn resident_of_a_window_with_a_hot_page(in_a_database: bool) -> u64 {
+        let dir = disk_dir();
+        let path = dir.path().canonicalize().unwrap().join("table");
+        std::fs::write(&path, vec![1; 8 << 21]).unwrap();
+        std::fs::File::open(&path).unwrap().sync_all().unwrap();
+        let file = InspectedFile::open(&path, Links::Refuse).unwrap();
+        for advice in [rustix::fs::Advice::DontNeed, rustix::fs::Advice::Random] {
+            rustix::fs::fadvise(&file, 0, None, advice).unwrap();
+        }
+        file.file().read_exact_at(&mut [0; 1], WINDOW).unwrap();
+        // By another name, as in a container.
+        let name = path.with_extension("elsewhere");
+        std::fs::hard_link(&path, &name).unwrap();
+        let database =
+            Command::new("sleep").arg("1000").stdin(std::fs::File::open(&name).unwrap()).spawn().unwrap();
+        let databases = [(database.id(), Arc::clone(&profiles()[0]))];
+        let mut stream = Command::new("cat").arg(&path).stdout(Stdio::piped()).spawn().unwrap();
+        let options = Streams {
+            on: true,
+            processes: vec![Glob::new("cat").unwrap().compile_matcher()],
+            tick: Duration::from_millis(1),
+        };
+        let mut watch = StreamWatch::new(Instant::now());
+        let (mut events, mut problems) = (Vec::new(), Vec::new());
+        let mut look = || {
+            std::thread::sleep(Duration::from_millis(2));
+            watch.names_due = Instant::now();
+            watch.look(&mut Around {
+                proc: &ProcRoot::default(),
+                options: &options,
+                dry_run: false,
+                databases: if in_a_database { &databases } else { &[] },
+                events: &mut events,
+                problems: &mut problems,
+            });
+        };
+        let output = stream.stdout.as_mut().unwrap();
+        // As `cat` it is known once it has given something.
+        output.read_exact(&mut [0; 1]).unwrap();
+        for _ in 0..3 {
+            look();
+        }
+        output.read_exact(&mut vec![0; 7 << 21]).unwrap();
+        for _ in 0..3 {
+            look();
+        }
+        let resident =
+            |window: u64| residency(&file, window * WINDOW..(window + 1) * WINDOW).unwrap().resident;
+        let second = resident(1);
+        assert_eq!(resident(5), 0, "a window that was empty is the stream's, whoever has the file open");
+        ended(stream);
+        ended(database);
+        assert_eq!(problems, []);
+        second
+    }
+
+    #[test]
+    fn pages_around_a_hot_one_go_unless_a_database_has_the_file_open() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: pages_around_a_hot_one_go_unless_a_database_has_the_file_open needs root");
+            return;
+        }
+        assert_eq!(resident_of_a_window_with_a_hot_page(true), WINDOW);
+        assert!(resident_of_a_window_with_a_hot_page(false) < WINDOW);
+    }
+}
