@@ -1,0 +1,107 @@
+//! Static arrays whose memory is taken a chunk at a time, by the first who needs one, and kept: a process that no rule is for has none of
+//! it to lock (`mlockall(2)`) or to account for (`vm.overcommit_memory`).
+//!
+//! Invariants:
+//! 1. A chunk's pointer is null, or leads to memory that is never given back; it is set once, and has all bits zero then.
+//! 2. Nobody waits for who takes a chunk, and no allocator is called: a signal handler in the middle of it takes its own, and the first
+//!    to say so has it.
+
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::sys;
+
+/// `CHUNKS` times `EACH` of `T`.
+pub struct Chunks<T, const EACH: usize, const CHUNKS: usize>([AtomicPtr<[T; EACH]>; CHUNKS]);
+
+impl<T: Sync, const EACH: usize, const CHUNKS: usize> Chunks<T, EACH, CHUNKS> {
+    /// Without memory.
+    ///
+    /// # Safety
+    ///
+    /// A `T` with all bits zero is valid, needs no drop, and is aligned to a page at most.
+    #[allow(unsafe_code, reason = "makes values of zeros")]
+    pub const unsafe fn new() -> Self {
+        Self([const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS])
+    }
+
+    /// The one at that index; `None` if there is no memory for it yet.
+    #[inline]
+    #[allow(unsafe_code, reason = "follows the pointer to a chunk")]
+    pub fn get(&self, index: usize) -> Option<&T> {
+        let chunk = self.0.get(index / EACH)?.load(Ordering::Acquire);
+        // SAFETY: null, or a chunk that is there for good, and whose memory was seen with the pointer (invariant 1).
+        unsafe { chunk.as_ref() }?.get(index % EACH)
+    }
+
+    /// The same, and takes the memory for it. `None` if there is no memory, or if the index is too high.
+    pub fn take(&self, index: usize) -> Option<&T> {
+        if self.get(index).is_none() {
+            Self::take_chunk(self.0.get(index / EACH)?);
+        }
+        self.get(index)
+    }
+
+    #[cold]
+    #[allow(unsafe_code, reason = "takes memory by the page")]
+    fn take_chunk(pointer: &AtomicPtr<[T; EACH]>) {
+        let size = size_of::<[T; EACH]>();
+        let Ok(memory) = sys::take_memory(size) else { return };
+        let set = pointer.compare_exchange(
+            core::ptr::null_mut(),
+            memory.cast(),
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if set.is_err() {
+            // SAFETY: this memory was taken above, and nobody else knows it.
+            unsafe { sys::give_back(memory, size) };
+        }
+    }
+
+    /// All that there is memory for, with their indices.
+    pub fn taken(&self) -> impl Iterator<Item = (usize, &T)> {
+        (0..CHUNKS).flat_map(|chunk| {
+            let from = chunk * EACH;
+            (from..from + EACH).map_while(|index| Some((index, self.get(index)?)))
+        })
+    }
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use core::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn memory_is_there_once_it_is_needed() {
+        // SAFETY: a number.
+        #[allow(unsafe_code, reason = "makes values of zeros")]
+        let numbers = unsafe { Chunks::<AtomicU64, 100, 8>::new() };
+        assert!(numbers.get(0).is_none() && numbers.taken().next().is_none());
+        numbers.take(799).unwrap().store(7, Ordering::Relaxed);
+        assert!(numbers.take(800).is_none() && numbers.get(usize::MAX).is_none());
+        assert_eq!(numbers.get(799).map(|number| number.load(Ordering::Relaxed)), Some(7));
+        numbers.take(150).unwrap();
+        let taken: Vec<_> = numbers.taken().map(|(index, _)| index).collect();
+        assert_eq!(taken, (100..200).chain(700..800).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn who_comes_second_uses_what_the_first_took() {
+        // SAFETY: a number.
+        #[allow(unsafe_code, reason = "makes values of zeros")]
+        let numbers = unsafe { Chunks::<AtomicU64, 512, 64>::new() };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for index in 0..512 * 64 {
+                        numbers.take(index).unwrap().fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert!(numbers.taken().all(|(_, number)| number.load(Ordering::Relaxed) == 4));
+        assert_eq!(numbers.taken().count(), 512 * 64);
+    }
+}

@@ -1,0 +1,229 @@
+//! What the rules did: one record for each process, in memory of its own, or in a file that all of a tree map.
+//!
+//! Invariants: counting is adding to an atomic; a record is claimed once and never given back; a process that finds no free one
+//! counts for itself alone. A killed process's counts stay.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Says that a file is a report, and of which layout.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 1;
+/// Records of a report: processes beyond are counted in [`Header::claimed`] alone.
+pub const RECORDS: usize = 4096;
+
+/// What is counted. Bytes but where the name says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Count {
+    /// Read by streams.
+    StreamRead,
+    /// Written by streams.
+    StreamWritten,
+    /// Released of what streams brought in or wrote.
+    StreamReleased,
+    /// Of what streams read: resident before, and left so.
+    StreamWasResident,
+    /// Read by streams past the cache, by uncached reads.
+    StreamUncached,
+    /// Of streams' files: pages that nothing could be seen or done of.
+    StreamUnseen,
+    /// Written in bulk.
+    BulkWritten,
+    /// Released of bulk output.
+    BulkReleased,
+    /// Written to logs.
+    LogWritten,
+    /// Released of logs.
+    LogReleased,
+    /// Times that a log was kept, since parts of its pages are overwritten.
+    LogsKept,
+    /// Released of files in direct I/O.
+    MixedReleased,
+    /// Times that a file in direct I/O was written through the cache.
+    MixedWriters,
+    /// Times that a writer was made to wait for its own writeback.
+    Pauses,
+    /// Nanoseconds that it waited.
+    PausedNs,
+    /// Nanoseconds spent in the rules in all, waiting included.
+    InsideNs,
+    /// Files that a rule was for, and that were not followed: too many, or a descriptor too high.
+    NotFollowed,
+    /// Calls of pagekeeper's own that failed.
+    Failures,
+}
+
+/// How many counts there are.
+pub const COUNTS: usize = Count::Failures as usize + 1;
+
+/// One process's.
+#[repr(C, align(64))]
+pub struct Record {
+    /// The process; 0 while nobody has claimed it.
+    pub pid: AtomicU32,
+    _pad: u32,
+    /// Its name.
+    pub comm: [AtomicU64; 2],
+    counts: [AtomicU64; COUNTS],
+}
+
+impl Record {
+    /// An empty one.
+    #[allow(clippy::declare_interior_mutable_const, reason = "the start of a static array")]
+    pub const EMPTY: Self = Self {
+        pid: AtomicU32::new(0),
+        _pad: 0,
+        comm: [const { AtomicU64::new(0) }; 2],
+        counts: [const { AtomicU64::new(0) }; COUNTS],
+    };
+
+    /// Adds to a count.
+    #[inline]
+    pub fn add(&self, count: Count, much: u64) {
+        self.counts[count as usize].fetch_add(much, Ordering::Relaxed);
+    }
+
+    /// A count.
+    pub fn get(&self, count: Count) -> u64 {
+        self.counts[count as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// The start of a report's file.
+#[repr(C, align(64))]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// How many processes asked for a record.
+    pub claimed: AtomicU64,
+}
+
+/// The whole file, as it is mapped.
+#[repr(C)]
+pub struct Mapped {
+    /// Its start.
+    pub header: Header,
+    /// The processes'.
+    pub records: [Record; RECORDS],
+}
+
+impl Mapped {
+    /// A record for this process; none if all are taken or the file is no report.
+    pub fn claim(&self, pid: u32, comm: &[u8]) -> Option<&Record> {
+        if self.header.magic.load(Ordering::Acquire) != MAGIC {
+            return None;
+        }
+        let index = self.header.claimed.fetch_add(1, Ordering::Relaxed);
+        let record = self.records.get(usize::try_from(index).ok()?)?;
+        let mut name = [0; 16];
+        let length = comm.len().min(15);
+        name[..length].copy_from_slice(&comm[..length]);
+        for (half, bytes) in record.comm.iter().zip(name.chunks_exact(8)) {
+            half.store(u64::from_ne_bytes(bytes.try_into().unwrap_or_default()), Ordering::Relaxed);
+        }
+        record.pid.store(pid, Ordering::Release);
+        Some(record)
+    }
+}
+
+/// A report's file, as the launcher makes it before it starts the first process, and reads it afterwards.
+#[cfg(not(feature = "interpose"))]
+#[derive(Debug)]
+pub struct Report {
+    file: std::fs::File,
+}
+
+/// What one process did.
+#[cfg(not(feature = "interpose"))]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessCounts {
+    /// The process.
+    pub pid: u32,
+    /// Its name.
+    pub comm: String,
+    counts: [u64; COUNTS],
+}
+
+#[cfg(not(feature = "interpose"))]
+impl ProcessCounts {
+    /// A count.
+    pub fn get(&self, count: Count) -> u64 {
+        self.counts[count as usize]
+    }
+}
+
+#[cfg(not(feature = "interpose"))]
+impl Report {
+    /// Makes an empty file a report. Its blocks are taken now: a process that counted on a page for which there is no room any more
+    /// would end by a signal (SIGBUS).
+    pub fn begin(file: std::fs::File) -> std::io::Result<Self> {
+        use std::os::unix::fs::FileExt;
+
+        crate::sys::take_room(std::os::fd::AsRawFd::as_raw_fd(&file), size_of::<Mapped>() as u64)
+            .map_err(|errno| std::io::Error::from_raw_os_error(errno.0))?;
+        file.write_all_at(&MAGIC.to_ne_bytes(), 0)?;
+        Ok(Self { file })
+    }
+
+    /// What each process that claimed a record has counted, in that order.
+    pub fn processes(&self) -> std::io::Result<Vec<ProcessCounts>> {
+        use std::os::unix::fs::FileExt;
+
+        let mut header = [0; 16];
+        self.file.read_exact_at(&mut header, 0)?;
+        let word =
+            |bytes: &[u8], at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
+        let claimed = word(&header, 8).min(RECORDS as u64);
+        let mut processes = Vec::new();
+        for index in 0..claimed {
+            let mut bytes = [0; size_of::<Record>()];
+            let at = (core::mem::offset_of!(Mapped, records) + size_of::<Record>() * index as usize) as u64;
+            self.file.read_exact_at(&mut bytes, at)?;
+            let name = &bytes[core::mem::offset_of!(Record, comm)..][..16];
+            let length = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+            let mut counts = [0; COUNTS];
+            for (nth, count) in counts.iter_mut().enumerate() {
+                *count = word(&bytes, core::mem::offset_of!(Record, counts) + 8 * nth);
+            }
+            processes.push(ProcessCounts {
+                pid: word(&bytes, 0) as u32,
+                comm: String::from_utf8_lossy(&name[..length]).into_owned(),
+                counts,
+            });
+        }
+        Ok(processes)
+    }
+
+    /// How many processes asked for a record; those beyond [`RECORDS`] counted for themselves alone.
+    pub fn claimed(&self) -> std::io::Result<u64> {
+        use std::os::unix::fs::FileExt;
+
+        let mut claimed = [0; 8];
+        self.file.read_exact_at(&mut claimed, 8)?;
+        Ok(u64::from_ne_bytes(claimed))
+    }
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_what_each_process_counted() {
+        let file = tempfile::tempfile().unwrap();
+        let report = Report::begin(file.try_clone().unwrap()).unwrap();
+        assert!(report.processes().unwrap().is_empty());
+
+        let mapped = crate::sys::map_report(std::os::fd::AsRawFd::as_raw_fd(&file)).unwrap();
+        let record = mapped.claim(77, b"a-name-that-is-too-long").unwrap();
+        record.add(Count::StreamRead, 5);
+        record.add(Count::Failures, 1);
+        mapped.claim(78, b"tar").unwrap().add(Count::StreamRead, 7);
+        let seen = report.processes().unwrap();
+        assert_eq!((seen[0].pid, seen[0].comm.as_str()), (77, "a-name-that-is-"));
+        assert_eq!((seen[0].get(Count::StreamRead), seen[0].get(Count::Failures)), (5, 1));
+        assert_eq!((seen[1].comm.as_str(), seen[1].get(Count::StreamRead)), ("tar", 7));
+        while mapped.claim(79, b"many").is_some() {}
+        assert_eq!(report.processes().unwrap().len(), RECORDS);
+        assert_eq!(report.claimed().unwrap(), RECORDS as u64 + 1);
+    }
+}

@@ -1,0 +1,155 @@
+//! How pages are written and dropped: by counts where cachestat(2) has them, or by dropping until they are gone.
+//!
+//! Invariant: nothing here takes a write error. `sync_file_range(2)` with a wait would be told of it, and who opens the file next and
+//! syncs it no more; to wait as `FIEMAP` does would clear what FUSE and NFS tell of at close(2). So writeback is only begun, and then
+//! looked at.
+
+use core::ops::Range;
+
+use libc::c_int;
+
+use crate::counters::Count;
+use crate::process;
+use crate::rules::reader::{PAGES, resident, resident_pages, sees_pages};
+use crate::rules::writer::wait_by_looking;
+use crate::sys::{self, Errno};
+
+/// Nanoseconds after which pages that stayed are dropped again, once.
+const AGAIN: u64 = 5_000_000;
+/// Nanoseconds without a page more gone after which those that are left are given up: somebody has them in hand, or the disk hangs.
+const GIVE_UP: u64 = 1_000_000_000;
+/// The same for what is not a whole window: a large folio that reaches beyond it stays.
+const GIVE_UP_PART: u64 = 20_000_000;
+/// Nanoseconds between two looks: first, and at most.
+const LOOK: u64 = 50_000;
+const LOOK_MAX: u64 = 1_000_000;
+
+/// Begins to write the range, whose pages go then (`release`), or stay. Where counts are of another file (overlayfs), so is what
+/// `sync_file_range(2)` writes: there it is begun by the advice to drop, which reaches the file below, and drops nothing that is not
+/// written. What is to stay is left to the kernel.
+pub(crate) fn begin(file: c_int, range: &Range<u64>, has_counts: bool, release: bool) -> Result<(), Errno> {
+    if has_counts {
+        sys::sync_file_range(file, range.clone(), libc::SYNC_FILE_RANGE_WRITE)
+    } else if release {
+        sys::drop_pages(file, range.clone())
+    } else {
+        Ok(())
+    }
+}
+
+/// Has the range be written and drops its pages: how many bytes of it went.
+pub(crate) fn write_and_drop(file: c_int, range: Range<u64>) -> u64 {
+    let has_counts = sys::has_counts(file);
+    if begin(file, &range, has_counts, true).is_err() {
+        process::count(Count::Failures, 1);
+        return 0;
+    }
+    if !has_counts || wait_by_looking(file, &range, sys::now()).is_none() {
+        return drop_as_written(file, &range).bytes;
+    }
+    let dropped = drop_written(file, range.clone());
+    if sys::cachestat(file, range.clone()).map_or(0, |seen| seen.cached) == 0 {
+        return dropped;
+    }
+    // Pages that somebody just had in hand; those that are mapped stay.
+    sys::sleep(AGAIN);
+    dropped.saturating_add(drop_written(file, range))
+}
+
+/// Drops the pages of a range that is written, and says how many bytes of it went; none where that can't be seen.
+pub(crate) fn drop_written(file: c_int, range: Range<u64>) -> u64 {
+    let before = resident(file, &range);
+    if sys::drop_pages(file, range.clone()).is_err() {
+        process::count(Count::Failures, 1);
+        return 0;
+    }
+    match (before, resident(file, &range)) {
+        (Ok(before), Ok(after)) => before.saturating_sub(after),
+        _ => 0,
+    }
+}
+
+/// What went.
+pub(super) struct Went {
+    /// Bytes, as far as they were seen.
+    pub(super) bytes: u64,
+    /// Whether all pages of the range's whole windows were seen to go.
+    pub(super) all: bool,
+}
+
+/// Drops the pages of a range until all of them are gone, window by window: one that is not written yet stays, is begun to be written
+/// by that advice, and goes the next time. So it is seen, without counts, that the range is written. As long as pages go.
+pub(super) fn drop_as_written(file: c_int, range: &Range<u64>) -> Went {
+    let size = sys::fstat(file).map_or(0, |stat| stat.st_size.max(0) as u64);
+    let page = sys::page_size();
+    if is_in_memory(file) || !sees_pages(file, size) {
+        let _ = sys::drop_pages(file, range.clone());
+        return Went { bytes: 0, all: false };
+    }
+    let mut went = Went { bytes: 0, all: true };
+    // Whole pages, as many in one go as the largest folio has: of one in part, the rest is somebody else's. The last of the file is whole.
+    let end = if range.end >= size { up(size, page) } else { down(range.end, page) };
+    let length = PAGES as u64 * page;
+    let mut start = up(range.start, page);
+    while start < end && went.all {
+        let next = down(start, length).saturating_add(length);
+        let is_whole = down(start, length) == start && (next <= end || end >= size);
+        let all = drop_window(file, start..end.min(next), is_whole, &mut went.bytes);
+        went.all = all || !is_whole;
+        start = next;
+    }
+    went
+}
+
+/// The multiple of `unit`, a power of two, at or before `at`.
+fn down(at: u64, unit: u64) -> u64 {
+    at & !unit.wrapping_sub(1)
+}
+
+/// The same, at or behind it.
+fn up(at: u64, unit: u64) -> u64 {
+    down(at.saturating_add(unit.wrapping_sub(1)), unit)
+}
+
+/// Whether all of a window went.
+fn drop_window(file: c_int, window: Range<u64>, is_whole: bool, went: &mut u64) -> bool {
+    let resident = || resident_pages(file, &window, &mut [0; PAGES]);
+    let Some(mut least) = resident() else { return false };
+    let give_up = if is_whole { GIVE_UP } else { GIVE_UP_PART };
+    let (mut stay, mut since, mut pause) = (least, sys::now(), LOOK);
+    while stay > 0 {
+        if sys::drop_pages(file, window.clone()).is_err() {
+            process::count(Count::Failures, 1);
+            return false;
+        }
+        let now = sys::now();
+        // Cut away meanwhile: nothing is left there.
+        stay = resident().unwrap_or(0);
+        if stay < least {
+            *went = went.saturating_add(least - stay);
+            // What somebody else brings in again is no reason to go on.
+            (least, since) = (stay, now);
+        } else if now.saturating_sub(since) > give_up {
+            return false;
+        }
+        if stay > 0 {
+            sys::sleep(pause);
+            pause = (pause * 2).min(LOOK_MAX);
+        }
+    }
+    true
+}
+
+/// Whether the file has no place but memory (tmpfs, ramfs): its pages never go.
+#[allow(unsafe_code, reason = "a system call")]
+fn is_in_memory(file: c_int) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    let mut system = core::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: `system` has room for the kernel's structure, which is the C library's on both architectures; all bits are valid.
+    unsafe {
+        let args = [file as usize, system.as_mut_ptr() as usize, 0, 0, 0, 0];
+        sys::call(libc::SYS_fstatfs, args).is_ok()
+            && matches!(system.assume_init().f_type as u64, TMPFS | RAMFS)
+    }
+}

@@ -1,0 +1,327 @@
+//! The making of the helper, and its end where the process's first thread leaves.
+//!
+//! It is a thread of the C library's, so that setuid(2) and its like reach it; it takes no signal. The C library takes memory for
+//! it, so that it is never made in calls that signal handlers make. Where the first thread ends alone (`pthread_exit` in `main`), the C library ends the process with its last thread, which must
+//! not be the helper, whose table of descriptors is empty: so it is ended, and waited for, as the first thread leaves.
+
+use core::cell::UnsafeCell;
+use core::ffi::CStr;
+use core::mem::MaybeUninit;
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use libc::{c_int, c_void, pthread_attr_t, pthread_key_t, pthread_t, sigset_t};
+
+use super::{NONE, OFF, ON, OWN_TABLE, SENDER, SENDER_INODE, STARTING, STATE, STATES, channel, thread};
+use crate::counters::Count;
+use crate::settings::Part;
+use crate::{process, sys};
+
+/// Finds a function of the C library by its name: null if there is none.
+pub type Find = fn(&CStr) -> *mut c_void;
+
+/// A process that may have fewer descriptors than this has no helper: it would miss the one.
+const FEW: u64 = 512;
+/// How often a process makes a helper.
+const MAKINGS: u32 = 4;
+/// Nanoseconds that are waited for a new helper's own table of descriptors.
+const START_MAX: u64 = 1_000_000_000;
+/// Nanoseconds that are waited for its end, at most, and between two looks.
+const LEAVE_MAX: u64 = 1_000_000_000;
+const PAUSE: u64 = 100_000;
+/// How often it is asked to leave.
+const ORDERS: u32 = 1000;
+/// Bytes of its stack: part of them are the thread-local data of the program's libraries. Untouched pages cost nothing.
+const STACK: usize = 512 << 10;
+
+type Body = extern "C" fn(*mut c_void) -> *mut c_void;
+type Create = unsafe extern "C" fn(*mut pthread_t, *const pthread_attr_t, Body, *mut c_void) -> c_int;
+type Attr = unsafe extern "C" fn(*mut pthread_attr_t) -> c_int;
+type SetStack = unsafe extern "C" fn(*mut pthread_attr_t, usize) -> c_int;
+type Mask = unsafe extern "C" fn(c_int, *const sigset_t, *mut sigset_t) -> c_int;
+type Join = unsafe extern "C" fn(pthread_t, *mut *mut c_void) -> c_int;
+type Detach = unsafe extern "C" fn(pthread_t) -> c_int;
+type MakeKey = unsafe extern "C" fn(*mut pthread_key_t, Option<unsafe extern "C" fn(*mut c_void)>) -> c_int;
+type SetKey = unsafe extern "C" fn(pthread_key_t, *const c_void) -> c_int;
+
+/// What of the C library is called.
+#[derive(Clone, Copy)]
+struct Calls {
+    create: Create,
+    attr_init: Attr,
+    attr_destroy: Attr,
+    set_stack: SetStack,
+    mask: Mask,
+    join: Join,
+    detach: Detach,
+    set_key: SetKey,
+    key: pthread_key_t,
+}
+
+struct Static(UnsafeCell<Option<Calls>>);
+
+// SAFETY: written once, by `set_up`, before `READY` is set; only read after that was seen.
+#[allow(unsafe_code, reason = "a static that is set once")]
+unsafe impl Sync for Static {}
+
+static CALLS: Static = Static(UnsafeCell::new(None));
+static READY: AtomicBool = AtomicBool::new(false);
+static MADE: AtomicU32 = AtomicU32::new(0);
+static THREAD: AtomicUsize = AtomicUsize::new(0);
+/// Whether the first thread has left.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+#[allow(unsafe_code, reason = "reads a static that is set once")]
+fn calls() -> Option<Calls> {
+    // SAFETY: set before `READY`, and never again.
+    if READY.load(Ordering::Acquire) { unsafe { *CALLS.0.get() } } else { None }
+}
+
+/// Learns how threads are made, in the process's first thread. Without it, or where `find` does not find all of it (an older C
+/// library, in a program without threads), the helper is off.
+///
+/// # Safety
+///
+/// At most one call in a process, before another that calls into this library is there. What `find` returns is null, or the C
+/// library's function of that name.
+#[allow(unsafe_code, reason = "takes addresses for functions")]
+pub unsafe fn set_up(find: Find) {
+    let found = |name: &CStr| Some(find(name)).filter(|at| !at.is_null());
+    let make = || {
+        let mut key: pthread_key_t = 0;
+        // SAFETY: by this function's contract each address is of the C library's function, whose type POSIX says.
+        let (calls, made) = unsafe {
+            let make_key = core::mem::transmute::<*mut c_void, MakeKey>(found(c"pthread_key_create")?);
+            let calls = Calls {
+                create: core::mem::transmute::<*mut c_void, Create>(found(c"pthread_create")?),
+                attr_init: core::mem::transmute::<*mut c_void, Attr>(found(c"pthread_attr_init")?),
+                attr_destroy: core::mem::transmute::<*mut c_void, Attr>(found(c"pthread_attr_destroy")?),
+                set_stack: core::mem::transmute::<*mut c_void, SetStack>(found(
+                    c"pthread_attr_setstacksize",
+                )?),
+                mask: core::mem::transmute::<*mut c_void, Mask>(found(c"pthread_sigmask")?),
+                join: core::mem::transmute::<*mut c_void, Join>(found(c"pthread_join")?),
+                detach: core::mem::transmute::<*mut c_void, Detach>(found(c"pthread_detach")?),
+                set_key: core::mem::transmute::<*mut c_void, SetKey>(found(c"pthread_setspecific")?),
+                key: 0,
+            };
+            (calls, make_key(&raw mut key, Some(first_thread_leaves)))
+        };
+        (made == 0).then_some(Calls { key, ..calls })
+    };
+    let Some(calls) = make() else {
+        STATE.store(OFF, Ordering::Release);
+        return;
+    };
+    // SAFETY: by this function's contract nobody reads it yet.
+    unsafe { *CALLS.0.get() = Some(calls) };
+    READY.store(true, Ordering::Release);
+    mark(calls);
+}
+
+/// Has this thread's end be told of: it is the process's first.
+#[allow(unsafe_code, reason = "calls the C library")]
+fn mark(calls: Calls) {
+    // SAFETY: the key is ours; its value is never followed.
+    unsafe { (calls.set_key)(calls.key, ptr::without_provenance(1)) };
+}
+
+/// The thread that forked is its child's first.
+pub(super) fn after_fork() {
+    MADE.store(0, Ordering::Relaxed);
+    THREAD.store(0, Ordering::Relaxed);
+    LEFT.store(false, Ordering::Relaxed);
+    if let Some(calls) = calls() {
+        mark(calls);
+    }
+}
+
+/// The process's first thread ends, and leaves the process to the others.
+#[allow(unsafe_code, reason = "called by the C library; waits for the helper's end")]
+unsafe extern "C" fn first_thread_leaves(_: *mut c_void) {
+    LEFT.store(true, Ordering::Release);
+    if process::is_here()
+        && leave()
+        && let Some(calls) = calls()
+    {
+        // SAFETY: the helper of this process, which nobody else waits for.
+        unsafe { (calls.join)(THREAD.swap(0, Ordering::AcqRel) as pthread_t, ptr::null_mut()) };
+    }
+}
+
+/// Sends the helper away, for good. Whether there was one.
+fn leave() -> bool {
+    let state = STATE.load(Ordering::Acquire);
+    if state & STATES != ON
+        || STATE.compare_exchange(state, state - ON + OFF, Ordering::AcqRel, Ordering::Relaxed).is_err()
+    {
+        return false;
+    }
+    // Where there is no room, there is some once a job is done. A closed socket ends it, too, but for one that a child has kept.
+    for _ in 0..ORDERS {
+        if channel::send_leave() {
+            break;
+        }
+        sys::sleep(PAUSE);
+    }
+    channel::close_sender();
+    true
+}
+
+/// Sends the helper away for good, and waits, for [`LEAVE_MAX`] at most, until the kernel knows its thread no more.
+#[allow(unsafe_code, reason = "calls the C library")]
+pub(super) fn leave_and_wait() {
+    let Some(calls) = calls() else { return };
+    if !leave() {
+        return;
+    }
+    let end = sys::now().saturating_add(LEAVE_MAX);
+    let mut is_there = true;
+    while is_there && sys::now() < end {
+        is_there = thread::is_there();
+        if is_there {
+            sys::sleep(PAUSE);
+        }
+    }
+    let thread = THREAD.swap(0, Ordering::AcqRel) as pthread_t;
+    // SAFETY: the helper of this process, which nobody else waits for. It is waited for only if it has ended.
+    unsafe {
+        if is_there {
+            (calls.detach)(thread);
+        } else {
+            (calls.join)(thread, ptr::null_mut());
+        }
+    }
+}
+
+/// Makes the helper. `false`: it is being made by another thread, or it can't be.
+pub(super) fn start() -> bool {
+    let state = STATE.load(Ordering::Acquire);
+    let Some(calls) = calls() else {
+        return false;
+    };
+    if is_on_other_stack() || (process::plan().part != Part::Files && may_be_in_handler()) {
+        return false;
+    }
+    if sys::descriptor_limit() < FEW {
+        return false;
+    }
+    let starting = (state & !STATES).wrapping_add(STATES + 1) | STARTING;
+    if state & STATES != NONE
+        || LEFT.load(Ordering::Acquire)
+        || STATE.compare_exchange(state, starting, Ordering::AcqRel, Ordering::Relaxed).is_err()
+    {
+        return false;
+    }
+    let is_on = MADE.fetch_add(1, Ordering::Relaxed) < MAKINGS && make(calls, starting);
+    if !is_on {
+        STATE.store(starting - STARTING + OFF, Ordering::Release);
+        process::count(Count::Failures, 1);
+    }
+    if is_on && LEFT.load(Ordering::Acquire) {
+        leave();
+    }
+    is_on
+}
+
+/// Whether this is a stack for signal handlers (`sigaltstack(2)`): then it is the middle of one, in a server, too; and to make a thread
+/// takes more of it than there may be.
+#[allow(unsafe_code, reason = "a system call")]
+fn is_on_other_stack() -> bool {
+    let mut stack = MaybeUninit::<libc::stack_t>::zeroed();
+    // SAFETY: nothing is changed; `stack` has room for what is told, and all bits are valid.
+    unsafe {
+        sys::call(libc::SYS_sigaltstack, [0, stack.as_mut_ptr() as usize, 0, 0, 0, 0]).is_ok()
+            && stack.assume_init().ss_flags & libc::SS_ONSTACK != 0
+    }
+}
+
+/// Whether this may be the middle of a signal handler, which may open files, too: a signal that has a handler is blocked. Not looked at
+/// in servers, whose threads leave their signals to one of them.
+#[allow(unsafe_code, reason = "system calls")]
+fn may_be_in_handler() -> bool {
+    /// Bytes of the kernel's set of signals.
+    const SET: usize = size_of::<u64>();
+    let mut blocked = 0_u64;
+    let block = libc::SIG_BLOCK as usize;
+    // SAFETY: nothing is changed; `blocked` has room for the kernel's set of signals.
+    let seen =
+        unsafe { sys::call(libc::SYS_rt_sigprocmask, [block, 0, (&raw mut blocked).addr(), SET, 0, 0]) };
+    let has_handler = |signal: usize| {
+        // The kernel's `struct sigaction`: the handler, and three words or two.
+        let mut action = [0_usize; 4];
+        let at = action.as_mut_ptr() as usize;
+        // SAFETY: nothing is changed; `action` has room for what is told.
+        let told = unsafe { sys::call(libc::SYS_rt_sigaction, [signal, 0, at, SET, 0, 0]) };
+        told.is_err() || action[0] > libc::SIG_IGN
+    };
+    // 32 and 33 are the C library's own.
+    seen.is_err()
+        || (1..=64).any(|signal| {
+            blocked >> (signal - 1) & 1 != 0 && !matches!(signal, 32 | 33) && has_handler(signal)
+        })
+}
+
+fn make(calls: Calls, starting: u32) -> bool {
+    let Ok((sending, receiving)) = channel::pair() else {
+        return false;
+    };
+    let inode = channel::socket_inode(sending);
+    if inode.is_some() && make_thread(calls, receiving, starting) {
+        let end = sys::now().saturating_add(START_MAX);
+        while STATE.load(Ordering::Acquire) == starting && sys::now() < end {
+            sys::futex_wait(&STATE, starting, START_MAX);
+        }
+    }
+    // The helper has its own by now, or won't need it.
+    sys::close(receiving);
+    SENDER_INODE.store(inode.unwrap_or_default(), Ordering::Release);
+    SENDER.store(sending, Ordering::Release);
+    // From here on others send.
+    let has_own_table = starting - STARTING + OWN_TABLE;
+    let is_on = STATE
+        .compare_exchange(has_own_table, starting - STARTING + ON, Ordering::AcqRel, Ordering::Relaxed)
+        .is_ok();
+    if !is_on {
+        SENDER.store(-1, Ordering::Release);
+        sys::close(sending);
+    }
+    is_on
+}
+
+/// Makes the thread, with all signals blocked that are the program's.
+#[allow(unsafe_code, reason = "calls the C library")]
+fn make_thread(calls: Calls, receiving: c_int, starting: u32) -> bool {
+    let argument = ptr::without_provenance_mut((starting as usize) << 32 | receiving as usize);
+    let mut attr = MaybeUninit::<pthread_attr_t>::uninit();
+    let mut old = MaybeUninit::<sigset_t>::zeroed();
+    let mut thread: pthread_t = 0;
+    // All of them: the C library leaves out those that it needs.
+    let all = MaybeUninit::<[u8; size_of::<sigset_t>()]>::new([0xff; size_of::<sigset_t>()]);
+    // SAFETY: each is the C library's function and is given what POSIX says: `attr` is set up before it is used, and given back;
+    // `all` has the size of a set of signals, in which all bits are valid; the body takes its argument for a number.
+    let made = unsafe {
+        if (calls.attr_init)(attr.as_mut_ptr()) != 0 {
+            return false;
+        }
+        if (calls.mask)(libc::SIG_SETMASK, all.as_ptr().cast(), old.as_mut_ptr()) != 0 {
+            (calls.attr_destroy)(attr.as_mut_ptr());
+            return false;
+        }
+        // Where so little is too little, the usual size.
+        let small = (calls.set_stack)(attr.as_mut_ptr(), STACK) == 0
+            && (calls.create)(&raw mut thread, attr.as_ptr(), thread::body, argument) == 0;
+        let made = small || (calls.create)(&raw mut thread, ptr::null(), thread::body, argument) == 0;
+        (calls.mask)(libc::SIG_SETMASK, old.as_ptr(), ptr::null_mut());
+        (calls.attr_destroy)(attr.as_mut_ptr());
+        made
+    };
+    if made {
+        let before = THREAD.swap(thread as usize, Ordering::AcqRel);
+        if before != 0 {
+            // SAFETY: the helper before this one, which has ended or is about to, and which nobody waits for.
+            unsafe { (calls.detach)(before as pthread_t) };
+        }
+    }
+    made
+}

@@ -1,0 +1,187 @@
+//! What the helper does: jobs as they come, files that were closed a little later, watches from time to time.
+//!
+//! Invariants: nothing is allocated; each descriptor that it got is closed; it ends when nobody can send any more.
+
+use core::ops::Range;
+use core::ptr;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use libc::{c_int, c_void};
+
+use super::channel::{self, Received};
+use super::drop::{begin, drop_as_written, write_and_drop};
+use super::{Job, OWN_TABLE, STARTING, STATE};
+use crate::counters::Count;
+use crate::rules::watch::{Subject, Watches};
+use crate::{process, sys};
+
+/// Closed files that are in hand at a time.
+const CLOSED_MAX: usize = 64;
+/// Nanoseconds without a job after which closed files are seen to.
+const IDLE: u64 = 20_000_000;
+
+/// Its number to the kernel; 0 until it runs.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the kernel knows the helper's thread: it may a little longer than the C library.
+#[allow(unsafe_code, reason = "a system call")]
+pub(super) fn is_there() -> bool {
+    let number = NUMBER.load(Ordering::Acquire) as usize;
+    // SAFETY: no pointers; signal 0 is sent to nobody.
+    number != 0
+        && unsafe { sys::call(libc::SYS_tgkill, [sys::getpid() as usize, number, 0, 0, 0, 0]) }.is_ok()
+}
+
+/// Says which thread this is.
+#[allow(unsafe_code, reason = "a system call")]
+fn tell_number() {
+    // SAFETY: no arguments.
+    let number = unsafe { sys::call(libc::SYS_gettid, [0; 6]) };
+    NUMBER.store(number.map_or(0, |number| number as u32), Ordering::Release);
+}
+
+/// The helper's body: its argument has the receiving end's number, and the state that it is made in.
+pub(super) extern "C" fn body(argument: *mut c_void) -> *mut c_void {
+    let argument = argument.addr();
+    let (socket, starting) = (argument as u32 as c_int, (argument >> 32) as u32);
+    sys::name_thread(c"pagekeeper");
+    tell_number();
+    // Before the maker goes on: what the program closes then must be closed.
+    let is_apart = take_own_table(socket);
+    let next = starting - STARTING + if is_apart { OWN_TABLE } else { super::OFF };
+    let is_wanted = STATE.compare_exchange(starting, next, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    // From here on the maker closes the receiving end in the program's table.
+    sys::futex_wake(&STATE);
+    if is_apart {
+        if is_wanted {
+            work(socket);
+        }
+        sys::close(socket);
+    }
+    ptr::null_mut()
+}
+
+/// Gives this thread a table of its own, with nothing in it but the receiving end.
+fn take_own_table(socket: c_int) -> bool {
+    let number = socket as u32;
+    // Linux 5.9. What is above is not even copied: its end would tell a network's file system to write everything.
+    if sys::close_range(number + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE).is_ok() {
+        return number == 0 || sys::close_range(0, number - 1, 0).is_ok();
+    }
+    if sys::unshare_descriptors().is_err() {
+        return false;
+    }
+    for fd in (0..sys::descriptor_limit().min(1 << 20) as c_int).filter(|&fd| fd != socket) {
+        sys::close(fd);
+    }
+    true
+}
+
+/// A file that was closed, whose writeback is begun, and whose pages are to go.
+#[derive(Clone, Copy)]
+struct Closed {
+    file: c_int,
+    start: u64,
+    end: u64,
+    count: Count,
+}
+
+impl Closed {
+    const NONE: Self = Self { file: -1, start: 0, end: 0, count: Count::StreamReleased };
+}
+
+/// Those in hand, the oldest first.
+struct Queue {
+    files: [Closed; CLOSED_MAX],
+    first: usize,
+    length: usize,
+}
+
+impl Queue {
+    fn push(&mut self, closed: Closed) {
+        if self.length == CLOSED_MAX {
+            self.finish_oldest();
+        }
+        if let Some(free) = self.files.get_mut((self.first + self.length) % CLOSED_MAX) {
+            *free = closed;
+            self.length += 1;
+        }
+    }
+
+    fn finish_oldest(&mut self) {
+        if self.length > 0
+            && let Some(&Closed { file, start, end, count }) = self.files.get(self.first)
+        {
+            self.first = (self.first + 1) % CLOSED_MAX;
+            self.length -= 1;
+            release(file, start..end, count);
+        }
+    }
+}
+
+fn work(socket: c_int) {
+    let mut queue = Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 };
+    let mut watches = Watches::NEW;
+    loop {
+        let idle = (queue.length > 0).then_some(IDLE);
+        let wait = match (idle, watches.due(sys::now())) {
+            (Some(idle), Some(due)) => Some(idle.min(due)),
+            (idle, due) => idle.or(due),
+        };
+        if !sys::readable(socket, wait) {
+            if wait == Some(0) || watches.due(sys::now()) == Some(0) {
+                watches.look(sys::now());
+            }
+            // One at a time: a job that comes meanwhile is not kept waiting by all of them.
+            queue.finish_oldest();
+            continue;
+        }
+        match channel::receive(socket) {
+            Received::Job { job, file, fd, size } => match job {
+                Job::AfterClose { range, release, count } => {
+                    let _ = begin(file, &range, sys::has_counts(file), release);
+                    if release {
+                        queue.push(Closed { file, start: range.start, end: range.end, count });
+                    } else {
+                        sys::close(file);
+                        super::done();
+                    }
+                }
+                Job::Release { range, count } => release(file, range, count),
+                Job::Drop { range, count, number } => {
+                    let went = drop_as_written(file, &range);
+                    process::count(count, went.bytes);
+                    sys::close(file);
+                    super::saw_to(number, went.all);
+                    super::done();
+                }
+                Job::Watch { flags, release, count } => {
+                    watches.add(Subject { file, fd, flags, size, release, count }, sys::now());
+                    super::done();
+                }
+            },
+            Received::Drain => {
+                while queue.length > 0 {
+                    queue.finish_oldest();
+                }
+                watches.end();
+                super::done();
+            }
+            Received::Nothing => super::done(),
+            Received::Leave => break,
+            Received::End => {
+                while queue.length > 0 {
+                    queue.finish_oldest();
+                }
+                break;
+            }
+        }
+    }
+}
+
+/// Has the range be written, drops its pages, and gives the file up.
+fn release(file: c_int, range: Range<u64>, count: Count) {
+    process::count(count, write_and_drop(file, range));
+    sys::close(file);
+    super::done();
+}

@@ -1,0 +1,173 @@
+//! Files are copied by the kernel: sendfile, `copy_file_range`, splice.
+//!
+//! Large copies between files are made in parts, so that what the rules do comes in between: the kernel itself holds neither file's
+//! position over such a call (as it does over a read or a write). To all else a copy is one call, which a signal interrupts where it
+//! would have: between two parts it would interrupt nothing, and the second may wait for ever.
+
+use core::ffi::{c_int, c_uint};
+
+use super::read::follow_copy;
+use crate::parts::{self, MOST, PART};
+use crate::table::{self, Kind, Slot};
+use crate::{look, process, real, rules, sys};
+
+/// What a copy of several parts keeps as it was: `errno` of a success, and that the call is one point of cancellation, at its start.
+struct Calm {
+    errno: c_int,
+    cancellable: c_int,
+}
+
+impl Calm {
+    const DISABLED: c_int = 1;
+
+    fn begin() -> Self {
+        Self { errno: real::errno(), cancellable: real::set_cancellable(Self::DISABLED) }
+    }
+}
+
+impl Drop for Calm {
+    fn drop(&mut self) {
+        real::set_cancellable(self.cancellable);
+        real::set_errno(self.errno);
+    }
+}
+
+/// Makes a copy in parts, as [`parts::in_parts`] does.
+fn in_parts(total: usize, mut call: impl FnMut(usize, usize) -> isize) -> isize {
+    let mut kept = None;
+    parts::in_parts(total, |done, asked| {
+        if done > 0 && kept.is_none() {
+            kept = Some(Calm::begin());
+        }
+        call(done, asked)
+    })
+}
+
+/// `at`, moved by so many bytes.
+fn moved(at: Option<u64>, by: usize) -> Option<u64> {
+    at.map(|at| at.saturating_add(by as u64))
+}
+
+/// Both ends of a copy: a descriptor, where the program keeps the position (null: in the file), and the slot.
+struct End {
+    fd: c_int,
+    given: *mut i64,
+    slot: Option<&'static Slot>,
+}
+
+impl End {
+    fn new(fd: c_int, given: *mut i64) -> Self {
+        Self { fd, given, slot: table::slot_of(fd) }
+    }
+
+    /// Where it starts; `None` where it has no position that can be told (a pipe, a bad address).
+    fn position(&self) -> Option<u64> {
+        look::position(self.fd, self.given)
+    }
+}
+
+/// A copy that a rule may be for: `plain` makes it, of so many bytes.
+#[cold]
+#[inline(never)]
+fn follow(from: &End, to: &End, length: usize, parted: bool, plain: &dyn Fn(usize) -> isize) -> isize {
+    if !process::is_on() || isize::try_from(length).is_err() {
+        return plain(length);
+    }
+    let (from_at, to_at) = (from.position(), to.position());
+    let one = |done: usize, asked: usize| {
+        let (from_at, to_at) = (moved(from_at, done), moved(to_at, done));
+        let from_slot = from.slot.filter(|_| from_at.is_some());
+        let result = follow_copy(from_slot, from.fd, from_at, asked, || plain(asked));
+        if let (Some(slot), Some(_)) = (to.slot, to_at) {
+            rules::after_write(slot, to.fd, to_at, result);
+        }
+        result
+    };
+    if !parted || length <= PART || !are_parted(from, to) {
+        return one(0, length);
+    }
+    let length = length.min(MOST);
+    let first = one(0, PART);
+    if usize::try_from(first) != Ok(PART) {
+        return first;
+    }
+    let _calm = Calm::begin();
+    let rest = length.saturating_sub(PART);
+    let more = if is_shared(from, from_at) && is_shared(to, to_at) {
+        // The rest at once, of a file system that copies nothing.
+        one(PART, rest)
+    } else {
+        in_parts(rest, |done, asked| one(PART.saturating_add(done), asked))
+    };
+    first.saturating_add(more.max(0))
+}
+
+/// Whether nothing is resident of the part that was copied: its blocks are shared.
+fn is_shared(end: &End, at: Option<u64>) -> bool {
+    at.filter(|_| sys::has_counts(end.fd))
+        .and_then(|at| sys::cachestat(end.fd, at..at.saturating_add(PART as u64)).ok())
+        .is_some_and(|seen| seen.cached == 0)
+}
+
+/// Whether a copy is made in parts: one of a stream or of bulk output, between two files, where the parts do what the whole would.
+fn are_parted(from: &End, to: &End) -> bool {
+    let is = |end: &End, kinds: &[Kind]| end.slot.is_some_and(|slot| kinds.contains(&slot.kind()));
+    if !is(from, &[Kind::Stream]) && !is(to, &[Kind::Stream, Kind::BulkKept, Kind::BulkReleased]) {
+        return false;
+    }
+    let (Ok(a), Ok(b)) = (sys::fstat(from.fd), sys::fstat(to.fd)) else { return false };
+    let regular = |stat: &libc::stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+    // Ranges of one file that overlap are refused as a whole.
+    regular(&a)
+        && regular(&b)
+        && (a.st_dev, a.st_ino) != (b.st_dev, b.st_ino)
+        && sys::flags(to.fd).is_ok_and(|flags| flags & libc::O_APPEND == 0)
+        && !look::has_size_limit()
+}
+
+macro_rules! send {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(to: c_int, from: c_int, at: *mut i64, length: usize) -> isize {
+            let next = real::$name.get();
+            if !table::is_followed(from) && !table::is_followed(to) {
+                // SAFETY: with what the program gave.
+                return unsafe { next(to, from, at, length) };
+            }
+            let ends = (End::new(from, at), End::new(to, core::ptr::null_mut()));
+            // SAFETY: with what the program gave, but a shorter length: the kernel moves both positions.
+            follow(&ends.0, &ends.1, length, true, &|length| unsafe { next(to, from, at, length) })
+        }
+    )*};
+}
+send!(sendfile sendfile64);
+
+// With whether it may be made in parts: what a pipe holds is little.
+macro_rules! copy {
+    ($($name:ident in_parts $in_parts:literal;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            from: c_int,
+            from_at: *mut i64,
+            to: c_int,
+            to_at: *mut i64,
+            length: usize,
+            flags: c_uint,
+        ) -> isize {
+            let next = real::$name.get();
+            if !table::is_followed(from) && !table::is_followed(to) {
+                // SAFETY: with what the program gave.
+                return unsafe { next(from, from_at, to, to_at, length, flags) };
+            }
+            let ends = (End::new(from, from_at), End::new(to, to_at));
+            follow(&ends.0, &ends.1, length, $in_parts, &|length| {
+                // SAFETY: with what the program gave, but a shorter length: the kernel moves both positions.
+                unsafe { next(from, from_at, to, to_at, length, flags) }
+            })
+        }
+    )*};
+}
+copy! {
+    copy_file_range in_parts true;
+    splice in_parts false;
+}

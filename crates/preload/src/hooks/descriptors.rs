@@ -1,0 +1,182 @@
+//! Descriptors are closed, duplicated and changed; and the process ends.
+
+use core::ffi::{c_int, c_long, c_uint};
+
+use super::{closing, duplicated, opened};
+use crate::process::Concern;
+use crate::table;
+use crate::{helper, process, real, rules, sys};
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if table::is_followed(fd) {
+        closing(fd);
+    }
+    if helper::is_ours(fd) && helper::is_really_ours(fd) {
+        real::set_errno(libc::EBADF);
+        return -1;
+    }
+    // SAFETY: no pointers.
+    unsafe { real::close.get()(fd) }
+}
+
+/// All of a range are closed.
+pub(super) fn closing_all(first: u32, last: u32) {
+    if table::highest() < first || !process::is_on() {
+        return;
+    }
+    for (fd, _) in table::entered(first, last) {
+        closing(fd);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let known = libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE;
+    if first <= last && flags as c_uint & !known == 0 && flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
+        closing_all(first, last);
+    }
+    // SAFETY: no pointers.
+    let next = |first, last| unsafe { real::close_range.get()(first, last, flags) };
+    if let Some((below, above)) = around_ours(first, last) {
+        let done = below.map_or(0, |below| next(first, below));
+        return above.map_or(done, |above| if done == 0 { next(above, last) } else { done });
+    }
+    next(first, last)
+}
+
+/// Where the library's own descriptor is in a range that is to be closed: the last before it, and the first behind it, as far as the
+/// range has them.
+fn around_ours(first: c_uint, last: c_uint) -> Option<(Option<c_uint>, Option<c_uint>)> {
+    let fd = helper::ours()?;
+    let ours = fd as c_uint;
+    if !(first..=last).contains(&ours) || !helper::is_really_ours(fd) {
+        return None;
+    }
+    Some(((first < ours).then(|| ours.saturating_sub(1)), (ours < last).then(|| ours.saturating_add(1))))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn closefrom(first: c_int) {
+    let from = first.max(0) as c_uint;
+    closing_all(from, c_uint::MAX);
+    let mut next = first;
+    if let Some((below, Some(above))) = around_ours(from, c_uint::MAX) {
+        if let Some(below) = below
+            && sys::close_range(from, below, 0).is_err()
+        {
+            (from..=below).for_each(|fd| sys::close(fd as c_int));
+        }
+        next = above as c_int;
+    }
+    // SAFETY: no pointers.
+    unsafe { real::closefrom.get()(next) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    // SAFETY: no pointers.
+    let new = unsafe { real::dup.get()(fd) };
+    duplicated(fd, new);
+    new
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+    replacing(from, to);
+    // SAFETY: no pointers.
+    let new = unsafe { real::dup2.get()(from, to) };
+    duplicated(from, new);
+    new
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    replacing(from, to);
+    // SAFETY: no pointers.
+    let new = unsafe { real::dup3.get()(from, to, flags) };
+    duplicated(from, new);
+    new
+}
+
+/// `to` is about to be closed, and to name what `from` does.
+#[inline]
+fn replacing(from: c_int, to: c_int) {
+    helper::make_room(to);
+    if from != to
+        && table::is_followed(to)
+        // What isn't open replaces nothing.
+        && sys::flags(from).is_ok()
+    {
+        closing(to);
+    }
+}
+
+/// The flags of an open file are set: if to direct I/O or from it, it is another kind of file to the rules.
+#[cold]
+#[inline(never)]
+fn set_flags(fd: c_int, flags: c_int, set: &dyn Fn() -> c_int) -> c_int {
+    let changes = |now: c_int| (now ^ flags) & libc::O_DIRECT != 0;
+    if !process::is_on() || !sys::flags(fd).is_ok_and(changes) {
+        return set();
+    }
+    closing(fd);
+    let done = set();
+    if let Ok(flags) = sys::flags(fd) {
+        // SAFETY: no path.
+        unsafe { opened(fd, core::ptr::null(), flags) };
+    }
+    done
+}
+
+macro_rules! control {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(fd: c_int, command: c_int, argument: c_long) -> c_int {
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C" fn told(fd: c_int, command: c_int, argument: c_long) -> c_int {
+                // SAFETY: no pointers.
+                let next = || unsafe { real::$name.get()(fd, command, argument) };
+                if command == libc::F_SETFL {
+                    return set_flags(fd, argument as c_int, &next);
+                }
+                let new = next();
+                duplicated(fd, new);
+                new
+            }
+            if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL)
+                && process::concern() != Concern::Nothing
+            {
+                // SAFETY: with what the program gave.
+                return unsafe { told(fd, command, argument) };
+            }
+            // SAFETY: with what the program gave: an argument that it left out is not looked at.
+            unsafe { real::$name.get()(fd, command, argument) }
+        }
+    )*};
+}
+control!(fcntl fcntl64);
+
+#[cold]
+#[inline(never)]
+fn ending() {
+    if process::is_on() {
+        rules::before_exit();
+    }
+}
+
+macro_rules! exit {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, reason = "the C library's name")]
+        unsafe extern "C" fn $name(status: c_int) -> ! {
+            if process::concern() != Concern::Nothing {
+                ending();
+            }
+            // SAFETY: no pointers.
+            unsafe { real::$name.get()(status) }
+        }
+    )*};
+}
+exit!(_exit _Exit);

@@ -1,0 +1,42 @@
+//! The process becomes another program, which ends the helper: what it was given is done before, or the pages of files that were written
+//! and closed would stay.
+//!
+//! Not told of: `execl` and its like, whose variable arguments can't be handed on, and calls by their number. Where the call fails, the
+//! process goes on with its helper, which watches no file any more that it watched before.
+
+use core::ffi::{c_char, c_int};
+
+use super::keeping_errno;
+use crate::process::Concern;
+use crate::{helper, process, real};
+
+/// A child of vfork has no helper, nor one of fork that has opened nothing.
+#[cold]
+#[inline(never)]
+fn becoming() {
+    if process::is_on() {
+        keeping_errno(helper::drain);
+    }
+}
+
+type Words = *const *const c_char;
+
+macro_rules! exec {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            if process::concern() != Concern::Nothing {
+                becoming();
+            }
+            // SAFETY: with what the program gave.
+            unsafe { real::$name.get()($($arg),*) }
+        }
+    )*};
+}
+exec! {
+    execve(path: *const c_char, words: Words, environment: Words);
+    execv(path: *const c_char, words: Words);
+    execvp(name: *const c_char, words: Words);
+    execvpe(name: *const c_char, words: Words, environment: Words);
+    fexecve(fd: c_int, words: Words, environment: Words);
+}

@@ -1,0 +1,37 @@
+//! Files are mapped.
+
+use core::ffi::{c_int, c_void};
+
+use crate::table::Slot;
+use crate::{process, rules};
+
+/// What mmap returns where it fails.
+const FAILED: isize = -1;
+
+fn mapped(slot: &Slot, from: i64, length: usize) {
+    if process::is_on()
+        && let Ok(from) = u64::try_from(from)
+    {
+        rules::after_map(slot, from..from.saturating_add(length as u64));
+    }
+}
+
+macro_rules! map {
+    ($($name:ident)*) => { hook! {$(
+        fn $name(
+            at: *mut c_void,
+            length: usize,
+            access: c_int,
+            flags: c_int,
+            fd: c_int,
+            from: i64
+        ) -> isize, of fd: |slot, next| {
+            let address = next(at, length, access, flags, fd, from);
+            if flags & libc::MAP_ANONYMOUS == 0 && address != FAILED {
+                mapped(slot, from, length);
+            }
+            address
+        };
+    )*} };
+}
+map!(mmap mmap64);

@@ -1,0 +1,169 @@
+//! Files are read.
+
+use core::ffi::{c_int, c_void};
+
+use libc::iovec;
+
+use super::place;
+use crate::parts::MOST;
+use crate::rules::How;
+use crate::table::Slot;
+use crate::{look, process, real, rules};
+
+/// `RWF_DONTCACHE` of preadv2(2), Linux 6.14.
+const UNCACHED: c_int = 0x80;
+/// The file's own position, for preadv2(2) and pwritev2(2).
+pub(super) const OWN: i64 = -1;
+
+/// Reads uncached. `None`: that can't be done, and nothing was.
+fn uncached(slot: &Slot, fd: c_int, at: Option<u64>, parts: *const iovec, count: c_int) -> Option<isize> {
+    let errno = real::errno();
+    let at = at.map_or(OWN, |at| at as i64);
+    // SAFETY: the program's own buffers, as it gave them.
+    let done = unsafe { real::preadv64v2.get()(fd, parts, count, at, UNCACHED) };
+    if done < 0 && [libc::EOPNOTSUPP, libc::EINVAL, libc::ENOSYS].contains(&real::errno()) {
+        rules::uncached_refused(slot);
+        real::set_errno(errno);
+        return None;
+    }
+    Some(done)
+}
+
+/// A read that a rule may be for: `plain` makes it. Always in one call: the kernel holds the file's position for the whole of it.
+fn follow(
+    slot: &Slot,
+    fd: c_int,
+    at: Option<i64>,
+    buffer: *mut c_void,
+    length: usize,
+    plain: &dyn Fn() -> isize,
+) -> isize {
+    let (Ok(at), true) = (place(at, length), process::is_on()) else {
+        return plain();
+    };
+    let whole = iovec { iov_base: buffer, iov_len: length };
+    make(slot, fd, at, length.min(MOST) as u64, Some((&raw const whole, 1)), plain)
+}
+
+/// The same, to several buffers.
+fn follow_parts(
+    slot: &Slot,
+    fd: c_int,
+    at: Option<i64>,
+    parts: *const iovec,
+    count: c_int,
+    may_uncached: bool,
+    plain: &dyn Fn() -> isize,
+) -> isize {
+    let (Ok(at), true) = (place(at, 0), process::is_on()) else {
+        return plain();
+    };
+    let length = look::length_of(parts, count).min(MOST as u64);
+    make(slot, fd, at, length, may_uncached.then_some((parts, count)), plain)
+}
+
+/// Makes a read of `length` bytes, with the rules before and behind it: uncached to `parts`, if that may be, or by `plain`.
+fn make(
+    slot: &Slot,
+    fd: c_int,
+    at: Option<u64>,
+    length: u64,
+    parts: Option<(*const iovec, c_int)>,
+    plain: &dyn Fn() -> isize,
+) -> isize {
+    let result = match (rules::before_read(slot, fd, at, length), parts) {
+        (How::Uncached, Some((parts, count))) => uncached(slot, fd, at, parts, count),
+        _ => None,
+    };
+    let result = result.unwrap_or_else(plain);
+    rules::after_read(slot, fd, at, result);
+    result
+}
+
+hook! {
+    fn read(fd: c_int, buffer: *mut c_void, length: usize) -> isize, of fd: |slot, next| {
+        follow(slot, fd, None, buffer, length, &|| next(fd, buffer, length))
+    };
+    fn __read_chk(fd: c_int, buffer: *mut c_void, length: usize, room: usize) -> isize, of fd: |slot, next| {
+        if length > room {
+            return next(fd, buffer, length, room);
+        }
+        follow(slot, fd, None, buffer, length, &|| next(fd, buffer, length, room))
+    };
+    fn readv(fd: c_int, parts: *const iovec, count: c_int) -> isize, of fd: |slot, next| {
+        follow_parts(slot, fd, None, parts, count, true, &|| next(fd, parts, count))
+    };
+    fn readahead(fd: c_int, at: i64, length: usize) -> isize, of fd: |slot, next| {
+        look_ahead(slot, fd, at, length);
+        next(fd, at, length)
+    };
+}
+
+macro_rules! pread {
+    ($($name:ident)*) => { hook! {$(
+        fn $name(fd: c_int, buffer: *mut c_void, length: usize, at: i64) -> isize, of fd: |slot, next| {
+            follow(slot, fd, Some(at), buffer, length, &|| next(fd, buffer, length, at))
+        };
+    )*} };
+}
+pread!(pread pread64);
+
+macro_rules! pread_checked {
+    ($($name:ident)*) => { hook! {$(
+        fn $name(fd: c_int, buffer: *mut c_void, length: usize, at: i64, room: usize) -> isize, of fd: |slot, next| {
+            if length > room {
+                return next(fd, buffer, length, at, room);
+            }
+            follow(slot, fd, Some(at), buffer, length, &|| next(fd, buffer, length, at, room))
+        };
+    )*} };
+}
+pread_checked!(__pread_chk __pread64_chk);
+
+macro_rules! preadv {
+    ($($name:ident)*) => { hook! {$(
+        fn $name(fd: c_int, parts: *const iovec, count: c_int, at: i64) -> isize, of fd: |slot, next| {
+            follow_parts(slot, fd, Some(at), parts, count, true, &|| next(fd, parts, count, at))
+        };
+    )*} };
+}
+preadv!(preadv preadv64);
+
+macro_rules! preadv2 {
+    ($($name:ident)*) => { hook! {$(
+        fn $name(fd: c_int, parts: *const iovec, count: c_int, at: i64, flags: c_int) -> isize, of fd: |slot, next| {
+            let place = if at == OWN { None } else { Some(at) };
+            follow_parts(slot, fd, place, parts, count, flags == 0, &|| next(fd, parts, count, at, flags))
+        };
+    )*} };
+}
+preadv2!(preadv2 preadv64v2);
+
+/// The program is about to have a part of the file brought in.
+pub(super) fn look_ahead(slot: &Slot, fd: c_int, at: i64, length: usize) {
+    if let Ok(Some(at)) = place(Some(at), length)
+        && process::is_on()
+    {
+        rules::before_prefetch(slot, fd, at, length as u64);
+    }
+}
+
+/// A read past these hooks' buffers (by the kernel's own copying): `make` makes it.
+pub(super) fn follow_copy(
+    slot: Option<&Slot>,
+    fd: c_int,
+    at: Option<u64>,
+    length: usize,
+    make: impl FnOnce() -> isize,
+) -> isize {
+    if let Some(slot) = slot
+        && rules::before_read(slot, fd, at, length as u64) == How::Uncached
+    {
+        rules::uncached_refused(slot);
+    }
+    let result = make();
+    if let Some(slot) = slot {
+        rules::after_read(slot, fd, at, result);
+    }
+    result
+}

@@ -1,0 +1,42 @@
+//! Files are synced, and the program gives advice of its own.
+
+use core::ffi::c_int;
+
+use pagekeeper_policy::stream::HORIZON;
+
+use super::read::look_ahead;
+use crate::table::Slot;
+use crate::{process, rules, sys};
+
+macro_rules! sync {
+    ($($name:ident)*) => { hook! {$(
+        fn $name(fd: c_int) -> c_int, of fd: |slot, next| {
+            let done = next(fd);
+            if process::is_on() {
+                rules::after_sync(slot, fd, done);
+            }
+            done
+        };
+    )*} };
+}
+sync!(fsync fdatasync);
+
+/// Whether advice is left out; a part that is to be brought in is looked at.
+fn advised(slot: &Slot, fd: c_int, at: i64, length: i64, advice: c_int) -> bool {
+    if advice == libc::POSIX_FADV_WILLNEED {
+        // Without a length, up to the end of the file; the kernel brings in less at a time.
+        let length = if length == 0 { HORIZON as i64 } else { length };
+        look_ahead(slot, fd, at, usize::try_from(length).unwrap_or(0));
+    }
+    // What the kernel refuses is refused.
+    length >= 0 && process::is_on() && rules::leaves_out(slot, advice) && sys::flags(fd).is_ok()
+}
+
+macro_rules! advise {
+    ($($name:ident)*) => { hook! {$(
+        fn $name(fd: c_int, at: i64, length: i64, advice: c_int) -> c_int, of fd: |slot, next| {
+            if advised(slot, fd, at, length, advice) { 0 } else { next(fd, at, length, advice) }
+        };
+    )*} };
+}
+advise!(posix_fadvise posix_fadvise64);

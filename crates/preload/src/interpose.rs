@@ -1,0 +1,141 @@
+//! The library's beginning and end in a process, and what there is in place of the standard library.
+//!
+//! The constructor reads what the process is told before the program's own code runs, looks up the C library's functions, and takes
+//! up the descriptors that the process was started with. All of it is left out in a process that is told nothing.
+//!
+//! How it fails: a text that isn't understood, a program that runs with rights of its own (set-user-ID), or a filter of system calls
+//! that kills for those of the rules, leaves the rules off; a report that can't be mapped is not counted in. A panic can't be: the
+//! code has none. If there is one against all care, the rules are turned off and the process ends by a signal, since there is no way
+//! on from it.
+
+#![allow(unsafe_code, reason = "is entered by the C library, as the process starts and ends")]
+
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+use crate::hooks::stdio;
+use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
+use crate::{counters, helper, look, process, real, rules, sys};
+
+/// The text, kept: a program may write over its environment.
+struct Text(UnsafeCell<[u8; TEXT_MAX]>);
+
+// SAFETY: written by `begin` alone, before the program's own code runs.
+unsafe impl Sync for Text {}
+
+static TEXT: Text = Text(UnsafeCell::new([0; TEXT_MAX]));
+
+type Begin = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char);
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: Begin = begin;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: unsafe extern "C" fn() = end;
+
+unsafe extern "C" {
+    fn __register_atfork(
+        before: Option<unsafe extern "C" fn()>,
+        parent: Option<unsafe extern "C" fn()>,
+        child: Option<unsafe extern "C" fn()>,
+        library: *mut c_void,
+    ) -> c_int;
+}
+
+/// The constructor. The C library gives it what `main` is given.
+unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environment: *const *const c_char) {
+    real::find_all();
+    if look::is_secure() {
+        return;
+    }
+    // SAFETY: the environment as the C library keeps it: strings, and a null pointer behind the last.
+    let Some(text) = (unsafe { find(environment) }) else { return };
+    // SAFETY: nobody else uses it yet.
+    let kept = unsafe { &mut *TEXT.0.get() };
+    let Some(kept) = kept.get_mut(..text.len()) else { return };
+    kept.copy_from_slice(text);
+    let mut name = [0; 16];
+    let comm = look::comm(&mut name);
+    let Some(plan) = Plan::decode(kept, comm) else { return };
+    if plan.part == Part::None || look::is_deadly() {
+        return;
+    }
+    // SAFETY: no pointers but a function's; the library is never unloaded (it is of the program's start).
+    if unsafe { __register_atfork(None, None, Some(forked), core::ptr::null_mut()) } != 0 {
+        return;
+    }
+    // SAFETY: the one call, before the program's own code runs.
+    unsafe { process::set_up(&plan) };
+    // SAFETY: likewise, in the first thread; functions of the C library's names are its own.
+    unsafe { helper::set_up(real::address) };
+    if let Some(record) = plan.report.and_then(|path| map(path)?.claim(sys::getpid(), comm)) {
+        process::count_in(record);
+    }
+    look::descriptors(|fd| {
+        let regular = |stat: libc::stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+        if sys::fstat(fd).is_ok_and(regular)
+            && let Ok(flags) = sys::flags(fd)
+        {
+            rules::opened(fd, None, flags);
+            stdio::started_with(fd);
+        }
+    });
+}
+
+/// The text among the environment's.
+///
+/// # Safety
+///
+/// An array of strings, with a null pointer behind the last, or null itself.
+unsafe fn find<'a>(mut environment: *const *const c_char) -> Option<&'a [u8]> {
+    if environment.is_null() {
+        return None;
+    }
+    loop {
+        // SAFETY: by this function's contract, since the null pointer wasn't met yet.
+        let one = unsafe { *environment };
+        if one.is_null() {
+            return None;
+        }
+        // SAFETY: by this function's contract.
+        let one = unsafe { CStr::from_ptr(one) }.to_bytes();
+        if let Some(text) = one.strip_prefix(VARIABLE.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
+            return Some(text);
+        }
+        environment = environment.wrapping_add(1);
+    }
+}
+
+/// Maps the report.
+fn map(path: &[u8]) -> Option<&'static counters::Mapped> {
+    let mut name = [0_u8; libc::PATH_MAX as usize];
+    // One byte is left for the null behind it.
+    name.split_last_mut()?.1.get_mut(..path.len())?.copy_from_slice(path);
+    let fd = sys::open(CStr::from_bytes_until_nul(&name).ok()?, libc::O_RDWR).ok()?;
+    let mapped = sys::map_report(fd).ok();
+    sys::close(fd);
+    mapped
+}
+
+/// In a child of fork.
+unsafe extern "C" fn forked() {
+    process::entered_child();
+    rules::after_fork();
+}
+
+/// The destructor: as the process ends by `exit` or from `main`.
+unsafe extern "C" fn end() {
+    if process::is_on() {
+        rules::before_exit();
+    }
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    process::count(counters::Count::Failures, 1);
+    process::turn_off();
+    // SAFETY: it takes nothing.
+    unsafe { libc::abort() }
+}

@@ -1,0 +1,313 @@
+//! What the hooks look at of the process and its memory: by system calls, which say so where an address is bad.
+//!
+//! Invariants: nothing here reads the program's memory itself, so that a bad address of the program's fails in its own call.
+
+#![allow(unsafe_code, reason = "system calls with pointers")]
+
+use core::mem::MaybeUninit;
+
+use libc::{c_int, c_long};
+
+use crate::sys::{self, Errno};
+
+/// Copies what lies at an address of the process, if all of it can be read. `T` is any that all bits are valid for.
+///
+/// # Safety
+///
+/// All bits are valid for `T`.
+pub unsafe fn peek<T: Copy, const N: usize>(address: usize, count: usize) -> Option<[T; N]> {
+    let mut to = MaybeUninit::<[T; N]>::zeroed();
+    let length = count.min(N) * size_of::<T>();
+    let ours = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: length };
+    let theirs = libc::iovec { iov_base: address as *mut _, iov_len: length };
+    let args = [sys::getpid() as usize, (&raw const ours) as usize, 1, (&raw const theirs) as usize, 1, 0];
+    // SAFETY: `ours` has room for what is read; `theirs` is read by the kernel, which says where it can't be.
+    let done = unsafe { sys::call(libc::SYS_process_vm_readv, args) };
+    // SAFETY: all of it was zeroed, and then set as far as was read; all bits are valid by this function's contract.
+    (done == Ok(length)).then(|| unsafe { to.assume_init() })
+}
+
+/// Bytes of the buffers of a vectored call; 0 if they can't be told.
+pub fn length_of(parts: *const libc::iovec, count: c_int) -> u64 {
+    const FEW: usize = 16;
+    let Ok(count) = usize::try_from(count) else { return 0 };
+    // SAFETY: all bits are valid for two numbers, which are struct iovec's layout.
+    let Some(parts) = (unsafe { peek::<[usize; 2], FEW>(parts as usize, count) }) else { return 0 };
+    parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part[1] as u64))
+}
+
+/// The position that a call was given by reference, or the file's own where it was given none; `None` if it can't be told.
+pub fn position(fd: c_int, given: *const i64) -> Option<u64> {
+    if given.is_null() {
+        return sys::position(fd).ok();
+    }
+    // SAFETY: all bits are valid for a number.
+    let [at] = unsafe { peek::<i64, 1>(given as usize, 1) }?;
+    u64::try_from(at).ok()
+}
+
+/// Whether a write may end by a signal at a limit of the file's size (`RLIMIT_FSIZE`).
+pub fn has_size_limit() -> bool {
+    let mut limit = [0_u64; 2];
+    let args = [0, libc::RLIMIT_FSIZE as usize, 0, (&raw mut limit) as usize, 0, 0];
+    // SAFETY: `limit` has struct rlimit64's layout.
+    unsafe { sys::call(libc::SYS_prlimit64, args) }.is_err() || limit[0] != libc::RLIM64_INFINITY
+}
+
+/// The name of the calling thread (`comm`), without its null byte: the process's, of its first.
+pub fn comm(to: &mut [u8; 16]) -> &[u8] {
+    // SAFETY: `to` has the 16 bytes that are written.
+    let done = unsafe {
+        sys::call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, to.as_mut_ptr() as usize, 0, 0, 0, 0])
+    };
+    let length = to.iter().position(|&byte| byte == 0).unwrap_or(0);
+    if done.is_ok() { to.get(..length).unwrap_or_default() } else { &[] }
+}
+
+/// Whether the system started the program with rights that its caller does not have.
+pub fn is_secure() -> bool {
+    // SAFETY: no pointers.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Whether the calls that the rules make end the process here, by a filter that it was started under (seccomp(2)): tried in a child.
+/// A filter that refuses them is met like a kernel that doesn't have them.
+pub fn is_deadly() -> bool {
+    const FILTERED: usize = 2;
+    let argument = |first: usize| [first, 0, 0, 0, 0, 0];
+    // SAFETY: no pointers.
+    if unsafe { sys::call(libc::SYS_prctl, argument(libc::PR_GET_SECCOMP as usize)) } != Ok(FILTERED) {
+        return false;
+    }
+    // SAFETY: a child with a copy of all memory and no signal at its end, which goes on from here, on a copy of this stack, and makes
+    // system calls alone. The status is written to where there is room for it.
+    unsafe {
+        let child = match sys::call(libc::SYS_clone, argument(0)) {
+            Ok(0) => {
+                try_calls();
+                loop {
+                    let _ = sys::call(libc::SYS_exit_group, argument(0));
+                }
+            }
+            Ok(child) => child,
+            Err(_) => return true,
+        };
+        let mut status: c_int = -1;
+        let wait = [child, (&raw mut status) as usize, libc::__WALL as usize, 0, 0, 0];
+        while sys::call(libc::SYS_wait4, wait) == Err(Errno(libc::EINTR)) {}
+        status != 0
+    }
+}
+
+/// Makes each kind of call that the rules make, their helper, and the C library for it, on no file.
+fn try_calls() {
+    const NONE: usize = usize::MAX;
+    /// Bytes of a set of signals, as the kernel has it.
+    const SIGNALS: usize = 8;
+    let no_core = [0_u64; 2];
+    let nothing = no_core.as_ptr() as usize;
+    let name = c"pagekeeper".as_ptr() as usize;
+    let monotonic = libc::CLOCK_MONOTONIC as usize;
+    let wake = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
+    let (read_only, shared) = (libc::PROT_READ as usize, libc::MAP_SHARED as usize);
+    let calls = [
+        (libc::SYS_prlimit64, [0, libc::RLIMIT_CORE as usize, nothing, 0, 0, 0]),
+        (libc::SYS_fadvise64, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_sync_file_range, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_lseek, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_mincore, [0; 6]),
+        (libc::SYS_preadv2, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_process_vm_readv, [0; 6]),
+        (libc::SYS_readlinkat, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_openat, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_faccessat2, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_read, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_close, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_close_range, [1, 0, 0, 0, 0, 0]),
+        (libc::SYS_fcntl, [NONE, libc::F_GETFL as usize, 0, 0, 0, 0]),
+        (libc::SYS_fcntl, [NONE, libc::F_DUPFD_CLOEXEC as usize, 0, 0, 0, 0]),
+        (libc::SYS_fstat, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_fstatfs, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_newfstatat, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_getdents64 as c_long, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_clock_gettime, [monotonic, 0, 0, 0, 0, 0]),
+        (libc::SYS_clock_nanosleep, [monotonic, 0, nothing, 0, 0, 0]),
+        (libc::SYS_futex, [nothing, wake, 0, 0, 0, 0]),
+        (libc::SYS_unshare, [0; 6]),
+        (libc::SYS_socketpair, [0; 6]),
+        (libc::SYS_sendmsg, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_recvmsg, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_ppoll, [0, 0, nothing, 0, 0, 0]),
+        (libc::SYS_prctl, [libc::PR_SET_NAME as usize, name, 0, 0, 0, 0]),
+        (libc::SYS_gettid, [0; 6]),
+        (libc::SYS_tgkill, [0; 6]),
+        (libc::SYS_mmap, [0, 4096, read_only, shared, NONE, 0]),
+        (libc::SYS_munmap, [0; 6]),
+        (libc::SYS_mprotect, [0; 6]),
+        (libc::SYS_madvise, [0; 6]),
+        (libc::SYS_clone3, [0; 6]),
+        (libc::SYS_set_robust_list, [0; 6]),
+        (libc::SYS_rseq, [0; 6]),
+        (libc::SYS_sigaltstack, [0; 6]),
+        (libc::SYS_rt_sigprocmask, [0, 0, 0, SIGNALS, 0, 0]),
+        (libc::SYS_rt_sigaction, [0, 0, 0, SIGNALS, 0, 0]),
+    ];
+    for (number, args) in calls {
+        // SAFETY: no descriptor, nothing to read, or what the call takes: limits of two numbers, a time of none, a name.
+        let _ = unsafe { sys::call(number, args) };
+    }
+    let _ = sys::cachestat(-1, 0..1);
+    // As the helper's thread ends; of a process with one thread, it is the process's end.
+    // SAFETY: no pointers; the process is the child that was made for this.
+    let _ = unsafe { sys::call(libc::SYS_exit, [0; 6]) };
+}
+
+/// Calls `each` for all descriptors of the process, as /proc names them; for the first few where there is no /proc.
+pub fn descriptors(mut each: impl FnMut(c_int)) {
+    const UNSEEN: c_int = 64;
+    if !named_descriptors(&mut each) {
+        (0..UNSEEN).for_each(each);
+    }
+}
+
+/// Calls `each`, which may close it, for all descriptors of the process. False: there is no /proc that names them.
+pub fn named_descriptors(mut each: impl FnMut(c_int)) -> bool {
+    let Ok(directory) = sys::open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY) else {
+        return false;
+    };
+    let mut names = [0_u64; 256];
+    loop {
+        let args = [directory as usize, names.as_mut_ptr() as usize, size_of_val(&names), 0, 0, 0];
+        // SAFETY: `names` has room for so many bytes.
+        let Ok(length @ 1..) = (unsafe { sys::call(libc::SYS_getdents64 as c_long, args) }) else { break };
+        // SAFETY: numbers, seen as their bytes.
+        let bytes = unsafe { core::slice::from_raw_parts(names.as_ptr().cast::<u8>(), size_of_val(&names)) };
+        entries(bytes.get(..length).unwrap_or_default(), |fd| {
+            if fd != directory {
+                each(fd);
+            }
+        });
+    }
+    sys::close(directory);
+    true
+}
+
+/// The numbers among the names of directory entries (`struct linux_dirent64`: its length lies at 16, its name at 19).
+fn entries(mut bytes: &[u8], mut each: impl FnMut(c_int)) {
+    while let Some(&[low, high]) = bytes.get(16..18) {
+        let length = usize::from(u16::from_ne_bytes([low, high]));
+        let Some((entry, rest)) = bytes.split_at_checked(length) else { return };
+        let name = entry.get(19..).unwrap_or_default();
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        if let Some(number) = name.get(..end).and_then(number) {
+            each(number);
+        }
+        if length == 0 {
+            return;
+        }
+        bytes = rest;
+    }
+}
+
+fn number(name: &[u8]) -> Option<c_int> {
+    if name.is_empty() {
+        return None;
+    }
+    name.iter().try_fold(0, |number: c_int, &byte| {
+        let digit = byte.is_ascii_digit().then(|| c_int::from(byte - b'0'))?;
+        number.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn memory_is_read_where_there_is_some() {
+        let there = [7_i64, 8];
+        // SAFETY: all bits are valid for a number.
+        unsafe {
+            assert_eq!(peek::<i64, 2>(there.as_ptr() as usize, 2), Some([7, 8]));
+            assert_eq!(peek::<i64, 2>(there.as_ptr() as usize, 1), Some([7, 0]));
+            assert_eq!(peek::<i64, 2>(8, 2), None);
+        }
+        let buffer = [0_u8; 300];
+        let part = |length| libc::iovec { iov_base: buffer.as_ptr().cast_mut().cast(), iov_len: length };
+        let parts = [part(100), part(200)];
+        assert_eq!(length_of(parts.as_ptr(), 2), 300);
+        assert_eq!(length_of(parts.as_ptr(), 1), 100);
+        assert_eq!((length_of(parts.as_ptr(), -1), length_of(core::ptr::null(), 3)), (0, 0));
+    }
+
+    #[test]
+    fn positions_are_told() {
+        use std::io::{Seek, SeekFrom};
+
+        let mut file = tempfile::tempfile().unwrap();
+        file.seek(SeekFrom::Start(77)).unwrap();
+        let fd = file.as_raw_fd();
+        assert_eq!(position(fd, core::ptr::null()), Some(77));
+        let (given, below) = (5_i64, -5_i64);
+        assert_eq!(position(fd, &raw const given), Some(5));
+        let nowhere = core::ptr::without_provenance(4096 - 8);
+        assert_eq!((position(fd, &raw const below), position(fd, nowhere)), (None, None));
+    }
+
+    #[test]
+    fn all_descriptors_are_found() {
+        let files: Vec<_> = (0..100).map(|_| tempfile::tempfile().unwrap()).collect();
+        let mut seen = Vec::new();
+        descriptors(|fd| seen.push(fd));
+        for file in files {
+            assert!(seen.contains(&file.as_raw_fd()));
+        }
+        entries(&[0; 40], |_| panic!("no names"));
+        entries(&[1; 40], |_| panic!("too long"));
+    }
+
+    #[test]
+    fn a_filter_that_kills_is_found_by_a_child() {
+        const NUMBER: u32 = 0;
+        let under = |action: u32, call: u32| {
+            let statement = |code: u32, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+            let mut filter = [
+                statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NUMBER),
+                libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call) },
+                statement(libc::BPF_RET | libc::BPF_K, action),
+                statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+            ];
+            // A filter is its thread's.
+            let filtered = std::thread::spawn(move || {
+                let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+                // SAFETY: a program of four statements, which lives over the call.
+                let set = unsafe {
+                    libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+                    libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+                };
+                (set == 0).then(is_deadly)
+            });
+            filtered.join().unwrap()
+        };
+        assert!(!is_deadly());
+        let cachestat = 451;
+        for call in [cachestat, libc::SYS_clock_nanosleep as u32, libc::SYS_recvmsg as u32] {
+            let actions = [libc::SECCOMP_RET_KILL_PROCESS, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32];
+            let seen = actions.map(|action| under(action, call));
+            if seen.contains(&None) {
+                return eprintln!("skipped: no filters can be set here");
+            }
+            assert_eq!(seen, [Some(true), Some(false)], "call {call}");
+        }
+    }
+
+    #[test]
+    fn a_thread_has_a_name() {
+        let named = std::thread::Builder::new().name("a-name".to_owned());
+        let seen = named.spawn(|| comm(&mut [0; 16]).to_vec()).unwrap().join().unwrap();
+        assert_eq!(seen, b"a-name");
+        assert!(!is_secure());
+    }
+}

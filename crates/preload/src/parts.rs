@@ -1,0 +1,79 @@
+//! A copy of many bytes by the kernel in parts, so that what a rule does comes in between. Reads and writes are never parted: the kernel
+//! holds the file and its position for the whole of one.
+//!
+//! Invariants: the parts follow each other without a gap; a part that did less than it was asked to, or failed, is the last; what was
+//! done before a failure is what the whole did, as the kernel itself has it. A call of one part is the call itself.
+
+/// Bytes of a part.
+pub const PART: usize = 8 << 20;
+
+/// The most bytes that the kernel reads, writes or copies in one call (`MAX_RW_COUNT`, read(2)).
+pub const MOST: usize = 0x7fff_f000;
+
+/// Makes `call` for the parts of `total` bytes, with what is done already and how much is asked for: what all did together, or the
+/// first's failure.
+///
+/// ```
+/// use pagekeeper_preload::parts::{PART, in_parts};
+///
+/// assert_eq!(in_parts(2 * PART + 5, |_done, asked| asked as isize), 2 * PART as isize + 5);
+/// assert_eq!(in_parts(2 * PART, |done, _asked| if done == 0 { PART as isize } else { -1 }), PART as isize);
+/// ```
+pub fn in_parts(total: usize, mut call: impl FnMut(usize, usize) -> isize) -> isize {
+    let total = total.min(MOST);
+    let mut done = 0_usize;
+    loop {
+        let asked = total.saturating_sub(done).min(PART);
+        let result = call(done, asked);
+        let Ok(more) = usize::try_from(result) else {
+            return if done == 0 { result } else { done as isize };
+        };
+        done = done.saturating_add(more);
+        if more < asked || done >= total {
+            return done as isize;
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use super::*;
+
+    /// What is asked for in turn, where each call does what `results` says.
+    fn asked(total: usize, results: &[isize]) -> (isize, Vec<(usize, usize)>) {
+        let mut calls = Vec::new();
+        let result = in_parts(total, |done, asked| {
+            calls.push((done, asked));
+            results[calls.len() - 1]
+        });
+        (result, calls)
+    }
+
+    #[test]
+    fn a_short_part_or_a_failure_is_the_last() {
+        let part = PART as isize;
+        assert_eq!(asked(0, &[0]), (0, vec![(0, 0)]));
+        assert_eq!(asked(5, &[-1]), (-1, vec![(0, 5)]));
+        assert_eq!(asked(5, &[3]), (3, vec![(0, 5)]));
+        assert_eq!(asked(PART, &[part]), (part, vec![(0, PART)]));
+        let three = 2 * PART + 7;
+        let all = vec![(0, PART), (PART, PART), (2 * PART, 7)];
+        assert_eq!(asked(three, &[part, part, 7]), (2 * part + 7, all.clone()));
+        assert_eq!(asked(three, &[part, part, -1]), (2 * part, all));
+        assert_eq!(asked(three, &[part, 0]), (part, vec![(0, PART), (PART, PART)]));
+        assert_eq!(asked(three, &[part - 1]), (part - 1, vec![(0, PART)]));
+    }
+
+    #[test]
+    fn no_more_is_asked_for_than_the_kernel_does() {
+        let mut asked = 0;
+        assert_eq!(
+            in_parts(usize::MAX, |_, part| {
+                asked += part;
+                part as isize
+            }),
+            MOST as isize
+        );
+        assert_eq!(asked, MOST);
+    }
+}

@@ -1,0 +1,246 @@
+//! What the process is told, and whether the rules are on: set once as the library is loaded, before any thread is.
+//!
+//! Invariants:
+//! 1. [`plan`] is set before [`is_on`] is ever true, and never changed.
+//! 2. Off is for good.
+//! 3. The rules are on only in the process that they were set up for: a child of vfork shares its parent's memory, and must not
+//!    change what is known there; a child of fork is entered by the library's handler ([`entered_child`]).
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use crate::counters::{Count, Record};
+use crate::settings::{Action, Part, Plan, RULES_MAX};
+use crate::sys;
+
+struct Static<T>(UnsafeCell<T>);
+
+// SAFETY: written only by `set_up`, before `ON` is set, which nobody reads it without having seen.
+#[allow(unsafe_code, reason = "a static that is set once")]
+unsafe impl<T> Sync for Static<T> {}
+
+static PLAN: Static<Plan<'static>> = Static(UnsafeCell::new(Plan::NONE));
+static ON: AtomicBool = AtomicBool::new(false);
+/// What of the process's files concerns a rule: a [`Concern`].
+static CONCERN: AtomicU8 = AtomicU8::new(Concern::Nothing as u8);
+/// The last bytes of names that rules are for: a bit for each.
+static LAST: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+/// Their last four bytes ([`tails`]).
+static TAILS: [AtomicU64; RULES_MAX] = [const { AtomicU64::new(0) }; RULES_MAX];
+static TAILS_COUNT: AtomicU32 = AtomicU32::new(0);
+static URING: AtomicBool = AtomicBool::new(false);
+static PID: AtomicU32 = AtomicU32::new(0);
+/// Where this process counts: its own, until [`count_in`] names one of a report.
+static RECORD: AtomicPtr<Record> = AtomicPtr::new((&raw const OWN).cast_mut());
+static OWN: Record = Record::EMPTY;
+
+/// Turns the rules on, once, with this plan.
+///
+/// # Safety
+///
+/// At most one call in a process, by its only thread or before another that calls into this library is there.
+#[allow(unsafe_code, reason = "sets the statics")]
+pub unsafe fn set_up(plan: &Plan<'static>) {
+    // SAFETY: by this function's contract nobody reads it yet.
+    unsafe { *PLAN.0.get() = *plan };
+    PID.store(sys::getpid(), Ordering::Relaxed);
+    let concern = match plan.part {
+        Part::None => Concern::Nothing,
+        Part::Stream | Part::Bulk | Part::Logs => Concern::All,
+        Part::Files => Concern::Named,
+    };
+    for (word, bits) in LAST.iter().zip(last_bytes(plan)) {
+        word.store(bits, Ordering::Relaxed);
+    }
+    let (told, count) = tails(plan);
+    for (tail, told) in TAILS.iter().zip(told) {
+        tail.store(told, Ordering::Relaxed);
+    }
+    TAILS_COUNT.store(count as u32, Ordering::Relaxed);
+    ON.store(true, Ordering::Release);
+    CONCERN.store(concern as u8, Ordering::Release);
+}
+
+/// What of a process's files rules can be for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Concern {
+    /// None: no rule is for this process, or the rules are off.
+    Nothing = 0,
+    /// Those with certain names ([`concerns`]).
+    Named = 1,
+    /// All.
+    All = 2,
+}
+
+/// What of this process's files rules can be for: a load. It is not looked at whether this is the process.
+#[inline]
+pub fn concern() -> Concern {
+    match CONCERN.load(Ordering::Relaxed) {
+        1 => Concern::Named,
+        2 => Concern::All,
+        _ => Concern::Nothing,
+    }
+}
+
+/// Whether a rule can be for the file of that path, by what the path ends with: a quick no for most.
+#[inline]
+pub fn concerns(path: &[u8]) -> bool {
+    let Some(&last) = path.last() else { return false };
+    let word = LAST.get(usize::from(last >> 6)).map_or(0, |word| word.load(Ordering::Relaxed));
+    word >> (last & 63) & 1 != 0 && ends_as_some(path)
+}
+
+/// The same, by the last four bytes of each pattern's plain end.
+#[cold]
+#[inline(never)]
+fn ends_as_some(path: &[u8]) -> bool {
+    let last = last_four(path);
+    let count = TAILS_COUNT.load(Ordering::Relaxed) as usize;
+    TAILS.iter().take(count).any(|tail| {
+        let tail = tail.load(Ordering::Relaxed);
+        last & (tail >> 32) as u32 == tail as u32
+    })
+}
+
+/// The last four bytes, the last one lowest; zeros before them.
+fn last_four(path: &[u8]) -> u32 {
+    let start = path.len().saturating_sub(4);
+    path.get(start..).unwrap_or_default().iter().fold(0, |word, &byte| word << 8 | u32::from(byte))
+}
+
+/// What the last four bytes of a name are compared with, for each plain end of the plan's patterns: a mask above a value.
+fn tails(plan: &Plan<'_>) -> ([u64; RULES_MAX], usize) {
+    let (mut tails, mut count) = ([0; RULES_MAX], 0);
+    for rule in plan.rules().iter().filter(|rule| rule.action != Action::Leave) {
+        let bits = 8 * rule.tail.len().min(4) as u32;
+        let mask = u64::MAX.checked_shr(64 - bits).unwrap_or(0);
+        let tail = mask << 32 | u64::from(last_four(rule.tail));
+        if !tails.iter().take(count).any(|&other| other == tail)
+            && let Some(free) = tails.get_mut(count)
+        {
+            *free = tail;
+            count += 1;
+        }
+    }
+    (tails, count)
+}
+
+/// The bytes that names can end with that a rule of the plan is for.
+fn last_bytes(plan: &Plan<'_>) -> [u64; 4] {
+    let mut bits = [0_u64; 4];
+    let mut set = |bytes: core::ops::RangeInclusive<u8>| {
+        for byte in bytes {
+            if let Some(word) = bits.get_mut(usize::from(byte >> 6)) {
+                *word |= 1 << (byte & 63);
+            }
+        }
+    };
+    for rule in plan.rules().iter().filter(|rule| rule.action != Action::Leave) {
+        match rule.pattern {
+            [.., b'{', b'n', b'}'] => set(b'0'..=b'9'),
+            [.., b'{', b'x', b'}'] => {
+                set(b'0'..=b'9');
+                set(b'a'..=b'f');
+                set(b'A'..=b'F');
+            }
+            [.., b'*'] => set(0..=u8::MAX),
+            [.., last] => set(*last..=*last),
+            [] => {}
+        }
+    }
+    bits
+}
+
+/// Says that the process has made an `io_uring`, whose reads and writes are not seen.
+pub fn found_uring() {
+    URING.store(true, Ordering::Relaxed);
+}
+
+/// Whether the process was seen to make an `io_uring`.
+pub fn has_uring() -> bool {
+    URING.load(Ordering::Relaxed)
+}
+
+/// What this process was told.
+#[allow(unsafe_code, reason = "reads a static that is set once")]
+pub fn plan() -> &'static Plan<'static> {
+    if ON.load(Ordering::Acquire) {
+        // SAFETY: set before `ON`, and never again.
+        unsafe { &*PLAN.0.get() }
+    } else {
+        &Plan::NONE
+    }
+}
+
+/// Whether the rules are on in this process, and this is the process that they are on in.
+pub fn is_on() -> bool {
+    ON.load(Ordering::Acquire) && is_here()
+}
+
+/// Whether this is the process that the rules were set up in, be they on or off: no child of vfork, which shares its memory.
+pub fn is_here() -> bool {
+    PID.load(Ordering::Relaxed) == sys::getpid()
+}
+
+/// Turns the rules off, for good: what they rest on failed, or may soon.
+pub fn turn_off() {
+    ON.store(false, Ordering::Release);
+    CONCERN.store(Concern::Nothing as u8, Ordering::Release);
+}
+
+/// Says that this is a child of fork, with memory of its own.
+pub fn entered_child() {
+    PID.store(sys::getpid(), Ordering::Relaxed);
+}
+
+/// Counts in a record from now on.
+pub fn count_in(record: &'static Record) {
+    RECORD.store((&raw const *record).cast_mut(), Ordering::Release);
+}
+
+/// Counts.
+#[allow(unsafe_code, reason = "follows the pointer to the record")]
+pub fn count(what: Count, much: u64) {
+    // SAFETY: it points to `OWN` or to what `count_in` was given, both of which live as long as the process.
+    unsafe { &*RECORD.load(Ordering::Acquire) }.add(what, much);
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_told_by_its_last_byte() {
+        let text = b"profile x\nprocess db\nfile bulk keep *.sst\nfile data base/{n}\nfile leave *\nfile data a/{x}\n";
+        let bits = last_bytes(&Plan::decode(text, b"db").unwrap());
+        let seen: Vec<u8> =
+            (0..=u8::MAX).filter(|byte| bits[usize::from(byte >> 6)] >> (byte & 63) & 1 != 0).collect();
+        assert_eq!(String::from_utf8(seen).unwrap(), "0123456789ABCDEFabcdeft");
+        let all = last_bytes(&Plan::decode(b"profile x\nprocess db\nfile data relay*", b"db").unwrap());
+        assert_eq!(all, [u64::MAX; 4]);
+        assert_eq!(last_bytes(&Plan::NONE), [0; 4]);
+        assert!(concern() == Concern::Nothing && !concerns(b"/a") && !concerns(b""));
+    }
+
+    #[test]
+    fn ends_are_compared_four_bytes_at_a_time() {
+        let text = b"profile x\nprocess db\nfile bulk keep *.sst\nfile data *.ibd\nfile data a/{n}.sst\nfile data b\nfile leave *.x\n";
+        let (tails, count) = tails(&Plan::decode(text, b"db").unwrap());
+        let fits = |path: &[u8]| {
+            tails[..count].iter().any(|tail| last_four(path) & (tail >> 32) as u32 == *tail as u32)
+        };
+        assert_eq!(count, 3);
+        for (path, expected) in [
+            ("/d/1.sst", true),
+            ("1.lst", false),
+            ("sst", false),
+            (".ibd", true),
+            ("/d/ab", true),
+            ("b", true),
+            ("a.x", false),
+        ] {
+            assert_eq!(fits(path.as_bytes()), expected, "{path}");
+        }
+    }
+}

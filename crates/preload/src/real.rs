@@ -1,0 +1,416 @@
+//! The C library's own functions, as the hooks call them: the next definitions of the same names.
+//!
+//! They are looked up once, as the library is loaded. A call before that (from the constructor of another library, or from an
+//! allocator's first steps) must not look anything up, since that allocates: each function starts as one that makes the system call
+//! itself, as the C library would. Only those that are no system calls (streams of the C library, temporary files) are looked up then.
+//!
+//! Invariants: a function is never missing: what the C library doesn't have (an older one) stays the system call itself. `errno` is
+//! set as the C library sets it.
+
+#![allow(unsafe_code, reason = "calls and names functions of the C library")]
+
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use core::marker::PhantomData;
+use core::mem::{size_of, transmute_copy};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::look;
+use crate::sys::{self, Errno};
+
+// Versions that the oldest C library that is stood for (2.31) has; the newest would be named otherwise.
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(".symver dlsym, dlsym@GLIBC_2.2.5");
+#[cfg(target_arch = "aarch64")]
+core::arch::global_asm!(".symver dlsym, dlsym@GLIBC_2.17");
+
+unsafe extern "C" {
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn __errno_location() -> *mut c_int;
+    fn __chk_fail() -> !;
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+/// The next definition of a function of type `F`.
+pub(crate) struct Next<F> {
+    at: AtomicPtr<()>,
+    name: &'static CStr,
+    kind: PhantomData<F>,
+}
+
+impl<F: Copy> Next<F> {
+    /// One that is `first` until it is found.
+    const fn new(name: &'static CStr, first: *const ()) -> Self {
+        assert!(size_of::<F>() == size_of::<*mut ()>());
+        Self { at: AtomicPtr::new(first.cast_mut()), name, kind: PhantomData }
+    }
+
+    /// The function.
+    #[inline]
+    pub(crate) fn get(&self) -> F {
+        let at = self.at.load(Ordering::Relaxed);
+        // SAFETY: `F` is the type of a function and as large as a pointer (`new`); `at` is a function of that type: `first`, or what
+        // the C library calls by that name.
+        unsafe { transmute_copy(&at) }
+    }
+
+    /// Looks it up. Whether it is there.
+    fn find(&self) -> bool {
+        // SAFETY: `name` ends with a null byte. It is looked up behind this library.
+        let at = unsafe { dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        if !at.is_null() {
+            self.at.store(at.cast(), Ordering::Relaxed);
+        }
+        !at.is_null()
+    }
+}
+
+/// The C library's function of that name, not the program's own (a garbage collector's, which would have the helper's thread among
+/// those that it stops); but a sanitizer's, which has to know all threads. Null if there is none.
+pub(crate) fn address(name: &CStr) -> *mut c_void {
+    // SAFETY: each name ends with a null byte.
+    let find = |handle, name: &CStr| unsafe { dlsym(handle, name.as_ptr()) };
+    let sanitizers = [c"__asan_init", c"__tsan_init", c"__msan_init", c"__hwasan_init"];
+    let is_sanitized = sanitizers.iter().any(|name| !find(libc::RTLD_DEFAULT, name).is_null());
+    let next = if is_sanitized { core::ptr::null_mut() } else { find(libc::RTLD_NEXT, name) };
+    if next.is_null() { find(libc::RTLD_DEFAULT, name) } else { next }
+}
+
+/// The calling thread's `errno`.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: a place of the thread's own, always there.
+    unsafe { *__errno_location() }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(to: c_int) {
+    // SAFETY: a place of the thread's own, always there.
+    unsafe { *__errno_location() = to }
+}
+
+/// Ends the program as the C library does when a buffer is smaller than what is to be put into it.
+pub(crate) fn overflowed() -> ! {
+    // SAFETY: it takes nothing, and doesn't return.
+    unsafe { __chk_fail() }
+}
+
+/// Sets whether the calling thread can be cancelled (`PTHREAD_CANCEL_ENABLE` 0, `PTHREAD_CANCEL_DISABLE` 1); what it was.
+pub(crate) fn set_cancellable(state: c_int) -> c_int {
+    let mut old = 0;
+    // SAFETY: `old` lives over the call.
+    unsafe { pthread_setcancelstate(state, &raw mut old) };
+    old
+}
+
+/// A system call's result, as the C library returns it.
+fn settle(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(value) => value as isize,
+        Err(Errno(number)) => {
+            set_errno(number);
+            -1
+        }
+    }
+}
+
+/// Functions that are system calls: the name, its type, and the call's number and arguments.
+macro_rules! calls {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $number:expr, [$($given:expr),*];)*) => {
+        $(
+            #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
+            pub(crate) static $name: Next<unsafe extern "C" fn($($type),*) -> $result> = {
+                unsafe extern "C" fn first($($arg: $type),*) -> $result {
+                    // SAFETY: the caller keeps the contract of the C library's function, which is the system call's.
+                    settle(unsafe { sys::call($number, args([$($given as usize),*])) }) as $result
+                }
+                const NAME: &CStr = name(concat!(stringify!($name), "\0"));
+                Next::new(NAME, first as *const ())
+            };
+        )*
+
+        fn find_calls() {
+            $($name.find();)*
+        }
+    };
+}
+
+/// Functions that are more than a system call: looked up when they are called early, and then only.
+macro_rules! functions {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, else $failed:expr;)*) => {
+        $(
+            #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
+            pub(crate) static $name: Next<unsafe extern "C" fn($($type),*) -> $result> = {
+                unsafe extern "C" fn first($($arg: $type),*) -> $result {
+                    if $name.find() {
+                        // SAFETY: the caller keeps the contract of the C library's function, which this is.
+                        return unsafe { ($name.get())($($arg),*) };
+                    }
+                    set_errno(libc::ENOSYS);
+                    $failed
+                }
+                const NAME: &CStr = name(concat!(stringify!($name), "\0"));
+                Next::new(NAME, first as *const ())
+            };
+        )*
+
+        fn find_functions() {
+            $($name.find();)*
+        }
+    };
+}
+
+/// A name that was written with its null byte.
+const fn name(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a name holds a null byte"),
+    }
+}
+
+/// Arguments, and nothing for the rest.
+fn args<const N: usize>(given: [usize; N]) -> [usize; 6] {
+    let mut all = [0; 6];
+    for (to, from) in all.iter_mut().zip(given) {
+        *to = from;
+    }
+    all
+}
+
+/// Looks up all functions. Once, before the program's own code runs.
+pub(crate) fn find_all() {
+    find_calls();
+    find_functions();
+    for variadic in [&open, &open64] {
+        variadic.find();
+    }
+    for variadic in [&openat, &openat64] {
+        variadic.find();
+    }
+    for variadic in [&fcntl, &fcntl64] {
+        variadic.find();
+    }
+    closefrom.find();
+    prctl.find();
+    syscall.find();
+    io_submit.find();
+    _exit.find();
+    _Exit.find();
+}
+
+/// `open`, which takes a mode where the flags ask for one.
+pub(crate) type Open = unsafe extern "C" fn(*const c_char, c_int, ...) -> c_int;
+/// `openat`, likewise.
+pub(crate) type OpenAt = unsafe extern "C" fn(c_int, *const c_char, c_int, ...) -> c_int;
+/// `fcntl`, which takes what the command takes.
+pub(crate) type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
+/// `prctl`, which takes what the option takes.
+pub(crate) type Prctl = unsafe extern "C" fn(c_int, ...) -> c_int;
+/// `syscall`. All of its arguments are passed as those of a function with a fixed number of them: on both architectures whole numbers
+/// among the variable arguments go where others do.
+pub(crate) type Syscall =
+    unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
+
+/// Open files are 64-bit ones on both architectures, as the C library's 64-bit forms say to the kernel.
+const LARGE: c_int = if cfg!(target_arch = "x86_64") { 0 } else { libc::O_LARGEFILE };
+
+unsafe extern "C" fn first_open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller keeps open's contract.
+    unsafe { first_openat(libc::AT_FDCWD, path, flags, mode) }
+}
+
+unsafe extern "C" fn first_openat(at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    let mode = if flags & (libc::O_CREAT | libc::O_TMPFILE) == 0 { 0 } else { mode };
+    let args = args([at as usize, path as usize, (flags | LARGE) as usize, mode as usize]);
+    // SAFETY: the caller keeps openat's contract, which is the system call's.
+    settle(unsafe { sys::call(libc::SYS_openat, args) }) as c_int
+}
+
+unsafe extern "C" fn first_fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    let args = args([fd as usize, command as usize, argument as usize]);
+    // SAFETY: the caller keeps fcntl's contract, which is the system call's.
+    settle(unsafe { sys::call(libc::SYS_fcntl, args) }) as c_int
+}
+
+unsafe extern "C" fn first_prctl(option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int {
+    let args = args([option as usize, a as usize, b as usize, c as usize, d as usize]);
+    // SAFETY: the caller keeps prctl's contract, which is the system call's.
+    settle(unsafe { sys::call(libc::SYS_prctl, args) }) as c_int
+}
+
+#[allow(clippy::many_single_char_names, reason = "the arguments of any system call")]
+unsafe extern "C" fn first_syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    let args = [a as usize, b as usize, c as usize, d as usize, e as usize, f as usize];
+    // SAFETY: the caller keeps the contract of the system call that it names.
+    settle(unsafe { sys::call(number, args) }) as c_long
+}
+
+/// libaio's: an error is returned, and `errno` left.
+unsafe extern "C" fn first_submit(context: *mut c_void, count: c_long, list: *mut *mut c_void) -> c_int {
+    let args = args([context as usize, count as usize, list as usize]);
+    // SAFETY: the caller keeps io_submit's contract, which is the system call's.
+    match unsafe { sys::call(libc::SYS_io_submit, args) } {
+        Ok(submitted) => submitted as c_int,
+        Err(Errno(number)) => -number,
+    }
+}
+
+/// What a C library before 2.34 lacks.
+unsafe extern "C" fn first_closefrom(first: c_int) {
+    let first = first.max(0);
+    let all = args([first as usize, c_uint::MAX as usize]);
+    // SAFETY: the caller has all descriptors from that one on closed.
+    if unsafe { sys::call(libc::SYS_close_range, all) }.is_ok() {
+        return;
+    }
+    // Before Linux 5.9.
+    let named = look::named_descriptors(|fd| {
+        if fd >= first {
+            sys::close(fd);
+        }
+    });
+    if !named {
+        (first..sys::descriptor_limit().min(1 << 20) as c_int).for_each(sys::close);
+    }
+}
+
+unsafe extern "C" fn first_exit(status: c_int) -> ! {
+    loop {
+        // SAFETY: no pointers; it doesn't return.
+        let _ = unsafe { sys::call(libc::SYS_exit_group, args([status as usize])) };
+    }
+}
+
+macro_rules! others {
+    ($($name:ident: $type:ty = $first:ident;)*) => {
+        $(
+            #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
+            pub(crate) static $name: Next<$type> = {
+                const NAME: &CStr = name(concat!(stringify!($name), "\0"));
+                Next::new(NAME, $first as *const ())
+            };
+        )*
+    };
+}
+
+others! {
+    open: Open = first_open;
+    open64: Open = first_open;
+    openat: OpenAt = first_openat;
+    openat64: OpenAt = first_openat;
+    fcntl: Fcntl = first_fcntl;
+    fcntl64: Fcntl = first_fcntl;
+    prctl: Prctl = first_prctl;
+    syscall: Syscall = first_syscall;
+    closefrom: unsafe extern "C" fn(c_int) = first_closefrom;
+    io_submit: unsafe extern "C" fn(*mut c_void, c_long, *mut *mut c_void) -> c_int = first_submit;
+    _exit: unsafe extern "C" fn(c_int) -> ! = first_exit;
+    _Exit: unsafe extern "C" fn(c_int) -> ! = first_exit;
+}
+
+const CREATE: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC | LARGE;
+
+/// The number of a call that reads `length` bytes to where there is `room` for so many.
+fn checked(length: usize, room: usize, number: c_long) -> c_long {
+    if length > room { overflowed() } else { number }
+}
+
+// Positions as preadv(2) takes them: the low half has all 64 bits on 64-bit architectures, and the high half is left out.
+calls! {
+    __open_2(path: *const c_char, flags: c_int) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, flags | LARGE];
+    __open64_2(path: *const c_char, flags: c_int) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, flags | LARGE];
+    __openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int = libc::SYS_openat, [at, path, flags | LARGE];
+    __openat64_2(at: c_int, path: *const c_char, flags: c_int) -> c_int = libc::SYS_openat, [at, path, flags | LARGE];
+    creat(path: *const c_char, mode: libc::mode_t) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, CREATE, mode];
+    creat64(path: *const c_char, mode: libc::mode_t) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, CREATE, mode];
+
+    read(fd: c_int, to: *mut c_void, length: usize) -> isize = libc::SYS_read, [fd, to, length];
+    __read_chk(fd: c_int, to: *mut c_void, length: usize, room: usize) -> isize = checked(length, room, libc::SYS_read), [fd, to, length];
+    pread(fd: c_int, to: *mut c_void, length: usize, at: i64) -> isize = libc::SYS_pread64, [fd, to, length, at];
+    __pread_chk(fd: c_int, to: *mut c_void, length: usize, at: i64, room: usize) -> isize = checked(length, room, libc::SYS_pread64), [fd, to, length, at];
+    __pread64_chk(fd: c_int, to: *mut c_void, length: usize, at: i64, room: usize) -> isize = checked(length, room, libc::SYS_pread64), [fd, to, length, at];
+    pread64(fd: c_int, to: *mut c_void, length: usize, at: i64) -> isize = libc::SYS_pread64, [fd, to, length, at];
+    readv(fd: c_int, parts: *const libc::iovec, count: c_int) -> isize = libc::SYS_readv, [fd, parts, count];
+    preadv(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64) -> isize = libc::SYS_preadv, [fd, parts, count, at];
+    preadv64(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64) -> isize = libc::SYS_preadv, [fd, parts, count, at];
+    preadv2(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64, flags: c_int) -> isize = libc::SYS_preadv2, [fd, parts, count, at, 0, flags];
+    preadv64v2(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64, flags: c_int) -> isize = libc::SYS_preadv2, [fd, parts, count, at, 0, flags];
+
+    write(fd: c_int, from: *const c_void, length: usize) -> isize = libc::SYS_write, [fd, from, length];
+    pwrite(fd: c_int, from: *const c_void, length: usize, at: i64) -> isize = libc::SYS_pwrite64, [fd, from, length, at];
+    pwrite64(fd: c_int, from: *const c_void, length: usize, at: i64) -> isize = libc::SYS_pwrite64, [fd, from, length, at];
+    writev(fd: c_int, parts: *const libc::iovec, count: c_int) -> isize = libc::SYS_writev, [fd, parts, count];
+    pwritev(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64) -> isize = libc::SYS_pwritev, [fd, parts, count, at];
+    pwritev64(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64) -> isize = libc::SYS_pwritev, [fd, parts, count, at];
+    pwritev2(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64, flags: c_int) -> isize = libc::SYS_pwritev2, [fd, parts, count, at, 0, flags];
+    pwritev64v2(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64, flags: c_int) -> isize = libc::SYS_pwritev2, [fd, parts, count, at, 0, flags];
+
+    fsync(fd: c_int) -> c_int = libc::SYS_fsync, [fd];
+    fdatasync(fd: c_int) -> c_int = libc::SYS_fdatasync, [fd];
+    readahead(fd: c_int, at: i64, length: usize) -> isize = libc::SYS_readahead, [fd, at, length];
+    fallocate(fd: c_int, mode: c_int, at: i64, length: i64) -> c_int = libc::SYS_fallocate, [fd, mode, at, length];
+    fallocate64(fd: c_int, mode: c_int, at: i64, length: i64) -> c_int = libc::SYS_fallocate, [fd, mode, at, length];
+    ftruncate(fd: c_int, length: i64) -> c_int = libc::SYS_ftruncate, [fd, length];
+    ftruncate64(fd: c_int, length: i64) -> c_int = libc::SYS_ftruncate, [fd, length];
+
+    close(fd: c_int) -> c_int = libc::SYS_close, [fd];
+    dup(fd: c_int) -> c_int = libc::SYS_dup, [fd];
+    dup3(from: c_int, to: c_int, flags: c_int) -> c_int = libc::SYS_dup3, [from, to, flags];
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = libc::SYS_close_range, [first, last, flags];
+
+    unshare(flags: c_int) -> c_int = libc::SYS_unshare, [flags];
+    setns(fd: c_int, kind: c_int) -> c_int = libc::SYS_setns, [fd, kind];
+    capset(header: *mut c_void, data: *const c_void) -> c_int = libc::SYS_capset, [header, data];
+
+    mmap(at: *mut c_void, length: usize, access: c_int, flags: c_int, fd: c_int, from: i64) -> isize = libc::SYS_mmap, [at, length, access, flags, fd, from];
+    mmap64(at: *mut c_void, length: usize, access: c_int, flags: c_int, fd: c_int, from: i64) -> isize = libc::SYS_mmap, [at, length, access, flags, fd, from];
+    sendfile(to: c_int, from: c_int, at: *mut i64, length: usize) -> isize = libc::SYS_sendfile, [to, from, at, length];
+    sendfile64(to: c_int, from: c_int, at: *mut i64, length: usize) -> isize = libc::SYS_sendfile, [to, from, at, length];
+    copy_file_range(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint) -> isize = libc::SYS_copy_file_range, [from, from_at, to, to_at, length, flags];
+    splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint) -> isize = libc::SYS_splice, [from, from_at, to, to_at, length, flags];
+}
+
+type Stream = *mut c_void;
+type Words = *const *const c_char;
+
+functions! {
+    fopen(path: *const c_char, mode: *const c_char) -> Stream, else core::ptr::null_mut();
+    fopen64(path: *const c_char, mode: *const c_char) -> Stream, else core::ptr::null_mut();
+    freopen(path: *const c_char, mode: *const c_char, stream: Stream) -> Stream, else core::ptr::null_mut();
+    freopen64(path: *const c_char, mode: *const c_char, stream: Stream) -> Stream, else core::ptr::null_mut();
+    fdopen(fd: c_int, mode: *const c_char) -> Stream, else core::ptr::null_mut();
+    fclose(stream: Stream) -> c_int, else -1;
+    fileno(stream: Stream) -> c_int, else -1;
+    fread(to: *mut c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;
+    fread_unlocked(to: *mut c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;
+    fgets(to: *mut c_char, size: c_int, stream: Stream) -> *mut c_char, else core::ptr::null_mut();
+    getline(line: *mut *mut c_char, room: *mut usize, stream: Stream) -> isize, else -1;
+    fwrite(from: *const c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;
+    fwrite_unlocked(from: *const c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;
+    fputs(text: *const c_char, stream: Stream) -> c_int, else libc::EOF;
+    fputs_unlocked(text: *const c_char, stream: Stream) -> c_int, else libc::EOF;
+    mkstemp(template: *mut c_char) -> c_int, else -1;
+    mkstemp64(template: *mut c_char) -> c_int, else -1;
+    mkostemp(template: *mut c_char, flags: c_int) -> c_int, else -1;
+    mkostemp64(template: *mut c_char, flags: c_int) -> c_int, else -1;
+    mkstemps(template: *mut c_char, suffix: c_int) -> c_int, else -1;
+    mkstemps64(template: *mut c_char, suffix: c_int) -> c_int, else -1;
+    mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int, else -1;
+    mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int, else -1;
+    posix_fadvise(fd: c_int, at: i64, length: i64, advice: c_int) -> c_int, else libc::ENOSYS;
+    posix_fadvise64(fd: c_int, at: i64, length: i64, advice: c_int) -> c_int, else libc::ENOSYS;
+    posix_fallocate(fd: c_int, at: i64, length: i64) -> c_int, else libc::ENOSYS;
+    posix_fallocate64(fd: c_int, at: i64, length: i64) -> c_int, else libc::ENOSYS;
+    dup2(from: c_int, to: c_int) -> c_int, else -1;
+    execve(path: *const c_char, words: Words, environment: Words) -> c_int, else -1;
+    execv(path: *const c_char, words: Words) -> c_int, else -1;
+    execvp(name: *const c_char, words: Words) -> c_int, else -1;
+    execvpe(name: *const c_char, words: Words, environment: Words) -> c_int, else -1;
+    fexecve(fd: c_int, words: Words, environment: Words) -> c_int, else -1;
+}

@@ -1,0 +1,458 @@
+//! Logs: released behind the flush, or, where none comes, behind the writer; by the helper.
+//!
+//! How far is `pagekeeper_policy::log`'s to say. Readers of the process that are near hold back what they have yet to read.
+//!
+//! Invariants: the window that the writer is in stays; a log whose writer overwrites parts of pages stays, and all of its series with
+//! it. A failed sync releases nothing.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use libc::c_int;
+use pagekeeper_policy::WINDOW;
+use pagekeeper_policy::log::{Run, behind_writer, is_near, needed_from};
+
+use crate::counters::Count;
+use crate::helper::{self, Job};
+use crate::settings::Rewrite;
+use crate::table::{self, Kind, Slot};
+use crate::{process, sys};
+
+/// Bytes that a log has unsynced before writeback is begun for it: so much trails behind the writer.
+const TRAIL: u64 = 8 << 20;
+/// Bytes written at the file's position before that is asked for.
+const UNPLACED: u64 = 64 << 10;
+
+/// Readers of logs that are open in the process.
+static FOLLOWERS: AtomicU32 = AtomicU32::new(0);
+/// Inodes of files that are to go when their reader closes them.
+static OWED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+/// Series of logs whose writers overwrite parts of pages.
+static KEPT: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+
+/// What a log is released by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogRule {
+    /// Bytes behind the writer that stay.
+    pub slack: u64,
+    /// A reader at most so many files behind is waited for; 0: there is none.
+    pub near_files: u64,
+    /// How its writer comes back.
+    pub rewrite: Rewrite,
+    /// Whether a profile names it: then it is one from the start, and what is left out was written by other processes.
+    pub is_named: bool,
+}
+
+/// What a log's file is open for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// A reader of the process.
+    Read,
+    /// Its writer.
+    Write,
+    /// Its writer, who comes back to parts of pages, or maps it: it stays.
+    Kept,
+}
+
+/// Counts a reader for as long as it is known.
+#[derive(Debug)]
+struct Follower(bool);
+
+impl Follower {
+    fn begin(&mut self) {
+        if !core::mem::replace(&mut self.0, true) {
+            FOLLOWERS.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    fn end(&mut self) {
+        if core::mem::take(&mut self.0) {
+            FOLLOWERS.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Follower {
+    // What is known of a descriptor that was closed behind our back is replaced.
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What is known of a log's file.
+#[derive(Debug)]
+pub struct Log {
+    rule: LogRule,
+    run: Run,
+    used: Use,
+    follower: Follower,
+    /// Each write is synced.
+    syncs: bool,
+    synced: bool,
+    /// Bytes written at the file's position since that was asked for.
+    unplaced: u64,
+    /// From this end on, unsynced bytes are looked at again.
+    look_at: u64,
+    /// Where a reader is.
+    place: u64,
+    /// Which of its series' files it is.
+    series: u64,
+    sequence: u64,
+}
+
+impl Log {
+    /// Nothing known.
+    pub const NEW: Self = Self {
+        rule: LogRule { slack: 0, near_files: 0, rewrite: Rewrite::Never, is_named: false },
+        run: Run::new(0, false, false),
+        used: Use::Kept,
+        follower: Follower(false),
+        syncs: false,
+        synced: false,
+        unplaced: 0,
+        look_at: 0,
+        place: 0,
+        series: 0,
+        sequence: 0,
+    };
+
+    /// Forgets what was written.
+    pub fn forget(&mut self) {
+        (self.run, self.synced, self.unplaced, self.look_at) = (self.run.forgotten(), false, 0, 0);
+    }
+
+    /// Whether it is written, goes, and no reader of it is waited for.
+    pub fn goes_for_its_writer_alone(&self) -> bool {
+        self.used == Use::Write && self.rule.near_files == 0
+    }
+
+    /// Takes in that so much was written, and says where; `None` while that is left open.
+    fn placed(&mut self, fd: c_int, at: Option<u64>, done: u64) -> Option<Range<u64>> {
+        if let Some(at) = at {
+            return Some(at..at.saturating_add(done));
+        }
+        self.unplaced = self.unplaced.saturating_add(done);
+        if self.unplaced < UNPLACED { None } else { self.place_now(fd) }
+    }
+
+    /// Where the bytes lie that were written at the file's position.
+    fn place_now(&mut self, fd: c_int) -> Option<Range<u64>> {
+        if self.unplaced == 0 {
+            return None;
+        }
+        let end = sys::position(fd).ok()?;
+        let start = end.saturating_sub(self.unplaced);
+        self.unplaced = 0;
+        Some(start..end)
+    }
+
+    fn wrote(&mut self, fd: c_int, written: Range<u64>) {
+        if let Some(left) = self.run.wrote(written) {
+            give(fd, left, |range| Job::Release { range, count: Count::LogReleased });
+        }
+        if self.run.overwrites_parts() && self.used == Use::Write {
+            self.used = Use::Kept;
+            process::count(Count::LogsKept, 1);
+            remember(&KEPT, self.series);
+        }
+    }
+
+    /// Has go what may, up to `limit`, and near readers let.
+    fn let_go(&mut self, slot: &Slot, fd: c_int, limit: u64, is_written: bool) {
+        let Some(due) = self.run.due(limit) else {
+            return;
+        };
+        let needed = self.needed(slot);
+        let Some(range) = (if needed < due.end { self.run.due(needed) } else { Some(due) }) else {
+            return;
+        };
+        let end = range.end;
+        if helper::send(fd, &Job::Release { range: range.clone(), count: Count::LogReleased }) {
+            self.run.release(end);
+        } else {
+            process::count(Count::LogReleased, helper::drop_written(fd, range));
+            // What is not written yet is dropped once more.
+            self.run.release(if is_written { end } else { end.saturating_sub(TRAIL) });
+        }
+    }
+
+    /// From where on near readers have yet to read this file.
+    fn needed(&self, slot: &Slot) -> u64 {
+        let near_files = self.rule.near_files;
+        if near_files == 0 || FOLLOWERS.load(Ordering::Acquire) == 0 {
+            return u64::MAX;
+        }
+        let others = table::entered(0, u32::MAX)
+            .map(|(_, other)| other)
+            .filter(|other| !core::ptr::eq(*other, slot) && other.kind() == Kind::Log);
+        let place_of = |log: &Self| {
+            let is_near = log.used == Use::Read
+                && log.series == self.series
+                && is_near(self.sequence, log.sequence, near_files);
+            is_near.then_some((log.sequence, log.place))
+        };
+        let places = others.filter_map(|other| match other.with(|work| place_of(&work.log)) {
+            Some(place) => place,
+            // It reads just now: where is not known.
+            None => Some((self.sequence, 0)),
+        });
+        needed_from(self.sequence, places)
+    }
+}
+
+/// Whether another open file of the process is a log's of that inode.
+fn is_open_elsewhere(slot: &Slot, inode: u64) -> bool {
+    table::entered(0, u32::MAX).any(|(_, other)| {
+        !core::ptr::eq(other, slot)
+            && other.kind() == Kind::Log
+            && other.inode.load(Ordering::Relaxed) == inode
+    })
+}
+
+/// In a child of fork: what is to go when it was read is the parent's to see to.
+pub fn after_fork() {
+    for owed in &OWED {
+        owed.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Keeps a number in a list, in the place of another where it is full.
+fn remember(list: &[AtomicU64], number: u64) {
+    if list.iter().any(|kept| kept.load(Ordering::Relaxed) == number) {
+        return;
+    }
+    let free = list
+        .iter()
+        .find(|kept| kept.compare_exchange(0, number, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+    if free.is_none()
+        && let Some(first) = list.get(number as usize % list.len())
+    {
+        first.store(number, Ordering::Release);
+    }
+}
+
+/// Takes a number out of a list. Whether it was there.
+fn take(list: &[AtomicU64], number: u64) -> bool {
+    list.iter().any(|kept| kept.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+}
+
+/// Begins to follow a log's file, which is `size` bytes long, and which `slot` was entered for.
+pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule) {
+    let mut buffer = [0; 1024];
+    let link = sys::DescriptorPath::new(b"/proc/thread-self/fd/", fd);
+    let path = sys::read_link(link.as_c_str(), &mut buffer).unwrap_or_default();
+    let (series, sequence) = number_of(path);
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    let detects = rule.rewrite == Rewrite::Detect;
+    let kept = writes
+        && (rule.rewrite == Rewrite::SubPages
+            || (detects && KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == series)));
+    if kept {
+        process::count(Count::LogsKept, 1);
+    }
+    let used = match (writes, kept) {
+        (false, _) => Use::Read,
+        (true, false) => Use::Write,
+        (true, true) => Use::Kept,
+    };
+    let log = Log {
+        rule,
+        run: Run::new(size, detects, rule.is_named),
+        used,
+        syncs: flags & libc::O_DSYNC != 0,
+        series,
+        sequence,
+        ..Log::NEW
+    };
+    slot.with(|work| {
+        work.log = log;
+        if !writes {
+            work.log.follower.begin();
+        }
+    });
+    if writes {
+        // It is written again: nobody is owed its release.
+        take(&OWED, slot.inode.load(Ordering::Relaxed));
+        if !kept {
+            helper::prepare();
+        }
+    }
+}
+
+/// The series of a file by its path, and which one of it: by the last number in its name, or by all of a name of 24 hexadecimal digits.
+fn number_of(path: &[u8]) -> (u64, u64) {
+    let start = path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
+    let name = path.get(start..).unwrap_or_default();
+    let hexadecimal = |digits: &[u8]| {
+        digits.iter().try_fold(0_u64, |sum, &byte| Some(sum << 4 | u64::from((byte as char).to_digit(16)?)))
+    };
+    let (digits, sequence) = match (name.len(), name.get(8..16), name.get(16..24)) {
+        // A timeline, and the two halves of a segment's number, of which the second counts up to 255.
+        (24, Some(high), Some(low)) if name.iter().all(u8::is_ascii_hexdigit) => {
+            let number = |digits| hexadecimal(digits).unwrap_or_default();
+            (0..24, number(high).wrapping_mul(256).wrapping_add(number(low)))
+        }
+        _ => {
+            let end = name.iter().rposition(u8::is_ascii_digit).map_or(0, |at| at + 1);
+            let digits = name.get(..end).unwrap_or_default();
+            let from = digits.iter().rposition(|byte| !byte.is_ascii_digit()).map_or(0, |at| at + 1);
+            let number = digits.get(from..).unwrap_or_default().iter();
+            let number = number.fold(0_u64, |sum, &byte| {
+                sum.wrapping_mul(10).wrapping_add(u64::from(byte.wrapping_sub(b'0')))
+            });
+            (from..end, number)
+        }
+    };
+    // FNV-1a, over all but the digits.
+    let kept = path
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| at.checked_sub(start).is_none_or(|at| !digits.contains(&at)));
+    let series = kept.fold(0xcbf2_9ce4_8422_2325_u64, |hash, (_, &byte)| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (series.max(1), sequence)
+}
+
+/// After a write of `done` bytes, at `at` or at the file's position.
+pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
+    process::count(Count::LogWritten, done);
+    slot.with(|work| {
+        let log = &mut work.log;
+        if log.used != Use::Write {
+            return;
+        }
+        let Some(written) = log.placed(fd, at, done) else {
+            return;
+        };
+        log.wrote(fd, written);
+        let end = log.run.end();
+        if log.syncs {
+            log.synced = true;
+            log.let_go(slot, fd, behind_writer(end, log.rule.slack), true);
+        } else if end >= log.look_at && log.rule.is_named {
+            log.look_at = end.saturating_add(WINDOW);
+            log.let_go(slot, fd, behind_writer(end, log.rule.slack.max(TRAIL)), false);
+        }
+    });
+}
+
+/// After a read of `done` bytes, at `at` or at the file's position.
+pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
+    slot.with(|work| {
+        let log = &mut work.log;
+        if log.used != Use::Read {
+            return;
+        }
+        let place = match at {
+            Some(at) => Some(at.saturating_add(done)),
+            None => sys::position(fd).ok(),
+        };
+        log.place = place.unwrap_or(log.place);
+    });
+}
+
+/// After the file was synced with success.
+pub fn after_sync(slot: &Slot, fd: c_int) {
+    slot.with(|work| {
+        let log = &mut work.log;
+        if log.used != Use::Write {
+            return;
+        }
+        if let Some(written) = log.place_now(fd) {
+            log.wrote(fd, written);
+        }
+        log.synced = true;
+        let end = log.run.end();
+        log.look_at = end.saturating_add(TRAIL);
+        log.let_go(slot, fd, behind_writer(end, log.rule.slack), true);
+    });
+}
+
+/// After the file was cut or lengthened to `size` bytes.
+pub fn after_truncate(slot: &Slot, size: u64) {
+    slot.with(|work| work.log.run.cut(size));
+}
+
+/// After the file was mapped: mapped pages can't be dropped, and where they are written is not seen.
+pub fn after_map(slot: &Slot) {
+    slot.with(|work| {
+        if work.log.used == Use::Write {
+            work.log.used = Use::Kept;
+        }
+    });
+}
+
+/// Before the last descriptor is closed.
+pub fn before_close(slot: &Slot, fd: c_int) {
+    let inode = slot.inode.load(Ordering::Relaxed);
+    let count = Count::LogReleased;
+    let range = slot.with(|work| {
+        let log = &mut work.log;
+        if log.used == Use::Read {
+            log.follower.end();
+            return (!is_open_elsewhere(slot, inode) && take(&OWED, inode)).then_some(0..u64::MAX);
+        }
+        if log.used == Use::Kept {
+            return None;
+        }
+        if let Some(written) = log.place_now(fd) {
+            log.wrote(fd, written);
+        }
+        // Once: the end of the process comes to open files by each of their descriptors.
+        log.used = Use::Kept;
+        let left = log.run.left()?;
+        if log.run.end().saturating_sub(left.start) < WINDOW || !(log.synced || log.rule.is_named) {
+            return None;
+        }
+        if log.needed(slot) == u64::MAX {
+            return Some(left);
+        }
+        remember(&OWED, inode);
+        None
+    });
+    if let Some(range) = range.flatten() {
+        give(fd, range, |range| Job::AfterClose { range, release: true, count });
+    }
+}
+
+/// Has the helper release a range, or drops here what of it is written.
+fn give(fd: c_int, range: Range<u64>, job: impl FnOnce(Range<u64>) -> Job) {
+    if !helper::send(fd, &job(range.clone())) {
+        process::count(Count::LogReleased, helper::drop_written(fd, range));
+    }
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_a_series_are_numbered() {
+        let (binlog, seven) = number_of(b"/d/binlog.000007");
+        assert_eq!((number_of(b"/d/binlog.000123"), seven), ((binlog, 123), 7));
+        assert_ne!(number_of(b"/e/binlog.000123").0, binlog);
+        assert_ne!(number_of(b"/d/relay.000123").0, binlog);
+        assert_eq!(number_of(b"/d/000012.log").1, 12);
+        assert_eq!(number_of(b"/d/#ib_redo31").1, 31);
+        let (wal, number) = number_of(b"/d/pg_wal/0000000100000002000000FE");
+        assert_eq!(number, 2 * 256 + 254);
+        assert_eq!(number_of(b"/d/pg_wal/000000020000000300000000"), (wal, 3 * 256));
+        assert_eq!(number_of(b"").1, 0);
+        assert_eq!(number_of(b"/d2/log").1, 0);
+    }
+
+    #[test]
+    fn lists_keep_what_they_have_room_for() {
+        let list = [const { AtomicU64::new(0) }; 4];
+        for number in 1..=4 {
+            remember(&list, number);
+            remember(&list, number);
+        }
+        assert!(take(&list, 3) && !take(&list, 3));
+        remember(&list, 5);
+        remember(&list, 6);
+        // In the place of the fifth.
+        assert!(take(&list, 6) && !take(&list, 5) && take(&list, 1) && take(&list, 4));
+    }
+}

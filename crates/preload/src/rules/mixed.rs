@@ -1,0 +1,104 @@
+//! Files in direct I/O: what is resident of them goes as they are opened for it, and after a buffered use; a buffered writer beside
+//! direct I/O is counted.
+//!
+//! Invariants: nothing goes while the process has the file open for writing through the cache; what is dirty is written first.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use libc::c_int;
+
+use crate::counters::Count;
+use crate::helper::{self, Job};
+use crate::table::{self, Kind, Slot};
+use crate::{process, sys};
+
+/// Grows whenever a file is opened for direct I/O: 0 while none was.
+static DIRECT_OPENS: AtomicU32 = AtomicU32::new(0);
+
+/// What is known of a data file.
+#[derive(Debug, Clone, Copy)]
+pub struct Mixed {
+    /// Open for writing.
+    writes: bool,
+    /// Counted as a writer beside direct I/O.
+    told: bool,
+    /// `DIRECT_OPENS` when direct use of it was last looked for.
+    looked: u32,
+}
+
+impl Mixed {
+    /// Nothing known.
+    pub const NEW: Self = Self { writes: false, told: false, looked: 0 };
+}
+
+/// Begins to follow a data file, or one that is open for direct I/O ([`Kind::Data`], [`Kind::Direct`]).
+pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    slot.with(|work| work.mixed = Mixed { writes, ..Mixed::NEW });
+    if slot.kind() == Kind::Data && DIRECT_OPENS.load(Ordering::Acquire) > 0 {
+        // What it brings in is to go as it is closed.
+        helper::prepare();
+    }
+    if slot.kind() == Kind::Direct {
+        DIRECT_OPENS.fetch_add(1, Ordering::AcqRel);
+        let is_written =
+            has_other(slot, Kind::Data, |other| other.with(|work| work.mixed.writes).unwrap_or(true));
+        if !is_written {
+            process::count(Count::MixedReleased, release_all(slot, fd));
+        }
+    }
+}
+
+/// Whether another open file of the process is of the same inode, and as asked for.
+fn has_other(slot: &Slot, kind: Kind, wanted: impl Fn(&Slot) -> bool) -> bool {
+    let of = |slot: &Slot| (slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed));
+    table::entered(0, u32::MAX).any(|(_, other)| {
+        !core::ptr::eq(other, slot) && other.kind() == kind && of(other) == of(slot) && wanted(other)
+    })
+}
+
+/// Writes what is dirty of a file, and drops all of its pages: how many bytes went.
+fn release_all(slot: &Slot, fd: c_int) -> u64 {
+    let all = 0..u64::MAX;
+    if !slot.has_counts() {
+        // What is dirty begins to be written, and stays: to see it go would take a look at each page of the file.
+        return helper::drop_written(fd, all);
+    }
+    match sys::cachestat(fd, all.clone()) {
+        Ok(seen) if seen.dirty + seen.writeback > 0 => helper::write_and_drop(fd, all),
+        Ok(seen) if seen.cached > 0 => helper::drop_written(fd, all),
+        // Nothing there, or nothing that can be seen.
+        _ => 0,
+    }
+}
+
+/// After a write through the cache to a data file.
+pub fn after_write(slot: &Slot) {
+    let opens = DIRECT_OPENS.load(Ordering::Acquire);
+    if opens == 0 {
+        return;
+    }
+    let looks = slot.with(|work| {
+        let mixed = &mut work.mixed;
+        let looks = !mixed.told && mixed.looked != opens;
+        mixed.looked = opens;
+        looks
+    });
+    if looks == Some(true) && has_other(slot, Kind::Direct, |_| true) {
+        slot.with(|work| work.mixed.told = true);
+        process::count(Count::MixedWriters, 1);
+    }
+}
+
+/// Before the last descriptor of a data file is closed.
+pub fn before_close(slot: &Slot, fd: c_int) {
+    if slot.kind() == Kind::Data
+        && DIRECT_OPENS.load(Ordering::Acquire) > 0
+        && has_other(slot, Kind::Direct, |_| true)
+    {
+        let job = Job::AfterClose { range: 0..u64::MAX, release: true, count: Count::MixedReleased };
+        if !helper::send(fd, &job) {
+            process::count(Count::MixedReleased, helper::drop_written(fd, 0..u64::MAX));
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! The rules at the calls of a process: what is done before and after a call on a file that one is for.
+//!
+//! Hooks call in here with a slot that [`crate::table`] found; who decides is `pagekeeper-policy`.
+//!
+//! Invariants: nothing here changes what the program's call returns, reads or writes; nothing waits for another thread, but for the
+//! disk; nothing allocates. A failure of a call of our own is counted, and the rule does nothing more for that file.
+
+use core::ffi::CStr;
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+
+use libc::c_int;
+
+use crate::counters::Count;
+use crate::helper::{self, Job};
+use crate::name;
+use crate::process::{count, plan};
+use crate::settings::{Action, Part, Rewrite};
+use crate::sys::{self, DescriptorPath};
+use crate::table::{self, Kind, Slot};
+use log::LogRule;
+use writer::Output;
+
+/// Bytes of the longest path that is asked for. It lies on the program's stack, which may be a signal handler's.
+const PATH_MAX: usize = 1024;
+
+/// What is known of one open file, for the rule that is for it.
+pub struct Work {
+    /// Its part that is read.
+    pub reader: reader::Reader,
+    /// Its part that is written.
+    pub writer: writer::Writer,
+    /// What of it is a log's.
+    pub log: log::Log,
+    /// What of it is a data file's.
+    pub mixed: mixed::Mixed,
+    /// Whether the helper looks at it from time to time.
+    is_watched: bool,
+}
+
+impl Work {
+    /// Nothing known.
+    #[allow(clippy::declare_interior_mutable_const, reason = "what a slot begins with")]
+    pub const NEW: Self = Self {
+        reader: reader::Reader::NEW,
+        writer: writer::Writer::NEW,
+        log: log::Log::NEW,
+        mixed: mixed::Mixed::NEW,
+        is_watched: false,
+    };
+}
+
+/// How a read is to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// As the program asked.
+    Plain,
+    /// The same, but uncached (`RWF_DONTCACHE`); if that is refused, as the program asked.
+    Uncached,
+}
+
+/// A descriptor was opened: decides whether a rule is for its file, and follows it then. The caller has forgotten what the number
+/// named before. `path` as the program gave it; `None` where there is none (a descriptor that was inherited).
+pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
+    if flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE {
+        return;
+    }
+    let is_direct = flags & libc::O_DIRECT != 0;
+    let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    match plan().part {
+        Part::Stream if !is_direct => follow(fd, flags, Kind::Stream, 0),
+        Part::Bulk if is_written && !is_direct => follow(fd, flags, Kind::BulkKept, 0),
+        Part::Logs if is_written && !is_direct => follow(fd, flags, Kind::Log, 0),
+        Part::Files => {
+            let Some((rule, action)) = rule_for(fd, path) else { return };
+            match action {
+                Action::Log { .. } if !is_direct => follow(fd, flags, Kind::Log, rule),
+                Action::Bulk { release: false } if is_written && !is_direct => {
+                    follow(fd, flags, Kind::BulkKept, rule);
+                }
+                Action::Bulk { release: true } if is_written && !is_direct => {
+                    follow(fd, flags, Kind::BulkReleased, rule);
+                }
+                Action::Data if is_direct => follow(fd, flags, Kind::Direct, rule),
+                Action::Data => follow(fd, flags, Kind::Data, rule),
+                _ => {}
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The first of the plan's rules that is for the file, by its path, and what it says. Never inlined: its path is gone from the stack once
+/// the file is followed.
+#[inline(never)]
+fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
+    let rules = plan().rules();
+    let find = |path: &[u8]| {
+        let at = rules.iter().position(|rule| name::matches(rule.pattern, path))?;
+        Some((at as u16, rules.get(at)?.action))
+    };
+    let given = path.map(CStr::to_bytes).unwrap_or_default();
+    let directories = rules.iter().map(|rule| name::directories(rule.pattern)).max().unwrap_or(0);
+    if given.first() == Some(&b'/') || (!given.is_empty() && name::directories(given) >= directories) {
+        return find(given);
+    }
+    // Relative, and not long enough to tell.
+    let mut whole = [0; PATH_MAX];
+    let link = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
+    // What fills it has no end that could be told.
+    let path = sys::read_link(link.as_c_str(), &mut whole).ok().filter(|path| path.len() < PATH_MAX);
+    find(path.unwrap_or(given))
+}
+
+/// Follows a regular file.
+fn follow(fd: c_int, flags: c_int, kind: Kind, rule: u16) {
+    let Ok(stat) = sys::fstat(fd) else { return };
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return;
+    }
+    let Some(slot) = table::enter(fd, kind, stat.st_dev, stat.st_ino) else {
+        return count(Count::NotFollowed, 1);
+    };
+    slot.rule.store(rule, Ordering::Relaxed);
+    slot.set_counts(sys::has_counts(fd));
+    let size = stat.st_size as u64;
+    match kind {
+        Kind::Log => return follow_log(slot, fd, flags, size, rule),
+        Kind::Data | Kind::Direct => return mixed::opened(slot, fd, flags),
+        Kind::Stream | Kind::BulkKept | Kind::BulkReleased => {}
+    }
+    slot.with(|work| {
+        work.reader.open(size);
+        work.writer.open(size);
+    });
+    // What is kept is begun and waited for without it.
+    if flags & libc::O_ACCMODE != libc::O_RDONLY && kind != Kind::BulkKept {
+        helper::prepare();
+    }
+}
+
+/// Never inlined: a log has its path looked at, on the stack of that alone.
+#[inline(never)]
+fn follow_log(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: u16) {
+    log::opened(slot, fd, flags, size, log_rule(rule));
+}
+
+/// What a log is released by: the rule that names it, or that of any that is written in order and synced.
+fn log_rule(rule: u16) -> LogRule {
+    match plan().rules().get(usize::from(rule)).map(|rule| rule.action) {
+        Some(Action::Log { slack, near_files, rewrite }) => {
+            LogRule { slack, near_files, rewrite, is_named: true }
+        }
+        _ => LogRule { slack: 0, near_files: 0, rewrite: Rewrite::Detect, is_named: false },
+    }
+}
+
+/// How what is written to a file is treated, if it is a stream's or bulk output.
+fn output_of(kind: Kind) -> Option<Output> {
+    match kind {
+        Kind::Stream => Some(Output { written: Count::StreamWritten, released: Some(Count::StreamReleased) }),
+        Kind::BulkKept => Some(Output { written: Count::BulkWritten, released: None }),
+        Kind::BulkReleased => {
+            Some(Output { written: Count::BulkWritten, released: Some(Count::BulkReleased) })
+        }
+        Kind::Log | Kind::Data | Kind::Direct => None,
+    }
+}
+
+/// Before a read of `length` bytes, at `at` or at the file's position.
+pub fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) -> How {
+    if slot.kind() != Kind::Stream {
+        return How::Plain;
+    }
+    slot.with(|work| work.reader.before(fd, at, length)).unwrap_or(How::Plain)
+}
+
+/// An uncached read was refused, or the call can't be made so: it is made as the program asked.
+pub fn uncached_refused(slot: &Slot) {
+    slot.with(|work| work.reader.uncached_refused());
+}
+
+/// Before the program has a part of the file be read ahead.
+pub fn before_prefetch(slot: &Slot, fd: c_int, at: u64, length: u64) {
+    if slot.kind() == Kind::Stream {
+        slot.with(|work| work.reader.before_prefetch(fd, at, length));
+    }
+}
+
+/// After a read (also by `sendfile`, `splice`, `copy_file_range`), which returned `done`.
+pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
+    match slot.kind() {
+        Kind::Stream => drop(slot.with(|work| work.reader.after(fd, at, done))),
+        Kind::Log if done > 0 => log::after_read(slot, fd, at, done as u64),
+        _ => {}
+    }
+}
+
+/// After a write, which returned `done`.
+pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
+    if let Some(output) = output_of(slot.kind()) {
+        slot.with(|work| work.writer.after(fd, at, done, output));
+    } else if done > 0 {
+        match slot.kind() {
+            Kind::Log => log::after_write(slot, fd, at, done as u64),
+            Kind::Data => mixed::after_write(slot),
+            _ => {}
+        }
+    }
+}
+
+/// After the file was synced, with success or without.
+pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
+    if done != 0 {
+        return;
+    }
+    if let Some(output) = output_of(slot.kind()) {
+        slot.with(|work| work.writer.synced(fd, output));
+    } else if slot.kind() == Kind::Log {
+        log::after_sync(slot, fd);
+    }
+}
+
+/// Whether advice of the program (`posix_fadvise`) is left out, with success: dropping pages that the rule itself sees to. Where the rule can't
+/// see what is resident, the program's own advice stands.
+pub fn leaves_out(slot: &Slot, advice: c_int) -> bool {
+    slot.kind() == Kind::Stream
+        && advice == libc::POSIX_FADV_DONTNEED
+        && slot.with(|work| work.reader.is_covered() && !work.is_watched) == Some(true)
+}
+
+/// After the file was cut or lengthened to `length`.
+pub fn after_truncate(slot: &Slot, length: u64) {
+    if output_of(slot.kind()).is_some() {
+        slot.with(|work| work.writer.cut(length));
+    } else if slot.kind() == Kind::Log {
+        log::after_truncate(slot, length);
+    }
+}
+
+/// After a range of the file was mapped.
+pub fn after_map(slot: &Slot, range: Range<u64>) {
+    if slot.kind() == Kind::Stream {
+        // What comes in through it stays.
+        slot.with(|work| work.reader.mapped());
+        count(Count::StreamUnseen, range.end.saturating_sub(range.start));
+    } else if slot.kind() == Kind::Log {
+        log::after_map(slot);
+    }
+}
+
+/// The file is read or written by calls that are not seen (asynchronous I/O, `io_uring`, a stream of the C library).
+pub fn passed_by(slot: &Slot, fd: c_int) {
+    let released = match (slot.kind(), output_of(slot.kind())) {
+        (Kind::Log, _) => {
+            let may_go = slot.with(|work| work.log.goes_for_its_writer_alone()) == Some(true);
+            may_go.then_some(Count::LogReleased)
+        }
+        (_, output) => output.and_then(|output| output.released),
+    };
+    if slot.kind() == Kind::Stream
+        && sys::flags(fd).is_ok_and(|flags| flags & libc::O_ACCMODE == libc::O_RDONLY)
+        && slot.with(|work| !work.is_watched && work.reader.is_unseen(fd)) == Some(true)
+    {
+        return;
+    }
+    let is_first = slot.with(|work| !core::mem::replace(&mut work.is_watched, true));
+    let (Some(true), Some(released), Ok(flags)) = (is_first, released, sys::flags(fd)) else { return };
+    // None of the calls that come here is one that a signal handler may make, but for open.
+    helper::prepare();
+    helper::send(fd, &Job::Watch { flags, release: true, count: released });
+}
+
+/// Before a descriptor is closed; the caller forgets it afterwards.
+pub fn before_close(slot: &Slot, fd: c_int) {
+    if table::is_last(slot) {
+        end(slot, fd, true);
+    }
+}
+
+fn end(slot: &Slot, fd: c_int, may_wait: bool) {
+    let kind = slot.kind();
+    match kind {
+        Kind::Log => return log::before_close(slot, fd),
+        Kind::Data | Kind::Direct => return mixed::before_close(slot, fd),
+        Kind::Stream | Kind::BulkKept | Kind::BulkReleased => {}
+    }
+    slot.with(|work| {
+        if work.is_watched {
+            watch::closing(fd);
+        }
+        if kind == Kind::Stream {
+            work.reader.leave(fd);
+        }
+        if let Some(output) = output_of(kind) {
+            work.writer.close(fd, output, may_wait);
+        }
+    });
+}
+
+/// The process is about to end, in order.
+pub fn before_exit() {
+    for (fd, slot) in table::entered(0, table::highest()) {
+        end(slot, fd, false);
+    }
+    helper::drain();
+}
+
+/// This is a child of fork, with the parent's descriptors, and without its threads. What the parent read and wrote is the parent's to
+/// finish: the child begins anew, with what it reads and writes itself.
+pub fn after_fork() {
+    helper::after_fork();
+    table::after_fork();
+    for (_, slot) in table::entered(0, table::highest()) {
+        slot.with(|work| {
+            work.reader.forget();
+            work.writer.forget();
+            work.log.forget();
+            work.is_watched = false;
+        });
+    }
+    writer::after_fork();
+    log::after_fork();
+}
+
+pub mod log;
+pub mod mixed;
+pub mod reader;
+pub mod watch;
+pub mod writer;

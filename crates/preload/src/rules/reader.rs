@@ -1,0 +1,475 @@
+//! What a stream reads: looked at before read-ahead gets there, released behind the reader.
+//!
+//! Windows are looked at by cachestat(2); where that isn't to be had, or counts nothing (overlayfs), or a window is resident in part, by
+//! mincore(2) of a mapping that is made for it. Both tell the truth only to who owns the file or may write to it. For others reads are uncached
+//! (`RWF_DONTCACHE`) where the file system can; else what they bring in stays, and is counted as not seen.
+//!
+//! Not covered: what is read through a mapping; the first reads after a seek, of readers that seek much; of a single read of more than
+//! 200 MiB what goes beyond the windows that are known at a time; of what is read by calls that are not seen what the file's position
+//! doesn't tell.
+//!
+//! Invariants:
+//! 1. What was resident before the stream came near it is never dropped ([`pagekeeper_policy::stream`]).
+//! 2. What others may have brought in since then is left, and counted as not seen: ahead of a reader that leaves the file, what was
+//!    looked at more than [`STALE`] ago, or what its reads can't have had read ahead.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use libc::c_int;
+use pagekeeper_policy::WINDOW;
+use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream};
+
+use super::How;
+use crate::counters::Count;
+use crate::process::count;
+use crate::sys::{self, Errno};
+use crate::table;
+
+/// The file's position is asked for after so many bytes in small reads; larger ones have it asked each.
+const ASK: u64 = 64 << 10;
+/// Nanoseconds after which what lies further ahead is looked at again: others may have brought it in.
+pub const STALE: u64 = 2_000_000_000;
+/// ... and after which what was read by calls that are not seen isn't released any more as the file is closed.
+const UNSEEN_MAX: u64 = 30_000_000_000;
+/// The largest number of pages in a window.
+pub(crate) const PAGES: usize = (WINDOW / 4096) as usize;
+
+/// Nanoseconds between attempts to drop what is read ahead yet; waits that were in vain, and from how many on there
+/// are no more.
+const PAUSES: [u64; 7] = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 1];
+const IN_VAIN_MAX: u32 = 8;
+static IN_VAIN: AtomicU32 = AtomicU32::new(0);
+
+/// cachestat(2) is not there, or is forbidden to the process.
+static NO_CACHESTAT: AtomicBool = AtomicBool::new(false);
+
+/// By what residency is seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// cachestat(2), and mincore(2) for windows resident in part.
+    Kernel,
+    /// Not at all: reads are uncached.
+    Uncached,
+    /// Not at all.
+    Nothing,
+}
+
+/// How the residency of a file can be seen.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight {
+    /// Whether cachestat(2) counts its pages.
+    has_counts: bool,
+    /// Whether mincore(2) tells the truth, once that was tried.
+    sees: Option<bool>,
+}
+
+/// What is known of a file that a stream reads.
+#[allow(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
+pub struct Reader {
+    stream: Stream,
+    /// Whether it was read at all.
+    begun: bool,
+    by: By,
+    sight: Sight,
+    /// Bytes of the file, when it was last asked for.
+    size: u64,
+    /// Where the file's position was, and what was read from there since without asking.
+    position: u64,
+    unasked: u64,
+    /// Whether it was asked for just before the read.
+    is_asked: bool,
+    /// What stayed resident of the window that was released last.
+    stayed: u64,
+    is_mapped: bool,
+    /// Whether something was read that nothing was known of.
+    has_missed: bool,
+    /// When it was looked at last.
+    looked_at: u64,
+    /// Where calls that are not seen began to read, and when; `None`: all calls are seen.
+    unseen: Option<(u64, u64)>,
+}
+
+impl Reader {
+    /// Nothing known.
+    pub const NEW: Self = Self {
+        stream: Stream::NEW,
+        begun: false,
+        by: By::Kernel,
+        sight: Sight::NEW,
+        size: 0,
+        position: 0,
+        unasked: 0,
+        is_asked: false,
+        stayed: 0,
+        is_mapped: false,
+        has_missed: false,
+        looked_at: 0,
+        unseen: None,
+    };
+
+    /// The file was opened, with its size.
+    pub fn open(&mut self, size: u64) {
+        self.size = size;
+    }
+
+    /// Before a read of `length` bytes.
+    pub fn before(&mut self, fd: c_int, at: Option<u64>, length: u64) -> How {
+        let Some(at) = at.or_else(|| self.expected(fd, length)) else {
+            return How::Plain;
+        };
+        if self.by == By::Kernel {
+            if self.stream.jumps(at) {
+                self.go_elsewhere(fd);
+            }
+            if let Some(range) = self.stream.look_at(at, length, self.size) {
+                self.look(fd, &range);
+            }
+        }
+        if self.by == By::Uncached { How::Uncached } else { How::Plain }
+    }
+
+    /// Before the program has `length` bytes at `at` be read ahead: that moves no reader.
+    pub fn before_prefetch(&mut self, fd: c_int, at: u64, length: u64) {
+        if self.by == By::Kernel
+            && let Some(range) = self.stream.look_ahead(at, length.min(HORIZON), self.size)
+        {
+            self.look(fd, &range);
+        }
+    }
+
+    /// The file is read by calls that are not seen, from its position on: whether that is seen to as it is closed. Else it is to be
+    /// watched.
+    pub fn is_unseen(&mut self, fd: c_int) -> bool {
+        if self.unseen.is_none() && self.size <= AGAIN && self.by == By::Kernel {
+            let Ok(position) = sys::position(fd) else { return false };
+            if let Some(range) = self.stream.look_at(position, IN_ORDER, self.size) {
+                self.look(fd, &range);
+            }
+            self.unseen = Some((position, self.looked_at));
+        }
+        self.unseen.is_some()
+    }
+
+    /// After a read that returned `done`.
+    pub fn after(&mut self, fd: c_int, at: Option<u64>, done: isize) {
+        let Ok(done) = u64::try_from(done) else { return };
+        count(Count::StreamRead, done);
+        match self.by {
+            By::Kernel => {}
+            By::Uncached => return count(Count::StreamUncached, done),
+            By::Nothing => return count(Count::StreamUnseen, done),
+        }
+        if done > 0 && self.stream.is_idle() {
+            self.has_missed = true;
+            // A file without a size is made as it is read, by the kernel.
+            count(Count::StreamUnseen, if self.size > 0 { done } else { 0 });
+        }
+        let Some((at, done)) = at.map(|at| (at, done)).or_else(|| self.was_read(fd, done)) else { return };
+        let end = at.saturating_add(done);
+        if end > self.size
+            && let Ok(stat) = sys::fstat(fd)
+        {
+            self.size = stat.st_size as u64;
+        }
+        if done == 0 && end >= self.size {
+            // It has come to the end of the file.
+            return self.leave(fd);
+        }
+        self.passed(fd, at, done);
+    }
+
+    /// So much was read there: releases what lies behind.
+    fn passed(&mut self, fd: c_int, at: u64, done: u64) {
+        let fresh = self.stream.released();
+        let ranges = self.stream.passed(at, done);
+        if ranges.clone().next().is_none() {
+            return;
+        }
+        let start = sys::now();
+        let (mut released, mut seen) = (0, None);
+        for range in ranges {
+            if sys::drop_pages(fd, range.clone()).is_err() {
+                count(Count::Failures, 1);
+                return;
+            }
+            released += range.end.saturating_sub(range.start.max(fresh));
+            // Where it was released in many parts, looking at each would cost more than it tells.
+            seen = if seen.is_none() { Some(range) } else { Some(0..0) };
+        }
+        let seen = seen.filter(|range| !range.is_empty());
+        let stays = seen.and_then(|range| self.sight.resident(fd, &range)).unwrap_or(0);
+        count(Count::StreamReleased, (released + self.stayed).saturating_sub(stays));
+        self.stayed = stays;
+        if start.saturating_sub(self.looked_at) > STALE {
+            self.stream.look_again(at.saturating_add(done));
+            self.looked_at = start;
+        }
+        count(Count::InsideNs, sys::now().saturating_sub(start));
+    }
+
+    /// Before the descriptor is closed, or at the file's end: the rest is released.
+    pub fn leave(&mut self, fd: c_int) {
+        if let Some((from, since)) = self.unseen
+            && let Ok(position) = sys::position(fd)
+            && position > from
+        {
+            let done = position - from;
+            count(Count::StreamRead, done);
+            if self.by != By::Kernel || sys::now().saturating_sub(since) > UNSEEN_MAX {
+                count(Count::StreamUnseen, done);
+                self.stream.forget();
+            } else {
+                self.passed(fd, from, done);
+            }
+            self.unseen = Some((position, since));
+        }
+        self.go_elsewhere(fd);
+    }
+
+    /// The reader leaves the place where it was: the rest of that is released.
+    fn go_elsewhere(&mut self, fd: c_int) {
+        self.tell_unasked();
+        // What was only read ahead so far is yet to be read.
+        if (self.stream.has_read() || self.unseen.is_some()) && !self.stream.is_idle() {
+            inside(|| self.drop_left(fd));
+        }
+        self.stream.forget();
+        self.stayed = 0;
+    }
+
+    /// Whether the rule sees to all pages that the program brought in so far.
+    pub fn is_covered(&self) -> bool {
+        self.by != By::Nothing && !self.is_mapped && !self.has_missed && self.unseen.is_none()
+    }
+
+    /// Forgets what was read.
+    pub fn forget(&mut self) {
+        *self = Self { size: self.size, ..Self::NEW };
+    }
+
+    /// Drops all that is left; what is being read ahead yet is locked, and goes as soon as it has come.
+    fn drop_left(&mut self, fd: c_int) {
+        if sys::now().saturating_sub(self.looked_at) > STALE {
+            // What lies ahead may be anybody's by now.
+            self.stream.look_again(u64::MAX);
+        }
+        let sight = &mut self.sight;
+        let doubtful = self.stream.doubtful().map(|range| sight.resident(fd, &range).unwrap_or(0)).sum();
+        count(Count::StreamUnseen, doubtful);
+        for pause in PAUSES {
+            let mut stays = 0;
+            for range in self.stream.left() {
+                let there = sight.resident(fd, &range);
+                if sys::drop_pages(fd, range.clone()).is_err() {
+                    count(Count::Failures, 1);
+                    return;
+                }
+                let left = sight.resident(fd, &range).unwrap_or(0);
+                count(Count::StreamReleased, there.unwrap_or(0).saturating_sub(left));
+                stays += left;
+            }
+            if stays == 0 || self.is_mapped || IN_VAIN.load(Ordering::Relaxed) >= IN_VAIN_MAX {
+                return;
+            }
+            sys::sleep(pause);
+        }
+        IN_VAIN.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The file was mapped: what comes in so stays, and is not waited for.
+    pub fn mapped(&mut self) {
+        self.is_mapped = true;
+    }
+
+    /// An uncached read was refused.
+    pub fn uncached_refused(&mut self) {
+        if self.by == By::Uncached {
+            self.by = By::Nothing;
+        }
+    }
+
+    /// Where the next read will begin.
+    fn expected(&mut self, fd: c_int, length: u64) -> Option<u64> {
+        self.is_asked = !self.begun || length >= ASK;
+        if self.is_asked {
+            let position = sys::position(fd).ok()?;
+            if position != self.position + self.unasked {
+                self.tell_unasked();
+                self.position = position;
+            }
+            self.begun = true;
+        }
+        Some(self.position + self.unasked)
+    }
+
+    /// After `done` bytes were read at the file's position: what was read since it was told last, from where and how much; `None` if
+    /// it need not be told yet.
+    fn was_read(&mut self, fd: c_int, done: u64) -> Option<(u64, u64)> {
+        let expected = self.position.saturating_add(self.unasked).saturating_add(done);
+        self.unasked = expected - self.position;
+        let is_due = self.unasked >= ASK
+            || done == 0
+            || expected / WINDOW != self.position / WINDOW
+            || expected >= self.size;
+        if !is_due {
+            return None;
+        }
+        let end = if self.is_asked { expected } else { sys::position(fd).ok()? };
+        // Where the position was moved meanwhile, at least the last read ended there.
+        let read = if end == expected { self.unasked } else { done.min(end) };
+        (self.position, self.unasked) = (end, 0);
+        Some((end - read, read))
+    }
+
+    /// The stream is told of the last small reads, which are less than a window: what they passed is left to be released.
+    fn tell_unasked(&mut self) {
+        if self.unasked > 0 {
+            self.stream.passed(self.position, self.unasked).for_each(drop);
+            self.position = self.position.saturating_add(core::mem::take(&mut self.unasked));
+        }
+    }
+
+    fn look(&mut self, fd: c_int, range: &Range<u64>) {
+        self.looked_at = inside(|| {
+            self.sight.has_counts = table::has_counts(fd);
+            if !self.sight.look(&mut self.stream, fd, range, self.size) {
+                self.by = if sys::reads_uncached(fd, self.size) { By::Uncached } else { By::Nothing };
+            }
+            sys::now()
+        });
+    }
+}
+
+impl Sight {
+    /// Nothing tried yet.
+    pub const NEW: Self = Self { has_counts: true, sees: None };
+
+    /// ... of a file whose pages are counted, or aren't.
+    pub fn with(has_counts: bool) -> Self {
+        Self { has_counts, ..Self::NEW }
+    }
+
+    /// Looks at a part of a file of `size` bytes, for a stream. False if that can't be.
+    pub fn look(&mut self, stream: &mut Stream, fd: c_int, range: &Range<u64>, size: u64) -> bool {
+        self.by_cachestat(stream, fd, range, size) || self.by_mincore(stream, fd, range, size)
+    }
+
+    /// Bytes of the range that are resident; `None` where that can't be seen.
+    pub fn resident(&mut self, fd: c_int, range: &Range<u64>) -> Option<u64> {
+        if self.has_counts {
+            return resident(fd, range).ok();
+        }
+        if self.sees != Some(true) {
+            return None;
+        }
+        windows(range)
+            .try_fold(0_u64, |sum, window| Some(sum + resident_pages(fd, &window, &mut [0; PAGES])?))
+    }
+
+    /// False if it can't be.
+    fn by_cachestat(&mut self, stream: &mut Stream, fd: c_int, range: &Range<u64>, size: u64) -> bool {
+        if !self.has_counts || NO_CACHESTAT.load(Ordering::Relaxed) {
+            return false;
+        }
+        match resident(fd, range) {
+            Ok(bytes) => {
+                count(Count::StreamWasResident, bytes.min(range.end - range.start));
+                if stream.saw(range, bytes) {
+                    return true;
+                }
+            }
+            Err(error) => {
+                // Forbidden for this file alone, or to the process.
+                if error == Errno(libc::ENOSYS) || (error == Errno(libc::EPERM) && self.sees_pages(fd, size))
+                {
+                    NO_CACHESTAT.store(true, Ordering::Relaxed);
+                }
+                return false;
+            }
+        }
+        for window in windows(range) {
+            let known = resident(fd, &window).is_ok_and(|bytes| stream.saw(&window, bytes));
+            if !known {
+                self.look_at_pages(stream, fd, &window, size);
+            }
+        }
+        true
+    }
+
+    /// False if it can't be.
+    fn by_mincore(&mut self, stream: &mut Stream, fd: c_int, range: &Range<u64>, size: u64) -> bool {
+        let can = self.sees_pages(fd, size);
+        for window in windows(range).filter(|_| can) {
+            if let Some(bytes) = self.look_at_pages(stream, fd, &window, size) {
+                count(Count::StreamWasResident, bytes);
+            }
+        }
+        can
+    }
+
+    /// The same as [`sees_pages`], asked once.
+    fn sees_pages(&mut self, fd: c_int, size: u64) -> bool {
+        *self.sees.get_or_insert_with(|| sees_pages(fd, size))
+    }
+
+    /// Page by page: how many bytes are resident; `None` if it can't be seen.
+    fn look_at_pages(
+        &mut self,
+        stream: &mut Stream,
+        fd: c_int,
+        window: &Range<u64>,
+        size: u64,
+    ) -> Option<u64> {
+        let mut pages = [0_u8; PAGES];
+        let bytes = if self.sees_pages(fd, size) { resident_pages(fd, window, &mut pages) } else { None };
+        let Some(bytes) = bytes else {
+            count(Count::StreamUnseen, window.end - window.start);
+            return None;
+        };
+        if !stream.saw(window, bytes) {
+            let told = (window.end - window.start).div_ceil(sys::page_size()) as usize;
+            stream.saw_pages(window.start, sys::page_size(), pages.get(..told).unwrap_or_default());
+        }
+        Some(bytes.min(window.end - window.start))
+    }
+}
+
+/// The windows of a range, the first and the last as far as they lie within.
+fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let Range { mut start, end } = *range;
+    core::iter::from_fn(move || {
+        let window = start..(start / WINDOW + 1).saturating_mul(WINDOW).min(end);
+        start = window.end;
+        (!window.is_empty()).then_some(window)
+    })
+}
+
+/// Whether mincore(2) tells the truth: to who has no right to it, it says that all is resident, even what lies behind the end.
+pub(crate) fn sees_pages(fd: c_int, size: u64) -> bool {
+    let page = sys::page_size();
+    let behind = size.saturating_add(1 << 30) / page * page;
+    let mut told = [1];
+    sys::mincore(fd, &(behind..behind + page), &mut told).is_ok() && told[0] & 1 == 0
+}
+
+/// Bytes of a window's pages that are resident, by mincore(2), and which they are.
+pub(crate) fn resident_pages(fd: c_int, window: &Range<u64>, pages: &mut [u8; PAGES]) -> Option<u64> {
+    let page = sys::page_size();
+    let pages = pages.get_mut(..(window.end - window.start).div_ceil(page) as usize)?;
+    sys::mincore(fd, window, pages).ok()?;
+    Some(pages.iter().filter(|&&is| is & 1 == 1).count() as u64 * page)
+}
+
+/// Bytes of the range that are resident, by cachestat(2).
+pub(crate) fn resident(fd: c_int, range: &Range<u64>) -> Result<u64, Errno> {
+    sys::cachestat(fd, range.clone()).map(|seen| seen.cached * sys::page_size())
+}
+
+/// Counts the time that something slow takes.
+pub fn inside<R>(act: impl FnOnce() -> R) -> R {
+    let start = sys::now();
+    let result = act();
+    count(Count::InsideNs, sys::now().saturating_sub(start));
+    result
+}

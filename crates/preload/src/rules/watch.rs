@@ -1,0 +1,428 @@
+//! Files that are read or written by calls that are not seen: looked at from time to time, by the helper.
+//!
+//! Where the program is in a file is told by /proc, for as long as its descriptor names that file, and by the program itself as it
+//! closes it. A reader's pages are what any stream's are ([`pagekeeper_policy::stream`]). A writer's are those behind where the file
+//! ended as the watch began, and before that those that were seen dirty, of a file that had no page then.
+//!
+//! Invariants:
+//! 1. While nothing is watched there is no timer; what does not move is looked at ever more rarely.
+//! 2. What was resident before a reader came near it stays, and so does what a reader did not come to, or a writer did not write.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use libc::c_int;
+use pagekeeper_policy::WINDOW;
+use pagekeeper_policy::log::align_down;
+use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, Stream};
+
+use super::reader::{STALE, Sight};
+use crate::counters::Count;
+use crate::helper::{drop_written, write_and_drop};
+use crate::{process, sys};
+
+/// Files that are watched at a time.
+const WATCHES: usize = 8;
+/// Nanoseconds between looks at a file that moves, at one that is read fast, and at one that hasn't moved for long; at others, a
+/// part of the time that it hasn't.
+const SOON: u64 = 25_000_000;
+const SOONEST: u64 = 5_000_000;
+const LATE: u64 = 6_400_000_000;
+const PART: u64 = 16;
+/// Bytes between two looks from which on a file is read fast.
+const FAST: u64 = 8 << 20;
+/// Bytes ahead of a reader that are looked at while it waits: it may go on as fast as it can. Of one that goes on, what it read since
+/// the last look, so many times.
+const WAITING: u64 = 192 << 20;
+const SPARE: u64 = 4;
+
+/// Where the program was in the files that are watched, as it closed them: by watch.
+static CLOSED: [Closed; WATCHES] =
+    [const { Closed { fd: AtomicI32::new(-1), position: AtomicU64::new(0) } }; WATCHES];
+
+/// Of one file: the program's descriptor, and one more than the position; 0 while it is open.
+struct Closed {
+    fd: AtomicI32,
+    position: AtomicU64,
+}
+
+/// The program is about to close a file that is watched, perhaps.
+pub fn closing(fd: c_int) {
+    for closed in CLOSED.iter().filter(|closed| closed.fd.load(Ordering::Acquire) == fd) {
+        if let Ok(position) = sys::position(fd) {
+            let told = position.saturating_add(1);
+            // One that has the same number may have been closed before.
+            let _ = closed.position.compare_exchange(0, told, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What is to be watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subject {
+    /// Our own descriptor of the file.
+    pub file: c_int,
+    /// The program's.
+    pub fd: c_int,
+    /// How that is open.
+    pub flags: c_int,
+    /// Bytes of the file as the watch was asked for; 0 if it had no resident page then.
+    pub size: u64,
+    /// Whether pages are dropped.
+    pub release: bool,
+    /// Counts the bytes that were dropped.
+    pub count: Count,
+}
+
+/// One file.
+struct Watch {
+    /// Our own descriptor of it; -1 where there is none.
+    file: c_int,
+    /// The program's.
+    fd: c_int,
+    device: u64,
+    inode: u64,
+    writes: bool,
+    release: bool,
+    count: Count,
+    /// Where the program was, and how large the file.
+    position: u64,
+    size: u64,
+    due: u64,
+    interval: u64,
+    /// When it moved.
+    moved_at: u64,
+    /// Released up to here, behind a writer.
+    released: u64,
+    /// From here on the pages are a writer's own.
+    from: u64,
+    /// Whether there was none before that, and from where to where some were dirty since.
+    was_empty: bool,
+    written: Range<u64>,
+    /// What is a reader's own, and when that was looked at.
+    stream: Stream,
+    sight: Sight,
+    looked_at: u64,
+}
+
+/// Files that are watched.
+pub struct Watches {
+    files: [Watch; WATCHES],
+    count: usize,
+}
+
+impl Watches {
+    /// None.
+    pub const NEW: Self = Self { files: [const { Watch::NONE }; WATCHES], count: 0 };
+
+    /// Nanoseconds until the next look; `None` while nothing is watched.
+    pub fn due(&self, now: u64) -> Option<u64> {
+        if self.count == 0 {
+            return None;
+        }
+        let open = self.files.iter().filter(|watch| watch.file >= 0);
+        open.map(|watch| watch.due.saturating_sub(now)).min()
+    }
+
+    /// Looks at what is due.
+    pub fn look(&mut self, now: u64) {
+        for (watch, closed) in self.files.iter_mut().zip(&CLOSED) {
+            if watch.file < 0 || watch.due > now {
+                continue;
+            }
+            if watch.look(closed) {
+                watch.due = sys::now().saturating_add(watch.interval);
+            } else {
+                watch.end();
+                closed.fd.store(-1, Ordering::Relaxed);
+                self.count -= 1;
+            }
+        }
+    }
+
+    /// Watches a file. Its descriptor is closed when the program's no longer names the file.
+    pub fn add(&mut self, subject: Subject, now: u64) {
+        if self.count == WATCHES {
+            // Some may be closed by now.
+            self.look(u64::MAX);
+        }
+        let free = self.files.iter_mut().zip(&CLOSED).find(|(watch, _)| watch.file < 0);
+        let has_counts = sys::has_counts(subject.file);
+        let is_written = subject.flags & libc::O_ACCMODE != libc::O_RDONLY;
+        // Behind a writer it is counts that tell what is written.
+        let (Some((watch, closed)), Ok(stat), true) =
+            (free, sys::fstat(subject.file), has_counts || !is_written)
+        else {
+            sys::close(subject.file);
+            process::count(Count::NotFollowed, 1);
+            return;
+        };
+        // From here on its closing is told.
+        closed.position.store(0, Ordering::Relaxed);
+        closed.fd.store(subject.fd, Ordering::Release);
+        watch.begin(&subject, &stat, has_counts);
+        watch.due = now.saturating_add(SOON);
+        self.count += 1;
+    }
+
+    /// Looks at all for the last time: the process is about to end.
+    pub fn end(&mut self) {
+        for (watch, closed) in self.files.iter_mut().zip(&CLOSED).filter(|(watch, _)| watch.file >= 0) {
+            watch.look(closed);
+            watch.end();
+        }
+        self.count = 0;
+    }
+}
+
+impl Watch {
+    const NONE: Self = Self {
+        file: -1,
+        fd: -1,
+        device: 0,
+        inode: 0,
+        writes: false,
+        release: false,
+        count: Count::StreamReleased,
+        position: 0,
+        size: 0,
+        due: 0,
+        interval: SOON,
+        moved_at: 0,
+        released: 0,
+        from: 0,
+        was_empty: false,
+        written: 0..0,
+        stream: Stream::NEW,
+        sight: Sight::NEW,
+        looked_at: 0,
+    };
+
+    fn begin(&mut self, subject: &Subject, stat: &libc::stat, has_counts: bool) {
+        let &Subject { file, fd, flags, size, release, count } = subject;
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        (self.file, self.fd, self.device, self.inode) = (file, fd, stat.st_dev, stat.st_ino);
+        (self.writes, self.interval, self.moved_at) = (writes, SOON, sys::now());
+        (self.release, self.count) = (release, count);
+        self.size = stat.st_size.max(0) as u64;
+        self.position = if self.is_open() { position_of(fd) } else { None }.unwrap_or(0);
+        self.sight = Sight::with(has_counts);
+        // A writer's own begin where the file ended.
+        self.was_empty = size == 0 && has_counts;
+        let end = if size > 0 { size } else { self.size };
+        self.from = align_down(end.saturating_add(WINDOW - 1));
+        (self.released, self.written) = (0, 0..0);
+        self.stream = Stream::NEW;
+        if writes {
+            self.note_written();
+        } else {
+            self.look_ahead(WAITING, self.was_empty);
+        }
+    }
+
+    /// Whether the program's descriptor names the file.
+    fn is_open(&self) -> bool {
+        let path = sys::DescriptorPath::new(b"/proc/self/fd/", self.fd);
+        sys::stat(path.as_c_str()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
+    }
+
+    /// Does what is to be done now. `false`: the program's descriptor no longer names the file.
+    fn look(&mut self, closed: &Closed) -> bool {
+        let Ok(stat) = sys::fstat(self.file) else {
+            return false;
+        };
+        let size = stat.st_size.max(0) as u64;
+        let told = closed.position.load(Ordering::Acquire).checked_sub(1);
+        let is_open = told.is_none() && self.is_open();
+        let position = if is_open { position_of(self.fd) } else { told }.unwrap_or(self.position);
+        let (passed, was) = (position.saturating_sub(self.position), self.position);
+        let moves = (size, position) != (self.size, self.position);
+        (self.size, self.position) = (size, position);
+        if self.writes {
+            self.behind_writer();
+        } else {
+            self.behind_reader(was);
+        }
+        let now = sys::now();
+        if moves {
+            self.moved_at = now;
+        }
+        let is_fast = !self.writes && passed >= FAST;
+        let waited = now.saturating_sub(self.moved_at);
+        self.interval = if is_fast { SOONEST } else { (waited / PART).clamp(SOON, LATE) };
+        is_open
+    }
+
+    /// Begins to write what is dirty, and drops what is behind the writer.
+    fn behind_writer(&mut self) {
+        self.note_written();
+        // Where the position says nothing (calls with an offset), the file's end does.
+        let start = if self.written.is_empty() { self.from } else { self.written.start };
+        let end = if self.position > start { self.position } else { self.size };
+        let limit = align_down(end).saturating_sub(WINDOW);
+        if !self.release || limit <= self.released {
+            return;
+        }
+        // Again what was not written yet when it was tried before.
+        let from = self.released.saturating_sub(4 * WINDOW);
+        self.released = limit;
+        for own in self.own() {
+            let range = own.start.max(from)..own.end.min(limit);
+            if range.is_empty() {
+                continue;
+            }
+            process::count(self.count, drop_written(self.file, range.clone()));
+            if sys::cachestat(self.file, range.clone()).is_ok_and(|seen| seen.cached > 0) {
+                self.released = self.released.min(self.first_resident(range));
+            }
+        }
+    }
+
+    /// The ranges whose pages are the writer's.
+    fn own(&self) -> [Range<u64>; 2] {
+        [self.written.clone(), self.from.max(self.written.end)..u64::MAX]
+    }
+
+    /// Begins to write what of the writer's is dirty, and takes note of where that is.
+    fn note_written(&mut self) {
+        let dirty = |range: Range<u64>| {
+            !range.is_empty()
+                && sys::cachestat(self.file, range).is_ok_and(|seen| seen.dirty + seen.writeback > 0)
+        };
+        if self.was_empty && dirty(0..self.from) {
+            // Its first and its last window of those, each by halves.
+            let (mut first, mut last) = (0..self.from / WINDOW, 0..self.from / WINDOW);
+            while first.end - first.start > 1 {
+                let middle = first.start.midpoint(first.end);
+                let is_before = dirty(first.start * WINDOW..middle * WINDOW);
+                first = if is_before { first.start..middle } else { middle..first.end };
+            }
+            while last.end - last.start > 1 {
+                let middle = last.start.midpoint(last.end);
+                let is_behind = dirty(middle * WINDOW..last.end * WINDOW);
+                last = if is_behind { middle..last.end } else { last.start..middle };
+            }
+            let (start, end) = (first.start * WINDOW, last.end * WINDOW);
+            let is_first = self.written.is_empty();
+            self.written.start = if is_first { start } else { self.written.start.min(start) };
+            self.written.end = self.written.end.max(end);
+        }
+        for own in self.own() {
+            if dirty(own.clone()) {
+                let _ = sys::sync_file_range(self.file, own, libc::SYNC_FILE_RANGE_WRITE);
+            }
+        }
+    }
+
+    /// The first window of a range that has a resident page.
+    fn first_resident(&self, range: Range<u64>) -> u64 {
+        let mut at = range.start;
+        while at < range.end && sys::cachestat(self.file, at..at + WINDOW).is_ok_and(|seen| seen.cached == 0)
+        {
+            at += WINDOW;
+        }
+        at
+    }
+
+    /// Looks at what the reader comes to next, `length` bytes and more. `was_empty`: a moment ago there was nothing; since then its
+    /// read-ahead may have begun.
+    fn look_ahead(&mut self, length: u64, was_empty: bool) {
+        let Some(range) = self.stream.look_at(self.position, length.max(IN_ORDER), self.size) else { return };
+        let near = if was_empty { (range.start + AGAIN).min(range.end) } else { range.start };
+        let is_known = self.stream.saw(&(range.start..near), 0);
+        let rest = if is_known { near..range.end } else { range };
+        if !rest.is_empty() {
+            self.sight.look(&mut self.stream, self.file, &rest, self.size);
+        }
+        self.looked_at = sys::now();
+    }
+
+    /// Drops what the reader brought in on its way from `was`.
+    fn behind_reader(&mut self, was: u64) {
+        let now = sys::now();
+        if now.saturating_sub(self.looked_at) > STALE {
+            self.stream.look_again(was);
+            self.looked_at = now;
+        }
+        if self.stream.jumps(self.position) {
+            self.drop_left();
+            self.stream.forget();
+            return self.look_ahead(0, false);
+        }
+        let passed = self.position.saturating_sub(was);
+        let ranges = self.stream.passed(self.position.min(was), passed);
+        release(self.file, ranges, self.count, self.release);
+        let ahead = if passed > 0 { passed.saturating_mul(SPARE).min(WAITING) } else { WAITING };
+        self.look_ahead(ahead, false);
+    }
+
+    /// Drops what the reader leaves.
+    fn drop_left(&mut self) {
+        if sys::now().saturating_sub(self.looked_at) > STALE {
+            // What lies ahead may be anybody's by now.
+            self.stream.look_again(u64::MAX);
+        }
+        for range in self.stream.doubtful() {
+            process::count(Count::StreamUnseen, self.sight.resident(self.file, &range).unwrap_or(0));
+        }
+        release(self.file, self.stream.left(), self.count, self.release);
+    }
+
+    /// The last of it: waits for what was written, and drops all that is to go.
+    fn end(&mut self) {
+        if self.writes {
+            self.note_written();
+            for own in self.own() {
+                if self.release && !own.is_empty() {
+                    process::count(self.count, write_and_drop(self.file, own));
+                }
+            }
+        } else {
+            self.drop_left();
+        }
+        sys::close(self.file);
+        self.file = -1;
+    }
+}
+
+/// Drops these ranges, where that is wanted.
+fn release(file: c_int, ranges: Ranges<'_>, count: Count, is_wanted: bool) {
+    for range in ranges.filter(|_| is_wanted) {
+        process::count(count, drop_written(file, range));
+    }
+}
+
+/// Where the program is in the file that its descriptor names.
+fn position_of(fd: c_int) -> Option<u64> {
+    let path = sys::DescriptorPath::new(b"/proc/self/fdinfo/", fd);
+    let info = sys::open(path.as_c_str(), libc::O_RDONLY).ok()?;
+    let mut text = [0; 64];
+    let length = sys::read(info, &mut text);
+    sys::close(info);
+    position_in(text.get(..length.ok()?)?)
+}
+
+/// The position in the text of /proc/PID/fdinfo: its first line, `pos:`, blanks, and the number.
+fn position_in(text: &[u8]) -> Option<u64> {
+    let line = text.strip_prefix(b"pos:")?.split(|&byte| byte == b'\n').next()?.trim_ascii();
+    if line.is_empty() {
+        return None;
+    }
+    line.iter().try_fold(0_u64, |sum, &byte| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        sum.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_position_is_read_from_proc() {
+        assert_eq!(position_in(b"pos:\t4096\nflags:\t0100002\n"), Some(4096));
+        for text in [&b""[..], b"pos:", b"pos:\t\nflags", b"pos:\tx\n", b"flags:\t1\n"] {
+            assert_eq!(position_in(text), None);
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! What a preloaded process is told: one text in its environment, which the launcher writes and each process reads as it starts.
+//!
+//! A line says one thing, words apart by single spaces; a pattern or path is the rest of its line. The text names all programs
+//! that rules are for, so that children that are other programs find theirs: each process takes what fits its own name.
+//!
+//! Invariants: reading allocates nothing and cannot fail half way: a line that is not understood makes the whole text void, and the
+//! process is left alone. What is encoded is decoded to the same ([`Settings::encode`]).
+
+#[cfg(not(feature = "interpose"))]
+use std::fmt::Write as _;
+#[cfg(not(feature = "interpose"))]
+use std::path::PathBuf;
+
+use crate::name;
+
+/// The environment variable that holds the text.
+pub const VARIABLE: &str = "PAGEKEEPER_RUN";
+
+/// Bytes of the longest text; a longer one is void.
+pub const TEXT_MAX: usize = 32 << 10;
+
+/// Rules for files that one process has at most; the rest of a longer list is void with its text.
+pub const RULES_MAX: usize = 64;
+
+/// What the processes of a tree are taken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Each for what its own name says: a streaming program, or one of a profile's.
+    Auto,
+    /// Each reads and writes streams.
+    Stream,
+    /// Each writes files in bulk.
+    Bulk,
+    /// Each writes logs.
+    Logs,
+}
+
+/// How the writer of a log comes back to bytes that are there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rewrite {
+    /// It only appends.
+    Never,
+    /// It overwrites whole aligned pages.
+    WholePages,
+    /// It overwrites parts of pages: never released.
+    SubPages,
+    /// It shows by what it writes.
+    Detect,
+}
+
+/// What is done with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// A log: released behind the flush.
+    Log {
+        /// Bytes behind the writer that stay resident.
+        slack: u64,
+        /// A reader in the process at most so many files behind is waited for; 0 where no reader is.
+        near_files: u64,
+        /// How its writer comes back.
+        rewrite: Rewrite,
+    },
+    /// Bulk output: written behind the writer, who waits for it.
+    Bulk {
+        /// Whether its pages are released once they are written.
+        release: bool,
+    },
+    /// Data that may be in direct and in buffered use: never both at once.
+    Data,
+    /// Nothing.
+    Leave,
+}
+
+/// Which files, and what is done with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule<'a> {
+    /// Their names, as [`name::matches`] takes them.
+    pub pattern: &'a [u8],
+    /// What a path ends with that matches: a quick no for most.
+    pub tail: &'a [u8],
+    /// What is done.
+    pub action: Action,
+}
+
+/// What this process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// One that no rule is for.
+    None,
+    /// A stream: all regular files that it opens are.
+    Stream,
+    /// All that it writes is bulk output.
+    Bulk,
+    /// All that it writes and syncs are logs.
+    Logs,
+    /// One with rules for some files ([`Plan::rules`]).
+    Files,
+}
+
+/// What one process took from the text.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan<'a> {
+    /// What it is.
+    pub part: Part,
+    /// Bytes that its writers may have unwritten, together.
+    pub window: u64,
+    /// The file of the report.
+    pub report: Option<&'a [u8]>,
+    rules: [Rule<'a>; RULES_MAX],
+    count: usize,
+}
+
+impl<'a> Plan<'a> {
+    /// A plan of nothing.
+    pub const NONE: Plan<'static> = Plan {
+        part: Part::None,
+        window: 0,
+        report: None,
+        rules: [Rule { pattern: b"", tail: b"", action: Action::Leave }; RULES_MAX],
+        count: 0,
+    };
+
+    /// The rules for files; the first that matches counts.
+    pub fn rules(&self) -> &[Rule<'a>] {
+        self.rules.get(..self.count).unwrap_or_default()
+    }
+
+    /// What is done with the file of that path.
+    pub fn action_for(&self, path: &[u8]) -> Option<Action> {
+        self.rules().iter().find(|rule| name::matches(rule.pattern, path)).map(|rule| rule.action)
+    }
+
+    /// Reads the text for the process of that name (`comm`, at most 15 bytes). `None`: not understood.
+    ///
+    /// ```
+    /// use pagekeeper_preload::settings::{Part, Plan};
+    ///
+    /// let text = b"as auto\nwindow 8388608\nstream tar\nprofile rocksdb\nprocess db_*\nfile bulk keep *.sst";
+    /// assert_eq!(Plan::decode(text, b"tar").unwrap().part, Part::Stream);
+    /// assert_eq!(Plan::decode(text, b"db_bench").unwrap().rules().len(), 1);
+    /// assert_eq!(Plan::decode(text, b"sh").unwrap().part, Part::None);
+    /// ```
+    pub fn decode(text: &'a [u8], comm: &[u8]) -> Option<Self> {
+        if text.len() > TEXT_MAX {
+            return None;
+        }
+        let mut plan = Plan::NONE;
+        // The rules of the profile that lines now are of: of one that fits this process, and is the first to.
+        let mut fits = false;
+        let mut has_profile = false;
+        for line in text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+            let (word, rest) = split_word(line);
+            match word {
+                b"as" => match rest {
+                    b"auto" => {}
+                    b"stream" => plan.part = Part::Stream,
+                    b"bulk" => plan.part = Part::Bulk,
+                    b"logs" => plan.part = Part::Logs,
+                    _ => return None,
+                },
+                b"window" => plan.window = number(rest)?,
+                b"report" => plan.report = Some(rest),
+                b"stream" => {
+                    if plan.part == Part::None && name::matches_name(rest, comm) {
+                        plan.part = Part::Stream;
+                    }
+                }
+                b"profile" => fits = false,
+                b"process" => {
+                    if plan.part == Part::None && !has_profile && name::matches_name(rest, comm) {
+                        (fits, has_profile, plan.part) = (true, true, Part::Files);
+                    }
+                }
+                b"file" => {
+                    let rule = rule(rest)?;
+                    if fits {
+                        *plan.rules.get_mut(plan.count)? = rule;
+                        plan.count += 1;
+                    }
+                }
+                _ => return None,
+            }
+        }
+        Some(plan)
+    }
+}
+
+fn split_word(line: &[u8]) -> (&[u8], &[u8]) {
+    match line.iter().position(|&byte| byte == b' ') {
+        Some(at) => (&line[..at], &line[at + 1..]),
+        None => (line, b""),
+    }
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    text.iter().try_fold(0_u64, |sum, &byte| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        sum.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+fn rule(text: &[u8]) -> Option<Rule<'_>> {
+    let (word, rest) = split_word(text);
+    let (action, pattern) = match word {
+        b"log" => {
+            let (slack, rest) = split_word(rest);
+            let (near_files, rest) = split_word(rest);
+            let (rewrite, rest) = split_word(rest);
+            let rewrite = match rewrite {
+                b"never" => Rewrite::Never,
+                b"whole-pages" => Rewrite::WholePages,
+                b"sub-pages" => Rewrite::SubPages,
+                b"detect" => Rewrite::Detect,
+                _ => return None,
+            };
+            (Action::Log { slack: number(slack)?, near_files: number(near_files)?, rewrite }, rest)
+        }
+        b"bulk" => {
+            let (after, rest) = split_word(rest);
+            let release = match after {
+                b"release" => true,
+                b"keep" => false,
+                _ => return None,
+            };
+            (Action::Bulk { release }, rest)
+        }
+        b"data" => (Action::Data, rest),
+        b"leave" => (Action::Leave, rest),
+        _ => return None,
+    };
+    (!pattern.is_empty()).then_some(Rule { pattern, tail: name::tail(pattern), action })
+}
+
+/// What a launcher tells the processes that it starts.
+#[cfg(not(feature = "interpose"))]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// What they are taken for.
+    pub role: Role,
+    /// Names of streaming programs (`comm`, in which `*` stands for any characters).
+    pub streams: Vec<String>,
+    /// Bytes that the writers of a process may have unwritten, together.
+    pub window: u64,
+    /// The file of the report ([`crate::counters::Report`]).
+    pub report: Option<PathBuf>,
+    /// The profiles, the more particular first.
+    pub profiles: Vec<ProfileRules>,
+}
+
+/// The files of one kind of program.
+#[cfg(not(feature = "interpose"))]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProfileRules {
+    /// Its name, which is for people.
+    pub name: String,
+    /// Names of its processes (`comm`, in which `*` stands for any characters).
+    pub processes: Vec<String>,
+    /// Its files, the more particular first.
+    pub files: Vec<FileRule>,
+}
+
+/// Which files, and what is done with them.
+#[cfg(not(feature = "interpose"))]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileRule {
+    /// Their names, as [`name::matches`] takes them.
+    pub pattern: String,
+    /// What is done.
+    pub action: Action,
+}
+
+#[cfg(not(feature = "interpose"))]
+impl Settings {
+    /// The text for [`VARIABLE`]. Names that hold a line's end are left out: no program and no pattern has one.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        let mut line = |line: std::fmt::Arguments<'_>| {
+            let start = text.len();
+            let _ = text.write_fmt(line);
+            if text[start..].contains('\n') {
+                text.truncate(start);
+            } else {
+                text.push('\n');
+            }
+        };
+        line(format_args!(
+            "as {}",
+            match self.role {
+                Role::Auto => "auto",
+                Role::Stream => "stream",
+                Role::Bulk => "bulk",
+                Role::Logs => "logs",
+            }
+        ));
+        line(format_args!("window {}", self.window));
+        if let Some(report) = &self.report {
+            line(format_args!("report {}", report.display()));
+        }
+        for stream in &self.streams {
+            line(format_args!("stream {stream}"));
+        }
+        for profile in &self.profiles {
+            line(format_args!("profile {}", profile.name));
+            for process in &profile.processes {
+                line(format_args!("process {process}"));
+            }
+            for FileRule { pattern, action } in &profile.files {
+                match action {
+                    Action::Log { slack, near_files, rewrite } => {
+                        let rewrite = match rewrite {
+                            Rewrite::Never => "never",
+                            Rewrite::WholePages => "whole-pages",
+                            Rewrite::SubPages => "sub-pages",
+                            Rewrite::Detect => "detect",
+                        };
+                        line(format_args!("file log {slack} {near_files} {rewrite} {pattern}"));
+                    }
+                    Action::Bulk { release } => {
+                        let after = if *release { "release" } else { "keep" };
+                        line(format_args!("file bulk {after} {pattern}"));
+                    }
+                    Action::Data => line(format_args!("file data {pattern}")),
+                    Action::Leave => line(format_args!("file leave {pattern}")),
+                }
+            }
+        }
+        text
+    }
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        let file = |pattern: &str, action| FileRule { pattern: pattern.to_owned(), action };
+        Settings {
+            role: Role::Auto,
+            streams: vec!["tar".to_owned(), "pg_*".to_owned()],
+            window: 8 << 20,
+            report: Some("/dev/shm/a report".into()),
+            profiles: vec![
+                ProfileRules {
+                    name: "mysql".to_owned(),
+                    processes: vec!["mysqld".to_owned()],
+                    files: vec![
+                        file(
+                            "#innodb_redo/#ib_redo{n}",
+                            Action::Log { slack: 1, near_files: 0, rewrite: Rewrite::WholePages },
+                        ),
+                        file("*.ibd", Action::Data),
+                    ],
+                },
+                ProfileRules {
+                    name: "rocksdb".to_owned(),
+                    processes: vec!["db_bench".to_owned(), "mysqld".to_owned()],
+                    files: vec![
+                        file(
+                            "{n}.log",
+                            Action::Log { slack: 4 << 20, near_files: 3, rewrite: Rewrite::Detect },
+                        ),
+                        file("*.sst", Action::Bulk { release: false }),
+                        file("*", Action::Leave),
+                    ],
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn each_program_finds_what_is_meant_for_it() {
+        let text = settings().encode();
+        let plan = Plan::decode(text.as_bytes(), b"pg_dump").unwrap();
+        assert_eq!((plan.part, plan.window, plan.rules().len()), (Part::Stream, 8 << 20, 0));
+        assert_eq!(plan.report, Some(&b"/dev/shm/a report"[..]));
+        let plan = Plan::decode(text.as_bytes(), b"mysqld").unwrap();
+        assert_eq!((plan.part, plan.rules().len()), (Part::Files, 2));
+        let redo = plan.action_for(b"/d/#innodb_redo/#ib_redo12");
+        assert_eq!(redo, Some(Action::Log { slack: 1, near_files: 0, rewrite: Rewrite::WholePages }));
+        assert_eq!(plan.action_for(b"shop/t.ibd"), Some(Action::Data));
+        assert_eq!(plan.action_for(b"/d/1.sst"), None);
+        let plan = Plan::decode(text.as_bytes(), b"db_bench").unwrap();
+        assert_eq!(plan.action_for(b"/d/000012.sst"), Some(Action::Bulk { release: false }));
+        assert_eq!(plan.action_for(b"LOG"), Some(Action::Leave));
+        assert_eq!(Plan::decode(text.as_bytes(), b"sh").unwrap().part, Part::None);
+    }
+
+    #[test]
+    fn what_is_asked_for_all_counts_for_all() {
+        for (role, part) in [(Role::Stream, Part::Stream), (Role::Bulk, Part::Bulk), (Role::Logs, Part::Logs)]
+        {
+            let text = Settings { role, ..settings() }.encode();
+            assert_eq!(Plan::decode(text.as_bytes(), b"sh").unwrap().part, part);
+            assert_eq!(Plan::decode(text.as_bytes(), b"mysqld").unwrap().part, part);
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_void() {
+        for text in [
+            "as",
+            "as king",
+            "window",
+            "window 8M",
+            "window 99999999999999999999999",
+            "fiel data x",
+            "file",
+            "file data",
+            "file log 1 2 never",
+            "file log 1 x never a",
+            "file log 1 2 ever a",
+            "file bulk a",
+            "file bulk drop a",
+        ] {
+            assert!(Plan::decode(text.as_bytes(), b"tar").is_none(), "{text}");
+        }
+        let many = "profile x\nprocess tar\n".to_owned() + &"file data a\n".repeat(RULES_MAX + 1);
+        assert!(Plan::decode(many.as_bytes(), b"tar").is_none());
+        assert!(Plan::decode(&vec![b'\n'; TEXT_MAX + 1], b"tar").is_none());
+        assert_eq!(Plan::decode(b"", b"tar").unwrap().part, Part::None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_is_too_odd(text: Vec<u8>, comm: Vec<u8>) {
+            let _ = Plan::decode(&text, &comm);
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! System calls, by hand: the C library's own would change `errno`, pass through hooks, or be points of cancellation.
+//!
+//! Each function is a thin wrapper that returns what the kernel said: a value, or the number of an error. Only calls that change
+//! no byte of a file and none of the program's descriptors are here, but for those that are said to.
+
+use core::arch::asm;
+use core::ffi::CStr;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use libc::{c_int, c_long};
+
+/// The number of an error, as `errno` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub c_int);
+
+/// cachestat(2), Linux 6.5.
+const CACHESTAT: c_long = 451;
+
+/// Residency of a range, in pages, as cachestat(2) counts.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Resident {
+    /// Resident.
+    pub cached: u64,
+    /// Dirty.
+    pub dirty: u64,
+    /// Under writeback.
+    pub writeback: u64,
+    /// Evicted.
+    pub evicted: u64,
+    /// Recently evicted.
+    pub recently_evicted: u64,
+}
+
+/// Makes a system call.
+///
+/// # Safety
+///
+/// The arguments must be what the call `number` takes: pointers among them valid for what it reads and writes there.
+#[allow(unsafe_code, reason = "the one door to the kernel")]
+#[inline]
+pub unsafe fn call(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
+    let result: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the calling convention of Linux on x86-64 (syscall(2)): rcx and r11 are overwritten, all else is kept; the caller
+    // vouches for the arguments.
+    unsafe {
+        asm!("syscall", inlateout("rax") number as isize => result, in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
+            in("r10") args[3], in("r8") args[4], in("r9") args[5], lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the calling convention of Linux on aarch64 (syscall(2)): all but x0 is kept; the caller vouches for the arguments.
+    unsafe {
+        asm!("svc 0", in("x8") number, inlateout("x0") args[0] as isize => result, in("x1") args[1], in("x2") args[2],
+            in("x3") args[3], in("x4") args[4], in("x5") args[5], options(nostack));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    compile_error!("system calls are written for x86-64 and aarch64");
+    if (-4095..0).contains(&result) { Err(Errno(-result as c_int)) } else { Ok(result as usize) }
+}
+
+/// What tells the calling thread from the process's others, without a call: where its thread-local storage is. Never 0; the same in a
+/// child of fork.
+#[allow(unsafe_code, reason = "reads a register")]
+#[inline]
+pub fn thread() -> usize {
+    let pointer: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: where fs leads to lies its own address (the ABI of thread-local storage on x86-64).
+    unsafe {
+        asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: reads a register that user space may read.
+    unsafe {
+        asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags));
+    }
+    pointer | 1
+}
+
+fn length(range: &Range<u64>) -> usize {
+    range.end.saturating_sub(range.start) as usize
+}
+
+/// A descriptor as an argument.
+fn of(fd: c_int) -> usize {
+    fd as usize
+}
+
+/// What of the range is resident; up to the end of the file where `range.end` is `u64::MAX`.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn cachestat(fd: c_int, range: Range<u64>) -> Result<Resident, Errno> {
+    let wanted = [range.start, if range.end == u64::MAX { 0 } else { range.end.saturating_sub(range.start) }];
+    let mut seen = Resident::default();
+    // SAFETY: `wanted` and `seen` have the layout of struct cachestat_range and struct cachestat, and live over the call.
+    unsafe { call(CACHESTAT, [of(fd), wanted.as_ptr() as usize, (&raw mut seen) as usize, 0, 0, 0]) }?;
+    Ok(seen)
+}
+
+/// `posix_fadvise(2)` with `POSIX_FADV_DONTNEED`: drops what is clean, unmapped and wholly in the range.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn drop_pages(fd: c_int, range: Range<u64>) -> Result<(), Errno> {
+    let length = if range.end == u64::MAX { 0 } else { length(&range) };
+    let advice = libc::POSIX_FADV_DONTNEED as usize;
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_fadvise64, [of(fd), range.start as usize, length, advice, 0, 0]) }.map(drop)
+}
+
+/// `sync_file_range(2)`: with the flags of its three steps; up to the end of the file where `range.end` is `u64::MAX`.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn sync_file_range(fd: c_int, range: Range<u64>, flags: u32) -> Result<(), Errno> {
+    let length = if range.end == u64::MAX { 0 } else { length(&range) };
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_sync_file_range, [of(fd), range.start as usize, length, flags as usize, 0, 0]) }
+        .map(drop)
+}
+
+/// Where the file's position is.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn position(fd: c_int) -> Result<u64, Errno> {
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_lseek, [of(fd), 0, libc::SEEK_CUR as usize, 0, 0, 0]) }.map(|at| at as u64)
+}
+
+/// fstat(2).
+#[allow(unsafe_code, reason = "a system call")]
+pub fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
+    let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: `stat` has room for the kernel's structure, which is the C library's on both architectures; all bits are valid.
+    unsafe {
+        call(libc::SYS_fstat, [of(fd), stat.as_mut_ptr() as usize, 0, 0, 0, 0])?;
+        Ok(stat.assume_init())
+    }
+}
+
+/// Whether cachestat(2) counts the pages of a file of that file system: not on overlayfs, where it says none for all files, since
+/// their pages are the layer's below. True where it can't be told.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn has_counts(fd: c_int) -> bool {
+    /// `OVERLAYFS_SUPER_MAGIC`.
+    const OVERLAY: u64 = 0x794c_7630;
+    let mut system = core::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: `system` has room for the kernel's structure, which is the C library's on both architectures; all bits are valid.
+    unsafe {
+        let done = call(libc::SYS_fstatfs, [of(fd), system.as_mut_ptr() as usize, 0, 0, 0, 0]);
+        done.is_err() || system.assume_init().f_type as u64 != OVERLAY
+    }
+}
+
+/// Flags of the open file: fcntl(2), `F_GETFL`.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn flags(fd: c_int) -> Result<c_int, Errno> {
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_fcntl, [of(fd), libc::F_GETFL as usize, 0, 0, 0, 0]) }.map(|flags| flags as c_int)
+}
+
+/// The process.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn getpid() -> u32 {
+    // SAFETY: no arguments; it can't fail.
+    unsafe { call(libc::SYS_getpid, [0; 6]) }.map_or(0, |pid| pid as u32)
+}
+
+/// Nanoseconds of the monotonic clock.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` lives over the call.
+    let done = unsafe {
+        call(libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, (&raw mut time) as usize, 0, 0, 0, 0])
+    };
+    done.map_or(0, |_| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+/// Maps a report's file, for as long as the process lives.
+#[allow(unsafe_code, reason = "a system call, and the memory that it gives")]
+pub fn map_report(fd: c_int) -> Result<&'static crate::counters::Mapped, Errno> {
+    let size = size_of::<crate::counters::Mapped>();
+    let stat = fstat(fd)?;
+    // Without its blocks, a page that there is no room for would end the process.
+    if stat.st_size < size as i64 || stat.st_blocks * 512 < size as i64 {
+        return Err(Errno(libc::EINVAL));
+    }
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    // SAFETY: a new mapping, of a file that is long enough; it is never unmapped. All bits are valid, and all of it is atomic, so
+    // that other processes may change it.
+    unsafe {
+        let at = call(libc::SYS_mmap, [0, size, protection, libc::MAP_SHARED as usize, of(fd), 0])?;
+        Ok(&*(at as *const crate::counters::Mapped))
+    }
+}
+
+/// Takes memory of the process's own, of all bits zero: private, by whole pages.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn take_memory(size: usize) -> Result<*mut u8, Errno> {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
+    // SAFETY: a new mapping, where there is none.
+    unsafe { call(libc::SYS_mmap, [0, size, protection, flags, usize::MAX, 0]) }.map(|at| at as *mut u8)
+}
+
+/// Gives it back.
+///
+/// # Safety
+///
+/// It was taken with that size, and nobody uses it.
+#[allow(unsafe_code, reason = "a system call")]
+pub unsafe fn give_back(memory: *mut u8, size: usize) {
+    // SAFETY: by this function's contract.
+    let _ = unsafe { call(libc::SYS_munmap, [memory as usize, size, 0, 0, 0, 0]) };
+}
+
+/// Closes a descriptor of the calling thread's table.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn close(fd: c_int) {
+    // SAFETY: no pointers.
+    let _ = unsafe { call(libc::SYS_close, [of(fd), 0, 0, 0, 0, 0]) };
+}
+
+/// `close_range(2)`, Linux 5.9, of the calling thread's table.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn close_range(from: u32, to: u32, flags: u32) -> Result<(), Errno> {
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_close_range, [from as usize, to as usize, flags as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Gives the calling thread a table of descriptors of its own, a copy.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn unshare_descriptors() -> Result<(), Errno> {
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_unshare, [libc::CLONE_FILES as usize, 0, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Duplicates a descriptor, to the lowest free number from `from` on, close-on-exec.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn duplicate(fd: c_int, from: c_int) -> Result<c_int, Errno> {
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_fcntl, [of(fd), libc::F_DUPFD_CLOEXEC as usize, of(from), 0, 0, 0]) }
+        .map(|fd| fd as c_int)
+}
+
+/// The highest number of a descriptor that the process may have, and one.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn descriptor_limit() -> u64 {
+    let mut limit = [0_u64; 2];
+    let resource = libc::RLIMIT_NOFILE as usize;
+    // SAFETY: `limit` has the layout of struct rlimit64, and lives over the call.
+    let done = unsafe { call(libc::SYS_prlimit64, [0, resource, 0, (&raw mut limit) as usize, 0, 0]) };
+    if done.is_ok() { limit[0] } else { 0 }
+}
+
+/// Opens a file, close-on-exec.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn open(path: &CStr, flags: c_int) -> Result<c_int, Errno> {
+    let flags = (flags | libc::O_CLOEXEC) as usize;
+    // SAFETY: `path` ends in a NUL and lives over the call.
+    unsafe { call(libc::SYS_openat, [of(libc::AT_FDCWD), path.as_ptr() as usize, flags, 0, 0, 0]) }
+        .map(|fd| fd as c_int)
+}
+
+/// stat(2).
+#[allow(unsafe_code, reason = "a system call")]
+pub fn stat(path: &CStr) -> Result<libc::stat, Errno> {
+    let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: `path` ends in a NUL; `stat` is as for `fstat`.
+    unsafe {
+        call(
+            libc::SYS_newfstatat,
+            [of(libc::AT_FDCWD), path.as_ptr() as usize, stat.as_mut_ptr() as usize, 0, 0, 0],
+        )?;
+        Ok(stat.assume_init())
+    }
+}
+
+/// read(2).
+#[allow(unsafe_code, reason = "a system call")]
+pub fn read(fd: c_int, into: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: `into` is valid for what is read into it.
+    unsafe { call(libc::SYS_read, [of(fd), into.as_mut_ptr() as usize, into.len(), 0, 0, 0]) }
+}
+
+/// A path in /proc that ends in the number of a descriptor.
+pub struct DescriptorPath([u8; 48]);
+
+impl DescriptorPath {
+    /// `directory` ends in `/`.
+    pub fn new(directory: &[u8], fd: c_int) -> Self {
+        let mut path = [0; 48];
+        let mut digits = [0; 10];
+        let mut left = fd.unsigned_abs();
+        let mut from = digits.len();
+        loop {
+            from -= 1;
+            digits[from] = b'0' + (left % 10) as u8;
+            left /= 10;
+            if left == 0 {
+                break;
+            }
+        }
+        let bytes = directory.iter().chain(&digits[from..]);
+        for (to, &byte) in path.iter_mut().take(47).zip(bytes) {
+            *to = byte;
+        }
+        Self(path)
+    }
+
+    /// The path.
+    pub fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
+    }
+}
+
+/// A descriptor of the file that `fd` names in the calling thread's table: another open file, read-only.
+pub fn reopen(fd: c_int) -> Result<c_int, Errno> {
+    let path = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
+    open(path.as_c_str(), libc::O_RDONLY | libc::O_NONBLOCK)
+}
+
+/// A descriptor that only names the file of another (`O_PATH`): closing it leaves the process its record locks on the file, which
+/// closing any other would end (fcntl(2)).
+pub fn name_of(fd: c_int) -> Result<c_int, Errno> {
+    let path = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
+    open(path.as_c_str(), libc::O_PATH)
+}
+
+fn timespec(ns: u64) -> libc::timespec {
+    libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
+}
+
+/// Waits while `word` is `value`, for so many nanoseconds at most. Wakes without reason, too.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn futex_wait(word: &AtomicU32, value: u32, ns: u64) {
+    let time = timespec(ns);
+    let op = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
+    // SAFETY: `word` and `time` live over the call.
+    let _ = unsafe {
+        call(libc::SYS_futex, [word.as_ptr() as usize, op, value as usize, (&raw const time) as usize, 0, 0])
+    };
+}
+
+/// Wakes all who wait for `word`.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn futex_wake(word: &AtomicU32) {
+    let op = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
+    // SAFETY: the kernel takes the address for a name.
+    let _ = unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, op, c_int::MAX as usize, 0, 0, 0]) };
+}
+
+/// Whether `fd` has something to be read (or has ended) within so many nanoseconds; `None`: without limit.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn readable(fd: c_int, ns: Option<u64>) -> bool {
+    let mut wanted = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let time = timespec(ns.unwrap_or_default());
+    let limit = if ns.is_some() { (&raw const time) as usize } else { 0 };
+    // SAFETY: `wanted` and `time` live over the call.
+    unsafe { call(libc::SYS_ppoll, [(&raw mut wanted) as usize, 1, limit, 0, 0, 0]) }
+        .is_ok_and(|ready| ready > 0)
+}
+
+/// Bytes of a page.
+#[allow(unsafe_code, reason = "a call of the C library")]
+pub fn page_size() -> u64 {
+    static SIZE: AtomicU64 = AtomicU64::new(0);
+    let known = SIZE.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    // SAFETY: it reads what the kernel gave the process as it was started, and allocates nothing; this value is always there.
+    let size = unsafe { libc::getauxval(libc::AT_PAGESZ) }.max(4096);
+    SIZE.store(size, Ordering::Relaxed);
+    size
+}
+
+/// Names the calling thread.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn name_thread(name: &CStr) {
+    // SAFETY: `name` ends in a NUL and lives over the call.
+    let _ =
+        unsafe { call(libc::SYS_prctl, [libc::PR_SET_NAME as usize, name.as_ptr() as usize, 0, 0, 0, 0]) };
+}
+
+/// mincore(2) of a range, which begins at a page: whether each of its pages is resident, in the lowest bit of a byte. It maps the
+/// range for this. Who neither owns the file nor may write to it is told that all are.
+#[allow(unsafe_code, reason = "system calls")]
+pub fn mincore(fd: c_int, range: &Range<u64>, pages: &mut [u8]) -> Result<(), Errno> {
+    let length = length(range);
+    if (pages.len() as u64) < (length as u64).div_ceil(page_size()) {
+        return Err(Errno(libc::EINVAL));
+    }
+    // Without any access, so that a process that locks all its memory (mlockall(2)) doesn't read it in here.
+    let protection = libc::PROT_NONE as usize;
+    // SAFETY: a new mapping, which nobody else knows, and which is not touched; `pages` has a byte for each of its pages.
+    unsafe {
+        let at = call(
+            libc::SYS_mmap,
+            [0, length, protection, libc::MAP_SHARED as usize, of(fd), range.start as usize],
+        )?;
+        let seen = call(libc::SYS_mincore, [at, length, pages.as_mut_ptr() as usize, 0, 0, 0]);
+        let _ = call(libc::SYS_munmap, [at, length, 0, 0, 0, 0]);
+        seen.map(drop)
+    }
+}
+
+/// Whether reads of the file can be uncached (`RWF_DONTCACHE`, Linux 6.14): tried at its end, where nothing is read.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn reads_uncached(fd: c_int, size: u64) -> bool {
+    let mut byte = 0_u8;
+    let part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // Page by page further, so that nothing is read if the file grows meanwhile.
+    let at = size.saturating_add(1 << 40).min(i64::MAX as u64 - 4096) as usize;
+    // SAFETY: `part` names one byte that lives over the call.
+    unsafe { call(libc::SYS_preadv2, [of(fd), (&raw const part) as usize, 1, at, 0, DONTCACHE]) }.is_ok()
+}
+
+/// `RWF_DONTCACHE`.
+const DONTCACHE: usize = 0x80;
+
+/// Sleeps for so many nanoseconds, or less if a signal comes: by the call that the C library makes, which filters know.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn sleep(ns: u64) {
+    let time = timespec(ns);
+    // SAFETY: `time` lives over the call.
+    let _ = unsafe {
+        call(
+            libc::SYS_clock_nanosleep,
+            [libc::CLOCK_MONOTONIC as usize, 0, (&raw const time) as usize, 0, 0, 0],
+        )
+    };
+}
+
+/// readlink(2): the part of `into` that it filled.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn read_link<'a>(path: &CStr, into: &'a mut [u8]) -> Result<&'a [u8], Errno> {
+    let args = [of(libc::AT_FDCWD), path.as_ptr() as usize, into.as_mut_ptr() as usize, into.len(), 0, 0];
+    // SAFETY: `path` ends in a NUL; `into` has room for what it is said to have.
+    let length = unsafe { call(libc::SYS_readlinkat, args) }?;
+    into.get(..length).ok_or(Errno(libc::ENAMETOOLONG))
+}
+
+/// Lengthens a file to so many bytes, and takes their blocks: `fallocate(2)`.
+#[cfg(not(feature = "interpose"))]
+#[allow(unsafe_code, reason = "a system call")]
+pub fn take_room(fd: c_int, length: u64) -> Result<(), Errno> {
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_fallocate, [of(fd), 0, 0, length as usize, 0, 0]) }.map(drop)
+}

@@ -1,0 +1,420 @@
+//! Which of the process's descriptors a rule is for: from the number of a descriptor to a slot with what is known of its file.
+//!
+//! Its memory is taken as files are followed ([`crate::chunks`]); a look-up is two loads. Descriptors that share an open file (dup)
+//! share its slot.
+//!
+//! Invariants:
+//! 1. An entry is 0, or one more than the index of a slot in use.
+//! 2. A slot's `refs` is the number of entries that name it; at 0 it is free again, or will be once `busy` is given up.
+//! 3. What is known of a file ([`Slot::with`]) is touched only by who set `busy`. Nobody waits for it: who finds it set leaves the
+//!    rule aside for this call. So a signal handler in the middle of a rule, or a thread that was ended there, holds nobody up. A child
+//!    of fork takes it from threads that it doesn't have ([`after_fork`]).
+//! 4. A program that closes descriptors behind our back leaves stale entries. What a rule then does to another file is advice that
+//!    loses no byte; an entry is set anew whenever its number is handed out by a call that is seen.
+
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use libc::c_int;
+
+use crate::chunks::Chunks;
+use crate::rules::Work;
+use crate::sys;
+
+/// Descriptors that are followed: the kernel's usual highest limit (`fs.nr_open`).
+pub const DESCRIPTORS: usize = 1 << 20;
+/// Open files that rules are for at a time.
+pub const SLOTS: usize = 4096;
+/// Slots of these that data files leave to others: a database may have thousands of them open, before its next log.
+pub const RESERVED: usize = 1024;
+
+/// Entries, and slots, whose memory is taken at once.
+const ENTRIES_EACH: usize = 4096;
+const SLOTS_EACH: usize = 16;
+
+// SAFETY: numbers.
+#[allow(unsafe_code, reason = "memory of zeros")]
+static ENTRIES: Chunks<AtomicU16, ENTRIES_EACH, { DESCRIPTORS / ENTRIES_EACH }> = unsafe { Chunks::new() };
+/// The highest that was ever followed.
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
+// SAFETY: numbers, flags that are not set, and `work`, which may be anything; nothing of it needs a drop.
+#[allow(unsafe_code, reason = "memory of zeros")]
+static ALL: Chunks<Slot, SLOTS_EACH, { SLOTS / SLOTS_EACH }> = unsafe { Chunks::new() };
+/// All slots, and those that data files may take.
+static ROOMS: [Room; 2] = [Room::from(0), Room::from(RESERVED)];
+
+/// The slots from one index on.
+struct Room {
+    from: usize,
+    /// Where a free one is looked for first: those before it are in use, but for a few that were given up at that moment.
+    next: AtomicUsize,
+    /// How many are in use.
+    used: AtomicUsize,
+}
+
+impl Room {
+    const fn from(from: usize) -> Self {
+        Self { from, next: AtomicUsize::new(from), used: AtomicUsize::new(0) }
+    }
+
+    /// For files of that kind.
+    fn of(kind: Kind) -> &'static Self {
+        let [all, data] = &ROOMS;
+        if matches!(kind, Kind::Data | Kind::Direct) { data } else { all }
+    }
+
+    /// The indices, from the one on at which a free one is likely; none where all are in use.
+    fn indices(&self) -> impl Iterator<Item = usize> {
+        let is_full = self.used.load(Ordering::Relaxed) >= SLOTS - self.from;
+        let next = self.next.load(Ordering::Relaxed).max(self.from).min(SLOTS);
+        let (ahead, again) = if is_full { (0..0, 0..0) } else { (next..SLOTS, self.from..next) };
+        ahead.chain(again)
+    }
+}
+
+/// The slot of that index is taken.
+fn taken(index: usize) {
+    for room in ROOMS.iter().filter(|room| room.from <= index) {
+        room.used.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// ... and is free again.
+fn given_up(index: usize) {
+    for room in ROOMS.iter().filter(|room| room.from <= index) {
+        room.used.fetch_sub(1, Ordering::Relaxed);
+        room.next.fetch_min(index, Ordering::Relaxed);
+    }
+}
+
+/// What an open file is to the rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Read or written by a stream.
+    Stream = 1,
+    /// Bulk output that stays resident once it is written.
+    BulkKept = 2,
+    /// Bulk output that is released.
+    BulkReleased = 3,
+    /// A log.
+    Log = 4,
+    /// A data file in buffered use.
+    Data = 5,
+    /// A file in direct use.
+    Direct = 6,
+}
+
+/// One open file. All bits are zero before it is taken for the first.
+#[repr(align(64))]
+pub struct Slot {
+    refs: AtomicU32,
+    /// The thread that works on it ([`sys::thread`]); 0: none.
+    busy: AtomicUsize,
+    kind: AtomicU8,
+    counts: AtomicBool,
+    /// Which of the plan's rules is for it.
+    pub rule: AtomicU16,
+    /// Its device.
+    pub device: AtomicU64,
+    /// Its inode.
+    pub inode: AtomicU64,
+    work: UnsafeCell<MaybeUninit<Work>>,
+}
+
+// SAFETY: `work` is touched only by who set `busy` (invariant 3); all else is atomic.
+#[allow(unsafe_code, reason = "shared by the threads of the process")]
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        match self.kind.load(Ordering::Relaxed) {
+            2 => Kind::BulkKept,
+            3 => Kind::BulkReleased,
+            4 => Kind::Log,
+            5 => Kind::Data,
+            6 => Kind::Direct,
+            _ => Kind::Stream,
+        }
+    }
+
+    /// Whether cachestat(2) counts the file's pages. Where it doesn't, it says that there are none, and isn't to be believed.
+    pub fn has_counts(&self) -> bool {
+        self.counts.load(Ordering::Relaxed)
+    }
+
+    /// Says whether it does.
+    pub fn set_counts(&self, has: bool) {
+        self.counts.store(has, Ordering::Relaxed);
+    }
+
+    fn set_busy(&self) -> bool {
+        self.busy.compare_exchange(0, sys::thread(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Works on what is known of the file, unless somebody else does now.
+    #[allow(unsafe_code, reason = "the data that `busy` guards")]
+    pub fn with<R>(&self, act: impl FnOnce(&mut Work) -> R) -> Option<R> {
+        if !self.set_busy() {
+            return None;
+        }
+        // SAFETY: `busy` was ours to set, and is given up below; nobody else touches `work` meanwhile. It is set: a slot is found by
+        // its references, of which the first is there only once `begin` had set `busy`, and it gave that up with `work` set.
+        let result = act(unsafe { (*self.work.get()).assume_init_mut() });
+        self.busy.store(0, Ordering::Release);
+        Some(result)
+    }
+
+    /// Takes a free slot, with a first reference: whether it was free.
+    #[allow(unsafe_code, reason = "the data that `busy` guards")]
+    fn begin(&self, kind: Kind, device: u64, inode: u64) -> bool {
+        // Nobody can be at work on a slot without references, but for who came too late: it is left alone then.
+        if !self.set_busy() {
+            return false;
+        }
+        let is_free = self.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if is_free {
+            // SAFETY: `busy` was ours to set, so that nobody else touches `work`, which was set if the slot was ever of a kind.
+            unsafe {
+                let work = &mut *self.work.get();
+                if self.kind.load(Ordering::Relaxed) == 0 {
+                    work.write(Work::NEW);
+                } else {
+                    // What it held is dropped.
+                    *work.assume_init_mut() = Work::NEW;
+                }
+            }
+            // Released: a child of fork that finds it finds `work` set.
+            self.kind.store(kind as u8, Ordering::Release);
+            self.counts.store(true, Ordering::Relaxed);
+            self.rule.store(0, Ordering::Relaxed);
+            self.device.store(device, Ordering::Relaxed);
+            self.inode.store(inode, Ordering::Relaxed);
+        }
+        self.busy.store(0, Ordering::Release);
+        is_free
+    }
+}
+
+/// Whether a descriptor has a slot: two loads, or one where none near it has.
+#[inline]
+pub fn is_followed(fd: c_int) -> bool {
+    ENTRIES.get(fd as usize).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
+}
+
+/// The slot of a descriptor.
+pub fn slot_of(fd: c_int) -> Option<&'static Slot> {
+    let entry = ENTRIES.get(fd as usize)?.load(Ordering::Acquire);
+    if entry == 0 { None } else { named(entry) }
+}
+
+/// Whether cachestat(2) counts the pages of the file that the program's descriptor names ([`Slot::has_counts`]).
+pub fn has_counts(fd: c_int) -> bool {
+    slot_of(fd).is_none_or(Slot::has_counts)
+}
+
+/// The slot that an entry names.
+#[inline]
+fn named(entry: u16) -> Option<&'static Slot> {
+    ALL.get(usize::from(entry).checked_sub(1)?)
+}
+
+/// The highest descriptor that was ever followed.
+pub fn highest() -> u32 {
+    HIGHEST.load(Ordering::Relaxed)
+}
+
+/// Follows a file that was opened as `fd`. `None` if it can't be: too many are, the number is too high, or there is no memory.
+pub fn enter(fd: c_int, kind: Kind, device: u64, inode: u64) -> Option<&'static Slot> {
+    let entry = ENTRIES.take(fd as usize)?;
+    let room = Room::of(kind);
+    for index in room.indices() {
+        let slot = ALL.take(index)?;
+        if slot.refs.load(Ordering::Relaxed) != 0 || !slot.begin(kind, device, inode) {
+            continue;
+        }
+        taken(index);
+        room.next.store(index.saturating_add(1), Ordering::Relaxed);
+        let old = entry.swap((index as u16).wrapping_add(1), Ordering::AcqRel);
+        release(old);
+        HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
+        return Some(slot);
+    }
+    None
+}
+
+/// Has `to` name what `from` names, as after dup: nothing, if that is nothing.
+pub fn share(from: c_int, to: c_int) {
+    let number = to as u32;
+    let index = ENTRIES.get(from as usize).map_or(0, |from| from.load(Ordering::Acquire));
+    // Nothing is taken for nothing.
+    let to = if index == 0 { ENTRIES.get(to as usize) } else { ENTRIES.take(to as usize) };
+    let Some(to) = to else { return };
+    if let Some(slot) = named(index) {
+        if slot.refs.fetch_add(1, Ordering::AcqRel) == 0 {
+            // It was given up just now.
+            taken(usize::from(index).saturating_sub(1));
+        }
+        HIGHEST.fetch_max(number, Ordering::Relaxed);
+    }
+    release(to.swap(index, Ordering::AcqRel));
+}
+
+/// Forgets a descriptor: it is about to be closed, or its number was handed out for something that no rule is for.
+pub fn forget(fd: c_int) {
+    if let Some(entry) = ENTRIES.get(fd as usize) {
+        // Most are empty: a load is cheaper than a swap.
+        if entry.load(Ordering::Relaxed) != 0 {
+            release(entry.swap(0, Ordering::AcqRel));
+        }
+    }
+}
+
+/// Whether no other descriptor that is followed names the slot of this one.
+pub fn is_last(slot: &Slot) -> bool {
+    slot.refs.load(Ordering::Acquire) <= 1
+}
+
+/// Followed descriptors from `from` to `to`, both included, ascending.
+pub fn entered(from: u32, to: u32) -> impl Iterator<Item = (c_int, &'static Slot)> {
+    let end = (to.min(highest()) as usize).saturating_add(1).min(DESCRIPTORS);
+    (from as usize..end).filter_map(|fd| {
+        let fd = fd as c_int;
+        slot_of(fd).map(|slot| (fd, slot))
+    })
+}
+
+/// This is a child of fork: what other threads of the parent were at is given up, as it was then. What the caller is at itself, in whose
+/// middle a signal handler forked, is left to it.
+pub fn after_fork() {
+    for (_, slot) in ALL.taken() {
+        let at_work = slot.busy.load(Ordering::Relaxed);
+        if at_work != 0 && at_work != sys::thread() {
+            slot.busy.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Takes a reference off the slot of an entry.
+fn release(entry: u16) {
+    if let Some(slot) = named(entry)
+        && slot.refs.fetch_sub(1, Ordering::AcqRel) == 1
+    {
+        given_up(usize::from(entry).saturating_sub(1));
+    }
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use super::*;
+
+    fn in_use() -> usize {
+        let used = ROOMS[0].used.load(Ordering::Relaxed);
+        assert_eq!(used, ALL.taken().filter(|(_, slot)| slot.refs.load(Ordering::Relaxed) > 0).count());
+        used
+    }
+
+    /// Forks while another thread is at work on one slot, and this one on another: what the child finds is busy.
+    #[allow(unsafe_code, reason = "forks")]
+    fn busy_in_a_child(theirs: &'static Slot, ours: &'static Slot) -> [bool; 2] {
+        let (begun, is_begun) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            theirs.with(|_| {
+                begun.send(()).unwrap();
+                let _ = ended.recv();
+            });
+        });
+        is_begun.recv().unwrap();
+        let mut status = 0;
+        // SAFETY: the child makes no call but for its end; the status is written to where there is room for it.
+        ours.with(|_| unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                after_fork();
+                libc::_exit(
+                    i32::from(theirs.with(|_| ()).is_none()) + 2 * i32::from(ours.with(|_| ()).is_none()),
+                );
+            }
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        });
+        drop(end);
+        other.join().unwrap();
+        let code = libc::WEXITSTATUS(status);
+        assert!(libc::WIFEXITED(status) && code < 4);
+        [code & 1 != 0, code & 2 != 0]
+    }
+
+    // One test: the table is the process's.
+    #[test]
+    fn descriptors_lead_to_their_files() {
+        assert!(
+            !is_followed(-1)
+                && !is_followed(700)
+                && slot_of(-1).is_none()
+                && slot_of(700).is_none()
+                && slot_of(c_int::MAX).is_none()
+        );
+        let slot = enter(700, Kind::Stream, 1, 2).unwrap();
+        assert_eq!((slot.kind(), slot.inode.load(Ordering::Relaxed)), (Kind::Stream, 2));
+        assert!(is_followed(700) && core::ptr::eq(slot_of(700).unwrap(), slot));
+        assert!(is_last(slot));
+        share(700, 701);
+        share(700, 701);
+        share(700, 700);
+        assert!(!is_last(slot));
+        assert_eq!(entered(690, 710).map(|(fd, _)| fd).collect::<Vec<_>>(), [700, 701]);
+        forget(700);
+        forget(700);
+        assert!(is_last(slot) && slot_of(700).is_none());
+        // What is told of a file isn't told of the next that its slot is for.
+        slot.set_counts(false);
+        assert!(!has_counts(701) && has_counts(700));
+        // Its number is handed out again.
+        let other = enter(701, Kind::Log, 1, 3).unwrap();
+        assert!(!core::ptr::eq(other, slot));
+        assert_eq!(in_use(), 1);
+        share(5000, 701);
+        assert_eq!(in_use(), 0);
+        assert!(core::ptr::eq(enter(700, Kind::Stream, 1, 2).unwrap(), slot) && slot.has_counts());
+        forget(700);
+        assert!(enter(c_int::MAX, Kind::Log, 1, 3).is_none());
+
+        let (one, two) = (enter(700, Kind::Stream, 1, 2).unwrap(), enter(701, Kind::Stream, 1, 2).unwrap());
+        assert_eq!(busy_in_a_child(one, two), [false, true]);
+        forget(700);
+        forget(701);
+
+        let base = 10_000;
+        let slots: Vec<_> = (0..SLOTS as c_int).map_while(|n| enter(base + n, Kind::Log, 1, 1)).collect();
+        assert_eq!(slots.len(), SLOTS);
+        assert!(enter(9000, Kind::Log, 1, 1).is_none());
+        // One that is at work leaves others out, and nobody waits for it.
+        slots[0].with(|_| assert!(slots[0].with(|_| ()).is_none())).unwrap();
+        for n in 0..SLOTS as c_int {
+            forget(base + n);
+        }
+        assert_eq!(in_use(), 0);
+
+        // Data files leave room for a log.
+        let taken = (0..5000).filter(|n| enter(base + n, Kind::Data, 1, 1).is_some()).count();
+        assert_eq!((taken, ROOMS[1].indices().count()), (SLOTS - RESERVED, 0));
+        let logs: Vec<_> =
+            (0..RESERVED as c_int).map_while(|n| enter(base - 1 - n, Kind::Log, 1, 1)).collect();
+        assert!(logs.len() == RESERVED && enter(9, Kind::Stream, 1, 1).is_none());
+        // The next takes what has become free, and finds it at once.
+        forget(base + 7);
+        forget(base - 2);
+        assert_eq!(ROOMS.each_ref().map(|room| room.indices().next()), [Some(1), Some(RESERVED + 7)]);
+        assert!(core::ptr::eq(enter(9, Kind::Log, 1, 1).unwrap(), logs[1]));
+        assert!(
+            enter(base + 7, Kind::Direct, 1, 1).is_some() && enter(base + 5000, Kind::Data, 1, 1).is_none()
+        );
+        for fd in (0..base + 5000).filter(|&fd| is_followed(fd)) {
+            forget(fd);
+        }
+        assert_eq!(in_use(), 0);
+    }
+}

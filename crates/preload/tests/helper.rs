@@ -1,0 +1,256 @@
+//! The helper, in a process of its own: this one. What it leaves in the process's table of descriptors, what it does with files, how
+//! it goes on when its descriptor is taken away, and in a child of fork.
+
+#![allow(unsafe_code, clippy::cast_possible_truncation, reason = "sets the library up; forks")]
+
+use std::ffi::{CStr, c_int, c_void};
+use std::fs::{File, Permissions};
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use pagekeeper_preload::counters::Count;
+use pagekeeper_preload::helper::{self, Job};
+use pagekeeper_preload::settings::Plan;
+use pagekeeper_preload::{process, sys};
+
+fn find(name: &CStr) -> *mut c_void {
+    // SAFETY: `name` ends in a NUL.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+/// The process's descriptors, and what they name.
+fn descriptors() -> Vec<(c_int, String)> {
+    let mut all: Vec<_> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| {
+            let entry = entry.unwrap();
+            let name = std::fs::read_link(entry.path()).ok()?;
+            Some((entry.file_name().to_str()?.parse().ok()?, name.to_str()?.to_owned()))
+        })
+        .filter(|(_, name): &(c_int, String)| !name.starts_with("/proc/"))
+        .collect();
+    all.sort();
+    all
+}
+
+/// Descriptors in the helper's own table.
+fn of_the_helper() -> Option<usize> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let mut helper = tasks.filter(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "pagekeeper")
+    });
+    helper.next().map(|task| std::fs::read_dir(task.join("fd")).unwrap().count())
+}
+
+fn resident(file: &File) -> u64 {
+    sys::cachestat(file.as_raw_fd(), 0..u64::MAX).unwrap().cached
+}
+
+fn written(path: &Path, bytes: usize) -> File {
+    let mut file = File::create(path).unwrap();
+    file.write_all(&vec![7; bytes]).unwrap();
+    file
+}
+
+fn send_after_close(file: &File) -> bool {
+    let job = Job::AfterClose { range: 0..u64::MAX, release: true, count: Count::StreamReleased };
+    helper::send(file.as_raw_fd(), &job)
+}
+
+// One test: the helper, and the table of descriptors, are the process's.
+#[test]
+fn the_helper_holds_nothing_of_the_program() {
+    // On a disk: tmpfs keeps what it is asked to drop.
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = directory.path().join("a");
+    if sys::cachestat(File::create(&path).unwrap().as_raw_fd(), 0..1).is_err() {
+        let message = "SKIPPED: no cachestat(2) here";
+        assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
+        eprintln!("{message}");
+        return;
+    }
+    assert!(!send_after_close(&File::open(&path).unwrap()) && !helper::is_off(), "nothing is set up yet");
+    // SAFETY: the only calls in this process, which nobody else calls into; the functions are the C library's.
+    unsafe {
+        process::set_up(&Plan::NONE);
+        helper::set_up(find);
+    }
+    assert!(helper::ours().is_none() && !helper::is_ours(-1));
+    let before = descriptors();
+    assert!(helper::prepare() && helper::prepare());
+
+    // One socket more, at a high number.
+    let ours = helper::ours().unwrap();
+    let mut now = descriptors();
+    let socket = now.iter().position(|(fd, _)| *fd == ours).unwrap();
+    assert!(now.remove(socket).1.starts_with("socket:") && ours >= 500, "{now:?}");
+    assert_eq!(now, before);
+    assert!(send_after_close(&written(&path, 1)));
+    helper::drain();
+    assert_eq!(of_the_helper(), Some(1), "its end of the socket");
+
+    can_be_used_at_once(&directory.path().join("program"));
+
+    // Many files, one after another: all go.
+    let files: Vec<_> = (0..200).map(|number| directory.path().join(number.to_string())).collect();
+    for path in &files {
+        let file = written(path, 300_000);
+        while !send_after_close(&file) {
+            std::thread::yield_now();
+        }
+    }
+    helper::drain();
+    for path in &files {
+        assert_eq!(resident(&File::open(path).unwrap()), 0, "{}", path.display());
+    }
+    assert_eq!(of_the_helper(), Some(1));
+
+    // What is behind a writer goes, what is ahead stays.
+    let file = written(&path, 8 << 20);
+    let job = Job::Release { range: 0..4 << 20, count: Count::LogReleased };
+    assert!(helper::send(file.as_raw_fd(), &job));
+    helper::drain();
+    assert_eq!(resident(&file), (4 << 20) / sys::page_size());
+
+    is_waited_for(&path);
+    its_number_is_taken(&path);
+
+    in_a_child(|| has_none_until_it_opens_a_file(&directory.path().join("child")));
+    in_a_child(is_not_made_in_a_handler);
+    in_a_child(|| goes_on_without_rights(&directory.path().join("secret")));
+    assert!(send_after_close(&file), "the child has taken nothing");
+
+    // Sent away: what it was given is done, and nothing of it is left.
+    helper::leave_now();
+    assert_eq!((resident(&file), of_the_helper()), (0, None));
+    let socket = descriptors().into_iter().find(|(_, name)| name.starts_with("socket:"));
+    assert_eq!(socket, None);
+    assert!(helper::is_off() && helper::ours().is_none() && !helper::prepare() && !send_after_close(&file));
+    helper::leave_now();
+}
+
+/// A writer is told when what it wrote is on disk, and so has gone; or that this is never seen.
+fn is_waited_for(path: &Path) {
+    let most = 30_000_000_000;
+    let file = written(path, (6 << 20) + 100);
+    let range = 100..(4 << 20) + 5;
+    assert!(helper::wait_dropped(file.as_raw_fd(), &range, Count::StreamReleased, most));
+    // Whole windows at least; of the one that the range ends in, a page may reach beyond it.
+    let left = resident(&file) * sys::page_size();
+    assert!((2 << 20..=6 << 20).contains(&left), "{left}");
+    assert!(helper::wait_dropped(file.as_raw_fd(), &(0..u64::MAX), Count::StreamReleased, most));
+    assert_eq!(resident(&file), 0);
+    let mut name = [0; 64];
+    // SAFETY: `name` has room for a name, and its end.
+    let memory = unsafe {
+        name[..4].copy_from_slice(b"none");
+        libc::memfd_create(name.as_ptr().cast(), libc::MFD_CLOEXEC)
+    };
+    // SAFETY: it was just made, and is nobody else's.
+    let mut memory = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(memory) };
+    memory.write_all(&[7; 8192]).unwrap();
+    assert!(!helper::wait_dropped(memory.as_raw_fd(), &(0..u64::MAX), Count::StreamReleased, most));
+}
+
+/// A program that was written can be executed at once, and a lock is free at once, whatever the helper has in hand.
+fn can_be_used_at_once(program: &Path) {
+    for _ in 0..20 {
+        std::fs::copy("/bin/true", program).unwrap();
+        let file = File::options().append(true).open(program).unwrap();
+        // SAFETY: no pointers.
+        let lock = |file: &File| unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+        assert_eq!(lock(&file), 0);
+        assert!(send_after_close(&file));
+        drop(file);
+        assert_eq!(lock(&File::open(program).unwrap()), 0);
+        std::fs::set_permissions(program, Permissions::from_mode(0o755)).unwrap();
+        assert!(std::process::Command::new(program).status().unwrap().success());
+    }
+}
+
+fn its_number_is_taken(path: &Path) {
+    // The program wants it.
+    let ours = helper::ours().unwrap();
+    helper::make_room(ours);
+    let moved = helper::ours().unwrap();
+    assert!(moved != ours && descriptors().iter().any(|(fd, _)| *fd == moved));
+    // SAFETY: no pointers; it was given up.
+    unsafe { libc::close(ours) };
+    let file = written(path, 1 << 20);
+    assert!(send_after_close(&file));
+    helper::drain();
+    assert_eq!(resident(&file), 0);
+
+    // It is closed behind our back, and its number given to another file: what is sent does not reach that.
+    let other = File::open("/dev/null").unwrap();
+    // SAFETY: no pointers; `moved` is nobody's who would miss it.
+    assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), moved) }, moved);
+    let file = written(path, 1 << 20);
+    assert!(!send_after_close(&file) && !send_after_close(&file), "it is not made where a file is closed");
+    assert!(helper::prepare() && send_after_close(&file), "a new one");
+    helper::drain();
+    assert_eq!(resident(&file), 0);
+    // SAFETY: no pointers; it was given out above.
+    unsafe { libc::close(moved) };
+}
+
+/// A child of fork, in which that holds.
+fn in_a_child(holds: impl FnOnce() -> bool) {
+    // SAFETY: the C library makes the child's allocator usable; it ends without the test's own ending.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        process::entered_child();
+        let inherited = helper::ours().unwrap_or(-1);
+        helper::after_fork();
+        let has_none = helper::ours().is_none() && sys::fstat(inherited).is_err();
+        let status = c_int::from(!(has_none && holds()));
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` lives over the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}
+
+fn has_none_until_it_opens_a_file(path: &Path) -> bool {
+    let file = written(path, 1 << 20);
+    let is_sent = !send_after_close(&file) && helper::prepare() && send_after_close(&file);
+    helper::drain();
+    is_sent && resident(&file) == 0
+}
+
+/// A file that can't be opened anew, by a process that gave up its rights, is not taken; and others are as before.
+fn goes_on_without_rights(path: &Path) -> bool {
+    let other = written(&path.with_extension("other"), 1 << 20);
+    // Of another's file it is not seen when it is written.
+    other.sync_all().unwrap();
+    let file = written(path, 1 << 20);
+    std::fs::set_permissions(path, Permissions::from_mode(0o200)).unwrap();
+    let was_on = helper::prepare() && !helper::is_off();
+    // SAFETY: no pointers.
+    let is_dropped = unsafe { libc::geteuid() } != 0 || unsafe { libc::setresuid(65534, 65534, 65534) } == 0;
+    let is_sent = send_after_close(&file);
+    // Nor is one sent that is not open any more.
+    let is_closed_sent = helper::send(9999, &Job::Release { range: 0..1, count: Count::LogReleased });
+    let is_other_sent = send_after_close(&other);
+    helper::drain();
+    let is_refused = was_on && is_dropped && !is_sent && !is_closed_sent;
+    is_refused && !helper::is_off() && is_other_sent && resident(&other) == 0
+}
+
+/// A signal's handler may open files, but not make a thread: its signal is blocked there.
+fn is_not_made_in_a_handler() -> bool {
+    extern "C" fn handler(_: c_int) {
+        assert!(!helper::prepare());
+    }
+    // SAFETY: the handler makes system calls alone.
+    unsafe {
+        let handler: extern "C" fn(c_int) = handler;
+        libc::signal(libc::SIGUSR1, handler as usize);
+        libc::raise(libc::SIGUSR1);
+    }
+    helper::ours().is_none() && helper::prepare()
+}

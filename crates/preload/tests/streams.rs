@@ -1,0 +1,266 @@
+//! Streams and bulk output in a process: this one, as its hooks would tell the rules. Looked at is the page cache itself, page by page.
+
+#![allow(
+    unsafe_code,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::naive_bytecount,
+    reason = "sets the library up; small numbers"
+)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_preload::rules::{self, How};
+use pagekeeper_preload::settings::Plan;
+use pagekeeper_preload::table::{self, Kind, Slot};
+use pagekeeper_preload::{process, sys};
+
+const MIB: u64 = 1 << 20;
+
+fn skip(why: &str) {
+    let message = format!("SKIPPED: {why}");
+    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
+    eprintln!("{message}");
+}
+
+/// A synced file, of which nothing is resident.
+fn cold(dir: &Path, name: &str, size: u64) -> PathBuf {
+    let path = dir.join(name);
+    let mut file = File::create(&path).unwrap();
+    file.write_all(&vec![0x5a; size as usize]).unwrap();
+    file.sync_all().unwrap();
+    drop_all(&file);
+    path
+}
+
+fn drop_all(file: &File) {
+    for _ in 0..100 {
+        sys::drop_pages(file.as_raw_fd(), 0..u64::MAX).unwrap();
+        if sys::cachestat(file.as_raw_fd(), 0..u64::MAX).unwrap().cached == 0 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("pages stay");
+}
+
+/// Which pages are resident.
+fn pages(path: &Path) -> Vec<u8> {
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let size = file.metadata().unwrap().len();
+    let mut pages = vec![0; size.div_ceil(sys::page_size()) as usize];
+    if size > 0 {
+        sys::mincore(file.as_raw_fd(), &(0..size), &mut pages).unwrap();
+    }
+    pages.into_iter().map(|page| page & 1).collect()
+}
+
+fn opened(file: &File, flags: i32) -> &'static Slot {
+    rules::opened(file.as_raw_fd(), None, flags);
+    table::slot_of(file.as_raw_fd()).unwrap()
+}
+
+fn closed(slot: &Slot, file: File) {
+    rules::before_close(slot, file.as_raw_fd());
+    table::forget(file.as_raw_fd());
+    drop(file);
+}
+
+/// Reads on as a program does, and returns what was read.
+fn read(slot: &Slot, file: &mut File, length: usize) -> usize {
+    let fd = file.as_raw_fd();
+    rules::before_read(slot, fd, None, length as u64);
+    let done = file.read(&mut vec![0; length]).unwrap();
+    rules::after_read(slot, fd, None, done as isize);
+    done
+}
+
+fn write_at(slot: &Slot, file: &File, at: u64, length: u64) {
+    file.write_all_at(&vec![1; length as usize], at).unwrap();
+    rules::after_write(slot, file.as_raw_fd(), Some(at), length as isize);
+}
+
+fn reads_leave_the_cache_as_it_was(dir: &Path) {
+    for (name, size, length) in
+        [("large", 40 * MIB + 777, 128 << 10), ("odd", 7 * MIB, 10_240), ("small", 5000, 4096)]
+    {
+        for is_warm in [false, true] {
+            let path = cold(dir, name, size);
+            let mut file = File::open(&path).unwrap();
+            if is_warm {
+                // Pages here and there, without read-ahead, and a stretch.
+                // SAFETY: no pointers.
+                unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+                for at in (0..size).step_by(700_000) {
+                    file.read_at(&mut [0; 1], at).unwrap();
+                }
+                file.read_at(&mut vec![0; 3 << 20], 3 * MIB).unwrap();
+                // SAFETY: no pointers.
+                unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_SEQUENTIAL) };
+            }
+            let before = pages(&path);
+            let slot = opened(&file, libc::O_RDONLY);
+            assert_eq!(slot.kind(), Kind::Stream);
+            assert!(rules::leaves_out(slot, libc::POSIX_FADV_DONTNEED));
+            let mut sum = 0;
+            loop {
+                let done = read(slot, &mut file, length) as u64;
+                sum += done;
+                if done == 0 {
+                    break;
+                }
+                // Little is resident on the way that was not.
+                if sum.is_multiple_of(16 * MIB) {
+                    let of_all = pages(&path);
+                    let behind = ..((sum - 8 * MIB) / sys::page_size()) as usize;
+                    assert!(of_all[behind] == before[behind], "{name} {is_warm}: pages stay behind");
+                }
+            }
+            assert_eq!(sum, size);
+            closed(slot, file);
+            assert!(pages(&path) == before, "{name} {is_warm}: the cache is not as it was");
+        }
+    }
+}
+
+fn a_part_that_was_read_is_released(dir: &Path) {
+    let path = cold(dir, "part", 64 * MIB);
+    let mut file = File::open(&path).unwrap();
+    let slot = opened(&file, libc::O_RDONLY);
+    // Here, there, and with what is read ahead left behind.
+    for (at, reads) in [(0, 30), (50 * MIB, 20), (20 * MIB, 3), (20 * MIB + 5, 40)] {
+        file.seek(SeekFrom::Start(at)).unwrap();
+        for _ in 0..reads {
+            assert_eq!(read(slot, &mut file, 100_000), 100_000);
+        }
+    }
+    closed(slot, file);
+    assert!(pages(&path).iter().all(|&page| page == 0));
+    // Little, by small reads: at the beginning, and where it goes from there.
+    let mut file = File::open(&path).unwrap();
+    let slot = opened(&file, libc::O_RDONLY);
+    for at in [0, 50 * MIB, 30 * MIB] {
+        file.seek(SeekFrom::Start(at)).unwrap();
+        assert_eq!(read(slot, &mut file, 4096), 4096);
+        assert_eq!(read(slot, &mut file, 80_000), 80_000);
+    }
+    file.seek(SeekFrom::Start(10 * MIB)).unwrap();
+    assert_eq!(read(slot, &mut file, 4096), 4096);
+    closed(slot, file);
+    // The position isn't asked for at each small read: that at a new place comes unlooked at.
+    let left = pages(&path).iter().filter(|&&page| page == 1).count();
+    assert!(left <= 3, "{left} pages stay");
+    drop_all(&File::open(&path).unwrap());
+    let mut file = File::open(&path).unwrap();
+    let slot = opened(&file, libc::O_RDONLY);
+    assert_eq!(read(slot, &mut file, 4096), 4096);
+    closed(slot, file);
+    assert!(!pages(&path).contains(&1));
+}
+
+fn what_cannot_be_seen_is_left_or_read_uncached(dir: &Path) {
+    // SAFETY: no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        return skip("who isn't root can't read as somebody else");
+    }
+    let path = cold(dir, "strange", 4 * MIB);
+    let file = File::open(&path).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: no pointers; of this thread alone, since the C library's wrapper is passed by.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
+            let fd = file.as_raw_fd();
+            let slot = opened(&file, libc::O_RDONLY);
+            let how = rules::before_read(slot, fd, Some(0), 65536);
+            let can = sys::reads_uncached(fd, 4 * MIB);
+            assert_eq!(how, if can { How::Uncached } else { How::Plain });
+            rules::uncached_refused(slot);
+            assert_eq!(rules::before_read(slot, fd, Some(65536), 65536), How::Plain);
+            file.read_at(&mut vec![0; 65536], 0).unwrap();
+            rules::after_read(slot, fd, Some(0), 65536);
+            rules::before_close(slot, fd);
+            table::forget(fd);
+        });
+    });
+    assert!(pages(&path)[..16].iter().all(|&page| page == 1), "it can't be known whose it is");
+}
+
+fn output_is_released_once_written(dir: &Path) {
+    let path = dir.join("output");
+    let file = File::create(&path).unwrap();
+    let slot = opened(&file, libc::O_WRONLY);
+    for nth in 0..48 {
+        write_at(slot, &file, nth * MIB, MIB);
+        let unwritten = sys::cachestat(file.as_raw_fd(), 0..u64::MAX).unwrap();
+        let bytes = (unwritten.dirty + unwritten.writeback) * sys::page_size();
+        assert!(bytes <= 10 * MIB, "{bytes} unwritten after {nth} MiB");
+        assert!(unwritten.cached * sys::page_size() <= 14 * MIB, "{} pages stay", unwritten.cached);
+    }
+    // A header, at the end.
+    write_at(slot, &file, 0, 4096);
+    closed(slot, file);
+    let left = pages(&path).iter().filter(|&&page| page == 1).count();
+    assert!(left <= 1, "{left} pages stay");
+
+    // Synced output is dropped without a wait, and small output, too.
+    for size in [3000, 3 * MIB + 5] {
+        let file = File::create(&path).unwrap();
+        let slot = opened(&file, libc::O_WRONLY);
+        write_at(slot, &file, 0, size);
+        file.sync_all().unwrap();
+        rules::after_sync(slot, file.as_raw_fd(), 0);
+        closed(slot, file);
+        assert!(pages(&path).iter().all(|&page| page == 0), "pages of {size} bytes stay");
+    }
+}
+
+/// A child of fork that ends leaves what its parent wrote to the parent.
+fn a_child_finishes_nothing_of_its_parent(dir: &Path) {
+    let path = dir.join("parent");
+    let file = File::create(&path).unwrap();
+    let slot = opened(&file, libc::O_WRONLY);
+    write_at(slot, &file, 0, 4 * MIB);
+    let before = pages(&path);
+    // SAFETY: the child makes system calls alone, and ends without the test's own ending.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        process::entered_child();
+        rules::after_fork();
+        rules::before_exit();
+        rules::before_close(slot, file.as_raw_fd());
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` lives over the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert!(before.contains(&1) && pages(&path) == before);
+    closed(slot, file);
+    assert!(!pages(&path).contains(&1));
+}
+
+// One test: what a process is told, it is told once.
+#[test]
+fn streams_keep_out_of_the_page_cache() {
+    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
+    std::fs::create_dir_all(&target).unwrap();
+    let dir = tempfile::tempdir_in(target).unwrap();
+    let probe = File::create(dir.path().join("probe")).unwrap();
+    if sys::cachestat(probe.as_raw_fd(), 0..u64::MAX).is_err() {
+        return skip("cachestat isn't there");
+    }
+    let plan = Plan::decode(b"as stream\nwindow 8388608", b"streams").unwrap();
+    // SAFETY: the only test of this process, which has told nothing to the library yet.
+    unsafe { process::set_up(&plan) };
+
+    reads_leave_the_cache_as_it_was(dir.path());
+    a_part_that_was_read_is_released(dir.path());
+    output_is_released_once_written(dir.path());
+    a_child_finishes_nothing_of_its_parent(dir.path());
+    what_cannot_be_seen_is_left_or_read_uncached(dir.path());
+}

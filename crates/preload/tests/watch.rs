@@ -1,0 +1,166 @@
+//! Files that are read and written by calls that no hook sees: which pages stay, on a real disk, while the helper of this process
+//! watches them.
+
+#![allow(unsafe_code, reason = "sets the library up")]
+
+use std::ffi::{CStr, c_void};
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pagekeeper_preload::counters::Count;
+use pagekeeper_preload::helper::{self, Job};
+use pagekeeper_preload::rules::reader::STALE;
+use pagekeeper_preload::rules::watch;
+use pagekeeper_preload::settings::Plan;
+use pagekeeper_preload::{process, sys};
+
+const MIB: u64 = 1 << 20;
+
+fn find(name: &CStr) -> *mut c_void {
+    // SAFETY: `name` ends in a NUL.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+fn skip(why: &str) {
+    let message = format!("SKIPPED: {why}");
+    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
+    eprintln!("{message}");
+}
+
+/// Waits until the helper has come to it.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn cached(file: &File, range: std::ops::Range<u64>) -> u64 {
+    sys::cachestat(file.as_raw_fd(), range).unwrap().cached
+}
+
+#[test]
+fn a_file_whose_calls_are_not_seen_is_watched() {
+    // SAFETY: the only calls in this process, before any other into the library; the functions are the C library's.
+    unsafe {
+        process::set_up(&Plan::NONE);
+        helper::set_up(find);
+    }
+    // On a disk: tmpfs keeps what it is asked to drop.
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let file = File::create(directory.path().join("a")).unwrap();
+    if sys::cachestat(file.as_raw_fd(), 0..1).is_err() {
+        skip("no cachestat(2) here");
+        return;
+    }
+    let path = directory.path().join("written");
+    let mut file = File::create(&path).unwrap();
+    assert!(helper::prepare());
+    let job = Job::Watch { flags: libc::O_WRONLY, release: true, count: Count::StreamReleased };
+    assert!(helper::send(file.as_raw_fd(), &job));
+    file.write_all(&vec![7; 16 << 20]).unwrap();
+    until("what is behind the writer goes", || cached(&file, 0..12 * MIB) == 0);
+    assert!(cached(&file, 14 * MIB..16 * MIB) > 0, "the writer is here");
+    // Under another number: the one that is watched is to name nothing.
+    let writer = std::mem::replace(&mut file, File::open(&path).unwrap());
+    drop(writer);
+    until("all goes once it is closed", || cached(&file, 0..u64::MAX) == 0);
+
+    // A reader: what was there when it began stays.
+    file.read_exact_at(&mut vec![0; 1 << 20], 8 * MIB).unwrap();
+    let there = cached(&file, 8 * MIB..10 * MIB);
+    let mut reader = File::open(&path).unwrap();
+    let job = Job::Watch { flags: libc::O_RDONLY, release: true, count: Count::StreamReleased };
+    assert!(helper::send(reader.as_raw_fd(), &job));
+    std::thread::sleep(Duration::from_millis(200));
+    reader.seek(SeekFrom::Start(0)).unwrap();
+    reader.read_to_end(&mut Vec::new()).unwrap();
+    until("what it read goes", || cached(&file, 0..8 * MIB) == 0);
+    assert!(cached(&file, 8 * MIB..10 * MIB) >= there);
+    drop(reader);
+    until("all of it", || cached(&file, 12 * MIB..u64::MAX) == 0);
+    assert!(cached(&file, 8 * MIB..10 * MIB) >= there);
+
+    others_keep_what_nobody_passed(directory.path());
+    more_files_than_watches(directory.path());
+}
+
+/// Reads all of it, as another program does.
+fn warm(path: &Path) -> u64 {
+    std::io::copy(&mut File::open(path).unwrap(), &mut std::io::sink()).unwrap()
+}
+
+/// Nobody looks at the file any more: what was sent before was done.
+fn settle() {
+    helper::drain();
+}
+
+/// A file that has no page as the watch begins, and that another program reads meanwhile.
+fn others_keep_what_nobody_passed(directory: &Path) {
+    let path = directory.join("read");
+    std::fs::write(&path, vec![7; 64 << 20]).unwrap();
+    let file = File::open(&path).unwrap();
+    for (flags, read) in [(libc::O_RDONLY, 4096), (libc::O_RDWR, 4096), (libc::O_RDONLY, 10 << 20)] {
+        file.sync_all().unwrap();
+        sys::drop_pages(file.as_raw_fd(), 0..u64::MAX).unwrap();
+        until("it is cold", || cached(&file, 0..u64::MAX) == 0);
+        let mut user = OpenOptions::new().read(true).write(flags == libc::O_RDWR).open(&path).unwrap();
+        let job = Job::Watch { flags, release: true, count: Count::StreamReleased };
+        assert!(helper::send(user.as_raw_fd(), &job));
+        std::thread::sleep(Duration::from_millis(100));
+        user.read_exact(&mut vec![0; read]).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        warm(&path);
+        let passed = if flags == libc::O_RDWR { 0 } else { read as u64 };
+        // Over a while in which the stream's read-ahead counts as its own.
+        std::thread::sleep(Duration::from_nanos(STALE + 500_000_000));
+        drop(user);
+        settle();
+        let gone = (64 * MIB).saturating_sub(cached(&file, 0..u64::MAX) * sys::page_size());
+        assert!(gone <= passed + 64 * 1024, "{flags} {read}: {gone} bytes went");
+    }
+    // What is written goes, also within a file that was laid out before, but only that.
+    sys::drop_pages(file.as_raw_fd(), 0..u64::MAX).unwrap();
+    until("it is cold again", || cached(&file, 0..u64::MAX) == 0);
+    let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let job = Job::Watch { flags: libc::O_RDWR, release: true, count: Count::StreamReleased };
+    assert!(helper::send(writer.as_raw_fd(), &job));
+    std::thread::sleep(Duration::from_millis(100));
+    writer.write_all_at(&vec![8; 8 << 20], 20 * MIB).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    warm(&path);
+    drop(writer);
+    settle();
+    assert_eq!(cached(&file, 20 * MIB..28 * MIB), 0);
+    assert_eq!(cached(&file, 0..20 * MIB) * sys::page_size(), 20 * MIB);
+    assert_eq!(cached(&file, 28 * MIB..64 * MIB) * sys::page_size(), 36 * MIB);
+}
+
+/// Files that are closed one after another make room for the next at once; and where they were as they were closed is told.
+fn more_files_than_watches(directory: &Path) {
+    let paths: Vec<_> = (0..40).map(|nth| directory.join(format!("small-{nth}"))).collect();
+    for path in &paths {
+        std::fs::write(path, vec![7; 1 << 20]).unwrap();
+        let file = File::open(path).unwrap();
+        file.sync_all().unwrap();
+        sys::drop_pages(file.as_raw_fd(), 0..u64::MAX).unwrap();
+        until("it is cold", || cached(&file, 0..u64::MAX) == 0);
+    }
+    for path in &paths {
+        let mut user = File::open(path).unwrap();
+        let job = Job::Watch { flags: libc::O_RDONLY, release: true, count: Count::StreamReleased };
+        assert!(helper::send(user.as_raw_fd(), &job));
+        // The helper has it in hand by then: else what is read is left.
+        std::thread::sleep(Duration::from_millis(2));
+        user.read_to_end(&mut Vec::new()).unwrap();
+        watch::closing(user.as_raw_fd());
+    }
+    settle();
+    let left = paths.iter().filter(|path| cached(&File::open(path).unwrap(), 0..u64::MAX) > 0).count();
+    assert!(left <= 4, "{left} of 40 files stay");
+}

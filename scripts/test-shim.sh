@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# The preloaded library in all programs: every call in its odd ways, torture, calls that fail below it, and real programs, the
+# long runs included, on ext4, XFS and btrfs; and MariaDB's own test suites for binary logs, replication and recovery. As root
+# it installs what they need (mariadb-test is large). PAGEKEEPER_SEED repeats a run of what is random.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+
+scripts/require-rust.sh
+scripts/packages.sh \
+    "the programs that copy, archive and store: gcc libc6-dev tar rsync git sqlite3 fio rocksdb-tools util-linux-extra" \
+    "PostgreSQL, crashed and checked: postgresql" \
+    "XFS and btrfs images: xfsprogs btrfs-progs" \
+    "MariaDB's own tests: mariadb-server mariadb-client mariadb-test mariadb-backup mariadb-plugin-rocksdb"
+if [ "$(id -u)" -eq 0 ]; then
+    export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+"$cargo" test --package pagekeeper --test shim_calls --test shim_torture --test shim_programs --no-fail-fast -- \
+    --include-ignored --show-output 2>&1 | tee "$log" || status=$?
+scripts/count-tests.sh "$log" "$status"
