@@ -1,0 +1,195 @@
+//! What tracing told of each file: bytes that came and left, for what cause, and by whom.
+//!
+//! Invariants: totals are since the census began; of the many that may bring in pages of a file the greatest few are
+//! remembered; there is a bound on how many files are.
+
+use std::collections::{HashMap, HashSet};
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::trace::{PageCounts, ReclaimCounts};
+
+/// Files whose flows are remembered; of more, those that were quiet longest are forgotten.
+const FILES: usize = 65_536;
+/// Processes remembered of each file.
+const BRINGERS: usize = 4;
+
+/// Bytes that came to and left a file's pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Flow {
+    /// Came: read, read ahead or written.
+    pub added: u64,
+    /// Taken by the kernel under memory pressure: in the background (`kswapd`; `kdamond` where DAMON reclaims proactively), or by
+    /// a task that had to reclaim for itself.
+    pub reclaimed: u64,
+    /// Left for another cause: advice, truncation, removal.
+    pub dropped: u64,
+}
+
+impl Flow {
+    fn merge(&mut self, other: Self) {
+        self.added += other.added;
+        self.reclaimed += other.reclaimed;
+        self.dropped += other.dropped;
+    }
+
+    /// All that left.
+    pub fn removed(&self) -> u64 {
+        self.reclaimed + self.dropped
+    }
+}
+
+/// One file's.
+#[derive(Debug, Clone, Default)]
+pub(super) struct FileFlow {
+    pub(super) total: Flow,
+    pub(super) last: Flow,
+    pub(super) tick: u32,
+    /// Who brought how many bytes in, the most first.
+    pub(super) bringers: Vec<(u32, u64)>,
+}
+
+/// Those of all files.
+#[derive(Debug, Default)]
+pub(super) struct Flows {
+    by_file: HashMap<Inode, FileFlow>,
+}
+
+/// What of the removals by this task are the kernel's: in the background, or because the task had to. `direct` is what
+/// each thread reclaimed itself and of which no file is known yet: what is beyond that it dropped.
+fn reclaimed(counts: &PageCounts, direct: &mut HashMap<u32, u64>) -> u64 {
+    const BACKGROUND: [&str; 2] = ["kswapd", "kdamond"];
+    let removed = counts.flow.removed.bytes;
+    let Some(task) = &counts.task else { return 0 };
+    if BACKGROUND.iter().any(|name| task.name.starts_with(name)) {
+        return removed;
+    }
+    direct.get_mut(&task.thread).map_or(0, |left| {
+        let reclaimed = removed.min(*left);
+        *left -= reclaimed;
+        reclaimed
+    })
+}
+
+impl Flows {
+    /// Adds what was counted in a tick. `files` names the file that an event is of, if it is one of ours. Returns what
+    /// happened to each, and who did it.
+    pub(super) fn add(
+        &mut self,
+        tick: u32,
+        pages: &[PageCounts],
+        reclaim: &[ReclaimCounts],
+        file: impl Fn(Inode) -> Option<Inode>,
+    ) -> HashMap<Inode, (Flow, Vec<u32>)> {
+        let mut direct: HashMap<u32, u64> = HashMap::new();
+        for counts in reclaim {
+            *direct.entry(counts.task.thread).or_default() += counts.reclaimed;
+        }
+        let mut now: HashMap<Inode, (Flow, Vec<u32>)> = HashMap::new();
+        for counts in pages {
+            let Some(inode) = file(counts.file) else { continue };
+            let reclaimed = reclaimed(counts, &mut direct);
+            let dropped = counts.flow.removed.bytes - reclaimed;
+            let flow = Flow { added: counts.flow.added.bytes, reclaimed, dropped };
+            let of_file = self.by_file.entry(inode).or_default();
+            if of_file.tick != tick {
+                (of_file.tick, of_file.last) = (tick, Flow::default());
+            }
+            of_file.total.merge(flow);
+            of_file.last.merge(flow);
+            let (sum, by) = now.entry(inode).or_default();
+            sum.merge(flow);
+            if let Some(task) = counts.task.as_ref().filter(|_| flow.added > 0) {
+                of_file.brought(task.process, flow.added);
+                by.push(task.process);
+            }
+        }
+        self.bound(tick);
+        now
+    }
+
+    fn bound(&mut self, tick: u32) {
+        let mut keep = 600_u32;
+        while self.by_file.len() > FILES && keep > 0 {
+            self.by_file.retain(|_, flow| tick.saturating_sub(flow.tick) < keep);
+            keep /= 2;
+        }
+    }
+
+    pub(super) fn of(&self, inode: Inode) -> Option<&FileFlow> {
+        self.by_file.get(&inode)
+    }
+
+    /// Every process that brought something in.
+    pub(super) fn processes(&self) -> HashSet<u32> {
+        self.by_file.values().flat_map(|flow| flow.bringers.iter().map(|(pid, _)| *pid)).collect()
+    }
+}
+
+impl FileFlow {
+    fn brought(&mut self, pid: u32, bytes: u64) {
+        match self.bringers.iter_mut().find(|(known, _)| *known == pid) {
+            Some((_, sum)) => *sum += bytes,
+            None => self.bringers.push((pid, bytes)),
+        }
+        self.bringers.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        self.bringers.truncate(BRINGERS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_kernel::trace::{Durations, PageFlow, PageTotals, ReclaimKind, Task};
+
+    fn task(process: u32, name: &str) -> Task {
+        Task { process, thread: process + 1, name: name.into() }
+    }
+
+    fn counts(ino: u64, task: Task, added: u64, removed: u64) -> PageCounts {
+        let totals = |bytes| PageTotals { folios: 1, bytes };
+        let flow = PageFlow { added: totals(added), removed: totals(removed) };
+        PageCounts { file: Inode { dev: 1, ino }, task: Some(task), flow }
+    }
+
+    #[test]
+    fn what_the_kernel_took_is_told_from_what_was_dropped() {
+        let mut flows = Flows::default();
+        let stall = ReclaimCounts {
+            task: task(7, "reader"),
+            kind: ReclaimKind::Machine,
+            stalls: Durations::default(),
+            reclaimed: 15,
+        };
+        let events = [
+            counts(5, task(1, "kswapd0"), 0, 4),
+            counts(5, task(2, "kdamond.0"), 0, 6),
+            counts(5, task(7, "reader"), 100, 20),
+            counts(5, task(8, "rm"), 0, 40),
+            counts(6, task(8, "cp"), 1, 0),
+        ];
+        let ours = |inode: Inode| (inode.ino == 5).then_some(inode);
+        let now = flows.add(1, &events, &[stall], ours);
+        // What the reader removed beyond what it reclaimed it dropped.
+        let expected = Flow { added: 100, reclaimed: 25, dropped: 45 };
+        let inode = Inode { dev: 1, ino: 5 };
+        assert_eq!(now, HashMap::from([(inode, (expected, vec![7]))]));
+        let flow = flows.of(inode).unwrap();
+        assert_eq!((flow.total, flow.last, flow.bringers.as_slice()), (expected, expected, &[(7, 100)][..]));
+        flows.add(2, &[counts(5, task(9, "b"), 200, 0)], &[], ours);
+        let flow = flows.of(inode).unwrap();
+        assert_eq!((flow.total.added, flow.last.added, flow.bringers[0]), (300, 200, (9, 200)));
+        assert_eq!(flows.processes(), HashSet::from([7, 9]));
+    }
+
+    #[test]
+    fn there_is_an_end_to_what_is_remembered() {
+        let mut flows = Flows::default();
+        for tick in 1..4 {
+            let events: Vec<_> =
+                (0..40_000).map(|ino| counts(u64::from(tick) << 32 | ino, task(1, "a"), 1, 0)).collect();
+            flows.add(tick, &events, &[], Some);
+        }
+        assert!(flows.by_file.len() <= FILES);
+        assert!(flows.of(Inode { dev: 1, ino: 3 << 32 }).is_some());
+    }
+}

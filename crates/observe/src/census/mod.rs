@@ -1,0 +1,656 @@
+//! All files of the host that have pages in memory, closed ones too, kept up to date at little cost.
+//!
+//! [`Census::start`] looks at every file once; from then on tracing tells which files' pages come and go, and
+//! [`Census::tick`] looks again only at those, at dirty ones and at those on show. A thread in the background walks all
+//! files slowly, which mends what was missed, and looks at who has files open. Without tracing there is only that
+//! thread, and files that somebody has open; [`CensusTick::limits`] says so.
+//!
+//! Invariants: only reads. A tick takes [`SHARE`] of a processor at most, however much happens: what finds no time is
+//! reckoned from events until its turn comes. Of each file without pages 12 bytes are kept, of one with pages about
+//! 100.
+//! File systems that are mounted after the start are not looked at, but told of: a new census knows them
+//! ([`Census::is_outdated`]).
+//! Fails where not even `/proc` can be read; what this user may not see is a [`Limited`], not an error.
+//!
+//! ```
+//! use pagekeeper_observe::{Census, CensusOptions, Query};
+//! # let dir = tempfile::tempdir_in(".")?;
+//! # std::fs::write(dir.path().join("file"), vec![1; 1 << 20])?;
+//! # let options = CensusOptions { directories: vec![dir.path().into()], trace: None, ..CensusOptions::default() };
+//! let mut census = Census::start(options)?;
+//! let tick = census.tick()?;
+//! println!("{} of {} bytes cached are of these files", tick.explained.files, tick.explained.cached);
+//! for row in census.rows(&Query::default()).rows {
+//!     println!("{} bytes of {}", row.resident, row.label);
+//! }
+//! # assert_eq!(census.rows(&Query::default()).rows[0].resident, 1 << 20);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod background;
+mod flow;
+mod memory;
+mod naming;
+mod places;
+mod processes;
+mod rows;
+mod sampling;
+mod table;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use pagekeeper_guard::Profile;
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::pressure::{MemInfo, SysRoots, VmStat, Watermarks};
+use pagekeeper_kernel::trace::{
+    Losses, MachineCounts, PageFilter, PauseCounts, ReclaimCounts, TraceCounts, TraceLevel, TraceOptions,
+    Tracer,
+};
+
+use crate::{Limited, ObserveError};
+use background::{Background, Message, Work};
+use flow::Flows;
+use places::Places;
+use processes::{Database, Openers, Process};
+use sampling::Budget;
+use table::{Found, Known, Sum, Table};
+use walk::{Ground, SharedGround};
+
+pub use flow::Flow;
+pub use memory::{Explained, Split};
+pub use processes::Use;
+pub use rows::{Group, Owner, Query, Row, RowKey, Rows, Sort};
+pub use walk::Progress;
+
+/// The share of one processor that a tick may take, and that the thread in the background may: 0.8 % each.
+pub const SHARE: f64 = 0.008;
+
+/// What to count, and how.
+#[derive(Debug, Clone)]
+pub struct CensusOptions {
+    /// Where `/proc` and `/sys` are.
+    pub roots: SysRoots,
+    /// Only files in and below these directories. By default none: all local file systems.
+    pub directories: Vec<PathBuf>,
+    /// Walk network file systems too, whose servers may never answer. By default not.
+    pub network: bool,
+    /// How to trace; `None` for a census without. By default by the best there is.
+    pub trace: Option<TraceOptions>,
+    /// The kinds of databases that are known. By default those that are built in.
+    pub profiles: Vec<Profile>,
+    /// Threads of the first walk; at least 1. By default one for each processor, at most 8.
+    pub threads: usize,
+    /// Keep up to date in the background. Without it only events and files on show are followed: for one look. By
+    /// default on.
+    pub follow: bool,
+    /// How far the first walk has come.
+    pub progress: Arc<Progress>,
+}
+
+impl Default for CensusOptions {
+    fn default() -> Self {
+        Self {
+            roots: SysRoots::default(),
+            directories: Vec::new(),
+            network: false,
+            trace: Some(TraceOptions { entries: 32 * 1024, ..TraceOptions::default() }),
+            profiles: Profile::built_in(),
+            threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8),
+            follow: true,
+            progress: Arc::default(),
+        }
+    }
+}
+
+/// What a tick saw of the host as a whole. Of its files [`Census::rows`] tells.
+#[derive(Debug, Clone)]
+pub struct CensusTick {
+    /// When.
+    pub at: SystemTime,
+    /// Since the tick before, or the start.
+    pub period: Duration,
+    /// `/proc/meminfo`.
+    pub memory: MemInfo,
+    /// Below which free memory the kernel reclaims.
+    pub watermarks: Watermarks,
+    /// Memory by use.
+    pub split: Split,
+    /// What of `Cached` is whose.
+    pub explained: Explained,
+    /// By file system, in the order of their mounts.
+    pub file_systems: Vec<FileSystemSum>,
+    /// Files that are known.
+    pub files: u64,
+    /// Those among them with something in memory.
+    pub files_in_memory: u64,
+    /// Who was paused for dirty pages, longest first; `None` without tracing.
+    pub pauses: Option<Vec<PauseCounts>>,
+    /// Who had to reclaim memory for himself, longest first; `None` without tracing.
+    pub reclaim: Option<Vec<ReclaimCounts>>,
+    /// The machine's counters; `None` without tracing.
+    pub machine: Option<MachineCounts>,
+    /// Events that were lost.
+    pub losses: Losses,
+    /// How long the last round of all files in the background took; `None` before the first is done.
+    pub round: Option<Duration>,
+    /// What could not be seen.
+    pub limits: Vec<Limited>,
+}
+
+/// What the files of one file system have in memory, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSystemSum {
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// Its type: `ext4`.
+    pub kind: String,
+    /// Its device or other source.
+    pub source: String,
+    /// Files with something in memory.
+    pub files: u64,
+    /// Resident.
+    pub resident: u64,
+    /// Of these changed and not yet on their way to disk.
+    pub dirty: u64,
+    /// Of these on their way to disk.
+    pub writeback: u64,
+}
+
+/// All files of the host that have pages in memory.
+#[derive(Debug)]
+pub struct Census {
+    options: CensusOptions,
+    ground: SharedGround,
+    /// The devices of files by the device that tracing names.
+    traced: HashMap<u64, Vec<u64>>,
+    /// Overlays, and the device of the layers below them.
+    overlays: HashMap<u64, u64>,
+    table: Table,
+    known: Known,
+    files: u64,
+    flows: Flows,
+    openers: Openers,
+    processes: HashMap<u32, Process>,
+    databases: Vec<Database>,
+    /// How files without a name can be opened.
+    reach: HashMap<Inode, PathBuf>,
+    /// Ids of files whose name is wanted, and how often all changed directories were searched for it.
+    nameless: HashMap<u32, u8>,
+    /// Ids of files with unwritten pages.
+    unwritten: HashSet<u32>,
+    /// Ids of files that are looked at in each tick.
+    shown: HashSet<u32>,
+    /// Bytes a second by id, of the last tick.
+    growth: HashMap<u32, i64>,
+    view: Option<rows::View>,
+    tracer: Option<Tracer>,
+    background: Option<Background>,
+    profiles: Vec<Arc<Profile>>,
+    tick: u32,
+    round: u32,
+    round_took: Option<Duration>,
+    /// Where file systems were mounted since it began.
+    mounted: Vec<PathBuf>,
+    denied_files: u64,
+    failed_files: u64,
+    denied_processes: HashSet<u32>,
+    losses: Losses,
+    /// More is dirty than the files say that are known to be.
+    dirty_elsewhere: bool,
+    ticked: Instant,
+}
+
+impl Census {
+    /// Looks at all files once, from several threads, and begins to trace.
+    ///
+    /// Takes as long as that: half a million files about 1.5 seconds where the kernel has their names in memory, and as
+    /// long as it takes to read them from disk where it has not. Fails where a directory that was named can't be found,
+    /// or `/proc` can't be read.
+    pub fn start(mut options: CensusOptions) -> Result<Self, ObserveError> {
+        let proc = options.roots.proc.clone();
+        let places = if options.directories.is_empty() {
+            Places::of_host(&proc, options.network)?
+        } else {
+            Places::of_directories(&proc, &options.directories, options.network)?
+        };
+        let profiles: Vec<_> = std::mem::take(&mut options.profiles).into_iter().map(Arc::new).collect();
+        let ground = Arc::new(Ground::new(places));
+        // Before the walk, so that nothing falls in between.
+        let tracer = options.trace.clone().map(|trace| start_tracing(trace, &ground.places)).transpose()?;
+        let seen = walk::walk_all(&ground, options.threads, &options.progress);
+        let mut census = Self {
+            table: Table::with_places(ground.places.walked.len()),
+            traced: HashMap::new(),
+            overlays: HashMap::new(),
+            files: seen.known.len() as u64,
+            known: Known::of(seen.known),
+            flows: Flows::default(),
+            openers: Openers::default(),
+            processes: HashMap::new(),
+            databases: Vec::new(),
+            reach: HashMap::new(),
+            nameless: HashMap::new(),
+            unwritten: HashSet::new(),
+            shown: HashSet::new(),
+            growth: HashMap::new(),
+            view: None,
+            tracer,
+            background: None,
+            tick: 0,
+            round: 1,
+            round_took: None,
+            mounted: Vec::new(),
+            denied_files: seen.denied,
+            failed_files: seen.failed,
+            denied_processes: HashSet::new(),
+            losses: Losses::default(),
+            dirty_elsewhere: false,
+            ticked: Instant::now(),
+            profiles,
+            ground,
+            options,
+        };
+        for found in seen.found {
+            census.take_found(found);
+        }
+        census.learn_devices();
+        census.look_at_processes()?;
+        census.table.take_changes();
+        // What happened meanwhile is in the figures already, but for files that the walk had passed.
+        if let Some(counts) = census.trace()? {
+            census.apply(&counts, &mut Budget::of(Duration::from_secs(10)));
+            census.table.take_changes();
+        }
+        census.ticked = Instant::now();
+        // What the walk in the background sees is of the next round.
+        census.round += 1;
+        if census.options.follow {
+            census.background = Some(census.start_background()?);
+        }
+        Ok(census)
+    }
+
+    /// Whether there are file systems by now at which only a new census would look.
+    pub fn is_outdated(&self) -> bool {
+        !self.mounted.is_empty()
+    }
+
+    fn start_background(&self) -> Result<Background, ObserveError> {
+        let work = Work {
+            proc: self.options.roots.proc.clone(),
+            ground: Arc::clone(&self.ground),
+            profiles: self.profiles.clone(),
+            counts_open: !self.has_events(),
+            network: self.options.network,
+            share: SHARE,
+        };
+        Background::start(work)
+            .map_err(|source| ObserveError::Directory { path: "/proc/self/task".into(), source })
+    }
+
+    /// Whether events tell of all files.
+    fn has_events(&self) -> bool {
+        self.tracer.as_ref().is_some_and(|tracer| tracer.source().level() != TraceLevel::Counters)
+    }
+
+    fn trace(&mut self) -> Result<Option<TraceCounts>, ObserveError> {
+        Ok(self.tracer.as_mut().map(Tracer::take).transpose()?)
+    }
+
+    /// Which files' devices tracing names how.
+    fn learn_devices(&mut self) {
+        let places = &self.ground.places;
+        for (dev, place) in self.ground.devices().iter() {
+            if let Some(place) = places.walked.get(usize::from(*place)) {
+                let devices = self.traced.entry(place.traced).or_default();
+                if !devices.contains(dev) {
+                    devices.push(*dev);
+                }
+            }
+        }
+        for (dev, layer) in &places.overlays {
+            if let Ok(stat) = rustix::fs::stat(layer) {
+                self.overlays.insert(*dev, stat.st_dev);
+            }
+        }
+    }
+
+    /// One look at all processes.
+    fn look_at_processes(&mut self) -> Result<(), ObserveError> {
+        let proc = self.options.roots.proc.clone();
+        for pid in proc.pids()? {
+            if self.options.progress.cancelled() {
+                break;
+            }
+            if let Some(look) = processes::look(&proc, pid, &self.profiles, &self.ground, false) {
+                self.take_process(look);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_process(&mut self, look: processes::ProcessLook) {
+        let processes::ProcessLook { pid, process, mut files, deleted, counted, database, denied } = look;
+        if denied {
+            self.denied_processes.insert(pid);
+        } else {
+            self.denied_processes.remove(&pid);
+        }
+        for (inode, _) in &mut files {
+            *inode = self.own_inode(*inode).unwrap_or(*inode);
+        }
+        self.openers.set(pid, &files);
+        self.processes.insert(pid, process);
+        for (found, reach) in deleted {
+            self.reach.insert(found.inode, reach);
+            self.take_found(found);
+        }
+        for found in counted {
+            self.take_found(found);
+        }
+        let Some(database) = database else { return };
+        match self.databases.iter_mut().find(|known| known.pid == pid) {
+            Some(known)
+                if known.directories == database.directories
+                    && known.profile.name == database.profile.name => {}
+            Some(known) => {
+                *known = database;
+                self.view = None;
+            }
+            None => {
+                self.databases.push(database);
+                self.view = None;
+            }
+        }
+    }
+
+    /// The file of an event or mapping, as this census names it: files of subvolumes and of layers below an overlay.
+    fn own_inode(&self, inode: Inode) -> Option<Inode> {
+        if let Some(below) = self.overlays.get(&inode.dev) {
+            return Some(Inode { dev: *below, ..inode });
+        }
+        match self.traced.get(&inode.dev).map(Vec::as_slice) {
+            Some([dev]) => Some(Inode { dev: *dev, ..inode }),
+            Some(devices) => {
+                let known = |dev: &&u64| {
+                    let inode = Inode { dev: **dev, ..inode };
+                    self.table.id(inode).is_some() || self.known.directory(inode).is_some()
+                };
+                let dev = devices.iter().find(known).or(devices.first())?;
+                Some(Inode { dev: *dev, ..inode })
+            }
+            None => None,
+        }
+    }
+
+    fn take_found(&mut self, found: Found) -> Option<u32> {
+        let inode = found.inode;
+        let id = self.table.take(found, self.tick, self.round);
+        self.note(inode, id);
+        id
+    }
+
+    /// Keeps the sets of ids right after a look at a file.
+    fn note(&mut self, inode: Inode, id: Option<u32>) {
+        let Some(id) = id else {
+            self.reach.remove(&inode);
+            return;
+        };
+        let Some(entry) = self.table.get(id) else { return };
+        if entry.pages.dirty > 0 || entry.pages.writeback > 0 {
+            self.unwritten.insert(id);
+        } else {
+            self.unwritten.remove(&id);
+        }
+        if entry.name == table::Name::Unknown {
+            self.nameless.entry(id).or_insert(0);
+        } else {
+            self.nameless.remove(&id);
+        }
+    }
+
+    /// Brings all up to date.
+    ///
+    /// Meant to be called about once a second; takes [`SHARE`] of the time since the last call at most, and not less
+    /// than 4 ms.
+    pub fn tick(&mut self) -> Result<CensusTick, ObserveError> {
+        let period = self.ticked.elapsed();
+        self.ticked = Instant::now();
+        self.tick += 1;
+        let mut budget = Budget::of(period.mul_f64(SHARE).max(Duration::from_millis(4)));
+        self.read_mail();
+        let counts = self.trace()?;
+        // At the same moment as the events end, so that the two agree.
+        let memory = MemInfo::read(&self.options.roots)?;
+        match &counts {
+            Some(counts) if counts.pages.is_some() => self.apply(counts, &mut budget),
+            _ => self.sample_without_events(&mut budget),
+        }
+        let seconds = period.as_secs_f64().max(1e-3);
+        let changes = self.table.take_changes();
+        if let Some(view) = &mut self.view {
+            view.touch(changes.iter().map(|(id, _)| *id));
+        }
+        let page = pagekeeper_kernel::page_size() as f64;
+        #[allow(clippy::cast_possible_truncation, reason = "bytes a second of real memory")]
+        let rate = |pages: i64| (pages as f64 * page / seconds) as i64;
+        self.growth = changes.into_iter().map(|(id, pages)| (id, rate(pages))).collect();
+        self.finish(period, memory, counts)
+    }
+
+    fn finish(
+        &mut self,
+        period: Duration,
+        memory: MemInfo,
+        counts: Option<TraceCounts>,
+    ) -> Result<CensusTick, ObserveError> {
+        let roots = &self.options.roots;
+        let split = Split::of(&memory, &VmStat::read(roots)?);
+        let sums = self.table.sums();
+        let resident: u64 = sums.iter().map(|sum| sum.resident).sum();
+        let dirty: u64 = sums.iter().map(|sum| sum.dirty).sum();
+        self.dirty_elsewhere = memory.dirty > dirty + (dirty / 8).max(4 << 20);
+        let file_systems = self.ground.places.walked.iter().zip(sums);
+        let file_systems = file_systems.map(|(place, sum)| file_system(place, *sum)).collect();
+        if let Some(counts) = &counts {
+            let (sum, new) = (&mut self.losses, counts.losses);
+            sum.no_room += new.no_room;
+            sum.skipped += new.skipped;
+            sum.overrun += new.overrun;
+            sum.unread += new.unread;
+        }
+        Ok(CensusTick {
+            at: SystemTime::now(),
+            period,
+            watermarks: Watermarks::read(roots)?,
+            explained: Explained { cached: memory.cached, files: resident, shmem: memory.shmem },
+            memory,
+            split,
+            file_systems,
+            files: self.files,
+            files_in_memory: self.table.len() as u64,
+            limits: self.limits(),
+            losses: self.losses,
+            round: self.round_took,
+            machine: counts.as_ref().map(|counts| counts.machine),
+            pauses: counts.as_ref().and_then(|counts| counts.pauses.clone()),
+            reclaim: counts.and_then(|counts| counts.reclaim),
+        })
+    }
+
+    /// Takes over what the thread in the background found.
+    fn read_mail(&mut self) {
+        let messages = self.background.as_ref().map(Background::take).unwrap_or_default();
+        let mut ended = false;
+        for message in messages {
+            match message {
+                Message::Directory(seen) => {
+                    for found in seen.found {
+                        let flowing =
+                            self.flows.of(found.inode).is_some_and(|flow| flow.tick + 1 >= self.tick);
+                        // What changes at this moment is looked at by the tick itself.
+                        if !flowing
+                            || self.table.id(found.inode).is_none_or(|id| self.nameless.contains_key(&id))
+                        {
+                            self.take_found(found);
+                        } else if let Some(id) = self.table.id(found.inode) {
+                            self.table.seen(id, self.round);
+                        }
+                    }
+                }
+                Message::Process(look) => self.take_process(*look),
+                Message::Processes(alive) => self.forget_processes(&alive),
+                Message::Round { known, files, took } => {
+                    self.known = known;
+                    self.files = files;
+                    self.round_took = Some(took);
+                    self.end_round();
+                    ended = true;
+                }
+                Message::Mounted(points) => self.mounted = points,
+                Message::Hunted => {
+                    for hunts in self.nameless.values_mut() {
+                        *hunts = hunts.saturating_add(1);
+                    }
+                }
+            }
+        }
+        if ended {
+            // Once, however many rounds it was: numbers of directories in what is not read yet are younger than that.
+            self.ground.directories().forget(&self.table.directories());
+        }
+    }
+
+    /// Files that a whole round did not see are gone, but those that have no name to be seen by.
+    fn end_round(&mut self) {
+        self.learn_devices();
+        let seen_since = self.round;
+        let gone: Vec<u32> = self
+            .table
+            .iter()
+            .filter(|(_, entry)| entry.round < seen_since && matches!(entry.name, table::Name::In(..)))
+            .map(|(id, _)| id)
+            .collect();
+        for id in gone {
+            self.table.remove(id);
+            self.forget(id);
+        }
+        self.round += 1;
+    }
+
+    fn forget(&mut self, id: u32) {
+        self.unwritten.remove(&id);
+        self.nameless.remove(&id);
+        self.shown.remove(&id);
+        self.growth.remove(&id);
+    }
+
+    fn forget_processes(&mut self, alive: &HashSet<u32>) {
+        let ended: Vec<u32> = self.processes.keys().filter(|pid| !alive.contains(pid)).copied().collect();
+        let remembered = self.flows.processes();
+        for pid in ended {
+            self.openers.forget(pid);
+            self.denied_processes.remove(&pid);
+            if !remembered.contains(&pid) {
+                self.processes.remove(&pid);
+            }
+        }
+        let databases = self.databases.len();
+        self.databases.retain(|database| alive.contains(&database.pid));
+        if self.databases.len() != databases {
+            self.view = None;
+        }
+    }
+
+    /// What can't be seen.
+    fn limits(&self) -> Vec<Limited> {
+        let mut limits = Vec::new();
+        let mut say = |what: String, why: &str, needs: Option<&str>| {
+            limits.push(Limited { what, why: why.to_owned(), needs: needs.map(str::to_owned) });
+        };
+        if self.denied_files > 0 {
+            say(
+                format!("what is in memory of {} files or directories of other users", self.denied_files),
+                "the kernel tells it to a file's owner only",
+                Some("root, or CAP_FOWNER and CAP_DAC_READ_SEARCH"),
+            );
+        }
+        if self.failed_files > 0 {
+            say(format!("{} files or directories", self.failed_files), "they can't be opened", None);
+        }
+        if !self.denied_processes.is_empty() {
+            say(
+                format!(
+                    "which files are open by others' processes ({} of them)",
+                    self.denied_processes.len()
+                ),
+                "permission denied",
+                Some("root, or CAP_SYS_PTRACE"),
+            );
+        }
+        for point in &self.ground.places.network {
+            say(
+                format!("files on {}", point.display()),
+                "it is a network file system, whose server might never answer",
+                Some("--network"),
+            );
+        }
+        if let Some(point) = self.mounted.first() {
+            let more = self.mounted.len() - 1;
+            say(
+                format!(
+                    "files on {}{}",
+                    point.display(),
+                    if more == 0 { String::new() } else { format!(" and {more} more") }
+                ),
+                "mounted since the start",
+                Some("a new start"),
+            );
+        }
+        match self.tracer.as_ref().map(Tracer::source) {
+            Some(source) if !self.has_events() => say(
+                "pages of closed files as they come and go, nor who brings them in, is paused or reclaims"
+                    .to_owned(),
+                &format!("{source}; closed files are looked at again as a slow walk comes by"),
+                Some("root, or CAP_BPF and CAP_PERFMON"),
+            ),
+            Some(source) if source.level() == TraceLevel::Tracefs => {
+                say("the process of a thread that has ended".to_owned(), &source.to_string(), None);
+            }
+            _ => {}
+        }
+        if self.losses.total() > 0 {
+            let losses = self.losses.to_string();
+            say(losses, "more happened than could be counted; a slow walk mends the figures", None);
+        }
+        limits
+    }
+}
+
+fn file_system(place: &places::Place, sum: Sum) -> FileSystemSum {
+    FileSystemSum {
+        point: place.point.clone(),
+        kind: place.kind.clone(),
+        source: place.source.clone(),
+        files: sum.files,
+        resident: sum.resident,
+        dirty: sum.dirty,
+        writeback: sum.writeback,
+    }
+}
+
+/// Starts to trace the pages of files that are walked.
+fn start_tracing(options: TraceOptions, places: &Places) -> Result<Tracer, ObserveError> {
+    let mut devices: Vec<u64> = places.walked.iter().map(|place| place.traced).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    // The filter has an end; more file systems than that are told apart here.
+    let filter = if devices.len() <= 64 { PageFilter::Devices(devices) } else { PageFilter::Everything };
+    Ok(Tracer::start(&TraceOptions { filter, block: false, ..options })?)
+}

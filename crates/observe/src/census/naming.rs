@@ -1,0 +1,98 @@
+//! Names for files of which tracing told no more than the inode number.
+//!
+//! In this order: the directory in which the walk found that inode; the files that those have open who brought the pages
+//! in; the directories that changed since they were walked (in the background). The last resort is the walk itself.
+
+use std::collections::{HashMap, HashSet};
+
+use pagekeeper_kernel::{Inode, InspectedFile, Links};
+
+use super::sampling::{Budget, Events};
+use super::table::Name;
+use super::walk::{count, names_in};
+use super::{Census, processes};
+
+/// Processes whose open files are listed in one tick.
+const PROCESSES: usize = 16;
+/// How often changed directories are searched for a file's name.
+const HUNTS: u8 = 3;
+
+impl Census {
+    /// Finds names for files without; `strangers` are such as may lie elsewhere, which are taken in if they don't.
+    pub(super) fn find_names(&mut self, events: &Events, strangers: &HashSet<Inode>, budget: &mut Budget) {
+        if self.nameless.is_empty() && strangers.is_empty() {
+            return;
+        }
+        self.by_known_directory(budget);
+        self.by_open_files(events, strangers, budget);
+        let wanted = self.nameless.values().any(|hunts| *hunts < HUNTS) || !strangers.is_empty();
+        if let (true, Some(background)) = (wanted, &self.background) {
+            background.hunt();
+        }
+    }
+
+    fn by_known_directory(&mut self, budget: &mut Budget) {
+        let mut wanted: HashMap<u32, Vec<u64>> = HashMap::new();
+        for id in self.nameless.keys() {
+            let Some(inode) = self.table.get(*id).map(|entry| entry.inode) else { continue };
+            if let Some(directory) = self.known.directory(inode) {
+                wanted.entry(directory).or_default().push(inode.ino);
+            }
+        }
+        for (number, inodes) in wanted {
+            if budget.over() {
+                return;
+            }
+            let path = self.ground.directories().get(number).map(|directory| directory.path.clone());
+            let Some(path) = path else { continue };
+            for (_, name) in names_in(&path, &inodes) {
+                self.named(Name::In(number, name));
+            }
+        }
+    }
+
+    fn by_open_files(&mut self, events: &Events, strangers: &HashSet<Inode>, budget: &mut Budget) {
+        let proc = self.options.roots.proc.clone();
+        let mut wanted: HashSet<Inode> =
+            self.nameless.keys().filter_map(|id| self.table.get(*id).map(|entry| entry.inode)).collect();
+        wanted.extend(strangers);
+        wanted.retain(|inode| events.contains_key(inode));
+        let pids: HashSet<u32> =
+            wanted.iter().filter_map(|inode| events.get(inode)).flat_map(|(_, pids)| pids).copied().collect();
+        for pid in pids.into_iter().take(PROCESSES) {
+            if budget.over() {
+                return;
+            }
+            for file in proc.open_files(pid).unwrap_or_default() {
+                let ours = self.own_inode(file.inode).unwrap_or(file.inode);
+                if !wanted.contains(&ours) || file.deleted || !self.ground.places.covers(&file.path) {
+                    continue;
+                }
+                if let Some(name) = processes::named(&proc, pid, &file.path, &self.ground) {
+                    self.named(name);
+                }
+            }
+        }
+    }
+
+    /// Takes in the file of that name, as it is now.
+    fn named(&mut self, name: Name) {
+        let Name::In(number, file) = &name else { return };
+        let path = self.ground.directories().get(*number).map(|directory| directory.path.join(file.as_ref()));
+        let Some(Ok(file)) = path.map(|path| InspectedFile::open(path, Links::Refuse)) else { return };
+        let inode = file.inode();
+        let Some(place) = self.ground.place_of(inode.dev) else { return };
+        match count(&file, name, place) {
+            Ok(Some(found)) => {
+                self.take_found(found);
+            }
+            Ok(None) => {
+                if let Some(id) = self.table.id(inode) {
+                    self.table.remove(id);
+                    self.forget(id);
+                }
+            }
+            Err(_) => {}
+        }
+    }
+}

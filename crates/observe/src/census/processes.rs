@@ -1,0 +1,349 @@
+//! Who has files open or mapped, and which databases there are: looked at process by process.
+//!
+//! Invariants: what is remembered of a process is replaced as a whole by the next look at it; what a process brought in
+//! stays its own when it has ended. Fails process by process: one that ended or may not be looked at has no files.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pagekeeper_guard::Profile;
+use pagekeeper_kernel::process::{Access, CgroupPath, OpenFile, ProcRoot};
+use pagekeeper_kernel::{Inode, InspectedFile};
+
+use super::table::{Found, Name};
+use super::walk::{Ground, count};
+
+/// How a process has a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Use {
+    /// By a descriptor it may write to, or a shared mapping.
+    pub writes: bool,
+    /// By a descriptor with `O_DIRECT`.
+    pub direct: bool,
+    /// Mapped.
+    pub mapped: bool,
+}
+
+/// A process as it was seen last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Process {
+    pub(super) name: Arc<str>,
+    /// The control group that pays for its memory.
+    pub(super) cgroup: Arc<str>,
+}
+
+/// A process recognised as a database.
+#[derive(Debug, Clone)]
+pub(super) struct Database {
+    pub(super) pid: u32,
+    pub(super) profile: Arc<Profile>,
+    /// Where it has its files: its working directory, and those of the files it may write to.
+    pub(super) directories: Vec<PathBuf>,
+}
+
+/// What one look at a process showed.
+#[derive(Debug)]
+pub(super) struct ProcessLook {
+    pub(super) pid: u32,
+    pub(super) process: Process,
+    pub(super) files: Vec<(Inode, Use)>,
+    /// Files without a name that have something in memory, and by which path they can be opened.
+    pub(super) deleted: Vec<(Found, PathBuf)>,
+    /// Open files with something in memory, where that was asked for.
+    pub(super) counted: Vec<Found>,
+    pub(super) database: Option<Database>,
+    /// Its files could not be looked at.
+    pub(super) denied: bool,
+}
+
+/// Looks at one process; its open files are counted too if `counts`.
+pub(super) fn look(
+    proc: &ProcRoot,
+    pid: u32,
+    profiles: &[Arc<Profile>],
+    ground: &Ground,
+    counts: bool,
+) -> Option<ProcessLook> {
+    let process = process(proc, pid)?;
+    let mut look = ProcessLook {
+        pid,
+        process,
+        files: Vec::new(),
+        deleted: Vec::new(),
+        counted: Vec::new(),
+        database: None,
+        denied: false,
+    };
+    let open = match proc.open_files(pid) {
+        Ok(open) => open,
+        Err(error) => {
+            look.denied = error.is_denied();
+            return (!error.is_gone()).then_some(look);
+        }
+    };
+    let mut held: HashMap<Inode, Use> = HashMap::new();
+    let mut nameless = |inode: Inode, path: &Path, reach: PathBuf| {
+        let place = ground.place_of(inode.dev).filter(|_| ground.places.covers(path));
+        let Some(place) = place else { return };
+        let found = InspectedFile::open_magic_link(&reach, path.to_path_buf())
+            .and_then(|file| count(&file, Name::Deleted(path.into()), place));
+        if let Ok(Some(found)) = found {
+            look.deleted.push((found, reach));
+        }
+    };
+    for file in &open {
+        let known = held.contains_key(&file.inode);
+        let used = held.entry(file.inode).or_default();
+        used.writes |= matches!(file.access, Access::WriteOnly | Access::ReadWrite);
+        used.direct |= file.direct;
+        if file.deleted && !known {
+            nameless(file.inode, &file.path, proc.fd_path(pid, file.fd));
+        } else if counts && !known {
+            look.counted.extend(counted(proc, pid, file, ground));
+        }
+    }
+    for mapping in proc.mappings(pid).unwrap_or_default() {
+        let known = held.contains_key(&mapping.inode);
+        let used = held.entry(mapping.inode).or_default();
+        used.mapped = true;
+        used.writes |= mapping.shared && mapping.writable;
+        if mapping.deleted && !known {
+            let range = format!("{pid}/map_files/{:x}-{:x}", mapping.addresses.start, mapping.addresses.end);
+            nameless(mapping.inode, &mapping.path, proc.path().join(range));
+        }
+    }
+    look.files = held.into_iter().collect();
+    let names = open.iter().map(|file| file.path.as_path());
+    let its_own = |profile: &Profile, marker: &Path| {
+        let directory = proc.in_namespace(pid, marker.parent().unwrap_or(marker));
+        directory.ok().is_none_or(|directory| profile.marks(&directory))
+    };
+    look.database = recognise(&look.process.name, names, profiles, its_own).map(|profile| Database {
+        pid,
+        profile,
+        directories: homes(proc, pid, &open),
+    });
+    Some(look)
+}
+
+/// Where a database has its files: its working directory, and those of files it may read and write.
+fn homes(proc: &ProcRoot, pid: u32, open: &[OpenFile]) -> Vec<PathBuf> {
+    const SHARED: [&str; 7] = ["/", "/tmp", "/var/tmp", "/var/log", "/dev/shm", "/root", "/run"];
+    let mut homes: Vec<PathBuf> = proc.working_directory(pid).into_iter().collect();
+    let written = open.iter().filter(|file| file.access == Access::ReadWrite);
+    homes.extend(written.filter_map(|file| file.path.parent().map(Path::to_path_buf)));
+    homes.retain(|home| !SHARED.iter().any(|shared| home == Path::new(shared)) && !home.starts_with("/proc"));
+    for home in &mut homes {
+        if let Ok(reach) = proc.in_namespace(pid, home) {
+            *home = reach;
+        }
+    }
+    homes.sort();
+    homes.dedup();
+    homes
+}
+
+/// What an open file that has a name has in memory, counted through its descriptor.
+fn counted(proc: &ProcRoot, pid: u32, file: &OpenFile, ground: &Ground) -> Option<Found> {
+    let place = ground.place_of(file.inode.dev).filter(|_| ground.places.covers(&file.path))?;
+    let name = named(proc, pid, &file.path, ground)?;
+    let opened = InspectedFile::open_magic_link(&proc.fd_path(pid, file.fd), file.path.clone()).ok()?;
+    count(&opened, name, place).ok()?
+}
+
+/// The name of a file that a process has open, as this process can open it.
+pub(super) fn named(proc: &ProcRoot, pid: u32, path: &Path, ground: &Ground) -> Option<Name> {
+    let reach = proc.in_namespace(pid, path).ok()?;
+    let (number, _) = ground.number(reach.parent()?);
+    Some(Name::In(number, reach.file_name()?.into()))
+}
+
+/// Name and control group of a process; `None` if it has ended.
+pub(super) fn process(proc: &ProcRoot, pid: u32) -> Option<Process> {
+    let name = proc.name(pid).ok()?;
+    let cgroup = proc.cgroup_paths(pid).map(|paths| paying(&paths)).unwrap_or_default();
+    Some(Process { name: name.to_string_lossy().into(), cgroup: cgroup.into() })
+}
+
+/// The group that pays for memory: of the memory controller, or of version 2.
+fn paying(paths: &[CgroupPath]) -> String {
+    let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
+    let path = memory.or_else(|| paths.iter().find(|path| path.is_v2()));
+    path.map_or_else(|| "/".to_owned(), |path| path.path.to_string_lossy().into_owned())
+}
+
+/// The profile whose process name or marker files fit best; as the guard does it.
+fn recognise<'a>(
+    name: &str,
+    files: impl Iterator<Item = &'a Path>,
+    profiles: &[Arc<Profile>],
+    its_own: impl Fn(&Profile, &Path) -> bool,
+) -> Option<Arc<Profile>> {
+    let mut seen: Vec<Vec<bool>> =
+        profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();
+    for file in files {
+        for (profile, seen) in profiles.iter().zip(&mut seen) {
+            for (marker, seen) in profile.markers.iter().zip(seen) {
+                *seen = *seen || (marker.matches(file).is_some() && its_own(profile, file));
+            }
+        }
+    }
+    let score = |(profile, seen): (&Arc<Profile>, Vec<bool>)| {
+        let by_name = profile.processes.iter().any(|glob| glob.is_match(name));
+        let by_files = !seen.is_empty() && seen.iter().all(|&seen| seen);
+        (u32::from(by_name) + 2 * u32::from(by_files), Arc::clone(profile))
+    };
+    let scored = profiles.iter().zip(seen).map(score);
+    // The first of those that fit best.
+    scored
+        .fold(None, |best: Option<(u32, Arc<Profile>)>, (score, profile)| match best {
+            Some(best) if best.0 >= score => Some(best),
+            best if score == 0 => best,
+            _ => Some((score, profile)),
+        })
+        .map(|(_, profile)| profile)
+}
+
+/// Who has which file, of all processes looked at.
+#[derive(Debug, Default)]
+pub(super) struct Openers {
+    by_process: HashMap<u32, Vec<Inode>>,
+    by_file: HashMap<Inode, Vec<(u32, Use)>>,
+}
+
+impl Openers {
+    /// Replaces what is known of a process.
+    pub(super) fn set(&mut self, pid: u32, files: &[(Inode, Use)]) {
+        self.forget(pid);
+        for (inode, used) in files {
+            self.by_file.entry(*inode).or_default().push((pid, *used));
+        }
+        self.by_process.insert(pid, files.iter().map(|(inode, _)| *inode).collect());
+    }
+
+    pub(super) fn forget(&mut self, pid: u32) {
+        for inode in self.by_process.remove(&pid).into_iter().flatten() {
+            if let Some(users) = self.by_file.get_mut(&inode) {
+                users.retain(|(user, _)| *user != pid);
+                if users.is_empty() {
+                    self.by_file.remove(&inode);
+                }
+            }
+        }
+    }
+
+    pub(super) fn of(&self, inode: Inode) -> &[(u32, Use)] {
+        self.by_file.get(&inode).map_or(&[], Vec::as_slice)
+    }
+
+    /// Files that somebody may write to.
+    pub(super) fn written(&self) -> impl Iterator<Item = Inode> {
+        let writes = |users: &Vec<(u32, Use)>| users.iter().any(|(_, used)| used.writes);
+        self.by_file.iter().filter(move |(_, users)| writes(users)).map(|(inode, _)| *inode)
+    }
+
+    /// All files that somebody has.
+    pub(super) fn files(&self) -> impl Iterator<Item = Inode> {
+        self.by_file.keys().copied()
+    }
+}
+
+/// A control group's name as people know it: of a container its kind and short id, else the whole path.
+pub(super) fn shown_cgroup(path: &str) -> String {
+    let last = path.rsplit('/').next().unwrap_or(path);
+    let name = last.strip_suffix(".scope").unwrap_or(last);
+    let (kind, id) = match name.rsplit_once(['-', ':']) {
+        Some((kind, id)) if is_id(id) => (kind.rsplit('-').next().unwrap_or(kind), id),
+        _ if is_id(name) => {
+            let above = path.trim_end_matches(last).trim_end_matches('/').rsplit('/').next().unwrap_or("");
+            (if above.starts_with("pod") || above.starts_with("kubepods") { "pod" } else { above }, name)
+        }
+        _ => return if path.is_empty() { "/".to_owned() } else { path.to_owned() },
+    };
+    let kind = if kind.is_empty() { "container" } else { kind };
+    format!("{kind} {}", String::from_utf8_lossy(&id.as_bytes()[..12]))
+}
+
+/// Whether a name is a container's: 32 or more hexadecimal digits.
+fn is_id(name: &str) -> bool {
+    name.len() >= 32 && OsStr::new(name).as_bytes().iter().all(u8::is_ascii_hexdigit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::places::Places;
+    use super::*;
+    use std::io::Write as _;
+    use std::os::unix::fs::MetadataExt as _;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn own_files_are_seen_and_deleted_ones_counted() {
+        let mut kept = tempfile::NamedTempFile::new_in(".").unwrap();
+        kept.write_all(&[1; 4096]).unwrap();
+        let mut gone = tempfile::tempfile_in(".").unwrap();
+        gone.write_all(&[1; 8192]).unwrap();
+        let own = std::process::id();
+        let proc = ProcRoot::default();
+        let ground = Ground::new(Places::of_host(&proc, false).unwrap());
+        let meta = kept.as_file().metadata().unwrap();
+        ground.devices().insert(meta.dev(), 3);
+        let look = look(&proc, own, &[], &ground, true).unwrap();
+        let stat = |file: &std::fs::File| {
+            let meta = file.metadata().unwrap();
+            Inode { dev: meta.dev(), ino: meta.ino() }
+        };
+        let used = look.files.iter().find(|(inode, _)| *inode == stat(kept.as_file())).unwrap().1;
+        assert_eq!(used, Use { writes: true, direct: false, mapped: false });
+        let (found, reach) = look.deleted.iter().find(|(found, _)| found.inode == stat(&gone)).unwrap();
+        assert_eq!((found.residency.resident, found.place), (8192, 3));
+        assert!(look.counted.iter().any(|found| found.inode == stat(kept.as_file())));
+        assert!(reach.starts_with(format!("/proc/{own}/fd")));
+        assert!(look.files.iter().any(|(_, used)| used.mapped));
+    }
+
+    #[test]
+    fn openers_are_replaced_as_a_whole() {
+        let inode = |ino| Inode { dev: 1, ino };
+        let writes = Use { writes: true, ..Use::default() };
+        let mut openers = Openers::default();
+        openers.set(7, &[(inode(1), Use::default()), (inode(2), writes)]);
+        openers.set(8, &[(inode(1), writes)]);
+        assert_eq!(openers.of(inode(1)).len(), 2);
+        openers.set(8, &[]);
+        assert_eq!(openers.of(inode(1)), [(7, Use::default())]);
+        assert_eq!(openers.written().collect::<Vec<_>>(), [inode(2)]);
+        openers.forget(7);
+        assert_eq!(openers.files().count(), 0);
+    }
+
+    #[test]
+    fn databases_are_recognised_by_name_and_by_files() {
+        let profiles: Vec<_> = Profile::built_in().into_iter().map(Arc::new).collect();
+        let name = |process: &str, files: &[&str]| {
+            recognise(process, files.iter().map(Path::new), &profiles, |_, _| true)
+                .map(|profile| profile.name.clone())
+        };
+        assert_eq!(name("postgres", &[]).as_deref(), Some("postgresql"));
+        assert_eq!(name("mysqld", &["/d/ib_logfile0", "/d/aria_log_control"]).as_deref(), Some("mariadb"));
+        assert_eq!(name("cat", &["/etc/passwd"]), None);
+    }
+
+    #[test]
+    fn containers_have_short_names() {
+        for (path, shown) in [
+            (format!("/docker/{ID}"), "docker 0123456789ab"),
+            (format!("/system.slice/docker-{ID}.scope"), "docker 0123456789ab"),
+            (format!("/kubepods/besteffort/pod12/{ID}"), "pod 0123456789ab"),
+            (format!("/kubepods.slice/x.slice/cri-containerd-{ID}.scope"), "containerd 0123456789ab"),
+            ("/system.slice/mariadb.service".to_owned(), "/system.slice/mariadb.service"),
+            (String::new(), "/"),
+        ] {
+            assert_eq!(shown_cgroup(&path), shown);
+        }
+    }
+}

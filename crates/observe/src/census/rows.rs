@@ -1,0 +1,435 @@
+//! What is shown of the files: the first of them by some figure, or sums by class, process or control group.
+//!
+//! Invariants: a ranking of all files is made seldom enough to take 0.5 % of a processor; in between, the files
+//! that led it and those that changed are ranked anew, so that a file's own figures are always those of the last tick.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::{Inode, page_size};
+use pagekeeper_policy::FileClass;
+
+use super::Census;
+use super::flow::{FileFlow, Flow};
+use super::processes::{Use, shown_cgroup};
+use super::table::{Entry, Name};
+
+/// The figure to sort by, the greatest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sort {
+    /// Resident bytes.
+    #[default]
+    Resident,
+    /// How fast resident bytes grow.
+    Growth,
+    /// Changed bytes, on their way to disk or not.
+    Dirty,
+    /// Bytes evicted under memory pressure.
+    Evicted,
+}
+
+/// What makes a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Group {
+    /// Each file.
+    #[default]
+    File,
+    /// Files of one class of one kind of database.
+    Class,
+    /// Files that one process brought in or has open.
+    Process,
+    /// The same of one control group, which may be a container.
+    Cgroup,
+}
+
+/// Which rows are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Query {
+    /// Sorted by this.
+    pub sort: Sort,
+    /// Made of this.
+    pub group: Group,
+    /// Only files whose path contains this; capitals count only if there are some in it. Empty for all.
+    pub filter: String,
+    /// Only files that this process brought in or has open.
+    pub pid: Option<u32>,
+    /// No more rows than this.
+    pub limit: usize,
+}
+
+impl Default for Query {
+    fn default() -> Self {
+        Self { sort: Sort::default(), group: Group::default(), filter: String::new(), pid: None, limit: 100 }
+    }
+}
+
+/// What a row is of, to be recognised in the next tick.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum RowKey {
+    /// A file.
+    File(Inode),
+    /// A group, by its label.
+    Group(String),
+}
+
+/// Who has a file, or brought its pages in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// The process; it may have ended.
+    pub pid: u32,
+    /// What it is called.
+    pub name: String,
+    /// Its control group, as people know it.
+    pub cgroup: String,
+    /// How it has the file; `None` if it has not.
+    pub used: Option<Use>,
+    /// Bytes it brought in since the census began.
+    pub brought: u64,
+}
+
+/// A file, or a group of files. Figures are bytes, rates are bytes a second.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// What it is of.
+    pub key: RowKey,
+    /// What it is called: a path, a class, a process, a control group.
+    pub label: String,
+    /// The path of a file, by which this process can open it; `None` of groups and files that have no name.
+    pub path: Option<PathBuf>,
+    /// The file was removed, and somebody has it still.
+    pub deleted: bool,
+    /// How many files it is of.
+    pub files: u64,
+    /// The size of the files.
+    pub size: u64,
+    /// Resident.
+    pub resident: u64,
+    /// Changed and not yet on their way to disk; `None` where that is not known.
+    pub dirty: Option<u64>,
+    /// On their way to disk.
+    pub writeback: Option<u64>,
+    /// Once resident, then taken by the kernel under memory pressure.
+    pub evicted: Option<u64>,
+    /// Of these, so recently that to read them again would count as thrashing.
+    pub recently_evicted: Option<u64>,
+    /// How fast what is resident grows.
+    pub growth: i64,
+    /// What came and left in the last tick, in bytes; `None` without tracing.
+    pub flow: Option<Flow>,
+    /// The same since the census began.
+    pub total_flow: Option<Flow>,
+    /// Who has it or brought it in, the most first; none of groups.
+    pub owners: Vec<Owner>,
+    /// What it is to its database.
+    pub class: Option<FileClass>,
+    /// The database it belongs to: its profile.
+    pub database: Option<String>,
+}
+
+/// The rows of a [`Query`].
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Rows {
+    /// Sorted.
+    pub rows: Vec<Row>,
+    /// How many there would be without the limit.
+    pub matching: usize,
+    /// What is resident of all of them, in bytes.
+    pub resident: u64,
+}
+
+/// A ranking of all files, and what changed since it was made.
+#[derive(Debug)]
+pub(super) struct View {
+    query: Query,
+    leaders: Vec<u32>,
+    groups: Vec<Row>,
+    touched: HashSet<u32>,
+    matching: usize,
+    resident: u64,
+    made: Instant,
+    cost: Duration,
+}
+
+impl View {
+    pub(super) fn touch(&mut self, ids: impl Iterator<Item = u32>) {
+        self.touched.extend(ids);
+    }
+
+    fn is_fresh(&self, query: &Query) -> bool {
+        self.query == *query && self.made.elapsed() < self.cost * 200
+    }
+}
+
+/// Tests a path against what was typed.
+struct Matcher<'a> {
+    text: &'a str,
+    lower: bool,
+}
+
+impl<'a> Matcher<'a> {
+    fn new(text: &'a str) -> Self {
+        Self { text, lower: !text.chars().any(char::is_uppercase) }
+    }
+
+    fn matches(&self, label: &str) -> bool {
+        self.text.is_empty()
+            || if self.lower { label.to_lowercase().contains(self.text) } else { label.contains(self.text) }
+    }
+}
+
+impl Census {
+    /// The rows that are wanted, by the figures of the last tick. Files among them are looked at in each tick from now on.
+    pub fn rows(&mut self, query: &Query) -> Rows {
+        let fresh = self.view.as_ref().is_some_and(|view| view.is_fresh(query));
+        if !fresh {
+            let view = self.rank(query);
+            self.view = Some(view);
+        }
+        let Some(view) = &self.view else { return Rows::default() };
+        let (matching, resident) = (view.matching, view.resident);
+        if query.group != Group::File {
+            return Rows { rows: view.groups.clone(), matching, resident };
+        }
+        let matcher = Matcher::new(&query.filter);
+        let candidates: HashSet<u32> = view.leaders.iter().chain(&view.touched).copied().collect();
+        let mut ranked: Vec<(i64, u32)> = candidates
+            .into_iter()
+            .filter_map(|id| {
+                let entry = self.table.get(id)?;
+                self.is_wanted(entry, query, &matcher).then(|| (self.figure(id, entry, query.sort), id))
+            })
+            .collect();
+        ranked.sort_unstable_by_key(|(figure, id)| (Reverse(*figure), *id));
+        ranked.truncate(query.limit);
+        let rows: Vec<Row> =
+            ranked.iter().filter_map(|(_, id)| Some(self.row(*id, self.table.get(*id)?))).collect();
+        // What is looked at all the time has to fit in a tick.
+        self.shown = ranked.into_iter().take(50).map(|(_, id)| id).collect();
+        Rows { rows, matching, resident }
+    }
+
+    /// Ranks all files.
+    fn rank(&self, query: &Query) -> View {
+        let made = Instant::now();
+        let matcher = Matcher::new(&query.filter);
+        let mut ranked: Vec<(i64, u32)> = Vec::new();
+        let mut groups: HashMap<String, Row> = HashMap::new();
+        let (mut matching, mut resident) = (0, 0);
+        for (id, entry) in self.table.iter() {
+            if !self.is_wanted(entry, query, &matcher) {
+                continue;
+            }
+            resident += bytes(entry.pages.resident);
+            if query.group == Group::File {
+                matching += 1;
+                ranked.push((self.figure(id, entry, query.sort), id));
+            } else {
+                let label = self.group_label(entry, query.group);
+                let row = groups.entry(label).or_insert_with_key(|label| empty_group(label.clone()));
+                self.add_to_group(row, id, entry);
+            }
+        }
+        let keep = query.limit.saturating_mul(4).max(1024);
+        if ranked.len() > keep {
+            ranked.select_nth_unstable_by_key(keep, |(figure, _)| Reverse(*figure));
+            ranked.truncate(keep);
+        }
+        let mut groups: Vec<Row> = groups.into_values().collect();
+        groups.sort_by(|a, b| {
+            let figure = |row: &Row| figure_of(row, query.sort);
+            figure(b).cmp(&figure(a)).then_with(|| a.label.cmp(&b.label))
+        });
+        if query.group != Group::File {
+            matching = groups.len();
+        }
+        groups.truncate(query.limit);
+        View {
+            query: query.clone(),
+            leaders: ranked.into_iter().map(|(_, id)| id).collect(),
+            groups,
+            touched: HashSet::new(),
+            matching,
+            resident,
+            made,
+            cost: made.elapsed(),
+        }
+    }
+
+    fn is_wanted(&self, entry: &Entry, query: &Query, matcher: &Matcher<'_>) -> bool {
+        let of_process = query.pid.is_none_or(|pid| {
+            self.openers.of(entry.inode).iter().any(|(user, _)| *user == pid)
+                || self
+                    .flows
+                    .of(entry.inode)
+                    .is_some_and(|flow| flow.bringers.iter().any(|(bringer, _)| *bringer == pid))
+        });
+        of_process && (matcher.text.is_empty() || matcher.matches(&self.label(entry)))
+    }
+
+    fn figure(&self, id: u32, entry: &Entry, sort: Sort) -> i64 {
+        match sort {
+            Sort::Resident => i64::from(entry.pages.resident),
+            Sort::Growth => self.growth.get(&id).copied().unwrap_or(0),
+            Sort::Dirty => i64::from(entry.pages.dirty) + i64::from(entry.pages.writeback),
+            Sort::Evicted => i64::from(entry.pages.evicted),
+        }
+    }
+
+    /// What a file is called.
+    fn label(&self, entry: &Entry) -> String {
+        if let Some(path) = entry.path(&self.ground.directories()) {
+            return path.to_string_lossy().into_owned();
+        }
+        let place = self.ground.places.walked.get(usize::from(entry.place));
+        format!("inode {} on {}", entry.inode.ino, place.map_or("?", |place| place.source.as_str()))
+    }
+
+    fn row(&self, id: u32, entry: &Entry) -> Row {
+        let mut row = empty_group(self.label(entry));
+        self.add_to_group(&mut row, id, entry);
+        row.key = RowKey::File(entry.inode);
+        row.deleted = matches!(entry.name, Name::Deleted(_));
+        if entry.resident_only {
+            (row.dirty, row.writeback, row.evicted, row.recently_evicted) = (None, None, None, None);
+        }
+        row.path = self
+            .reach
+            .get(&entry.inode)
+            .cloned()
+            .or_else(|| entry.path(&self.ground.directories()).filter(|_| !row.deleted));
+        row.owners = self.owners(entry.inode);
+        if let Name::In(..) = entry.name
+            && let Some((database, class)) = self.database(Path::new(&row.label))
+        {
+            (row.database, row.class) = (Some(database.to_owned()), class);
+        }
+        row
+    }
+
+    fn add_to_group(&self, row: &mut Row, id: u32, entry: &Entry) {
+        let pages = entry.pages;
+        // Of a file that came a moment ago nobody has asked yet; that leaves a group's sums as good as they are.
+        let known = !entry.resident_only || entry.name == Name::Unknown;
+        row.files += 1;
+        row.size += entry.size;
+        row.resident += bytes(pages.resident);
+        for (sum, pages) in [
+            (&mut row.dirty, pages.dirty),
+            (&mut row.writeback, pages.writeback),
+            (&mut row.evicted, pages.evicted),
+            (&mut row.recently_evicted, pages.recently_evicted),
+        ] {
+            *sum = sum.filter(|_| known).map(|sum| sum + bytes(pages));
+        }
+        row.growth += self.growth.get(&id).copied().unwrap_or(0);
+        if self.has_events() {
+            let of_file = self.flows.of(entry.inode);
+            let last = of_file.filter(|flow| flow.tick == self.tick).map(|flow| flow.last);
+            let total = of_file.map(|flow| flow.total);
+            for (sum, part) in [(&mut row.flow, last), (&mut row.total_flow, total)] {
+                let (sum, part) = (sum.get_or_insert_default(), part.unwrap_or_default());
+                sum.added += part.added;
+                sum.reclaimed += part.reclaimed;
+                sum.dropped += part.dropped;
+            }
+        }
+    }
+
+    fn group_label(&self, entry: &Entry, group: Group) -> String {
+        match group {
+            Group::File => self.label(entry),
+            Group::Class => {
+                let label = self.label(entry);
+                let found = (entry.name != Name::Unknown).then(|| self.database(Path::new(&label))).flatten();
+                match found {
+                    Some((database, Some(class))) => format!("{database} {class}"),
+                    Some((database, None)) => format!("{database} other"),
+                    None => "no database's".to_owned(),
+                }
+            }
+            Group::Process | Group::Cgroup => match self.owners(entry.inode).into_iter().next() {
+                Some(owner) if group == Group::Process => format!("{} {}", owner.name, owner.pid),
+                Some(owner) => owner.cgroup,
+                None => "nobody's now".to_owned(),
+            },
+        }
+    }
+
+    /// Who has a file or brought it in: first who brought in most, then who may write to it.
+    fn owners(&self, inode: Inode) -> Vec<Owner> {
+        let bringers = self.flows.of(inode).map_or(&[][..], |flow: &FileFlow| &flow.bringers);
+        let users = self.openers.of(inode);
+        let used = |pid: u32| users.iter().find(|(user, _)| *user == pid).map(|(_, used)| *used);
+        let mut owners: Vec<Owner> =
+            bringers.iter().map(|(pid, brought)| self.owner(*pid, used(*pid), *brought)).collect();
+        let mut others: Vec<_> =
+            users.iter().filter(|(user, _)| !bringers.iter().any(|(pid, _)| pid == user)).collect();
+        others.sort_by_key(|(pid, used)| (Reverse(used.writes), *pid));
+        owners.extend(others.into_iter().take(8).map(|(pid, used)| self.owner(*pid, Some(*used), 0)));
+        owners
+    }
+
+    fn owner(&self, pid: u32, used: Option<Use>, brought: u64) -> Owner {
+        let process = self.processes.get(&pid);
+        Owner {
+            pid,
+            name: process.map_or_else(|| "?".to_owned(), |process| process.name.to_string()),
+            cgroup: process.map_or_else(|| "?".to_owned(), |process| shown_cgroup(&process.cgroup)),
+            used,
+            brought,
+        }
+    }
+
+    /// The database in whose directories a file lies, and what it is to it.
+    fn database(&self, path: &Path) -> Option<(&str, Option<FileClass>)> {
+        let innermost = |directories: &[PathBuf]| {
+            let around = directories.iter().filter(|directory| path.starts_with(directory));
+            around.map(|directory| directory.as_os_str().len()).max()
+        };
+        let found = self
+            .databases
+            .iter()
+            .filter_map(|database| Some((innermost(&database.directories)?, database)))
+            .max_by_key(|(depth, _)| *depth);
+        let (_, database) = found?;
+        Some((&database.profile.name, database.profile.class_of(path)))
+    }
+}
+
+fn bytes(pages: u32) -> u64 {
+    u64::from(pages) * page_size()
+}
+
+fn empty_group(label: String) -> Row {
+    Row {
+        key: RowKey::Group(label.clone()),
+        label,
+        path: None,
+        deleted: false,
+        files: 0,
+        size: 0,
+        resident: 0,
+        dirty: Some(0),
+        writeback: Some(0),
+        evicted: Some(0),
+        recently_evicted: Some(0),
+        growth: 0,
+        flow: None,
+        total_flow: None,
+        owners: Vec::new(),
+        class: None,
+        database: None,
+    }
+}
+
+fn figure_of(row: &Row, sort: Sort) -> i64 {
+    let unwritten = || row.dirty.unwrap_or(0) + row.writeback.unwrap_or(0);
+    match sort {
+        Sort::Resident => row.resident.cast_signed(),
+        Sort::Growth => row.growth,
+        Sort::Dirty => unwritten().cast_signed(),
+        Sort::Evicted => row.evicted.unwrap_or(0).cast_signed(),
+    }
+}

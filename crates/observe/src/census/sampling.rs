@@ -1,0 +1,188 @@
+//! Looking again at files that events, dirty pages or their place on the screen call for, within a tick's time.
+//!
+//! Invariants: what finds no time is reckoned from events, and is first in the next tick; a file that takes long to
+//! count is counted seldom, so that it takes a twentieth of the time at most.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use pagekeeper_kernel::trace::TraceCounts;
+use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size};
+
+use super::background::processor_time;
+use super::table::{Name, Pages};
+use super::walk::count;
+use super::{Census, Flow};
+
+/// Of the time between two ticks, how much of it one file may take to be counted.
+const ONE_FILE: u32 = 20;
+
+/// The processor time a tick has left.
+#[derive(Debug)]
+pub(super) struct Budget {
+    until: Duration,
+    asked: u32,
+    over: bool,
+}
+
+impl Budget {
+    pub(super) fn of(time: Duration) -> Self {
+        Self { until: processor_time() + time, asked: 0, over: false }
+    }
+
+    /// Whether it is used up.
+    pub(super) fn over(&mut self) -> bool {
+        self.asked += 1;
+        // Asking costs a system call.
+        if self.asked.is_multiple_of(8) {
+            self.over = processor_time() > self.until;
+        }
+        self.over
+    }
+}
+
+/// What happened to each file, and which processes brought pages in.
+pub(super) type Events = HashMap<Inode, (Flow, Vec<u32>)>;
+
+impl Census {
+    /// Takes over what was traced, and looks again at the files it happened to.
+    pub(super) fn apply(&mut self, counts: &TraceCounts, budget: &mut Budget) {
+        let mut flows = std::mem::take(&mut self.flows);
+        let pages = counts.pages.as_deref().unwrap_or_default();
+        let reclaim = counts.reclaim.as_deref().unwrap_or_default();
+        let events = flows.add(self.tick, pages, reclaim, |inode| self.own_inode(inode));
+        self.flows = flows;
+        let mut strangers = HashSet::new();
+        for (inode, (flow, _)) in &events {
+            if !self.reckon(*inode, *flow) {
+                strangers.insert(*inode);
+            }
+        }
+        for pid in events.values().flat_map(|(_, pids)| pids) {
+            if !self.processes.contains_key(pid)
+                && let Some(process) = super::processes::process(&self.options.roots.proc, *pid)
+            {
+                self.processes.insert(*pid, process);
+            }
+        }
+        self.find_names(&events, &strangers, budget);
+        let mut due: HashSet<u32> = events.keys().filter_map(|inode| self.table.id(*inode)).collect();
+        if self.dirty_elsewhere {
+            due.extend(self.openers.written().filter_map(|inode| self.table.id(inode)));
+        }
+        self.sample(due, budget);
+    }
+
+    /// Without events: files that somebody has open are looked at, dirty ones and those on show.
+    pub(super) fn sample_without_events(&mut self, budget: &mut Budget) {
+        let open: HashSet<u32> = self.openers.files().filter_map(|inode| self.table.id(inode)).collect();
+        self.sample(open, budget);
+    }
+
+    /// What a file has in memory by what came and left; `false` if it is none that is known.
+    fn reckon(&mut self, inode: Inode, flow: Flow) -> bool {
+        let pages = |bytes: u64| u32::try_from(bytes / page_size()).unwrap_or(u32::MAX);
+        if let Some(id) = self.table.id(inode) {
+            let Some(entry) = self.table.get(id) else { return false };
+            let then = entry.pages;
+            let resident =
+                then.resident.saturating_add(pages(flow.added)).saturating_sub(pages(flow.removed()));
+            let evicted = then.evicted.saturating_add(pages(flow.reclaimed));
+            // One that has a name will be looked at; another is gone when its pages are.
+            let least = u32::from(entry.name != Name::Unknown);
+            let now = Pages { resident: resident.max(least), evicted, ..then };
+            if !self.table.set_pages(id, now) {
+                self.forget(id);
+            }
+            return true;
+        }
+        if flow.added <= flow.removed() {
+            return true;
+        }
+        let known = self.known.directory(inode).is_some();
+        let Some(place) = self.ground.place_of(inode.dev) else { return true };
+        if !known && self.ground.places.scoped {
+            // Most likely a file of another directory.
+            return false;
+        }
+        let id = self.table.insert_unknown(inode, place, pages(flow.added - flow.removed()), self.round);
+        self.nameless.insert(id, 0);
+        true
+    }
+
+    /// Looks at these, at dirty files and at those on show; those first that were not looked at for longest.
+    fn sample(&mut self, mut due: HashSet<u32>, budget: &mut Budget) {
+        due.extend(&self.unwritten);
+        due.extend(&self.shown);
+        let mut due: Vec<(u32, u32)> =
+            due.into_iter().filter_map(|id| Some((self.table.get(id)?.counted, id))).collect();
+        due.sort_unstable();
+        for (counted, id) in due {
+            if budget.over() {
+                break;
+            }
+            let dear = self.table.get(id).is_some_and(|entry| {
+                // In ticks of about a second: what counts is the share of the time.
+                entry.cost > 2000 && self.tick.saturating_sub(counted) * (1_000_000 / ONE_FILE) < entry.cost
+            });
+            if !dear {
+                self.look_at(id);
+            }
+        }
+    }
+
+    /// Counts the pages of one file.
+    pub(super) fn look_at(&mut self, id: u32) {
+        let Some(entry) = self.table.get(id) else {
+            self.forget(id);
+            return;
+        };
+        let (inode, place) = (entry.inode, entry.place);
+        let opened = match (self.reach.get(&inode), entry.path(&self.ground.directories())) {
+            (Some(reach), path) => {
+                InspectedFile::open_magic_link(reach, path.unwrap_or_else(|| reach.clone()))
+            }
+            (None, Some(path)) if !matches!(entry.name, Name::Deleted(_)) => {
+                InspectedFile::open(path, Links::Refuse)
+            }
+            _ => return,
+        };
+        match opened {
+            Ok(file) if file.inode() == inode => match count(&file, Name::Unknown, place) {
+                Ok(Some(found)) => {
+                    self.take_found(found);
+                }
+                Ok(None) => {
+                    self.table.remove(id);
+                    self.forget(id);
+                }
+                Err(_) => {}
+            },
+            Ok(file) => {
+                // Another file has its name now.
+                let name = entry.name.clone();
+                if let Ok(Some(found)) = count(&file, name, place) {
+                    self.take_found(found);
+                }
+                self.lost_name(id);
+            }
+            Err(error) if error.is_gone() => self.lost_name(id),
+            Err(_) => {}
+        }
+    }
+
+    /// A file that was removed is there only as long as somebody has it open.
+    fn lost_name(&mut self, id: u32) {
+        let Some(entry) = self.table.get(id) else { return };
+        let inode = entry.inode;
+        self.reach.remove(&inode);
+        let path = entry.path(&self.ground.directories()).unwrap_or_default();
+        if self.openers.of(inode).is_empty() || matches!(entry.name, Name::Deleted(_)) {
+            self.table.remove(id);
+            self.forget(id);
+        } else {
+            // The next look at those who have it finds a way to it.
+            self.table.set_name(id, Name::Deleted(path.into()));
+        }
+    }
+}

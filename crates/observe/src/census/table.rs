@@ -1,0 +1,487 @@
+//! The files that have something in memory: compact, found by inode, with sums by file system.
+//!
+//! Invariants: an entry is there only while its file has resident pages, or a trace of evicted ones; the sums are those
+//! of the entries at any time; an id is reused only after its entry was removed. Pages are counted in 32 bits: 16 TiB of
+//! one file.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pagekeeper_kernel::{Inode, Residency, Source, page_size};
+
+/// The directory of entries that have none.
+const NOWHERE: u32 = u32::MAX;
+
+/// Directories by number: a path is kept once, whatever number of files lie in it. Those that are gone are forgotten, and
+/// their numbers given out again.
+#[derive(Debug, Default)]
+pub(super) struct Directories {
+    list: Vec<Option<Directory>>,
+    by_path: HashMap<Arc<Path>, u32>,
+    free: Vec<u32>,
+    /// How often was asked to forget.
+    round: u32,
+}
+
+/// A directory that was walked.
+#[derive(Debug, Clone)]
+pub(super) struct Directory {
+    pub(super) path: Arc<Path>,
+    /// The file system it is on: an index of [`Places::walked`](super::places::Places::walked).
+    pub(super) place: u16,
+    /// When names in it changed last, in nanoseconds of its file system's clock; `None` if it has to be listed to know.
+    pub(super) changed: Option<i128>,
+    /// The round of [`Directories`] in which somebody last asked for its number.
+    asked: u32,
+}
+
+impl Directories {
+    /// A number that was asked for so many rounds ago, and is that of no entry, is in nobody's hands any more: of the
+    /// thread in the background, which may be a round ahead of who reads what it says, and of its last round.
+    const IN_HANDS: u32 = 3;
+
+    /// The number of a directory, new or known.
+    pub(super) fn number(&mut self, path: &Path, place: impl FnOnce() -> u16) -> u32 {
+        let asked = self.round;
+        if let Some(known) = self.by_path.get(path).copied() {
+            if let Some(directory) = self.get_mut(known) {
+                directory.asked = asked;
+            }
+            return known;
+        }
+        let path: Arc<Path> = path.into();
+        let directory = Directory { path: Arc::clone(&path), place: place(), changed: None, asked };
+        let number = if let Some(number) = self.free.pop() {
+            self.list[number as usize] = Some(directory);
+            number
+        } else {
+            // Not more than 2^32: each has an inode in memory while it is walked.
+            let number = u32::try_from(self.list.len()).unwrap_or(NOWHERE - 1);
+            self.list.push(Some(directory));
+            number
+        };
+        self.by_path.insert(path, number);
+        number
+    }
+
+    pub(super) fn get(&self, number: u32) -> Option<&Directory> {
+        self.list.get(number as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Directory> {
+        self.list.get_mut(number as usize)?.as_mut()
+    }
+
+    pub(super) fn is_known(&self, path: &Path) -> bool {
+        self.by_path.contains_key(path)
+    }
+
+    /// Above all numbers.
+    pub(super) fn end(&self) -> u32 {
+        u32::try_from(self.list.len()).unwrap_or(NOWHERE)
+    }
+
+    /// A round has ended: forgets those that no round has come by since, but the `used`.
+    pub(super) fn forget(&mut self, used: &HashSet<u32>) {
+        self.round += 1;
+        for (number, slot) in (0_u32..).zip(&mut self.list) {
+            let gone = |directory: &mut Directory| {
+                directory.asked + Self::IN_HANDS <= self.round && !used.contains(&number)
+            };
+            if let Some(directory) = slot.take_if(gone) {
+                self.by_path.remove(&directory.path);
+                self.free.push(number);
+            }
+        }
+    }
+}
+
+/// How a file is called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Name {
+    /// By its name in a directory, by number.
+    In(u32, Box<OsStr>),
+    /// By what it was called before it was removed.
+    Deleted(Box<Path>),
+    /// By its inode number alone.
+    Unknown,
+}
+
+/// What of a file is in memory, in pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Pages {
+    pub(super) resident: u32,
+    pub(super) dirty: u32,
+    pub(super) writeback: u32,
+    pub(super) evicted: u32,
+    pub(super) recently_evicted: u32,
+}
+
+impl Pages {
+    pub(super) fn of(residency: &Residency) -> Self {
+        let pages = |bytes: u64| u32::try_from(bytes / page_size()).unwrap_or(u32::MAX);
+        let maybe = |bytes: Option<u64>| bytes.map_or(0, pages);
+        Self {
+            resident: pages(residency.resident),
+            dirty: maybe(residency.dirty),
+            writeback: maybe(residency.writeback),
+            evicted: maybe(residency.evicted),
+            recently_evicted: maybe(residency.recently_evicted),
+        }
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self.resident == 0 && self.evicted == 0
+    }
+}
+
+/// A file that has something in memory.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) inode: Inode,
+    pub(super) name: Name,
+    pub(super) size: u64,
+    pub(super) pages: Pages,
+    /// The file system, as of a [`Directory`].
+    pub(super) place: u16,
+    /// Only what is resident is known.
+    pub(super) resident_only: bool,
+    /// In which round of the walk it was seen last.
+    pub(super) round: u32,
+    /// What counting it took last, in microseconds.
+    pub(super) cost: u32,
+    /// The tick in which it was counted last.
+    pub(super) counted: u32,
+}
+
+/// What a look at a file found.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    pub(super) inode: Inode,
+    pub(super) name: Name,
+    pub(super) size: u64,
+    pub(super) place: u16,
+    pub(super) residency: Residency,
+    /// What counting took, in microseconds.
+    pub(super) cost: u32,
+}
+
+/// Pages of all files of a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Sum {
+    pub(super) files: u64,
+    pub(super) resident: u64,
+    pub(super) dirty: u64,
+    pub(super) writeback: u64,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    by_inode: HashMap<Inode, u32>,
+    sums: Vec<Sum>,
+    /// What the entries that changed since the last tick had resident then.
+    before: HashMap<u32, u32>,
+}
+
+impl Table {
+    pub(super) fn with_places(places: usize) -> Self {
+        Self { sums: vec![Sum::default(); places], ..Self::default() }
+    }
+
+    pub(super) fn id(&self, inode: Inode) -> Option<u32> {
+        self.by_inode.get(&inode).copied()
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&Entry> {
+        self.entries.get(id as usize)?.as_ref()
+    }
+
+    fn get_mut(&mut self, id: u32) -> Option<&mut Entry> {
+        self.entries.get_mut(id as usize)?.as_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Entry)> {
+        let numbered = (0_u32..).zip(&self.entries);
+        numbered.filter_map(|(id, entry)| Some((id, entry.as_ref()?)))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_inode.len()
+    }
+
+    /// The directories in which entries are, by number.
+    pub(super) fn directories(&self) -> HashSet<u32> {
+        let number = |entry: &Entry| match entry.name {
+            Name::In(number, _) => Some(number),
+            _ => None,
+        };
+        self.entries.iter().flatten().filter_map(number).collect()
+    }
+
+    /// By file system, in the order of the places.
+    pub(super) fn sums(&self) -> &[Sum] {
+        &self.sums
+    }
+
+    /// Takes over what a look found; the entry's id, if the file has something in memory.
+    pub(super) fn take(&mut self, found: Found, tick: u32, round: u32) -> Option<u32> {
+        let pages = Pages::of(&found.residency);
+        let resident_only = found.residency.source == Source::Mincore;
+        let Found { inode, name, size, place, cost, .. } = found;
+        if let Some(id) = self.id(inode) {
+            if let Some(entry) = self.get_mut(id) {
+                if name != Name::Unknown {
+                    entry.name = name;
+                }
+                (entry.size, entry.round, entry.cost) = (size, round, cost);
+                (entry.counted, entry.resident_only) = (tick, resident_only);
+            }
+            return self.set_pages(id, pages).then_some(id);
+        }
+        if pages.is_empty() {
+            return None;
+        }
+        let entry = Entry { inode, name, size, pages, place, resident_only, round, cost, counted: tick };
+        Some(self.insert(entry))
+    }
+
+    /// A file that tracing told of, whatever it is called.
+    pub(super) fn insert_unknown(&mut self, inode: Inode, place: u16, resident: u32, round: u32) -> u32 {
+        let entry = Entry {
+            inode,
+            name: Name::Unknown,
+            size: 0,
+            pages: Pages { resident, ..Pages::default() },
+            place,
+            resident_only: true,
+            round,
+            cost: 0,
+            counted: 0,
+        };
+        self.insert(entry)
+    }
+
+    fn insert(&mut self, entry: Entry) -> u32 {
+        self.sum(entry.place, entry.pages, true);
+        let inode = entry.inode;
+        let id = if let Some(id) = self.free.pop() {
+            self.entries[id as usize] = Some(entry);
+            id
+        } else {
+            let id = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
+            self.entries.push(Some(entry));
+            id
+        };
+        self.by_inode.insert(inode, id);
+        self.before.insert(id, 0);
+        id
+    }
+
+    /// Sets an entry's pages; returns whether it is still there.
+    pub(super) fn set_pages(&mut self, id: u32, pages: Pages) -> bool {
+        if pages.is_empty() {
+            self.remove(id);
+            return false;
+        }
+        let Some(entry) = self.get_mut(id) else { return false };
+        let place = entry.place;
+        let then = std::mem::replace(&mut entry.pages, pages);
+        if then != pages {
+            self.before.entry(id).or_insert(then.resident);
+            self.sum(place, then, false);
+            self.sum(place, pages, true);
+        }
+        true
+    }
+
+    /// Notes that a round of the walk came by.
+    pub(super) fn seen(&mut self, id: u32, round: u32) {
+        if let Some(entry) = self.get_mut(id) {
+            entry.round = round;
+        }
+    }
+
+    pub(super) fn set_name(&mut self, id: u32, name: Name) {
+        if let Some(entry) = self.get_mut(id) {
+            entry.name = name;
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: u32) {
+        if let Some(entry) = self.entries.get_mut(id as usize).and_then(Option::take) {
+            self.by_inode.remove(&entry.inode);
+            self.before.remove(&id);
+            self.free.push(id);
+            self.sum(entry.place, entry.pages, false);
+        }
+    }
+
+    /// Changes of resident pages since the last call, by id.
+    pub(super) fn take_changes(&mut self) -> Vec<(u32, i64)> {
+        let before = std::mem::take(&mut self.before);
+        let change = |(id, then): (u32, u32)| {
+            let now = self.get(id)?.pages.resident;
+            Some((id, i64::from(now) - i64::from(then)))
+        };
+        before.into_iter().filter_map(change).collect()
+    }
+
+    /// Adds an entry to the sums of its file system, or takes it away.
+    fn sum(&mut self, place: u16, pages: Pages, add: bool) {
+        let Some(sum) = self.sums.get_mut(usize::from(place)) else { return };
+        let bytes = |pages: u32| u64::from(pages) * page_size();
+        for (sum, part) in [
+            (&mut sum.files, 1),
+            (&mut sum.resident, bytes(pages.resident)),
+            (&mut sum.dirty, bytes(pages.dirty)),
+            (&mut sum.writeback, bytes(pages.writeback)),
+        ] {
+            *sum = if add { *sum + part } else { *sum - part };
+        }
+    }
+}
+
+/// In which directory each file of the walk lies, those without pages too: 12 bytes a file.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    by_device: HashMap<u64, (Vec<u64>, Vec<u32>)>,
+}
+
+impl Known {
+    pub(super) fn of(mut files: Vec<(Inode, u32)>) -> Self {
+        files.sort_unstable();
+        let mut known = Self::default();
+        for (inode, directory) in files {
+            let (numbers, directories) = known.by_device.entry(inode.dev).or_default();
+            numbers.push(inode.ino);
+            directories.push(directory);
+        }
+        for (numbers, directories) in known.by_device.values_mut() {
+            numbers.shrink_to_fit();
+            directories.shrink_to_fit();
+        }
+        known
+    }
+
+    pub(super) fn directory(&self, inode: Inode) -> Option<u32> {
+        let (numbers, directories) = self.by_device.get(&inode.dev)?;
+        numbers.binary_search(&inode.ino).ok().map(|at| directories[at])
+    }
+}
+
+impl Entry {
+    /// The name to be shown, and the path by which it can be opened if it has one.
+    pub(super) fn path(&self, directories: &Directories) -> Option<PathBuf> {
+        match &self.name {
+            Name::In(directory, name) => {
+                Some(directories.get(*directory)?.path.join(OsString::from(name.clone())))
+            }
+            Name::Deleted(path) => Some(path.to_path_buf()),
+            Name::Unknown => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(ino: u64, resident: u64, dirty: u64, evicted: u64) -> Found {
+        let residency = Residency {
+            resident: resident * page_size(),
+            dirty: Some(dirty * page_size()),
+            writeback: Some(0),
+            evicted: Some(evicted * page_size()),
+            recently_evicted: Some(0),
+            source: Source::Cachestat,
+        };
+        let name = Name::In(0, OsStr::new("x").into());
+        Found { inode: Inode { dev: 1, ino }, name, size: 5, place: 1, residency, cost: 3 }
+    }
+
+    fn sum(table: &Table) -> (u64, u64, u64) {
+        let sum = table.sums()[1];
+        (sum.files, sum.resident / page_size(), sum.dirty / page_size())
+    }
+
+    #[test]
+    fn sums_are_those_of_the_entries_and_empty_ones_go() {
+        let mut table = Table::with_places(2);
+        assert_eq!(table.take(found(1, 0, 0, 0), 1, 1), None);
+        let one = table.take(found(1, 10, 2, 0), 1, 1).unwrap();
+        let two = table.take(found(2, 5, 0, 0), 1, 1).unwrap();
+        assert_eq!(sum(&table), (2, 15, 2));
+        assert_eq!(table.take(found(1, 4, 0, 0), 2, 1), Some(one));
+        assert_eq!(sum(&table), (2, 9, 0));
+        assert_eq!(table.take(found(2, 0, 0, 0), 2, 1), None);
+        assert_eq!((sum(&table), table.get(two).is_none()), ((1, 4, 0), true));
+        // What was evicted is worth an entry.
+        assert_eq!(table.take(found(3, 0, 0, 7), 2, 1), Some(two));
+        assert_eq!((table.len(), sum(&table)), (2, (2, 4, 0)));
+        table.remove(one);
+        table.remove(two);
+        assert_eq!((table.len(), sum(&table)), (0, (0, 0, 0)));
+    }
+
+    #[test]
+    fn changes_are_against_the_last_call() {
+        let mut table = Table::with_places(2);
+        let id = table.take(found(1, 10, 0, 0), 1, 1).unwrap();
+        assert_eq!(table.take_changes(), [(id, 10)]);
+        table.take(found(1, 12, 0, 0), 2, 1);
+        table.take(found(1, 7, 0, 0), 2, 1);
+        assert_eq!(table.take_changes(), [(id, -3)]);
+        table.take(found(1, 7, 0, 0), 3, 1);
+        assert_eq!(table.take_changes(), []);
+    }
+
+    #[test]
+    fn directories_that_are_gone_are_forgotten_and_those_of_entries_are_not() {
+        let mut directories = Directories::default();
+        let [kept, used, gone] =
+            ["/kept", "/used", "/gone"].map(|path| directories.number(Path::new(path), || 0));
+        let mut table = Table::with_places(2);
+        let name = Name::In(used, OsStr::new("x").into());
+        let entry = table.take(Found { name, ..found(1, 1, 0, 0) }, 1, 1).unwrap();
+        for _ in 0..Directories::IN_HANDS {
+            assert!(directories.is_known(Path::new("/gone")));
+            assert_eq!(directories.number(Path::new("/kept"), || 0), kept);
+            directories.forget(&table.directories());
+        }
+        assert!(!directories.is_known(Path::new("/gone")) && directories.get(gone).is_none());
+        assert_eq!(table.get(entry).unwrap().path(&directories).unwrap(), Path::new("/used/x"));
+        assert_eq!(directories.number(Path::new("/new"), || 0), gone, "its number is given out again");
+        assert_eq!(directories.end(), 3);
+        table.remove(entry);
+        directories.forget(&table.directories());
+        assert!(!directories.is_known(Path::new("/used")) && directories.is_known(Path::new("/kept")));
+    }
+
+    #[test]
+    fn a_name_once_known_stays() {
+        let mut table = Table::with_places(2);
+        let id = table.insert_unknown(Inode { dev: 1, ino: 9 }, 1, 3, 1);
+        assert_eq!(table.get(id).unwrap().path(&Directories::default()), None);
+        let mut directories = Directories::default();
+        assert_eq!(directories.number(Path::new("/d"), || 1), 0);
+        assert_eq!(directories.number(Path::new("/d"), || 2), 0);
+        table.take(found(9, 3, 0, 0), 1, 1);
+        table.take(Found { name: Name::Unknown, ..found(9, 3, 0, 0) }, 1, 1);
+        assert_eq!(table.get(id).unwrap().path(&directories).unwrap(), Path::new("/d/x"));
+    }
+
+    #[test]
+    fn directories_of_files_are_found_by_inode() {
+        let inode = |dev, ino| Inode { dev, ino };
+        let known = Known::of(vec![(inode(2, 5), 7), (inode(1, 9), 1), (inode(1, 3), 2)]);
+        assert_eq!(known.directory(inode(1, 3)), Some(2));
+        assert_eq!(known.directory(inode(1, 9)), Some(1));
+        assert_eq!(known.directory(inode(2, 5)), Some(7));
+        assert_eq!((known.directory(inode(1, 5)), known.directory(inode(3, 5))), (None, None));
+    }
+}

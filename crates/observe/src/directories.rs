@@ -1,0 +1,81 @@
+//! Directories that were named: which process they belong to.
+//!
+//! That is a database that has one of the files open; else a process that writes to one, the one with the most of them
+//! open. Who only reads them (a backup) is no owner.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_guard::{Profile, recognise_process};
+use pagekeeper_kernel::process::{Access, ProcRoot};
+
+use crate::OpenerKind;
+use crate::files::Files;
+use crate::subjects::Subject;
+
+/// Finds the process of each directory, and makes one of directories that belong to the same process.
+pub(crate) fn find_processes(
+    proc: &ProcRoot,
+    subjects: &mut Vec<Subject>,
+    files: &mut Files,
+    profiles: &[Arc<Profile>],
+) {
+    for (index, subject) in subjects.iter_mut().enumerate() {
+        let Some((pid, profile)) = owner(proc, files, index, profiles) else { continue };
+        let before = Arc::clone(&subject.profile);
+        subject.take_process(proc, pid, profile.unwrap_or_else(|| Arc::clone(&before)));
+        if subject.profile.name != before.name {
+            let exists = |path: &Path| rustix::fs::lstat(path).is_ok();
+            for file in files.of_database(index) {
+                file.class = subject.profile.class_beside(&file.path, exists);
+            }
+        }
+    }
+    let mut at = 0;
+    while at < subjects.len() {
+        let pid = subjects[at].pid;
+        match subjects[..at].iter().position(|other| other.pid == pid).filter(|_| pid.is_some()) {
+            Some(first) => {
+                let same = subjects.remove(at);
+                subjects[first].directories.extend(same.directories);
+                files.merge_databases(first, at);
+            }
+            None => at += 1,
+        }
+    }
+}
+
+fn owner(
+    proc: &ProcRoot,
+    files: &mut Files,
+    index: usize,
+    profiles: &[Arc<Profile>],
+) -> Option<(u32, Option<Arc<Profile>>)> {
+    let mut writers: HashMap<u32, usize> = HashMap::new();
+    let mut readers: HashMap<u32, usize> = HashMap::new();
+    for opener in files.of_database(index).flat_map(|file| &file.openers) {
+        let by = if may_write(opener.kind) { &mut writers } else { &mut readers };
+        *by.entry(opener.pid).or_default() += opener.count;
+    }
+    let recognised = writers.keys().chain(readers.keys()).filter_map(|&pid| {
+        let profile = recognise_process(proc, pid, profiles)?;
+        // Of a database with workers it is the one that started them.
+        let parent = proc.parent(pid).ok().filter(|&parent| {
+            recognise_process(proc, parent, profiles).is_some_and(|of| of.name == profile.name)
+        });
+        Some((parent.unwrap_or(pid), Some(profile)))
+    });
+    // By their numbers: else it were another at each look.
+    recognised.min_by_key(|(pid, _)| *pid).or_else(|| {
+        let most = writers.iter().max_by_key(|&(pid, count)| (*count, std::cmp::Reverse(*pid)));
+        most.map(|(pid, _)| (*pid, None))
+    })
+}
+
+fn may_write(kind: OpenerKind) -> bool {
+    match kind {
+        OpenerKind::Buffered(access) | OpenerKind::Direct(access) => access != Access::ReadOnly,
+        OpenerKind::Mapped { writable } => writable,
+    }
+}

@@ -1,0 +1,33 @@
+//! Why a look failed as a whole. What only a part of it can't show is no error: see [`Limited`](crate::Limited).
+
+use std::path::PathBuf;
+
+/// Why a look failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ObserveError {
+    /// A process that was named does not exist.
+    #[error("there is no process {pid}")]
+    NoProcess {
+        /// Its number.
+        pid: u32,
+    },
+    /// A directory that was named can't be looked at.
+    #[error("{}: {source}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The options have no profile at all.
+    #[error("no profile of a database is known")]
+    NoProfile,
+    /// `/proc` or `/sys` can't be read.
+    #[error(transparent)]
+    Kernel(#[from] pagekeeper_kernel::Error),
+    /// Tracing failed: a file that was to be traced can't be opened, or its buffers can't be read.
+    #[error(transparent)]
+    Trace(#[from] pagekeeper_kernel::trace::TraceError),
+}

@@ -1,0 +1,185 @@
+//! The files of one look, each once: of which database, of which class, what of them is in memory.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::{Inode, InspectedFile};
+
+use crate::devices::Devices;
+use crate::held::{Held, reach};
+use crate::limits::{Kind, Limits};
+use crate::seen::Seen;
+use crate::subjects::Subject;
+use crate::woods::Woods;
+use crate::{File, Opener, OpenerKind};
+
+/// The files of one look.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    all: Vec<File>,
+    /// By device and inode number as stat(2) shows them.
+    by_inode: HashMap<Inode, usize>,
+    /// The first directory of each tree that was looked at.
+    looked: HashSet<Inode>,
+}
+
+impl Files {
+    /// Takes up all files in the directories of a database.
+    pub(crate) fn take_directories(
+        &mut self,
+        roots: &SysRoots,
+        subjects: &[Subject],
+        index: usize,
+        woods: &mut Woods,
+        devices: &mut Devices,
+        limits: &mut Limits,
+    ) {
+        let subject = &subjects[index];
+        let through = subject.through(&roots.proc);
+        let others: HashSet<&Path> = subjects
+            .iter()
+            .enumerate()
+            .filter(|(other, subject)| *other != index && subject.through(&roots.proc) == through)
+            .flat_map(|(_, subject)| subject.directories.iter().map(PathBuf::as_path))
+            .collect();
+        for directory in &subject.directories {
+            let key = (through, directory.clone());
+            let tree = woods.look(key, &roots.proc, &subject.profile, &others, limits);
+            if tree.inode.is_some_and(|inode| !self.looked.insert(inode)) {
+                // The same directory by another way.
+                continue;
+            }
+            self.all.reserve(tree.len());
+            for (path, reach, known) in tree.files() {
+                let inode = devices.traced(roots, known.seen.inode, &reach);
+                self.add(
+                    known.seen.inode,
+                    File {
+                        inode,
+                        path,
+                        reach,
+                        size: known.seen.size,
+                        database: Some(index),
+                        class: known.class,
+                        residency: known.seen.residency,
+                        openers: Vec::new(),
+                    },
+                );
+            }
+        }
+    }
+
+    /// Takes up what a database's processes hold.
+    pub(crate) fn take_held(
+        &mut self,
+        roots: &SysRoots,
+        subject: &Subject,
+        index: usize,
+        devices: &mut Devices,
+        limits: &mut Limits,
+    ) {
+        for (pid, held) in &subject.held {
+            if !self.by_inode.contains_key(&held.inode) {
+                if held.private {
+                    continue;
+                }
+                let file = file_of(roots, subject, index, *pid, held, devices, limits);
+                self.add(held.inode, file);
+            }
+            self.opened(held.inode, *pid, held.kind, || {
+                roots.proc.name(*pid).unwrap_or_default().to_string_lossy().into_owned()
+            });
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(crate) fn has(&self, inode: Inode) -> bool {
+        self.by_inode.contains_key(&inode)
+    }
+
+    /// All, each with how stat(2) shows it.
+    pub(crate) fn inodes(&self) -> impl Iterator<Item = (Inode, &File)> {
+        self.by_inode.iter().map(|(inode, index)| (*inode, &self.all[*index]))
+    }
+
+    /// All, in no order.
+    pub(crate) fn into_files(self) -> Vec<File> {
+        self.all
+    }
+
+    pub(crate) fn of_database(&mut self, index: usize) -> impl Iterator<Item = &mut File> {
+        self.all.iter_mut().filter(move |file| file.database == Some(index))
+    }
+
+    /// Gives the files of one database to an earlier one; all later ones move up.
+    pub(crate) fn merge_databases(&mut self, into: usize, from: usize) {
+        for database in self.all.iter_mut().filter_map(|file| file.database.as_mut()) {
+            match (*database).cmp(&from) {
+                std::cmp::Ordering::Less => {}
+                std::cmp::Ordering::Equal => *database = into,
+                std::cmp::Ordering::Greater => *database -= 1,
+            }
+        }
+    }
+
+    fn add(&mut self, inode: Inode, file: File) {
+        if !self.by_inode.contains_key(&inode) {
+            self.by_inode.insert(inode, self.all.len());
+            self.all.push(file);
+        }
+    }
+
+    /// Takes note of an opener of a file that is known.
+    pub(crate) fn opened(&mut self, inode: Inode, pid: u32, kind: OpenerKind, name: impl FnOnce() -> String) {
+        let Some(&index) = self.by_inode.get(&inode) else { return };
+        let openers = &mut self.all[index].openers;
+        match openers.iter_mut().find(|opener| opener.pid == pid && opener.kind == kind) {
+            Some(opener) => opener.count += 1,
+            None => openers.push(Opener { pid, name: name(), kind, count: 1 }),
+        }
+    }
+}
+
+/// A file that a process holds, and that lies in none of its database's directories.
+fn file_of(
+    roots: &SysRoots,
+    subject: &Subject,
+    index: usize,
+    pid: u32,
+    held: &Held,
+    devices: &mut Devices,
+    limits: &mut Limits,
+) -> File {
+    let reach_it = || reach(&roots.proc, pid, &held.path);
+    let reach = if held.deleted { held.link.clone() } else { reach_it() };
+    let residency = match InspectedFile::open_magic_link(&held.link, held.path.clone()) {
+        Ok(file) => {
+            let (seen, trouble) = Seen::of(&file);
+            if let Some(trouble) = trouble {
+                limits.count(trouble.kind, &held.path.display().to_string(), &trouble.why);
+            }
+            seen.residency
+        }
+        Err(error) => {
+            limits.failed(Kind::File, &error);
+            None
+        }
+    };
+    let exists = |beside: &Path| {
+        beside.file_name().is_some_and(|name| rustix::fs::lstat(reach_it().with_file_name(name)).is_ok())
+    };
+    File {
+        inode: devices.traced(roots, held.inode, &held.link),
+        path: held.path.clone(),
+        reach,
+        size: held.size,
+        database: Some(index),
+        class: subject.profile.class_beside(&held.path, exists),
+        residency,
+        openers: Vec::new(),
+    }
+}

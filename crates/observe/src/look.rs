@@ -1,0 +1,146 @@
+//! What one look saw.
+//!
+//! Invariants: sizes are bytes; what is not known is `None`, never zero; indices into [`Look::databases`] hold within
+//! one look only.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use pagekeeper_guard::Profile;
+use pagekeeper_kernel::pressure::{
+    BackingDevice, DirtyReport, MemInfo, MemoryCgroup, Pressure, VmStat, Watermarks,
+};
+use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::trace::{MachineCounts, TraceCounts};
+use pagekeeper_kernel::{Inode, Residency};
+use pagekeeper_policy::FileClass;
+
+/// What one look saw.
+#[derive(Debug, Clone)]
+pub struct Look {
+    /// When.
+    pub at: SystemTime,
+    /// The host's memory and its limits.
+    pub host: Host,
+    /// What changed since the look before; `None` at the first.
+    pub change: Option<HostChange>,
+    /// The databases that were looked at.
+    pub databases: Vec<Database>,
+    /// Their files: those in their directories and those that their processes have open, or share a mapping of. Each
+    /// once, in no order.
+    pub files: Vec<File>,
+    /// What could not be seen, and what would show it.
+    pub limits: Vec<Limited>,
+}
+
+/// The host's memory and its limits at one moment.
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// `/proc/meminfo`.
+    pub memory: MemInfo,
+    /// Below which free memory the kernel reclaims.
+    pub watermarks: Watermarks,
+    /// The limits on dirty pages, and how full they are.
+    pub dirty: DirtyReport,
+    /// Who waits for memory; `None` where the kernel does not tell.
+    pub memory_pressure: Option<Pressure>,
+    /// Who waits for storage.
+    pub io_pressure: Option<Pressure>,
+    /// All counters.
+    pub vmstat: VmStat,
+    /// The devices under the files that were looked at, ascending by `st_dev` of their file systems as a whole: the
+    /// `dev` of [`File::inode`].
+    pub devices: Vec<(u64, BackingDevice)>,
+}
+
+/// What changed between two looks.
+#[derive(Debug, Clone)]
+pub struct HostChange {
+    /// How long that was.
+    pub period: Duration,
+    /// The machine's counters.
+    pub machine: MachineCounts,
+    /// What tracing counted; `None` without tracing.
+    pub trace: Option<TraceCounts>,
+}
+
+/// A running database, or a directory that was named.
+#[derive(Debug, Clone)]
+pub struct Database {
+    /// Its process; `None` for a directory that no process was found for.
+    pub pid: Option<u32>,
+    /// What the process is called, as `/proc/PID/comm` has it; empty without one.
+    pub name: String,
+    /// What kind of database it is.
+    pub profile: Arc<Profile>,
+    /// Where its files are, as it sees them itself.
+    pub directories: Vec<PathBuf>,
+    /// Its command line; empty without a process.
+    pub command_line: Vec<std::ffi::OsString>,
+    /// How long its process has been running.
+    pub uptime: Option<Duration>,
+    /// Its memory cgroup below the root, with limits and contents; `None` in the root group.
+    pub cgroup: Option<MemoryCgroup>,
+    /// Its workers: child processes of the same database (PostgreSQL), ascending.
+    pub workers: Vec<u32>,
+}
+
+/// A file of a database, or one that a process has open.
+#[derive(Debug, Clone)]
+pub struct File {
+    /// Which file, as tracing names it ([`traced_inode`](pagekeeper_kernel::trace::traced_inode)).
+    pub inode: Inode,
+    /// Its path, as the database sees it, or as the process that has it open does.
+    pub path: PathBuf,
+    /// The path by which this process can open it (below `/proc/PID/root` in a container).
+    pub reach: PathBuf,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Whose it is: an index into [`Look::databases`].
+    pub database: Option<usize>,
+    /// What it is to its database; `None` if the profile names no class for it.
+    pub class: Option<FileClass>,
+    /// What of it is in the page cache; `None` if that could not be seen.
+    pub residency: Option<Residency>,
+    /// Who has it open or mapped.
+    pub openers: Vec<Opener>,
+}
+
+/// A process that has a file open, or mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opener {
+    /// The process.
+    pub pid: u32,
+    /// What it is called.
+    pub name: String,
+    /// How it has it.
+    pub kind: OpenerKind,
+    /// By how many descriptors or mappings.
+    pub count: usize,
+}
+
+/// How a process has a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenerKind {
+    /// By a descriptor whose reads and writes go through the page cache.
+    Buffered(Access),
+    /// By a descriptor with `O_DIRECT`.
+    Direct(Access),
+    /// Mapped.
+    Mapped {
+        /// It may write through the mapping, and that changes the file.
+        writable: bool,
+    },
+}
+
+/// What could not be seen.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Limited {
+    /// What could not be seen: "which pages come and go, and by whom".
+    pub what: String,
+    /// Why: what the kernel said.
+    pub why: String,
+    /// The right or setting that would show it: `CAP_SYS_PTRACE`, "Linux 6.5". `None` if nothing would.
+    pub needs: Option<String>,
+}

@@ -1,0 +1,322 @@
+//! Which databases are looked at, and where their files are.
+//!
+//! A database's directories are those that files of its profile are found from: what it holds open (temporary files,
+//! which may lie anywhere, do not count), and its working directory where the profile names directories below that.
+//! Never the root of a file tree.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pagekeeper_guard::{Finder, Profile, logs_below, recognise_process, workers_of};
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_policy::FileClass;
+
+use crate::held::{Held, held_by, reach};
+use crate::limits::Limits;
+use crate::{ObserveError, Scope};
+
+/// The directory of `PostgreSQL` that holds a link to each tablespace.
+const TABLESPACES: &str = "pg_tblspc";
+
+/// A database to look at.
+#[derive(Debug, Clone)]
+pub(crate) struct Subject {
+    pub(crate) pid: Option<u32>,
+    pub(crate) name: OsString,
+    pub(crate) workers: Vec<u32>,
+    pub(crate) profile: Arc<Profile>,
+    /// As it sees them itself.
+    pub(crate) directories: Vec<PathBuf>,
+    /// What its processes hold, and which process does.
+    pub(crate) held: Vec<(u32, Held)>,
+}
+
+impl Subject {
+    /// The process through whose root its directories are reached, if that is another than this process's.
+    pub(crate) fn through(&self, proc: &ProcRoot) -> Option<u32> {
+        self.pid.filter(|pid| !proc.same_root(*pid).unwrap_or(true))
+    }
+
+    /// Its processes.
+    pub(crate) fn pids(&self) -> impl Iterator<Item = u32> {
+        self.pid.into_iter().chain(self.workers.iter().copied())
+    }
+
+    fn of_process(proc: &ProcRoot, pid: u32, profile: Arc<Profile>, workers: Vec<u32>) -> Self {
+        let name = proc.name(pid).unwrap_or_default();
+        Self { pid: Some(pid), name, workers, profile, directories: Vec::new(), held: Vec::new() }
+    }
+
+    /// A directory that no process was found for yet, with the profile that its logs fit.
+    fn of_directory(directory: PathBuf, profiles: &[Arc<Profile>]) -> Result<Self, ObserveError> {
+        let fits = logs_below(&directory, profiles).map(|(profile, _)| profile);
+        let profile = fits.or_else(|| fallback(profiles)).ok_or(ObserveError::NoProfile)?;
+        Ok(Self {
+            pid: None,
+            name: OsString::new(),
+            workers: Vec::new(),
+            profile,
+            directories: vec![directory],
+            held: Vec::new(),
+        })
+    }
+
+    /// Takes a process for that of a directory.
+    pub(crate) fn take_process(&mut self, proc: &ProcRoot, pid: u32, profile: Arc<Profile>) {
+        self.pid = Some(pid);
+        self.name = proc.name(pid).unwrap_or_default();
+        self.workers = workers_of(proc, pid, &profile).unwrap_or_default();
+        self.profile = profile;
+    }
+}
+
+/// The profile for what no other fits.
+fn fallback(profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
+    profiles.iter().find(|profile| profile.name == "generic").or(profiles.last()).cloned()
+}
+
+/// What was found at earlier looks: it may end or go away, and that is no failure then.
+#[derive(Debug, Default)]
+pub(crate) struct Earlier {
+    finder: Finder,
+    /// Named processes, and when each began.
+    processes: HashMap<u32, u64>,
+    directories: HashMap<PathBuf, PathBuf>,
+}
+
+/// The databases that a scope names. To directories belongs a process only later, when it is known who has their files
+/// open.
+pub(crate) fn find(
+    proc: &ProcRoot,
+    scope: &Scope,
+    profiles: &[Arc<Profile>],
+    earlier: &mut Earlier,
+    limits: &mut Limits,
+) -> Result<Vec<Subject>, ObserveError> {
+    let mut subjects: Vec<Subject> = match scope {
+        Scope::Directories(directories) => {
+            return directories
+                .iter()
+                .map(|path| {
+                    let resolved = named_directory(path, earlier, limits)?;
+                    Subject::of_directory(resolved, profiles)
+                })
+                .collect();
+        }
+        Scope::All => earlier
+            .finder
+            .find(proc, profiles)?
+            .into_iter()
+            .map(|found| Subject::of_process(proc, found.pid, found.profile, found.workers))
+            .collect(),
+        Scope::Pids(pids) => {
+            let mut subjects = Vec::new();
+            for &pid in pids.iter().collect::<BTreeSet<_>>() {
+                subjects.extend(named_process(proc, pid, profiles, earlier, limits)?);
+            }
+            subjects
+        }
+    };
+    // One that ended in between is no database any more.
+    subjects.retain(|subject| subject.pid.is_none_or(|pid| proc.start_time(pid).is_ok()));
+    for subject in &mut subjects {
+        look_into(proc, subject, limits);
+        subject.directories = directories_of(proc, subject);
+    }
+    Ok(subjects)
+}
+
+fn named_process(
+    proc: &ProcRoot,
+    pid: u32,
+    profiles: &[Arc<Profile>],
+    earlier: &mut Earlier,
+    limits: &mut Limits,
+) -> Result<Option<Subject>, ObserveError> {
+    let started = proc.start_time(pid).ok();
+    match (earlier.processes.get(&pid), started) {
+        (None, None) => return Err(ObserveError::NoProcess { pid }),
+        (None, Some(started)) => drop(earlier.processes.insert(pid, started)),
+        (Some(before), Some(started)) if *before == started => {}
+        (Some(_), _) => {
+            limits.say(&format!("what process {pid} does"), "it has ended", None);
+            return Ok(None);
+        }
+    }
+    let fits = recognise_process(proc, pid, profiles).or_else(|| fallback(profiles));
+    let profile = fits.ok_or(ObserveError::NoProfile)?;
+    let workers = workers_of(proc, pid, &profile)?;
+    Ok(Some(Subject::of_process(proc, pid, profile, workers)))
+}
+
+/// The directory that a name leads to.
+fn named_directory(path: &Path, earlier: &mut Earlier, limits: &mut Limits) -> Result<PathBuf, ObserveError> {
+    let failed = |source| ObserveError::Directory { path: path.to_path_buf(), source };
+    let found = std::fs::canonicalize(path).and_then(|path| {
+        let is_directory = std::fs::metadata(&path)?.is_dir();
+        is_directory.then_some(path).ok_or_else(|| std::io::ErrorKind::NotADirectory.into())
+    });
+    match (found, earlier.directories.get(path)) {
+        (Ok(found), _) => {
+            earlier.directories.insert(path.to_path_buf(), found.clone());
+            Ok(found)
+        }
+        (Err(error), None) => Err(failed(error)),
+        (Err(error), Some(before)) => {
+            limits.say(&format!("what is in {}", path.display()), error.to_string(), None);
+            Ok(before.clone())
+        }
+    }
+}
+
+/// Reads what the subject's processes hold.
+fn look_into(proc: &ProcRoot, subject: &mut Subject, limits: &mut Limits) {
+    let pids: Vec<u32> = subject.pids().collect();
+    for pid in pids {
+        match held_by(proc, pid) {
+            Ok(held) => subject.held.extend(held.into_iter().map(|held| (pid, held))),
+            Err(error) => limits.process(pid, &subject.name.to_string_lossy(), &error),
+        }
+    }
+}
+
+/// The directories that a database's files are in.
+fn directories_of(proc: &ProcRoot, subject: &Subject) -> Vec<PathBuf> {
+    let Some(pid) = subject.pid else { return subject.directories.clone() };
+    let profile = &subject.profile;
+    let mut found = BTreeSet::new();
+    for (_, held) in subject.held.iter().filter(|(_, held)| !held.deleted && !held.private) {
+        let exists = |path: &Path| rustix::fs::lstat(reach(proc, pid, path)).is_ok();
+        match profile.class_beside(&held.path, exists) {
+            Some(FileClass::Temp) => {}
+            Some(_) => found.extend(profile.base_of(&held.path).map(Path::to_path_buf)),
+            None if profile.markers.iter().any(|marker| marker.matches(&held.path).is_some()) => {
+                let base = profile.markers.iter().find_map(|marker| marker.base_of(&held.path));
+                found.extend(base.map(Path::to_path_buf));
+            }
+            None => {}
+        }
+    }
+    let mut linked = Vec::new();
+    if let Ok(cwd) = proc.working_directory(pid).map(|cwd| proc.as_seen_by(pid, &cwd)) {
+        let is_there = |name: &PathBuf| proc.open_directory_in_namespace(pid, &cwd.join(name)).is_ok();
+        if profile.directories.iter().any(is_there) {
+            linked = linked_directories(proc, pid, profile, &cwd);
+            found.insert(cwd);
+        }
+    }
+    // Sorted, a directory comes before all that lies in it.
+    let mut widest: Vec<PathBuf> = Vec::new();
+    for path in found {
+        if path.parent().is_some() && !widest.iter().any(|wider| path.starts_with(wider)) {
+            widest.push(path);
+        }
+    }
+    // A directory that the database has a link to is known by the name of the link.
+    let identity = |path: &PathBuf| {
+        let opened = proc.open_directory_in_namespace(pid, path).ok()?;
+        rustix::fs::fstat(opened).ok().map(|stat| Inode::of(&stat))
+    };
+    let linked_to: Vec<_> = linked.iter().filter_map(identity).collect();
+    widest.retain(|path| identity(path).is_none_or(|inode| !linked_to.contains(&inode)));
+    widest.extend(linked);
+    widest
+}
+
+/// Directories that a database keeps elsewhere, and has links to: a log, tablespaces. As it names them.
+fn linked_directories(proc: &ProcRoot, pid: u32, profile: &Profile, base: &Path) -> Vec<PathBuf> {
+    let mut candidates: Vec<PathBuf> = profile.directories.iter().map(|name| base.join(name)).collect();
+    let tablespaces = base.join(TABLESPACES);
+    if let Ok(entries) = std::fs::read_dir(reach(proc, pid, &tablespaces)) {
+        candidates.extend(entries.flatten().map(|entry| tablespaces.join(entry.file_name())));
+    }
+    candidates
+        .retain(|path| std::fs::symlink_metadata(reach(proc, pid, path)).is_ok_and(|it| it.is_symlink()));
+    candidates.sort_unstable();
+    candidates
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::disk_dir;
+    use pagekeeper_guard::find_profile;
+    use std::os::unix::fs::symlink;
+
+    /// A process that works in `cwd` and holds these files.
+    fn subject(proc: &Path, profile: &str, cwd: &Path, held: &[(&Path, bool)]) -> Subject {
+        let pid = 7;
+        let process = proc.join("7");
+        std::fs::create_dir_all(process.join("ns")).unwrap();
+        std::fs::create_dir_all(proc.join("self/ns")).unwrap();
+        for of in [process.clone(), proc.join("self")] {
+            symlink("/", of.join("root")).unwrap();
+            symlink("mnt:[1]", of.join("ns/mnt")).unwrap();
+        }
+        symlink(cwd, process.join("cwd")).unwrap();
+        let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
+        let mut subject = Subject::of_process(&ProcRoot::at(proc), pid, Arc::new(profile), Vec::new());
+        for (path, deleted) in held {
+            let kind = crate::OpenerKind::Buffered(pagekeeper_kernel::process::Access::ReadWrite);
+            let held = Held {
+                kind,
+                inode: Inode { dev: 0, ino: 0 },
+                path: path.to_path_buf(),
+                deleted: *deleted,
+                private: false,
+                link: PathBuf::new(),
+                size: 0,
+            };
+            subject.held.push((pid, held));
+        }
+        subject
+    }
+
+    #[test]
+    fn the_directories_of_innodb_are_where_its_files_are() {
+        let (proc, dir) = (disk_dir(), disk_dir());
+        let path = |below: &str| dir.path().join(below);
+        std::fs::create_dir_all(path("logs")).unwrap();
+        std::fs::write(path("logs/bin.index"), b"").unwrap();
+        let held = [
+            (path("data/ibdata1"), false),
+            (path("data/shop/t.ibd"), false),
+            (path("redo/ib_logfile0"), false),
+            (path("logs/bin.000001"), false),
+            (path("var/slow.log.1"), false),
+            (path("tmp/#sql-1.MAI"), false),
+            (path("gone/t.ibd"), true),
+            (PathBuf::from("/aria_log_control"), false),
+        ];
+        let held: Vec<_> = held.iter().map(|(path, deleted)| (path.as_path(), *deleted)).collect();
+        let subject = subject(proc.path(), "mariadb", dir.path(), &held);
+        let found = directories_of(&ProcRoot::at(proc.path()), &subject);
+        assert_eq!(found, [path("data"), path("logs"), path("redo")]);
+    }
+
+    #[test]
+    fn what_postgresql_keeps_elsewhere_is_known_by_its_links() {
+        let (proc, dir) = (disk_dir(), disk_dir());
+        let path = |below: &str| dir.path().join(below);
+        for below in
+            ["data/base/5", "data/pg_tblspc", "space/PG_15_202209061/5", "wal", "other/PG_15_202209061/5"]
+        {
+            std::fs::create_dir_all(path(below)).unwrap();
+        }
+        symlink(path("wal"), path("data/pg_wal")).unwrap();
+        symlink(path("space"), path("data/pg_tblspc/16384")).unwrap();
+        let held = [
+            path("data/base/5/2619"),
+            path("space/PG_15_202209061/5/16385"),
+            path("wal/000000010000000000000001"),
+            path("other/PG_15_202209061/5/3"),
+        ];
+        let held: Vec<_> = held.iter().map(|path| (path.as_path(), false)).collect();
+        let subject = subject(proc.path(), "postgresql", &path("data"), &held);
+        let found = directories_of(&ProcRoot::at(proc.path()), &subject);
+        assert_eq!(found, [path("data"), path("other"), path("data/pg_tblspc/16384"), path("data/pg_wal")]);
+    }
+}

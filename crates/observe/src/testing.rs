@@ -1,0 +1,84 @@
+//! Helpers of this crate's own tests: real files and processes.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+/// A directory for test files: under the build's own target directory, since /tmp may be a tmpfs.
+pub(crate) fn disk_dir() -> TempDir {
+    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
+    std::fs::create_dir_all(&target).unwrap();
+    tempfile::tempdir_in(target.canonicalize().unwrap()).unwrap()
+}
+
+/// Says that a test, or a part of it, can't be run here. Panics where `PAGEKEEPER_REQUIRE_ALL=1` is set: where
+/// nothing may be left out.
+pub(crate) fn skip(why: impl std::fmt::Display) {
+    let message = format!("SKIPPED: {why}");
+    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
+    eprintln!("{message}");
+}
+
+/// Runs `what` in a thread of the user nobody. Only root may: identity is per thread on Linux, so the rest of the
+/// process stays as it is.
+pub(crate) fn as_nobody<T: Send>(what: impl FnOnce() -> T + Send) -> T {
+    let nobody = rustix::process::Uid::from_raw(65534);
+    std::thread::scope(|scope| {
+        let stranger = scope.spawn(|| {
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            what()
+        });
+        stranger.join().unwrap()
+    })
+}
+
+/// A process that does nothing but hold files; it ends with the test.
+pub(crate) struct Holder(Child);
+
+impl Holder {
+    /// Holds the files as its standard input and output, and maps the program that it runs: a copy of `sleep` at
+    /// `program`, by whose name it is called.
+    pub(crate) fn start(program: &Path, input: File, output: File) -> Self {
+        if !program.exists() {
+            std::fs::copy("/bin/sleep", program).unwrap();
+        }
+        let mut command = Command::new(program);
+        command.arg("1000").stdin(Stdio::from(input)).stdout(Stdio::from(output));
+        Self(command.spawn().unwrap())
+    }
+
+    /// A process that holds files already.
+    pub(crate) fn of(child: Child) -> Self {
+        Self(child)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub(crate) fn end(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Opens a file for reading, past the page cache. `None`, and said so, where the file system can't.
+pub(crate) fn open_direct(path: &Path) -> Option<File> {
+    let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+    match File::options().read(true).custom_flags(flags).open(path) {
+        Ok(file) => Some(file),
+        Err(error) => {
+            skip(format_args!("no direct I/O on this file system: {error}"));
+            None
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Looks at real files and processes.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::process::Access;
+use pagekeeper_policy::FileClass;
+
+use crate::testing::{Holder, as_nobody, disk_dir, open_direct, skip};
+use crate::{Look, ObserveError, Observer, ObserverOptions, Opener, OpenerKind, Scope};
+
+fn look(scope: Scope) -> Look {
+    Observer::start(ObserverOptions { scope, ..ObserverOptions::default() }).unwrap().look().unwrap()
+}
+
+fn file<'a>(look: &'a Look, path: &Path) -> &'a crate::File {
+    let mut found = look.files.iter().filter(|file| file.path == path);
+    let file = found.next().unwrap_or_else(|| panic!("{} is listed: {look:#?}", path.display()));
+    assert!(found.next().is_none(), "{} is listed once", path.display());
+    file
+}
+
+fn write(path: &Path, len: usize) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, vec![7; len]).unwrap();
+    File::open(path).unwrap().sync_all().unwrap();
+}
+
+/// A directory as RocksDB leaves it.
+fn rocksdb_dir() -> (tempfile::TempDir, PathBuf) {
+    let dir = disk_dir();
+    let base = dir.path().join("data");
+    write(&base.join("MANIFEST-000004"), 100);
+    write(&base.join("000005.log"), 64 << 10);
+    write(&base.join("000006.sst"), 1 << 20);
+    write(&base.join("deep/er/000007.sst"), 4096);
+    write(&base.join("LOG"), 10);
+    (dir, base)
+}
+
+fn kinds(openers: &[Opener], pid: u32) -> Vec<OpenerKind> {
+    openers.iter().filter(|opener| opener.pid == pid).map(|opener| opener.kind).collect()
+}
+
+#[test]
+fn a_database_is_found_with_its_files_and_who_has_them_open() {
+    let (dir, base) = rocksdb_dir();
+    let Some(direct) = open_direct(&base.join("000006.sst")) else { return };
+    // The database: its name is its program's.
+    let database = Holder::start(
+        &dir.path().join("own-service"),
+        File::open(base.join("MANIFEST-000004")).unwrap(),
+        File::options().append(true).open(base.join("000005.log")).unwrap(),
+    );
+    // A backup beside it, and a process that maps one of the files.
+    let backup =
+        Holder::start(&dir.path().join("backup"), direct, File::open(base.join("000005.log")).unwrap());
+    let mapped = base.join("000008.sst");
+    let null = || File::options().read(true).write(true).open("/dev/null").unwrap();
+    let runner = Holder::start(&mapped, null(), null());
+    let seen = look(Scope::All);
+    let index = seen.databases.iter().position(|found| found.pid == Some(database.pid())).unwrap();
+    let found = &seen.databases[index];
+    assert_eq!((found.name.as_str(), found.profile.name.as_str()), ("own-service", "rocksdb"));
+    assert_eq!(found.directories, [base.as_path()]);
+    assert_eq!(found.command_line[1], "1000");
+    assert!(found.uptime.unwrap().as_secs() < 1000);
+    assert!(!seen.databases.iter().any(|found| found.pid == Some(backup.pid())));
+
+    let log = file(&seen, &base.join("000005.log"));
+    assert_eq!((log.database, log.class, log.size), (Some(index), Some(FileClass::Wal), 64 << 10));
+    assert_eq!(kinds(&log.openers, database.pid()), [OpenerKind::Buffered(Access::WriteOnly)]);
+    assert_eq!(kinds(&log.openers, backup.pid()), [OpenerKind::Buffered(Access::ReadOnly)]);
+    assert_eq!(log.openers.iter().find(|opener| opener.pid == backup.pid()).unwrap().name, "backup");
+    let table = file(&seen, &base.join("000006.sst"));
+    assert_eq!(kinds(&table.openers, backup.pid()), [OpenerKind::Direct(Access::ReadOnly)]);
+    assert_eq!(table.class, Some(FileClass::Data));
+    assert!(table.residency.unwrap().resident <= 1 << 20);
+    let program = file(&seen, &mapped);
+    let of_runner = program.openers.iter().find(|opener| opener.pid == runner.pid()).unwrap();
+    assert_eq!(of_runner.kind, OpenerKind::Mapped { writable: false });
+    assert!(of_runner.count > 1, "a program is mapped in several pieces");
+    assert_eq!(file(&seen, &base.join("deep/er/000007.sst")).class, Some(FileClass::Data));
+    assert_eq!(file(&seen, &base.join("LOG")).class, None);
+    assert!(seen.host.devices.is_sorted_by_key(|(dev, _)| *dev));
+}
+
+#[test]
+fn a_named_process_need_be_no_database() {
+    let dir = disk_dir();
+    let path = dir.path().join("some.file");
+    write(&path, 8192);
+    let open = || File::options().read(true).write(true).open(&path).unwrap();
+    let mut holder = Holder::start(&dir.path().join("program"), open(), open());
+    let mut observer = Observer::start(ObserverOptions {
+        scope: Scope::Pids(vec![holder.pid()]),
+        ..ObserverOptions::default()
+    })
+    .unwrap();
+    let seen = observer.look().unwrap();
+    assert_eq!(seen.databases[0].profile.name, "generic");
+    let found = file(&seen, &path);
+    let opener = Opener {
+        pid: holder.pid(),
+        name: "program".into(),
+        kind: OpenerKind::Buffered(Access::ReadWrite),
+        count: 2,
+    };
+    assert_eq!(found.openers, [opener]);
+    assert_eq!((found.class, found.size, found.reach.as_path()), (None, 8192, path.as_path()));
+    // Neither the program nor its libraries are files of it.
+    assert_eq!(seen.files.iter().filter(|file| file.path.starts_with(dir.path())).count(), 1);
+
+    std::fs::remove_file(&path).unwrap();
+    let seen = observer.look().unwrap();
+    let deleted = file(&seen, &path);
+    assert_eq!(std::fs::metadata(&deleted.reach).unwrap().len(), 8192);
+
+    holder.end();
+    let after = observer.look().unwrap();
+    assert!(after.databases.is_empty() && after.files.is_empty());
+    assert!(after.limits.iter().any(|limited| limited.why == "it has ended"), "{:?}", after.limits);
+    let options = ObserverOptions { scope: Scope::Pids(vec![holder.pid()]), ..ObserverOptions::default() };
+    let error = Observer::start(options).unwrap().look().unwrap_err();
+    assert!(matches!(error, ObserveError::NoProcess { pid } if pid == holder.pid()), "{error}");
+}
+
+#[test]
+fn in_another_mount_namespace_files_are_reached_through_the_process() {
+    if !rustix::process::geteuid().is_root() {
+        skip("in_another_mount_namespace_files_are_reached_through_the_process: needs root");
+        return;
+    }
+    let (_dir, base) = rocksdb_dir();
+    let open = |name: &str| std::process::Stdio::from(File::open(base.join(name)).unwrap());
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "sleep", "1000"]).stdin(open("MANIFEST-000004")).stdout(open("000005.log"));
+    let holder = match command.spawn() {
+        Ok(child) => Holder::of(child),
+        Err(error) => return skip(format_args!("no unshare(1): {error}")),
+    };
+    let proc = pagekeeper_kernel::process::ProcRoot::default();
+    let began = std::time::Instant::now();
+    while proc.name(holder.pid()).unwrap() != "sleep" {
+        if began.elapsed().as_secs() > 60 {
+            return skip("no mount namespace of one's own may be made here");
+        }
+        std::thread::yield_now();
+    }
+    assert!(!proc.same_mount_namespace(holder.pid()).unwrap());
+    let seen = look(Scope::Pids(vec![holder.pid()]));
+    assert_eq!(seen.databases[0].directories, [base.as_path()]);
+    let table = file(&seen, &base.join("000006.sst"));
+    assert!(table.reach.starts_with(format!("/proc/{}/root", holder.pid())), "{}", table.reach.display());
+    assert_eq!(std::fs::metadata(&table.reach).unwrap().len(), table.size);
+    assert_eq!(table.class, Some(FileClass::Data));
+    assert!(table.residency.is_some());
+    assert_eq!(kinds(&file(&seen, &base.join("000005.log")).openers, holder.pid()).len(), 1);
+}
+
+#[test]
+fn a_directory_belongs_to_the_process_that_has_its_files_open() {
+    let (dir, base) = rocksdb_dir();
+    let named = || look(Scope::Directories(vec![base.clone()]));
+    let alone = named();
+    assert_eq!((alone.databases[0].pid, alone.databases[0].profile.name.as_str()), (None, "rocksdb"));
+    assert_eq!(file(&alone, &base.join("000006.sst")).openers, []);
+    assert_eq!(alone.files.len(), 5);
+
+    let log = || File::open(base.join("000005.log")).unwrap();
+    let reader = Holder::start(&dir.path().join("tail"), log(), log());
+    let read = named();
+    assert_eq!(read.databases[0].pid, None, "who only reads is no owner");
+    assert_eq!(kinds(&file(&read, &base.join("000005.log")).openers, reader.pid()).len(), 1);
+
+    let writer = File::options().append(true).open(base.join("000005.log")).unwrap();
+    let owner = Holder::start(&dir.path().join("engine"), log(), writer);
+    let written = named();
+    assert_eq!((written.databases[0].pid, written.databases[0].name.as_str()), (Some(owner.pid()), "engine"));
+    assert_eq!(written.files.len(), 5);
+
+    // Two directories of one process are one database.
+    let other = dir.path().join("other");
+    write(&other.join("000001.log"), 10);
+    let (first, second) = (
+        File::options().append(true).open(base.join("000005.log")).unwrap(),
+        File::options().append(true).open(other.join("000001.log")).unwrap(),
+    );
+    drop(owner);
+    let both = Holder::start(&dir.path().join("engine"), first, second);
+    let seen = look(Scope::Directories(vec![base.clone(), other.clone()]));
+    assert_eq!(seen.databases.len(), 1);
+    assert_eq!(seen.databases[0].pid, Some(both.pid()));
+    assert_eq!(seen.databases[0].directories, [base, other]);
+    assert!(seen.files.iter().all(|file| file.database == Some(0)));
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_said() {
+    let dir = disk_dir();
+    for path in [dir.path().join("missing"), std::env::current_exe().unwrap()] {
+        let options =
+            ObserverOptions { scope: Scope::Directories(vec![path.clone()]), ..ObserverOptions::default() };
+        let error = Observer::start(options).unwrap().look().unwrap_err().to_string();
+        assert!(error.contains(path.to_str().unwrap()), "{error}");
+    }
+}
+
+#[test]
+fn a_directory_that_goes_away_between_looks_is_no_failure() {
+    let (_dir, base) = rocksdb_dir();
+    let scope = Scope::Directories(vec![base.clone()]);
+    let mut observer = Observer::start(ObserverOptions { scope, ..ObserverOptions::default() }).unwrap();
+    assert_eq!(observer.look().unwrap().files.len(), 5);
+    std::fs::remove_dir_all(&base).unwrap();
+    let after = observer.look().unwrap();
+    assert!(after.files.is_empty());
+    assert!(after.limits.iter().any(|limited| limited.what.contains(base.to_str().unwrap())));
+}
+
+#[test]
+fn a_later_look_says_what_changed_and_sees_what_is_new() {
+    let (_dir, base) = rocksdb_dir();
+    let mut observer = Observer::start(ObserverOptions {
+        scope: Scope::Directories(vec![base.clone()]),
+        ..ObserverOptions::default()
+    })
+    .unwrap();
+    let first = observer.look().unwrap();
+    assert!(first.change.is_none());
+    write(&base.join("000009.sst"), 1 << 20);
+    write(&base.join("000005.log"), 128 << 10);
+    std::fs::remove_file(base.join("LOG")).unwrap();
+    let second = observer.look().unwrap();
+    let change = second.change.unwrap();
+    assert!(change.trace.is_none());
+    assert!(change.machine.dirtied.unwrap() >= 1 << 20);
+    let mut names: Vec<_> = second.files.iter().map(|file| file.path.file_name().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["000005.log", "000006.sst", "000007.sst", "000009.sst", "MANIFEST-000004"]);
+    let size = |name: &str| second.files.iter().find(|file| file.path == base.join(name)).unwrap().size;
+    assert_eq!((size("000009.sst"), size("000005.log")), (1 << 20, 128 << 10));
+}
+
+#[test]
+fn files_are_named_as_tracing_names_them() {
+    use pagekeeper_kernel::trace::{TraceLevel, TraceOptions};
+    let (_dir, base) = rocksdb_dir();
+    let mut observer = Observer::start(ObserverOptions {
+        scope: Scope::Directories(vec![base.clone()]),
+        trace: Some(TraceOptions::default()),
+        ..ObserverOptions::default()
+    })
+    .unwrap();
+    if observer.source().unwrap().level() == TraceLevel::Counters {
+        skip(format_args!("no events here: {}", observer.source().unwrap()));
+        return;
+    }
+    observer.look().unwrap();
+    write(&base.join("000010.sst"), 3 << 20);
+    let seen = observer.look().unwrap();
+    let written = file(&seen, &base.join("000010.sst"));
+    let trace = seen.change.as_ref().unwrap().trace.as_ref().unwrap();
+    let (_, flow) = trace.by_file().into_iter().find(|(file, _)| *file == written.inode).unwrap();
+    assert_eq!(flow.added.bytes, 3 << 20);
+}
+
+#[test]
+fn an_ordinary_user_is_told_which_right_would_show_more() {
+    if !rustix::process::geteuid().is_root() {
+        skip("an_ordinary_user_is_told_which_right_would_show_more: needs root to become another");
+        return;
+    }
+    let (dir, base) = rocksdb_dir();
+    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(base.join("deep"), closed).unwrap();
+    let holder = Holder::start(
+        &dir.path().join("own-service"),
+        File::open(base.join("MANIFEST-000004")).unwrap(),
+        File::options().append(true).open(base.join("000005.log")).unwrap(),
+    );
+    let seen = as_nobody(|| look(Scope::Pids(vec![holder.pid()])));
+    let needs = |seen: &Look, what: &str| {
+        let found = seen.limits.iter().find(|limited| limited.what.contains(what));
+        found.unwrap_or_else(|| panic!("{what}: {:#?}", seen.limits)).needs.clone()
+    };
+    assert_eq!(needs(&seen, "process has open").as_deref(), Some("CAP_SYS_PTRACE"));
+    assert_eq!((seen.databases[0].name.as_str(), seen.files.len()), ("own-service", 0));
+
+    for ancestor in base.ancestors().skip(1).filter(|ancestor| ancestor.starts_with(dir.path())) {
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(ancestor, open).unwrap();
+    }
+    if as_nobody(|| std::fs::read_dir(&base).is_err()) {
+        skip("the rest of it: this directory lies where only root may look");
+        return;
+    }
+    let seen = as_nobody(|| look(Scope::Directories(vec![base.clone()])));
+    let table = file(&seen, &base.join("000006.sst"));
+    assert_eq!((table.residency, table.class), (None, Some(FileClass::Data)));
+    assert_eq!(needs(&seen, "page cache").as_deref(), Some("CAP_FOWNER"));
+    assert_eq!(needs(&seen, "directory").as_deref(), Some("CAP_DAC_READ_SEARCH"));
+    assert_eq!(needs(&seen, "open files of other processes").as_deref(), Some("CAP_SYS_PTRACE"));
+}

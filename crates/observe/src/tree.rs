@@ -1,0 +1,430 @@
+//! The files in one directory of a database and below: which there are, and what of them is in the page cache.
+//!
+//! Invariants:
+//! 1. No link below is followed, no descriptor is held between looks, directories of other databases are passed over.
+//! 2. The first look sees every file. Later ones list the directories that changed, and look again at as many files as
+//!    their time allows: first those that somebody has open, or that were dirty, then those not looked at for longest.
+//! 3. A file that is gone is forgotten when its directory is listed or it is looked at.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use pagekeeper_guard::Profile;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::{Error, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, walk};
+use pagekeeper_policy::FileClass;
+
+use crate::limits::{Kind, Limits};
+use crate::seen::{Seen, Trouble};
+
+/// A directory that changed so lately may change again without its time of change being another.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// Which directory: the process through whose root it is reached, if another's, and its path there.
+pub(crate) type Key = (Option<u32>, PathBuf);
+
+/// One directory and all below. Paths of its files and directories are those below it.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    key: Key,
+    /// Its path for this process, without links.
+    reach: PathBuf,
+    /// Which directory it is, once it could be opened.
+    pub(crate) inode: Option<Inode>,
+    profile: String,
+    /// When each was changed last, if it was listed and has settled since.
+    directories: HashMap<PathBuf, Option<SystemTime>>,
+    files: HashMap<PathBuf, Known>,
+}
+
+/// A file.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) seen: Seen,
+    pub(crate) class: Option<FileClass>,
+    trouble: Option<Trouble>,
+    /// The look that it was last looked at in.
+    looked: u64,
+}
+
+/// What a look at a tree needs to know.
+pub(crate) struct Turn<'a> {
+    pub(crate) proc: &'a ProcRoot,
+    pub(crate) profile: &'a Profile,
+    /// Directories that are not entered, as the database sees them.
+    pub(crate) passed_by: &'a HashSet<&'a Path>,
+    /// Files that somebody has open.
+    pub(crate) busy: &'a HashSet<Inode>,
+    /// The looks are numbered, from 1 on.
+    pub(crate) number: u64,
+    /// How long files that are known already may be looked at.
+    pub(crate) time: Duration,
+}
+
+impl Tree {
+    pub(crate) fn new(key: Key) -> Self {
+        Self {
+            reach: key.1.clone(),
+            key,
+            inode: None,
+            profile: String::new(),
+            directories: HashMap::new(),
+            files: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn look(&mut self, turn: &Turn<'_>, limits: &mut Limits) {
+        if self.profile != turn.profile.name {
+            self.profile.clone_from(&turn.profile.name);
+            self.forget();
+        }
+        let start = match self.open(turn.proc) {
+            Ok(start) => start,
+            Err(error) => {
+                self.forget();
+                limits.failed(Kind::Directory, &error);
+                return;
+            }
+        };
+        self.list(turn, &start, limits);
+        self.look_again(turn, &start);
+        for (below, trouble) in
+            self.files.iter().filter_map(|(below, known)| Some((below, known.trouble.as_ref()?)))
+        {
+            limits.count(trouble.kind, &self.key.1.join(below).display().to_string(), &trouble.why);
+        }
+    }
+
+    fn forget(&mut self) {
+        self.directories.clear();
+        self.files.clear();
+    }
+
+    /// Opens it, where the process has another root through that, and learns what path leads to it.
+    fn open(&mut self, proc: &ProcRoot) -> Result<Start> {
+        let (through, path) = &self.key;
+        let start = match through {
+            None => Start { fd: open_directory(path, Links::Follow)?, path: path.clone() },
+            Some(pid) => {
+                let fd = proc.open_directory_in_namespace(*pid, path)?;
+                let link = proc.path().join(format!("self/fd/{}", fd.as_raw_fd()));
+                let shown =
+                    std::fs::read_link(&link).map_err(|error| Error::call("readlink", &link, error))?;
+                let seen = proc.as_seen_by(*pid, &shown);
+                self.reach = proc.root(*pid).join(seen.strip_prefix("/").unwrap_or(&seen));
+                Start { fd, path: link }
+            }
+        };
+        let found = rustix::fs::fstat(&start.fd).map_err(|error| Error::call("fstat", path, error))?;
+        let inode = Some(Inode::of(&found));
+        if self.inode != inode {
+            self.inode = inode;
+            self.forget();
+        }
+        Ok(start)
+    }
+
+    /// Lists the directories that changed since they were listed.
+    fn list(&mut self, turn: &Turn<'_>, start: &Start, limits: &mut Limits) {
+        let changed = self.changed_directories(start);
+        if changed.is_empty() {
+            return;
+        }
+        let here = &self.key.1;
+        let (known, directories) = (&self.files, Mutex::new(&mut self.directories));
+        let names: Mutex<HashSet<PathBuf>> = Mutex::default();
+        let filter = |path: &Path, is_directory: bool| {
+            let Ok(below) = path.strip_prefix(&start.path) else { return false };
+            if !is_directory {
+                let is_known = known.contains_key(below);
+                if is_known {
+                    locked(&names).insert(below.to_path_buf());
+                }
+                return !is_known;
+            }
+            // What was entered before is entered again only if it changed itself.
+            !turn.passed_by.contains(here.join(below).as_path())
+                && !locked(&directories).contains_key(below)
+                && {
+                    let settled = settled_change(path);
+                    locked(&directories).insert(below.to_path_buf(), settled).is_none()
+                }
+        };
+        let found: Mutex<Vec<(PathBuf, Known)>> = Mutex::default();
+        let problems: Mutex<Vec<Error>> = Mutex::default();
+        let options = WalkOptions { filter: Some(&filter), ..WalkOptions::default() };
+        let roots: Vec<PathBuf> = changed.iter().map(|below| start.join(below)).collect();
+        walk(&roots, &options, &|visited| {
+            let (path, seen, trouble) = match visited {
+                Ok(file) => {
+                    let (seen, trouble) = Seen::of(&file);
+                    (file.path().to_path_buf(), seen, trouble)
+                }
+                Err(error) => match Seen::without_opening(&error) {
+                    Some(seen) => (error.path().to_path_buf(), seen, Some(Trouble::of(Kind::File, &error))),
+                    None => return locked(&problems).push(error),
+                },
+            };
+            let Ok(below) = path.strip_prefix(&start.path) else { return };
+            let class = class_of(turn.profile, here, below, start);
+            let known = Known { seen, class, trouble, looked: turn.number };
+            locked(&found).push((below.to_path_buf(), known));
+        });
+        let names = names.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if !self.files.is_empty() {
+            let changed: HashSet<&Path> = changed.iter().map(PathBuf::as_path).collect();
+            let listed = |below: &Path| below.parent().is_some_and(|parent| changed.contains(parent));
+            self.files.retain(|below, _| !listed(below) || names.contains(below));
+            for (below, known) in self.files.iter_mut().filter(|(below, _)| listed(below)) {
+                // Its name may be that of another file now, and its index may have come.
+                known.looked = 0;
+                known.class = known.class.or_else(|| class_of(turn.profile, here, below, start));
+            }
+        }
+        self.files.extend(found.into_inner().unwrap_or_else(PoisonError::into_inner));
+        for error in problems.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            let Ok(below) = error.path().strip_prefix(&start.path) else { continue };
+            if !error.is_gone() {
+                let trouble = Trouble::of(Kind::Directory, &error);
+                limits.count(trouble.kind, &here.join(below).display().to_string(), &trouble.why);
+            }
+            // To be tried, and said, again at the next look.
+            self.directories.insert(below.to_path_buf(), None);
+        }
+    }
+
+    /// The directories that are to be listed; those that are gone are forgotten.
+    fn changed_directories(&mut self, start: &Start) -> Vec<PathBuf> {
+        if self.directories.is_empty() {
+            self.directories.insert(PathBuf::new(), None);
+        }
+        let (mut changed, mut gone) = (Vec::new(), Vec::new());
+        for (below, listed) in &mut self.directories {
+            let path = start.join(below);
+            match std::fs::symlink_metadata(&path) {
+                Ok(meta) if below.as_os_str().is_empty() || meta.is_dir() => {
+                    let now = settled_change(&path);
+                    if listed.is_none() || *listed != now {
+                        changed.push(below.clone());
+                    }
+                    *listed = now;
+                }
+                _ => gone.push(below.clone()),
+            }
+        }
+        for below in &gone {
+            self.directories.retain(|path, _| !path.starts_with(below));
+            self.files.retain(|path, _| !path.starts_with(below));
+            changed.retain(|path| !path.starts_with(below));
+        }
+        changed
+    }
+
+    /// Looks again at files that were known before, as long as there is time.
+    fn look_again(&mut self, turn: &Turn<'_>, start: &Start) {
+        let began = Instant::now();
+        for below in self.due(turn) {
+            if began.elapsed() > turn.time {
+                return;
+            }
+            let opened = InspectedFile::open_in(start.fd.as_fd(), below.as_path(), start.path.join(&below));
+            let Some(known) = self.files.get_mut(&below) else { continue };
+            known.looked = turn.number;
+            match opened {
+                Ok(file) => (known.seen, known.trouble) = Seen::of(&file),
+                Err(error) if error.is_denied() => {
+                    known.seen.residency = None;
+                    known.trouble = Some(Trouble::of(Kind::File, &error));
+                }
+                // Gone, or something else by now.
+                Err(_) => drop(self.files.remove(&below)),
+            }
+        }
+    }
+
+    /// The files that were not looked at yet in this turn, the most urgent first: as many as there can be time for.
+    fn due(&self, turn: &Turn<'_>) -> Vec<PathBuf> {
+        let mut due: Vec<(bool, u64, &PathBuf)> = self
+            .files
+            .iter()
+            .filter(|(_, known)| known.looked < turn.number)
+            .map(|(below, known)| {
+                let quiet = !turn.busy.contains(&known.seen.inode) && !known.seen.is_unwritten();
+                (quiet, known.looked, below)
+            })
+            .collect();
+        due.sort_unstable_by_key(|(quiet, looked, _)| (*quiet, *looked));
+        // One takes a microsecond and more.
+        let most = usize::try_from(turn.time.as_micros()).unwrap_or(usize::MAX);
+        due.into_iter().take(most.saturating_add(1)).map(|(_, _, below)| below.clone()).collect()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// The files: path as the database sees it, path for this process, and what was seen.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (PathBuf, PathBuf, &Known)> {
+        self.files.iter().map(|(below, known)| (self.key.1.join(below), self.reach.join(below), known))
+    }
+}
+
+/// Where a look begins: the directory, and a path to it that may lead through the descriptor.
+struct Start {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Start {
+    /// Without a slash at the end, which [`Path::join`] leaves after an empty path.
+    fn join(&self, below: &Path) -> PathBuf {
+        if below.as_os_str().is_empty() { self.path.clone() } else { self.path.join(below) }
+    }
+}
+
+fn class_of(profile: &Profile, here: &Path, below: &Path, start: &Start) -> Option<FileClass> {
+    let exists = |path: &Path| {
+        path.strip_prefix(here).is_ok_and(|below| rustix::fs::lstat(start.path.join(below)).is_ok())
+    };
+    profile.class_beside(&here.join(below), exists)
+}
+
+/// When a directory was changed last, if that is long enough ago to tell whether it will have been changed again.
+fn settled_change(path: &Path) -> Option<SystemTime> {
+    let changed = std::fs::metadata(path).and_then(|meta| meta.modified()).ok()?;
+    (changed.elapsed().is_ok_and(|ago| ago > SETTLED)).then_some(changed)
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::disk_dir;
+    use pagekeeper_guard::find_profile;
+
+    struct Looks {
+        tree: Tree,
+        profile: Profile,
+        number: u64,
+    }
+
+    impl Looks {
+        fn at(path: &Path) -> Self {
+            let profile = find_profile(&Profile::built_in(), "mariadb").unwrap().clone();
+            Self { tree: Tree::new((None, path.to_path_buf())), profile, number: 0 }
+        }
+
+        fn look(&mut self, time: Duration, busy: &[Inode]) -> Vec<String> {
+            self.number += 1;
+            let busy = busy.iter().copied().collect();
+            let turn = Turn {
+                proc: &ProcRoot::default(),
+                profile: &self.profile,
+                passed_by: &HashSet::new(),
+                busy: &busy,
+                number: self.number,
+                time,
+            };
+            self.tree.look(&turn, &mut Limits::default());
+            let mut names: Vec<_> = self.tree.files.keys().map(|name| name.display().to_string()).collect();
+            names.sort();
+            names
+        }
+
+        fn size(&self, name: &str) -> u64 {
+            self.tree.files[Path::new(name)].seen.size
+        }
+    }
+
+    /// Lets directories settle, as if the last change had been long ago.
+    fn settle(path: &Path) {
+        let ago = SystemTime::now() - Duration::from_secs(100);
+        std::fs::File::open(path).unwrap().set_modified(ago).unwrap();
+    }
+
+    #[test]
+    fn later_looks_follow_what_comes_goes_and_is_renamed() {
+        let dir = disk_dir();
+        let path = dir.path();
+        let write = |name: &str, len: usize| std::fs::write(path.join(name), vec![1; len]).unwrap();
+        std::fs::create_dir_all(path.join("a/b")).unwrap();
+        write("a/b/1.ibd", 10);
+        write("a/2.ibd", 20);
+        write("bin.000001", 30);
+        let mut looks = Looks::at(path);
+        let ample = Duration::from_secs(100);
+        assert_eq!(looks.look(ample, &[]), ["a/2.ibd", "a/b/1.ibd", "bin.000001"]);
+        assert_eq!(looks.tree.files[Path::new("bin.000001")].class, None);
+        for below in ["a/b", "a", ""] {
+            settle(&path.join(below));
+        }
+        assert_eq!(looks.look(ample, &[]).len(), 3);
+        assert!(looks.tree.directories.values().all(Option::is_some), "{:?}", looks.tree.directories);
+        write("bin.index", 1);
+        std::fs::create_dir(path.join("c")).unwrap();
+        write("c/3.ibd", 40);
+        std::fs::remove_file(path.join("a/2.ibd")).unwrap();
+        write("new", 50);
+        std::fs::rename(path.join("new"), path.join("a/b/1.ibd")).unwrap();
+        assert_eq!(looks.look(ample, &[]), ["a/b/1.ibd", "bin.000001", "bin.index", "c/3.ibd"]);
+        assert_eq!(looks.tree.files[Path::new("bin.000001")].class, Some(FileClass::Binlog));
+        assert_eq!(looks.size("a/b/1.ibd"), 50);
+        std::fs::remove_dir_all(path.join("a")).unwrap();
+        assert_eq!(looks.look(ample, &[]), ["bin.000001", "bin.index", "c/3.ibd"]);
+        std::fs::remove_dir_all(path).unwrap();
+        assert!(looks.look(ample, &[]).is_empty());
+    }
+
+    #[test]
+    fn open_and_dirty_files_come_first_then_those_not_looked_at_for_longest() {
+        let dir = disk_dir();
+        for name in ["1", "2", "3", "4"] {
+            let file = std::fs::File::create(dir.path().join(name)).unwrap();
+            file.set_len(1).unwrap();
+            file.sync_all().unwrap();
+        }
+        std::fs::write(dir.path().join("4"), b"dirty").unwrap();
+        let mut looks = Looks::at(dir.path());
+        looks.look(Duration::ZERO, &[]);
+        looks.tree.files.get_mut(Path::new("3")).unwrap().looked = 0;
+        let busy = HashSet::from([looks.tree.files[Path::new("2")].seen.inode]);
+        let turn = Turn {
+            proc: &ProcRoot::default(),
+            profile: &looks.profile,
+            passed_by: &HashSet::new(),
+            busy: &busy,
+            number: 2,
+            time: Duration::from_secs(1),
+        };
+        let due: Vec<_> = looks.tree.due(&turn);
+        let mut due: Vec<_> = due.iter().map(|below| below.to_str().unwrap()).collect();
+        let first =
+            if looks.tree.files[Path::new("4")].seen.is_unwritten() { vec!["2", "4"] } else { vec!["2"] };
+        // Which of two as urgent comes first is left open.
+        due[..first.len()].sort_unstable();
+        assert_eq!(due[..first.len()], first);
+        assert_eq!(due[first.len()], "3");
+        assert_eq!(due.len(), 4);
+    }
+
+    #[test]
+    fn without_time_only_what_is_new_is_looked_at() {
+        let dir = disk_dir();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("old"), b"").unwrap();
+        let mut looks = Looks::at(dir.path());
+        looks.look(Duration::ZERO, &[]);
+        std::fs::write(path("old"), b"123").unwrap();
+        std::fs::write(path("new"), b"123").unwrap();
+        looks.look(Duration::ZERO, &[]);
+        assert_eq!((looks.size("old"), looks.size("new")), (0, 3));
+        looks.look(Duration::from_secs(100), &[]);
+        assert_eq!(looks.size("old"), 3);
+    }
+}

@@ -1,0 +1,214 @@
+//! What can't be seen of the host as a whole: known from what it is, before anything fails.
+
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::trace::{Needs, TraceError, TraceSource, Tracer};
+use rustix::thread::CapabilitySet;
+
+use crate::Host;
+use crate::limits::{Limits, lacked, listed};
+
+/// The number of the first pid namespace (`PROC_PID_INIT_INO` of `linux/proc_ns.h`).
+const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
+
+/// What the host's own figures leave out.
+pub(crate) fn of_host(host: &Host, limits: &mut Limits) {
+    for (pressure, what) in
+        [(&host.memory_pressure, "who waits for memory"), (&host.io_pressure, "who waits for storage")]
+    {
+        if pressure.is_none() {
+            limits.say(
+                what,
+                "this kernel does not measure pressure",
+                Some("psi=1 on the kernel's command line (Linux 4.20)"),
+            );
+        }
+    }
+    if !host.devices.is_empty() && host.devices.iter().all(|(_, device)| device.stats.is_none()) {
+        let right = lacked(&[("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH)]);
+        let right = right.map(|right| format!(", and {right}")).unwrap_or_default();
+        let needs = format!("mount -t debugfs debugfs /sys/kernel/debug{right}");
+        limits.say("how much is dirty on each device", "debugfs can't be read", Some(&needs));
+    }
+}
+
+/// What processes are out of sight.
+pub(crate) fn of_processes(roots: &SysRoots, limits: &mut Limits) {
+    let namespace = |pid: &str| std::fs::read_link(roots.proc.path().join(pid).join("ns/pid"));
+    // The first process's namespace is that of the whole mount; it may not be looked at by everyone.
+    if let Ok(shown) = namespace("1").or_else(|_| namespace("self"))
+        && shown.as_os_str() != FIRST_PID_NAMESPACE
+    {
+        limits.say(
+            "databases and processes outside this container",
+            format!("{} shows those of {} only", roots.proc.path().display(), shown.display()),
+            Some("the host's /proc (docker run --pid=host; Kubernetes: hostPID: true)"),
+        );
+    }
+    let point = roots.proc.path();
+    let hides = roots.proc.own_mounts().unwrap_or_default().into_iter().find_map(|mount| {
+        let value = mount.options.split(',').find_map(|option| option.strip_prefix("hidepid="))?;
+        (mount.point == point && !matches!(value, "0" | "off")).then(|| value.to_owned())
+    });
+    let may_look = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
+    if let Some(value) = hides.filter(|_| !may_look) {
+        limits.say(
+            "processes of other users",
+            format!("{} is mounted with hidepid={value}", point.display()),
+            Some("CAP_SYS_PTRACE"),
+        );
+    }
+}
+
+/// What tracing came to be without.
+pub(crate) fn of_tracing(tracer: &Tracer, limits: &mut Limits) {
+    match tracer.source() {
+        TraceSource::Bpf => {}
+        TraceSource::Tracefs { no_bpf } => limits.say(
+            "the processes of threads that have ended; what the kernel's programs would count at less cost is read line by line",
+            why(no_bpf),
+            needs(no_bpf).as_deref(),
+        ),
+        TraceSource::Counters { no_bpf, no_tracefs } => {
+            let (why, lesser) = (why(no_bpf), why(no_tracefs));
+            limits.say(
+                "which pages come and go and by whom, who is paused for dirty pages, who has to reclaim",
+                if why == lesser { why } else { format!("{why}; {lesser}") },
+                needs(no_bpf).or_else(|| needs(no_tracefs)).as_deref(),
+            );
+        }
+    }
+    for missing in tracer.missing() {
+        limits.say("some of the events", missing.to_string(), None);
+    }
+}
+
+/// What the kernel said; what it takes is [`needs`].
+fn why(error: &TraceError) -> String {
+    match error {
+        TraceError::Refused { call, what, source, .. } => format!("{call} {what}: {source}"),
+        TraceError::NoTracefs => "tracefs is not mounted".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn needs(error: &TraceError) -> Option<String> {
+    match error {
+        // Who lacks the first right may lack the next, too.
+        TraceError::Refused { needs: Needs::Capabilities(names), .. } => {
+            let wanted = [
+                ("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH),
+                ("CAP_BPF", CapabilitySet::BPF),
+                ("CAP_PERFMON", CapabilitySet::PERFMON),
+            ];
+            lacked(&wanted).or_else(|| Some(listed(names)))
+        }
+        TraceError::Refused { needs: Needs::NoLockdown(_), .. } => {
+            Some("a kernel that is not locked down".to_owned())
+        }
+        TraceError::Refused { needs: Needs::OtherPolicy, .. } => {
+            Some("leave of the security module or seccomp filter".to_owned())
+        }
+        TraceError::NoTracefs => Some("mount -t tracefs tracefs /sys/kernel/tracing".to_owned()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    fn said(limits: Limits) -> Vec<(String, Option<String>)> {
+        limits.into_said().into_iter().map(|limited| (limited.what, limited.needs)).collect()
+    }
+
+    /// A `/proc` in which the first process is in this pid namespace.
+    fn tree(namespace: &str, options: &str) -> (tempfile::TempDir, SysRoots) {
+        let tree = tempfile::tempdir().unwrap();
+        let roots = SysRoots::at(tree.path());
+        for name in ["1/ns", "self"] {
+            std::fs::create_dir_all(roots.proc.path().join(name)).unwrap();
+        }
+        symlink(namespace, roots.proc.path().join("1/ns/pid")).unwrap();
+        let point = roots.proc.path().display();
+        let mounts = format!("22 1 0:21 / {point} rw - proc proc {options}\n");
+        std::fs::write(roots.proc.path().join("self/mountinfo"), mounts).unwrap();
+        (tree, roots)
+    }
+
+    #[test]
+    fn processes_out_of_sight_are_said() {
+        let of = |namespace, options| {
+            let (_tree, roots) = tree(namespace, options);
+            let mut limits = Limits::default();
+            of_processes(&roots, &mut limits);
+            said(limits)
+        };
+        assert_eq!(of(FIRST_PID_NAMESPACE, "rw"), []);
+        assert_eq!(of(FIRST_PID_NAMESPACE, "rw,hidepid=0"), []);
+        let inside = of("pid:[4026532007]", "rw");
+        assert!(inside[0].0.contains("outside this container"), "{inside:?}");
+        assert!(inside[0].1.as_ref().unwrap().contains("--pid=host"));
+        if rustix::process::geteuid().is_root() {
+            assert_eq!(of(FIRST_PID_NAMESPACE, "rw,hidepid=invisible"), []);
+            let hidden = crate::testing::as_nobody(|| {
+                let mut limits = Limits::default();
+                let (_tree, roots) = tree(FIRST_PID_NAMESPACE, "rw,hidepid=2");
+                of_processes(&roots, &mut limits);
+                said(limits)
+            });
+            assert_eq!(hidden, [("processes of other users".to_owned(), Some("CAP_SYS_PTRACE".to_owned()))]);
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_psi_is_said() {
+        let tree = tempfile::tempdir().unwrap();
+        let roots = SysRoots::at(tree.path());
+        let own = Path::new("/proc");
+        for name in ["meminfo", "zoneinfo", "vmstat"] {
+            std::fs::create_dir_all(roots.proc.path()).unwrap();
+            std::fs::copy(own.join(name), roots.proc.path().join(name)).unwrap();
+        }
+        let parameters = roots.proc.path().join("sys/vm");
+        std::fs::create_dir_all(&parameters).unwrap();
+        for entry in std::fs::read_dir("/proc/sys/vm").unwrap().flatten() {
+            if entry.file_name().to_string_lossy().starts_with("dirty") {
+                std::fs::copy(entry.path(), parameters.join(entry.file_name())).unwrap();
+            }
+        }
+        let host = host::read(&roots, Vec::new()).unwrap();
+        let mut limits = Limits::default();
+        of_host(&host, &mut limits);
+        let said = said(limits);
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(said.iter().all(|(_, needs)| needs.as_ref().unwrap().contains("psi=1")));
+    }
+
+    #[test]
+    fn each_step_down_of_tracing_names_what_it_lacks() {
+        let refused = |needs| TraceError::Refused {
+            call: "bpf(MAP_CREATE)",
+            what: "pages".into(),
+            needs,
+            source: std::io::ErrorKind::PermissionDenied.into(),
+        };
+        let capabilities = || needs(&refused(Needs::Capabilities(&["CAP_BPF", "CAP_PERFMON"])));
+        if rustix::process::geteuid().is_root() {
+            let all = crate::testing::as_nobody(capabilities);
+            assert_eq!(all.as_deref(), Some("CAP_DAC_READ_SEARCH, CAP_BPF and CAP_PERFMON"));
+        } else {
+            assert!(capabilities().unwrap().contains("CAP_BPF"));
+        }
+        assert!(needs(&TraceError::NoTracefs).unwrap().contains("mount -t tracefs"));
+        assert!(needs(&refused(Needs::OtherPolicy)).unwrap().contains("seccomp"));
+        assert_eq!(needs(&TraceError::NotAsked), None);
+        // What it takes is said once.
+        let reason = why(&refused(Needs::Capabilities(&["CAP_BPF"])));
+        assert_eq!(reason, "bpf(MAP_CREATE) pages: permission denied");
+        assert_eq!(why(&TraceError::NoTracefs), "tracefs is not mounted");
+    }
+}
