@@ -1,0 +1,402 @@
+//! Settings that make a database use the page cache where it need not: findings of kind [`Kind::Setting`].
+//!
+//! Only what is known to be set so, or seen to be so, is reported: a setting that was not found is no finding.
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_observe::{Database, File};
+use pagekeeper_policy::FileClass;
+
+use super::innodb::{self, Tables};
+use super::rocksdb::{self, is_on, own_option, rocks_setting, size};
+use super::{Effect, advice, set};
+use crate::settings::mysql::BUFFERED;
+use crate::settings::{Engine, Origin, Setting, Settings};
+use crate::{Case, Evidence, Finding, Kind, Severity, called, logs};
+
+/// Pages of a log or of tables are worth a word from so many bytes on.
+const WORTH_A_WORD: u64 = 16 << 20;
+/// And cost something from so many on.
+const COSTS: u64 = 64 << 20;
+
+/// Where `O_DIRECT` is set and not had.
+const REFUSED: &str = "no setting helps: O_DIRECT is set, and the file system of these files refuses it (tmpfs, some network \
+                       and FUSE file systems, encrypted directories). Move them to one that has it, such as ext4 or XFS";
+
+/// The databases' settings that are worth another look.
+pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (index, database) in case.databases() {
+        let Some(settings) = case.settings_of(index) else { continue };
+        let about = About { case, index, database, settings };
+        findings.extend([
+            about.tables_in_cache(),
+            about.redo_in_cache(),
+            about.unsynced_tables(),
+            about.recycled_wal(),
+            about.checkpoint_at_once(),
+            about.zeroed_wal(),
+            about.large_shared_buffers(),
+        ]);
+    }
+    findings.into_iter().flatten().collect()
+}
+
+/// One database in a case.
+struct About<'a> {
+    case: &'a Case<'a>,
+    index: usize,
+    database: &'a Database,
+    settings: &'a Settings,
+}
+
+impl About<'_> {
+    fn finding(&self, severity: Severity, title: &str, cost: &str) -> Finding {
+        Finding {
+            kind: Kind::Setting,
+            severity,
+            database: Some(called(self.database)),
+            title: title.to_owned(),
+            evidence: Vec::new(),
+            cost: cost.to_owned(),
+            mends: Vec::new(),
+            pagekeeper: None,
+        }
+    }
+
+    /// How much of some of its files is resident, in bytes.
+    fn resident(&self, which: impl Fn(&File) -> bool) -> u64 {
+        let files = self.case.files_of(self.index).filter(|file| which(file));
+        files.filter_map(|file| Some(file.residency?.resident)).sum()
+    }
+
+    fn tables_in_cache(&self) -> Option<Finding> {
+        if !matches!(self.settings.engine, Engine::MariaDb | Engine::MySql) {
+            return None;
+        }
+        let tables = innodb::tables(self.settings)?;
+        let resident = self.resident(|file| {
+            let name = file.path.file_name().unwrap_or_default().to_string_lossy();
+            name.ends_with(".ibd") || name.starts_with("ibdata") || name.starts_with("undo")
+        });
+        let severity = if resident >= COSTS { Severity::Warning } else { Severity::Note };
+        let mut finding = self.finding(
+            severity,
+            "InnoDB reads and writes its tables through the page cache",
+            "A page of a table can be in memory twice, in the buffer pool and in the page cache.",
+        );
+        if tables == Tables::Refused {
+            finding.evidence.extend(self.settings.written("innodb_flush_method").map(told));
+        }
+        for name in ["innodb_flush_method", "innodb_data_file_buffering"] {
+            finding.evidence.extend(self.settings.get(name).map(told));
+        }
+        finding.evidence.push(
+            Evidence::new(format!("{} of its table files are resident", Size(resident)))
+                .with("resident_bytes", resident),
+        );
+        finding.mends = vec![tables.mend(self.settings).unwrap_or_else(|| advice(REFUSED))];
+        Some(finding)
+    }
+
+    fn redo_in_cache(&self) -> Option<Finding> {
+        if self.settings.engine != Engine::MariaDb {
+            return None;
+        }
+        let mut mends = Vec::new();
+        innodb::redo(self.settings, &mut mends);
+        let buffering = self.settings.get("innodb_log_file_buffering");
+        // What is seen counts: a server that has it open O_DIRECT is well whatever it was told.
+        let seen_direct =
+            buffering.is_some_and(|setting| setting.from == Origin::Seen && setting.value == "OFF");
+        // A finding about all of its logs names the same settings and the same mends.
+        if mends.is_empty() || seen_direct || logs::is_told(self.case, self.index) {
+            return None;
+        }
+        let resident = self.resident(|file| file.class == Some(FileClass::Redo) && is_innodb_redo(file));
+        let severity = if resident >= COSTS { Severity::Warning } else { Severity::Note };
+        let mut finding = self.finding(severity, "MariaDB writes its InnoDB redo log through the page cache", "Nothing reads these pages while the server runs; they count as used memory where a limit is set.");
+        finding.evidence = redo_settings(self.settings);
+        finding.evidence.push(
+            Evidence::new(format!("{} of the redo log are resident", Size(resident)))
+                .with("resident_bytes", resident),
+        );
+        finding.mends = mends;
+        finding.pagekeeper = Some(
+            "pagekeeper guard releases the redo log's pages behind its writer where it writes whole pages"
+                .to_owned(),
+        );
+        Some(finding)
+    }
+
+    fn unsynced_tables(&self) -> Option<Finding> {
+        let settings = self.settings;
+        let direct = "use_direct_io_for_flush_and_compaction";
+        if !settings.holds_rocksdb()
+            || is_on(settings, direct) != Some(false)
+            || size(settings, "bytes_per_sync") != Some(0)
+        {
+            return None;
+        }
+        let mut finding = self.finding(Severity::Note, "RocksDB leaves all that flushes and compactions write to the kernel, to be written when it pleases", "On a disk that compactions can fill, dirty pages pile up until every writer is paused, that of \
+            the WAL among them (measured on a disk held to 60 MB/s: 1.6 and 3.6 s of 40 s, one put 216 ms).");
+        for option in [direct, "bytes_per_sync", "wal_bytes_per_sync"] {
+            finding.evidence.extend(rocks_setting(settings, option).map(told));
+        }
+        rocksdb::mends(Kind::Setting, settings, &mut finding.mends);
+        Some(finding)
+    }
+
+    fn recycled_wal(&self) -> Option<Finding> {
+        let number = size(self.settings, "recycle_log_file_num")?;
+        let resident = self.resident(|file| {
+            let name = file.path.file_name().unwrap_or_default().to_string_lossy();
+            file.class == Some(FileClass::Wal) && name.ends_with(".log")
+        });
+        if !self.settings.holds_rocksdb() || number == 0 || resident < WORTH_A_WORD {
+            return None;
+        }
+        let mut finding = self.finding(
+            Severity::Note,
+            "RocksDB recycles WAL files, so that their pages have to stay resident",
+            "A recycled file is written over in parts of pages: a page that was released is read back \
+            first, so pagekeeper guard keeps them all.",
+        );
+        finding.evidence.extend(rocks_setting(self.settings, "recycle_log_file_num").map(told));
+        finding.evidence.push(
+            Evidence::new(format!("{} of WAL are resident", Size(resident))).with("resident_bytes", resident),
+        );
+        let why = "the guard can then release them; a sync of a file that grows takes longer than of a recycled one";
+        finding.mends = own_option(self.settings, "recycle_log_file_num", "0", why).into_iter().collect();
+        Some(finding)
+    }
+
+    fn checkpoint_at_once(&self) -> Option<Finding> {
+        let settings = self.settings;
+        if settings.engine != Engine::PostgreSql || settings.bytes("checkpoint_flush_after") != Some(0) {
+            return None;
+        }
+        let mut finding = self.finding(
+            Severity::Note,
+            "checkpoints leave their pages to the kernel and sync them all at their end",
+            "Dirty pages pile up until the checkpoint's end, where writers wait for the disk.",
+        );
+        finding.evidence.extend(settings.get("checkpoint_flush_after").map(told));
+        let why = "the default: what a checkpoint writes is sent to the disk as it goes";
+        finding.mends = vec![set(settings, "checkpoint_flush_after", "256kB", Effect::Reload, why)];
+        Some(finding)
+    }
+
+    fn zeroed_wal(&self) -> Option<Finding> {
+        let settings = self.settings;
+        if settings.engine != Engine::PostgreSql
+            || settings.is_on("wal_recycle") != Some(false)
+            || settings.is_on("wal_init_zero") != Some(true)
+        {
+            return None;
+        }
+        let mut finding = self.finding(
+            Severity::Note,
+            "every WAL segment is written twice, first with zeros",
+            "Twice the dirty pages for the same WAL, on the same disk.",
+        );
+        finding
+            .evidence
+            .extend(["wal_recycle", "wal_init_zero"].iter().filter_map(|name| settings.get(name)).map(told));
+        let recycle = "segments are then used again; the default";
+        let zero = "for a copy-on-write file system (btrfs, ZFS), where recycling gains nothing";
+        finding.mends = vec![
+            set(settings, "wal_recycle", "on", Effect::Reload, recycle),
+            set(settings, "wal_init_zero", "off", Effect::Reload, zero),
+        ];
+        Some(finding)
+    }
+
+    fn large_shared_buffers(&self) -> Option<Finding> {
+        let settings = self.settings;
+        if settings.engine != Engine::PostgreSql {
+            return None;
+        }
+        let buffers = settings.bytes("shared_buffers")?;
+        let host = self.case.after.host.memory.total;
+        let memory = self
+            .database
+            .cgroup
+            .as_ref()
+            .and_then(|group| group.effective_limit)
+            .map_or(host, |limit| limit.min(host));
+        // The manual's own bound: "unlikely that an allocation of more than 40% of RAM … will work better".
+        if memory == 0 || buffers <= memory / 5 * 2 {
+            return None;
+        }
+        let mut finding = self.finding(
+            Severity::Note,
+            "shared_buffers leaves the page cache little of the memory that PostgreSQL also reads through",
+            "Each page that is read goes through the page cache: what is in shared_buffers is often there a \
+            second time.",
+        );
+        finding.evidence.extend(settings.get("shared_buffers").map(told));
+        finding.evidence.push(
+            Evidence::new(format!("{} of memory are there for it", Size(memory)))
+                .with("memory_bytes", memory),
+        );
+        let value = format!("{}MB", (memory / 4) >> 20);
+        let why = "a quarter of the memory is where PostgreSQL's manual says to begin";
+        finding.mends = vec![set(settings, "shared_buffers", &value, Effect::Restart, why)];
+        Some(finding)
+    }
+}
+
+/// The settings that have `MariaDB`'s redo log go through the page cache, as far as they are known, where they do.
+pub(crate) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
+    let mut mends = Vec::new();
+    innodb::redo(settings, &mut mends);
+    if mends.is_empty() {
+        return Vec::new();
+    }
+    let names = ["innodb_flush_log_at_trx_commit", "innodb_log_file_buffering"];
+    names.iter().filter_map(|name| settings.get(name)).map(told).collect()
+}
+
+fn is_innodb_redo(file: &File) -> bool {
+    file.path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ib_"))
+}
+
+/// A setting as evidence, with the place where it was read.
+fn told(setting: &Setting) -> Evidence {
+    let Setting { name, value, from, doubt } = setting;
+    let doubt = doubt.as_ref().map(|doubt| format!(" ({doubt})")).unwrap_or_default();
+    let text = match from {
+        Origin::Seen if value == BUFFERED => "it has table files open without O_DIRECT".to_owned(),
+        Origin::Seen => format!("{name} is {value} in effect: seen by how it has its files open"),
+        Origin::Default => format!("{name} is {value}: the default, as it is set nowhere"),
+        _ => format!("{name} is {value}: {from}{doubt}"),
+    };
+    let evidence = Evidence::new(text).with("setting", name.as_str()).with("value", value.as_str());
+    match from {
+        Origin::File { path, line } => {
+            evidence.with("file", path.to_string_lossy().into_owned()).with("line", *line)
+        }
+        _ => evidence,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{GIB, MIB, database, file, look};
+
+    fn found(profile: &str, engine: Engine, pairs: &[(&str, &str)], files: Vec<File>) -> Vec<Finding> {
+        let mut after = look();
+        after.databases = vec![database(profile, 100, "/data")];
+        after.files = files;
+        let before = look();
+        let mut case = Case::new(&before, &after);
+        let mut settings = Settings::new(engine);
+        for (name, value) in pairs {
+            settings.add(name, *value, Origin::File { path: "/etc/its.conf".into(), line: 3 });
+        }
+        case.settings = vec![settings];
+        find(&case)
+    }
+
+    #[test]
+    fn innodb_without_o_direct_is_found_with_what_it_costs() {
+        let table = file("/data/db/t.ibd", FileClass::Data, GIB, 100 * MIB);
+        let all = found("mariadb", Engine::MariaDb, &[("innodb_flush_method", "fsync")], vec![table]);
+        assert_eq!(all.len(), 1);
+        assert_eq!(all[0].severity, Severity::Warning);
+        assert_eq!(all[0].evidence[0].text, "innodb_flush_method is fsync: /etc/its.conf, line 3");
+        assert_eq!(all[0].evidence[0].figures["line"], 3);
+        assert_eq!(all[0].evidence[1].figures["resident_bytes"], 100 * MIB);
+        assert_eq!(all[0].mends[0].act, "innodb_flush_method=O_DIRECT");
+        assert_eq!(found("mariadb", Engine::MariaDb, &[("innodb_flush_method", "O_DIRECT")], Vec::new()), []);
+        assert_eq!(found("mariadb", Engine::MariaDb, &[], Vec::new()), []);
+    }
+
+    #[test]
+    fn a_file_system_that_refuses_direct_io_is_told_instead_of_a_setting() {
+        let after = look();
+        let mut case = Case::new(&after, &after);
+        let mut settings = Settings::new(Engine::MariaDb);
+        let from = Origin::File { path: "/etc/my.cnf".into(), line: 7 };
+        settings.add("innodb_flush_method", "O_DIRECT", from);
+        settings.add("innodb_flush_method", BUFFERED, Origin::Seen);
+        case.settings = vec![settings];
+        let all = find(&case);
+        assert_eq!(all.len(), 1);
+        let said: Vec<&str> = all[0].evidence.iter().map(|evidence| evidence.text.as_str()).collect();
+        assert_eq!(said[0], "innodb_flush_method is O_DIRECT: /etc/my.cnf, line 7");
+        assert_eq!(said[1], "it has table files open without O_DIRECT");
+        assert_eq!(all[0].mends.len(), 1);
+        assert!(all[0].mends[0].act.starts_with("no setting helps"), "{:?}", all[0].mends);
+        // Nor do other findings offer what is set already.
+        assert_eq!(super::super::mends(Kind::MixedIo, &case.settings[0]), []);
+    }
+
+    #[test]
+    fn data_file_buffering_is_mended_by_itself() {
+        let pairs = [("innodb_flush_method", "O_DIRECT"), ("innodb_data_file_buffering", "ON")];
+        let all = found("mariadb", Engine::MariaDb, &pairs, Vec::new());
+        assert_eq!(all[0].mends[0].act, "innodb_data_file_buffering=OFF");
+    }
+
+    #[test]
+    fn a_buffered_redo_log_is_told_once() {
+        let pairs = [("innodb_log_file_buffering", "ON")];
+        let mut after = look();
+        after.files = vec![file("/var/lib/mysql/ib_logfile0", FileClass::Redo, GIB, 200 * MIB)];
+        let mut case = Case::new(&after, &after);
+        let mut settings = Settings::new(Engine::MariaDb);
+        settings.add(pairs[0].0, pairs[0].1, Origin::CommandLine);
+        case.settings = vec![settings];
+        assert_eq!(find(&case), []);
+        let logs = logs::find(&case);
+        assert_eq!(logs[0].mends[0].act, "innodb_log_file_buffering=OFF");
+        let said: Vec<&str> = logs[0].evidence.iter().map(|evidence| evidence.text.as_str()).collect();
+        assert!(said.contains(&"innodb_log_file_buffering is ON: the command line"), "{said:?}");
+    }
+
+    #[test]
+    fn a_buffered_redo_log_is_found_unless_it_is_seen_direct() {
+        let pairs = [("innodb_log_file_buffering", "ON")];
+        assert_eq!(found("mariadb", Engine::MariaDb, &pairs, Vec::new()).len(), 1);
+        let mut after = look();
+        after.files.clear();
+        let mut case = Case::new(&after, &after);
+        let mut settings = Settings::new(Engine::MariaDb);
+        settings.add("innodb_flush_log_at_trx_commit", "2", Origin::CommandLine);
+        settings.add("innodb_log_file_buffering", "OFF", Origin::Seen);
+        case.settings = vec![settings];
+        assert_eq!(find(&case), []);
+    }
+
+    #[test]
+    fn rocksdb_is_found_only_where_nothing_bounds_its_dirty_pages() {
+        let direct = "use_direct_io_for_flush_and_compaction";
+        let kinds = |pairs: &[(&str, &str)]| found("rocksdb", Engine::RocksDb, pairs, Vec::new()).len();
+        assert_eq!(kinds(&[(direct, "false"), ("bytes_per_sync", "0")]), 1);
+        assert_eq!(kinds(&[(direct, "true"), ("bytes_per_sync", "0")]), 0);
+        assert_eq!(kinds(&[(direct, "false"), ("bytes_per_sync", "1048576")]), 0);
+        assert_eq!(kinds(&[]), 0);
+    }
+
+    #[test]
+    fn a_recycled_wal_is_found_where_it_holds_memory() {
+        let pairs = [("recycle_log_file_num", "4")];
+        let wal = |resident| vec![file("/data/000012.log", FileClass::Wal, GIB, resident)];
+        assert_eq!(found("rocksdb", Engine::RocksDb, &pairs, wal(100 * MIB)).len(), 1);
+        assert_eq!(found("rocksdb", Engine::RocksDb, &pairs, wal(MIB)), []);
+    }
+
+    #[test]
+    fn postgresql_is_found_by_what_it_is_told() {
+        let titles =
+            |pairs: &[(&str, &str)]| found("postgresql", Engine::PostgreSql, pairs, Vec::new()).len();
+        assert_eq!(titles(&[("checkpoint_flush_after", "0")]), 1);
+        assert_eq!(titles(&[("checkpoint_flush_after", "32")]), 0);
+        assert_eq!(titles(&[("wal_recycle", "off"), ("wal_init_zero", "on")]), 1);
+        assert_eq!(titles(&[("wal_recycle", "off"), ("wal_init_zero", "off")]), 0);
+        assert_eq!(titles(&[("shared_buffers", "12GB")]), 1);
+        assert_eq!(titles(&[("shared_buffers", "6GB")]), 0);
+    }
+}

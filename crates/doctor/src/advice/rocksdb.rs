@@ -1,0 +1,144 @@
+//! `RocksDB`'s options against each kind of finding, by the names that each program that embeds it has for them.
+//!
+//! Invariant: no option is named that the program does not have: a server with a line that it does not know does not
+//! start.
+
+use super::{Effect, advice, now, set};
+use crate::settings::{Engine, Setting, Settings};
+use crate::{Kind, Mend, MendKind};
+
+pub(super) fn mends(kind: Kind, settings: &Settings, mends: &mut Vec<Mend>) {
+    let on = |option: &str| is_on(settings, option);
+    match kind {
+        Kind::WritersPaused | Kind::DirtyLimits | Kind::Setting => {
+            if on("use_direct_io_for_flush_and_compaction") != Some(true) {
+                let why = "flushes and compactions then leave no dirty pages (measured: the longest put took 11 and \
+                    16 ms, before 216 ms)";
+                mends.push(rocks(settings, "use_direct_io_for_flush_and_compaction", "true", why));
+                if size(settings, "bytes_per_sync").is_none_or(|bytes| bytes == 0) {
+                    let why = "tables are sent to the disk as they are written, not all at the end (measured, both \
+                        together: the longest put 83 and 167 ms, before 216 ms)";
+                    mends.push(rocks(settings, "bytes_per_sync", "1048576", why));
+                }
+            }
+            if size(settings, "wal_bytes_per_sync").is_none_or(|bytes| bytes == 0) {
+                let why = "the same for the WAL: it never has much to sync at once";
+                mends.push(rocks(settings, "wal_bytes_per_sync", "524288", why));
+            }
+        }
+        Kind::MixedIo => {
+            let pair = ["use_direct_io_for_flush_and_compaction", "use_direct_reads"];
+            // Both on or both off do not mix.
+            if on(pair[0]) != on(pair[1]) {
+                for option in pair.into_iter().filter(|option| on(option) == Some(false)) {
+                    mends.push(rocks(settings, option, "true", "then all I/O on its tables is direct"));
+                }
+            }
+        }
+        Kind::LogsInCache => {
+            if size(settings, "recycle_log_file_num").is_some_and(|number| number > 0) {
+                let why = "a recycled log is written over in parts of pages and has to stay resident; one that is not \
+                    can be released by pagekeeper guard, but each sync takes longer";
+                mends.extend(own_option(settings, "recycle_log_file_num", "0", why));
+            }
+            if settings.is_on("raft_engine.enable_log_recycle") == Some(true) {
+                let why = "the same for raft-engine";
+                mends.push(set(settings, "raft-engine.enable-log-recycle", "false", Effect::Restart, why));
+            }
+        }
+        Kind::LongRecovery => {
+            if size(settings, "max_total_wal_size").is_none_or(|bytes| bytes == 0 || bytes > 256 << 20) {
+                let why = "column families whose data only an old log holds are flushed in time";
+                mends.push(rocks(settings, "max_total_wal_size", "268435456", why));
+            }
+            if size(settings, "default.write_buffer_size").is_some_and(|bytes| bytes > 256 << 20) {
+                mends.push(smaller_memtables(settings));
+            }
+            if on("avoid_flush_during_shutdown") == Some(true) {
+                let why = "a clean shutdown then leaves no log to replay";
+                mends.extend(own_option(settings, "avoid_flush_during_shutdown", "false", why));
+            }
+        }
+        Kind::MemoryShort | Kind::SharedDevice | Kind::Stream | Kind::ColdStart => {}
+    }
+}
+
+/// An option that only programs have that open the database with options of their own: neither `MyRocks` nor `TiKV` has a
+/// setting for it.
+pub(super) fn own_option(settings: &Settings, option: &str, value: &str, why: &str) -> Option<Mend> {
+    (settings.engine == Engine::RocksDb).then(|| rocks(settings, option, value, why))
+}
+
+/// Options of column families have places of their own.
+fn smaller_memtables(settings: &Settings) -> Mend {
+    let why = "a memtable is flushed before its log is longer";
+    match settings.engine {
+        Engine::MariaDb | Engine::MySql => advice(
+            "add write_buffer_size=64m to rocksdb_default_cf_options, whose options are separated by semicolons, and \
+             restart the server: a memtable is then flushed before its log is longer",
+        ),
+        Engine::TiKv => set(settings, "rocksdb.defaultcf.write-buffer-size", "64MB", Effect::Restart, why),
+        _ => rocks(settings, "write_buffer_size", "67108864", why),
+    }
+}
+
+/// What moves the WAL.
+pub(super) fn wal_elsewhere(settings: &Settings, disk: &str) -> Mend {
+    let why = "on a disk of its own; move its .log files there while it is stopped (measured: the writer paused 5 times \
+        and once, before 65 and 144 times)";
+    rocks(settings, "wal_dir", disk, why)
+}
+
+/// An option of `RocksDB` as it is in force, by whatever name this engine has for it.
+pub(super) fn rocks_setting<'a>(settings: &'a Settings, option: &str) -> Option<&'a Setting> {
+    let found = match settings.engine {
+        Engine::MariaDb | Engine::MySql => settings.get(&format!("rocksdb_{option}")),
+        Engine::TiKv => settings.get(option).or_else(|| settings.get(&format!("rocksdb.{option}"))),
+        _ => settings.get(option),
+    };
+    // MyRocks names column families before the prefix.
+    found.or_else(|| settings.get(&option.replacen('.', ".rocksdb_", 1)))
+}
+
+pub(super) fn is_on(settings: &Settings, option: &str) -> Option<bool> {
+    settings.is_on(&rocks_setting(settings, option)?.name)
+}
+
+pub(super) fn size(settings: &Settings, option: &str) -> Option<u64> {
+    settings.bytes(&rocks_setting(settings, option)?.name)
+}
+
+/// A mend that sets an option of `RocksDB`.
+pub(super) fn rocks(settings: &Settings, option: &str, value: &str, why: &str) -> Mend {
+    let dynamic = ["bytes_per_sync", "wal_bytes_per_sync"].contains(&option);
+    match settings.engine {
+        Engine::MariaDb | Engine::MySql => {
+            let value = match value {
+                "true" => "ON",
+                "false" => "OFF",
+                other => other,
+            };
+            let effect = if dynamic { Effect::SetGlobal } else { Effect::Restart };
+            set(settings, &format!("rocksdb_{option}"), value, effect, why)
+        }
+        Engine::TiKv => {
+            let value = match value {
+                "1048576" => "1MB",
+                "524288" => "512KB",
+                "268435456" => "256MB",
+                other => other,
+            };
+            set(settings, &format!("rocksdb.{}", option.replace('_', "-")), value, Effect::Restart, why)
+        }
+        _ => {
+            let place = "among the options that the program opens the database with";
+            let now = rocks_setting(settings, option).map(now).unwrap_or_default();
+            let effect = if dynamic { "SetDBOptions changes it at once" } else { "needs a restart" };
+            Mend {
+                kind: MendKind::Setting,
+                act: format!("{option}={value}"),
+                note: format!("{place}{now}; {effect}; {why}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+use super::*;
+
+const KINDS: [Kind; 10] = [
+    Kind::LogsInCache,
+    Kind::MemoryShort,
+    Kind::MixedIo,
+    Kind::Stream,
+    Kind::WritersPaused,
+    Kind::SharedDevice,
+    Kind::DirtyLimits,
+    Kind::ColdStart,
+    Kind::LongRecovery,
+    Kind::Setting,
+];
+
+fn settings(engine: Engine, pairs: &[(&str, &str)]) -> Settings {
+    let mut settings = Settings::new(engine);
+    for (name, value) in pairs {
+        let from = Origin::File { path: "/etc/my.cnf".into(), line: 7 };
+        settings.add(name, *value, from);
+    }
+    settings
+}
+
+fn acts(kind: Kind, settings: &Settings) -> Vec<String> {
+    mends(kind, settings)
+        .into_iter()
+        .filter(|mend| mend.kind == MendKind::Setting)
+        .map(|mend| mend.act)
+        .collect()
+}
+
+#[test]
+fn what_is_set_so_already_is_left_out() {
+    let good = settings(
+        Engine::RocksDb,
+        &[
+            ("use_direct_io_for_flush_and_compaction", "true"),
+            ("bytes_per_sync", "1048576"),
+            ("wal_bytes_per_sync", "524288"),
+            ("recycle_log_file_num", "0"),
+        ],
+    );
+    assert_eq!(acts(Kind::WritersPaused, &good), [""; 0]);
+    assert_eq!(acts(Kind::LogsInCache, &good), [""; 0]);
+    let bad = settings(Engine::RocksDb, &[("bytes_per_sync", "0"), ("recycle_log_file_num", "4")]);
+    assert_eq!(
+        acts(Kind::WritersPaused, &bad),
+        [
+            "use_direct_io_for_flush_and_compaction=true",
+            "bytes_per_sync=1048576",
+            "wal_bytes_per_sync=524288"
+        ]
+    );
+    assert_eq!(acts(Kind::LogsInCache, &bad), ["recycle_log_file_num=0"]);
+}
+
+#[test]
+fn each_engine_has_its_own_words() {
+    let mut myrocks = settings(Engine::MariaDb, &[("rocksdb_bytes_per_sync", "0")]);
+    myrocks.myrocks = true;
+    assert_eq!(
+        acts(Kind::WritersPaused, &myrocks),
+        [
+            "rocksdb_use_direct_io_for_flush_and_compaction=ON",
+            "rocksdb_bytes_per_sync=1048576",
+            "rocksdb_wal_bytes_per_sync=524288"
+        ]
+    );
+    let note = &mends(Kind::WritersPaused, &myrocks)[1].note;
+    assert!(note.starts_with("in /etc/my.cnf, line 7, where it is 0; SET GLOBAL"), "{note}");
+    let tikv = settings(Engine::TiKv, &[("rocksdb.bytes-per-sync", "0KB")]);
+    assert_eq!(
+        acts(Kind::DirtyLimits, &tikv),
+        [
+            "[rocksdb] use-direct-io-for-flush-and-compaction = true",
+            "[rocksdb] bytes-per-sync = \"1MB\"",
+            "[rocksdb] wal-bytes-per-sync = \"512KB\""
+        ]
+    );
+    let postgresql = settings(Engine::PostgreSql, &[("checkpoint_flush_after", "0")]);
+    assert_eq!(
+        acts(Kind::WritersPaused, &postgresql),
+        ["checkpoint_flush_after = '256kB'", "backend_flush_after = '256kB'"]
+    );
+}
+
+#[test]
+fn innodb_is_told_what_makes_it_buffered() {
+    let buffered = settings(Engine::MariaDb, &[("innodb_flush_method", "fsync")]);
+    assert_eq!(acts(Kind::Setting, &buffered), ["innodb_flush_method=O_DIRECT"]);
+    let direct = settings(Engine::MariaDb, &[("innodb_flush_method", "o_direct_no_fsync")]);
+    assert_eq!(acts(Kind::Setting, &direct), [""; 0]);
+    let redo = settings(Engine::MariaDb, &[("innodb_log_file_buffering", "1")]);
+    assert_eq!(acts(Kind::LogsInCache, &redo), ["innodb_log_file_buffering=OFF"]);
+    let commit = settings(Engine::MariaDb, &[("innodb_flush_log_at_trx_commit", "2")]);
+    assert_eq!(acts(Kind::LogsInCache, &commit), ["innodb_flush_log_at_trx_commit=1"]);
+    // MySQL has no such setting.
+    let mysql = settings(Engine::MySql, &[("innodb_flush_log_at_trx_commit", "2")]);
+    assert_eq!(acts(Kind::LogsInCache, &mysql), [""; 0]);
+    assert_eq!(mends(Kind::LogsInCache, &mysql).len(), 1);
+}
+
+#[test]
+fn libraries_that_are_loaded_stay() {
+    let some = settings(Engine::PostgreSql, &[("shared_preload_libraries", "pg_stat_statements")]);
+    assert_eq!(acts(Kind::ColdStart, &some), ["shared_preload_libraries = 'pg_stat_statements,pg_prewarm'"]);
+    let there = settings(Engine::PostgreSql, &[("shared_preload_libraries", "pg_prewarm")]);
+    assert_eq!(acts(Kind::ColdStart, &there), [""; 0]);
+}
+
+#[test]
+fn every_mend_says_where_it_goes() {
+    for engine in [
+        Engine::MariaDb,
+        Engine::MySql,
+        Engine::PostgreSql,
+        Engine::RocksDb,
+        Engine::TiKv,
+        Engine::MongoDb,
+        Engine::Other,
+    ] {
+        let mut empty = Settings::new(engine);
+        for myrocks in [false, true] {
+            empty.myrocks = myrocks && matches!(engine, Engine::MariaDb | Engine::MySql);
+            for mend in KINDS.into_iter().flat_map(|kind| mends(kind, &empty)) {
+                assert!(!mend.act.is_empty());
+                assert!(mend.kind == MendKind::Advice || mend.note.contains(';'), "{mend:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_options_that_the_program_has_are_named() {
+    // As `mariadbd --verbose --help --plugin-load-add=ha_rocksdb` of 10.11 lists them, of those that are named here.
+    let known = [
+        "rocksdb_bytes_per_sync",
+        "rocksdb_max_total_wal_size",
+        "rocksdb_use_direct_io_for_flush_and_compaction",
+        "rocksdb_use_direct_reads",
+        "rocksdb_wal_bytes_per_sync",
+        "rocksdb_wal_dir",
+    ];
+    let pairs = [
+        ("default.write_buffer_size", "1073741824"),
+        ("avoid_flush_during_shutdown", "true"),
+        ("recycle_log_file_num", "4"),
+        ("use_direct_reads", "true"),
+        ("use_direct_io_for_flush_and_compaction", "false"),
+    ];
+    let mut myrocks = settings(Engine::MariaDb, &[("innodb_log_file_size", "96M")]);
+    myrocks.myrocks = true;
+    for (name, value) in pairs {
+        let prefixed = match name.split_once('.') {
+            Some((family, option)) => format!("{family}.rocksdb_{option}"),
+            None => format!("rocksdb_{name}"),
+        };
+        myrocks.add(&prefixed, value, Origin::CommandLine);
+    }
+    let named: Vec<String> = KINDS.into_iter().flat_map(|kind| acts(kind, &myrocks)).collect();
+    assert!(!named.is_empty());
+    for act in named {
+        let (name, _) = act.split_once('=').unwrap();
+        assert!(known.contains(&name), "{act}");
+    }
+    assert!(
+        mends(Kind::LongRecovery, &myrocks)
+            .iter()
+            .any(|mend| mend.kind == MendKind::Advice && mend.act.contains("rocksdb_default_cf_options")),
+        "{:?}",
+        mends(Kind::LongRecovery, &myrocks)
+    );
+    let tikv = settings(Engine::TiKv, &pairs);
+    assert_eq!(acts(Kind::LogsInCache, &tikv), [""; 0]);
+    assert_eq!(
+        acts(Kind::LongRecovery, &tikv),
+        ["[rocksdb] max-total-wal-size = \"256MB\"", "[rocksdb.defaultcf] write-buffer-size = \"64MB\""]
+    );
+    assert_eq!(
+        acts(Kind::LongRecovery, &settings(Engine::RocksDb, &pairs)),
+        ["max_total_wal_size=268435456", "write_buffer_size=67108864", "avoid_flush_during_shutdown=false"]
+    );
+}
+
+#[test]
+fn a_recovery_is_bounded_by_what_the_version_has() {
+    let recovery = |settings: &Settings| mends(Kind::LongRecovery, settings);
+    let large = [("innodb_log_file_size", "2G"), ("innodb_redo_log_capacity", "2G")];
+    let mut mysql = settings(Engine::MySql, &large);
+    assert_eq!(recovery(&mysql)[0].act, "innodb_log_file_size=256M");
+    assert!(recovery(&mysql)[0].note.contains("needs a restart"));
+    mysql.redo_directory = true;
+    assert_eq!(recovery(&mysql)[0].act, "innodb_redo_log_capacity=512M");
+    let mariadb = settings(Engine::MariaDb, &large);
+    assert_eq!(recovery(&mariadb).len(), 1);
+    assert_eq!(recovery(&mariadb)[0].act, "innodb_log_file_size=512M");
+    let note = &recovery(&mariadb)[0].note;
+    assert!(note.contains("MariaDB 10.9 and later; before, it needs a restart"), "{note}");
+    assert_eq!(recovery(&settings(Engine::MariaDb, &[("innodb_log_file_size", "512M")])), []);
+}

@@ -1,0 +1,140 @@
+//! The facts that findings are made from, all gathered before: two looks and what was read beside them.
+//!
+//! Invariants: a function that finds does no I/O, so that it can be tried on plain data; databases are told by the
+//! index that they have in the *second* look, and files of the two looks are brought together by their inode.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pagekeeper_kernel::trace::TraceCounts;
+use pagekeeper_kernel::{Inode, page_size};
+use pagekeeper_observe::{Database, File, HostChange, Look};
+use pagekeeper_policy::DiskProfile;
+
+use crate::settings::Settings;
+use crate::{Journal, Kind, Mend, Snapshot, Streamer};
+
+/// What is known when findings are made.
+#[derive(Debug)]
+pub struct Case<'a> {
+    /// What was seen when the watch began.
+    pub before: &'a Look,
+    /// What was seen at its end, and what changed in between.
+    pub after: &'a Look,
+    /// The settings of each database of [`Self::after`], in its order; none for those past its end.
+    pub settings: Vec<Settings>,
+    /// What a disk was measured to do, by `st_dev` of the files on it.
+    pub disks: Vec<(u64, DiskProfile)>,
+    /// What the guard's rules would release now, of each file that they were asked about, be it nothing.
+    pub unread: Vec<Unread>,
+    /// Why the guard's rules keep all of a log that is resident, by the path of one of its files.
+    pub kept: Vec<(PathBuf, String)>,
+    /// Where the resident pages of a file lie: the first few stretches, for files that direct I/O is used on.
+    pub stretches: Vec<(Inode, Vec<Range<u64>>)>,
+    /// The processes that brought the most pages in while watching; see [`streamers`](crate::streamers()).
+    pub streamers: Vec<Streamer>,
+    /// What was resident before a restart, if that is known.
+    pub snapshot: Option<Snapshot>,
+    /// What a recovery of each database of [`Self::after`] would read, in its order; none for those past its end.
+    pub journals: Vec<Option<Journal>>,
+}
+
+/// Pages of a log that nobody will read again, as the guard's rules have it: they lie behind its writer and behind all
+/// that follow it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unread {
+    /// The file.
+    pub file: Inode,
+    /// How much of it is resident, in bytes.
+    pub resident: u64,
+}
+
+impl<'a> Case<'a> {
+    /// A case of two looks alone.
+    pub fn new(before: &'a Look, after: &'a Look) -> Self {
+        Self {
+            before,
+            after,
+            settings: Vec::new(),
+            disks: Vec::new(),
+            unread: Vec::new(),
+            kept: Vec::new(),
+            stretches: Vec::new(),
+            streamers: Vec::new(),
+            snapshot: None,
+            journals: Vec::new(),
+        }
+    }
+
+    /// How long was watched.
+    pub fn period(&self) -> Duration {
+        match &self.after.change {
+            Some(change) => change.period,
+            None => self.after.at.duration_since(self.before.at).unwrap_or_default(),
+        }
+    }
+
+    /// What changed while watching.
+    pub fn change(&self) -> Option<&'a HostChange> {
+        self.after.change.as_ref()
+    }
+
+    /// What tracing counted while watching; `None` without tracing.
+    pub fn trace(&self) -> Option<&'a TraceCounts> {
+        self.change()?.trace.as_ref()
+    }
+
+    /// The databases with their indices.
+    pub fn databases(&self) -> impl Iterator<Item = (usize, &'a Database)> + use<'a> {
+        self.after.databases.iter().enumerate()
+    }
+
+    /// The files of a database.
+    pub fn files_of(&self, database: usize) -> impl Iterator<Item = &'a File> + use<'a> {
+        self.after.files.iter().filter(move |file| file.database == Some(database))
+    }
+
+    /// A database's settings; `None` if they were not read.
+    pub fn settings_of(&self, database: usize) -> Option<&Settings> {
+        self.settings.get(database)
+    }
+
+    /// The settings of a database that mend findings of a kind; none if its settings were not read.
+    pub fn mends(&self, kind: Kind, database: usize) -> Vec<Mend> {
+        self.settings_of(database).map(|settings| crate::advice::mends(kind, settings)).unwrap_or_default()
+    }
+
+    /// A file as it was when the watch began; `None` if it was not there.
+    pub fn before(&self, file: Inode) -> Option<&'a File> {
+        self.before.files.iter().find(|other| other.inode == file)
+    }
+
+    /// Bytes of files that were read in again after the kernel had reclaimed them, in the memory cgroup of a database of
+    /// [`Self::after`]; `None` where that was not counted, or the database was in another when the watch began.
+    pub(crate) fn refaulted_in_group(&self, database: &Database) -> Option<u64> {
+        let group = database.cgroup.as_ref()?;
+        let before =
+            self.before.databases.iter().find(|before| before.pid == database.pid)?.cgroup.as_ref()?;
+        let same = before.directory == group.directory;
+        let pages = group.file_refaults?.saturating_sub(before.file_refaults.filter(|_| same)?);
+        Some(pages * page_size())
+    }
+
+    /// What the disk of a file was measured to do; `None` if it was not measured.
+    pub fn disk(&self, file: &File) -> Option<&DiskProfile> {
+        self.disks.iter().find(|(dev, _)| *dev == file.inode.dev).map(|(_, disk)| disk)
+    }
+}
+
+/// How findings call a database: "mariadb (process 1234)", or "mariadb" where only its directory was given.
+pub fn called(database: &Database) -> String {
+    let name = if database.name.is_empty() { &database.profile.name } else { &database.name };
+    match database.pid {
+        Some(pid) => format!("{name} (process {pid})"),
+        None => match database.directories.first() {
+            Some(directory) => format!("{name} in {}", directory.display()),
+            None => name.clone(),
+        },
+    }
+}

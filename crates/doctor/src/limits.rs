@@ -1,0 +1,471 @@
+//! The limits on dirty pages: which form of each is in force, how full they were, and what others would change.
+//!
+//! What another limit would change is an estimate from the rates that were watched: it holds if all goes on as it did,
+//! and it says so. Nothing here promises.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_kernel::pressure::{CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit};
+use pagekeeper_kernel::trace::Task;
+
+use crate::case::called;
+use crate::phrases::time;
+use crate::written::database_of;
+use crate::{Case, Evidence, Finding, Kind, Mend, MendKind, Severity};
+
+/// A limit that would take more of the memory than this, in percent of what can be dirty, is not advised.
+const MOST_PERCENT: u64 = 40;
+/// Limits are advised in steps of so many bytes.
+const STEP: u64 = 64 << 20;
+/// A limit that lasts longer than this is as good as one that lasts for ever.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// What the limits do that they should not.
+pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
+    let report = &case.after.host.dirty;
+    let paused = database_pauses(case);
+    let fullest = fullest(case);
+    let mut findings = Vec::new();
+    if !paused.is_zero() || fullest >= begins(&in_force(report)) {
+        findings.push(full(case, paused, fullest));
+    }
+    findings.extend(odd(&report.parameters, &in_force(report), report.dirtyable));
+    findings
+}
+
+/// The thresholds that the kernel goes by.
+fn in_force(report: &DirtyReport) -> DirtyThresholds {
+    report.kernel_thresholds.unwrap_or(report.thresholds)
+}
+
+/// Where pauses begin: halfway between background writeback and the limit.
+fn begins(thresholds: &DirtyThresholds) -> u64 {
+    thresholds.background.midpoint(thresholds.limit)
+}
+
+/// How long the databases' tasks were paused.
+fn database_pauses(case: &Case<'_>) -> Duration {
+    let pauses = case.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten();
+    pauses.filter(|pause| database_of(case, &pause.task).is_some()).map(|pause| pause.pauses.total()).sum()
+}
+
+/// The most that was seen dirty or on its way to storage: at both looks, and when tasks were paused.
+fn fullest(case: &Case<'_>) -> u64 {
+    let looks = [case.before, case.after].map(|look| look.host.dirty.dirty + look.host.dirty.writeback);
+    let pauses = case.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten();
+    pauses.map(|pause| pause.levels.dirty).chain(looks).max().unwrap_or_default()
+}
+
+/// What came and went while watching, in bytes a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Flow {
+    dirtied: u64,
+    written: u64,
+    /// What would have been made dirty, had nobody been paused.
+    wanted: u64,
+}
+
+impl Flow {
+    /// `None` where the kernel does not count, or nothing was watched.
+    fn watched(case: &Case<'_>) -> Option<Self> {
+        let change = case.change()?;
+        let period = case.period();
+        let dirtied = per_second(change.machine.dirtied?, period)?;
+        let written = per_second(change.machine.written?, period)?;
+        Some(Self { dirtied, written, wanted: dirtied + held_back(case, period) })
+    }
+
+    /// How much faster pages would be made dirty than they are written.
+    fn excess(&self) -> u64 {
+        self.wanted.saturating_sub(self.written)
+    }
+
+    /// How long it takes from `level` to where pauses begin with these thresholds; `None` if for ever.
+    fn lasts(&self, level: u64, thresholds: &DirtyThresholds) -> Option<Duration> {
+        let room = begins(thresholds).saturating_sub(level);
+        let seconds = room.checked_div(self.excess())?;
+        Some(Duration::from_secs(seconds))
+    }
+}
+
+/// What paused tasks would have written in the time of their pauses, in bytes a second: each at its own rate.
+fn held_back(case: &Case<'_>, period: Duration) -> u64 {
+    let Some(trace) = case.trace() else { return 0 };
+    let mut paused: HashMap<&Task, Duration> = HashMap::new();
+    for pause in trace.pauses.iter().flatten() {
+        *paused.entry(&pause.task).or_default() += pause.pauses.total();
+    }
+    let added = trace.by_task();
+    let added = added.iter().filter_map(|(task, flow)| Some((paused.get(task)?, flow.added.bytes)));
+    added
+        .map(|(paused, bytes)| {
+            // One that hardly ran tells little of its rate.
+            let ran = period.saturating_sub(*paused).max(period / 10);
+            let without = per_second(bytes, ran).unwrap_or_default();
+            without.saturating_sub(per_second(bytes, period).unwrap_or_default())
+        })
+        .sum()
+}
+
+/// A higher limit, and what it would change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Raise {
+    limit: u64,
+    /// How long the burst was that it is reckoned for.
+    burst: Duration,
+    flow: Flow,
+}
+
+impl Raise {
+    /// The least limit with which what was watched would not have paused anybody, with a quarter to spare; `None` where
+    /// that is more than memory should hold of dirty pages.
+    fn reckon(case: &Case<'_>, flow: Flow, fullest: u64) -> Option<Self> {
+        let report = &case.after.host.dirty;
+        let thresholds = in_force(report);
+        let before = case.before.host.dirty.dirty + case.before.host.dirty.writeback;
+        let burst = case.period();
+        let heaped = flow.excess().saturating_mul(burst.as_secs().max(1));
+        let level = before.saturating_add(heaped).max(fullest);
+        let needed = level.saturating_add(level / 4);
+        let limit = needed.saturating_mul(2).saturating_sub(thresholds.background);
+        let limit = limit.max(thresholds.limit + 1).checked_next_multiple_of(STEP)?;
+        (limit <= report.dirtyable / 100 * MOST_PERCENT).then_some(Self { limit, burst, flow })
+    }
+
+    fn mend(&self) -> Mend {
+        let Flow { written, wanted, .. } = self.flow;
+        let takes = match written {
+            0 => String::new(),
+            written => {
+                let takes = Duration::from_secs_f64(self.limit as f64 / written as f64);
+                format!(", {} at the rate that was watched,", time(takes))
+            }
+        };
+        Mend {
+            kind: MendKind::System,
+            act: format!("sysctl -w vm.dirty_bytes={}", self.limit),
+            note: format!(
+                "at once, until the next start; it sets vm.dirty_ratio to 0. An estimate: with {} a burst like this one \
+                 ({} made dirty against {} written, for {}) would not have paused anybody; if it goes on for longer, \
+                 pauses come all the same, only later. What it costs: so much may have to be written{takes} \
+                 before a sync or an unmount is done, and reclaim finds as much that it has to wait for",
+                Size(self.limit),
+                rate(wanted),
+                rate(written),
+                time(self.burst)
+            ),
+        }
+    }
+}
+
+/// A limit high enough for what was watched, as a mend; `None` where no sensible one is, or nothing is known of the rates.
+pub(crate) fn raise(case: &Case<'_>) -> Option<Mend> {
+    Some(Raise::reckon(case, Flow::watched(case)?, fullest(case))?.mend())
+}
+
+/// Tasks were paused, or there is so much dirty that they would be.
+fn full(case: &Case<'_>, paused: Duration, fullest: u64) -> Finding {
+    let report = &case.after.host.dirty;
+    let thresholds = in_force(report);
+    let flow = Flow::watched(case);
+    let mut evidence = vec![
+        forms(report),
+        Evidence::new(format!(
+            "at the fullest that was seen, {} were dirty or on their way to storage ({}); {} at the end of the watch",
+            Size(fullest),
+            match fullest.checked_sub(begins(&thresholds)) {
+                Some(over) => format!("{} over where pauses begin", Size(over)),
+                None => "less than where pauses begin".to_owned(),
+            },
+            Size(report.dirty + report.writeback)
+        ))
+        .with("fullest_bytes", fullest)
+        .with("dirty_bytes", report.dirty)
+        .with("writeback_bytes", report.writeback),
+        ages(&report.parameters),
+    ];
+    evidence.extend(waited_for_storage(case));
+    evidence.extend(flow.map(|flow| rates(&flow)));
+    evidence.extend(devices(case));
+    evidence.extend(flow.map(|flow| alternatives(report, &flow)));
+    evidence.extend(groups(case));
+    let raise = flow.and_then(|flow| Raise::reckon(case, flow, fullest));
+    let mend = raise.map(|raise| raise.mend()).or_else(|| flow.map(|flow| no_limit_will_do(&flow)));
+    let unknown = !traced(case) && fullest >= begins(&thresholds) && !case.after.databases.is_empty();
+    Finding {
+        kind: Kind::DirtyLimits,
+        severity: if paused.is_zero() && !unknown { Severity::Note } else { Severity::Warning },
+        database: None,
+        title: format!(
+            "the limits on dirty pages were full: pauses begin at {}, {} were dirty",
+            Size(begins(&thresholds)),
+            Size(fullest)
+        ),
+        evidence,
+        cost: if unknown {
+            "whoever writes to a file through the page cache is slowed down to what the disk writes; whether a database \
+             is among them can't be told without tracing"
+                .to_owned()
+        } else if paused.is_zero() {
+            "whoever writes to a file through the page cache is slowed down to what the disk writes, whoever made the \
+             pages dirty"
+                .to_owned()
+        } else {
+            format!("the databases' tasks were paused for {} in {}", time(paused), time(case.period()))
+        },
+        mends: mend.into_iter().collect(),
+        pagekeeper: None,
+    }
+}
+
+/// Whether pauses were traced by task.
+fn traced(case: &Case<'_>) -> bool {
+    case.trace().is_some_and(|trace| trace.pauses.is_some())
+}
+
+/// What is known of waits where they were not traced.
+fn waited_for_storage(case: &Case<'_>) -> Option<Evidence> {
+    let stalled = case.change()?.machine.io_stalled.filter(|stalled| !traced(case) && !stalled.is_zero())?;
+    Some(
+        Evidence::new(format!(
+            "some task waited for storage during {} of {} (pressure stall information)",
+            time(stalled),
+            time(case.period())
+        ))
+        .with("io_stalled_seconds", stalled.as_secs_f64()),
+    )
+}
+
+/// Which form of each limit is in force, and what it amounts to.
+fn forms(report: &DirtyReport) -> Evidence {
+    let thresholds = in_force(report);
+    Evidence::new(format!(
+        "background writeback begins at {} ({}), pauses at {}, and the limit is {} ({})",
+        Size(thresholds.background),
+        form(report.parameters.background, "dirty_background"),
+        Size(begins(&thresholds)),
+        Size(thresholds.limit),
+        form(report.parameters.limit, "dirty"),
+    ))
+    .with("background_bytes", thresholds.background)
+    .with("pauses_begin_bytes", begins(&thresholds))
+    .with("limit_bytes", thresholds.limit)
+    .with("dirtyable_bytes", report.dirtyable)
+}
+
+fn form(limit: Limit, name: &str) -> String {
+    match limit {
+        Limit::Bytes(bytes) => format!("vm.{name}_bytes={bytes}; vm.{name}_ratio is 0 and without effect"),
+        Limit::Ratio(percent) => format!(
+            "vm.{name}_ratio={percent}, of free memory and file pages; vm.{name}_bytes is 0 and without effect"
+        ),
+    }
+}
+
+fn ages(parameters: &DirtyParameters) -> Evidence {
+    let (expire, writeback) = (parameters.expire_centisecs, parameters.writeback_centisecs);
+    let look = match writeback {
+        0 => "but the periodic look for them is off".to_owned(),
+        every => format!("found by a look every {}", centiseconds(every)),
+    };
+    Evidence::new(format!(
+        "below that, pages are written when they have been dirty for {}, {look} (vm.dirty_expire_centisecs={expire}, \
+         vm.dirty_writeback_centisecs={writeback})",
+        centiseconds(expire)
+    ))
+    .with("dirty_expire_centiseconds", expire)
+    .with("dirty_writeback_centiseconds", writeback)
+}
+
+fn rates(flow: &Flow) -> Evidence {
+    let wanted = if flow.wanted > flow.dirtied {
+        format!(", and about {} would have been had nobody been paused", rate(flow.wanted))
+    } else {
+        String::new()
+    };
+    Evidence::new(format!(
+        "on the whole host {} were made dirty{wanted}; {} were written",
+        rate(flow.dirtied),
+        rate(flow.written)
+    ))
+    .with("dirtied_bytes_per_second", flow.dirtied)
+    .with("wanted_bytes_per_second", flow.wanted)
+    .with("written_bytes_per_second", flow.written)
+}
+
+/// The same by device, where the kernel tells (debugfs).
+fn devices(case: &Case<'_>) -> Vec<Evidence> {
+    let mut found: Vec<Evidence> = Vec::new();
+    let mut names: Vec<&str> = Vec::new();
+    for (dev, after) in &case.after.host.devices {
+        let before = case.before.host.devices.iter().find(|(other, _)| other == dev);
+        let stats = before.and_then(|(_, before)| Some((before.stats?, after.stats?)));
+        let Some((then, now)) = stats.filter(|_| !names.contains(&after.name.as_str())) else { continue };
+        names.push(&after.name);
+        let between = |then: u64, now: u64| per_second(now.saturating_sub(then), case.period());
+        let rates = between(then.dirtied, now.dirtied).zip(between(then.written, now.written));
+        let Some((dirtied, written)) = rates.filter(|(dirtied, _)| *dirtied > 0) else { continue };
+        found.push(
+            Evidence::new(format!(
+                "of that, for device {}: {} made dirty, {} written; its share of the limit is {} now",
+                after.name,
+                rate(dirtied),
+                rate(written),
+                Size(now.dirty_threshold)
+            ))
+            .with("device", after.name.as_str())
+            .with("dirtied_bytes_per_second", dirtied)
+            .with("written_bytes_per_second", written)
+            .with("share_of_limit_bytes", now.dirty_threshold),
+        );
+    }
+    found
+}
+
+/// How long other limits would last.
+fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
+    let twice = in_force(report).limit.saturating_mul(2);
+    let others = [
+        (format!("vm.dirty_bytes={twice}"), Limit::Bytes(twice)),
+        ("vm.dirty_ratio=20".to_owned(), Limit::Ratio(20)),
+        ("vm.dirty_ratio=50".to_owned(), Limit::Ratio(50)),
+    ];
+    let mut evidence = Evidence::new("");
+    let mut said = Vec::new();
+    for (name, limit) in others.into_iter().filter(|(_, limit)| *limit != report.parameters.limit) {
+        let thresholds = DirtyParameters { limit, ..report.parameters }.thresholds(report.dirtyable);
+        // What is dirty stays about where pauses begin now.
+        let lasts = flow.lasts(begins(&in_force(report)), &thresholds);
+        let when = match lasts.filter(|lasts| *lasts < LONG) {
+            Some(lasts) if lasts.is_zero() => "at once".to_owned(),
+            Some(lasts) => format!("after {} s more of this", lasts.as_secs()),
+            None => "hardly ever".to_owned(),
+        };
+        said.push(format!("with {name} ({}) {when}", Size(thresholds.limit)));
+        let figure = lasts.map_or(serde_json::Value::Null, |lasts| lasts.as_secs().into());
+        evidence = evidence.with(&format!("{name} lasts_seconds"), figure);
+    }
+    evidence.text = format!(
+        "estimated from these rates, pauses would begin {}; a guess, for a load that goes on just like this",
+        said.join(", ")
+    );
+    evidence
+}
+
+/// Databases in memory cgroups with dirty limits of their own.
+fn groups(case: &Case<'_>) -> Vec<Evidence> {
+    let groups = case.databases().filter_map(|(_, database)| {
+        let group = database.cgroup.as_ref().filter(|group| group.version == CgroupVersion::V2)?;
+        let limit = group.effective_limit?;
+        Some(
+            Evidence::new(format!(
+                "{} is in a memory cgroup of {}: as ratios, the limits hold of that memory for it, and it may be paused \
+                 earlier; {} of its pages are dirty",
+                called(database),
+                Size(limit),
+                group.dirty.map_or_else(|| "it is not told how many".to_owned(), |dirty| Size(dirty).to_string())
+            ))
+            .with("cgroup", group.directory.to_string_lossy())
+            .with("cgroup_limit_bytes", limit),
+        )
+    });
+    groups.collect()
+}
+
+fn no_limit_will_do(flow: &Flow) -> Mend {
+    Mend {
+        kind: MendKind::Advice,
+        act: "Have less written through the page cache".to_owned(),
+        note: format!(
+            "{} are made dirty where {} are written: a limit that bridges that for the time watched would take too \
+             much of the memory. What is written has to get less, or past the page cache, or to another disk",
+            rate(flow.wanted),
+            rate(flow.written)
+        ),
+    }
+}
+
+/// What is odd about the limits, whether or not they are full.
+fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u64) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let background = match parameters.background {
+        Limit::Bytes(bytes) => bytes,
+        Limit::Ratio(percent) => dirtyable / 100 * percent,
+    };
+    let note = |title: String, evidence: Evidence, cost: &str, mend: Mend| Finding {
+        kind: Kind::DirtyLimits,
+        severity: Severity::Note,
+        database: None,
+        title,
+        evidence: vec![evidence],
+        cost: cost.to_owned(),
+        mends: vec![mend],
+        pagekeeper: None,
+    };
+    let lower = Mend {
+        kind: MendKind::System,
+        act: format!("sysctl -w vm.dirty_background_bytes={}", thresholds.limit / 4 / 4096 * 4096),
+        note: "at once, until the next start; it sets vm.dirty_background_ratio to 0: a quarter of the limit"
+            .to_owned(),
+    };
+    let report = |what: &str| {
+        Evidence::new(format!(
+            "background writeback is set to {} ({}), the limit is {} ({}): {what}",
+            Size(background),
+            form(parameters.background, "dirty_background"),
+            Size(thresholds.limit),
+            form(parameters.limit, "dirty")
+        ))
+        .with("background_bytes", background)
+        .with("limit_bytes", thresholds.limit)
+    };
+    if background >= thresholds.limit {
+        findings.push(note(
+            "background writeback is set to begin at or above the limit on dirty pages".to_owned(),
+            report("the kernel takes half the limit in its place"),
+            "nothing now; the setting does not do what it says",
+            lower,
+        ));
+    } else if thresholds.limit - background < thresholds.limit / 8 {
+        findings.push(note(
+            "background writeback begins close below the limit on dirty pages".to_owned(),
+            report("what heaps up before background writeback begins leaves writers little room"),
+            "a short burst is enough for writers to be paused",
+            lower,
+        ));
+    }
+    if parameters.writeback_centisecs == 0 {
+        findings.push(note(
+            "periodic writeback is off: pages stay dirty however old they are".to_owned(),
+            ages(parameters),
+            "more is lost in a power cut of what was never synced, and syncs and bursts find more to write",
+            Mend {
+                kind: MendKind::System,
+                act: "sysctl -w vm.dirty_writeback_centisecs=500".to_owned(),
+                note: "at once, until the next start; the kernel's default".to_owned(),
+            },
+        ));
+    }
+    findings
+}
+
+/// So many bytes in a second; `None` of no time.
+pub(crate) fn per_second(bytes: u64, period: Duration) -> Option<u64> {
+    let rate = (u128::from(bytes) * 1_000_000_000).checked_div(period.as_nanos())?;
+    Some(u64::try_from(rate).unwrap_or(u64::MAX))
+}
+
+/// "30 s".
+fn centiseconds(time: u64) -> String {
+    format!("{} s", time as f64 / 100.0)
+}
+
+/// "38 MiB/s".
+pub(crate) fn rate(bytes: u64) -> String {
+    format!("{}/s", Size(bytes))
+}
+
+#[cfg(test)]
+mod tests;

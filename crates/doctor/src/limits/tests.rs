@@ -1,0 +1,170 @@
+use super::*;
+use crate::testing::{DEV, GIB, MIB, look, pages, pauses};
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::pressure::{BackingDevice, BackingDeviceStats};
+use pagekeeper_kernel::trace::DirtyLevels;
+use pagekeeper_observe::Look;
+
+/// 16 and 32 MiB in force; in 10 s `dirtied` MiB were made dirty and `written` written.
+fn low(dirtied: u64, written: u64) -> (Look, Look) {
+    let before = look();
+    let mut after = look();
+    let dirty = &mut after.host.dirty;
+    dirty.parameters.background = Limit::Bytes(16 * MIB);
+    dirty.parameters.limit = Limit::Bytes(32 * MIB);
+    dirty.thresholds = dirty.parameters.thresholds(dirty.dirtyable);
+    dirty.dirty = 4 * MIB;
+    dirty.writeback = 8 * MIB;
+    let machine = &mut after.change.as_mut().unwrap().machine;
+    (machine.dirtied, machine.written) = (Some(dirtied * MIB), Some(written * MIB));
+    (before, after)
+}
+
+fn pause(look: &mut Look, pid: u32, milliseconds: u64) {
+    let levels = DirtyLevels { dirty: 31 * MIB, ..DirtyLevels::default() };
+    let trace = look.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pauses.as_mut().unwrap().push(pauses(pid, "db", &[milliseconds], levels));
+    let file = Inode { dev: DEV, ino: 1 };
+    trace.pages.as_mut().unwrap().push(pages(file, pid, "db", 300 * MIB, 0));
+}
+
+fn text(finding: &Finding) -> String {
+    finding.evidence.iter().map(|evidence| evidence.text.clone() + "\n").collect()
+}
+
+#[test]
+fn nothing_is_said_of_limits_that_nobody_meets() {
+    let (before, after) = low(100, 100);
+    assert_eq!(find(&Case::new(&before, &after)), []);
+    assert_eq!(find(&Case::new(&look(), &look())), []);
+}
+
+#[test]
+fn full_limits_with_what_others_would_change() {
+    let (before, mut after) = low(400, 380);
+    // A quarter of the time: 30 MiB/s that would have been 40.
+    pause(&mut after, 100, 2500);
+    let stats = |dirtied: u64| BackingDeviceStats {
+        writeback: 0,
+        dirty: 0,
+        dirty_threshold: 9 * MIB,
+        dirtied,
+        written: dirtied / 2,
+        write_bandwidth: MIB,
+    };
+    let device = |dirtied| BackingDevice {
+        name: "8:0".to_owned(),
+        read_ahead: 0,
+        min_ratio: 0,
+        max_ratio: 100,
+        min_bytes: None,
+        max_bytes: None,
+        strict_limit: None,
+        stable_pages: None,
+        stats: Some(stats(dirtied)),
+    };
+    let mut before = before;
+    before.host.devices = vec![(DEV, device(0)), (DEV + 1, device(0))];
+    after.host.devices = vec![(DEV, device(300 * MIB)), (DEV + 1, device(300 * MIB))];
+    let findings = find(&Case::new(&before, &after));
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    let found = &findings[0];
+    assert_eq!((found.severity, &found.database), (Severity::Warning, &None));
+    assert_eq!(found.title, "the limits on dirty pages were full: pauses begin at 24 MiB, 31 MiB were dirty");
+    let said = text(found);
+    for part in [
+        "begins at 16 MiB (vm.dirty_background_bytes=16777216; vm.dirty_background_ratio is 0 and without effect)",
+        "pauses at 24 MiB, and the limit is 32 MiB (vm.dirty_bytes=33554432;",
+        "31 MiB were dirty or on their way to storage (7 MiB over where pauses begin); 12 MiB at the end",
+        "dirty for 30 s, found by a look every 5 s",
+        "40 MiB/s were made dirty, and about 50 MiB/s would have been had nobody been paused; 38 MiB/s were written",
+        "for device 8:0: 30 MiB/s made dirty, 15 MiB/s written; its share of the limit is 9 MiB",
+        "with vm.dirty_bytes=67108864 (64 MiB) after 1 s more",
+        "a guess",
+    ] {
+        assert!(said.contains(part), "{part:?} in {said}");
+    }
+    assert_eq!(said.matches("for device 8:0").count(), 1, "partitions have one device: {said}");
+    // 12 MiB/s more than is written for 10 s: 120 MiB, a quarter to spare: pauses would begin at 150 MiB.
+    assert_eq!(found.mends[0].act, format!("sysctl -w vm.dirty_bytes={}", 320 * MIB));
+    let note = &found.mends[0].note;
+    for part in [
+        "estimate",
+        "320 MiB",
+        "50 MiB/s made dirty against 38 MiB/s written, for 10.0 s",
+        ", 8.4 s at the rate",
+    ] {
+        assert!(note.contains(part), "{part:?} in {note}");
+    }
+}
+
+#[test]
+fn pauses_of_others_are_a_note_at_most() {
+    let (before, mut after) = low(400, 400);
+    pause(&mut after, 77, 10);
+    let findings = find(&Case::new(&before, &after));
+    assert_eq!(findings[0].severity, Severity::Note);
+    // As fast as they are made dirty: room for the fullest is enough.
+    assert_eq!(findings[0].mends[0].act, format!("sysctl -w vm.dirty_bytes={}", 64 * MIB));
+}
+
+#[test]
+fn no_limit_bridges_a_disk_that_is_far_too_slow() {
+    let (before, mut after) = low(10_000, 1000);
+    pause(&mut after, 100, 100);
+    after.host.dirty.dirtyable = 2 * GIB;
+    let case = Case::new(&before, &after);
+    assert_eq!(find(&case)[0].mends[0].kind, MendKind::Advice);
+    assert_eq!(raise(&case), None);
+    // Nothing is advised where nothing was counted.
+    after.change.as_mut().unwrap().machine.written = None;
+    assert_eq!(find(&Case::new(&before, &after))[0].mends, []);
+}
+
+#[test]
+fn odd_settings_are_notes() {
+    let mut parameters = look().host.dirty.parameters;
+    let of = |parameters: &DirtyParameters| {
+        let findings = odd(parameters, &parameters.thresholds(10 * GIB), 10 * GIB);
+        findings.into_iter().map(|finding| (finding.title, finding.mends[0].act.clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&parameters), []);
+    parameters.background = Limit::Bytes(GIB);
+    parameters.limit = Limit::Bytes(GIB);
+    let found = of(&parameters);
+    assert!(found[0].0.contains("at or above the limit"), "{found:?}");
+    assert_eq!(found[0].1, format!("sysctl -w vm.dirty_background_bytes={}", GIB / 4));
+    parameters.background = Limit::Bytes(GIB - MIB);
+    assert!(of(&parameters)[0].0.contains("close below the limit"));
+    parameters.background = Limit::Ratio(1);
+    parameters.writeback_centisecs = 0;
+    let found = of(&parameters);
+    assert_eq!(found.len(), 1);
+    assert!(found[0].0.contains("periodic writeback is off"), "{found:?}");
+}
+
+#[test]
+fn without_tracing_it_is_told_once_and_no_task_is_blamed() {
+    let (before, mut after) = low(10_000, 400);
+    after.change.as_mut().unwrap().trace = None;
+    after.change.as_mut().unwrap().machine.io_stalled = Some(Duration::from_secs(2));
+    assert_eq!(find(&Case::new(&before, &after)), [], "not full");
+    after.host.dirty.writeback = 30 * MIB;
+    let case = Case::new(&before, &after);
+    let findings = crate::examine(&case);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_eq!((findings[0].severity, &findings[0].database), (Severity::Warning, &None));
+    assert!(findings[0].cost.contains("can't be told without tracing"), "{}", findings[0].cost);
+    assert!(
+        text(&findings[0]).contains("waited for storage during 2.0 s of 10.0 s"),
+        "{}",
+        text(&findings[0])
+    );
+}
+
+#[test]
+fn what_is_written_within_a_second_takes_no_zero_seconds() {
+    let flow = Flow { dirtied: 0, written: 1 << 30, wanted: 0 };
+    let note = Raise { limit: 64 * MIB, burst: Duration::from_secs(10), flow }.mend().note;
+    assert!(note.contains(", 62.5 ms at the rate that was watched,"), "{note}");
+}

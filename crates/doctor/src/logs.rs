@@ -1,0 +1,414 @@
+//! Log files in the page cache (redo, binlog, relay, WAL): how much they hold, and how much of it nobody will read again.
+//!
+//! Invariants: what is "never read again" is what the guard's own rules would release now ([`Case::unread`]); where they
+//! were not asked, no share is claimed, nor of a log that the next start of a database reads that does not run. The cost
+//! is memory, never throughput: that was measured.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_observe::{Database, File, OpenerKind};
+use pagekeeper_policy::FileClass;
+
+use crate::advice::redo_settings;
+use crate::case::{Case, called};
+use crate::phrases::{file_name, largest, number, percent};
+use crate::written::is_log;
+use crate::{Evidence, Finding, Kind, Severity};
+
+/// Less than this that nobody will read again is not worth a word (16 MiB): the rules themselves keep a few MiB.
+pub(crate) const UNREAD_LEAST: u64 = 16 << 20;
+/// Where the rules were not asked, less than this in log files is not worth a word (64 MiB).
+const RESIDENT_LEAST: u64 = 64 << 20;
+/// From so many bytes on it is more than a note (1 GiB) …
+const WARNING_BYTES: u64 = 1 << 30;
+/// … or from this share of memory, in percent.
+const WARNING_PERCENT: u64 = 5;
+/// Growth below this while watching is not told (1 MiB).
+const GROWTH_LEAST: u64 = 1 << 20;
+/// Unwritten pages from this part of a cgroup's limit on make its allocations wait.
+pub(crate) const UNWRITTEN_PART: u64 = 10;
+/// Files that are named of each class.
+const NAMED: usize = 3;
+
+/// What of one database's log files is in the page cache, in bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Logs<'a> {
+    pub(crate) files: Vec<&'a File>,
+    pub(crate) resident: u64,
+    pub(crate) unwritten: u64,
+    /// What nobody will read again; `None` if that was not judged.
+    pub(crate) unread: Option<u64>,
+    /// More resident than when the watch began.
+    growth: u64,
+    /// Resident of logs that nobody has open and that the next start reads.
+    next_start: u64,
+}
+
+impl<'a> Logs<'a> {
+    pub(crate) fn of(case: &Case<'a>, database: usize) -> Self {
+        let mut logs = Self::default();
+        let mut resident_before = 0;
+        let runs = case.after.databases.get(database).is_some_and(|database| database.pid.is_some());
+        for file in case.files_of(database) {
+            let (true, Some(residency)) = (file.class.is_some_and(is_log), file.residency) else {
+                continue;
+            };
+            logs.files.push(file);
+            logs.resident += residency.resident;
+            logs.unwritten += residency.unwritten();
+            if !runs && matches!(file.class, Some(FileClass::Redo | FileClass::Wal)) {
+                logs.next_start += residency.resident;
+            } else if let Some(unread) = case.unread.iter().find(|unread| unread.file == file.inode) {
+                *logs.unread.get_or_insert(0) += unread.resident;
+            }
+            let before = case.before(file.inode).and_then(|before| before.residency);
+            resident_before += before.map_or(0, |before| before.resident);
+        }
+        logs.growth = logs.resident.saturating_sub(resident_before);
+        logs
+    }
+
+    /// What the guard may be offered for: it would release what a database's next start reads, too.
+    pub(crate) fn releasable(&self) -> Option<u64> {
+        self.unread.filter(|_| self.next_start == 0)
+    }
+}
+
+/// One finding for each database whose logs hold much for nobody.
+pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
+    case.databases().filter_map(|(index, database)| find_in(case, index, database)).collect()
+}
+
+/// Whether there is such a finding of this database.
+pub(crate) fn is_told(case: &Case<'_>, database: usize) -> bool {
+    is_much(case, &Logs::of(case, database))
+}
+
+fn is_much(case: &Case<'_>, logs: &Logs<'_>) -> bool {
+    let unread_much = logs.unread.is_some_and(|unread| unread >= UNREAD_LEAST);
+    let resident_much = logs.resident >= RESIDENT_LEAST;
+    unread_much || (resident_much && (logs.unread.is_none() || !kept(case, logs).is_empty()))
+}
+
+fn find_in(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
+    let logs = Logs::of(case, index);
+    if !is_much(case, &logs) {
+        return None;
+    }
+    let unread_much = logs.unread.is_some_and(|unread| unread >= UNREAD_LEAST);
+    let share = match logs.unread {
+        Some(unread) => format!(", {} of it never read again", percent(unread, logs.resident)),
+        None if logs.next_start > 0 => ", and no process has them open".to_owned(),
+        None => String::new(),
+    };
+    let wasted = logs.unread.unwrap_or(logs.resident - logs.next_start);
+    let memory = memory_of(case, database);
+    let severity = if wasted >= WARNING_BYTES || wasted >= memory / 100 * WARNING_PERCENT {
+        Severity::Warning
+    } else {
+        Severity::Note
+    };
+    let mut evidence = by_class(&logs);
+    evidence.extend(judged(&logs));
+    evidence.extend(read_at_start(&logs));
+    if logs.growth >= GROWTH_LEAST {
+        let seconds = case.period().as_secs_f64();
+        evidence.push(
+            Evidence::new(format!("{} more than {seconds:.0} s before", Size(logs.growth)))
+                .with("growth_bytes", logs.growth)
+                .with("watched_seconds", seconds),
+        );
+    }
+    evidence.extend(kept(case, &logs).into_iter().map(Evidence::new));
+    evidence.extend(case.settings_of(index).map(redo_settings).into_iter().flatten());
+    Some(Finding {
+        kind: Kind::LogsInCache,
+        severity,
+        database: Some(called(database)),
+        title: format!("log files hold {} of page cache{share}", Size(logs.resident)),
+        evidence,
+        cost: cost(&logs, database, memory),
+        // Nothing is to be mended about what the next start reads.
+        mends: if logs.next_start == 0 { case.mends(Kind::LogsInCache, index) } else { Vec::new() },
+        pagekeeper: logs.releasable().filter(|_| unread_much).map(|_| {
+            format!(
+                "{} releases what lies behind the writer and all followers while the database runs, and keeps it \
+                 so. It gives memory back, no throughput, and can't change a byte of a log.",
+                guard_command(database)
+            )
+        }),
+    })
+}
+
+/// The guard for this database alone.
+pub(crate) fn guard_command(database: &Database) -> String {
+    match (database.pid, database.directories.first()) {
+        (Some(pid), _) => format!("pagekeeper guard --pid {pid}"),
+        (None, Some(directory)) => format!("pagekeeper guard --dir {}", directory.display()),
+        (None, None) => "pagekeeper guard".to_owned(),
+    }
+}
+
+/// The memory that the database's pages are charged to: that of its cgroup, or of the host.
+fn memory_of(case: &Case<'_>, database: &Database) -> u64 {
+    let limit = database.cgroup.as_ref().and_then(|group| group.effective_limit);
+    let total = case.after.host.memory.total;
+    limit.map_or(total, |limit| limit.min(total))
+}
+
+/// Why the guard's rules keep what these logs hold.
+fn kept(case: &Case<'_>, logs: &Logs<'_>) -> Vec<String> {
+    let own = |path: &Path| logs.files.iter().any(|file| file.path == path);
+    let kept = case.kept.iter().filter(|(path, _)| own(path));
+    kept.map(|(path, why)| format!("{}: {why}", file_name(path))).collect()
+}
+
+fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
+    let mut classes: BTreeMap<FileClass, Vec<&File>> = BTreeMap::new();
+    for file in &logs.files {
+        if let Some(class) = file.class {
+            classes.entry(class).or_default().push(file);
+        }
+    }
+    let resident = |file: &File| file.residency.map_or(0, |residency| residency.resident);
+    let mut classes: Vec<_> = classes
+        .into_iter()
+        .map(|(class, files)| (class, files.iter().map(|file| resident(file)).sum::<u64>(), files))
+        .filter(|(_, sum, _)| *sum > 0)
+        .collect();
+    classes.sort_by_key(|(class, sum, _)| (std::cmp::Reverse(*sum), *class));
+    let evidence = |(class, sum, files): (FileClass, u64, Vec<&File>)| {
+        let size: u64 = files.iter().map(|file| file.size).sum();
+        let named: Vec<(String, u64)> = files
+            .iter()
+            .filter(|file| resident(file) > 0)
+            .map(|file| (file_name(&file.path), resident(file)))
+            .collect();
+        let text = format!(
+            "{class}: {} of {} resident in {}: {}",
+            // The last page of a file is counted whole.
+            Size(sum.min(size)),
+            Size(size),
+            number(files.len(), "file", "files"),
+            largest(named, NAMED)
+        );
+        Evidence::new(text)
+            .with("class", class.to_string())
+            .with("resident_bytes", sum)
+            .with("size_bytes", size)
+            .with("files", files.len())
+    };
+    classes.into_iter().map(evidence).collect()
+}
+
+/// What is never read again, and how that was judged.
+fn judged(logs: &Logs<'_>) -> Option<Evidence> {
+    let unread = logs.unread?;
+    let reading = |file: &&&File| {
+        file.class.is_some_and(|class| matches!(class, FileClass::Binlog | FileClass::Relay | FileClass::Wal))
+    };
+    let readers: usize = logs
+        .files
+        .iter()
+        .filter(reading)
+        .flat_map(|file| &file.openers)
+        .filter(|opener| opener.kind == OpenerKind::Buffered(pagekeeper_kernel::process::Access::ReadOnly))
+        .map(|opener| opener.count)
+        .sum();
+    let followers = match readers {
+        0 => "nobody has one open for reading".to_owned(),
+        1 => "and behind its one reader".to_owned(),
+        many => format!("and behind all {many} readers"),
+    };
+    let join = if readers == 0 { "; " } else { " " };
+    let text = format!("by the guard's rules {} lie behind the writer{join}{followers}", Size(unread));
+    Some(
+        Evidence::new(text)
+            .with("unread_bytes", unread)
+            .with("resident_bytes", logs.resident)
+            .with("unwritten_bytes", logs.unwritten)
+            .with("readers", readers),
+    )
+}
+
+/// What the next start reads; which logs it needs is not looked into.
+fn read_at_start(logs: &Logs<'_>) -> Option<Evidence> {
+    let bytes = Some(logs.next_start).filter(|bytes| *bytes > 0)?;
+    let text = format!(
+        "no process has the database open: its next start reads what it needs of the redo log or WAL, {} of which are \
+         in memory; no share of it is taken for done with",
+        Size(bytes)
+    );
+    Some(Evidence::new(text).with("next_start_bytes", bytes))
+}
+
+fn cost(logs: &Logs<'_>, database: &Database, memory: u64) -> String {
+    let limited = database.cgroup.as_ref().and_then(|group| group.effective_limit);
+    let unwritten = match limited.filter(|limit| logs.unwritten >= limit / UNWRITTEN_PART) {
+        Some(limit) => format!(
+            " {} of it are not written yet: at the limit of the memory cgroup ({}) allocations wait for them.",
+            Size(logs.unwritten),
+            Size(limit)
+        ),
+        None => String::new(),
+    };
+    format!(
+        "{} of the memory, which monitoring and people count as used; the kernel takes it back only when memory is \
+         short. No throughput: releasing it gains none either.{unwritten}",
+        percent(logs.resident, memory)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::Unread;
+    use crate::settings::{Engine, Settings};
+    use crate::testing::{GIB, MIB, file, look, opener, residency};
+    use pagekeeper_kernel::process::Access;
+    use pagekeeper_observe::Look;
+
+    /// Ten binlogs of 128 MiB, all resident, and a redo log that is not.
+    fn logs_of(count: u64) -> (Look, Look) {
+        let mut after = look();
+        for number in 1..=count {
+            let path = format!("/var/lib/mysql/binlog.{number:06}");
+            after.files.push(file(&path, FileClass::Binlog, 128 * MIB, 128 * MIB));
+        }
+        after.files.push(file("/var/lib/mysql/ib_logfile0", FileClass::Redo, 96 * MIB, 0));
+        after.files.push(file("/var/lib/mysql/ibdata1", FileClass::Data, 4 * GIB, 4 * GIB));
+        let mut before = after.clone();
+        before.change = None;
+        (before, after)
+    }
+
+    fn unread(look: &Look, share: u64) -> Vec<Unread> {
+        let logs = look.files.iter().filter(|file| file.class.is_some_and(is_log));
+        logs.map(|file| {
+            let resident = file.residency.unwrap().resident * share / 100;
+            Unread { file: file.inode, resident }
+        })
+        .collect()
+    }
+
+    #[test]
+    fn logs_that_nobody_reads_again_are_found_with_their_share() {
+        let (mut before, mut after) = logs_of(10);
+        before.files[0].residency = Some(residency(28 * MIB, 0));
+        after.files[9].openers.push(opener(100, "mariadbd", OpenerKind::Buffered(Access::ReadOnly)));
+        let mut case = Case::new(&before, &after);
+        case.unread = unread(&after, 90);
+        let found = find(&case);
+        assert_eq!(found.len(), 1);
+        let found = &found[0];
+        assert_eq!(found.severity, Severity::Warning);
+        assert_eq!(found.title, "log files hold 1.3 GiB of page cache, 90 % of it never read again");
+        let texts: Vec<&str> = found.evidence.iter().map(|evidence| evidence.text.as_str()).collect();
+        assert_eq!(
+            texts[0],
+            "binlog: 1.3 GiB of 1.3 GiB resident in 10 files: binlog.000001 (128 MiB), binlog.000002 (128 MiB), \
+             binlog.000003 (128 MiB) and 7 more"
+        );
+        assert_eq!(texts[1], "by the guard's rules 1.1 GiB lie behind the writer and behind its one reader");
+        assert_eq!(texts[2], "100 MiB more than 10 s before");
+        assert_eq!(found.evidence[1].figures["unread_bytes"], 10 * (128 * MIB * 90 / 100));
+        assert!(found.pagekeeper.as_ref().unwrap().starts_with("pagekeeper guard --pid 100 "));
+        assert!(found.cost.contains("No throughput"));
+    }
+
+    #[test]
+    fn what_is_still_needed_is_no_finding() {
+        let (before, after) = logs_of(10);
+        let mut case = Case::new(&before, &after);
+        case.unread = unread(&after, 0);
+        assert_eq!(find(&case), []);
+        // One file of 12 MiB that nobody reads is not worth a word.
+        case.unread[0].resident = 12 * MIB;
+        assert_eq!(find(&case), []);
+    }
+
+    #[test]
+    fn where_the_rules_were_not_asked_no_share_is_claimed() {
+        let (before, after) = logs_of(1);
+        let found = find(&Case::new(&before, &after));
+        assert_eq!(found[0].title, "log files hold 128 MiB of page cache");
+        assert_eq!((found[0].severity, &found[0].pagekeeper), (Severity::Note, &None));
+        assert_eq!(found[0].evidence.len(), 1);
+    }
+
+    #[test]
+    fn what_the_next_start_reads_is_not_called_done_with() {
+        let (before, mut after) = logs_of(1);
+        after.databases[0].pid = None;
+        after.files.push(file("/var/lib/mysql/ib_logfile1", FileClass::Redo, 96 * MIB, 96 * MIB));
+        // The rules say so of all: without a process nothing is known of a writer.
+        let mut case = Case::new(&before, &after);
+        case.unread = unread(&after, 100);
+        let found = find(&case);
+        assert_eq!(found[0].title, "log files hold 224 MiB of page cache, 57 % of it never read again");
+        assert_eq!(found[0].evidence[2].figures["unread_bytes"], 128 * MIB, "of the binlog alone");
+        assert_eq!(found[0].evidence[3].figures["next_start_bytes"], 96 * MIB);
+        assert_eq!(found[0].pagekeeper, None);
+
+        after.files.remove(0);
+        let mut case = Case::new(&before, &after);
+        case.unread = unread(&after, 100);
+        case.settings = vec![Settings::new(Engine::MariaDb)];
+        let found = find(&case);
+        assert_eq!(found[0].mends, []);
+        assert_eq!(found[0].title, "log files hold 96 MiB of page cache, and no process has them open");
+        assert_eq!((found[0].severity, &found[0].pagekeeper), (Severity::Note, &None));
+        let texts: Vec<&str> = found[0].evidence.iter().map(|evidence| evidence.text.as_str()).collect();
+        assert!(texts[1].starts_with("no process has the database open: its next start reads"), "{texts:?}");
+        assert!(!texts.iter().any(|text| text.contains("behind the writer")), "{texts:?}");
+
+        after.files.pop();
+        after.files.push(file("/var/lib/mysql/binlog.000001", FileClass::Binlog, 128 * MIB, 128 * MIB));
+        let mut case = Case::new(&before, &after);
+        case.unread = unread(&after, 100);
+        let guard = find(&case)[0].pagekeeper.clone();
+        assert!(
+            guard.unwrap().starts_with("pagekeeper guard --dir /var/lib/mysql "),
+            "binlogs are no start's"
+        );
+    }
+
+    #[test]
+    fn no_more_is_resident_of_a_file_than_it_has() {
+        let (before, mut after) = logs_of(1);
+        after.files[0].size -= 4000;
+        after.files[0].size -= 60 * MIB;
+        after.files[0].residency = Some(residency(68 * MIB + 100_000, 0));
+        let found = find(&Case::new(&before, &after));
+        assert!(found[0].evidence[0].text.starts_with("binlog: 68.0 MiB of 68.0 MiB resident"), "{found:?}");
+    }
+
+    #[test]
+    fn a_log_that_is_kept_says_why() {
+        let (before, after) = logs_of(1);
+        let mut case = Case::new(&before, &after);
+        case.unread = unread(&after, 0);
+        case.kept = vec![
+            (after.files[0].path.clone(), "recycled log written in parts of pages".to_owned()),
+            ("/elsewhere/binlog.000001".into(), "not this one".to_owned()),
+        ];
+        let found = find(&case);
+        let last = &found[0].evidence.last().unwrap().text;
+        assert_eq!(last, "binlog.000001: recycled log written in parts of pages");
+        assert_eq!(found[0].pagekeeper, None);
+    }
+
+    #[test]
+    fn dirty_logs_in_a_small_cgroup_make_allocations_wait() {
+        let (before, mut after) = logs_of(2);
+        after.databases[0].cgroup = Some(crate::testing::cgroup(GIB, GIB));
+        after.files[0].residency = Some(residency(128 * MIB, 110 * MIB));
+        let mut case = Case::new(&before, &after);
+        case.unread = unread(&after, 100);
+        let found = find(&case);
+        assert_eq!(found[0].severity, Severity::Warning, "a quarter of the cgroup");
+        assert!(found[0].cost.contains("110 MiB of it are not written yet"), "{}", found[0].cost);
+    }
+}

@@ -1,0 +1,504 @@
+//! Memory that is short: free memory against the kernel's watermarks, tasks that wait for memory, and a database's
+//! memory cgroup at its limit.
+//!
+//! Invariants: a host whose free memory is all page cache is not short of it: without tasks that waited there is no
+//! finding about the host. Waits are traced by task where that can be, counted otherwise. The pressure stall information
+//! of the host holds those of tasks at the limit of *their cgroup*, too: it is the host's only where tasks had to reclaim
+//! the host's memory (`allocstall`, which leaves out reclaim for a cgroup).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
+use pagekeeper_kernel::trace::{Durations, ReclaimKind};
+use pagekeeper_observe::Database;
+
+use crate::case::{Case, called};
+use crate::limits::{per_second, rate};
+use crate::logs::{Logs, UNREAD_LEAST, UNWRITTEN_PART, guard_command};
+use crate::phrases::{number, percent, time};
+use crate::{Evidence, Finding, Kind, Mend, MendKind, Severity};
+
+/// Waiting below this share of the time is not told: a busy host never has none …
+const WAITED_LEAST: f64 = 0.01;
+/// … from this on it is more than a note …
+const WAITED_WARNING: f64 = 0.05;
+/// … and from this on it is serious.
+const WAITED_SERIOUS: f64 = 0.2;
+/// A cgroup with less than this part of its limit unused is at it.
+const AT_LIMIT_PART: u64 = 20;
+/// From so many bytes a second on that a cgroup's files are read again, its limit costs something (1 MiB).
+const READ_AGAIN: u64 = 1 << 20;
+/// Another limit is a multiple of this, in bytes.
+const ROOM: u64 = 64 << 20;
+/// Tasks that are named.
+const NAMED: usize = 3;
+
+/// The host if it is short of memory, and each database whose cgroup is at its limit.
+pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
+    let groups = case.databases().filter_map(|(index, database)| group(case, index, database));
+    host(case).into_iter().chain(groups).collect()
+}
+
+/// Direct reclaim of one kind, by process, the longest first.
+fn waits(
+    case: &Case<'_>,
+    kind: ReclaimKind,
+    wanted: impl Fn(u32) -> bool,
+) -> Option<Vec<(String, Durations)>> {
+    let mut processes: BTreeMap<u32, (String, Durations)> = BTreeMap::new();
+    for counts in case.trace()?.reclaim.as_ref()? {
+        if counts.kind == kind && wanted(counts.task.process) {
+            let process = counts.task.process;
+            let entry = processes.entry(process).or_insert_with(|| {
+                (format!("{} (process {process})", counts.task.name), Durations::default())
+            });
+            entry.1.merge(&counts.stalls);
+        }
+    }
+    let mut processes: Vec<_> = processes.into_values().collect();
+    processes.sort_by_key(|(_, own)| std::cmp::Reverse(own.total()));
+    Some(processes)
+}
+
+fn together(waits: &[(String, Durations)]) -> Durations {
+    let mut all = Durations::default();
+    for (_, own) in waits {
+        all.merge(own);
+    }
+    all
+}
+
+fn told(waits: &[(String, Durations)], where_to: &str) -> Evidence {
+    let all = together(waits);
+    let named: Vec<String> = waits
+        .iter()
+        .take(NAMED)
+        .map(|(name, own)| {
+            let times = number(own.count(), "time", "times");
+            format!("{name} {times}, {} in all, {} at most", time(own.total()), time(own.longest()))
+        })
+        .collect();
+    let more = waits.len().saturating_sub(NAMED);
+    let more = if more == 0 { String::new() } else { format!("; {more} more processes") };
+    Evidence::new(format!("had to reclaim {where_to} themselves: {}{more}", named.join("; ")))
+        .with("stalls", all.count())
+        .with("stalled_seconds", all.total().as_secs_f64())
+        .with("longest_seconds", all.longest().as_secs_f64())
+}
+
+fn severity_of(share: f64) -> Severity {
+    if share >= WAITED_SERIOUS {
+        Severity::Serious
+    } else if share >= WAITED_WARNING {
+        Severity::Warning
+    } else {
+        Severity::Note
+    }
+}
+
+fn share_of(time: Duration, period: Duration) -> f64 {
+    if period.is_zero() { 0.0 } else { time.as_secs_f64() / period.as_secs_f64() }
+}
+
+fn host(case: &Case<'_>) -> Option<Finding> {
+    let machine = case.change()?.machine;
+    let period = case.period();
+    let waits = waits(case, ReclaimKind::Machine, |_| true);
+    let traced = waits.as_deref().map(together);
+    let traced_share = traced.map_or(0.0, |all| share_of(all.total(), period));
+    let stalled = machine.memory_stalled.filter(|_| machine.allocation_stalls != Some(0));
+    let pressed_share = stalled.map_or(0.0, |stalled| share_of(stalled, period));
+    let share = traced_share.max(pressed_share);
+    // Without times there is at least their number; it says little.
+    let counted = traced.is_none() && machine.memory_stalled.is_none() && machine.allocation_stalls > Some(0);
+    if share < WAITED_LEAST && !counted {
+        return None;
+    }
+    let mut evidence = vec![free(case)];
+    if let Some(stalled) = stalled.filter(|stalled| !stalled.is_zero()) {
+        evidence.push(
+            Evidence::new(format!(
+                "{} of {} at least one task waited for memory (pressure stall information)",
+                time(stalled),
+                time(period)
+            ))
+            .with("memory_stalled_seconds", stalled.as_secs_f64())
+            .with("watched_seconds", period.as_secs_f64()),
+        );
+    }
+    match waits.as_deref() {
+        Some([]) => {}
+        Some(waits) => evidence.push(told(waits, "memory")),
+        None => evidence.extend(machine.allocation_stalls.filter(|stalls| *stalls > 0).map(|stalls| {
+            Evidence::new(format!("tasks had to reclaim memory themselves {stalls} times"))
+                .with("stalls", stalls)
+        })),
+    }
+    if let Some(refaulted) = machine.refaulted.filter(|refaulted| *refaulted > 0) {
+        evidence.push(
+            Evidence::new(format!("{} of files were read again that had been reclaimed", Size(refaulted)))
+                .with("refaulted_bytes", refaulted),
+        );
+    }
+    let unread: u64 = case.databases().filter_map(|(index, _)| Logs::of(case, index).releasable()).sum();
+    Some(Finding {
+        kind: Kind::MemoryShort,
+        severity: severity_of(share),
+        database: None,
+        title: "tasks wait for memory".to_owned(),
+        evidence,
+        cost: if counted {
+            "Each time a task waits until it has reclaimed memory; how long is not known here.".to_owned()
+        } else {
+            format!("Tasks waited {} of the time until they had memory.", percent_of(share))
+        },
+        mends: vec![Mend {
+            kind: MendKind::Advice,
+            act: "give the database's own cache less memory, or the host more".to_owned(),
+            note: "what fills the page cache is told by the other findings and by pagekeeper top".to_owned(),
+        }],
+        pagekeeper: (unread >= UNREAD_LEAST).then(|| {
+            format!(
+                "pagekeeper guard releases {} of log pages that nobody will read again before anybody has to wait \
+                 for it.",
+                Size(unread)
+            )
+        }),
+    })
+}
+
+/// A share of 0 and more, in percent.
+fn percent_of(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn free(case: &Case<'_>) -> Evidence {
+    let (memory, marks) = (&case.after.host.memory, &case.after.host.watermarks);
+    let state = if memory.free < marks.min {
+        "below what makes tasks reclaim for themselves"
+    } else if memory.free < marks.low {
+        "below what starts background reclaim"
+    } else if memory.free < marks.high {
+        "below what ends background reclaim"
+    } else {
+        "above all watermarks"
+    };
+    Evidence::new(format!(
+        "{} free, {state} (min {}, low {}, high {}); {} of {} are page cache",
+        Size(memory.free),
+        Size(marks.min),
+        Size(marks.low),
+        Size(marks.high),
+        Size(memory.cached.saturating_sub(memory.shmem)),
+        Size(memory.total),
+    ))
+    .with("free_bytes", memory.free)
+    .with("watermark_min_bytes", marks.min)
+    .with("watermark_low_bytes", marks.low)
+    .with("watermark_high_bytes", marks.high)
+    .with("page_cache_bytes", memory.cached.saturating_sub(memory.shmem))
+}
+
+fn group(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
+    let group = database.cgroup.as_ref()?;
+    let limit = group.effective_limit?;
+    // What is free below the limit of a group above it is not known; its own usage is the least that counts there.
+    if group.usage < limit - limit / AT_LIMIT_PART {
+        return None;
+    }
+    let own = |pid| database.pid == Some(pid) || database.workers.contains(&pid);
+    let waits = waits(case, ReclaimKind::Group, own);
+    let waited = waits.as_deref().map(together);
+    let share = waited.map_or(0.0, |all| share_of(all.total(), case.period()));
+    let unwritten = group.dirty.unwrap_or(0) + group.writeback.unwrap_or(0);
+    let much_unwritten = unwritten >= limit / UNWRITTEN_PART;
+    let refaulted = case.refaulted_in_group(database).filter(|bytes| *bytes > 0);
+    let read_again = refaulted.and_then(|bytes| per_second(bytes, case.period()));
+    let much_again = read_again.filter(|rate| *rate >= READ_AGAIN);
+    let costly = much_unwritten || much_again.is_some();
+    let severity = severity_of(share).max(if costly { Severity::Warning } else { Severity::Note });
+    let logs = Logs::of(case, index);
+    let mut evidence = vec![filled(group, limit, unwritten), held(&logs)];
+    if let Some(waits) = waits.filter(|waits| !waits.is_empty()) {
+        evidence.push(told(&waits, "memory of the cgroup"));
+    }
+    evidence.extend(pressed(case));
+    evidence.extend(refaulted.map(|bytes| {
+        let text = format!(
+            "the kernel counted {} of files read in again after it had been reclaimed, {}, in the memory cgroup",
+            Size(bytes),
+            rate(read_again.unwrap_or_default())
+        );
+        Evidence::new(text)
+            .with("refaulted_bytes", bytes)
+            .with("refaulted_bytes_per_second", read_again)
+    }));
+    let mut costs: Vec<String> = Vec::new();
+    if much_unwritten {
+        costs.push(
+            "Allocations wait until pages are written: 100 ms and more where that was measured.".to_owned(),
+        );
+    }
+    if let Some(again) = much_again {
+        costs.push(format!("{} are read from storage again since the data does not fit.", rate(again)));
+    }
+    if costs.is_empty() && share >= WAITED_LEAST {
+        costs.push("The database's tasks reclaim memory themselves before they get some.".to_owned());
+    }
+    if costs.is_empty() {
+        costs.push("Little now: clean pages of files are given back in well under a millisecond.".to_owned());
+    }
+    let unread = logs.releasable().filter(|unread| *unread >= UNREAD_LEAST);
+    Some(Finding {
+        kind: Kind::MemoryShort,
+        severity,
+        database: Some(called(database)),
+        title: format!("its memory cgroup is at its limit of {}", Size(limit)),
+        evidence,
+        cost: costs.join(" "),
+        mends: case
+            .mends(Kind::MemoryShort, index)
+            .into_iter()
+            .chain(much_again.map(|_| more(case, index, group, limit)))
+            .collect(),
+        pagekeeper: unread.map(|unread| {
+            format!(
+                "{} writes out and releases {} of log pages that nobody will read again.",
+                guard_command(database),
+                Size(unread)
+            )
+        }),
+    })
+}
+
+/// A limit with room for what the kernel took of the database's files.
+fn more(case: &Case<'_>, index: usize, group: &MemoryCgroup, limit: u64) -> Mend {
+    let own = case.after.files.iter().filter(|file| file.database == Some(index));
+    let evicted: u64 = own.filter_map(|file| file.residency?.evicted).sum();
+    let setting = match group.version {
+        CgroupVersion::V1 => "memory.limit_in_bytes",
+        CgroupVersion::V2 => "memory.max",
+    };
+    let enough = limit.saturating_add(evicted.max(limit / 4)).next_multiple_of(ROOM);
+    let act = format!("echo {enough} > {}/{setting}", group.directory.display());
+    let whose = if group.limit == Some(limit) { "" } else { "; the limit is that of a group above this one" };
+    let note = format!(
+        "at once: {}, with room for {} of its files that the kernel took away{whose}. Where a service manager or a \
+         container runtime made the group it is set there: MemoryMax=, --memory",
+        Size(enough),
+        Size(evicted)
+    );
+    Mend { kind: MendKind::System, act, note }
+}
+
+/// Waits for memory that was not the host's.
+fn pressed(case: &Case<'_>) -> Option<Evidence> {
+    let machine = case.change()?.machine;
+    let none_of_host = machine.allocation_stalls == Some(0);
+    let stalled = machine.memory_stalled.filter(|_| none_of_host)?;
+    if share_of(stalled, case.period()) < WAITED_LEAST {
+        return None;
+    }
+    let text = format!(
+        "{} of {} at least one task of this host waited for memory (pressure stall information), and none had to \
+         reclaim the host's: they waited at the limit of a cgroup, this one or another",
+        time(stalled),
+        time(case.period())
+    );
+    Some(Evidence::new(text).with("memory_stalled_seconds", stalled.as_secs_f64()))
+}
+
+fn filled(group: &MemoryCgroup, limit: u64, unwritten: u64) -> Evidence {
+    Evidence::new(format!(
+        "{} of {} used, {} of it page cache, {} of that dirty or being written",
+        Size(group.usage),
+        Size(limit),
+        Size(group.file),
+        Size(unwritten)
+    ))
+    .with("usage_bytes", group.usage)
+    .with("limit_bytes", limit)
+    .with("page_cache_bytes", group.file)
+    .with("unwritten_bytes", unwritten)
+}
+
+/// What the logs have of it; whether it is charged to this very cgroup is not known.
+fn held(logs: &Logs<'_>) -> Evidence {
+    let unread = match logs.unread {
+        Some(unread) => format!(", {} of it never read again", percent(unread, logs.resident)),
+        None => String::new(),
+    };
+    let evidence = Evidence::new(format!(
+        "the database's log files hold {}{unread}, {} not written yet",
+        Size(logs.resident),
+        Size(logs.unwritten)
+    ))
+    .with("log_resident_bytes", logs.resident)
+    .with("log_unwritten_bytes", logs.unwritten);
+    match logs.unread {
+        Some(unread) => evidence.with("log_unread_bytes", unread),
+        None => evidence,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::Unread;
+    use crate::testing::{GIB, MIB, cgroup, change, file, look, residency};
+    use pagekeeper_kernel::trace::{ReclaimCounts, Task};
+    use pagekeeper_observe::{HostChange, Look};
+    use pagekeeper_policy::FileClass;
+
+    fn reclaim(process: u32, name: &str, kind: ReclaimKind, milliseconds: &[u64]) -> ReclaimCounts {
+        ReclaimCounts {
+            task: Task { process, thread: process, name: name.to_owned() },
+            kind,
+            stalls: milliseconds.iter().copied().map(Duration::from_millis).collect(),
+            reclaimed: MIB,
+        }
+    }
+
+    /// A look after 10 s with these waits.
+    fn after(waits: Vec<ReclaimCounts>) -> Look {
+        let mut change: HostChange = change();
+        change.trace.as_mut().unwrap().reclaim = Some(waits);
+        Look { change: Some(change), ..look() }
+    }
+
+    #[test]
+    fn a_host_at_rest_is_not_short_of_memory() {
+        let mut after = after(Vec::new());
+        after.host.memory.free = after.host.watermarks.low - 1;
+        let before = look();
+        assert_eq!(find(&Case::new(&before, &after)), [], "free memory low, but nobody waits");
+        // What is read in again is no waiting for memory, nor are 0.3 % of the time.
+        let machine = &mut after.change.as_mut().unwrap().machine;
+        (machine.refaulted, machine.allocation_stalls) = (Some(GIB), Some(1));
+        machine.memory_stalled = Some(Duration::from_millis(30));
+        assert_eq!(find(&Case::new(&before, &after)), []);
+        // 90 milliseconds in ten seconds are not worth a word.
+        let after = self::after(vec![reclaim(7, "cc1", ReclaimKind::Machine, &[40, 50])]);
+        assert_eq!(find(&Case::new(&before, &after)), []);
+    }
+
+    #[test]
+    fn tasks_that_wait_are_named_with_how_long() {
+        let mut after = after(vec![
+            reclaim(7, "cc1", ReclaimKind::Machine, &[100, 50]),
+            reclaim(100, "mariadbd", ReclaimKind::Machine, &[200, 300, 100]),
+            reclaim(9, "other", ReclaimKind::Group, &[9000]),
+        ]);
+        after.host.memory.free = 70 * MIB;
+        after.files = vec![file("/var/lib/mysql/binlog.000001", FileClass::Binlog, GIB, GIB)];
+        let before = look();
+        let mut case = Case::new(&before, &after);
+        case.unread = vec![Unread { file: after.files[0].inode, resident: GIB }];
+        let found = find(&case);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].severity, &found[0].database), (Severity::Warning, &None));
+        assert_eq!(
+            found[0].evidence[1].text,
+            "had to reclaim memory themselves: mariadbd (process 100) 3 times, 600.0 ms in all, 300.0 ms at most; \
+             cc1 (process 7) 2 times, 150.0 ms in all, 100.0 ms at most"
+        );
+        assert!(found[0].evidence[0].text.contains("below what starts background reclaim"), "{found:?}");
+        assert_eq!(found[0].cost, "Tasks waited 7.5 % of the time until they had memory.");
+        assert!(found[0].pagekeeper.as_ref().unwrap().contains("1 GiB"));
+    }
+
+    #[test]
+    fn without_tracing_pressure_or_at_least_a_count_is_told() {
+        let mut after = after(Vec::new());
+        let before = look();
+        let change = after.change.as_mut().unwrap();
+        change.trace = None;
+        change.machine.memory_stalled = Some(Duration::from_secs(2));
+        change.machine.allocation_stalls = Some(41);
+        let found = find(&Case::new(&before, &after));
+        assert_eq!(found[0].severity, Severity::Serious);
+        assert!(found[0].evidence[1].text.starts_with("2.0 s of 10.0 s"), "{found:?}");
+        assert_eq!(found[0].evidence[2].text, "tasks had to reclaim memory themselves 41 times");
+        after.change.as_mut().unwrap().machine.memory_stalled = None;
+        let found = find(&Case::new(&before, &after));
+        assert_eq!(found[0].severity, Severity::Note);
+        assert!(found[0].cost.contains("not known"), "{found:?}");
+    }
+
+    #[test]
+    fn a_cgroup_at_its_limit_full_of_dirty_logs_is_told() {
+        let mut after = after(vec![
+            reclaim(101, "mariadbd", ReclaimKind::Group, &[20]),
+            reclaim(5, "neighbour", ReclaimKind::Group, &[9000]),
+        ]);
+        after.databases[0].workers = vec![101];
+        after.databases[0].cgroup = Some(MemoryCgroup {
+            dirty: Some(100 * MIB),
+            writeback: Some(50 * MIB),
+            ..cgroup(1020 * MIB, GIB)
+        });
+        let mut log = file("/var/lib/mysql/binlog.000001", FileClass::Binlog, 400 * MIB, 400 * MIB);
+        log.residency = Some(residency(400 * MIB, 90 * MIB));
+        after.files.push(log);
+        let before = look();
+        let mut case = Case::new(&before, &after);
+        case.unread = vec![Unread { file: after.files[0].inode, resident: 300 * MIB }];
+        let found = find(&case);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].severity, Severity::Warning);
+        assert_eq!(found[0].title, "its memory cgroup is at its limit of 1 GiB");
+        assert!(found[0].evidence[0].text.ends_with("150 MiB of that dirty or being written"), "{found:?}");
+        assert_eq!(found[0].evidence[1].figures["log_unread_bytes"], 300 * MIB);
+        assert!(found[0].evidence[2].text.contains("mariadbd (process 101) 1 time"), "{found:?}");
+        assert!(!found[0].evidence[2].text.contains("neighbour"));
+        assert!(found[0].pagekeeper.as_ref().unwrap().contains("300 MiB"));
+    }
+
+    #[test]
+    fn waits_at_the_limit_of_a_cgroup_are_not_the_hosts() {
+        let mut after = after(Vec::new());
+        let mut before = look();
+        let machine = &mut after.change.as_mut().unwrap().machine;
+        machine.memory_stalled = Some(Duration::from_secs(3));
+        machine.allocation_stalls = Some(0);
+        assert_eq!(find(&Case::new(&before, &after)), [], "nobody had to reclaim the host's memory");
+
+        before.databases[0].cgroup = Some(cgroup(GIB, GIB));
+        let pages = 20 * MIB / pagekeeper_kernel::page_size();
+        after.databases[0].cgroup = Some(MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) });
+        let found = find(&Case::new(&before, &after));
+        assert_eq!((found.len(), found[0].severity), (1, Severity::Warning));
+        assert!(found[0].evidence[2].text.starts_with("3.0 s of 10.0 s at least one task"), "{found:?}");
+        assert_eq!(found[0].evidence[3].figures["refaulted_bytes"], 20 * MIB);
+        assert_eq!(found[0].cost, "2 MiB/s are read from storage again since the data does not fit.");
+        let more = found[0].mends.last().unwrap();
+        assert_eq!(more.kind, MendKind::System);
+        assert!(more.act.starts_with(&format!("echo {} > ", GIB + 256 * MIB)), "{more:?}");
+
+        // A little is read again whatever the limit.
+        after.databases[0].cgroup.as_mut().unwrap().file_refaults = Some(pages / 20);
+        let found = find(&Case::new(&before, &after));
+        assert_eq!(found[0].severity, Severity::Note);
+        assert!(found[0].cost.starts_with("Little now"), "{found:?}");
+
+        after.change.as_mut().unwrap().machine.allocation_stalls = None;
+        let found = find(&Case::new(&before, &after));
+        assert_eq!(found[0].database, None, "whose memory they waited for is not known: {found:?}");
+    }
+
+    #[test]
+    fn a_cgroup_below_its_limit_or_without_one_is_not() {
+        let before = look();
+        for group in [cgroup(900 * MIB, GIB), MemoryCgroup { effective_limit: None, ..cgroup(GIB, GIB) }] {
+            let mut after = after(Vec::new());
+            after.databases[0].cgroup = Some(group);
+            assert_eq!(find(&Case::new(&before, &after)), []);
+        }
+        let mut after = after(Vec::new());
+        after.databases[0].cgroup = Some(cgroup(GIB, GIB));
+        let found = find(&Case::new(&before, &after));
+        assert_eq!(found[0].severity, Severity::Note, "full of clean pages");
+    }
+}

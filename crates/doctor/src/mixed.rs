@@ -1,0 +1,499 @@
+//! Files that direct I/O and the page cache meet on: open with `O_DIRECT` in one place and buffered or mapped in another,
+//! or open with `O_DIRECT` while pages of them are left in the page cache.
+//!
+//! Invariants: what it costs is said from what was measured on the file's own file system ([`Case::disk`]), never from
+//! the kernel's version; where nothing was measured, that is said with the command that measures. One finding for each
+//! database and kind of company, the costly kind first; a file is in one of them.
+
+use std::collections::BTreeMap;
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_kernel::process::Access;
+use pagekeeper_observe::{File, Opener, OpenerKind};
+use pagekeeper_policy::MixedProfile;
+
+use crate::case::{Case, called};
+use crate::phrases::{file_name, number};
+use crate::{Evidence, Finding, Kind, Mend, MendKind, Severity};
+
+/// Files that are told of each database and kind.
+const NAMED: usize = 5;
+/// Stretches of resident pages that are told of each file.
+const STRETCHES: usize = 3;
+/// A share of the rate from which on it costs nothing worth a warning.
+const CHEAP: f64 = 0.9;
+/// A share of the rate below which it makes the database wait.
+const DEAR: f64 = 0.7;
+
+/// What direct I/O meets on a file, the costly first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Company {
+    /// Somebody may write it through the page cache.
+    Writer,
+    /// Somebody may read it through the page cache.
+    Reader,
+    /// Pages that nobody uses.
+    Leftover,
+}
+
+/// What direct I/O meets on this file; `None` where it is not open with `O_DIRECT`, or has the file to itself.
+///
+/// ```
+/// # use pagekeeper_doctor::{Company, company};
+/// # fn evict(file: &pagekeeper_observe::File) -> bool {
+/// company(file) == Some(Company::Leftover)
+/// # }
+/// ```
+pub fn company(file: &File) -> Option<Company> {
+    if !file.openers.iter().any(is_direct) {
+        return None;
+    }
+    if file.openers.iter().any(may_write) {
+        return Some(Company::Writer);
+    }
+    if file.openers.iter().any(may_read) {
+        return Some(Company::Reader);
+    }
+    (resident(file) > 0).then_some(Company::Leftover)
+}
+
+fn is_direct(opener: &Opener) -> bool {
+    matches!(opener.kind, OpenerKind::Direct(access) if access != Access::Neither)
+}
+
+/// Whether it may write through the page cache.
+fn may_write(opener: &Opener) -> bool {
+    matches!(
+        opener.kind,
+        OpenerKind::Buffered(Access::WriteOnly | Access::ReadWrite) | OpenerKind::Mapped { writable: true }
+    )
+}
+
+/// Whether it may read through the page cache, and no more.
+fn may_read(opener: &Opener) -> bool {
+    matches!(opener.kind, OpenerKind::Buffered(Access::ReadOnly) | OpenerKind::Mapped { writable: false })
+}
+
+fn resident(file: &File) -> u64 {
+    file.residency.map_or(0, |residency| residency.resident)
+}
+
+/// One finding for each database and kind of company.
+pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
+    let mut groups: BTreeMap<(Option<usize>, Company), Vec<&File>> = BTreeMap::new();
+    for file in &case.after.files {
+        if let Some(company) = company(file) {
+            groups.entry((file.database, company)).or_default().push(file);
+        }
+    }
+    groups.into_iter().map(|((database, company), files)| found(case, database, company, files)).collect()
+}
+
+fn found(case: &Case<'_>, index: Option<usize>, company: Company, mut files: Vec<&File>) -> Finding {
+    files.sort_by(|a, b| resident(b).cmp(&resident(a)).then_with(|| a.path.cmp(&b.path)));
+    let all_resident: u64 = files.iter().map(|file| resident(file)).sum();
+    let count = number(files.len(), "file", "files");
+    let title = match company {
+        Company::Writer => {
+            format!("{count} open with O_DIRECT and by a writer through the page cache at once")
+        }
+        Company::Reader => {
+            format!("{count} open with O_DIRECT and by a reader through the page cache at once")
+        }
+        Company::Leftover => {
+            format!("{} left in the page cache of {count} used with O_DIRECT", Size(all_resident))
+        }
+    };
+    let database = index.and_then(|index| case.after.databases.get(index));
+    let mut evidence: Vec<Evidence> =
+        files.iter().take(NAMED).map(|file| told(case, file, company)).collect();
+    if files.len() > NAMED {
+        let rest = &files[NAMED..];
+        let sum: u64 = rest.iter().map(|file| resident(file)).sum();
+        evidence.push(
+            Evidence::new(format!("{} more, {} resident", number(rest.len(), "file", "files"), Size(sum)))
+                .with("files", rest.len())
+                .with("resident_bytes", sum),
+        );
+    }
+    let measured = files.iter().find_map(|file| case.disk(file)?.mixed);
+    let (severity, cost) = cost(case, company, &files, measured);
+    let scope = match database {
+        Some(database) => match (database.pid, database.directories.first()) {
+            (Some(pid), _) => format!(" --pid {pid}"),
+            (None, Some(directory)) => format!(" {}", directory.display()),
+            (None, None) => String::new(),
+        },
+        None => String::new(),
+    };
+    let mut mends = index.map(|index| case.mends(Kind::MixedIo, index)).unwrap_or_default();
+    mends.extend(mend(company, &files));
+    Finding {
+        kind: Kind::MixedIo,
+        severity,
+        database: database.map(called),
+        title,
+        evidence,
+        cost,
+        mends,
+        pagekeeper: match company {
+            Company::Leftover => Some(format!(
+                "pagekeeper doctor{scope} --fix evicts them and says what stayed and why; it keeps away from files \
+                 that somebody writes through the page cache."
+            )),
+            Company::Writer | Company::Reader => None,
+        },
+    }
+}
+
+/// One file: who has it and how, and where its pages are.
+fn told(case: &Case<'_>, file: &File, company: Company) -> Evidence {
+    let who = |wanted: &dyn Fn(&Opener) -> bool| -> Vec<String> {
+        let named = file.openers.iter().filter(|opener| wanted(opener));
+        let mut named: Vec<String> =
+            named.map(|opener| format!("{} (process {})", opener.name, opener.pid)).collect();
+        named.sort();
+        named.dedup();
+        named
+    };
+    let mut parts = vec![format!("O_DIRECT by {}", who(&is_direct).join(", "))];
+    for (wanted, how) in [(may_write as fn(&Opener) -> bool, "written"), (may_read, "read")] {
+        let mapped = who(&|opener| wanted(opener) && matches!(opener.kind, OpenerKind::Mapped { .. }));
+        let buffered = who(&|opener| wanted(opener) && matches!(opener.kind, OpenerKind::Buffered(_)));
+        if !buffered.is_empty() {
+            parts.push(format!("may be {how} through the page cache by {}", buffered.join(", ")));
+        }
+        if !mapped.is_empty() {
+            let how = if how == "written" { " for writing" } else { "" };
+            parts.push(format!("mapped{how} by {}", mapped.join(", ")));
+        }
+    }
+    if company == Company::Writer && is_written(case, file) {
+        parts.push("written so while watching".to_owned());
+    }
+    let stretches = case.stretches.iter().find(|(inode, _)| *inode == file.inode).map(|(_, all)| all);
+    let place = match stretches.filter(|all| !all.is_empty() && resident(file) > 0) {
+        Some(all) => {
+            let named: Vec<String> = all
+                .iter()
+                .take(STRETCHES)
+                .map(|range| format!("{} from {}", Size(range.end - range.start), Size(range.start)))
+                .collect();
+            let more = if all.len() > STRETCHES { " and further" } else { "" };
+            format!(" ({}{more})", named.join(", "))
+        }
+        None => String::new(),
+    };
+    parts.push(match file.residency {
+        Some(residency) => format!("{} resident{place}", Size(residency.resident)),
+        None => "how much is resident can't be seen".to_owned(),
+    });
+    let openers: Vec<serde_json::Value> = file.openers.iter().map(shown).collect();
+    let mut evidence = Evidence::new(format!("{}: {}", file_name(&file.path), parts.join("; ")))
+        .with("path", file.path.to_string_lossy())
+        .with("openers", openers);
+    if let Some(residency) = file.residency {
+        evidence = evidence.with("resident_bytes", residency.resident);
+    }
+    if let Some(all) = stretches {
+        let all: Vec<[u64; 2]> = all.iter().map(|range| [range.start, range.end]).collect();
+        evidence = evidence.with("stretches_bytes", serde_json::json!(all));
+    }
+    evidence
+}
+
+/// An opener for programs.
+fn shown(opener: &Opener) -> serde_json::Value {
+    let how = match opener.kind {
+        OpenerKind::Direct(_) => "direct",
+        OpenerKind::Buffered(_) => "buffered",
+        OpenerKind::Mapped { .. } => "mapped",
+    };
+    let writes =
+        may_write(opener) || matches!(opener.kind, OpenerKind::Direct(Access::WriteOnly | Access::ReadWrite));
+    serde_json::json!({"pid": opener.pid, "name": opener.name, "how": how, "writes": writes})
+}
+
+/// Whether it was seen that somebody wrote it through the page cache while watching: dirty pages, or pages brought in by
+/// one who may write so.
+fn is_written(case: &Case<'_>, file: &File) -> bool {
+    let unwritten = |file: &File| file.residency.is_some_and(|residency| residency.unwritten() > 0);
+    let brought_in = || {
+        let pages = case.trace().and_then(|trace| trace.pages.as_ref());
+        pages.into_iter().flatten().filter(|counts| counts.file == file.inode).any(|counts| {
+            counts.flow.added.bytes > 0
+                && counts.task.as_ref().is_some_and(|task| {
+                    file.openers.iter().any(|opener| opener.pid == task.process && may_write(opener))
+                })
+        })
+    };
+    unwritten(file) || case.before(file.inode).is_some_and(unwritten) || brought_in()
+}
+
+/// How much it matters, and what it costs in a sentence.
+fn cost(
+    case: &Case<'_>,
+    company: Company,
+    files: &[&File],
+    measured: Option<MixedProfile>,
+) -> (Severity, String) {
+    let share = |share: Option<f64>| share.map(|share| format!("{:.0} %", share * 100.0));
+    let least = |a: Option<f64>, b: Option<f64>| match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (one, other) => one.or(other),
+    };
+    let mixed = measured.unwrap_or_default();
+    let (read, write) = match company {
+        Company::Writer => (mixed.buffered_writer_read, mixed.buffered_writer_write),
+        Company::Reader => (mixed.buffered_reader_read, None),
+        Company::Leftover => (mixed.leftover_read, mixed.leftover_write),
+    };
+    // Of one of them it could not be told: what the other shows is not all.
+    let is_half = company != Company::Reader && (read.is_none() || write.is_none());
+    let Some(worst) = least(read, write).filter(|worst| !is_half || *worst < CHEAP) else {
+        return unmeasured(company, files);
+    };
+    let beside = match company {
+        Company::Writer => "beside a buffered writer",
+        Company::Reader => "beside a buffered reader",
+        Company::Leftover => "while unused pages are resident",
+    };
+    let rates: Vec<String> = [(read, "reads"), (write, "writes")]
+        .into_iter()
+        .filter_map(|(rate, what)| Some(format!("direct {what} ran at {} of their rate", share(rate)?)))
+        .collect();
+    let nothing = if worst >= CHEAP { "Next to nothing: " } else { "" };
+    let text = format!(
+        "{nothing}{} {beside}, as pagekeeper probe measured on this file system.",
+        rates.join(" and ")
+    );
+    let busy = company != Company::Writer || files.iter().any(|file| is_written(case, file));
+    let severity = if worst >= CHEAP {
+        Severity::Note
+    } else if worst < DEAR && busy {
+        Severity::Serious
+    } else {
+        Severity::Warning
+    };
+    (severity, sentence(&text))
+}
+
+/// With a capital letter at its start.
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+fn unmeasured(company: Company, files: &[&File]) -> (Severity, String) {
+    let directory = files.first().and_then(|file| file.reach.parent());
+    let command = directory.map_or_else(
+        || "pagekeeper probe --save DIR".to_owned(),
+        |directory| format!("pagekeeper probe --save {}", directory.display()),
+    );
+    let (severity, elsewhere) = match company {
+        Company::Writer => {
+            (Severity::Warning, "direct reads and writes ran at half their rate beside a buffered writer")
+        }
+        Company::Reader => {
+            (Severity::Note, "direct reads ran at 75 to 100 % of their rate beside a buffered reader")
+        }
+        Company::Leftover => (
+            Severity::Note,
+            "they cost nothing but the memory; on XFS of old kernels each direct read waited for the others",
+        ),
+    };
+    (
+        severity,
+        format!(
+            "Not measured on this file system; {command} does that. On ext4 and XFS of Linux 6.18 {elsewhere}."
+        ),
+    )
+}
+
+fn mend(company: Company, files: &[&File]) -> Option<Mend> {
+    let wanted: fn(&Opener) -> bool = match company {
+        Company::Writer => may_write,
+        Company::Reader => may_read,
+        Company::Leftover => return None,
+    };
+    let mut named: Vec<String> = files
+        .iter()
+        .flat_map(|file| &file.openers)
+        .filter(|opener| wanted(opener))
+        .map(|opener| format!("{} (process {})", opener.name, opener.pid))
+        .collect();
+    named.sort();
+    named.dedup();
+    Some(Mend {
+        kind: MendKind::Advice,
+        act: format!("have {} use O_DIRECT too, or end", named.join(", ")),
+        note: match company {
+            Company::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
+            _ => "at once; a backup can read a snapshot instead",
+        }
+        .to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{DEV, MIB, change, disk, file, look, opener, residency};
+    use pagekeeper_kernel::trace::{PageCounts, PageFlow, PageTotals, Task};
+    use pagekeeper_observe::Look;
+    use pagekeeper_policy::FileClass;
+
+    const DIRECT: OpenerKind = OpenerKind::Direct(Access::ReadWrite);
+
+    /// A table file held with `O_DIRECT` by the server, 64 KiB of it resident, with further openers.
+    fn table(name: &str, others: Vec<Opener>) -> File {
+        let mut table = file(&format!("/var/lib/mysql/test/{name}"), FileClass::Data, 64 * MIB, 64 << 10);
+        table.openers.push(opener(100, "mariadbd", DIRECT));
+        table.openers.extend(others);
+        table
+    }
+
+    fn look_at(files: Vec<File>) -> Look {
+        Look { files, ..look() }
+    }
+
+    fn find_in(look: &Look, measured: Option<MixedProfile>) -> Vec<Finding> {
+        let before = crate::testing::look();
+        let mut case = Case::new(&before, look);
+        if let Some(mixed) = measured {
+            case.disks.push((DEV, disk(mixed)));
+        }
+        find(&case)
+    }
+
+    #[test]
+    fn only_files_with_direct_io_and_company_are_told() {
+        let mut alone = table("alone.ibd", Vec::new());
+        alone.residency = Some(residency(0, 0));
+        let mut buffered = table("buffered.ibd", Vec::new());
+        buffered.openers[0].kind = OpenerKind::Buffered(Access::ReadWrite);
+        let mut shown = table("shown.ibd", Vec::new());
+        shown.residency = Some(residency(0, 0));
+        shown.openers.push(opener(7, "lsof", OpenerKind::Buffered(Access::Neither)));
+        let closed = file("/var/lib/mysql/test/closed.ibd", FileClass::Data, MIB, MIB);
+        assert_eq!(find_in(&look_at(vec![alone, buffered, shown, closed]), None), []);
+    }
+
+    #[test]
+    fn each_kind_of_company_is_told_apart() {
+        for (kind, company) in [
+            (OpenerKind::Buffered(Access::WriteOnly), Company::Writer),
+            (OpenerKind::Buffered(Access::ReadWrite), Company::Writer),
+            (OpenerKind::Mapped { writable: true }, Company::Writer),
+            (OpenerKind::Buffered(Access::ReadOnly), Company::Reader),
+            (OpenerKind::Mapped { writable: false }, Company::Reader),
+            (DIRECT, Company::Leftover),
+            (OpenerKind::Buffered(Access::Neither), Company::Leftover),
+        ] {
+            let table = table("t.ibd", vec![opener(7, "other", kind)]);
+            assert_eq!(super::company(&table), Some(company), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn leftovers_are_told_with_their_place_and_cost_what_was_measured() {
+        let after = look_at(vec![table("a.ibd", Vec::new()), table("b.ibd", Vec::new())]);
+        let before = look();
+        let mut case = Case::new(&before, &after);
+        case.stretches.push((after.files[0].inode, vec![0..16 << 10, MIB..MIB + (48 << 10)]));
+        let found = find(&case);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].title, "128 KiB left in the page cache of 2 files used with O_DIRECT");
+        assert_eq!(found[0].severity, Severity::Note);
+        assert_eq!(
+            found[0].evidence[0].text,
+            "a.ibd: O_DIRECT by mariadbd (process 100); 64 KiB resident (16 KiB from 0 B, 48 KiB from 1 MiB)"
+        );
+        assert!(found[0].cost.contains("pagekeeper probe --save /var/lib/mysql/test does that"), "{found:?}");
+        assert!(found[0].pagekeeper.as_ref().unwrap().contains("doctor --pid 100 --fix"), "{found:?}");
+        let half = MixedProfile { leftover_write: Some(1.0), ..MixedProfile::default() };
+        assert!(find_in(&after, Some(half))[0].cost.starts_with("Not measured"), "of reads nothing is known");
+        for (read, write, severity, words) in [
+            (1.0, 0.99, Severity::Note, "Next to nothing: direct reads ran at 100 %"),
+            (0.8, 1.0, Severity::Warning, "Direct reads ran at 80 % of their rate"),
+            (0.2, 1.0, Severity::Serious, "Direct reads ran at 20 % of their rate"),
+        ] {
+            let mixed = MixedProfile {
+                leftover_read: Some(read),
+                leftover_write: Some(write),
+                ..MixedProfile::default()
+            };
+            let found = find_in(&after, Some(mixed));
+            assert_eq!(found[0].severity, severity, "{found:?}");
+            assert!(found[0].cost.starts_with(words), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_buffered_writer_is_the_costly_case() {
+        let writer = opener(77, "dd", OpenerKind::Buffered(Access::WriteOnly));
+        let mixed = MixedProfile {
+            buffered_writer_read: Some(0.42),
+            buffered_writer_write: Some(0.48),
+            ..MixedProfile::default()
+        };
+        let mut after = look_at(vec![table("a.ibd", vec![writer.clone()]), table("b.ibd", Vec::new())]);
+        // Open for writing, but nothing was seen to be written.
+        let found = find_in(&after, Some(mixed));
+        assert_eq!(found.len(), 2, "the writer's file, and the leftovers of the other");
+        assert_eq!(found[0].severity, Severity::Warning);
+        // Dirty pages.
+        after.files[0].residency = Some(residency(64 << 10, 4096));
+        let found = find_in(&after, Some(mixed));
+        assert_eq!(found[0].severity, Severity::Serious);
+        assert_eq!(
+            found[0].cost,
+            "Direct reads ran at 42 % of their rate and direct writes ran at 48 % of their rate beside a buffered \
+             writer, as pagekeeper probe measured on this file system."
+        );
+        assert_eq!(
+            found[0].evidence[0].text,
+            "a.ibd: O_DIRECT by mariadbd (process 100); may be written through the page cache by dd (process 77); \
+             written so while watching; 64 KiB resident"
+        );
+        assert_eq!(found[0].mends[0].act, "have dd (process 77) use O_DIRECT too, or end");
+        assert_eq!(found[0].pagekeeper, None);
+        let found = find_in(&after, None);
+        assert_eq!(found[0].severity, Severity::Warning);
+        assert!(found[0].cost.starts_with("Not measured on this file system; "), "{found:?}");
+    }
+
+    #[test]
+    fn a_writer_is_seen_by_the_pages_it_brings_in() {
+        let writer = opener(77, "dd", OpenerKind::Buffered(Access::WriteOnly));
+        let mut after = look_at(vec![table("a.ibd", vec![writer])]);
+        let mut change = change();
+        let counts = |process| PageCounts {
+            file: after.files[0].inode,
+            task: Some(Task { process, thread: process, name: "dd".to_owned() }),
+            flow: PageFlow { added: PageTotals { folios: 1, bytes: 4096 }, removed: PageTotals::default() },
+        };
+        // First by another, who only reads it.
+        for (process, severity) in [(78, Severity::Warning), (77, Severity::Serious)] {
+            change.trace.as_mut().unwrap().pages = Some(vec![counts(process)]);
+            let look = Look { change: Some(change.clone()), ..after.clone() };
+            let mixed = MixedProfile { buffered_writer_read: Some(0.4), ..MixedProfile::default() };
+            assert_eq!(find_in(&look, Some(mixed))[0].severity, severity, "{process}");
+        }
+        after.files.clear();
+        assert_eq!(find_in(&after, None), []);
+    }
+
+    #[test]
+    fn many_files_are_told_by_the_largest_and_a_sum() {
+        let files = (0..20).map(|number| {
+            let mut table = table(&format!("{number:02}.ibd"), Vec::new());
+            table.residency = Some(residency((number + 1) * 4096, 0));
+            table
+        });
+        let found = find_in(&look_at(files.collect()), None);
+        assert_eq!(found[0].evidence.len(), NAMED + 1);
+        assert!(found[0].evidence[0].text.starts_with("19.ibd: "), "{found:?}");
+        assert_eq!(found[0].evidence[NAMED].text, "15 files more, 480 KiB resident");
+    }
+}

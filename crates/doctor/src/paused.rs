@@ -1,0 +1,404 @@
+//! Databases whose writes are paused for dirty pages, whose pages those are, and whether the log that has to wait shares
+//! a device with what fills the limits.
+//!
+//! A write into the page cache returns at once until too much is dirty; then the kernel makes whoever writes wait
+//! (`balance_dirty_pages`), whoever made the pages dirty. Whose output it is comes from page-cache adds ([`written`](crate::written)).
+//!
+//! Without tracing there are no tasks: then [`limits`] says that so much is dirty that writers are being paused.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_kernel::trace::{DirtyLevels, PauseCounts};
+use pagekeeper_observe::{File, OpenerKind};
+use pagekeeper_policy::FileClass;
+
+use crate::advice::{advice, log_elsewhere};
+use crate::case::called;
+use crate::phrases::{file_name, number, percent, time};
+use crate::written::{self, Owner, Written};
+use crate::{Case, Evidence, Finding, Kind, Mend, Severity, limits};
+
+/// So many tasks are told apart, the others counted together.
+const TASKS: usize = 4;
+/// Fewer bytes are no bulk output.
+const BULK: u64 = 4 << 20;
+/// A wait of this length, or this share (one in so many) of the time watched, is serious.
+const LONG_WAIT: Duration = Duration::from_millis(50);
+const LARGE_SHARE: u32 = 100;
+/// A log that is this part (one in so many) of all that was written to logs is worth moving.
+const WORTH_MOVING: u64 = 10;
+
+const PAGEKEEPER: &str = "nothing from outside: a guard can start writeback, but it can't brake who writes, and releases \
+                          logs only. Authors of a database: pagekeeper's library has BulkWriter, which keeps its \
+                          output from heaping up as dirty pages";
+
+/// Databases whose writers were paused, and those whose log shares the device with what they were paused for.
+pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
+    let Some(pauses) = case.trace().and_then(|trace| trace.pauses.as_ref()) else {
+        return Vec::new();
+    };
+    let mut findings = Vec::new();
+    for (index, _) in case.databases() {
+        let own = pauses.iter().filter(|pause| {
+            pause.pauses.count() > 0 && written::database_of(case, &pause.task) == Some(index)
+        });
+        let found = Paused { index, pauses: own.collect() };
+        if !found.pauses.is_empty() {
+            let finding = found.finding(case);
+            findings.extend(found.shared(case, finding.severity));
+            findings.push(finding);
+        }
+    }
+    findings
+}
+
+/// The pauses of one database's tasks, of each at least one.
+struct Paused<'a> {
+    index: usize,
+    pauses: Vec<&'a PauseCounts>,
+}
+
+impl Paused<'_> {
+    /// By device.
+    fn devices(&self) -> BTreeMap<&str, Vec<&PauseCounts>> {
+        let mut devices: BTreeMap<&str, Vec<&PauseCounts>> = BTreeMap::new();
+        for pause in &self.pauses {
+            devices.entry(&pause.device).or_default().push(pause);
+        }
+        devices
+    }
+
+    fn finding(&self, case: &Case<'_>) -> Finding {
+        let (background, own): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
+            self.pauses.iter().partition(|pause| is_background(&pause.task.name));
+        let of = if own.is_empty() { &background } else { &own };
+        let all = Sum::of(of);
+        let mut evidence = Vec::new();
+        for (device, pauses) in self.devices() {
+            evidence.extend(tasks(case, device, pauses.clone()));
+            evidence.push(levels(device, &pauses));
+            evidence.push(whose(case, device));
+        }
+        evidence.extend(losses(case));
+        let database = &case.after.databases[self.index];
+        let mut mends = case.mends(Kind::WritersPaused, self.index);
+        // The command, with what it would change, is in the finding about the limits, which comes with this one.
+        if limits::raise(case).is_some() {
+            mends
+                .push(advice("a higher limit on dirty pages bridges a burst: see the finding on the limits"));
+        }
+        Finding {
+            kind: Kind::WritersPaused,
+            severity: if own.is_empty() { Severity::Note } else { all.severity(case.period()) },
+            database: Some(called(database)),
+            title: format!(
+                "its {} were paused {} for dirty pages, for {} in {}",
+                if own.is_empty() { "background threads" } else { "writers" },
+                times(all.count),
+                time(all.total),
+                time(case.period())
+            ),
+            evidence,
+            cost: if own.is_empty() {
+                "its background threads are braked to what the disk writes, which is what the limits are for; none of \
+                 its other threads had to wait"
+                    .to_owned()
+            } else {
+                format!(
+                    "threads that serve it waited for {} in {}, the longest write {}, though nobody asked for what \
+                     they wrote to be on disk",
+                    time(all.total),
+                    time(case.period()),
+                    time(all.longest)
+                )
+            },
+            mends,
+            pagekeeper: Some(PAGEKEEPER.to_owned()),
+        }
+    }
+
+    /// A device that holds the database's log, and takes the bulk output that its writers were paused for.
+    fn shared(&self, case: &Case<'_>, severity: Severity) -> Option<Finding> {
+        let devices = self.devices();
+        devices.keys().find_map(|device| {
+            let logs: Vec<&File> = case
+                .files_of(self.index)
+                .filter(|file| file.class.is_some_and(written::is_log) && !is_direct(file))
+                .filter(|file| written::device_name(case, file.inode.dev) == *device)
+                .collect();
+            let largest = logs.iter().max_by_key(|file| file.size)?;
+            let all = written::on_device(case, device)?;
+            let (own, bulk): (Vec<&Written<'_>>, Vec<&Written<'_>>) = all
+                .iter()
+                .partition(|written| written.owner == Owner::Database(self.index) && written.is_log());
+            let sum = |of: &[&Written<'_>]| of.iter().map(|written| written.bytes).sum::<u64>();
+            let log = own.iter().find_map(|written| written.path).unwrap_or(&largest.path);
+            let mends = self.moves(case, &own, largest);
+            let (own, output) = (sum(&own), sum(&bulk));
+            if output < BULK || output < own / 4 {
+                return None;
+            }
+            let mut evidence = vec![
+                Evidence::new(format!(
+                    "{} of log came to {} (such as {})",
+                    Size(own),
+                    device_words(case, device),
+                    file_name(log)
+                ))
+                .with("device", *device)
+                .with("log_bytes", own)
+                .with("log_path", log.to_string_lossy()),
+            ];
+            let worth = bulk.iter().filter(|written| written.bytes >= output / 100);
+            evidence.extend(worth.take(TASKS).map(|written| output_of(case, written, own + output)));
+            Some(Finding {
+                kind: Kind::SharedDevice,
+                severity,
+                database: Some(called(&case.after.databases[self.index])),
+                title: format!("its log shares device {device} with the output that fills the limits on dirty pages"),
+                evidence,
+                cost: "the kernel reckons dirty pages by device: what heaps up for it makes all wait who write to it, \
+                       the log among them"
+                    .to_owned(),
+                mends,
+                pagekeeper: None,
+            })
+        })
+    }
+}
+
+impl Paused<'_> {
+    /// What moves the logs that were written to the device, or the largest where none was seen to be.
+    fn moves(&self, case: &Case<'_>, own: &[&Written<'_>], largest: &File) -> Vec<Mend> {
+        let Some(settings) = case.settings_of(self.index) else { return Vec::new() };
+        let all: u64 = own.iter().map(|written| written.bytes).sum();
+        let mut logs: Vec<(FileClass, &Path)> = own
+            .iter()
+            .filter(|written| written.bytes >= all / WORTH_MOVING)
+            .filter_map(|written| Some((written.class?, written.path?)))
+            .collect();
+        if logs.is_empty() {
+            logs.extend(largest.class.map(|class| (class, largest.path.as_path())));
+        }
+        logs.into_iter().filter_map(|(class, path)| log_elsewhere(settings, class, path)).collect()
+    }
+}
+
+/// Pauses together.
+struct Sum {
+    count: u64,
+    total: Duration,
+    longest: Duration,
+}
+
+impl Sum {
+    fn of(pauses: &[&PauseCounts]) -> Self {
+        Self {
+            count: pauses.iter().map(|pause| pause.pauses.count()).sum(),
+            total: pauses.iter().map(|pause| pause.pauses.total()).sum(),
+            longest: pauses.iter().map(|pause| pause.longest_wait).max().unwrap_or_default(),
+        }
+    }
+
+    fn severity(&self, period: Duration) -> Severity {
+        if self.longest >= LONG_WAIT || self.total >= period / LARGE_SHARE {
+            Severity::Serious
+        } else {
+            Severity::Warning
+        }
+    }
+}
+
+/// Whether a thread of this name does work in the background: being braked is what it is for. RocksDB names its threads
+/// for flushing and merging so, in every program that embeds it.
+fn is_background(name: &str) -> bool {
+    name.starts_with("rocksdb:")
+}
+
+/// Whether all who have the file open leave the page cache aside.
+fn is_direct(file: &File) -> bool {
+    !file.openers.is_empty() && file.openers.iter().all(|opener| matches!(opener.kind, OpenerKind::Direct(_)))
+}
+
+/// Who was paused for a device, the longest first.
+fn tasks(case: &Case<'_>, device: &str, mut pauses: Vec<&PauseCounts>) -> Vec<Evidence> {
+    pauses.sort_by_key(|pause| {
+        (is_background(&pause.task.name), std::cmp::Reverse(pause.pauses.total()), pause.task.thread)
+    });
+    let (told, others) = pauses.split_at(pauses.len().min(TASKS));
+    let on = device_words(case, device);
+    let mut evidence: Vec<Evidence> = told
+        .iter()
+        .map(|pause| {
+            Evidence::new(format!(
+                "{} (thread {}) was paused {}, in {}, for {} in all, the longest write for {}; on {on}",
+                pause.task.name,
+                pause.task.thread,
+                times(pause.pauses.count()),
+                number(usize::try_from(pause.waits).unwrap_or(usize::MAX), "write", "writes"),
+                time(pause.pauses.total()),
+                time(pause.longest_wait),
+            ))
+            .with("task", pause.task.name.as_str())
+            .with("process", pause.task.process)
+            .with("thread", pause.task.thread)
+            .with("background", is_background(&pause.task.name))
+            .with("device", device)
+            .with("pauses", pause.pauses.count())
+            .with("waits", pause.waits)
+            .with("paused_seconds", pause.pauses.total().as_secs_f64())
+            .with("longest_wait_seconds", pause.longest_wait.as_secs_f64())
+        })
+        .collect();
+    if !others.is_empty() {
+        let sum = Sum::of(others);
+        evidence.push(
+            Evidence::new(format!(
+                "{} more of its threads were paused {}, for {} in all",
+                others.len(),
+                times(sum.count),
+                time(sum.total)
+            ))
+            .with("tasks", others.len())
+            .with("pauses", sum.count)
+            .with("paused_seconds", sum.total.as_secs_f64()),
+        );
+    }
+    evidence
+}
+
+/// How full the limits were when tasks were paused for a device.
+fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
+    let count = pauses.iter().map(|pause| u128::from(pause.pauses.count())).sum::<u128>().max(1);
+    let mean = |of: fn(&DirtyLevels) -> u64| {
+        let sum = pauses.iter().map(|pause| u128::from(of(&pause.levels)) * u128::from(pause.pauses.count()));
+        u64::try_from(sum.sum::<u128>() / count).unwrap_or(u64::MAX)
+    };
+    let (dirty, begins, limit) =
+        (mean(|levels| levels.dirty), mean(DirtyLevels::threshold), mean(|levels| levels.limit));
+    let (on_device, steered) = (mean(|levels| levels.device_dirty), mean(|levels| levels.device_setpoint));
+    let over = match dirty.checked_sub(begins) {
+        Some(over) if over > 0 => format!("{} over the {} where pauses begin", Size(over), Size(begins)),
+        _ => format!("less than the {} where pauses begin: the device has a limit of its own", Size(begins)),
+    };
+    Evidence::new(format!(
+        "when they were paused {} were dirty, {over}; the limit is {}. For device {device} it was {}, of a share of {} \
+         that the kernel steers towards (means)",
+        Size(dirty),
+        Size(limit),
+        Size(on_device),
+        Size(steered)
+    ))
+    .with("device", device)
+    .with("dirty_bytes", dirty)
+    .with("pauses_begin_bytes", begins)
+    .with("over_bytes", dirty.saturating_sub(begins))
+    .with("limit_bytes", limit)
+    .with("device_dirty_bytes", on_device)
+    .with("device_setpoint_bytes", steered)
+}
+
+/// Who wrote what share of what came to a device.
+fn whose(case: &Case<'_>, device: &str) -> Evidence {
+    let Some(all) = written::on_device(case, device) else {
+        return Evidence::new(format!(
+            "whose pages those on device {device} are can't be told: pages were not traced"
+        ));
+    };
+    let total: u64 = all.iter().map(|written| written.bytes).sum();
+    if total == 0 {
+        return Evidence::new(format!(
+            "whose pages those on device {device} are can't be told: none came while watching, they were there before \
+             or were written again"
+        ));
+    }
+    let parts: Vec<String> = all
+        .iter()
+        .take(TASKS)
+        .filter(|written| written.bytes >= total / 100)
+        .map(|written| format!("{} {}", percent(written.bytes, total), owner(case, written)))
+        .collect();
+    let shares = all.iter().take(TASKS).map(|written| {
+        serde_json::json!({
+            "owner": owner(case, written),
+            "class": written.class.map(|class| class.to_string()),
+            "bytes": written.bytes,
+        })
+    });
+    Evidence::new(format!(
+        "of {} that came to device {device} by writing: {} ({})",
+        Size(total),
+        parts.join(", "),
+        written::HOW
+    ))
+    .with("device", device)
+    .with("written_bytes", total)
+    .with("shares", serde_json::Value::Array(shares.collect()))
+}
+
+/// "by rocksdb (process 7) to its data files".
+fn owner(case: &Case<'_>, written: &Written<'_>) -> String {
+    match &written.owner {
+        Owner::Database(index) => {
+            let what = match written.class {
+                Some(class) if written.is_log() => format!("its log ({class})"),
+                Some(class) => format!("its {class} files"),
+                None => "other files".to_owned(),
+            };
+            format!("by {} to {what}", called(&case.after.databases[*index]))
+        }
+        Owner::Process(pid, name) => format!("by {name} (process {pid})"),
+    }
+}
+
+/// One kind of output to a shared device.
+fn output_of(case: &Case<'_>, written: &Written<'_>, total: u64) -> Evidence {
+    let path = written.path;
+    let like = path.as_ref().map(|path| format!(", such as {}", file_name(path))).unwrap_or_default();
+    let mut evidence = Evidence::new(format!(
+        "{}, {} of what came there, were written {}{like}",
+        Size(written.bytes),
+        percent(written.bytes, total),
+        owner(case, written)
+    ))
+    .with("bytes", written.bytes);
+    if let Some(path) = path {
+        evidence = evidence.with("path", path.to_string_lossy());
+    }
+    evidence
+}
+
+/// "device 7:0, which holds /var/lib/x".
+fn device_words(case: &Case<'_>, device: &str) -> String {
+    let databases = case.databases().filter(|(index, _)| {
+        case.files_of(*index).any(|file| written::device_name(case, file.inode.dev) == device)
+    });
+    let mut directories = databases.filter_map(|(_, database)| database.directories.first());
+    let directory = directories.next();
+    match directory {
+        Some(directory) => format!("device {device}, which holds {}", directory.display()),
+        None => format!("device {device}"),
+    }
+}
+
+/// Events that are missing from the counts.
+fn losses(case: &Case<'_>) -> Option<Evidence> {
+    let losses = case.trace()?.losses;
+    (losses.total() > 0).then(|| {
+        Evidence::new(format!("the counts are too low: {losses}")).with("lost_events", losses.total())
+    })
+}
+
+/// "once", "65 times".
+fn times(count: u64) -> String {
+    match count {
+        1 => "once".to_owned(),
+        count => format!("{count} times"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+use super::*;
+use crate::settings::{Engine, Settings};
+use crate::testing::{MIB, database, file, look, opener, pages, pauses};
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::process::Access;
+use pagekeeper_observe::Look;
+
+const LEVELS: DirtyLevels = DirtyLevels {
+    dirty: 31 * MIB,
+    setpoint: 28 * MIB,
+    limit: 32 * MIB,
+    device_dirty: 30 * MIB,
+    device_setpoint: 27 * MIB,
+};
+
+/// A RocksDB whose log and tables are written to one device.
+fn rocksdb() -> (Look, Look) {
+    let mut before = look();
+    before.databases = vec![database("rocksdb", 100, "/data")];
+    let mut after = before.clone();
+    let own = |name: &str, class| {
+        let mut file = file(name, class, 64 * MIB, 0);
+        file.openers.push(opener(100, "db_bench", OpenerKind::Buffered(Access::WriteOnly)));
+        file
+    };
+    after.files = vec![own("/data/000007.log", FileClass::Wal), own("/data/000009.sst", FileClass::Data)];
+    let (log, table) = (after.files[0].inode, after.files[1].inode);
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pauses = Some(vec![
+        pauses(100, "db_bench", &[20, 40, 10], LEVELS),
+        pauses(100, "rocksdb:low", &[200, 200], LEVELS),
+        pauses(55, "cp", &[200; 9], LEVELS),
+    ]);
+    trace.pages = Some(vec![
+        pages(log, 100, "db_bench", 20 * MIB, 0),
+        pages(table, 100, "rocksdb:low", 60 * MIB, 0),
+        pages(Inode { dev: table.dev, ino: 1 }, 55, "cp", 20 * MIB, 0),
+    ]);
+    (before, after)
+}
+
+fn find_in(before: &Look, after: &Look) -> Vec<Finding> {
+    let mut case = Case::new(before, after);
+    case.settings = vec![Settings::new(Engine::RocksDb)];
+    find(&case)
+}
+
+fn text(finding: &Finding) -> String {
+    finding.evidence.iter().map(|evidence| evidence.text.clone() + "\n").collect()
+}
+
+#[test]
+fn a_writer_that_waits_for_its_own_tables() {
+    let (before, after) = rocksdb();
+    let findings = find_in(&before, &after);
+    let kinds: Vec<Kind> = findings.iter().map(|finding| finding.kind).collect();
+    assert_eq!(kinds, [Kind::SharedDevice, Kind::WritersPaused]);
+    let paused = &findings[1];
+    // 70 ms in 10 s, and none of 50 ms.
+    assert_eq!(paused.severity, Severity::Warning);
+    assert_eq!(paused.title, "its writers were paused 3 times for dirty pages, for 70.0 ms in 10.0 s");
+    assert!(paused.cost.contains("the longest write 40.0 ms"), "{}", paused.cost);
+    let said = text(paused);
+    for part in [
+        "db_bench (thread 100) was paused 3 times, in 3 writes, for 70.0 ms in all, the longest write for 40.0 ms; on device \
+         8:0, which holds /data",
+        "31 MiB were dirty, 7 MiB over the 24 MiB where pauses begin; the limit is 32 MiB",
+        "of 100 MiB that came to device 8:0 by writing: 60 % by rocksdb (process 100) to its data files",
+        "20 % by rocksdb (process 100) to its log (wal)",
+        "20 % by cp (process 55)",
+    ] {
+        assert!(said.contains(part), "{part:?} in {said}");
+    }
+    // The writer comes first, whatever its threads in the background took.
+    assert_eq!(paused.evidence[0].figures["task"], "db_bench");
+    assert_eq!(paused.evidence[1].figures["background"], true);
+    assert_eq!(paused.mends[0].act, "use_direct_io_for_flush_and_compaction=true");
+    // What it does about that is told once, and what moves the log is told with the log.
+    let acts = |finding: &Finding| finding.mends.iter().map(|mend| mend.act.clone()).collect::<Vec<_>>();
+    assert_eq!(acts(&findings[0]), ["wal_dir=/ANOTHER/DISK"]);
+    assert!(!acts(paused).iter().any(|act| act.starts_with("sysctl")), "{:?}", paused.mends);
+    let shared = text(&findings[0]);
+    for part in [
+        "20 MiB of log came to device 8:0, which holds /data (such as 000007.log)",
+        "60 MiB, 60 % of what came there, were written by rocksdb (process 100) to its data files, such as \
+         000009.sst",
+        "20 MiB, 20 % of what came there, were written by cp (process 55)",
+    ] {
+        assert!(shared.contains(part), "{part:?} in {shared}");
+    }
+}
+
+#[test]
+fn long_waits_are_serious_and_those_of_the_background_are_not() {
+    let (before, mut after) = rocksdb();
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pauses = Some(vec![pauses(100, "db_bench", &[60], LEVELS)]);
+    assert!(find_in(&before, &after).iter().all(|finding| finding.severity == Severity::Serious));
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pauses = Some(vec![pauses(100, "rocksdb:low", &[200; 20], LEVELS)]);
+    let findings = find_in(&before, &after);
+    assert!(findings.iter().all(|finding| finding.severity == Severity::Note), "{findings:?}");
+    assert!(findings[1].title.starts_with("its background threads were paused 20 times"), "{findings:?}");
+}
+
+#[test]
+fn pauses_of_others_are_theirs() {
+    let (before, mut after) = rocksdb();
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pauses.as_mut().unwrap().retain(|pause| pause.task.name == "cp");
+    assert_eq!(find_in(&before, &after), []);
+    after.databases[0].workers = vec![55];
+    assert_eq!(find_in(&before, &after).len(), 2);
+}
+
+#[test]
+fn a_log_elsewhere_shares_nothing() {
+    let (before, mut after) = rocksdb();
+    after.files[0].inode.dev += 1;
+    let elsewhere = after.files[0].inode;
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pages.as_mut().unwrap()[0].file = elsewhere;
+    let findings = find_in(&before, &after);
+    assert_eq!(findings.len(), 1);
+    assert_eq!(findings[0].kind, Kind::WritersPaused);
+    // Nor does one that is written directly.
+    let (before, mut after) = rocksdb();
+    after.files[0].openers[0].kind = OpenerKind::Direct(Access::WriteOnly);
+    assert_eq!(find_in(&before, &after).len(), 1);
+}
+
+#[test]
+fn lost_events_are_said() {
+    let (before, mut after) = rocksdb();
+    after.change.as_mut().unwrap().trace.as_mut().unwrap().losses.no_room = 3;
+    let findings = find_in(&before, &after);
+    assert!(text(&findings[1]).contains("3 events were lost"), "{}", text(&findings[1]));
+}
+
+#[test]
+fn the_log_that_is_written_is_the_one_to_move() {
+    let mut before = look();
+    before.databases = vec![database("mariadb", 100, "/data")];
+    let mut after = before.clone();
+    let own = |name: &str, class, kind| {
+        let mut file = file(name, class, 64 * MIB, 0);
+        file.openers.push(opener(100, "mariadbd", kind));
+        file
+    };
+    let (buffered, direct) = (OpenerKind::Buffered(Access::ReadWrite), OpenerKind::Direct(Access::ReadWrite));
+    after.files = vec![
+        own("/data/ib_logfile0", FileClass::Redo, direct),
+        own("/data/aria_log.00000001", FileClass::Redo, buffered),
+        own("/data/mysql-bin.000003", FileClass::Binlog, buffered),
+        own("/data/t.MYD", FileClass::Data, buffered),
+    ];
+    let [_, aria, binlog, table] = [0, 1, 2, 3].map(|index| after.files[index].inode);
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pauses = Some(vec![pauses(100, "mariadbd", &[20], LEVELS)]);
+    trace.pages = Some(vec![
+        pages(aria, 100, "mariadbd", 8192, 0),
+        pages(binlog, 100, "mariadbd", 20 * MIB, 0),
+        pages(table, 100, "mariadbd", 60 * MIB, 0),
+    ]);
+    let mut case = Case::new(&before, &after);
+    case.settings = vec![Settings::new(Engine::MariaDb)];
+    let shared = |case: &Case<'_>| {
+        let found = find(case).into_iter().find(|finding| finding.kind == Kind::SharedDevice).unwrap();
+        (found.mends[0].act.clone(), found.mends.len(), found.evidence[0].figures["log_path"].clone())
+    };
+    let all = shared(&case);
+    assert_eq!((all.0.as_str(), all.1), ("log_bin=/ANOTHER/DISK/mysql-bin", 1));
+    assert_eq!(all.2, "/data/mysql-bin.000003");
+    // Where as much goes to another log, that is to move, too.
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pages.as_mut().unwrap()[0] = pages(aria, 100, "mariadbd", 10 * MIB, 0);
+    let mut case = Case::new(&before, &after);
+    case.settings = vec![Settings::new(Engine::MariaDb)];
+    assert_eq!(shared(&case).1, 2);
+}

@@ -1,0 +1,446 @@
+//! The report: what was found, what was looked at, and what could not be seen; for people and for programs.
+//!
+//! Invariants: findings come with the most severe first; each limit is told once; text fits 80 columns where no
+//! word is longer.
+
+use std::fmt::{self, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_observe::Database;
+use serde::Serialize;
+
+use crate::case::{Case, called};
+use crate::phrases::{number, time};
+use crate::settings::Settings;
+use crate::{Finding, MendKind, Severity};
+
+/// Columns of the text.
+const COLUMNS: usize = 80;
+/// Where the words after "costs", "mend" and "pagekeeper" begin.
+const INDENT: usize = 14;
+
+/// What an examination came to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// What was found, the most severe first.
+    pub findings: Vec<Finding>,
+    /// What was looked at.
+    pub looked_at: LookedAt,
+    /// What could not be seen.
+    pub limits: Vec<Limit>,
+}
+
+/// What was looked at, and for how long.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct LookedAt {
+    /// The databases.
+    pub databases: Vec<LookedAtDatabase>,
+    /// How many files there are in all.
+    pub files: usize,
+    /// Their sizes together, in bytes.
+    pub size_bytes: u64,
+    /// How much of them is resident, in bytes, as far as that could be seen.
+    pub resident_bytes: u64,
+    /// The host's memory.
+    pub memory: LookedAtMemory,
+    /// How long was watched.
+    pub seconds: f64,
+    /// How events were seen while watching, in a sentence.
+    pub traced: String,
+}
+
+/// The host's memory at the end of the watch, and who waited for it meanwhile. Sizes in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct LookedAtMemory {
+    /// All of it.
+    pub total_bytes: u64,
+    /// Used for nothing.
+    pub free_bytes: u64,
+    /// Below so much free memory background reclaim begins.
+    pub watermark_low_bytes: u64,
+    /// Below so much tasks have to reclaim for themselves.
+    pub watermark_min_bytes: u64,
+    /// Page cache of files.
+    pub page_cache_bytes: u64,
+    /// How often a task had to reclaim for itself; `None` if that is not known.
+    pub allocation_stalls: Option<u64>,
+    /// How long at least one task waited for memory; `None` if that is not known.
+    pub stalled_seconds: Option<f64>,
+}
+
+impl LookedAtMemory {
+    fn of(case: &Case<'_>) -> Self {
+        let host = &case.after.host;
+        let machine = case.change().map(|change| change.machine).unwrap_or_default();
+        Self {
+            total_bytes: host.memory.total,
+            free_bytes: host.memory.free,
+            watermark_low_bytes: host.watermarks.low,
+            watermark_min_bytes: host.watermarks.min,
+            page_cache_bytes: host.memory.cached.saturating_sub(host.memory.shmem),
+            allocation_stalls: machine.allocation_stalls,
+            stalled_seconds: machine.memory_stalled.map(|stalled| stalled.as_secs_f64()),
+        }
+    }
+}
+
+impl fmt::Display for LookedAtMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} are page cache, {} are free (background reclaim begins below {})",
+            Size(self.page_cache_bytes),
+            Size(self.total_bytes),
+            Size(self.free_bytes),
+            Size(self.watermark_low_bytes)
+        )?;
+        if let Some(stalls) = self.allocation_stalls.filter(|stalls| *stalls > 0) {
+            write!(f, "; tasks had to reclaim for themselves {}", number(stalls, "time", "times"))?;
+        }
+        if let Some(stalled) = self.stalled_seconds.filter(|stalled| *stalled >= 0.001) {
+            write!(f, "; some task waited for memory {}", time(Duration::from_secs_f64(stalled)))?;
+        }
+        Ok(())
+    }
+}
+
+/// A database that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LookedAtDatabase {
+    /// As findings call it.
+    pub name: String,
+    /// Its process, if it has one.
+    pub pid: Option<u32>,
+    /// The profile that it goes by.
+    pub profile: String,
+    /// Its directories.
+    pub directories: Vec<String>,
+    /// Its files.
+    pub files: usize,
+    /// The files that its settings were read from, as it sees them.
+    pub settings_from: Vec<String>,
+    /// What of its settings could not be read, and why.
+    pub settings_unread: Vec<String>,
+}
+
+/// Something that could not be seen.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Limit {
+    /// What could not be seen.
+    pub what: String,
+    /// Why.
+    pub why: String,
+    /// The right or setting that would show it.
+    pub needs: Option<String>,
+}
+
+impl Report {
+    /// Brings findings into order beside what was looked at. `traced` says how events were seen.
+    pub fn new(case: &Case<'_>, mut findings: Vec<Finding>, traced: impl fmt::Display) -> Self {
+        findings.sort_by(|a, b| {
+            let order = |finding: &Finding| (std::cmp::Reverse(finding.severity), finding.kind);
+            order(a).cmp(&order(b)).then_with(|| a.database.cmp(&b.database))
+        });
+        // Those of the first look come again, with how often it was then.
+        let mut limits: Vec<Limit> = case
+            .after
+            .limits
+            .iter()
+            .map(|limited| Limit {
+                what: limited.what.clone(),
+                why: limited.why.clone(),
+                needs: limited.needs.clone(),
+            })
+            .collect();
+        limits.sort();
+        limits.dedup();
+        let looked_at = LookedAt {
+            memory: LookedAtMemory::of(case),
+            seconds: case.period().as_secs_f64(),
+            traced: traced.to_string(),
+            ..LookedAt::of(case)
+        };
+        Self { findings, looked_at, limits }
+    }
+
+    /// The most severe finding's severity; `None` if nothing was found.
+    pub fn worst(&self) -> Option<Severity> {
+        self.findings.iter().map(|finding| finding.severity).max()
+    }
+}
+
+impl LookedAt {
+    fn of(case: &Case<'_>) -> Self {
+        let look = case.after;
+        let database = |(index, database): (usize, &Database)| {
+            let settings = case.settings_of(index);
+            LookedAtDatabase {
+                name: called(database),
+                pid: database.pid,
+                profile: database.profile.name.clone(),
+                directories: texts(&database.directories),
+                files: look.files.iter().filter(|file| file.database == Some(index)).count(),
+                settings_from: settings.map(|read| texts(&read.read_from)).unwrap_or_default(),
+                settings_unread: settings.map(not_read).unwrap_or_default(),
+            }
+        };
+        Self {
+            databases: look.databases.iter().enumerate().map(database).collect(),
+            files: look.files.len(),
+            size_bytes: look.files.iter().map(|file| file.size).sum(),
+            // The last page of a file is counted whole.
+            resident_bytes: look
+                .files
+                .iter()
+                .filter_map(|file| Some(file.residency?.resident.min(file.size)))
+                .sum(),
+            ..Self::default()
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for finding in &self.findings {
+            write!(f, "{finding}")?;
+            f.write_char('\n')?;
+        }
+        if self.findings.is_empty() {
+            f.write_str(if self.limits.is_empty() {
+                "Nothing found.\n"
+            } else {
+                "Nothing found in what could be seen.\n"
+            })?;
+        }
+        write!(f, "{}", self.looked_at)?;
+        for limit in &self.limits {
+            let needs = limit.needs.as_ref().map(|needs| format!(" (needs {needs})")).unwrap_or_default();
+            labelled(f, "not seen", &format!("{}: {}{needs}", limit.what, limit.why))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Serious => "SERIOUS",
+            Severity::Warning => "WARNING",
+            Severity::Note => "NOTE",
+        };
+        let whose = self.database.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
+        wrapped(f, &format!("{severity} "), severity.len() + 1, &format!("{whose}{}", self.title))?;
+        for evidence in &self.evidence {
+            wrapped(f, "  - ", 4, &evidence.text)?;
+        }
+        labelled(f, "costs", &self.cost)?;
+        for mend in &self.mends {
+            if mend.kind == MendKind::Advice {
+                labelled(f, "mend", &mend.act)?;
+            } else {
+                // One that is to be copied stands alone on its line, whatever its length.
+                writeln!(f, "  {:<width$}{}", "mend", mend.act, width = INDENT - 2)?;
+            }
+            if !mend.note.is_empty() {
+                wrapped(f, &" ".repeat(INDENT), INDENT, &mend.note)?;
+            }
+        }
+        if let Some(pagekeeper) = &self.pagekeeper {
+            labelled(f, "pagekeeper", pagekeeper)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for LookedAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let databases = match self.databases.len() {
+            0 => "no database".to_owned(),
+            1 => "1 database".to_owned(),
+            many => format!("{many} databases"),
+        };
+        let files = if self.files == 1 { "file" } else { "files" };
+        wrapped(
+            f,
+            "",
+            2,
+            &format!(
+                "Looked at {databases} for {:.1} s: {} {files}, {}, {} of it resident.",
+                self.seconds,
+                self.files,
+                Size(self.size_bytes),
+                Size(self.resident_bytes)
+            ),
+        )?;
+        for database in &self.databases {
+            wrapped(f, "  ", 4, &format!("{}: {}", database.name, database.directories.join(", ")))?;
+            if !database.settings_from.is_empty() {
+                labelled(f, "  settings", &database.settings_from.join(", "))?;
+            }
+            for unread in &database.settings_unread {
+                labelled(f, "  not read", unread)?;
+            }
+        }
+        labelled(f, "memory", &self.memory.to_string())?;
+        labelled(f, "seen by", &self.traced)
+    }
+}
+
+fn texts(paths: &[PathBuf]) -> Vec<String> {
+    paths.iter().map(|path| path.to_string_lossy().into_owned()).collect()
+}
+
+/// What of a database's settings was not read, in words.
+fn not_read(settings: &Settings) -> Vec<String> {
+    settings.unread.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect()
+}
+
+/// `label`, then `text` wrapped beside it.
+fn labelled(f: &mut impl fmt::Write, label: &str, text: &str) -> fmt::Result {
+    wrapped(f, &format!("  {label:<width$}", width = INDENT - 2), INDENT, text)
+}
+
+/// `first`, then `text` wrapped into [`COLUMNS`], its further lines indented by `indent`.
+fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) -> fmt::Result {
+    let mut column = first.chars().count();
+    f.write_str(first)?;
+    let mut at_start = true;
+    let mut words = text.split_whitespace().peekable();
+    while let Some(word) = words.next() {
+        // A figure and its unit stay together.
+        let unit = words.next_if(|next| ends_in_figure(word) && is_unit(next));
+        let width = word.chars().count() + unit.map_or(0, |unit| 1 + unit.chars().count());
+        if !at_start && column + 1 + width > COLUMNS {
+            write!(f, "\n{:indent$}", "")?;
+            column = indent;
+            at_start = true;
+        }
+        if !at_start {
+            f.write_char(' ')?;
+            column += 1;
+        }
+        f.write_str(word)?;
+        if let Some(unit) = unit {
+            write!(f, " {unit}")?;
+        }
+        column += width;
+        at_start = false;
+    }
+    f.write_char('\n')
+}
+
+fn ends_in_figure(word: &str) -> bool {
+    let word = word.trim_start_matches(['(', '<', '>']);
+    !word.is_empty() && word.chars().all(|letter| letter.is_ascii_digit() || matches!(letter, '.' | ','))
+}
+
+/// Whether a word is a unit, with what may stand behind it.
+fn is_unit(word: &str) -> bool {
+    let word = word.trim_end_matches([')', ',', ';', '.', ':']);
+    let (word, _) = word.split_once('/').unwrap_or((word, ""));
+    matches!(word, "B" | "KiB" | "MiB" | "GiB" | "TiB" | "PiB" | "EiB" | "s" | "ms" | "µs" | "%")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{look, opener};
+    use crate::{Evidence, Kind, Mend, MendKind};
+    use pagekeeper_observe::{Limited, OpenerKind};
+    use pagekeeper_policy::FileClass;
+
+    fn finding(severity: Severity, title: &str) -> Finding {
+        Finding {
+            kind: Kind::LogsInCache,
+            severity,
+            database: Some("mariadb (process 100)".to_owned()),
+            title: title.to_owned(),
+            evidence: vec![Evidence::new("binlog: ".to_owned() + &"many words ".repeat(12))],
+            cost: "memory that counts as used ".repeat(6),
+            mends: vec![Mend {
+                kind: MendKind::Setting,
+                act: "innodb_log_file_buffering=OFF".to_owned(),
+                note: "in my.cnf; needs a restart".to_owned(),
+            }],
+            pagekeeper: Some("pagekeeper guard --pid 100".to_owned()),
+        }
+    }
+
+    #[test]
+    fn text_fits_80_columns_and_the_worst_comes_first() {
+        let mut after = look();
+        after.files.push(crate::testing::file("/var/lib/mysql/ibdata1", FileClass::Data, 8 << 20, 4 << 20));
+        after.files[0].openers.push(opener(
+            100,
+            "mariadbd",
+            OpenerKind::Direct(pagekeeper_kernel::process::Access::ReadWrite),
+        ));
+        let before = after.clone();
+        let case = Case::new(&before, &after);
+        let findings = vec![finding(Severity::Note, "a note"), finding(Severity::Serious, "the worst")];
+        let report = Report::new(&case, findings, "events are counted in the kernel");
+        assert_eq!(report.worst(), Some(Severity::Serious));
+        let text = report.to_string();
+        assert!(text.starts_with("SERIOUS mariadb (process 100): the worst\n"), "{text}");
+        assert!(text.contains("\n  mend        innodb_log_file_buffering=OFF\n"), "{text}");
+        assert!(
+            text.contains("Looked at 1 database for 10.0 s: 1 file, 8 MiB, 4 MiB of it resident."),
+            "{text}"
+        );
+        assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
+        assert!(text.lines().all(|line| !line.ends_with(' ')), "{text}");
+
+        after.files[0].residency = Some(crate::testing::residency(after.files[0].size + 96, 0));
+        after.files[0].size -= 4000;
+        let report = Report::new(&Case::new(&before, &after), Vec::new(), "");
+        assert_eq!(report.looked_at.resident_bytes, after.files[0].size, "the last page is counted whole");
+    }
+
+    #[test]
+    fn prose_of_mends_is_wrapped_and_what_is_to_be_copied_is_whole() {
+        let command = "echo ".to_owned() + &"long-word ".repeat(12) + "end";
+        let prose = "many words ".repeat(15);
+        let of = |kind, act: &str| Mend { kind, act: act.to_owned(), note: prose.clone() };
+        let mut finding = finding(Severity::Note, "a note");
+        finding.mends = vec![of(MendKind::Command, &command), of(MendKind::Advice, &prose)];
+        let text = finding.to_string();
+        let (whole, wrapped): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.contains("echo"));
+        assert_eq!(whole, [format!("  mend        {command}")]);
+        assert!(wrapped.iter().all(|line| line.chars().count() <= COLUMNS), "{text}");
+    }
+
+    #[test]
+    fn a_figure_and_its_unit_stay_on_one_line() {
+        let mut text = String::new();
+        let before = "x".repeat(71);
+        wrapped(&mut text, "", 2, &format!("{before} (64.0 MiB), 3 MiB/s of 10 files")).unwrap();
+        assert_eq!(text, format!("{before}\n  (64.0 MiB), 3 MiB/s of 10 files\n"));
+    }
+
+    #[test]
+    fn each_limit_is_told_once_and_nothing_found_is_said() {
+        let limited = Limited {
+            what: "which pages come and go, and by whom".to_owned(),
+            why: "permission denied".to_owned(),
+            needs: Some("CAP_BPF and CAP_PERFMON".to_owned()),
+        };
+        let before = look();
+        let mut after = look();
+        after.limits.extend([limited.clone(), limited]);
+        let report = Report::new(&Case::new(&before, &after), Vec::new(), "only counters are read");
+        assert_eq!(report.limits.len(), 1);
+        let text = report.to_string();
+        assert!(text.starts_with("Nothing found in what could be seen.\nLooked at 1"), "{text}");
+        assert_eq!(text.matches("which pages come and go").count(), 1, "{text}");
+        let json = serde_json::to_value(&report).unwrap();
+        let unlimited = Report { limits: Vec::new(), ..report };
+        assert!(unlimited.to_string().starts_with("Nothing found.\nLooked at 1 database for 10.0 s"));
+        assert_eq!(json["findings"], serde_json::json!([]));
+        assert_eq!(json["looked_at"]["databases"][0]["pid"], 100);
+        assert_eq!(json["looked_at"]["memory"]["free_bytes"], 4_u64 << 30);
+        assert!(text.contains("memory      14 GiB of 24 GiB are page cache, 4 GiB are free"), "{text}");
+        assert_eq!(json["limits"][0]["needs"], "CAP_BPF and CAP_PERFMON");
+    }
+}

@@ -1,0 +1,579 @@
+//! Settings of `MariaDB` and `MySQL`: option files in the server's order, its command line, what `MySQL` persisted, and how
+//! it has its tables and its redo log open.
+//!
+//! The order is that of `mysys/my_default.c`: `/etc/my.cnf`, `/etc/mysql/my.cnf`, `$MARIADB_HOME` or
+//! `$MYSQL_HOME/my.cnf`, `--defaults-extra-file`, `~/.my.cnf`; then the command line; then `mysqld-auto.cnf`
+//! (`sql/persisted_variable.cc` appends it to the arguments). What `SET GLOBAL` changed can't be seen from outside.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::InspectedFile;
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_observe::{Database, File, Look, OpenerKind};
+
+use super::option_file::{self, Entry, option};
+use super::place::{Place, Unread};
+use super::{CHANGED_SINCE, Engine, Origin, Settings, TOO_MANY};
+
+/// The server's groups, but for those of one version.
+const GROUPS: [&str; 4] = ["mysqld", "server", "mariadb", "mariadbd"];
+/// Groups that a server reads besides; no place for its settings.
+const SHARED_GROUPS: [&str; 2] = ["client-server", "galera"];
+/// As deep as servers follow `!include`.
+const DEEPEST: u32 = 10;
+/// More option files than this are not read.
+const MOST_FILES: usize = 256;
+/// No more of a program is searched for a group's name, in bytes.
+const LONGEST_PROGRAM: u64 = 1 << 29;
+
+/// Reads all of them into `settings`.
+pub(super) fn read(database: &Database, look: &Look, roots: &SysRoots, settings: &mut Settings) {
+    let place = Place::of(database, look, roots);
+    let arguments: Vec<String> =
+        database.command_line.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let variables = place.variables().unwrap_or_else(|error| {
+        settings.not_read("its environment", format!("{error}: $HOME and $MYSQL_HOME are not known"));
+        Vec::new()
+    });
+    let variable = |name: &str| {
+        variables
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.clone())
+            .filter(|v| !v.is_empty())
+    };
+    let (defaults, rest) = Defaults::of(&arguments);
+    let suffix = defaults.suffix.clone().or_else(|| variable("MYSQL_GROUP_SUFFIX"));
+    let exe = database.pid.map(|pid| roots.proc.path().join(format!("{pid}/exe")));
+    let files = defaults.files(&variable);
+    if database.pid.is_none() && arguments.is_empty() {
+        read_if_its_own(database, &place, &files, settings);
+    } else {
+        let mut reader = Reader { place: &place, settings, suffix, exe };
+        for path in files {
+            reader.file(&path, 0, defaults.file.is_some());
+        }
+    }
+    for (name, value) in long_options(rest) {
+        for (name, value) in option(&name, value.as_deref()) {
+            settings.add(&name, value, Origin::CommandLine);
+        }
+    }
+    let loads = !defaults.none && settings.is_on("persisted_globals_load") != Some(false);
+    if settings.engine == Engine::MySql && loads {
+        let directory = match (database.pid, database.directories.first()) {
+            // The server works in its data directory.
+            (Some(_), _) => place.absolute(Path::new("")),
+            (None, directory) => directory.cloned().unwrap_or_default(),
+        };
+        persisted(&place, &directory.join("mysqld-auto.cnf"), settings);
+    }
+    seen(database, look, settings);
+}
+
+/// Reads option files for a directory that no server has open, as settings of its server only if that works in this very
+/// directory: it may as well be a copy, or a backup of another.
+fn read_if_its_own(database: &Database, place: &Place<'_>, files: &[PathBuf], settings: &mut Settings) {
+    let mut read = Settings::new(settings.engine);
+    let mut reader = Reader { place, settings: &mut read, suffix: None, exe: None };
+    for path in files {
+        reader.file(path, 0, false);
+    }
+    let its_own = read.get("datadir").is_some_and(|datadir| {
+        let resolved = std::fs::canonicalize(&datadir.value);
+        resolved.is_ok_and(|resolved| database.directories.contains(&resolved))
+    });
+    if its_own {
+        *settings = read;
+    } else {
+        let why = "which server this directory belongs to is not known: the option files of this machine name another \
+                   datadir, or none";
+        settings.not_read("my.cnf", why);
+    }
+}
+
+/// The options that say where options are read: the first arguments.
+#[derive(Debug, Default)]
+struct Defaults {
+    none: bool,
+    file: Option<PathBuf>,
+    extra: Option<PathBuf>,
+    suffix: Option<String>,
+}
+
+impl Defaults {
+    /// These options, and the arguments after them.
+    fn of(arguments: &[String]) -> (Self, &[String]) {
+        let mut found = Self::default();
+        let mut count = 0;
+        for argument in arguments {
+            match argument.split_once('=') {
+                None if argument == "--no-defaults" => found.none = true,
+                Some(("--defaults-file", path)) => found.file = Some(path.into()),
+                Some(("--defaults-extra-file", path)) => found.extra = Some(path.into()),
+                Some(("--defaults-group-suffix", suffix)) => found.suffix = Some(suffix.to_owned()),
+                _ => break,
+            }
+            count += 1;
+        }
+        (found, &arguments[count..])
+    }
+
+    /// The files to read, in order.
+    fn files(&self, variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+        if let Some(file) = &self.file {
+            return vec![file.clone()];
+        }
+        if self.none {
+            return Vec::new();
+        }
+        let mut files: Vec<PathBuf> = ["/etc/my.cnf", "/etc/mysql/my.cnf"].map(Into::into).to_vec();
+        let home = variable("MARIADB_HOME").or_else(|| variable("MYSQL_HOME"));
+        files.extend(home.map(|home| Path::new(&home).join("my.cnf")));
+        files.extend(self.extra.clone());
+        files.extend(variable("HOME").map(|home| Path::new(&home).join(".my.cnf")));
+        files
+    }
+}
+
+/// The options of a command line, `--name=value`, `--name value` and `--name`.
+fn long_options(arguments: &[String]) -> Vec<(String, Option<String>)> {
+    let mut options = Vec::new();
+    let mut rest = arguments.iter().peekable();
+    while let Some(argument) = rest.next() {
+        let Some(option) = argument.strip_prefix("--").filter(|option| !option.is_empty()) else { continue };
+        options.push(match option.split_once('=') {
+            Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+            // A server takes no bare arguments: the next word is this option's.
+            None => (option.to_owned(), rest.next_if(|next| !next.starts_with('-')).cloned()),
+        });
+    }
+    options
+}
+
+struct Reader<'a> {
+    place: &'a Place<'a>,
+    settings: &'a mut Settings,
+    suffix: Option<String>,
+    exe: Option<PathBuf>,
+}
+
+impl Reader<'_> {
+    fn file(&mut self, path: &Path, depth: u32, must_be: bool) {
+        if path.is_relative() {
+            // The server has left the directory that it was started in.
+            self.settings
+                .not_read(path, "named relative to where the server was started, which can't be seen");
+            return;
+        }
+        if depth > DEEPEST || self.settings.read_from.len() >= MOST_FILES {
+            self.settings.not_read(path, TOO_MANY);
+            return;
+        }
+        let text = match self.place.read(path) {
+            Ok(text) if text.world_writable => {
+                self.settings.not_read(path, "anybody may write it, so the server ignores it");
+                return;
+            }
+            Ok(text) => text,
+            Err(Unread::Missing) if !must_be => return,
+            Err(Unread::Missing) => {
+                self.settings.not_read(path, "it is not there any more");
+                return;
+            }
+            Err(Unread::Because(why)) => {
+                self.settings.not_read(path, why);
+                return;
+            }
+        };
+        self.settings.read_from.push(path.to_path_buf());
+        if text.changed_since {
+            self.settings.not_read(path, CHANGED_SINCE);
+        }
+        let mut counts = Counts::No;
+        for line in option_file::parse(&text.content) {
+            match line.entry {
+                Entry::Group(group) => counts = self.counts(&group, path),
+                Entry::Include(file) => self.file(Path::new(&file), depth + 1, false),
+                Entry::IncludeDirectory(directory) => self.directory(Path::new(&directory), depth + 1),
+                Entry::Set { name, value } => match counts {
+                    Counts::Yes => {
+                        let origin = Origin::File { path: path.to_path_buf(), line: line.number };
+                        for (name, value) in option(&name, value.as_deref()) {
+                            self.settings.add_doubted(&name, value, origin.clone(), text.changed_since);
+                        }
+                    }
+                    Counts::No => {}
+                    Counts::Unknown(ref group) => {
+                        let why =
+                            format!("line {}: whether this server reads [{group}] is not known", line.number);
+                        self.settings.not_read(path, why);
+                        counts = Counts::No;
+                    }
+                },
+                Entry::Odd => {
+                    let why = format!("line {} is nothing that a server understands", line.number);
+                    self.settings.not_read(path, why);
+                }
+            }
+        }
+    }
+
+    fn directory(&mut self, directory: &Path, depth: u32) {
+        match self.place.names(directory) {
+            Ok(names) => {
+                for name in names {
+                    if name.as_bytes().ends_with(b".cnf") {
+                        self.file(&directory.join(name), depth, false);
+                    }
+                }
+            }
+            Err(Unread::Missing) => self.settings.not_read(directory, "it is not there any more"),
+            Err(Unread::Because(why)) => self.settings.not_read(directory, why),
+        }
+    }
+
+    /// Whether the settings of a group are this server's.
+    fn counts(&mut self, group: &str, path: &Path) -> Counts {
+        let bare = match &self.suffix {
+            Some(suffix) => group.strip_suffix(suffix.as_str()).unwrap_or(group),
+            None => group,
+        };
+        let mariadb = self.settings.engine == Engine::MariaDb;
+        let mine = |name: &str| mariadb || !name.starts_with("mariadb");
+        if GROUPS.contains(&bare) && mine(bare) {
+            if self.settings.home.is_none() {
+                self.settings.home = Some(path.to_path_buf());
+            }
+            return Counts::Yes;
+        }
+        if SHARED_GROUPS.contains(&bare) && mariadb {
+            return Counts::Yes;
+        }
+        let versioned = bare.rsplit_once('-').is_some_and(|(name, version)| {
+            GROUPS.contains(&name) && mine(name) && version.starts_with(|c: char| c.is_ascii_digit())
+        });
+        if !versioned {
+            return Counts::No;
+        }
+        match self.exe.as_deref().and_then(|exe| holds(exe, bare)) {
+            Some(true) => Counts::Yes,
+            Some(false) => Counts::No,
+            None => Counts::Unknown(group.to_owned()),
+        }
+    }
+}
+
+/// Whether a group's settings count for a server.
+enum Counts {
+    Yes,
+    No,
+    Unknown(String),
+}
+
+/// Whether a program holds a group's name as a string: the groups that a server reads are written in it, its own
+/// version's among them. `None` if it can't be read.
+fn holds(exe: &Path, group: &str) -> Option<bool> {
+    let program = InspectedFile::open_magic_link(exe, exe.to_path_buf()).ok()?;
+    let needle = [b"\0", group.as_bytes(), b"\0"].concat();
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
+    while offset < program.size().min(LONGEST_PROGRAM) {
+        let read = program.file().read_at(&mut buffer, offset).ok()?;
+        if buffer[..read].windows(needle.len()).any(|window| window[0] == 0 && window == needle) {
+            return Some(true);
+        }
+        if read <= needle.len() {
+            break;
+        }
+        offset += (read - needle.len()) as u64;
+    }
+    Some(false)
+}
+
+/// What `SET PERSIST` wrote.
+fn persisted(place: &Place<'_>, path: &Path, settings: &mut Settings) {
+    let text = match place.read(path) {
+        Ok(text) => text.content,
+        Err(Unread::Missing) => return,
+        Err(Unread::Because(why)) => return settings.not_read(path, why),
+    };
+    let Ok(content) = serde_json::from_str::<serde_json::Value>(&text) else {
+        return settings.not_read(path, "not the JSON that MySQL writes");
+    };
+    settings.read_from.push(path.to_path_buf());
+    let mut found = Vec::new();
+    collect(&content, 0, &mut found);
+    for (name, value) in found {
+        let before = text.find(&format!("\"{name}\"")).map_or("", |at| &text[..at]);
+        let line = u32::try_from(before.matches('\n').count() + 1).unwrap_or(u32::MAX);
+        settings.add(&name, value, Origin::File { path: path.to_path_buf(), line });
+    }
+}
+
+/// The variables in what `MySQL` persisted: `{"name": {"Value": "…", …}}`, at whatever depth its version has them.
+fn collect(content: &serde_json::Value, depth: u32, found: &mut Vec<(String, String)>) {
+    let serde_json::Value::Object(members) = content else { return };
+    if depth > DEEPEST {
+        return;
+    }
+    for (name, member) in members {
+        match member.get("Value") {
+            Some(serde_json::Value::String(value)) => found.push((name.clone(), value.clone())),
+            Some(value) if !value.is_object() => found.push((name.clone(), value.to_string())),
+            _ => collect(member, depth + 1, found),
+        }
+    }
+}
+
+/// What the server shows by how it has its files open.
+fn seen(database: &Database, look: &Look, settings: &mut Settings) {
+    let redo_files = |name: &OsStr| name.as_bytes().starts_with(b"#ib_redo");
+    settings.redo_directory = settings.engine == Engine::MySql
+        && look
+            .files
+            .iter()
+            .any(|file| owns(database, file) && file.path.file_name().is_some_and(redo_files));
+    let Some(pid) = database.pid else { return };
+    let (mut tables, mut redo) = (Open::default(), Open::default());
+    for file in &look.files {
+        let Some(name) = file.path.file_name().map(OsStrExt::as_bytes) else { continue };
+        let kinds = file.openers.iter().filter(|opener| opener.pid == pid).map(|opener| opener.kind);
+        if name.ends_with(b".ibd") || name.starts_with(b"ibdata") {
+            tables.take(kinds);
+        } else if name == b"ib_logfile0" {
+            redo.take(kinds);
+        }
+        settings.myrocks |=
+            name.starts_with(b"MANIFEST-") && file.openers.iter().any(|opener| opener.pid == pid);
+    }
+    let says_direct = settings
+        .get("innodb_flush_method")
+        .map(|setting| setting.value.to_ascii_uppercase().starts_with("O_DIRECT"));
+    match tables {
+        Open { direct: true, .. } if says_direct != Some(true) => {
+            settings.add("innodb_flush_method", "O_DIRECT", Origin::Seen);
+        }
+        // Which of the buffered ways it is can't be seen.
+        Open { direct: false, buffered: true } if says_direct != Some(false) => {
+            settings.add("innodb_flush_method", BUFFERED, Origin::Seen);
+        }
+        _ => {}
+    }
+    if settings.engine == Engine::MariaDb {
+        let says = settings.is_on("innodb_log_file_buffering");
+        match redo {
+            Open { direct: true, .. } if says != Some(false) => {
+                settings.add("innodb_log_file_buffering", "OFF", Origin::Seen);
+            }
+            Open { direct: false, buffered: true } if says != Some(true) => {
+                settings.add("innodb_log_file_buffering", "ON", Origin::Seen);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether a file lies in one of its directories.
+fn owns(database: &Database, file: &File) -> bool {
+    database.directories.iter().any(|directory| file.path.starts_with(directory))
+}
+
+/// The value of `innodb_flush_method` where the server has its tables open without `O_DIRECT`, whatever it was told.
+pub(crate) const BUFFERED: &str = "buffered";
+
+#[derive(Debug, Default)]
+struct Open {
+    direct: bool,
+    buffered: bool,
+}
+
+impl Open {
+    fn take(&mut self, kinds: impl Iterator<Item = OpenerKind>) {
+        for kind in kinds {
+            match kind {
+                OpenerKind::Direct(_) => self.direct = true,
+                OpenerKind::Buffered(_) => self.buffered = true,
+                OpenerKind::Mapped { .. } => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::look;
+
+    /// A server without a process: its files are this machine's.
+    fn database(profile: &str, command_line: &str) -> Database {
+        let command_line = command_line.split_whitespace().map(Into::into).collect();
+        let plain = crate::testing::database(profile, 1, "/nonexistent");
+        Database { pid: None, command_line, uptime: None, ..plain }
+    }
+
+    fn words(line: &str) -> Vec<String> {
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_first_arguments_say_where_to_read() {
+        let arguments = words("--defaults-file=/a.cnf --defaults-group-suffix=-b --x --defaults-file=/c");
+        let (defaults, rest) = Defaults::of(&arguments);
+        assert_eq!(defaults.files(&|_| None), [Path::new("/a.cnf")]);
+        assert_eq!(defaults.suffix.as_deref(), Some("-b"));
+        assert_eq!(rest.len(), 2);
+        let none = words("--no-defaults --x");
+        assert!(Defaults::of(&none).0.files(&|_| Some("/h".into())).is_empty());
+        let usual = Defaults { extra: Some("/e".into()), ..Defaults::default() };
+        let home = |name: &str| matches!(name, "HOME" | "MYSQL_HOME").then(|| format!("/{name}"));
+        let files = usual.files(&home);
+        assert_eq!(
+            files,
+            ["/etc/my.cnf", "/etc/mysql/my.cnf", "/MYSQL_HOME/my.cnf", "/e", "/HOME/.my.cnf"]
+                .map(PathBuf::from)
+        );
+    }
+
+    #[test]
+    fn options_of_a_command_line_have_their_values() {
+        let arguments = words("--a=1 --b 2 --c --d= -u x --skip-e");
+        let value = |text: &str| Some(text.to_owned());
+        assert_eq!(
+            long_options(&arguments),
+            [
+                ("a".to_owned(), value("1")),
+                ("b".to_owned(), value("2")),
+                ("c".to_owned(), None),
+                ("d".to_owned(), value("")),
+                ("skip-e".to_owned(), None),
+            ]
+        );
+    }
+
+    #[test]
+    fn files_are_read_in_the_servers_order_with_their_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        std::fs::create_dir(dir.path().join("conf.d")).unwrap();
+        let main = dir.path().join("my.cnf");
+        std::fs::write(
+            &main,
+            format!(
+                "[client]\nsync-binlog=9\n[mysqld]\nsync-binlog=1\n!includedir {}\n!include {}\ninnodb_io_capacity=5\n",
+                dir.path().join("conf.d").display(),
+                dir.path().join("none.cnf").display(),
+            ),
+        )
+        .unwrap();
+        write(
+            "conf.d/20.cnf",
+            "[mariadb]\nloose-innodb-flush-method = O_DSYNC # slow\n[mysqld-5.1]\nsync-binlog=4\n",
+        );
+        write("conf.d/10.cnf", "[server]\nsync_binlog=2\ninnodb_flush_method=fsync\n");
+        write("conf.d/30.txt", "[mysqld]\nsync_binlog=3\n");
+        let arguments = format!("mariadbd --defaults-file={} --innodb-log-file-size=64M", main.display());
+        let database = database("mariadb", &arguments);
+        let mut settings = Settings::new(Engine::MariaDb);
+        read(&database, &look(), &SysRoots::default(), &mut settings);
+        let get = |name: &str| {
+            let found = settings.get(name).unwrap();
+            (found.value.clone(), found.from.clone())
+        };
+        let at = |name: &str, line| Origin::File { path: dir.path().join(name), line };
+        assert_eq!(get("sync_binlog"), ("2".to_owned(), at("conf.d/10.cnf", 2)));
+        assert_eq!(get("innodb-flush-method"), ("O_DSYNC".to_owned(), at("conf.d/20.cnf", 2)));
+        assert_eq!(get("innodb_io_capacity"), ("5".to_owned(), at("my.cnf", 7)));
+        assert_eq!(get("innodb_log_file_size"), ("64M".to_owned(), Origin::CommandLine));
+        assert_eq!(settings.bytes("innodb_log_file_size"), Some(64 << 20));
+        assert_eq!(settings.read_from.len(), 3);
+        assert_eq!(settings.home.as_deref(), Some(main.as_path()));
+        // Without a process its program can't be asked which version it is.
+        assert_eq!(settings.unread.len(), 1);
+        assert!(settings.unread[0].1.contains("[mysqld-5.1]"), "{:?}", settings.unread);
+    }
+
+    #[test]
+    fn a_directory_without_a_server_has_only_settings_that_name_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = std::fs::canonicalize(dir.path()).unwrap().join("data");
+        std::fs::create_dir(&data).unwrap();
+        let cnf = dir.path().join("my.cnf");
+        let database = Database { directories: vec![data.clone()], ..database("mariadb", "") };
+        let (look, roots) = (look(), SysRoots::default());
+        let read = |datadir: &str| {
+            std::fs::write(&cnf, format!("[mysqld]\n{datadir}\nsync_binlog=1\n")).unwrap();
+            let place = Place::of(&database, &look, &roots);
+            let mut settings = Settings::new(Engine::MariaDb);
+            read_if_its_own(&database, &place, std::slice::from_ref(&cnf), &mut settings);
+            settings
+        };
+        let own = read(&format!("datadir={}", data.display()));
+        assert_eq!((own.get("sync_binlog").unwrap().value.as_str(), own.unread.len()), ("1", 0));
+        for other in ["datadir=/var/lib/mysql", "", "datadir=/nonexistent"] {
+            let settings = read(other);
+            assert_eq!((settings.get("sync_binlog"), settings.read_from.len()), (None, 0), "{other}");
+            assert!(
+                settings.unread[0].1.starts_with("which server this directory belongs to"),
+                "{settings:?}"
+            );
+        }
+        // Whatever this machine has in /etc, it is not for this directory.
+        let mut settings = Settings::new(Engine::MariaDb);
+        super::read(&database, &look, &roots, &mut settings);
+        assert_eq!((settings.all(), settings.unread.len()), (&[][..], 1));
+    }
+
+    #[test]
+    fn a_loop_of_includes_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("my.cnf");
+        std::fs::write(&path, format!("[mysqld]\n!include {}\n", path.display())).unwrap();
+        let database = database("mysql", &format!("mysqld --defaults-file={}", path.display()));
+        let mut settings = Settings::new(Engine::MySql);
+        read(&database, &look(), &SysRoots::default(), &mut settings);
+        assert_eq!(settings.unread, [(path, TOO_MANY.to_owned())]);
+    }
+
+    #[test]
+    fn what_was_persisted_counts_most_whatever_its_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut database = database("mysql", "mysqld --innodb-flush-method=fsync --sync-binlog=1");
+        database.directories = vec![dir.path().to_path_buf()];
+        for text in [
+            r#"{"Version": 1, "mysql_server": {"sync_binlog": {"Value": "7", "Metadata": {"User": "root"}},
+               "mysql_server_static_options": {"innodb_flush_method": {"Value": "O_DIRECT"}}}}"#,
+            r#"{"Version": 2, "mysql_dynamic_variables": {"sync_binlog": {"Value": "7", "Metadata": {}}},
+               "mysql_static_variables": {"innodb_flush_method": {"Value": "O_DIRECT"}}}"#,
+        ] {
+            std::fs::write(dir.path().join("mysqld-auto.cnf"), text).unwrap();
+            let mut settings = Settings::new(Engine::MySql);
+            read(&database, &look(), &SysRoots::default(), &mut settings);
+            assert_eq!(settings.get("sync_binlog").unwrap().value, "7");
+            let method = settings.get("innodb_flush_method").unwrap();
+            assert_eq!(method.value, "O_DIRECT");
+            assert!(matches!(method.from, Origin::File { line: 2, .. }), "{method:?}");
+        }
+        std::fs::write(dir.path().join("mysqld-auto.cnf"), "{").unwrap();
+        let mut settings = Settings::new(Engine::MySql);
+        read(&database, &look(), &SysRoots::default(), &mut settings);
+        assert_eq!(settings.get("sync_binlog").unwrap().value, "1");
+        assert_eq!(settings.unread.len(), 1);
+    }
+
+    #[test]
+    fn a_program_tells_which_groups_it_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mariadbd");
+        // Over the border of two reads.
+        let mut bytes = vec![b'x'; (1 << 20) - 5];
+        bytes.extend(b"\0mariadb-10.11\0end");
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(holds(&path, "mariadb-10.11"), Some(true));
+        assert_eq!(holds(&path, "mariadb-10.1"), Some(false));
+        assert_eq!(holds(&dir.path().join("none"), "mariadb-10.1"), None);
+    }
+}

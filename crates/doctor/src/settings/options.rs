@@ -1,0 +1,128 @@
+//! The `OPTIONS-NNNNNN` files that `RocksDB` writes beside its data when it opens and when an option changes: text in,
+//! settings out, no I/O.
+//!
+//! Never fails: a line that is not understood is left out.
+
+/// One option.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// From 1.
+    pub line: u32,
+    /// Of the database (`None`), or of this column family.
+    pub family: Option<String>,
+    /// As it is written.
+    pub name: String,
+    /// As it is written.
+    pub value: String,
+}
+
+/// Reads an options file: its `[Version]`, `[DBOptions]` and `[CFOptions "…"]`.
+///
+/// ```
+/// use pagekeeper_doctor::settings::options::parse;
+///
+/// let found = parse("[DBOptions]\n  bytes_per_sync=0\n[CFOptions \"a\"]\n  num_levels=7\n");
+/// assert_eq!((found[0].name.as_str(), found[0].value.as_str(), found[0].line), ("bytes_per_sync", "0", 2));
+/// assert_eq!(found[1].family.as_deref(), Some("a"));
+/// ```
+pub fn parse(text: &str) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    let mut section = Section::Other;
+    for (number, line) in (1_u32..).zip(text.lines()) {
+        let line = uncommented(line).trim();
+        if let Some(title) = line.strip_prefix('[') {
+            section = title.strip_suffix(']').map_or(Section::Other, of_title);
+            continue;
+        }
+        let Some((name, value)) = line.split_once('=') else { continue };
+        let family = match &section {
+            Section::Database => None,
+            Section::Family(name) => Some(name.clone()),
+            Section::Other => continue,
+        };
+        entries.push(Entry {
+            line: number,
+            family,
+            name: name.trim().to_owned(),
+            value: value.trim().to_owned(),
+        });
+    }
+    entries
+}
+
+/// What a section is about.
+enum Section {
+    /// The database, or its version.
+    Database,
+    /// This column family.
+    Family(String),
+    /// What is of no interest here.
+    Other,
+}
+
+fn of_title(title: &str) -> Section {
+    let (kind, argument) = title.trim().split_once(char::is_whitespace).unwrap_or((title.trim(), ""));
+    match kind {
+        "Version" | "DBOptions" => Section::Database,
+        "CFOptions" => {
+            let name = argument.trim().strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+            name.map_or(Section::Other, |name| Section::Family(name.to_owned()))
+        }
+        _ => Section::Other,
+    }
+}
+
+/// A line up to its comment: a `#` that is not escaped.
+fn uncommented(line: &str) -> &str {
+    let mut before = ' ';
+    for (at, c) in line.char_indices() {
+        if c == '#' && before != '\\' {
+            return &line[..at];
+        }
+        before = c;
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_file_of_rocksdb_7_8_is_read() {
+        // Written by db_bench of Debian's rocksdb-tools 7.8.3, cut.
+        let text = "# This is a RocksDB option file.\n#\n# For detailed file format spec, please refer to\n\n\
+            [Version]\n  rocksdb_version=7.8.3\n  options_file_version=1.1\n\n[DBOptions]\n  \
+            max_background_flushes=-1\n  bytes_per_sync=0\n  wal_dir=/var/lib/db\n\n\n[CFOptions \"default\"]\n  \
+            bottommost_compression=kDisableCompressionOption\n  \
+            compression_opts={max_dict_buffer_bytes=0;level=32767;}\n[TableOptions/BlockBasedTable \"default\"]\n  \
+            block_size=4096\n";
+        let found = parse(text);
+        let get = |name: &str| found.iter().find(|entry| entry.name == name);
+        assert_eq!(get("rocksdb_version").unwrap().value, "7.8.3");
+        assert_eq!(
+            (get("bytes_per_sync").unwrap().line, &get("bytes_per_sync").unwrap().family),
+            (11, &None)
+        );
+        assert_eq!(get("compression_opts").unwrap().family.as_deref(), Some("default"));
+        assert_eq!(get("compression_opts").unwrap().value, "{max_dict_buffer_bytes=0;level=32767;}");
+        assert_eq!(get("block_size"), None);
+    }
+
+    #[test]
+    fn odd_lines_are_left_out() {
+        let found =
+            parse("x=1\n[DBOptions\ny=2\n[CFOptions default]\nz=3\n[DBOptions]\nnothing\na=b\\#c#d\n");
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].name.as_str(), found[0].value.as_str()), ("a", "b\\#c"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read(text in r##"(?s)(.|[\[\]="# \n]|DBOptions|CFOptions){0,200}"##) {
+            let lines = parse(&text);
+            prop_assert!(lines.is_sorted_by(|a, b| a.line < b.line));
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Where a database's settings files are read: in the file system as its process sees it.
+//!
+//! Invariants: a symbolic link is followed inside the process's root and never leads out of it; only regular files are
+//! opened, read-only and without blocking; at most [`LONGEST_FILE`] bytes are read. Fails with a sentence for
+//! [`Settings::unread`](super::Settings::unread), or says that there is nothing.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::{Error, InspectedFile, Links};
+use pagekeeper_observe::{Database, Look};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::LONGEST_FILE;
+
+/// Clocks of files and of processes differ by less.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// A database's process, or this one, and what the file system is to it.
+pub(crate) struct Place<'a> {
+    roots: &'a SysRoots,
+    pid: Option<u32>,
+    started: Option<SystemTime>,
+}
+
+/// A text file as it was read.
+pub(crate) struct Text {
+    pub(crate) content: String,
+    /// It was changed after the server started.
+    pub(crate) changed_since: bool,
+    /// Anybody may write it.
+    pub(crate) world_writable: bool,
+}
+
+/// Why there is no text.
+#[derive(Debug)]
+pub(crate) enum Unread {
+    /// There is no such file.
+    Missing,
+    /// It is there, and this is why it is not read.
+    Because(String),
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn of(database: &Database, look: &Look, roots: &'a SysRoots) -> Self {
+        let started = database.uptime.and_then(|uptime| look.at.checked_sub(uptime));
+        Self { roots, pid: database.pid, started }
+    }
+
+    /// A relative path as one from the process's root, by its working directory.
+    pub(crate) fn absolute(&self, path: &Path) -> PathBuf {
+        if path.is_absolute() {
+            return path.to_path_buf();
+        }
+        let cwd = match self.pid {
+            Some(pid) => self
+                .roots
+                .proc
+                .working_directory(pid)
+                .map(|shown| self.roots.proc.as_seen_by(pid, &shown))
+                .unwrap_or_default(),
+            None => PathBuf::new(),
+        };
+        cwd.join(path)
+    }
+
+    /// A variable of the process's environment as it was at its start; an error if that may not be read.
+    pub(crate) fn variables(&self) -> Result<Vec<(String, String)>, String> {
+        let Some(pid) = self.pid else { return Ok(Vec::new()) };
+        let path = self.roots.proc.path().join(format!("{pid}/environ"));
+        let mut bytes = Vec::new();
+        std::fs::File::open(&path)
+            .and_then(|file| file.take(LONGEST_FILE).read_to_end(&mut bytes))
+            .map_err(|error| error.to_string())?;
+        let entries = bytes.split(|&byte| byte == 0).filter_map(|entry| {
+            let (name, value) = std::str::from_utf8(entry).ok()?.split_once('=')?;
+            Some((name.to_owned(), value.to_owned()))
+        });
+        Ok(entries.collect())
+    }
+
+    /// Reads a file by a path as the process sees it.
+    pub(crate) fn read(&self, path: &Path) -> Result<Text, Unread> {
+        let file = self.open(path)?;
+        if file.size() > LONGEST_FILE {
+            return Err(Unread::Because(format!(
+                "{} bytes long, and settings files of more than {LONGEST_FILE} bytes are not read",
+                file.size()
+            )));
+        }
+        let because = |error: std::io::Error| Unread::Because(error.to_string());
+        let mut bytes = Vec::new();
+        file.file().take(LONGEST_FILE).read_to_end(&mut bytes).map_err(because)?;
+        let metadata = file.file().metadata().map_err(because)?;
+        let changed_since = match (self.started, metadata.modified()) {
+            (Some(started), Ok(modified)) => modified > started + SLACK,
+            _ => false,
+        };
+        Ok(Text {
+            content: String::from_utf8_lossy(&bytes).into_owned(),
+            changed_since,
+            world_writable: metadata.mode() & 0o002 != 0,
+        })
+    }
+
+    /// Reads at most `most` bytes at an offset of a file.
+    pub(crate) fn read_at(&self, path: &Path, offset: u64, most: usize) -> Result<Vec<u8>, Unread> {
+        use std::os::unix::fs::FileExt as _;
+        let file = self.open(path)?;
+        let mut bytes = vec![0; most];
+        let read =
+            file.file().read_at(&mut bytes, offset).map_err(|error| Unread::Because(error.to_string()))?;
+        bytes.truncate(read);
+        Ok(bytes)
+    }
+
+    /// The names in a directory, sorted by bytes.
+    pub(crate) fn names(&self, directory: &Path) -> Result<Vec<std::ffi::OsString>, Unread> {
+        let fd = match self.pid {
+            Some(pid) => self.roots.proc.open_directory_in_namespace(pid, directory),
+            None => pagekeeper_kernel::open_directory(directory, Links::Follow),
+        }
+        .map_err(|error| unread(&error))?;
+        let because = |error: Errno| Unread::Because(error.to_string());
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&fd).map_err(because)? {
+            let name = entry.map_err(because)?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(std::ffi::OsString::from_vec(name));
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn open(&self, path: &Path) -> Result<InspectedFile, Unread> {
+        let Some(pid) = self.pid else {
+            return InspectedFile::open(path, Links::Follow).map_err(|error| unread(&error));
+        };
+        let root = self.roots.proc.root(pid);
+        let call = |call: &'static str, errno: Errno| unread(&Error::call(call, path, errno));
+        let handle = OFlags::PATH | OFlags::CLOEXEC;
+        let base = rustix::fs::openat(CWD, &root, handle | OFlags::DIRECTORY, Mode::empty())
+            .map_err(|errno| call("open", errno))?;
+        let wanted = self.absolute(path);
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        match rustix::fs::openat2(&base, &wanted, handle, Mode::empty(), resolve) {
+            // The handle only names the file: what it is, is seen before it is opened.
+            Ok(named) => {
+                let link = PathBuf::from(format!("/proc/self/fd/{}", named.as_raw_fd()));
+                InspectedFile::open_magic_link(&link, wanted).map_err(|error| unread(&error))
+            }
+            // Without openat2 (before Linux 5.6, or forbidden) links can't be held inside another's root.
+            Err(Errno::NOSYS | Errno::PERM) => {
+                let own = self.roots.proc.same_root(pid).unwrap_or(false);
+                let reach = self.roots.proc.in_namespace(pid, &wanted).map_err(|error| unread(&error))?;
+                InspectedFile::open(reach, if own { Links::Follow } else { Links::Refuse })
+                    .map_err(|error| unread(&error))
+            }
+            Err(errno) => Err(call("open", errno)),
+        }
+    }
+}
+
+fn unread(error: &Error) -> Unread {
+    if error.is_gone() { Unread::Missing } else { Unread::Because(error.to_string()) }
+}
+
+/// A path without `.` and `..`, by its words alone: for the same file to be told by the same name.
+pub(crate) fn plain(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir if out.file_name().is_some() => {
+                out.pop();
+            }
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// The newest of the files `PREFIX-NNNNNN`, by number.
+pub(crate) fn newest_numbered<'n>(names: &'n [std::ffi::OsString], prefix: &str) -> Option<&'n OsStr> {
+    let numbered = names.iter().filter_map(|name| {
+        let number = name.as_bytes().strip_prefix(prefix.as_bytes())?;
+        let number: u64 = std::str::from_utf8(number).ok()?.parse().ok()?;
+        Some((number, name.as_os_str()))
+    });
+    numbered.max_by_key(|(number, _)| *number).map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(roots: &SysRoots, pid: Option<u32>) -> Place<'_> {
+        Place { roots, pid, started: Some(SystemTime::now() - Duration::from_secs(60)) }
+    }
+
+    #[test]
+    fn a_file_is_read_through_a_processs_root_and_over_links() {
+        let roots = SysRoots::default();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("my.cnf");
+        std::fs::write(&path, "x=1\n").unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        for pid in [None, Some(std::process::id())] {
+            let place = place(&roots, pid);
+            let text = place.read(&link).unwrap();
+            assert_eq!(text.content, "x=1\n");
+            assert!(text.changed_since && !text.world_writable);
+            assert!(matches!(place.read(&dir.path().join("none")), Err(Unread::Missing)));
+            assert!(matches!(place.read(dir.path()), Err(Unread::Because(_))));
+            assert_eq!(place.names(dir.path()).unwrap(), ["link", "my.cnf"]);
+            assert_eq!(place.read_at(&path, 2, 9).unwrap(), b"1\n");
+        }
+    }
+
+    #[test]
+    fn a_container_has_its_own_files_and_links() {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED: a look into another mount namespace needs root.");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let inside = dir.path().join("inside");
+        std::fs::create_dir(&inside).unwrap();
+        std::fs::write(dir.path().join("my.cnf"), "x=outside\n").unwrap();
+        // A root of its own, where the link of an absolute path stays inside.
+        let script = format!(
+            "mount -t tmpfs none {0} && echo x=inside > {0}/my.cnf && ln -s /my.cnf {0}/link && \
+             mkdir {0}/proc {0}/bin && mount --rbind /bin {0}/bin && for lib in lib lib64 usr; do \
+             mkdir {0}/$lib && mount --rbind /$lib {0}/$lib; done && echo ready && exec chroot {0} /bin/sleep 60",
+            inside.display()
+        );
+        let mut child = std::process::Command::new("unshare")
+            .args(["--mount", "--", "sh", "-c", &script])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = [0; 6];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
+        let roots = SysRoots::default();
+        let place = place(&roots, Some(child.id()));
+        let began = std::time::Instant::now();
+        let found = loop {
+            let found = place.read(Path::new("/link")).ok().map(|text| text.content);
+            if found.is_some() || began.elapsed() > Duration::from_secs(20) {
+                break found;
+            }
+        };
+        let outside = place.read(&dir.path().join("my.cnf")).is_ok();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found.as_deref(), Some("x=inside\n"));
+        assert!(!outside);
+    }
+
+    #[test]
+    fn a_fifo_and_a_huge_file_are_not_read() {
+        let roots = SysRoots::default();
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        let huge = dir.path().join("huge");
+        std::fs::File::create(&huge).unwrap().set_len(LONGEST_FILE + 1).unwrap();
+        for pid in [None, Some(std::process::id())] {
+            for path in [&fifo, &huge] {
+                assert!(matches!(place(&roots, pid).read(path), Err(Unread::Because(_))));
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_made_plain_and_the_newest_is_by_number() {
+        assert_eq!(plain(Path::new("/a/./b/../c")), Path::new("/a/c"));
+        let names = ["OPTIONS-000009", "OPTIONS-000010", "OPTIONS-000011.dbtmp", "LOG"].map(Into::into);
+        assert_eq!(newest_numbered(&names, "OPTIONS-"), Some(OsStr::new("OPTIONS-000010")));
+        assert_eq!(newest_numbered(&names, "MANIFEST-"), None);
+    }
+}

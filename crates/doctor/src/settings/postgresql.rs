@@ -1,0 +1,294 @@
+//! Settings of `PostgreSQL`: `postgresql.conf` with what it includes, `postgresql.auto.conf`, and the postmaster's command
+//! line, which counts more than both.
+//!
+//! What is loaded again while it runs (SIGHUP) can't be told from what waits for it: a file that was changed after the
+//! start casts doubt on its settings. What a session, a role or a database sets for itself can't be seen from outside.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_observe::{Database, Look};
+
+use super::guc::{self, Entry};
+use super::place::{Place, Unread, plain};
+use super::{CHANGED_SINCE, Origin, Settings, TOO_MANY};
+
+/// Where a server writes the command line that it was started with.
+const LAST_START: &str = "postmaster.opts";
+/// As deep as the server follows includes (`CONF_FILE_MAX_DEPTH`).
+const DEEPEST: u32 = 10;
+/// More files than this are not read.
+const MOST_FILES: usize = 256;
+
+/// Defaults that are the same from `PostgreSQL` 13 to 18 (guc.c of each; checked on 15 by `postgres --describe-config`).
+const DEFAULTS: [(&str, &str); 11] = [
+    ("checkpoint_flush_after", "256kB"),
+    ("bgwriter_flush_after", "512kB"),
+    ("backend_flush_after", "0"),
+    ("checkpoint_timeout", "5min"),
+    ("max_wal_size", "1GB"),
+    ("wal_keep_size", "0"),
+    ("wal_level", "replica"),
+    ("wal_recycle", "on"),
+    ("wal_init_zero", "on"),
+    ("archive_mode", "off"),
+    ("shared_preload_libraries", ""),
+];
+const DEFAULTS_HOLD_FOR: std::ops::RangeInclusive<u32> = 13..=18;
+
+/// Reads all of them into `settings`.
+pub(super) fn read(database: &Database, look: &Look, roots: &SysRoots, settings: &mut Settings) {
+    let place = Place::of(database, look, roots);
+    let mut arguments: Vec<String> =
+        database.command_line.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let directory = match (database.pid, database.directories.first()) {
+        // The postmaster works in its data directory.
+        (Some(_), _) => place.absolute(Path::new("")),
+        (None, Some(directory)) if directory.ends_with("pg_wal") => {
+            directory.parent().map(Path::to_path_buf).unwrap_or_default()
+        }
+        (None, directory) => directory.cloned().unwrap_or_default(),
+    };
+    let mut of_another = None;
+    if database.pid.is_none()
+        && let Ok(text) = place.read(&directory.join(LAST_START))
+    {
+        // The command line of its last start: each argument in double quotes.
+        arguments = text.content.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+        of_another = started_elsewhere(&arguments, &directory);
+        if of_another.is_some() {
+            arguments.clear();
+        }
+    }
+    if let Ok(text) = place.read(&directory.join("PG_VERSION")) {
+        settings.version = Some(text.content.trim().to_owned()).filter(|version| !version.is_empty());
+    }
+    let options = command_line(&arguments);
+    let of_line =
+        |name: &str| options.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+    let main = match (of_line("config_file"), of_line("data_directory")) {
+        (Some(path), _) => PathBuf::from(path),
+        (None, _) => directory.join("postgresql.conf"),
+    };
+    let mut reader = Reader { place: &place, settings, failed: false };
+    if let Some(other) = of_another {
+        reader.problem(&directory.join(LAST_START), format!("it is of a server that worked in {other}"));
+    }
+    if main.is_absolute() {
+        reader.file(&main, 0, true);
+        reader.settings.home = Some(main);
+    } else {
+        reader.problem(&main, "named relative to where the server was started, which can't be seen");
+    }
+    reader.file(&directory.join("postgresql.auto.conf"), 0, false);
+    let failed = reader.failed;
+    for (name, value) in options {
+        settings.add(&name, value, Origin::CommandLine);
+    }
+    let major = settings.version.as_deref().and_then(|version| version.parse().ok());
+    if !failed && major.is_some_and(|major: u32| DEFAULTS_HOLD_FOR.contains(&major)) {
+        for (name, value) in DEFAULTS {
+            if settings.get(name).is_none() {
+                settings.add(name, value, Origin::Default);
+            }
+        }
+    }
+}
+
+/// The data directory of a server's arguments, if it is another than this one: this is a copy, or was moved.
+fn started_elsewhere(arguments: &[String], directory: &Path) -> Option<String> {
+    let at = arguments.iter().position(|argument| argument == "-D")?;
+    let named = arguments.get(at + 1)?;
+    let same = std::fs::canonicalize(named).is_ok_and(|resolved| resolved == directory);
+    (!same || Path::new(named).is_relative()).then(|| named.clone())
+}
+
+/// What the postmaster's arguments set: `-c name=value`, `--name=value`, `-B buffers`.
+fn command_line(arguments: &[String]) -> Vec<(String, String)> {
+    let mut options = Vec::new();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let pair = if let Some(long) = argument.strip_prefix("--") {
+            Some(long.to_owned())
+        } else if let Some(attached) = argument.strip_prefix("-c") {
+            if attached.is_empty() { rest.next().cloned() } else { Some(attached.to_owned()) }
+        } else if let Some(buffers) = argument.strip_prefix("-B") {
+            let buffers = if buffers.is_empty() { rest.next().cloned() } else { Some(buffers.to_owned()) };
+            buffers.map(|buffers| format!("shared_buffers={buffers}"))
+        } else {
+            // Those that take an argument in the next word (postgres.c: "b:C:D:d:h:k:N:o:p:r:S:t:v:W:").
+            if argument.len() == 2 && "bCDdhkNoprStvW".contains(&argument[1..]) {
+                rest.next();
+            }
+            None
+        };
+        if let Some((name, value)) = pair.as_deref().and_then(|pair| pair.split_once('=')) {
+            options.push((super::normal(name), value.to_owned()));
+        }
+    }
+    options
+}
+
+struct Reader<'a> {
+    place: &'a Place<'a>,
+    settings: &'a mut Settings,
+    /// Not all was read: what is not found may be set all the same.
+    failed: bool,
+}
+
+impl Reader<'_> {
+    fn problem(&mut self, path: &Path, why: impl Into<String>) {
+        self.failed = true;
+        self.settings.not_read(path, why);
+    }
+
+    fn file(&mut self, path: &Path, depth: u32, must_be: bool) {
+        if depth > DEEPEST || self.settings.read_from.len() >= MOST_FILES {
+            return self.problem(path, TOO_MANY);
+        }
+        let text = match self.place.read(path) {
+            Ok(text) => text,
+            Err(Unread::Missing) if !must_be => return,
+            Err(Unread::Missing) => return self.problem(path, "it is not there any more"),
+            Err(Unread::Because(why)) => return self.problem(path, why),
+        };
+        self.settings.read_from.push(path.to_path_buf());
+        if text.changed_since {
+            self.problem(path, CHANGED_SINCE);
+        }
+        // Relative to the file that includes.
+        let beside = |name: &str| plain(&path.parent().unwrap_or(Path::new("/")).join(name));
+        for line in guc::parse(&text.content) {
+            match line.entry {
+                Entry::Set { name, value } => {
+                    let origin = Origin::File { path: path.to_path_buf(), line: line.number };
+                    self.settings.add_doubted(&name, value, origin, text.changed_since);
+                }
+                Entry::Include(name) => self.file(&beside(&name), depth + 1, true),
+                Entry::IncludeIfExists(name) => self.file(&beside(&name), depth + 1, false),
+                Entry::IncludeDirectory(name) => self.directory(&beside(&name), depth + 1),
+                Entry::Odd => {
+                    self.problem(
+                        path,
+                        format!("line {} is nothing that the server understands", line.number),
+                    );
+                }
+            }
+        }
+    }
+
+    fn directory(&mut self, directory: &Path, depth: u32) {
+        match self.place.names(directory) {
+            Ok(names) => {
+                for name in names {
+                    let bytes = name.as_bytes();
+                    if bytes.ends_with(b".conf") && !bytes.starts_with(b".") {
+                        self.file(&directory.join(&name), depth, true);
+                    }
+                }
+            }
+            Err(Unread::Missing) => self.problem(directory, "it is not there any more"),
+            Err(Unread::Because(why)) => self.problem(directory, why),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Engine;
+    use super::*;
+    use crate::testing::{database, look};
+
+    fn settings_in(directory: &Path) -> Settings {
+        let plain = database("postgresql", 1, directory.to_str().unwrap());
+        let mut settings = Settings::new(Engine::PostgreSql);
+        let database = Database { pid: None, uptime: None, ..plain };
+        read(&database, &look(), &SysRoots::default(), &mut settings);
+        settings
+    }
+
+    #[test]
+    fn files_and_command_line_are_read_in_the_servers_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        std::fs::create_dir(dir.path().join("conf.d")).unwrap();
+        write("PG_VERSION", "15\n");
+        write(
+            "postgresql.conf",
+            "shared_buffers = 64MB\ninclude_dir 'conf.d'\ninclude_if_exists='none'\nWAL_LEVEL = logical\n",
+        );
+        write("conf.d/a.conf", "shared_buffers = 128MB\nmax_wal_size = 2GB\n");
+        write("conf.d/.b.conf", "shared_buffers = 1MB\n");
+        write("conf.d/c.txt", "shared_buffers = 1MB\n");
+        write("postgresql.auto.conf", "# Do not edit this file manually!\nmax_wal_size = '3GB'\n");
+        let started_in = |directory: &Path| {
+            let directory = directory.display();
+            write(
+                "postmaster.opts",
+                &format!("/bin/postgres \"-D\" \"{directory}\" \"-c\" \"wal_recycle=off\" \"-B\" \"100\"\n"),
+            );
+        };
+        started_in(dir.path());
+        let settings = settings_in(dir.path());
+        let get = |name: &str| {
+            let found = settings.get(name).unwrap();
+            (found.value.as_str(), found.from.clone())
+        };
+        assert_eq!(get("shared_buffers"), ("100", Origin::CommandLine));
+        assert_eq!(settings.bytes("shared_buffers"), Some(800 << 10));
+        let auto = Origin::File { path: dir.path().join("postgresql.auto.conf"), line: 2 };
+        assert_eq!(get("max_wal_size"), ("3GB", auto));
+        assert_eq!(get("wal_level").0, "logical");
+        assert_eq!(get("wal_recycle"), ("off", Origin::CommandLine));
+        assert_eq!(get("checkpoint_flush_after"), ("256kB", Origin::Default));
+        assert_eq!(settings.version.as_deref(), Some("15"));
+        assert_eq!(settings.read_from.len(), 3);
+        assert_eq!(settings.unread, []);
+
+        // A copy of another's directory is not started as that one was.
+        started_in(Path::new("/var/lib/postgresql/15/main"));
+        let settings = settings_in(dir.path());
+        assert_eq!(settings.get("shared_buffers").unwrap().value, "128MB");
+        assert_eq!(settings.get("checkpoint_flush_after"), None);
+        assert!(settings.unread[0].1.ends_with("/var/lib/postgresql/15/main"), "{settings:?}");
+    }
+
+    #[test]
+    fn without_all_files_no_default_is_claimed() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("PG_VERSION"), "15\n").unwrap();
+        std::fs::write(dir.path().join("postgresql.conf"), "include 'gone.conf'\nport = 1\n").unwrap();
+        let settings = settings_in(dir.path());
+        assert_eq!(settings.get("checkpoint_flush_after"), None);
+        assert_eq!(settings.get("port").unwrap().value, "1");
+        assert_eq!(settings.unread.len(), 1);
+        // Nor for a version that is not known.
+        std::fs::write(dir.path().join("postgresql.conf"), "port = 1\n").unwrap();
+        std::fs::write(dir.path().join("PG_VERSION"), "99\n").unwrap();
+        assert_eq!(settings_in(dir.path()).get("checkpoint_flush_after"), None);
+    }
+
+    #[test]
+    fn a_loop_of_includes_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("postgresql.conf"), "include './postgresql.conf'\n").unwrap();
+        assert_eq!(settings_in(dir.path()).unread[0].1, TOO_MANY);
+    }
+
+    #[test]
+    fn arguments_are_those_of_the_postmaster() {
+        let words = |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(
+            command_line(&words("-D -c -p 5 -ca=1 -c b=2 --max-wal-size=1GB -B 7 -B8 -c x")),
+            [
+                pair("a", "1"),
+                pair("b", "2"),
+                pair("max_wal_size", "1GB"),
+                pair("shared_buffers", "7"),
+                pair("shared_buffers", "8")
+            ]
+        );
+    }
+}

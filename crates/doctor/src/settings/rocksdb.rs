@@ -1,0 +1,251 @@
+//! Settings of `RocksDB`, of `MyRocks` and of `TiKV`: the newest `OPTIONS-NNNNNN` beside each database that a process has
+//! open, which `RocksDB` writes itself and so is what is in force, and `TiKV`'s own files.
+//!
+//! Options of a column family are named `family.option`; those of `MyRocks` begin with `rocksdb_`, as its server's
+//! variables do; `TiKV`'s keys are joined by points: `rocksdb.bytes_per_sync`.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_observe::{Database, Look};
+use toml::de::{DeTable, DeValue};
+
+use super::place::{Place, Unread, newest_numbered};
+use super::{CHANGED_SINCE, Engine, Origin, Settings, options};
+
+/// Tables of a file within tables are followed so deep.
+const DEEPEST: u32 = 8;
+
+/// Reads all of them into `settings`.
+pub(super) fn read(database: &Database, look: &Look, roots: &SysRoots, settings: &mut Settings) {
+    let place = Place::of(database, look, roots);
+    if settings.engine == Engine::TiKv {
+        tikv(database, &place, settings);
+    }
+    let directories = directories(database, look);
+    if directories.is_empty() {
+        settings.not_read("OPTIONS", "no directory of a RocksDB database is known");
+    }
+    for directory in directories {
+        newest_options(&place, &directory, settings);
+    }
+}
+
+/// Where its databases are: where it has a MANIFEST open; without a process, where it was said to be.
+fn directories(database: &Database, look: &Look) -> Vec<PathBuf> {
+    let Some(pid) = database.pid else { return database.directories.clone() };
+    let manifests = look.files.iter().filter(|file| {
+        let name = file.path.file_name().unwrap_or_default().as_bytes();
+        name.starts_with(b"MANIFEST-") && file.openers.iter().any(|opener| opener.pid == pid)
+    });
+    let mut found: Vec<PathBuf> =
+        manifests.filter_map(|file| Some(file.path.parent()?.to_path_buf())).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+fn newest_options(place: &Place<'_>, directory: &Path, settings: &mut Settings) {
+    let names: Vec<OsString> = match place.names(directory) {
+        Ok(names) => names,
+        Err(Unread::Missing) => return settings.not_read(directory, "it is not there any more"),
+        Err(Unread::Because(why)) => return settings.not_read(directory, why),
+    };
+    let Some(name) = newest_numbered(&names, "OPTIONS-") else {
+        return settings.not_read(directory.join("OPTIONS"), "there is no such file");
+    };
+    let path = directory.join(name);
+    let text = match place.read(&path) {
+        Ok(text) => text.content,
+        Err(Unread::Missing) => return settings.not_read(path, "it is not there any more"),
+        Err(Unread::Because(why)) => return settings.not_read(path, why),
+    };
+    settings.read_from.push(path.clone());
+    let prefix = if settings.myrocks { "rocksdb_" } else { "" };
+    for entry in options::parse(&text) {
+        if entry.name == "rocksdb_version" {
+            if !settings.myrocks {
+                settings.version = Some(entry.value);
+            }
+            continue;
+        }
+        let family = entry.family.map(|family| format!("{family}.")).unwrap_or_default();
+        let origin = Origin::File { path: path.clone(), line: entry.line };
+        settings.add(&format!("{family}{prefix}{}", entry.name), entry.value, origin);
+    }
+}
+
+/// What `TiKV` was given (`--config`), and what it wrote down that it runs with (`last_tikv.toml`).
+fn tikv(database: &Database, place: &Place<'_>, settings: &mut Settings) {
+    let arguments: Vec<String> =
+        database.command_line.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let argument = |names: [&str; 2]| -> Option<PathBuf> {
+        arguments.iter().enumerate().find_map(|(at, word)| {
+            let (name, value) = match word.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (word.as_str(), arguments.get(at + 1).cloned()),
+            };
+            names.contains(&name).then_some(value)?.map(PathBuf::from)
+        })
+    };
+    if let Some(path) = argument(["--config", "-C"]) {
+        let path = place.absolute(&path);
+        toml_file(place, &path, settings, true);
+        settings.home = Some(path);
+    }
+    let configured = settings.get("storage.data_dir").map(|setting| PathBuf::from(&setting.value));
+    if let Some(directory) = argument(["--data-dir", "-s"]).or(configured) {
+        toml_file(place, &place.absolute(&directory).join("last_tikv.toml"), settings, false);
+    }
+}
+
+fn toml_file(place: &Place<'_>, path: &Path, settings: &mut Settings, given: bool) {
+    let text = match place.read(path) {
+        Ok(text) => text,
+        Err(Unread::Missing) => return settings.not_read(path, "it is not there"),
+        Err(Unread::Because(why)) => return settings.not_read(path, why),
+    };
+    let found = match keys(&text.content) {
+        Ok(found) => found,
+        Err(why) => return settings.not_read(path, why),
+    };
+    settings.read_from.push(path.to_path_buf());
+    // TiKV writes the other one itself, at its start and when it is changed while it runs.
+    let changed = given && text.changed_since;
+    if changed {
+        settings.not_read(path, CHANGED_SINCE);
+    }
+    for (name, value, line) in found {
+        settings.add_doubted(&name, value, Origin::File { path: path.to_path_buf(), line }, changed);
+    }
+}
+
+/// All values of a TOML text that are no tables or arrays, with their keys joined by points and their lines, from 1.
+/// Fails with a sentence where it is no TOML.
+///
+/// ```
+/// use pagekeeper_doctor::settings::toml_keys;
+///
+/// let found = toml_keys("[rocksdb]\nbytes-per-sync = \"1MB\"\n").unwrap();
+/// assert_eq!(found, [("rocksdb.bytes-per-sync".to_owned(), "1MB".to_owned(), 2)]);
+/// ```
+pub fn keys(text: &str) -> Result<Vec<(String, String, u32)>, String> {
+    let table = DeTable::parse(text).map_err(|error| format!("not TOML: {}", error.message()))?;
+    let mut found = Vec::new();
+    collect(table.get_ref(), "", 0, text, &mut found);
+    found.sort_by_key(|(_, _, line)| *line);
+    Ok(found)
+}
+
+fn collect(table: &DeTable<'_>, above: &str, depth: u32, text: &str, found: &mut Vec<(String, String, u32)>) {
+    for (key, value) in table {
+        let name = format!("{above}{}", key.get_ref());
+        let said = match value.get_ref() {
+            DeValue::String(said) => said.to_string(),
+            DeValue::Integer(said) => said.to_string(),
+            DeValue::Float(said) => said.to_string(),
+            DeValue::Boolean(said) => said.to_string(),
+            DeValue::Table(inner) if depth < DEEPEST => {
+                collect(inner, &format!("{name}."), depth + 1, text, found);
+                continue;
+            }
+            _ => continue,
+        };
+        let before = text.get(..key.span().start).unwrap_or_default();
+        let line = u32::try_from(before.matches('\n').count() + 1).unwrap_or(u32::MAX);
+        found.push((name, said, line));
+    }
+}
+
+/// A size as `TiKV` writes it: `1MB`, `512KiB`; its units are powers of 1024 (`ReadableSize`).
+pub(crate) fn tikv_size(value: &str) -> Option<u64> {
+    let value = value.trim();
+    let digits = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
+    let (number, unit) = value.split_at(digits);
+    let power = match unit.trim_start() {
+        "" | "B" => 0,
+        "K" | "KB" | "KiB" => 1,
+        "M" | "MB" | "MiB" => 2,
+        "G" | "GB" | "GiB" => 3,
+        "T" | "TB" | "TiB" => 4,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1024_u64.pow(power))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{database, look};
+    use proptest::prelude::*;
+
+    fn without_process(profile: &str, directory: &Path, command_line: &str) -> Database {
+        let plain = database(profile, 1, directory.to_str().unwrap());
+        Database {
+            pid: None,
+            command_line: command_line.split_whitespace().map(Into::into).collect(),
+            ..plain
+        }
+    }
+
+    #[test]
+    fn the_newest_options_are_in_force() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "[Version]\n rocksdb_version=7.8.3\n[DBOptions]\n bytes_per_sync=0\n[CFOptions \"cf\"]\n num_levels=7\n";
+        std::fs::write(dir.path().join("OPTIONS-000007"), "[DBOptions]\n bytes_per_sync=1\n").unwrap();
+        std::fs::write(dir.path().join("OPTIONS-000011"), text).unwrap();
+        let mut settings = Settings::new(Engine::RocksDb);
+        read(&without_process("rocksdb", dir.path(), ""), &look(), &SysRoots::default(), &mut settings);
+        let found = settings.get("bytes_per_sync").unwrap();
+        assert_eq!(found.value, "0");
+        assert_eq!(found.from, Origin::File { path: dir.path().join("OPTIONS-000011"), line: 4 });
+        assert_eq!(settings.get("cf.num_levels").unwrap().value, "7");
+        assert_eq!(settings.version.as_deref(), Some("7.8.3"));
+        assert_eq!(settings.unread, []);
+    }
+
+    #[test]
+    fn a_directory_without_options_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut settings = Settings::new(Engine::RocksDb);
+        read(&without_process("rocksdb", dir.path(), ""), &look(), &SysRoots::default(), &mut settings);
+        assert_eq!(settings.unread, [(dir.path().join("OPTIONS"), "there is no such file".to_owned())]);
+    }
+
+    #[test]
+    fn what_tikv_runs_with_counts_more_than_what_it_was_given() {
+        let dir = tempfile::tempdir().unwrap();
+        let given = dir.path().join("tikv.toml");
+        std::fs::write(&given, "[rocksdb]\nbytes-per-sync = \"2MB\"\nmax-background-jobs = 4\n").unwrap();
+        std::fs::write(
+            dir.path().join("last_tikv.toml"),
+            "[raft-engine]\nenable-log-recycle = true\n\n[rocksdb]\nbytes-per-sync = \"1MiB\"\n",
+        )
+        .unwrap();
+        let line = format!("tikv-server --config={} --data-dir {}", given.display(), dir.path().display());
+        let mut settings = Settings::new(Engine::TiKv);
+        read(&without_process("rocksdb", dir.path(), &line), &look(), &SysRoots::default(), &mut settings);
+        let found = settings.get("rocksdb.bytes-per-sync").unwrap();
+        assert_eq!((found.value.as_str(), tikv_size(&found.value)), ("1MiB", Some(1 << 20)));
+        assert!(matches!(found.from, Origin::File { line: 5, .. }));
+        assert_eq!(settings.get("rocksdb.max_background_jobs").unwrap().value, "4");
+        assert_eq!(settings.is_on("raft-engine.enable-log-recycle"), Some(true));
+        assert_eq!(settings.home(), Some(given.as_path()));
+    }
+
+    #[test]
+    fn what_is_no_toml_is_told() {
+        assert!(keys("x =").unwrap_err().starts_with("not TOML"));
+        assert_eq!(keys("a.b = 1\n[c]\nd = [1]\n").unwrap(), [("a.b".to_owned(), "1".to_owned(), 1)]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read(text in r#"(?s)(.|[\[\]="'.\n]|rocksdb){0,120}"#) {
+            let _ = keys(&text);
+            tikv_size(&text);
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! After a restart: is the data as resident as before; and what would the next recovery read?
+//!
+//! Facts in, findings out; [`journal`] gathers what the second needs. A comparison needs a snapshot of before the
+//! restart: without one little can be said, and that is said.
+
+mod journal;
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_kernel::Inode;
+use pagekeeper_observe::{Database, File, OpenerKind};
+use pagekeeper_policy::FileClass;
+
+use crate::phrases::{percent, time};
+use crate::{Case, Evidence, Finding, Kind, Mend, MendKind, Severity, called};
+
+pub use journal::{Journal, journal};
+
+/// A database that has been running for less has just been started.
+const JUST_STARTED: Duration = Duration::from_secs(15 * 60);
+/// Less data than this is loaded before anybody notices, in bytes.
+const LITTLE: u64 = 16 << 20;
+/// A recovery that reads more than this is worth to know, in bytes: 512 MiB, which is what the mends bound it to, and the
+/// two segments of WAL by which it may be missed.
+const LONG: u64 = (512 + 32) << 20;
+/// And one that surely reads this much costs time.
+const VERY_LONG: u64 = 4 << 30;
+
+/// What was resident when a snapshot was taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its file.
+    pub path: PathBuf,
+    /// When it was taken.
+    pub taken: SystemTime,
+    /// The files that had resident pages.
+    pub files: Vec<SnapshotFile>,
+}
+
+/// One file of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotFile {
+    /// Absolute.
+    pub path: PathBuf,
+    /// Which file it was.
+    pub inode: Inode,
+    /// How much of it was resident, in bytes.
+    pub resident: u64,
+}
+
+/// Databases that were started with little of their data resident, and those whose recovery would be long.
+pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
+    case.databases()
+        .flat_map(|(index, database)| [cold(case, index, database), long_recovery(case, index, database)])
+        .flatten()
+        .collect()
+}
+
+/// Whether a look at a database that was just started had nothing to compare it with.
+///
+/// The program that looks can say then how to make a snapshot for the next time.
+pub fn lacks_snapshot(case: &Case<'_>) -> bool {
+    case.snapshot.is_none() && case.databases().any(|(_, database)| just_started(database))
+}
+
+fn just_started(database: &Database) -> bool {
+    database.uptime.is_some_and(|uptime| uptime < JUST_STARTED)
+}
+
+fn cold(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
+    let snapshot = case.snapshot.as_ref()?;
+    // A directory without a process has no start: then it was named to be compared.
+    if database.uptime.is_some() && !just_started(database) {
+        return None;
+    }
+    let (mut then, mut kept) = (0, 0);
+    for file in case.files_of(index).filter(|file| file.class == Some(FileClass::Data) && !bypassed(file)) {
+        let Some(residency) = file.residency else { continue };
+        let Some(before) = snapshot.of(file) else { continue };
+        then += before.resident;
+        kept += before.resident.min(residency.resident);
+    }
+    let lost = then - kept;
+    // A fifth of it makes reads of the hot set wait.
+    if lost < LITTLE || kept > then / 5 * 4 {
+        return None;
+    }
+    let started = database.uptime.map_or(String::new(), |uptime| format!("started {} ago, ", time(uptime)));
+    let mut mends = vec![Mend {
+        kind: MendKind::Command,
+        act: format!("pagekeeper warm --from {}", snapshot.path.display()),
+        note: "at once: loads the pages that were resident, most recently used files first".to_owned(),
+    }];
+    mends.extend(case.mends(Kind::ColdStart, index));
+    let age = case.after.at.duration_since(snapshot.taken).unwrap_or_default();
+    Some(Finding {
+        kind: Kind::ColdStart,
+        severity: if kept < then / 2 { Severity::Serious } else { Severity::Warning },
+        database: Some(called(database)),
+        title: format!("{started}it has {} of its resident data in memory again", percent(kept, then)),
+        evidence: vec![
+            Evidence::new(format!(
+                "{} of its data files were resident when {} was written, {} before; {} of that are now",
+                Size(then),
+                snapshot.path.display(),
+                time(age),
+                Size(kept)
+            ))
+            .with("snapshot_bytes", then)
+            .with("resident_bytes", kept)
+            .with("missing_bytes", lost),
+        ],
+        cost: "Until these pages are back each first read of one waits for the disk.".to_owned(),
+        mends,
+        pagekeeper: Some(format!(
+            "pagekeeper warm --from {} reads {} now, wide and in the files' order",
+            snapshot.path.display(),
+            Size(lost)
+        )),
+    })
+}
+
+/// Whether all who have it open bypass the page cache: what is resident of it tells nothing.
+fn bypassed(file: &File) -> bool {
+    !file.openers.is_empty() && file.openers.iter().all(|opener| matches!(opener.kind, OpenerKind::Direct(_)))
+}
+
+impl Snapshot {
+    /// What it says of a file, told by its path, or by its inode where that is seen under another path.
+    fn of(&self, file: &File) -> Option<&SnapshotFile> {
+        let same_path = |known: &&SnapshotFile| known.path == file.reach || known.path == file.path;
+        self.files
+            .iter()
+            .find(same_path)
+            .or_else(|| self.files.iter().find(|known| known.inode == file.inode))
+    }
+}
+
+fn long_recovery(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
+    let journal = case.journals.get(index)?.as_ref()?;
+    if journal.bytes <= LONG {
+        return None;
+    }
+    let severity =
+        if journal.exact && journal.bytes >= VERY_LONG { Severity::Warning } else { Severity::Note };
+    let most = if journal.exact { "" } else { "at most " };
+    let directory = database.directories.first().map(|path| path.display().to_string()).unwrap_or_default();
+    Some(Finding {
+        kind: Kind::LongRecovery,
+        severity,
+        database: Some(called(database)),
+        title: format!("a recovery would read {most}{} of its journal", Size(journal.bytes)),
+        evidence: vec![
+            Evidence::new(format!("{most}{}: {}", Size(journal.bytes), journal.how))
+                .with("journal_bytes", journal.bytes)
+                .with("exact", journal.exact),
+        ],
+        cost: "After a crash it answers only when that is read, and the pages that it names are read and changed."
+            .to_owned(),
+        mends: case.mends(Kind::LongRecovery, index),
+        pagekeeper: Some(format!(
+            "after a crash, before the server is started: pagekeeper warm {directory} has the journal and the data \
+             read wide; the recovery itself stays as long as the engine makes it"
+        )),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{GIB, MIB, file, look, opener};
+    use pagekeeper_kernel::process::Access;
+    use pagekeeper_observe::Look;
+
+    fn snapshot(files: &[File], resident: u64) -> Snapshot {
+        let files = files.iter().map(|file| SnapshotFile {
+            path: file.path.clone(),
+            inode: file.inode,
+            resident: resident.min(file.size),
+        });
+        let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(999_400);
+        Snapshot { path: "/s/my.snapshot".into(), taken, files: files.collect() }
+    }
+
+    fn just_started_with(files: Vec<File>) -> Look {
+        let mut look = look();
+        look.databases[0].uptime = Some(Duration::from_secs(40));
+        look.files = files;
+        look
+    }
+
+    fn table(resident: u64) -> File {
+        file("/var/lib/mysql/db/t.MYD", FileClass::Data, GIB, resident)
+    }
+
+    #[test]
+    fn a_cold_start_is_told_against_the_snapshot() {
+        let after = just_started_with(vec![table(100 * MIB)]);
+        let mut case = Case::new(&after, &after);
+        assert_eq!(find(&case), []);
+        assert!(lacks_snapshot(&case));
+        case.snapshot = Some(snapshot(&after.files, 800 * MIB));
+        assert!(!lacks_snapshot(&case));
+        let found = find(&case);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].kind, found[0].severity), (Kind::ColdStart, Severity::Serious));
+        assert_eq!(found[0].evidence[0].figures["missing_bytes"], 700 * MIB);
+        assert_eq!(found[0].mends[0].act, "pagekeeper warm --from /s/my.snapshot");
+        assert!(found[0].title.starts_with("started 40.0 s ago, it has 12 % of"), "{}", found[0].title);
+    }
+
+    #[test]
+    fn warm_running_and_direct_ones_are_left_alone() {
+        let warm = just_started_with(vec![table(790 * MIB)]);
+        let mut case = Case::new(&warm, &warm);
+        case.snapshot = Some(snapshot(&warm.files, 800 * MIB));
+        assert_eq!(find(&case), []);
+        let mut old = just_started_with(vec![table(0)]);
+        old.databases[0].uptime = Some(Duration::from_secs(3600));
+        let mut case = Case::new(&old, &old);
+        case.snapshot = Some(snapshot(&old.files, 800 * MIB));
+        assert_eq!(find(&case), []);
+        assert!(!lacks_snapshot(&Case::new(&old, &old)));
+        let mut direct = table(0);
+        direct.openers = vec![opener(100, "mariadbd", OpenerKind::Direct(Access::ReadWrite))];
+        let direct = just_started_with(vec![direct]);
+        let mut case = Case::new(&direct, &direct);
+        case.snapshot = Some(snapshot(&direct.files, 800 * MIB));
+        assert_eq!(find(&case), []);
+    }
+
+    #[test]
+    fn a_long_journal_is_told_as_what_it_is() {
+        let after = look();
+        let mut case = Case::new(&after, &after);
+        let journal = |bytes, exact| vec![Some(Journal { bytes, exact, how: "how".to_owned() })];
+        case.journals = journal(100 * MIB, true);
+        assert_eq!(find(&case), []);
+        // What a mend bounds it to, is no finding.
+        case.journals = journal(512 * MIB, false);
+        assert_eq!(find(&case), []);
+        case.journals = journal(512 * MIB + 16 * MIB + 8192, true);
+        assert_eq!(find(&case), []);
+        case.journals = journal(GIB, false);
+        let found = find(&case);
+        assert_eq!(found[0].title, "a recovery would read at most 1 GiB of its journal");
+        assert_eq!(found[0].severity, Severity::Note);
+        case.journals = journal(5 * GIB, false);
+        assert_eq!(find(&case)[0].severity, Severity::Note);
+        case.journals = journal(5 * GIB, true);
+        assert_eq!(find(&case)[0].severity, Severity::Warning);
+        case.journals = vec![None];
+        assert_eq!(find(&case), []);
+    }
+}

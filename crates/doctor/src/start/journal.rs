@@ -1,0 +1,325 @@
+//! How much of its journal a database would read if it had to recover now.
+//!
+//! Invariants: what is an upper bound is said to be one, with how it was got; nothing is counted twice. What can't be
+//! told is `None`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_observe::{File, Look};
+use pagekeeper_policy::FileClass;
+
+use crate::settings::place::Place;
+use crate::settings::{Engine, Settings};
+
+/// What a recovery would read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Journal {
+    /// So many bytes, or at most so many.
+    pub bytes: u64,
+    /// It is that much, to a few pages; else it is the most that it can be.
+    pub exact: bool,
+    /// How that was got, in words: "from the redo position of the last checkpoint, 0/15D4A90, …".
+    pub how: String,
+}
+
+/// What a recovery of a database (an index into `look`) would read now; `None` where that can't be told.
+///
+/// Reads a few pages of `PostgreSQL`'s control file and WAL; nothing for the others.
+pub fn journal(database: usize, look: &Look, settings: &Settings, roots: &SysRoots) -> Option<Journal> {
+    let whose = look.databases.get(database)?;
+    let files: Vec<&File> = look.files.iter().filter(|file| file.database == Some(database)).collect();
+    match settings.engine {
+        Engine::PostgreSql => {
+            let place = Place::of(whose, look, roots);
+            let directory = match whose.pid {
+                Some(_) => place.absolute(Path::new("")),
+                None => whose.directories.first()?.clone(),
+            };
+            wal_after_redo(&place, &directory, &files).or_else(|| all_wal(&files))
+        }
+        Engine::MariaDb | Engine::MySql | Engine::RocksDb | Engine::TiKv => whole_logs(&files),
+        Engine::MongoDb | Engine::Other => None,
+    }
+}
+
+/// The sizes of all that a recovery of InnoDB, `RocksDB` or raft-engine looks into.
+fn whole_logs(files: &[&File]) -> Option<Journal> {
+    let mut kinds: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
+    for file in files {
+        let Some(kind) = kind_of_log(file) else { continue };
+        let (bytes, count) = kinds.entry(kind).or_default();
+        *bytes += file.size;
+        *count += 1;
+    }
+    let parts: Vec<String> =
+        kinds.iter().map(|(kind, (_, count))| format!("{kind} ({count} {})", files_word(*count))).collect();
+    (!kinds.is_empty()).then(|| Journal {
+        bytes: kinds.values().map(|(bytes, _)| bytes).sum(),
+        exact: false,
+        how: format!("the size of {}", parts.join(" and ")),
+    })
+}
+
+fn files_word(count: usize) -> &'static str {
+    if count == 1 { "file" } else { "files" }
+}
+
+fn kind_of_log(file: &File) -> Option<&'static str> {
+    let name = file.path.file_name()?.to_str()?;
+    let ending = file.path.extension().and_then(|ending| ending.to_str());
+    match file.class {
+        Some(FileClass::Redo) if name.starts_with("ib_logfile") => Some("InnoDB's redo log"),
+        Some(FileClass::Redo) if name.starts_with("#ib_redo") && !name.ends_with("_tmp") => {
+            Some("InnoDB's redo log")
+        }
+        Some(FileClass::Wal) if ending == Some("log") => Some("RocksDB's WAL"),
+        Some(FileClass::Wal) if matches!(ending, Some("raftlog" | "rewrite")) => Some("raft-engine's log"),
+        _ => None,
+    }
+}
+
+/// All segments of WAL, where the control file can't be read.
+fn all_wal(files: &[&File]) -> Option<Journal> {
+    let segments: Vec<u64> =
+        files.iter().filter(|file| Segment::of(&file.path).is_some()).map(|file| file.size).collect();
+    (!segments.is_empty()).then(|| Journal {
+        bytes: segments.iter().sum(),
+        exact: false,
+        how: format!("the size of all {} segments of WAL, those that wait for use included", segments.len()),
+    })
+}
+
+/// Where the last checkpoint's redo begins, of `global/pg_control`.
+#[derive(Debug, PartialEq, Eq)]
+struct Control {
+    redo: u64,
+    timeline: u32,
+    /// It was shut down: there is nothing to recover.
+    clean: bool,
+}
+
+impl Control {
+    /// The head of `ControlFileData` (`catalog/pg_control.h`), the same from `PostgreSQL` 11 to 18: system identifier
+    /// u64, version u32, catalogue u32, state i32, padding, time i64, checkpoint u64, then its copy: redo u64,
+    /// timeline u32.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        let (checkpoint, redo) = (u64_at(32)?, u64_at(40)?);
+        // The checkpoint's own record is never before its redo: this is another layout, or another byte order.
+        if !(1100..=1800).contains(&u32_at(8)?) || redo == 0 || checkpoint < redo {
+            return None;
+        }
+        // DB_SHUTDOWNED and DB_SHUTDOWNED_IN_RECOVERY.
+        Some(Self { redo, timeline: u32_at(48)?, clean: matches!(u32_at(16)?, 1 | 2) })
+    }
+}
+
+/// A segment of WAL by its name: 8 digits of timeline, then 16 of its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Segment {
+    timeline: u32,
+    high: u64,
+    low: u64,
+    path: PathBuf,
+}
+
+impl Segment {
+    fn of(path: &Path) -> Option<Self> {
+        let name = path.file_name()?.to_str()?;
+        if name.len() != 24 || !name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        let hex = |at: std::ops::Range<usize>| u64::from_str_radix(name.get(at)?, 16).ok();
+        let timeline = u32::try_from(hex(0..8)?).ok()?;
+        Some(Self { timeline, high: hex(8..16)?, low: hex(16..24)?, path: path.to_path_buf() })
+    }
+
+    /// Where it begins, for segments of `size` bytes.
+    fn start(&self, size: u64) -> Option<u64> {
+        (self.high << 32).checked_add(self.low.checked_mul(size)?)
+    }
+}
+
+/// From the redo position of the last checkpoint to the last page that was written.
+fn wal_after_redo(place: &Place<'_>, directory: &Path, files: &[&File]) -> Option<Journal> {
+    let control = Control::parse(&place.read_at(&directory.join("global/pg_control"), 0, 64).ok()?)?;
+    let position = format!("{:X}/{:X}", control.redo >> 32, control.redo & 0xffff_ffff);
+    if control.clean {
+        let how = "it was shut down: the control file says that there is nothing to recover".to_owned();
+        return Some(Journal { bytes: 0, exact: true, how });
+    }
+    let mut sizes: Vec<u64> = Vec::new();
+    let mut segments: Vec<Segment> = Vec::new();
+    for file in files {
+        if let Some(segment) = Segment::of(&file.path).filter(|segment| segment.timeline == control.timeline)
+        {
+            sizes.push(file.size);
+            segments.push(segment);
+        }
+    }
+    let size = *sizes.first()?;
+    // Segments are all of one size, a power of two from 1 MiB to 1 GiB.
+    if !size.is_power_of_two()
+        || !(1 << 20..=1 << 30).contains(&size)
+        || sizes.iter().any(|other| *other != size)
+    {
+        return None;
+    }
+    let mut segments: Vec<(u64, Segment)> = segments
+        .into_iter()
+        .filter_map(|segment| Some((segment.start(size)?, segment)))
+        .filter(|(start, _)| start + size > control.redo)
+        .collect();
+    segments.sort_unstable_by_key(|(start, _)| *start);
+    if segments.first()?.0 > control.redo {
+        return None;
+    }
+    let page = page_size(place, &segments.first()?.1.path)?;
+    let written = |at: u64, segment: &Segment| page_address(place, &segment.path, at % size) == Some(at);
+    // What lies ahead was recycled or made in advance: it holds old pages or none, so that both searches hold.
+    let used = segments.partition_point(|(start, segment)| written(*start, segment));
+    let (start, newest) = segments.get(used.checked_sub(1)?)?;
+    let (mut low, mut high) = (1, size / page);
+    while low < high {
+        let middle = low.midpoint(high);
+        if written(start + middle * page, newest) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    let end = start + low * page;
+    Some(Journal {
+        bytes: end.saturating_sub(control.redo),
+        exact: true,
+        how: format!(
+            "from the redo position of the last checkpoint, {position} in global/pg_control, to the last page of WAL \
+             that was written"
+        ),
+    })
+}
+
+/// The size of WAL pages, of the long header that each segment begins with (`access/xlog_internal.h`).
+fn page_size(place: &Place<'_>, segment: &Path) -> Option<u64> {
+    let bytes = place.read_at(segment, 36, 4).ok()?;
+    let size = u64::from(u32::from_le_bytes(bytes.try_into().ok()?));
+    (size.is_power_of_two() && (1024..=65536).contains(&size)).then_some(size)
+}
+
+/// The position that a page of WAL says it has (`xlp_pageaddr`).
+fn page_address(place: &Place<'_>, segment: &Path, offset: u64) -> Option<u64> {
+    let bytes = place.read_at(segment, offset + 8, 8).ok()?;
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{MIB, database, file, look};
+    use std::os::unix::fs::FileExt;
+
+    fn journal_of(engine: Engine, files: Vec<File>) -> Option<Journal> {
+        let mut look = look();
+        look.files = files;
+        journal(0, &look, &Settings::new(engine), &SysRoots::default())
+    }
+
+    #[test]
+    fn logs_are_counted_once_and_spare_files_not() {
+        let redo = |name: &str, size| file(&format!("/d/#innodb_redo/{name}"), FileClass::Redo, size, 0);
+        let found = journal_of(
+            Engine::MySql,
+            vec![redo("#ib_redo5", 10), redo("#ib_redo6", 20), redo("#ib_redo7_tmp", 40)],
+        );
+        let found = found.unwrap();
+        assert_eq!((found.bytes, found.exact), (30, false));
+        assert_eq!(found.how, "the size of InnoDB's redo log (2 files)");
+        let both = vec![
+            file("/d/ib_logfile0", FileClass::Redo, 100, 0),
+            file("/d/#rocksdb/000012.log", FileClass::Wal, 7, 0),
+            file("/d/aria_log.00000001", FileClass::Redo, 1000, 0),
+            file("/d/t.ibd", FileClass::Data, 1000, 0),
+        ];
+        let found = journal_of(Engine::MariaDb, both).unwrap();
+        assert_eq!(found.bytes, 107);
+        assert_eq!(found.how, "the size of InnoDB's redo log (1 file) and RocksDB's WAL (1 file)");
+        assert_eq!(journal_of(Engine::RocksDb, Vec::new()), None);
+    }
+
+    /// A data directory whose WAL is written from segment 1 to `end`, with recycled segments after it.
+    fn cluster(redo: u64, end: u64, state: u32) -> (tempfile::TempDir, Vec<File>) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("global")).unwrap();
+        std::fs::create_dir(dir.path().join("pg_wal")).unwrap();
+        let mut control = vec![0; 8192];
+        control[8..12].copy_from_slice(&1300_u32.to_le_bytes());
+        control[16..20].copy_from_slice(&state.to_le_bytes());
+        control[32..40].copy_from_slice(&(redo + 100).to_le_bytes());
+        control[40..48].copy_from_slice(&redo.to_le_bytes());
+        control[48..52].copy_from_slice(&1_u32.to_le_bytes());
+        std::fs::write(dir.path().join("global/pg_control"), control).unwrap();
+        let mut files = Vec::new();
+        for segment in 1..6_u64 {
+            let path = dir.path().join(format!("pg_wal/{:08X}{:016X}", 1, segment));
+            let wal = std::fs::File::create(&path).unwrap();
+            wal.set_len(MIB).unwrap();
+            for page in 0..MIB / 8192 {
+                let at = segment * MIB + page * 8192;
+                // Recycled: what was in it 3 segments before.
+                let address = if at < end { at } else { at.wrapping_sub(3 * MIB) };
+                wal.write_all_at(&address.to_le_bytes(), page * 8192 + 8).unwrap();
+                wal.write_all_at(&8192_u32.to_le_bytes(), page * 8192 + 36).unwrap();
+            }
+            files.push(file(path.to_str().unwrap(), FileClass::Wal, MIB, 0));
+        }
+        (dir, files)
+    }
+
+    fn journal_in(dir: &tempfile::TempDir, files: Vec<File>) -> Option<Journal> {
+        let mut look = look();
+        let mut whose = database("postgresql", 1, dir.path().to_str().unwrap());
+        whose.pid = None;
+        look.databases = vec![whose];
+        look.files = files;
+        journal(0, &look, &Settings::new(Engine::PostgreSql), &SysRoots::default())
+    }
+
+    #[test]
+    fn wal_is_counted_from_the_redo_position_to_the_last_page_written() {
+        for (redo, end) in [
+            (MIB + 500, MIB + 8192),
+            (MIB + 500, 3 * MIB),
+            (2 * MIB + 9000, 4 * MIB + 5 * 8192),
+            (MIB, 6 * MIB),
+            (2 * MIB, 2 * MIB + 8192),
+        ] {
+            let (dir, files) = cluster(redo, end, 6);
+            let found = journal_in(&dir, files).unwrap();
+            assert!(found.exact);
+            assert_eq!(found.bytes, end - redo, "from {redo} to {end}: {}", found.how);
+        }
+        let (dir, files) = cluster(MIB + 500, 3 * MIB, 1);
+        assert_eq!(journal_in(&dir, files).unwrap().bytes, 0);
+    }
+
+    #[test]
+    fn without_a_control_file_all_wal_is_the_bound() {
+        let (dir, files) = cluster(MIB, 3 * MIB, 6);
+        std::fs::write(dir.path().join("global/pg_control"), b"short").unwrap();
+        let found = journal_in(&dir, files).unwrap();
+        assert_eq!((found.bytes, found.exact), (5 * MIB, false));
+        // A redo position that no segment holds is no ground to count from.
+        let (dir, files) = cluster(100 * MIB, 3 * MIB, 6);
+        assert!(!journal_in(&dir, files).unwrap().exact);
+    }
+
+    #[test]
+    fn segments_are_told_by_their_names() {
+        let segment = Segment::of(Path::new("/d/pg_wal/00000002000000160000000B")).unwrap();
+        assert_eq!((segment.timeline, segment.start(16 * MIB)), (2, Some((0x16 << 32) + 11 * 16 * MIB)));
+        assert_eq!(Segment::of(Path::new("/d/pg_wal/00000002.history")), None);
+    }
+}

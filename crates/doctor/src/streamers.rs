@@ -1,0 +1,154 @@
+//! Who the processes are that brought the most pages in, or drove the most out, or were paused: read at the end of a watch,
+//! while they still run.
+//!
+//! Invariants: only reads; of a process that has ended meanwhile, or that may not be looked at, nothing is known.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
+use pagekeeper_kernel::process::{Access, OpenFile};
+use pagekeeper_observe::Look;
+
+/// Who moved less, and was not paused, is not looked at, in bytes.
+const LEAST: u64 = 8 << 20;
+/// The most that are looked at of those that still run.
+const MOST: usize = 32;
+
+/// A process that brought pages in, drove pages out, or was paused while it was watched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Streamer {
+    /// The process.
+    pub pid: u32,
+    /// Its command line, or what it shows in its place, its arguments apart by spaces; empty if it has ended.
+    pub title: String,
+    /// Its memory cgroup; `None` if it is in none that can be seen, or has ended.
+    pub cgroup: Option<MemoryCgroup>,
+    /// Where a group of its own could be made, beside its present one; `None` with that.
+    pub group_beside: Option<PathBuf>,
+    /// The files that it has open.
+    pub files: Vec<StreamerFile>,
+}
+
+impl Streamer {
+    /// The file that it has open which tracing calls so. On btrfs tracing knows another device than `st_dev` shows: there
+    /// the number alone has to do.
+    pub(crate) fn open(&self, traced: Inode) -> Option<&StreamerFile> {
+        let exactly = self.files.iter().find(|file| file.inode == traced);
+        exactly.or_else(|| self.files.iter().find(|file| file.inode.ino == traced.ino))
+    }
+}
+
+/// A file that such a process has open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamerFile {
+    /// Which one, by `st_dev` and number.
+    pub inode: Inode,
+    /// Its path, as the process sees it.
+    pub path: PathBuf,
+    /// For reading, or writing.
+    pub access: Access,
+}
+
+impl From<OpenFile> for StreamerFile {
+    fn from(file: OpenFile) -> Self {
+        Self { inode: file.inode, path: file.path, access: file.access }
+    }
+}
+
+/// Looks at the processes that moved the most pages or were paused, as `look` has counted them; none where neither was
+/// traced. The sooner after the look, the more of them are still there; those that are not, are told without a title.
+pub fn streamers(look: &Look, roots: &SysRoots) -> Vec<Streamer> {
+    let mut moved: BTreeMap<u32, u64> = BTreeMap::new();
+    let trace = look.change.as_ref().and_then(|change| change.trace.as_ref());
+    for counts in trace.and_then(|trace| trace.pages.as_ref()).into_iter().flatten() {
+        if let Some(task) = &counts.task {
+            *moved.entry(task.process).or_default() += counts.flow.added.bytes + counts.flow.removed.bytes;
+        }
+    }
+    moved.retain(|_, bytes| *bytes >= LEAST);
+    for pauses in trace.and_then(|trace| trace.pauses.as_ref()).into_iter().flatten() {
+        moved.entry(pauses.task.process).or_default();
+    }
+    let mut moved: Vec<(u32, u64)> = moved.into_iter().collect();
+    moved.sort_by_key(|&(pid, bytes)| (std::cmp::Reverse(bytes), pid));
+    let mut running = 0;
+    let looked = moved.into_iter().map(|(pid, _)| look_at(pid, roots)).filter(|streamer| {
+        running += usize::from(!streamer.title.is_empty());
+        streamer.title.is_empty() || running <= MOST
+    });
+    looked.collect()
+}
+
+fn look_at(pid: u32, roots: &SysRoots) -> Streamer {
+    let title = std::fs::read(roots.proc.path().join(pid.to_string()).join("cmdline")).unwrap_or_default();
+    let words = title.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    let words: Vec<_> = words.map(String::from_utf8_lossy).collect();
+    let files = roots.proc.open_files(pid).unwrap_or_default();
+    let cgroup = MemoryCgroup::of(roots, pid).ok().flatten();
+    let group_beside = cgroup.as_ref().map(|group| beside(pid, roots, &group.directory));
+    Streamer {
+        pid,
+        title: words.join(" ").trim().to_owned(),
+        cgroup,
+        group_beside,
+        files: files.into_iter().map(StreamerFile::from).collect(),
+    }
+}
+
+/// Where a group of a process's own could be made: beside its present one, or in the root group, which has no neighbour.
+fn beside(pid: u32, roots: &SysRoots, present: &Path) -> PathBuf {
+    let paths = roots.proc.cgroup_paths(pid).unwrap_or_default();
+    let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
+    let in_root = memory
+        .or_else(|| paths.iter().find(|path| path.is_v2()))
+        .is_some_and(|path| path.path == Path::new("/"));
+    let parent = if in_root { present } else { present.parent().unwrap_or(present) };
+    parent.join(format!("stream-{pid}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{DEV, MIB, look, pages, pauses};
+    use pagekeeper_kernel::trace::{DirtyLevels, TraceCounts};
+
+    #[test]
+    fn those_that_moved_much_are_looked_at() {
+        let mut look = look();
+        let own = std::process::id();
+        let trace: &mut TraceCounts = look.change.as_mut().unwrap().trace.as_mut().unwrap();
+        let file = |ino| Inode { dev: DEV, ino };
+        trace.pages = Some(vec![
+            pages(file(1), own, "test", 5 * MIB, 0),
+            pages(file(2), own, "test", 0, 5 * MIB),
+            pages(file(1), 1, "init", MIB, 0),
+            // Nobody can have this number.
+            pages(file(1), u32::MAX, "gone", 90 * MIB, 0),
+        ]);
+        trace.pauses = Some(vec![pauses(u32::MAX - 1, "waits", &[5], DirtyLevels::default())]);
+        let found = streamers(&look, &SysRoots::default());
+        let pids: Vec<u32> = found.iter().map(|streamer| streamer.pid).collect();
+        assert_eq!(pids, [u32::MAX, own, u32::MAX - 1]);
+        assert_eq!((found[0].title.as_str(), found[0].files.len()), ("", 0));
+        let name = std::env::current_exe().unwrap();
+        assert!(found[1].title.contains(name.file_name().unwrap().to_str().unwrap()), "{found:?}");
+        let beside = found[1].group_beside.as_ref().map(|path| path.parent().unwrap().is_dir());
+        assert_ne!(beside, Some(false), "{found:?}");
+    }
+
+    #[test]
+    fn a_group_beside_another_or_in_the_root() {
+        let tree = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(tree.path().join("proc/7")).unwrap();
+        let roots = SysRoots::at(tree.path());
+        let of = |text: &str, present: &str| {
+            std::fs::write(tree.path().join("proc/7/cgroup"), text).unwrap();
+            beside(7, &roots, Path::new(present))
+        };
+        assert_eq!(of("4:memory:/db\n0::/\n", "/m/db"), Path::new("/m/stream-7"));
+        assert_eq!(of("4:memory:/\n0::/x\n", "/m"), Path::new("/m/stream-7"));
+        assert_eq!(of("0::/pod/db\n", "/u/pod/db"), Path::new("/u/pod/stream-7"));
+    }
+}

@@ -1,0 +1,300 @@
+//! Streams that push a database's hot set out of the page cache: backups, archivers, dumps, copies.
+//!
+//! Found are processes that are no database and bring many pages in, or drop a database's pages, while pages of its data
+//! files leave the page cache; a database's own workers that send a backup or a copy are taken for streams, too. Nothing
+//! is found where nothing was pushed out: a stream in plenty of memory harms nobody. It takes tracing: without it
+//! nobody is blamed.
+
+mod mends;
+#[cfg(test)]
+mod tests;
+mod told;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::pressure::MemoryCgroup;
+use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::trace::{PageCounts, Task, TraceCounts};
+use pagekeeper_observe::{Database, File};
+
+use crate::limits::per_second;
+use crate::written::{database_of, is_log};
+use crate::{Case, Finding, Streamer, StreamerFile};
+
+/// Who brings less in is no stream, in bytes ...
+const LEAST: u64 = 32 << 20;
+/// ... nor who does so more slowly, in bytes a second.
+const SLOWEST: u64 = 1 << 20;
+/// Of a database's pages so many have to leave, in bytes.
+const PUSHED: u64 = 16 << 20;
+
+/// Databases whose hot set is pushed out by streams.
+pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
+    let Some(trace) = case.trace() else { return Vec::new() };
+    let Some(pages) = &trace.pages else { return Vec::new() };
+    let found = case.databases().filter_map(|(index, database)| {
+        let data = data_files(case, index);
+        let streams = streams(case, trace, pages, index, &data);
+        let loss = Loss::of(case, pages, index, database, &data, &streams);
+        let streams: Vec<Stream<'_>> =
+            streams.into_iter().filter(|stream| stream.is_to_blame(case, database, &loss)).collect();
+        (loss.is_one() && !streams.is_empty()).then(|| told::finding(case, index, &loss, &streams))
+    });
+    found.collect()
+}
+
+/// The files whose pages a database wants to keep: those that were there all the time and are no logs.
+fn data_files<'a>(case: &Case<'a>, index: usize) -> HashMap<Inode, &'a File> {
+    let before: HashMap<Inode, &File> = case.before.files.iter().map(|file| (file.inode, file)).collect();
+    case.files_of(index)
+        .filter(|file| !file.class.is_some_and(is_log))
+        // What a file lost at its end was cut off, not pushed out; and the number of one that was removed is used again.
+        .filter(|file| {
+            before.get(&file.inode).is_some_and(|then| then.path == file.path && then.size <= file.size)
+        })
+        .map(|file| (file.inode, file))
+        .collect()
+}
+
+/// A process that moves many pages.
+struct Stream<'a> {
+    pid: u32,
+    name: &'a str,
+    /// What is known of it; `None` if it had ended.
+    streamer: Option<&'a Streamer>,
+    /// It is one of the database's own workers.
+    worker: bool,
+    /// Bytes that it brought in.
+    added: u64,
+    /// ... of the database's data.
+    added_own: u64,
+    /// Bytes of the database's data that left at its hands.
+    removed_own: u64,
+    /// Bytes that it reclaimed for itself, of whomever.
+    reclaimed: u64,
+    /// The files that it brought in most of: bytes, and the path where it is known.
+    files: Vec<(u64, Inode)>,
+}
+
+/// Who moves as many pages as a stream does.
+fn streams<'a>(
+    case: &'a Case<'_>,
+    trace: &TraceCounts,
+    pages: &'a [PageCounts],
+    index: usize,
+    data: &HashMap<Inode, &File>,
+) -> Vec<Stream<'a>> {
+    let mut all: BTreeMap<u32, Stream<'a>> = BTreeMap::new();
+    for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
+        let streamer = case.streamers.iter().find(|streamer| streamer.pid == task.process);
+        let worker = match database_of(case, task) {
+            None => false,
+            Some(owner) if owner == index && streamer.is_some_and(|streamer| copies(&streamer.title)) => true,
+            Some(_) => continue,
+        };
+        let stream = all.entry(task.process).or_insert_with(|| Stream {
+            pid: task.process,
+            name: name_of(pages, task.process),
+            streamer,
+            worker,
+            added: 0,
+            added_own: 0,
+            removed_own: 0,
+            reclaimed: reclaimed_by(trace, task.process),
+            files: Vec::new(),
+        });
+        let (added, removed) = (counts.flow.added.bytes, counts.flow.removed.bytes);
+        stream.added += added;
+        if added > 0 {
+            stream.files.push((added, counts.file));
+        }
+        if data.contains_key(&counts.file) {
+            stream.added_own += added;
+            stream.removed_own += removed;
+        }
+    }
+    let mut streams: Vec<Stream<'a>> = all.into_values().filter(|stream| stream.is_one(case)).collect();
+    for stream in &mut streams {
+        stream.files.sort_by(|a, b| b.cmp(a));
+    }
+    streams.sort_by_key(|stream| (std::cmp::Reverse(stream.added + stream.dropped()), stream.pid));
+    streams
+}
+
+/// The name of the thread of a process that brought the most in.
+fn name_of(pages: &[PageCounts], pid: u32) -> &str {
+    let mut names: BTreeMap<&str, u64> = BTreeMap::new();
+    for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
+        if task.process == pid {
+            *names.entry(&task.name).or_default() += counts.flow.added.bytes + counts.flow.removed.bytes;
+        }
+    }
+    names.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(name, _)| name).unwrap_or_default()
+}
+
+fn reclaimed_by(trace: &TraceCounts, pid: u32) -> u64 {
+    let reclaim = trace.reclaim.iter().flatten();
+    reclaim.filter(|reclaim| reclaim.task.process == pid).map(|reclaim| reclaim.reclaimed).sum()
+}
+
+/// Whether a worker with such a title reads for a copy: a PostgreSQL process that sends a backup, or serves `COPY`.
+fn copies(title: &str) -> bool {
+    title.contains("sending backup") || title.contains("walsender") || title.ends_with(" COPY")
+}
+
+impl Stream<'_> {
+    /// Whether it moved enough.
+    fn is_one(&self, case: &Case<'_>) -> bool {
+        let fast = |bytes: u64| per_second(bytes, case.period()).is_some_and(|rate| rate >= SLOWEST);
+        let moved = self.added.max(self.dropped());
+        moved >= LEAST && fast(moved)
+    }
+
+    /// Bytes of the database's data that it dropped itself (`POSIX_FADV_DONTNEED`): what left at its hands and was not
+    /// reclaimed for want of memory.
+    fn dropped(&self) -> u64 {
+        self.removed_own.saturating_sub(self.reclaimed)
+    }
+
+    /// Whether it can be what pushes the database's pages out: it drops them, or takes memory that both share.
+    fn is_to_blame(&self, case: &Case<'_>, database: &Database, loss: &Loss) -> bool {
+        if self.dropped() >= PUSHED {
+            return true;
+        }
+        // A database that is larger than its memory pushes itself out; beside that a small stream does not count.
+        if self.added < loss.came_back / 4 {
+            return false;
+        }
+        let group = database.cgroup.as_ref();
+        match self.streamer.filter(|streamer| !streamer.title.is_empty()) {
+            Some(streamer) => share_memory(case, streamer.cgroup.as_ref(), group),
+            // It has ended. What it had to reclaim of the database's shows whose memory it took.
+            None => self.removed_own >= PUSHED || group.is_none_or(|group| group.effective_limit.is_none()),
+        }
+    }
+
+    /// What it does with the file that it brought in most of.
+    fn verb(&self) -> &'static str {
+        let access = self.files.first().and_then(|(_, inode)| self.open(*inode)).map(|file| file.access);
+        match access {
+            Some(Access::ReadOnly) => "reads",
+            Some(Access::WriteOnly) => "writes",
+            _ => "brings in",
+        }
+    }
+
+    fn open(&self, inode: Inode) -> Option<&StreamerFile> {
+        self.streamer?.open(inode)
+    }
+
+    /// The path of the file that it brought in most of, among those whose paths are known.
+    fn path<'b>(&'b self, data: &HashMap<Inode, &'b File>) -> Option<&'b Path> {
+        self.files.iter().find_map(|(_, inode)| {
+            let open = self.open(*inode).map(|file| file.path.as_path());
+            open.or_else(|| data.get(inode).map(|file| file.path.as_path()))
+        })
+    }
+}
+
+/// Whether what one brings in can push out the other's pages: one limit, or none but the machine's, holds for both.
+fn share_memory(case: &Case<'_>, stream: Option<&MemoryCgroup>, database: Option<&MemoryCgroup>) -> bool {
+    match (stream, database) {
+        (Some(a), Some(b)) => {
+            let unlimited = a.effective_limit.is_none();
+            let above = a.directory.starts_with(&b.directory) || b.directory.starts_with(&a.directory);
+            let inherited = |group: &MemoryCgroup| group.limit != group.effective_limit;
+            let beside = a.directory.parent() == b.directory.parent() && inherited(a) && inherited(b);
+            a.effective_limit == b.effective_limit && (unlimited || above || beside)
+        }
+        // The one can't be seen: it has no limit but the machine's.
+        (Some(group), None) | (None, Some(group)) => group.effective_limit.is_none() || is_short(case),
+        (None, None) => true,
+    }
+}
+
+/// Whether the machine had to reclaim while watching.
+fn is_short(case: &Case<'_>) -> bool {
+    let stalls = case.change().and_then(|change| change.machine.allocation_stalls);
+    stalls.is_some_and(|stalls| stalls > 0)
+}
+
+/// What a database lost meanwhile, in bytes.
+struct Loss {
+    /// Of its data left the page cache.
+    pushed: u64,
+    /// Its own processes brought in again, growth and streams left out.
+    came_back: u64,
+    /// A stream dropped as much itself.
+    dropped: bool,
+    /// More of it is remembered by the kernel as pushed out than before; `None` where that is not known.
+    evicted: Option<u64>,
+    /// The kernel counted so much as read in again after it had been pushed out, and where.
+    refaulted: Option<(u64, &'static str)>,
+}
+
+impl Loss {
+    /// Whether so much left, and not by the database's own doing alone: the kernel knows of pages that it took.
+    fn is_one(&self) -> bool {
+        let taken = self.evicted.is_none_or(|bytes| bytes > 0)
+            || self.refaulted.is_none_or(|(bytes, _)| bytes > 0)
+            || self.dropped;
+        self.pushed >= PUSHED && taken
+    }
+
+    fn of(
+        case: &Case<'_>,
+        pages: &[PageCounts],
+        index: usize,
+        database: &Database,
+        data: &HashMap<Inode, &File>,
+        streams: &[Stream<'_>],
+    ) -> Self {
+        let is_stream = |task: &Task| streams.iter().any(|stream| stream.pid == task.process);
+        let mut files: HashMap<Inode, [u64; 3]> = HashMap::new();
+        for counts in pages.iter().filter(|counts| data.contains_key(&counts.file)) {
+            let [removed, streamed, own] = files.entry(counts.file).or_default();
+            *removed += counts.flow.removed.bytes;
+            match &counts.task {
+                Some(task) if is_stream(task) => *streamed += counts.flow.added.bytes,
+                Some(task) if database_of(case, task) == Some(index) => {
+                    *own += counts.flow.added.bytes;
+                }
+                _ => {}
+            }
+        }
+        let grown = |inode: Inode| {
+            let before = case.before(inode).map_or(0, |file| file.size);
+            data.get(&inode).map_or(0, |file| file.size.saturating_sub(before))
+        };
+        Self {
+            // What a stream read of the files itself and lost again was not the database's.
+            pushed: files.values().map(|[removed, streamed, _]| removed.saturating_sub(*streamed)).sum(),
+            came_back: files.iter().map(|(inode, [_, _, own])| own.saturating_sub(grown(*inode))).sum(),
+            dropped: streams.iter().any(|stream| stream.dropped() >= PUSHED),
+            evicted: evicted(case, data),
+            refaulted: refaulted(case, database),
+        }
+    }
+}
+
+fn evicted(case: &Case<'_>, data: &HashMap<Inode, &File>) -> Option<u64> {
+    let mut known = None;
+    for file in data.values() {
+        let before = case.before(file.inode).and_then(|file| file.residency);
+        let both = file.residency.and_then(|now| now.evicted).zip(before.and_then(|then| then.evicted));
+        if let Some((now, then)) = both {
+            *known.get_or_insert(0) += now.saturating_sub(then);
+        }
+    }
+    known
+}
+
+/// By the database's memory cgroup, else by the machine.
+fn refaulted(case: &Case<'_>, database: &Database) -> Option<(u64, &'static str)> {
+    match case.refaulted_in_group(database) {
+        Some(bytes) => Some((bytes, "in its memory cgroup")),
+        None => Some((case.change()?.machine.refaulted?, "on the whole host")),
+    }
+}

@@ -1,0 +1,124 @@
+//! What helps against a stream.
+
+use std::collections::HashMap;
+
+use pagekeeper_guard::Streams;
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::pressure::CgroupVersion;
+use pagekeeper_observe::File;
+
+use super::Stream;
+use crate::{Case, Kind, Mend, MendKind};
+
+/// What a group of its own is given, as `memory.limit_in_bytes` and systemd take it. Streams need a few MiB of read-ahead
+/// and what is dirty.
+const GROUP: &str = "256M";
+
+/// Streaming programs that no library can be preloaded into: they are linked statically, and make their own system calls.
+const STATIC: [&str; 5] = ["restic", "rclone", "kopia", "wal-g", "duplicacy"];
+
+/// What helps: the program under pagekeeper first, then its own options, where it has any.
+pub(super) fn mends(case: &Case<'_>, index: usize, stream: &Stream<'_>) -> Vec<Mend> {
+    let mut mends = case.mends(Kind::Stream, index);
+    let title = stream.streamer.map(|streamer| streamer.title.as_str()).unwrap_or_default();
+    let mut command = |act: &str, note: &str| {
+        mends.push(Mend { kind: MendKind::Command, act: act.to_owned(), note: note.to_owned() });
+    };
+    // What a server's own worker does is not the program's that asked for it.
+    if !stream.worker && !STATIC.contains(&stream.name) {
+        let role = if usual(stream.name) { "" } else { "--as stream " };
+        command(
+            &format!("pagekeeper run {role}-- {} ...", stream.name),
+            "start it so the next time: it gives back what it brought into the page cache as it goes, and nothing that was there \
+             before",
+        );
+    }
+    match stream.name {
+        "dd" => command(
+            "dd iflag=direct oflag=direct bs=1M ...",
+            "iflag for what it reads, oflag for what it writes: past the page cache, where the file system can",
+        ),
+        _ if stream.worker && title.contains("backup") => command(
+            "pg_basebackup --max-rate=32M ...",
+            "it has no way past the page cache; slower, it leaves the database more time to use its pages again. The \
+             server reads for it, in the server's own memory",
+        ),
+        "mariabackup" | "mariadb-backup" => command(
+            "mariabackup --backup --throttle=100 ...",
+            "so many reads and writes a second; it drops the pages of what it has read whoever uses \
+             them, and has no option against that",
+        ),
+        "rsync" => command(
+            "rsync --bwlimit=32M ...",
+            "it has no way past the page cache; slower, it leaves the database more time to use its pages again",
+        ),
+        _ => {}
+    }
+    mends.extend(own_group(stream));
+    mends
+}
+
+/// Whether pagekeeper knows it for a stream by its name.
+fn usual(name: &str) -> bool {
+    Streams::default().processes.iter().any(|glob| glob.is_match(name))
+}
+
+/// A memory cgroup of the stream's own, in which it reclaims its own pages.
+fn own_group(stream: &Stream<'_>) -> Option<Mend> {
+    // The server's own worker lives in the server's group.
+    if stream.worker {
+        return None;
+    }
+    let version = stream.streamer.and_then(|streamer| streamer.cgroup.as_ref()).map(|group| group.version);
+    let group = stream.streamer.and_then(|streamer| streamer.group_beside.as_ref());
+    Some(match (version, group) {
+        (Some(CgroupVersion::V1), Some(group)) => {
+            let group = group.display();
+            Mend {
+                kind: MendKind::Command,
+                act: format!(
+                    "mkdir {group} && echo {GROUP} >{group}/memory.limit_in_bytes && echo {} >{group}/cgroup.procs",
+                    stream.pid
+                ),
+                note: "at once, for this run of it: what it brings in from now on pushes out its own pages only. \
+                       Remove the group when it has ended (rmdir)"
+                    .to_owned(),
+            }
+        }
+        _ => Mend {
+            kind: MendKind::Command,
+            act: format!("systemd-run --scope -p MemoryHigh={GROUP} -- {} ...", stream.name),
+            note: "start it so the next time: in a memory cgroup of its own what it brings in pushes out its own pages \
+                   only. Pages that are there already stay with whoever brought them in"
+                .to_owned(),
+        },
+    })
+}
+
+/// What pagekeeper can do about it now.
+pub(super) fn pagekeeper(stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> String {
+    let foreign = stream.files.iter().find(|(_, inode)| !data.contains_key(inode));
+    let path = foreign.and_then(|(_, inode)| stream.open(*inode)).map(|file| file.path.display());
+    let evict = match path {
+        Some(path) => format!(
+            "`pagekeeper evict {path}` gives back now what that file holds; it does not keep more from coming, nor brings \
+             the database's pages back. "
+        ),
+        None => String::new(),
+    };
+    if stream.worker {
+        return format!("{evict}`pagekeeper guard` does not help here: the server itself reads for it");
+    }
+    let (option, section) = if usual(stream.name) {
+        ("`pagekeeper guard --streams`", String::new())
+    } else {
+        (
+            "`pagekeeper guard`",
+            format!(" with `processes = [\"{}\"]` under `[streams]` in its configuration", stream.name),
+        )
+    };
+    format!(
+        "{evict}{option}{section} follows it from outside, where it can't be started anew: it releases behind it what it brings in, \
+         and wins back a part of what it costs"
+    )
+}

@@ -1,0 +1,281 @@
+//! Streams and databases as plain data.
+
+use super::*;
+use crate::StreamerFile;
+use crate::settings::{Engine, Settings};
+use crate::testing::{DEV, GIB, MIB, database, file, look, pages};
+use crate::{Kind, Severity};
+use pagekeeper_kernel::pressure::CgroupVersion;
+use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::trace::{ReclaimCounts, ReclaimKind};
+use pagekeeper_observe::Look;
+use pagekeeper_policy::FileClass;
+use std::path::PathBuf;
+
+const SERVER: u32 = 100;
+const BACKEND: u32 = 101;
+const TAR: u32 = 77;
+const BIG: Inode = Inode { dev: DEV, ino: 1 };
+
+fn group(directory: &str, limit: Option<u64>) -> MemoryCgroup {
+    MemoryCgroup {
+        version: CgroupVersion::V1,
+        directory: PathBuf::from(directory),
+        usage: 0,
+        limit,
+        effective_limit: limit,
+        file: 0,
+        shmem: None,
+        dirty: None,
+        writeback: None,
+        inactive_file: 0,
+        active_file: 0,
+        file_refaults: Some(1000),
+    }
+}
+
+/// A server and a stream in one group: 300 MiB of its table left, and 200 MiB of it came back.
+struct Host {
+    before: Look,
+    after: Look,
+    streamers: Vec<Streamer>,
+}
+
+impl Host {
+    fn new() -> Self {
+        let mut before = look();
+        let mut server = database("postgresql", SERVER, "/pg");
+        server.workers = vec![BACKEND];
+        server.cgroup = Some(group("/m/db", Some(GIB)));
+        before.databases = vec![server];
+        before.files = vec![
+            file("/pg/base/1", FileClass::Data, 500 * MIB, 500 * MIB),
+            file("/pg/pg_wal/1", FileClass::Wal, 16 * MIB, 16 * MIB),
+        ];
+        let mut after = before.clone();
+        after.databases[0].cgroup.as_mut().unwrap().file_refaults = Some(1000 + 25_600);
+        after.files[0].residency.as_mut().unwrap().evicted = Some(100 * MIB);
+        let streamer = Streamer {
+            pid: TAR,
+            title: "tar -cf - /big".to_owned(),
+            cgroup: Some(group("/m/db", Some(GIB))),
+            group_beside: Some("/m/stream-77".into()),
+            files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: Access::ReadOnly }],
+        };
+        let mut host = Self { before, after, streamers: vec![streamer] };
+        let table = host.table();
+        let trace = host.trace();
+        trace.pages = Some(vec![
+            pages(BIG, TAR, "tar", 2000 * MIB, 1700 * MIB),
+            pages(table, TAR, "tar", 0, 250 * MIB),
+            pages(table, BACKEND, "postgres", 200 * MIB, 50 * MIB),
+        ]);
+        trace.reclaim = Some(vec![ReclaimCounts {
+            task: trace.pages.as_ref().unwrap()[0].task.clone().unwrap(),
+            kind: ReclaimKind::Group,
+            stalls: [].into_iter().collect(),
+            reclaimed: 1950 * MIB,
+        }]);
+        host
+    }
+
+    fn table(&self) -> Inode {
+        self.after.files[0].inode
+    }
+
+    fn trace(&mut self) -> &mut TraceCounts {
+        self.after.change.as_mut().unwrap().trace.as_mut().unwrap()
+    }
+
+    fn pages(&mut self) -> &mut Vec<PageCounts> {
+        self.trace().pages.as_mut().unwrap()
+    }
+
+    fn find(&self) -> Vec<Finding> {
+        let mut case = Case::new(&self.before, &self.after);
+        case.settings = vec![Settings::new(Engine::PostgreSql)];
+        case.streamers.clone_from(&self.streamers);
+        find(&case)
+    }
+}
+
+fn text(finding: &Finding) -> String {
+    finding.evidence.iter().map(|evidence| evidence.text.clone() + "\n").collect()
+}
+
+#[test]
+fn a_stream_in_the_same_group() {
+    let findings = Host::new().find();
+    assert_eq!(findings.len(), 1);
+    let found = &findings[0];
+    assert_eq!((found.kind, found.severity), (Kind::Stream, Severity::Serious));
+    assert_eq!(
+        found.title,
+        "tar (process 77) reads 200 MiB/s through the page cache and pushes its pages out"
+    );
+    let said = text(found);
+    for part in [
+        "tar (process 77, \"tar -cf - /big\") brought 2.0 GiB into the page cache in 10.0 s, 200 MiB/s, most of it of /big/1",
+        "300 MiB of its data left the page cache, 30 MiB/s; 100 MiB more than before were missing",
+        "its own processes brought 200 MiB in, 20 MiB/s",
+        "counted 100 MiB read in again after it had been pushed out, 10 MiB/s, in its memory cgroup",
+        "both are in the memory cgroup /m/db, with 1 GiB in all",
+    ] {
+        assert!(said.contains(part), "{part:?} in {said}");
+    }
+    assert_eq!(found.evidence[0].figures["added_bytes_per_second"], 200 * MIB);
+    assert_eq!(found.mends[0].act, "pagekeeper run -- tar ...");
+    assert_eq!(
+        found.mends[1].act,
+        "mkdir /m/stream-77 && echo 256M >/m/stream-77/memory.limit_in_bytes && echo 77 >/m/stream-77/cgroup.procs"
+    );
+    let now = found.pagekeeper.as_ref().unwrap();
+    assert!(
+        now.contains("`pagekeeper evict /big/1`") && now.contains("`pagekeeper guard --streams`"),
+        "{now}"
+    );
+}
+
+#[test]
+fn nothing_where_nothing_was_pushed_out() {
+    let mut host = Host::new();
+    let table = host.table();
+    host.pages().retain(|counts| counts.file != table);
+    assert_eq!(host.find(), []);
+    // Logs and what was cut off are no loss.
+    let mut host = Host::new();
+    host.after.files[0].size -= MIB;
+    assert_eq!(host.find(), []);
+    // Another file has its number.
+    let mut host = Host::new();
+    host.after.files[0].path = "/pg/base/2".into();
+    assert_eq!(host.find(), []);
+    // It was let go by the database: the kernel did not take it.
+    let mut host = Host::new();
+    host.after.files[0].residency.as_mut().unwrap().evicted = Some(0);
+    host.after.databases[0].cgroup.as_mut().unwrap().file_refaults = Some(1000);
+    assert_eq!(host.find(), []);
+    let mut host = Host::new();
+    host.after.files[0].class = Some(FileClass::Wal);
+    assert_eq!(host.find(), []);
+    let mut host = Host::new();
+    host.after.change.as_mut().unwrap().trace = None;
+    assert_eq!(host.find(), []);
+}
+
+#[test]
+fn one_in_memory_of_its_own_is_not_to_blame() {
+    let mut host = Host::new();
+    host.streamers[0].cgroup = Some(group("/m/stream-77", Some(256 * MIB)));
+    let table = host.table();
+    // Its own reclaim takes its own pages.
+    host.pages().retain(|counts| counts.file != table || counts.task.as_ref().unwrap().process != TAR);
+    assert_eq!(host.find(), []);
+    // The database has no limit, the stream has.
+    host.after.databases[0].cgroup = Some(group("/m", None));
+    assert_eq!(host.find(), []);
+    // Neither has.
+    host.streamers[0].cgroup = Some(group("/m/backup", None));
+    assert_eq!(host.find().len(), 1);
+    // Groups below one that has.
+    let below = |name: &str| MemoryCgroup { limit: None, ..group(name, Some(GIB)) };
+    host.streamers[0].cgroup = Some(below("/m/pod/backup"));
+    host.after.databases[0].cgroup = Some(below("/m/pod/db"));
+    assert_eq!(host.find().len(), 1);
+}
+
+#[test]
+fn a_small_one_beside_a_database_that_is_too_large() {
+    let mut host = Host::new();
+    host.pages()[0].flow.added.bytes = 40 * MIB;
+    assert_eq!(host.find(), [], "200 MiB came back in the same time");
+    host.pages()[0].flow.added.bytes = 20 * MIB;
+    host.pages()[2].flow.added.bytes = MIB;
+    assert_eq!(host.find(), [], "too little for a stream");
+}
+
+#[test]
+fn a_backup_that_drops_what_it_reads() {
+    let mut host = Host::new();
+    let table = host.table();
+    host.trace().reclaim = Some(Vec::new());
+    *host.pages() =
+        vec![pages(table, TAR, "mariabackup", 0, 300 * MIB), pages(table, SERVER, "server", 5 * MIB, 0)];
+    // Wherever it lives.
+    host.streamers[0].cgroup = Some(group("/m/other", Some(MIB)));
+    let findings = host.find();
+    assert_eq!(findings[0].severity, Severity::Warning);
+    assert_eq!(findings[0].title, "mariabackup (process 77) drops its pages from the page cache, 30 MiB/s");
+    assert!(text(&findings[0]).contains("it dropped 300 MiB of the database's data itself"));
+    assert!(findings[0].mends[1].act.starts_with("mariabackup --backup --throttle"));
+}
+
+#[test]
+fn a_worker_that_sends_a_backup_is_a_stream_and_others_are_not() {
+    let mut host = Host::new();
+    let table = host.table();
+    host.trace().reclaim = Some(Vec::new());
+    *host.pages() = vec![
+        pages(BIG, BACKEND, "postgres", 2000 * MIB, 1700 * MIB),
+        pages(table, SERVER, "postgres", 50 * MIB, 300 * MIB),
+    ];
+    host.streamers[0].pid = BACKEND;
+    assert_eq!(host.find(), []);
+    host.streamers[0].title = "postgres: walsender postgres [local] sending backup \"base\"".to_owned();
+    let findings = host.find();
+    assert_eq!(findings.len(), 1);
+    assert!(findings[0].mends.iter().any(|mend| mend.act.starts_with("pg_basebackup --max-rate")));
+    let elsewhere = |act: &str| act.contains("cgroup") || act.contains("pagekeeper run");
+    assert!(findings[0].mends.iter().all(|mend| !elsewhere(&mend.act)), "{findings:?}");
+    assert!(findings[0].pagekeeper.as_ref().unwrap().contains("does not help here"));
+}
+
+#[test]
+fn one_that_has_ended_is_told_by_its_name() {
+    let mut host = Host::new();
+    host.streamers.clear();
+    let findings = host.find();
+    assert!(findings[0].title.starts_with("tar (process 77) brings in 200 MiB/s"), "{findings:?}");
+    assert!(text(&findings[0]).contains("names are not known"));
+    assert!(findings[0].mends[1].act.starts_with("systemd-run --scope -p MemoryHigh=256M -- tar"));
+    // One that took nothing of the database's may have lived anywhere.
+    let table = host.table();
+    host.pages().retain(|counts| counts.file != table || counts.task.as_ref().unwrap().process != TAR);
+    host.pages()[1].flow.removed.bytes = 300 * MIB;
+    assert_eq!(host.find(), []);
+    host.after.databases[0].cgroup = None;
+    assert_eq!(host.find().len(), 1);
+}
+
+#[test]
+fn a_backend_that_has_ended_is_no_stream() {
+    let mut host = Host::new();
+    for counts in host.pages() {
+        counts.task.as_mut().unwrap().name = "postgres".to_owned();
+    }
+    host.streamers[0].title.clear();
+    assert_eq!(host.find().len(), 1, "another's process that had the name");
+    host.after.databases[0].name = "postgres".to_owned();
+    assert_eq!(host.find(), []);
+}
+
+#[test]
+fn those_of_tools_with_options_of_their_own() {
+    let mut host = Host::new();
+    host.pages()[0].task.as_mut().unwrap().name = "dd".to_owned();
+    assert!(host.find()[0].mends[1].act.starts_with("dd iflag=direct"), "{:?}", host.find());
+}
+
+#[test]
+fn those_that_pagekeeper_can_and_can_not_be_started_with() {
+    let named = |name: &str| {
+        let mut host = Host::new();
+        host.pages()[0].task.as_mut().unwrap().name = name.to_owned();
+        let found = host.find().remove(0);
+        (found.mends[0].act.clone(), found.pagekeeper.unwrap())
+    };
+    assert_eq!(named("my-backup").0, "pagekeeper run --as stream -- my-backup ...");
+    assert!(named("my-backup").1.contains("processes = [\"my-backup\"]"));
+    let (act, now) = named("restic");
+    assert!(!act.contains("pagekeeper run") && now.contains("guard --streams"), "{act} {now}");
+}

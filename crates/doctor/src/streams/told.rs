@@ -1,0 +1,186 @@
+//! A stream and what it does, in words.
+
+use std::collections::HashMap;
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_kernel::Inode;
+use pagekeeper_observe::{Database, File};
+
+use super::mends::{mends, pagekeeper};
+use super::{Loss, Stream, data_files};
+use crate::case::called;
+use crate::limits::{per_second, rate};
+use crate::phrases::time;
+use crate::{Case, Evidence, Finding, Kind, Severity};
+
+/// From so many bytes a second on that a database reads again, it is serious.
+const MISSED: u64 = 1 << 20;
+/// So many streams are told apart.
+const TOLD: usize = 3;
+
+/// What a database loses to streams, of which there is at least one.
+pub(super) fn finding(case: &Case<'_>, index: usize, loss: &Loss, streams: &[Stream<'_>]) -> Finding {
+    let database = &case.after.databases[index];
+    let data = data_files(case, index);
+    let main = &streams[0];
+    let missed = per_second(loss.came_back, case.period()).unwrap_or_default();
+    let added = per_second(main.added, case.period()).unwrap_or_default();
+    let mut evidence: Vec<Evidence> =
+        streams.iter().take(TOLD).map(|stream| of_stream(case, stream, &data)).collect();
+    if streams.len() > TOLD {
+        let others = &streams[TOLD..];
+        let bytes: u64 = others.iter().map(|stream| stream.added).sum();
+        evidence.push(
+            Evidence::new(format!("{} more processes brought {} in", others.len(), Size(bytes)))
+                .with("processes", others.len())
+                .with("added_bytes", bytes),
+        );
+    }
+    evidence.push(of_loss(case, loss));
+    evidence.extend(of_refaults(case, loss));
+    evidence.push(of_memory(database, main));
+    Finding {
+        kind: Kind::Stream,
+        severity: if missed >= MISSED { Severity::Serious } else { Severity::Warning },
+        database: Some(called(database)),
+        title: if main.dropped() > main.added {
+            format!(
+                "{} (process {}) drops its pages from the page cache, {}",
+                main.name,
+                main.pid,
+                rate(per_second(main.dropped(), case.period()).unwrap_or_default())
+            )
+        } else {
+            format!(
+                "{} (process {}) {} {} through the page cache and pushes its pages out",
+                main.name,
+                main.pid,
+                main.verb(),
+                rate(added)
+            )
+        },
+        evidence,
+        cost: format!(
+            "estimated {} that it has to read from storage again; measured on one machine, a stream of 200 to 400 MiB/s beside a \
+             hot set that just fitted halved its throughput and worse",
+            rate(missed)
+        ),
+        mends: mends(case, index, main),
+        pagekeeper: Some(pagekeeper(main, &data)),
+    }
+}
+
+fn of_stream(case: &Case<'_>, stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> Evidence {
+    let period = case.period();
+    let path = stream.path(data);
+    let title = stream.streamer.map(|streamer| streamer.title.as_str()).filter(|title| !title.is_empty());
+    let whose = match path {
+        Some(path) => format!("most of it of {}", path.display()),
+        None => "of files whose names are not known: it had closed them, or ended".to_owned(),
+    };
+    let own = match stream.added_own {
+        0 => String::new(),
+        bytes => format!("; {} of it was the database's own data", Size(bytes)),
+    };
+    let dropped = match stream.dropped() {
+        0 => String::new(),
+        bytes => format!("; it dropped {} of the database's data itself", Size(bytes)),
+    };
+    let text = format!(
+        "{} (process {}{}) brought {} into the page cache in {}, {}, {whose}{own}{dropped}",
+        stream.name,
+        stream.pid,
+        title.map(|title| format!(", \"{}\"", shortened(title))).unwrap_or_default(),
+        Size(stream.added),
+        time(period),
+        rate(per_second(stream.added, period).unwrap_or_default()),
+    );
+    let mut evidence = Evidence::new(text)
+        .with("process", stream.pid)
+        .with("task", stream.name)
+        .with("added_bytes", stream.added)
+        .with("added_bytes_per_second", per_second(stream.added, period))
+        .with("added_of_database_bytes", stream.added_own)
+        .with("dropped_bytes", stream.dropped())
+        .with("worker", stream.worker);
+    if let Some(path) = path {
+        evidence = evidence.with("path", path.to_string_lossy());
+    }
+    evidence
+}
+
+fn of_loss(case: &Case<'_>, loss: &Loss) -> Evidence {
+    let period = case.period();
+    let gone = match loss.evicted {
+        Some(bytes @ 1..) => format!("; {} more than before were missing for it at the end", Size(bytes)),
+        _ => String::new(),
+    };
+    let mut evidence = Evidence::new(format!(
+        "meanwhile {} of its data left the page cache, {}{gone}; its own processes brought {} in, {} (first reads are \
+         among them, if there were any)",
+        Size(loss.pushed),
+        rate(per_second(loss.pushed, period).unwrap_or_default()),
+        Size(loss.came_back),
+        rate(per_second(loss.came_back, period).unwrap_or_default()),
+    ))
+    .with("pushed_out_bytes", loss.pushed)
+    .with("read_again_bytes", loss.came_back)
+    .with("read_again_bytes_per_second", per_second(loss.came_back, period));
+    if let Some(evicted) = loss.evicted {
+        evidence = evidence.with("evicted_growth_bytes", evicted);
+    }
+    evidence
+}
+
+fn of_refaults(case: &Case<'_>, loss: &Loss) -> Option<Evidence> {
+    let (bytes, place) = loss.refaulted?;
+    let per_second = per_second(bytes, case.period())?;
+    Some(
+        Evidence::new(format!(
+            "the kernel counted {} read in again after it had been pushed out, {}, {place}",
+            Size(bytes),
+            rate(per_second)
+        ))
+        .with("refaulted_bytes", bytes)
+        .with("refaulted_bytes_per_second", per_second),
+    )
+}
+
+/// Which memory both share.
+fn of_memory(database: &Database, stream: &Stream<'_>) -> Evidence {
+    let own = database.cgroup.as_ref();
+    let limited = own.and_then(|group| Some((group, group.effective_limit?)));
+    let same = own.zip(stream.streamer.and_then(|streamer| streamer.cgroup.as_ref()));
+    let same = same.is_some_and(|(a, b)| a.directory == b.directory);
+    let text = match limited {
+        Some((group, limit)) if same => {
+            format!(
+                "both are in the memory cgroup {}, with {} in all",
+                group.directory.display(),
+                Size(limit)
+            )
+        }
+        Some((group, limit)) => format!(
+            "the database is in the memory cgroup {}, with {} in all; the stream is in another, or had ended",
+            group.directory.display(),
+            Size(limit)
+        ),
+        None => "no memory cgroup sets a limit to the database: both share the host's memory".to_owned(),
+    };
+    let mut evidence = Evidence::new(text).with("same_memory_cgroup", same);
+    if let Some((group, limit)) = limited {
+        evidence = evidence
+            .with("memory_cgroup", group.directory.to_string_lossy())
+            .with("memory_limit_bytes", limit);
+    }
+    evidence
+}
+
+/// The beginning of a long title.
+fn shortened(title: &str) -> String {
+    const LONGEST: usize = 60;
+    if title.chars().count() <= LONGEST {
+        return title.to_owned();
+    }
+    title.chars().take(LONGEST).chain(['…']).collect()
+}

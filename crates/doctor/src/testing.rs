@@ -1,0 +1,209 @@
+//! Plain looks for the tests of what finds: a host of 24 GiB at rest, a database with no files.
+//!
+//! Everything in them is public, so that a test changes what it is about.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use pagekeeper_guard::Profile;
+use pagekeeper_kernel::pressure::{
+    CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit, MemInfo, MemoryCgroup, SysRoots,
+    VmStat, Watermarks,
+};
+use pagekeeper_kernel::trace::{
+    DirtyLevels, Losses, MachineCounts, PageCounts, PageFlow, PageTotals, PauseCounts, Task, TraceCounts,
+};
+use pagekeeper_kernel::{Inode, Residency, Source};
+use pagekeeper_observe::{Database, File, Host, HostChange, Look, Opener, OpenerKind};
+use pagekeeper_policy::{DiskProfile, FileClass, MixedProfile};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const GIB: u64 = 1 << 30;
+/// The device of all files.
+pub(crate) const DEV: u64 = 0x800;
+
+/// A look at one `MariaDB` server, process 100, with its data in `/var/lib/mysql`; the second of two, 10 s apart, with
+/// events traced and none seen.
+pub(crate) fn look() -> Look {
+    Look {
+        at: SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000),
+        host: host(),
+        change: Some(change()),
+        databases: vec![database("mariadb", 100, "/var/lib/mysql")],
+        files: Vec::new(),
+        limits: Vec::new(),
+    }
+}
+
+/// A host of 24 GiB at rest.
+pub(crate) fn host() -> Host {
+    let tree = tempfile::tempdir().unwrap();
+    std::fs::create_dir(tree.path().join("proc")).unwrap();
+    std::fs::write(tree.path().join("proc/vmstat"), "nr_free_pages 1048576\n").unwrap();
+    Host {
+        memory: MemInfo {
+            total: 24 * GIB,
+            free: 4 * GIB,
+            available: 18 * GIB,
+            buffers: 0,
+            cached: 14 * GIB,
+            dirty: 0,
+            writeback: 0,
+            shmem: 0,
+            mapped: 0,
+            active_file: 7 * GIB,
+            inactive_file: 7 * GIB,
+            mlocked: 0,
+            slab_reclaimable: 0,
+            swap_total: 0,
+            swap_free: 0,
+            swap_cached: 0,
+        },
+        watermarks: Watermarks { min: 64 * MIB, low: 80 * MIB, high: 96 * MIB, reserve: 128 * MIB },
+        dirty: DirtyReport {
+            parameters: DirtyParameters {
+                background: Limit::Ratio(10),
+                limit: Limit::Ratio(20),
+                expire_centisecs: 3000,
+                writeback_centisecs: 500,
+            },
+            dirtyable: 18 * GIB,
+            thresholds: DirtyThresholds { background: 1843 * MIB, limit: 3686 * MIB },
+            kernel_thresholds: None,
+            dirty: 0,
+            writeback: 0,
+        },
+        memory_pressure: None,
+        io_pressure: None,
+        vmstat: VmStat::read(&SysRoots::at(tree.path())).unwrap(),
+        devices: Vec::new(),
+    }
+}
+
+/// 10 s in which nothing happened.
+pub(crate) fn change() -> HostChange {
+    let period = Duration::from_secs(10);
+    let machine = MachineCounts {
+        dirtied: Some(0),
+        written: Some(0),
+        refaulted: Some(0),
+        reclaimed_directly: Some(0),
+        allocation_stalls: Some(0),
+        major_faults: Some(0),
+        memory_stalled: Some(Duration::ZERO),
+        io_stalled: Some(Duration::ZERO),
+    };
+    HostChange {
+        period,
+        machine,
+        trace: Some(TraceCounts {
+            period,
+            pages: Some(Vec::new()),
+            pauses: Some(Vec::new()),
+            reclaim: Some(Vec::new()),
+            block: None,
+            machine,
+            losses: Losses::default(),
+        }),
+    }
+}
+
+/// A database whose process has the name of its profile.
+pub(crate) fn database(profile: &str, pid: u32, directory: &str) -> Database {
+    let profile = Profile::built_in().into_iter().find(|known| known.name == profile).unwrap();
+    Database {
+        pid: Some(pid),
+        name: profile.name.clone(),
+        profile: Arc::new(profile),
+        directories: vec![PathBuf::from(directory)],
+        command_line: Vec::new(),
+        uptime: Some(Duration::from_secs(3600)),
+        cgroup: None,
+        workers: Vec::new(),
+    }
+}
+
+/// A clean file of the first database; `resident` and `size` in bytes. Its number comes of its path.
+pub(crate) fn file(path: &str, class: FileClass, size: u64, resident: u64) -> File {
+    File {
+        inode: Inode {
+            dev: DEV,
+            ino: path.bytes().fold(7, |sum: u64, byte| sum.wrapping_mul(31) + u64::from(byte)),
+        },
+        path: PathBuf::from(path),
+        reach: PathBuf::from(path),
+        size,
+        database: Some(0),
+        class: Some(class),
+        residency: Some(residency(resident, 0)),
+        openers: Vec::new(),
+    }
+}
+
+/// So many bytes resident, of them `dirty`.
+pub(crate) fn residency(resident: u64, dirty: u64) -> Residency {
+    Residency {
+        resident,
+        dirty: Some(dirty),
+        writeback: Some(0),
+        evicted: Some(0),
+        recently_evicted: Some(0),
+        source: Source::Cachestat,
+    }
+}
+
+/// A memory cgroup with so many bytes used of its limit, 600 MiB of them clean page cache.
+pub(crate) fn cgroup(usage: u64, limit: u64) -> MemoryCgroup {
+    MemoryCgroup {
+        version: CgroupVersion::V2,
+        directory: PathBuf::from("/sys/fs/cgroup/db"),
+        usage,
+        limit: Some(limit),
+        effective_limit: Some(limit),
+        file: 600 * MIB,
+        shmem: Some(0),
+        dirty: Some(0),
+        writeback: Some(0),
+        inactive_file: 300 * MIB,
+        active_file: 300 * MIB,
+        file_refaults: Some(0),
+    }
+}
+
+/// What a disk was measured to do with mixed I/O; nothing else was.
+pub(crate) fn disk(mixed: MixedProfile) -> DiskProfile {
+    DiskProfile { mixed: Some(mixed), ..DiskProfile::default() }
+}
+
+/// A process that has a file, by one descriptor or mapping.
+pub(crate) fn opener(pid: u32, name: &str, kind: OpenerKind) -> Opener {
+    Opener { pid, name: name.to_owned(), kind, count: 1 }
+}
+
+/// What the only thread of a process did to a file's pages, in bytes.
+pub(crate) fn pages(file: Inode, pid: u32, name: &str, added: u64, removed: u64) -> PageCounts {
+    let totals = |bytes| PageTotals { folios: bytes / 4096, bytes };
+    PageCounts {
+        file,
+        task: Some(task(pid, name)),
+        flow: PageFlow { added: totals(added), removed: totals(removed) },
+    }
+}
+
+/// Pauses of a process's only thread for the dirty pages of the device of all files, each one of a write of its own.
+pub(crate) fn pauses(pid: u32, name: &str, milliseconds: &[u64], levels: DirtyLevels) -> PauseCounts {
+    let lengths = milliseconds.iter().map(|length| Duration::from_millis(*length));
+    PauseCounts {
+        task: task(pid, name),
+        device: "8:0".to_owned(),
+        pauses: lengths.clone().collect(),
+        waits: milliseconds.len() as u64,
+        longest_wait: lengths.max().unwrap_or_default(),
+        levels,
+    }
+}
+
+fn task(pid: u32, name: &str) -> Task {
+    Task { process: pid, thread: pid, name: name.to_owned() }
+}

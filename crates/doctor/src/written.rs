@@ -1,0 +1,289 @@
+//! Who made how much dirty on which device, as far as page-cache adds tell.
+//!
+//! The kernel does not say who dirtied a page; it says who brought it into the page cache. What came to a file that
+//! grew, or that somebody may write, is taken for written. Pages that were there already and were written again are
+//! not in it, nor are direct writes, which make nothing dirty.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::trace::{PageCounts, Task};
+use pagekeeper_observe::{Database, File, Look, Opener, OpenerKind};
+use pagekeeper_policy::FileClass;
+
+use crate::Case;
+
+/// Says how it was got, for evidence.
+pub(crate) const HOW: &str = "counted as pages that came to files that grew or are open for writing; pages written \
+                              a second time while resident are not in it";
+
+/// Whose output it is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Owner {
+    /// A database's, by its index.
+    Database(usize),
+    /// Another process's: its number and its name.
+    Process(u32, String),
+}
+
+/// What an owner wrote through the page cache to files of one class on one device.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Written<'a> {
+    pub(crate) owner: Owner,
+    pub(crate) class: Option<FileClass>,
+    /// Bytes while watching.
+    pub(crate) bytes: u64,
+    /// The file that most of it went to, if its name is known.
+    pub(crate) path: Option<&'a Path>,
+}
+
+impl Written<'_> {
+    /// Whether it is a database's log, and not bulk output.
+    pub(crate) fn is_log(&self) -> bool {
+        matches!(self.owner, Owner::Database(_)) && self.class.is_some_and(is_log)
+    }
+}
+
+/// Whether files of this class are logs, which a database waits for.
+pub(crate) fn is_log(class: FileClass) -> bool {
+    matches!(class, FileClass::Redo | FileClass::Binlog | FileClass::Relay | FileClass::Wal)
+}
+
+/// The kernel's name for the backing device of a file system, as tracing names it.
+pub(crate) fn device_name(case: &Case<'_>, dev: u64) -> String {
+    let mut known = [case.after, case.before].into_iter().flat_map(|look| &look.host.devices);
+    match known.find(|(other, _)| *other == dev) {
+        Some((_, device)) => device.name.clone(),
+        // A disk without partitions, as far as is known.
+        None => format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)),
+    }
+}
+
+/// What was written to a device while watching, most first; `None` where pages were not traced.
+pub(crate) fn on_device<'a>(case: &Case<'a>, device: &str) -> Option<Vec<Written<'a>>> {
+    let mut all: BTreeMap<(Owner, Option<FileClass>), Written<'a>> = BTreeMap::new();
+    let mut most: BTreeMap<(Owner, Option<FileClass>), u64> = BTreeMap::new();
+    let files = Files::new(case);
+    for counts in case.trace()?.pages.as_ref()? {
+        let bytes = counts.flow.added.bytes;
+        let Some(task) = counts.task.as_ref().filter(|_| bytes > 0) else { continue };
+        if device_name(case, counts.file.dev) != device || !files.was_written(case, counts, task) {
+            continue;
+        }
+        let file = files.after.get(&counts.file).or_else(|| files.before.get(&counts.file));
+        let class = file.and_then(|file| file.class);
+        let owner = owner(case, task);
+        let key = (owner.clone(), class);
+        let path = file.map(|file| file.path.as_path());
+        let written = all.entry(key.clone()).or_insert(Written { owner, class, bytes: 0, path: None });
+        written.bytes += bytes;
+        let most = most.entry(key).or_default();
+        if path.is_some() && bytes > *most {
+            (written.path, *most) = (path, bytes);
+        }
+    }
+    let mut all: Vec<Written<'a>> = all.into_values().collect();
+    all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.owner.cmp(&b.owner)));
+    Some(all)
+}
+
+/// Which database a task belongs to: that whose process or worker it is, or was when the watch began. Of one that came
+/// and went in between only its name is left, and the files whose pages it brought in.
+pub(crate) fn database_of(case: &Case<'_>, task: &Task) -> Option<usize> {
+    let pid = task.process;
+    let own = |database: &Database| database.pid == Some(pid) || database.workers.contains(&pid);
+    if let Some((index, _)) = case.databases().find(|(_, database)| own(database)) {
+        return Some(index);
+    }
+    if let Some(earlier) = case.before.databases.iter().find(|then| own(then)) {
+        return case.databases().find(|(_, database)| database.pid == earlier.pid).map(|(index, _)| index);
+    }
+    // What runs and is no worker is another's, whatever its name.
+    case.streamers.iter().find(|streamer| streamer.pid == pid && streamer.title.is_empty())?;
+    // Of a thread that has ended tracing may know its own number alone.
+    let mut alike = case.databases().filter(|(_, known)| known.pid.is_some() && known.name == task.name);
+    let (first, _) = alike.next()?;
+    match alike.next() {
+        None => Some(first),
+        Some(_) => Some(by_files(case, pid).unwrap_or(first)),
+    }
+}
+
+/// The database that a process brought the most pages of one file in of.
+fn by_files(case: &Case<'_>, pid: u32) -> Option<usize> {
+    let own = case.trace()?.pages.iter().flatten().filter(|counts| {
+        counts.task.as_ref().is_some_and(|task| task.process == pid) && counts.flow.added.bytes > 0
+    });
+    let most = own.max_by_key(|counts| counts.flow.added.bytes)?;
+    case.after.files.iter().find(|file| file.inode == most.file)?.database
+}
+
+fn owner(case: &Case<'_>, task: &Task) -> Owner {
+    match database_of(case, task) {
+        Some(index) => Owner::Database(index),
+        None => Owner::Process(task.process, task.name.clone()),
+    }
+}
+
+/// The files of both looks by their inodes.
+struct Files<'a> {
+    before: HashMap<Inode, &'a File>,
+    after: HashMap<Inode, &'a File>,
+}
+
+impl<'a> Files<'a> {
+    fn new(case: &Case<'a>) -> Self {
+        let of = |look: &'a Look| look.files.iter().map(|file| (file.inode, file)).collect();
+        Self { before: of(case.before), after: of(case.after) }
+    }
+
+    /// Whether the pages came by writing.
+    fn was_written(&self, case: &Case<'_>, counts: &PageCounts, task: &Task) -> bool {
+        match (self.before.get(&counts.file), self.after.get(&counts.file)) {
+            (Some(before), Some(after)) if after.path == before.path => {
+                after.size > before.size || may_write(after, task)
+            }
+            // It is new, though the number may be used again.
+            (_, Some(_)) => true,
+            // It has been removed: what was merged, or a log that was done with.
+            (Some(before), None) => may_write(before, task),
+            // It came and went, or it is a file of nobody who was looked at.
+            (None, None) => !reads(case, counts, task),
+        }
+    }
+}
+
+fn may_write(file: &File, task: &Task) -> bool {
+    let writes = |opener: &Opener| match opener.kind {
+        OpenerKind::Buffered(access) => matches!(access, Access::WriteOnly | Access::ReadWrite),
+        OpenerKind::Direct(_) => false,
+        OpenerKind::Mapped { writable } => writable,
+    };
+    file.openers.iter().any(|opener| opener.pid == task.process && writes(opener))
+}
+
+/// Whether another process is known to have the file open for reading only.
+fn reads(case: &Case<'_>, counts: &PageCounts, task: &Task) -> bool {
+    let streamer = case.streamers.iter().find(|streamer| streamer.pid == task.process);
+    streamer
+        .and_then(|streamer| streamer.open(counts.file))
+        .is_some_and(|file| file.access == Access::ReadOnly)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{DEV, MIB, database, file, look, opener, pages};
+    use crate::{Streamer, StreamerFile};
+
+    fn traced(look: &mut Look, pages: Vec<PageCounts>) {
+        look.change.as_mut().unwrap().trace.as_mut().unwrap().pages = Some(pages);
+    }
+
+    #[test]
+    fn workers_that_have_ended_are_still_the_databases() {
+        let mut before = look();
+        before.databases = vec![database("postgresql", 100, "/a"), database("postgresql", 200, "/b")];
+        let mut after = before.clone();
+        before.databases[1].workers = vec![201, 210];
+        after.databases[0].workers = vec![101];
+        after.databases[1].workers = vec![201];
+        let table = File { database: Some(1), ..file("/b/base/1", FileClass::Data, MIB, 0) };
+        after.files = vec![table.clone()];
+        traced(&mut after, vec![pages(table.inode, 301, "postgres", MIB, 0)]);
+        for database in before.databases.iter_mut().chain(&mut after.databases) {
+            database.name = "postgres".to_owned();
+        }
+        let task = |pid, name: &str| Task { process: pid, thread: pid, name: name.to_owned() };
+        let streamer = |pid, title: &str| Streamer {
+            pid,
+            title: title.to_owned(),
+            cgroup: None,
+            group_beside: None,
+            files: Vec::new(),
+        };
+        let mut case = Case::new(&before, &after);
+        case.streamers = vec![streamer(301, ""), streamer(302, ""), streamer(303, "")];
+        assert_eq!(database_of(&case, &task(101, "postgres")), Some(0));
+        assert_eq!(database_of(&case, &task(210, "postgres")), Some(1), "when the watch began");
+        assert_eq!(database_of(&case, &task(301, "postgres")), Some(1), "by its files");
+        assert_eq!(database_of(&case, &task(302, "postgres")), Some(0), "one of the two");
+        assert_eq!(database_of(&case, &task(303, "tar")), None);
+        assert_eq!(database_of(&case, &task(304, "postgres")), None, "that it has ended is not known");
+        case.streamers = vec![streamer(301, "postgres: another's backend")];
+        assert_eq!(database_of(&case, &task(301, "postgres")), None, "it runs, and is no worker");
+        after.databases.truncate(1);
+        let case = Case::new(&before, &after);
+        assert_eq!(database_of(&case, &task(210, "postgres")), None, "its database has ended");
+    }
+
+    #[test]
+    fn what_was_read_is_no_output() {
+        let mut before = look();
+        let writer = opener(100, "db", OpenerKind::Buffered(Access::WriteOnly));
+        let reader = opener(100, "db", OpenerKind::Buffered(Access::ReadOnly));
+        let [grown, new, overwritten, merged, read] = ["grown", "new", "overwritten", "merged", "read"]
+            .map(|name| file(&format!("/var/lib/mysql/{name}"), FileClass::Data, 100 * MIB, 0));
+        let log = file("/var/lib/mysql/log", FileClass::Wal, 100 * MIB, 0);
+        let with = |file: &File, size: u64, opener: &Opener| File {
+            size: size * MIB,
+            openers: vec![opener.clone()],
+            ..file.clone()
+        };
+        before.files = vec![
+            with(&grown, 10, &reader),
+            with(&overwritten, 100, &writer),
+            with(&merged, 100, &reader),
+            with(&read, 100, &reader),
+            with(&log, 10, &writer),
+            File { inode: new.inode, ..with(&merged, 200, &reader) },
+        ];
+        let mut after = look();
+        after.files = vec![
+            with(&grown, 100, &reader),
+            with(&new, 100, &reader),
+            with(&overwritten, 100, &writer),
+            with(&read, 100, &reader),
+        ];
+        let foreign = |ino| Inode { dev: DEV, ino };
+        traced(
+            &mut after,
+            vec![
+                pages(grown.inode, 100, "db", MIB, 0),
+                pages(new.inode, 100, "db", 2 * MIB, 0),
+                pages(overwritten.inode, 100, "db", 4 * MIB, 0),
+                pages(merged.inode, 100, "db", 8 * MIB, 0),
+                pages(read.inode, 100, "db", 16 * MIB, 0),
+                pages(log.inode, 100, "db", 3 * MIB, 0),
+                pages(foreign(1), 7, "cp", 32 * MIB, 0),
+                pages(foreign(2), 7, "cp", 64 * MIB, 0),
+                pages(Inode { dev: DEV + 1, ino: 1 }, 7, "cp", 128 * MIB, 0),
+            ],
+        );
+        let mut case = Case::new(&before, &after);
+        case.streamers = vec![Streamer {
+            pid: 7,
+            title: "cp a b".to_owned(),
+            cgroup: None,
+            group_beside: None,
+            files: vec![StreamerFile { inode: foreign(2), path: "/a".into(), access: Access::ReadOnly }],
+        }];
+        let found = on_device(&case, "8:0").unwrap();
+        let found: Vec<_> =
+            found.iter().map(|one| (&one.owner, one.class, one.bytes / MIB, one.path)).collect();
+        let database = Owner::Database(0);
+        assert_eq!(
+            found,
+            [
+                (&Owner::Process(7, "cp".to_owned()), None, 32, None),
+                (&database, Some(FileClass::Data), 7, Some(overwritten.path.as_path())),
+                (&database, Some(FileClass::Wal), 3, Some(log.path.as_path())),
+            ]
+        );
+        let mut blind = after.clone();
+        blind.change.as_mut().unwrap().trace = None;
+        assert_eq!(on_device(&Case::new(&before, &blind), "8:0"), None);
+    }
+}
