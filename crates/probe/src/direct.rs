@@ -1,0 +1,334 @@
+//! Direct I/O: how it must be aligned, and whether it is real.
+//!
+//! A file system may take `O_DIRECT` and copy through the page cache all the same (tmpfs, btrfs for what it sums up). Four
+//! things tell: whether pages come to the page cache meanwhile (by events), whether they stay, whether reads at odd
+//! places work that no device can do, and whether a read of one block again and again is as fast as one from memory.
+
+use std::time::Instant;
+
+use pagekeeper_io::{AlignedBuf, IoFile, WriteMode};
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::trace::BlockOp;
+use pagekeeper_policy::DirectProfile;
+use rustix::fs::{AtFlags, StatxFlags};
+use rustix::io::Errno;
+use serde::Serialize;
+
+use crate::events::Events;
+use crate::figures::{Random, median};
+use crate::file::{BLOCK, BLOCK_BYTES, TestFile, check, random_piece, stamp};
+use crate::mixed::place;
+use crate::work::Work;
+use crate::{Error, Result};
+
+/// What direct I/O comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DirectKind {
+    /// It goes to the device.
+    Real,
+    /// Reads go to the device, writes are copied through the page cache.
+    WritesCopied,
+    /// It is copied through the page cache.
+    Copied,
+    /// It is answered from the page cache, and the pages stay.
+    Cached,
+    /// It is refused.
+    Refused,
+}
+
+/// What was found out about direct I/O.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DirectReport {
+    /// In a word.
+    pub kind: DirectKind,
+    /// Why it was refused.
+    pub refused: Option<String>,
+    /// Alignment of memory and of offsets that the file system tells (statx(2)), in bytes; `None` where it tells none.
+    pub told: Option<DirectProfile>,
+    /// The least alignment of memory and of offsets that was found to work, in bytes; 1 is any.
+    pub worked: Option<DirectProfile>,
+    /// Bytes that a direct read of so many cold bytes left resident: `(read, left)`.
+    pub left_by_read: Option<(u64, u64)>,
+    /// Pages that came to the page cache in so many direct reads; `None` where page-cache events are not counted.
+    pub added_by_reads: Option<u64>,
+    /// The same of direct writes.
+    pub added_by_writes: Option<u64>,
+    /// How many of either that was.
+    pub tried: u64,
+    /// Requests that the disk served meanwhile, of any program: by the reads, and by the writes.
+    pub disk_requests: Option<(u64, u64)>,
+    /// What a direct read of one block took that had just been read, in microseconds.
+    pub again_us: f64,
+    /// What a read of one block took that is in the page cache, in microseconds.
+    pub cached_us: f64,
+    /// Whether a direct read of a block that was dirty in the page cache brought what was written last.
+    pub dirty_is_seen: bool,
+    /// Whether that block was still dirty afterwards; `None` where that can't be known.
+    pub stays_dirty: Option<bool>,
+    /// Whether a buffered read after a direct write over resident pages brought what was written last.
+    pub write_is_seen: bool,
+    /// Of so many resident bytes a direct write of one block left so many: `(before, after)`.
+    pub left_by_write: Option<(u64, u64)>,
+}
+
+impl DirectReport {
+    /// What to keep to, if it is real.
+    pub fn profile(&self) -> Option<DirectProfile> {
+        if self.kind == DirectKind::Real { self.told.or(self.worked) } else { None }
+    }
+
+    fn refused(why: String, told: Option<DirectProfile>) -> Self {
+        Self {
+            kind: DirectKind::Refused,
+            refused: Some(why),
+            told,
+            worked: None,
+            left_by_read: None,
+            added_by_reads: None,
+            added_by_writes: None,
+            tried: 0,
+            disk_requests: None,
+            again_us: 0.0,
+            cached_us: 0.0,
+            dirty_is_seen: true,
+            stays_dirty: None,
+            write_is_seen: true,
+            left_by_write: None,
+        }
+    }
+}
+
+/// How many reads and writes are looked at.
+const TRIED: u64 = 64;
+
+/// Finds out.
+pub(crate) fn measure(work: &Work<'_>, file: &TestFile, events: &mut Events) -> Result<DirectReport> {
+    let told = told(&*file.buffered);
+    let direct = match &file.direct {
+        Ok(direct) => &**direct,
+        Err(error) => return Ok(DirectReport::refused(error.to_string(), told)),
+    };
+    if told.is_some_and(|told| told.offset_alignment == 0) {
+        let why = "the file system says that it has none for this file (statx)".to_owned();
+        return Ok(DirectReport::refused(why, told));
+    }
+    let mut random = Random::new(work.measure.seed);
+    work.check()?;
+    file.drop_pages()?;
+    let read = 64 << 10;
+    let mut piece = AlignedBuf::new(read);
+    let whole = 0..file.len - (1 << 20);
+    let offset = place(&mut random, &whole);
+    direct.read_at(offset, &mut piece)?;
+    check(&piece, direct, offset)?;
+    let left_by_read = file.resident(0..u64::MAX)?.map(|left| (read as u64, left));
+    let worked = worked(direct, &mut random, file.len)?;
+    file.drop_pages()?;
+    let (added_by_reads, reads) = seen(work, file, events, || each(direct, &mut random, &whole, false))?;
+    let (added_by_writes, writes) = seen(work, file, events, || each(direct, &mut random, &whole, true))?;
+    let again_us = again(direct)?;
+    let cached_us = again(&*file.buffered)?;
+    let (dirty_is_seen, stays_dirty) = over_dirty(file, direct, &mut random)?;
+    let (write_is_seen, left_by_write) = over_resident(file, direct)?;
+    file.drop_pages()?;
+    let mut report = DirectReport {
+        kind: DirectKind::Real,
+        refused: None,
+        told,
+        worked,
+        left_by_read,
+        added_by_reads,
+        added_by_writes,
+        tried: TRIED,
+        disk_requests: reads.zip(writes),
+        again_us,
+        cached_us,
+        dirty_is_seen,
+        stays_dirty,
+        write_is_seen,
+        left_by_write,
+    };
+    report.kind = kind(&report);
+    Ok(report)
+}
+
+/// By what was seen.
+fn kind(report: &DirectReport) -> DirectKind {
+    let takes_anything = report.worked.is_some_and(|worked| worked.offset_alignment < 512);
+    match (report.added_by_reads, report.added_by_writes) {
+        _ if report.left_by_read.is_some_and(|(_, left)| left > 0) => DirectKind::Cached,
+        (Some(0), Some(0)) => DirectKind::Real,
+        (Some(0), Some(_)) => DirectKind::WritesCopied,
+        (Some(_), _) => DirectKind::Copied,
+        // Not seen: no device takes odd places, so something copies.
+        (None, _) if takes_anything => DirectKind::Copied,
+        (None, _) => DirectKind::Real,
+    }
+}
+
+/// What statx(2) tells (`STATX_DIOALIGN`, Linux 6.1): zeros for "no direct I/O".
+fn told(file: &dyn IoFile) -> Option<DirectProfile> {
+    let stat = rustix::fs::statx(file.fd()?, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let is_told = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
+    is_told.then_some(DirectProfile {
+        memory_alignment: stat.stx_dio_mem_align,
+        offset_alignment: stat.stx_dio_offset_align,
+    })
+}
+
+/// The least that works, each with the other at its usual 4096.
+fn worked(direct: &dyn IoFile, random: &mut Random, len: u64) -> Result<Option<DirectProfile>> {
+    let fd = direct.fd().ok_or_else(|| Error::call("read", direct.path(), Errno::BADF))?;
+    let mut memory = AlignedBuf::new(4 * BLOCK);
+    let base = place(random, &(0..len - (1 << 20)));
+    let mut works = |skip: usize, offset: u64, len: usize| -> Result<bool> {
+        match rustix::io::pread(fd, &mut memory[skip..skip + len], offset) {
+            Ok(_) => Ok(true),
+            Err(Errno::INVAL) => Ok(false),
+            Err(errno) => Err(Error::call("read", direct.path(), errno)),
+        }
+    };
+    let (mut offset_alignment, mut memory_alignment) = (None, None);
+    for alignment in [1_u16, 512, 1024, 2048, 4096] {
+        // An odd multiple, so that no greater alignment is met by chance.
+        let len = usize::from(alignment);
+        if offset_alignment.is_none() && works(0, base + u64::from(alignment), len)? {
+            offset_alignment = Some(u32::from(alignment));
+        }
+        if memory_alignment.is_none() && works(len, base, BLOCK)? {
+            memory_alignment = Some(u32::from(alignment));
+        }
+    }
+    Ok(memory_alignment
+        .zip(offset_alignment)
+        .map(|(memory_alignment, offset_alignment)| DirectProfile { memory_alignment, offset_alignment }))
+}
+
+/// Does something while events are counted: pages of the file that came, and requests that the disk served.
+fn seen(
+    work: &Work<'_>,
+    file: &TestFile,
+    events: &mut Events,
+    act: impl FnOnce() -> Result<()>,
+) -> Result<(Option<u64>, Option<u64>)> {
+    let inode = work.place.traced.zip(Some(file.buffered.stat()?.inode)).map(|(dev, ino)| Inode { dev, ino });
+    events.take();
+    act()?;
+    let Some(counts) = events.take() else { return Ok((None, None)) };
+    let added = inode.and_then(|inode| counts.of_file(inode)).map(|flow| flow.added.bytes / BLOCK_BYTES);
+    let is_ours = |op| matches!(op, BlockOp::Read | BlockOp::Write);
+    let requests = work.place.disk.zip(counts.block).map(|(disk, blocks)| {
+        let of_disk = blocks.iter().filter(|block| block.dev == disk && is_ours(block.op));
+        of_disk.map(|block| block.latency.count()).sum()
+    });
+    Ok((added, requests))
+}
+
+/// Random reads or writes of one block each.
+fn each(direct: &dyn IoFile, random: &mut Random, whole: &std::ops::Range<u64>, write: bool) -> Result<()> {
+    let mut block = random_piece(BLOCK);
+    for _ in 0..TRIED {
+        let offset = place(random, whole);
+        if write {
+            stamp(&mut block, offset);
+            direct.write_at(offset, &block, WriteMode::Plain)?;
+        } else {
+            direct.read_at(offset, &mut block)?;
+            check(&block, direct, offset)?;
+        }
+    }
+    Ok(())
+}
+
+/// One block, again and again: the median in microseconds.
+fn again(file: &dyn IoFile) -> Result<f64> {
+    let mut block = AlignedBuf::new(BLOCK);
+    let mut took = Vec::new();
+    for _ in 0..TRIED {
+        let began = Instant::now();
+        file.read_at(0, &mut block)?;
+        took.push(began.elapsed().as_secs_f64() * 1e6);
+        check(&block, file, 0)?;
+    }
+    Ok(median(&took).unwrap_or(0.0))
+}
+
+/// A direct read of what is dirty in the page cache: whether it is seen, and whether it stays dirty.
+fn over_dirty(file: &TestFile, direct: &dyn IoFile, random: &mut Random) -> Result<(bool, Option<bool>)> {
+    file.drop_pages()?;
+    let mut block = random_piece(BLOCK);
+    stamp(&mut block, 0);
+    block[8..16].copy_from_slice(&random.next_u64().to_le_bytes());
+    file.buffered.write_at(0, &block, WriteMode::Plain)?;
+    let mut found = AlignedBuf::new(BLOCK);
+    direct.read_at(0, &mut found)?;
+    let state = file.buffered.residency(0..BLOCK_BYTES)?;
+    Ok((found[..] == block[..], state.map(|state| state.unwritten > 0)))
+}
+
+/// A direct write of one block of several that are resident: whether it is seen through the page cache, and what
+/// stays of the others.
+fn over_resident(file: &TestFile, direct: &dyn IoFile) -> Result<(bool, Option<(u64, u64)>)> {
+    let len = 16 * BLOCK;
+    file.drop_pages()?;
+    let mut piece = AlignedBuf::new(len);
+    file.buffered.read_at(0, &mut piece)?;
+    let range = 0..len as u64;
+    let before = file.resident(range.clone())?;
+    let mut block = random_piece(BLOCK);
+    stamp(&mut block, BLOCK_BYTES);
+    block[8..16].fill(7);
+    direct.write_at(BLOCK_BYTES, &block, WriteMode::Plain)?;
+    let after = file.resident(range)?;
+    file.buffered.read_at(0, &mut piece)?;
+    Ok((piece[BLOCK..2 * BLOCK] == block[..], before.zip(after)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::testing::disk_dir;
+
+    #[test]
+    fn what_is_seen_tells_what_it_is() {
+        let of = |added: Option<(u64, u64)>, left, alignment| {
+            let report = DirectReport {
+                left_by_read: Some((65_536, left)),
+                added_by_reads: added.map(|added| added.0),
+                added_by_writes: added.map(|added| added.1),
+                worked: Some(DirectProfile { memory_alignment: 512, offset_alignment: alignment }),
+                ..DirectReport::refused(String::new(), None)
+            };
+            kind(&report)
+        };
+        assert_eq!(of(Some((0, 0)), 0, 512), DirectKind::Real);
+        assert_eq!(of(Some((0, 0)), 0, 1), DirectKind::Real, "nothing came to the page cache");
+        assert_eq!(of(Some((0, 64)), 0, 1), DirectKind::WritesCopied);
+        assert_eq!(of(Some((64, 64)), 0, 512), DirectKind::Copied);
+        assert_eq!(of(None, 0, 1), DirectKind::Copied);
+        assert_eq!(of(None, 0, 512), DirectKind::Real);
+        assert_eq!(of(Some((0, 0)), 65_536, 512), DirectKind::Cached);
+    }
+
+    #[test]
+    fn direct_io_is_coherent_and_told_from_a_copy() {
+        let dir = disk_dir();
+        let work = Work::for_test(dir.path());
+        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
+        file.fill(8 << 20, Duration::MAX, &work).unwrap();
+        let mut events = Events::start(&work.place);
+        let report = measure(&work, &file, &mut events).unwrap();
+        assert!(report.dirty_is_seen && report.write_is_seen, "{report:?}");
+        assert_eq!(report.refused.is_some(), report.kind == DirectKind::Refused);
+        if report.kind == DirectKind::Real {
+            let profile = report.profile().unwrap();
+            assert!(profile.offset_alignment.is_power_of_two(), "{report:?}");
+            assert_eq!(report.left_by_read.map_or(0, |(_, left)| left), 0);
+        } else {
+            assert_eq!(report.profile(), None);
+        }
+    }
+}

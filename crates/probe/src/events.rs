@@ -1,0 +1,116 @@
+//! Events of the kernel beside what is measured: page-cache adds and removals, block I/O, pauses, plain counters.
+//!
+//! Where events are not to be had the measurement goes on without, and says why.
+
+use std::time::Duration;
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::trace::{BlockOp, PageFilter, TraceCounts, TraceOptions, Tracer};
+use serde::Serialize;
+
+use crate::place::Place;
+
+/// Events of the file system and its disk while something is measured.
+pub(crate) struct Events {
+    tracer: Option<Tracer>,
+    /// What is seen, or why not, in plain words.
+    pub(crate) source: String,
+}
+
+impl Events {
+    /// Begins to count, by the best source there is.
+    pub(crate) fn start(place: &Place) -> Self {
+        let Some(device) = place.traced else {
+            let source =
+                "events are not counted: on this file system pages belong to another one below".to_owned();
+            return Self { tracer: None, source };
+        };
+        let options = TraceOptions {
+            reclaim: false,
+            block: true,
+            filter: PageFilter::Devices(vec![device]),
+            entries: 4096,
+            roots: place.roots.clone(),
+            ..TraceOptions::default()
+        };
+        match Tracer::start(&options) {
+            Ok(tracer) => {
+                let source = tracer.source().to_string();
+                Self { tracer: Some(tracer), source }
+            }
+            Err(error) => Self { tracer: None, source: format!("events are not counted: {error}") },
+        }
+    }
+
+    /// What happened since the last time.
+    pub(crate) fn take(&mut self) -> Option<TraceCounts> {
+        self.tracer.as_mut()?.take().ok()
+    }
+}
+
+/// What the kernel did in all windows of one subject, as a rate.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct EventRates {
+    /// Bytes of the file that came to the page cache in a second; `None` where page-cache events are not counted.
+    pub added_bytes_per_second: Option<f64>,
+    /// Bytes of the file that left the page cache in a second.
+    pub removed_bytes_per_second: Option<f64>,
+    /// Reads that the disk did in a second, whoever asked for them; `None` where block I/O is not counted.
+    pub disk_reads_per_second: Option<f64>,
+    /// Writes that the disk did in a second, whoever asked for them.
+    pub disk_writes_per_second: Option<f64>,
+    /// How many of the disk's reads and writes were under way at a time, in the mean.
+    pub disk_queue: Option<f64>,
+    /// Bytes of files that were made dirty in a second, by the whole machine (`nr_dirtied` of /proc/vmstat).
+    pub dirtied_bytes_per_second: Option<f64>,
+    /// Bytes of files that were written back in a second, by the whole machine (`nr_written` of /proc/vmstat).
+    pub written_bytes_per_second: Option<f64>,
+}
+
+/// Of periods of so many seconds together: the file's own pages, the disk's requests.
+pub(crate) fn rates(
+    counts: &[&TraceCounts],
+    seconds: f64,
+    file: Option<Inode>,
+    disk: Option<u64>,
+) -> EventRates {
+    // One that is unknown makes the sum unknown.
+    let rate = |of: &dyn Fn(&TraceCounts) -> Option<u64>| {
+        if counts.is_empty() || seconds <= 0.0 {
+            return None;
+        }
+        let each: Option<Vec<u64>> = counts.iter().map(|counts| of(counts)).collect();
+        Some(each?.iter().sum::<u64>() as f64 / seconds)
+    };
+    let requests = |op| {
+        rate(&move |counts: &TraceCounts| {
+            let of_disk =
+                counts.block.as_ref()?.iter().filter(|block| Some(block.dev) == disk && block.op == op);
+            disk.map(|_| of_disk.map(|block| block.latency.count()).sum())
+        })
+    };
+    let busy_us = rate(&|counts| {
+        let of_disk = counts.block.as_ref()?.iter().filter(|block| Some(block.dev) == disk);
+        let busy: Duration = of_disk.map(|block| block.latency.total()).sum();
+        disk.and_then(|_| u64::try_from(busy.as_micros()).ok())
+    });
+    EventRates {
+        added_bytes_per_second: rate(&|counts| Some(counts.of_file(file?)?.added.bytes)),
+        removed_bytes_per_second: rate(&|counts| Some(counts.of_file(file?)?.removed.bytes)),
+        disk_reads_per_second: requests(BlockOp::Read),
+        disk_writes_per_second: requests(BlockOp::Write),
+        disk_queue: busy_us.map(|busy| busy / 1e6),
+        dirtied_bytes_per_second: rate(&|counts| counts.machine.dirtied),
+        written_bytes_per_second: rate(&|counts| counts.machine.written),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_counted_stays_unknown() {
+        assert_eq!(rates(&[], 1.0, None, None), EventRates::default());
+    }
+}

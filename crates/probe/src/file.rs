@@ -1,0 +1,286 @@
+//! Files without a name that measuring is done on, each open through the page cache and past it.
+//!
+//! Invariants: each block of [`BLOCK`] bytes begins with its own offset, so that whatever is read can be checked; nothing of
+//! the directory's files is touched; the file goes when the last descriptor does, also by `kill -9`.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagekeeper_io::{
+    Access, AlignedBuf, BatchRead, Create, Error as IoError, Io, IoFile, Lock, OwnedRead, OwnedWrite,
+    WriteMode,
+};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::figures::Random;
+use crate::place::{Place, unnamed};
+use crate::work::Work;
+use crate::{Error, Result};
+
+/// Bytes of one random read or write.
+pub(crate) const BLOCK: usize = 4096;
+/// The same.
+pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
+/// Bytes that a file is filled with at a time.
+const PIECE: usize = 1 << 20;
+/// No fewer bytes than this are filled, however slow the disk is.
+pub(crate) const LEAST: u64 = 64 << 20;
+
+/// One file.
+pub(crate) struct TestFile {
+    pub(crate) buffered: Arc<dyn IoFile>,
+    /// The same file past the page cache; nothing where that is refused.
+    pub(crate) direct: std::result::Result<Arc<dyn IoFile>, IoError>,
+    /// Bytes that were written.
+    pub(crate) len: u64,
+}
+
+impl TestFile {
+    /// A new one, empty.
+    pub(crate) fn new(place: &Place, io: &dyn Io) -> Result<Self> {
+        let file = place.unnamed()?;
+        let direct = match direct(&file, &place.directory) {
+            Ok(direct) => Ok(io.adopt(direct, Access::Direct)?),
+            Err(error) if error.errno() == Some(Errno::INVAL.raw_os_error()) => Err(error),
+            Err(error) => return Err(error.into()),
+        };
+        let buffered = io.adopt(file, Access::Buffered)?;
+        Ok(Self { buffered, direct, len: 0 })
+    }
+
+    /// The best way to its device: direct, if that can be had.
+    pub(crate) fn nearest(&self) -> &Arc<dyn IoFile> {
+        self.direct.as_ref().unwrap_or(&self.buffered)
+    }
+
+    /// Takes room for `len` bytes and really writes them, or as many as the disk takes in `time`, at least [`LEAST`].
+    /// Nothing of it is resident afterwards.
+    pub(crate) fn fill(&mut self, len: u64, time: Duration, work: &Work<'_>) -> Result<()> {
+        let len = len / PIECE as u64 * PIECE as u64;
+        match self.buffered.allocate(0..len) {
+            // A hint where the file system knows no such thing.
+            Err(error) if error.errno() == Some(Errno::OPNOTSUPP.raw_os_error()) => {}
+            allocated => allocated?,
+        }
+        let mut piece = random_piece(PIECE);
+        let (began, file) = (Instant::now(), Arc::clone(self.nearest()));
+        while self.len < len && (self.len < LEAST || began.elapsed() < time) {
+            work.check()?;
+            stamp(&mut piece, self.len);
+            file.write_at(self.len, &piece, WriteMode::Plain)?;
+            if self.direct.is_err() {
+                self.buffered.wait_writeback(self.len..self.len + PIECE as u64)?;
+            }
+            self.len += PIECE as u64;
+        }
+        self.buffered.set_len(self.len)?;
+        self.buffered.sync_all()?;
+        self.drop_pages()
+    }
+
+    /// Has nothing of it resident, as far as that can be had.
+    pub(crate) fn drop_pages(&self) -> Result<()> {
+        drop_pages(&*self.buffered)
+    }
+
+    /// Resident bytes of a range; nothing where that can't be known.
+    pub(crate) fn resident(&self, range: std::ops::Range<u64>) -> Result<Option<u64>> {
+        Ok(self.buffered.residency(range)?.map(|found| found.resident))
+    }
+}
+
+/// Writes dirty pages back and drops all.
+pub(crate) fn drop_pages(file: &dyn IoFile) -> Result<()> {
+    file.wait_writeback(0..u64::MAX)?;
+    for _ in 0..5 {
+        file.release(0..u64::MAX)?;
+        if file.residency(0..u64::MAX)?.is_none_or(|found| found.resident == 0) {
+            break;
+        }
+        // What is being read ahead at this moment resists.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// The same open file once more, past the page cache.
+fn direct(file: &File, directory: &Path) -> std::result::Result<File, IoError> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
+    let opened: std::result::Result<OwnedFd, Errno> = rustix::fs::open(link, flags, Mode::empty());
+    opened.map(File::from).map_err(|errno| IoError::Call {
+        call: "open with O_DIRECT a file in",
+        path: directory.to_path_buf(),
+        errno: errno.raw_os_error(),
+    })
+}
+
+/// Random bytes: what a device could compress or find twice would be no measure.
+pub(crate) fn random_piece(len: usize) -> AlignedBuf {
+    let mut piece = AlignedBuf::new(len);
+    let mut random = Random::new(std::process::id().into());
+    for word in piece.chunks_exact_mut(8) {
+        word.copy_from_slice(&random.next_u64().to_le_bytes());
+    }
+    piece
+}
+
+/// Has each block of a piece begin with its offset in the file.
+pub(crate) fn stamp(piece: &mut [u8], offset: u64) {
+    for (number, block) in (0_u64..).zip(piece.chunks_mut(BLOCK)) {
+        block[..8].copy_from_slice(&(offset + number * BLOCK_BYTES).to_le_bytes());
+    }
+}
+
+/// Fails unless the bytes begin as the block at that offset does.
+pub(crate) fn check(block: &[u8], file: &dyn IoFile, offset: u64) -> Result<()> {
+    if block.get(..8) == Some(&offset.to_le_bytes()) {
+        return Ok(());
+    }
+    Err(Error::Wrong { path: file.path().to_path_buf(), offset })
+}
+
+/// A back-end whose new files have no name, so that bulk output leaves nothing behind whatever happens to its writer.
+pub(crate) struct Unnamed {
+    io: Arc<dyn Io>,
+}
+
+impl Unnamed {
+    pub(crate) fn shared(io: Arc<dyn Io>) -> Arc<dyn Io> {
+        Arc::new(Self { io })
+    }
+}
+
+impl Io for Unnamed {
+    fn open(&self, path: &Path, access: Access) -> std::result::Result<Arc<dyn IoFile>, IoError> {
+        self.io.open(path, access)
+    }
+
+    fn adopt(&self, file: File, access: Access) -> std::result::Result<Arc<dyn IoFile>, IoError> {
+        self.io.adopt(file, access)
+    }
+
+    fn read_batch(
+        &self,
+        reads: &mut [BatchRead<'_>],
+        completed: &mut dyn FnMut(usize, std::result::Result<usize, IoError>),
+    ) {
+        self.io.read_batch(reads, completed);
+    }
+
+    fn submit(&self, reads: Vec<OwnedRead>) {
+        self.io.submit(reads);
+    }
+
+    fn name(&self) -> &'static str {
+        self.io.name()
+    }
+
+    fn open_writable(
+        &self,
+        path: &Path,
+        access: Access,
+        _create: Create,
+    ) -> std::result::Result<Arc<dyn IoFile>, IoError> {
+        let directory = path.parent().unwrap_or(Path::new("."));
+        let failed = |error: Error| IoError::Call {
+            call: "make a file in",
+            path: directory.to_path_buf(),
+            errno: match error {
+                Error::Denied { .. } => Errno::ACCESS.raw_os_error(),
+                Error::ReadOnly { .. } => Errno::ROFS.raw_os_error(),
+                Error::Call { source, .. } => source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+                _ => Errno::IO.raw_os_error(),
+            },
+        };
+        let file = unnamed(directory).map_err(failed)?;
+        if access == Access::Buffered {
+            return self.io.adopt(file, access);
+        }
+        match direct(&file, directory) {
+            Ok(direct) => self.io.adopt(direct, access),
+            Err(error) if error.errno() == Some(Errno::INVAL.raw_os_error()) => {
+                Err(IoError::NoDirect { path: directory.to_path_buf(), errno: Errno::INVAL.raw_os_error() })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// There is no name to take away.
+    fn remove(&self, _path: &Path) -> std::result::Result<(), IoError> {
+        Ok(())
+    }
+
+    fn list(&self, dir: &Path) -> std::result::Result<Vec<OsString>, IoError> {
+        self.io.list(dir)
+    }
+
+    /// There is no name to make durable.
+    fn sync_dir(&self, _dir: &Path) -> std::result::Result<(), IoError> {
+        Ok(())
+    }
+
+    fn lock(&self, path: &Path) -> std::result::Result<Lock, IoError> {
+        self.io.lock(path)
+    }
+
+    fn submit_writes(&self, writes: Vec<OwnedWrite>) {
+        self.io.submit_writes(writes);
+    }
+}
+
+/// A name for bulk output, which it does not get.
+pub(crate) fn bulk_path(place: &Place) -> PathBuf {
+    place.directory.join("bulk")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::disk_dir;
+
+    #[test]
+    fn blocks_tell_their_place() {
+        let mut piece = random_piece(3 * BLOCK);
+        stamp(&mut piece, 8192);
+        let dir = disk_dir();
+        let file = TestFile::new(&Place::look(dir.path()).unwrap(), &*pagekeeper_io::best()).unwrap();
+        check(&piece[BLOCK..], &*file.buffered, 12_288).unwrap();
+        assert!(matches!(check(&piece, &*file.buffered, 0), Err(Error::Wrong { offset: 0, .. })));
+        assert!(matches!(check(&[], &*file.buffered, 0), Err(Error::Wrong { .. })));
+    }
+
+    #[test]
+    fn what_is_filled_was_written_and_is_not_resident() {
+        let dir = disk_dir();
+        let work = Work::for_test(dir.path());
+        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
+        file.fill(3 << 20, Duration::ZERO, &work).unwrap();
+        assert_eq!(file.len, 3 << 20);
+        assert_eq!(file.resident(0..u64::MAX).unwrap().unwrap_or(0), 0);
+        let mut block = AlignedBuf::new(BLOCK);
+        for offset in [0, 1 << 20, (3 << 20) - BLOCK_BYTES] {
+            file.nearest().read_at(offset, &mut block).unwrap();
+            check(&block, &*file.buffered, offset).unwrap();
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn bulk_output_has_no_name() {
+        let dir = disk_dir();
+        let io = Unnamed::shared(pagekeeper_io::best());
+        for mode in [pagekeeper_log::BulkMode::Auto, pagekeeper_log::BulkMode::Buffered] {
+            let options = pagekeeper_log::BulkWriter::options().mode(mode).io(Arc::clone(&io));
+            let mut output = options.create(dir.path().join("bulk")).unwrap();
+            output.write_all(&random_piece(3 << 20)).unwrap();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+            assert_eq!(output.finish().unwrap().bytes, 3 << 20);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Measures what a disk and the file system on it do, by doing it: direct I/O, what mixing it with buffered I/O costs,
+//! uncached and atomic writes, how wide and how slow reads are, what a sync and a release cost.
+//!
+//! [`Probe`] measures in a directory, in about a minute, and gives a [`Report`]: all figures, and the
+//! [`DiskProfile`](pagekeeper_policy::DiskProfile) that the guard, the bulk writer and the page store can be given. [`write()`]
+//! and [`save`] put a profile on disk, [`read`] and [`saved`] find it again.
+//!
+//! Invariants: all files are without a name and gone afterwards, whatever ends it; nothing else in the directory is touched; no
+//! setting of the machine is changed; all that is read is checked. What is compared is measured in turn, in an order
+//! that is shuffled anew in each round. What can't be had is `None`, never zero.
+//! Fails in a plain sentence where a directory can't be measured, before anything is written.
+
+mod bulk;
+mod direct;
+mod error;
+mod events;
+mod figures;
+mod file;
+mod mixed;
+mod pages;
+mod place;
+mod probe;
+mod reads;
+mod saved;
+mod sync;
+#[cfg(test)]
+mod testing;
+mod words;
+mod work;
+mod writes;
+
+pub use bulk::{BulkBeside, BulkCase, BulkReport};
+pub use direct::{DirectKind, DirectReport};
+pub use error::{Error, Result};
+pub use events::EventRates;
+pub use mixed::{Access, Beside, MixedCase, MixedReport, Subject};
+pub use pages::{ReadAheadReport, ReleaseReport};
+pub use probe::{FILE_BYTES_LEAST, Found, Probe, Report};
+pub use reads::ReadsReport;
+pub use saved::{DIRECTORY, is_of, read, save, save_in, saved, saved_in, write};
+pub use sync::{SyncReport, SyncTimes};
+pub use words::sentence;
+pub use work::{Part, Progress};
+pub use writes::{AtomicReport, AtomicSize, UncachedReport, UncachedUse};

@@ -1,0 +1,136 @@
+//! Pages of the kernel's cache: how many one small read brings in, and what it costs to release them.
+
+use std::time::{Duration, Instant};
+
+use pagekeeper_io::AlignedBuf;
+use serde::Serialize;
+
+use crate::Result;
+use crate::figures::{Random, median};
+use crate::file::{BLOCK, TestFile, check};
+use crate::mixed::place;
+use crate::work::Work;
+
+/// How many small reads are looked at.
+const READS: usize = 9;
+/// Bytes that are made resident to be released.
+const RELEASED: u64 = 256 << 20;
+/// Bytes of single pages.
+const SCATTERED: u64 = 32 << 20;
+/// The most time to make them resident, each time.
+const PATIENCE: Duration = Duration::from_millis(600);
+/// How often it is measured.
+const ROUNDS: usize = 3;
+
+/// What the kernel reads ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ReadAheadReport {
+    /// The disk's setting (`read_ahead_kb`), in bytes; `None` if unknown.
+    pub setting_bytes: Option<u64>,
+    /// Bytes that one cold read of 4 KiB at a random place made resident: the median. `None` where that can't be known.
+    pub random_bytes: Option<f64>,
+    /// The same at the start of the file, where the kernel takes it for the first of many.
+    pub start_bytes: Option<f64>,
+}
+
+/// Looks at what small reads bring in.
+pub(crate) fn read_ahead(work: &Work<'_>, file: &TestFile) -> Result<ReadAheadReport> {
+    let mut random = Random::new(work.measure.seed);
+    let mut block = AlignedBuf::new(BLOCK);
+    let (mut at_random, mut at_start) = (Vec::new(), Vec::new());
+    for number in 0..2 * READS {
+        work.check()?;
+        file.drop_pages()?;
+        let is_start = number % 2 == 0;
+        let offset = if is_start { 0 } else { place(&mut random, &(file.len / 4..file.len / 4 * 3)) };
+        file.buffered.read_at(offset, &mut block)?;
+        check(&block, &*file.buffered, offset)?;
+        if let Some(found) = file.resident(0..u64::MAX)? {
+            if is_start { at_start.push(found as f64) } else { at_random.push(found as f64) }
+        }
+    }
+    file.drop_pages()?;
+    Ok(ReadAheadReport {
+        setting_bytes: work.place.read_ahead,
+        random_bytes: median(&at_random),
+        start_bytes: median(&at_start),
+    })
+}
+
+/// What releasing clean pages costs (`POSIX_FADV_DONTNEED`).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ReleaseReport {
+    /// In microseconds per GiB, of pages that were read one after the other: the kernel keeps them in large pieces where the
+    /// file system can.
+    pub sequential_us_per_gib: Option<f64>,
+    /// The same of pages that were brought in one by one.
+    pub scattered_us_per_gib: Option<f64>,
+    /// Bytes that stayed after releases of everything: the most of all rounds. `None` where that can't be known.
+    pub left_bytes: Option<u64>,
+}
+
+/// Measures releases.
+pub(crate) fn release(work: &Work<'_>, file: &TestFile) -> Result<ReleaseReport> {
+    let (mut sequential, mut scattered, mut left) = (Vec::new(), Vec::new(), None);
+    for _ in 0..ROUNDS {
+        for (is_sequential, took) in [(true, &mut sequential), (false, &mut scattered)] {
+            file.drop_pages()?;
+            let range = 0..bring(work, file, is_sequential)?;
+            let resident = file.resident(range.clone())?.unwrap_or(range.end);
+            let began = Instant::now();
+            file.buffered.release(0..u64::MAX)?;
+            let seconds = began.elapsed().as_secs_f64();
+            if resident > 0 {
+                took.push(seconds * 1e6 / resident as f64 * f64::from(1 << 30));
+            }
+            left = left.max(file.resident(range)?);
+        }
+    }
+    Ok(ReleaseReport {
+        sequential_us_per_gib: median(&sequential),
+        scattered_us_per_gib: median(&scattered),
+        left_bytes: left,
+    })
+}
+
+/// Makes the start of the file resident, as far as it goes in the time; tells how far.
+fn bring(work: &Work<'_>, file: &TestFile, is_sequential: bool) -> Result<u64> {
+    let began = Instant::now();
+    let step: u64 = 1 << 20;
+    let end = if is_sequential { RELEASED } else { SCATTERED }.min(file.len);
+    let mut piece = AlignedBuf::new(1 << 20);
+    let mut offset = 0;
+    while offset < end && (offset == 0 || began.elapsed() < PATIENCE) {
+        work.check()?;
+        if is_sequential {
+            file.buffered.read_at(offset, &mut piece)?;
+        } else {
+            // From the last to the first: so none is taken for the next of a row.
+            for page in (0..piece.len()).step_by(BLOCK).rev() {
+                file.buffered.read_at(offset + page as u64, &mut piece[page..page + BLOCK])?;
+            }
+        }
+        check(&piece, &*file.buffered, offset)?;
+        offset += step;
+    }
+    Ok(offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::disk_dir;
+
+    #[test]
+    fn small_reads_and_releases_are_measured() {
+        let dir = disk_dir();
+        let work = Work::for_test(dir.path());
+        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
+        file.fill(8 << 20, Duration::MAX, &work).unwrap();
+        let report = read_ahead(&work, &file).unwrap();
+        assert!(report.random_bytes.is_none_or(|bytes| bytes >= 4096.0), "{report:?}");
+        let report = release(&work, &file).unwrap();
+        assert!(report.sequential_us_per_gib.unwrap() > 0.0 && report.scattered_us_per_gib.unwrap() > 0.0);
+        assert_eq!(file.resident(0..u64::MAX).unwrap().unwrap_or(0), report.left_bytes.unwrap_or(0));
+    }
+}

@@ -1,0 +1,168 @@
+//! The directory that is measured: what file system and disk it is on, and whether it can be measured at all.
+//!
+//! Fails in a plain sentence where it is no directory, in memory, read-only, full or forbidden, before anything is written.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::pressure::{BackingDevice, MemInfo, SysRoots};
+use pagekeeper_kernel::process::Mount;
+use pagekeeper_kernel::{FileSystem, Links, open_directory};
+use rustix::fs::{StatVfsMountFlags, major, minor};
+
+use crate::{Error, Result};
+
+/// What is kept free on the disk, in bytes.
+const SPARE: u64 = 64 << 20;
+/// Memory that is needed beside what bulk output makes dirty, in bytes.
+const MEMORY: u64 = 128 << 20;
+
+/// A directory and what it is on.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) directory: PathBuf,
+    pub(crate) roots: SysRoots,
+    /// `ext4`, as the mounts have it.
+    pub(crate) file_system: String,
+    /// "MAJOR:MINOR" of `st_dev`.
+    pub(crate) device: String,
+    /// `f_fsid`; zero where there is none.
+    pub(crate) number: u64,
+    /// The file system's device as tracing names it.
+    pub(crate) traced: Option<u64>,
+    /// The disk below, as tracing of block devices names it.
+    pub(crate) disk: Option<u64>,
+    pub(crate) read_ahead: Option<u64>,
+}
+
+impl Place {
+    /// Looks at the directory; nothing is written.
+    pub(crate) fn look(directory: &Path) -> Result<Self> {
+        let roots = SysRoots::default();
+        let metadata =
+            std::fs::metadata(directory).map_err(|error| Error::call("look at", directory, error))?;
+        if !metadata.is_dir() {
+            return Err(Error::NotADirectory { path: directory.to_path_buf() });
+        }
+        let open = open_directory(directory, Links::Follow)?;
+        let kind = FileSystem::of(&open, directory)?;
+        if let Some(reason) = kind.release_refusal() {
+            return Err(Error::NoDisk { path: directory.to_path_buf(), reason });
+        }
+        let stat = rustix::fs::fstatvfs(&open).map_err(|errno| Error::call("statfs", directory, errno))?;
+        if stat.f_flag.contains(StatVfsMountFlags::RDONLY) {
+            return Err(Error::ReadOnly { path: directory.to_path_buf() });
+        }
+        let mount = mount_of(&roots, &File::from(open));
+        let backing = backing_device(&roots, metadata.dev(), mount.as_ref());
+        Ok(Self {
+            directory: directory.to_path_buf(),
+            file_system: mount.as_ref().map_or_else(|| kind.to_string(), |mount| mount.kind.clone()),
+            device: format!("{}:{}", major(metadata.dev()), minor(metadata.dev())),
+            number: stat.f_fsid,
+            traced: mount.as_ref().filter(|mount| mount.kind != "overlay").map(|mount| mount.dev),
+            disk: disk_of(&roots, metadata.dev(), mount.as_ref()),
+            read_ahead: backing.map(|backing| backing.read_ahead),
+            roots,
+        })
+    }
+
+    /// Fails unless so many bytes fit on the disk.
+    pub(crate) fn require_space(&self, bytes: u64) -> Result<()> {
+        let stat = rustix::fs::statvfs(&self.directory)
+            .map_err(|errno| Error::call("statfs", &self.directory, errno))?;
+        let (free, needed) = (stat.f_bavail.saturating_mul(stat.f_frsize), bytes.saturating_add(SPARE));
+        if free < needed {
+            return Err(Error::NoSpace { path: self.directory.clone(), free, needed });
+        }
+        Ok(())
+    }
+
+    /// How many bytes may be made dirty without harm to others, at most `wish`; fails where there is no room for a
+    /// quarter of it.
+    pub(crate) fn dirty_allowance(&self, wish: u64) -> Result<u64> {
+        let available = MemInfo::read(&self.roots)?.available;
+        let allowed = (available.saturating_sub(MEMORY) / 4).min(wish);
+        if allowed < wish / 4 {
+            return Err(Error::NoMemory { available, needed: MEMORY.saturating_add(wish) });
+        }
+        Ok(allowed)
+    }
+
+    /// A new file in the directory that has no name, and goes when it is closed or its process ends in whatever way.
+    /// On file systems that can't make one it has a name for a moment.
+    pub(crate) fn unnamed(&self) -> Result<File> {
+        unnamed(&self.directory)
+    }
+
+    /// The number in the form of a profile.
+    pub(crate) fn file_system_id(&self) -> String {
+        format!("{:016x}", self.number)
+    }
+}
+
+/// As [`Place::unnamed`].
+pub(crate) fn unnamed(directory: &Path) -> Result<File> {
+    tempfile::tempfile_in(directory).map_err(|error| Error::making(directory, error))
+}
+
+/// The mount that an open directory is on; nothing where the process has no `/proc`.
+fn mount_of(roots: &SysRoots, open: &File) -> Option<Mount> {
+    let id = roots.proc.fd_info(std::process::id(), open.as_raw_fd()).ok()?.mount_id?;
+    roots.proc.own_mounts().ok()?.into_iter().find(|mount| mount.id == id)
+}
+
+fn backing_device(roots: &SysRoots, dev: u64, mount: Option<&Mount>) -> Option<BackingDevice> {
+    match mount {
+        Some(mount) => BackingDevice::for_mount(roots, mount).ok()?,
+        None => BackingDevice::for_dev(roots, dev).ok()?,
+    }
+}
+
+/// The disk, never a partition.
+fn disk_of(roots: &SysRoots, dev: u64, mount: Option<&Mount>) -> Option<u64> {
+    let of = |dev| {
+        let name = BackingDevice::for_dev(roots, dev).ok()??.name;
+        let (major, minor) = name.split_once(':')?;
+        let (major, minor) = (major.parse::<u32>().ok()?, minor.parse().ok()?);
+        // File systems without a disk have the major number 0.
+        (major > 0).then(|| rustix::fs::makedev(major, minor))
+    };
+    // btrfs shows a device of its own: its mount names the disk, or the first of them.
+    let source = || rustix::fs::stat(Path::new(&mount?.source)).ok().map(|stat| stat.st_rdev);
+    of(dev).or_else(|| of(source()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::disk_dir;
+
+    #[test]
+    fn what_can_not_be_measured_is_said_in_a_sentence() {
+        let said = |path: &str| Place::look(Path::new(path)).unwrap_err().to_string();
+        assert!(said("/dev/shm").contains("tmpfs"), "{}", said("/dev/shm"));
+        assert!(said("/proc").contains("keeps no data"));
+        assert!(said("/etc/passwd").contains("not a directory"));
+        assert_eq!(said("/nowhere"), "look at /nowhere: No such file or directory (os error 2)");
+        let dir = disk_dir();
+        let place = Place::look(dir.path()).unwrap();
+        let error = place.require_space(u64::MAX / 2).unwrap_err().to_string();
+        assert!(error.contains("MiB are free") && error.contains("smaller file"), "{error}");
+        let error = place.dirty_allowance(u64::MAX / 2).unwrap_err().to_string();
+        assert!(error.contains("of memory are available"), "{error}");
+    }
+
+    #[test]
+    fn a_file_without_a_name_leaves_none() {
+        let dir = disk_dir();
+        let place = Place::look(dir.path()).unwrap();
+        let file = place.unnamed().unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+        assert!(!place.file_system.is_empty() && place.device.contains(':'));
+        assert_eq!(place.file_system_id().len(), 16);
+    }
+}

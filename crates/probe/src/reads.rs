@@ -1,0 +1,228 @@
+//! How wide and how slow the disk is: random reads of 4 KiB past the page cache, with 1, 4, 16, 64 and 256 in flight.
+//!
+//! A batch of reads is kept in flight by one thread on a ring as deep as the subject; the read number N is begun when the
+//! completion number N less the depth has come in, which tells how long each took. The rate is counted as long as the
+//! ring is full.
+
+use std::io::IoSliceMut;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pagekeeper_io::{AlignedBuf, BatchRead, Io, Threads, Uring};
+use pagekeeper_policy::DepthProfile;
+use serde::Serialize;
+
+use crate::Result;
+use crate::figures::{Random, percentile};
+use crate::file::{BLOCK, TestFile, check};
+use crate::mixed::place;
+use crate::work::Work;
+
+/// How many windows a depth takes.
+pub(crate) const WINDOWS: u32 = 8;
+/// Reads in flight.
+const DEPTHS: [u32; 5] = [1, 4, 16, 64, 256];
+
+/// What random reads come to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ReadsReport {
+    /// How they were read: "`io_uring`", or "threads".
+    pub by: String,
+    /// Why not by `io_uring`, if not.
+    pub not_uring: Option<String>,
+    /// Whether they went past the page cache; else through it, each page cold.
+    pub direct: bool,
+    /// Bytes of the file that they are spread over.
+    pub file_bytes: u64,
+    /// By how many were in flight.
+    pub depths: Vec<DepthProfile>,
+}
+
+/// Measures all depths.
+pub(crate) fn measure(work: &Work<'_>, file: &TestFile) -> Result<ReadsReport> {
+    let mut random = Random::new(work.measure.seed);
+    let mut depths = Vec::new();
+    let mut rate = 1000.0;
+    let mut by = "";
+    for depth in DEPTHS {
+        let io: Arc<dyn Io> = match Uring::with_depth(depth) {
+            Ok(uring) => Arc::new(uring),
+            Err(_) => Arc::new(Threads::with_threads(usize::try_from(depth).unwrap_or(1))),
+        };
+        by = io.name();
+        let found = of_depth(work, file, &*io, depth, rate, &mut random)?;
+        rate = found.per_second.max(1.0);
+        depths.push(found);
+    }
+    Ok(ReadsReport {
+        by: by.to_owned(),
+        not_uring: work.not_uring.clone(),
+        direct: file.direct.is_ok(),
+        file_bytes: file.len,
+        depths,
+    })
+}
+
+/// `rate` is what to expect, in reads a second: batches are so long that the wish to stop is heard in time.
+fn of_depth(
+    work: &Work<'_>,
+    file: &TestFile,
+    io: &dyn Io,
+    depth: u32,
+    rate: f64,
+    random: &mut Random,
+) -> Result<DepthProfile> {
+    let depth_len = depth as usize;
+    let time = work.windows(WINDOWS);
+    let began = Instant::now();
+    let (mut lengths, mut full, mut seconds) = (Vec::new(), 0, 0.0);
+    let mut rate = rate;
+    while lengths.is_empty() || began.elapsed() < time {
+        work.check()?;
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a small number, not negative"
+        )]
+        let wanted = (rate * 0.1) as usize;
+        let count = wanted.clamp(2 * depth_len, 64.max(16 * depth_len));
+        let batch = if depth == 1 {
+            alone(file, count, random)?
+        } else {
+            together(file, io, depth_len, count, random)?
+        };
+        full += batch.full;
+        seconds += batch.seconds;
+        rate = batch.full as f64 / batch.seconds.max(1e-9);
+        lengths.extend(batch.lengths);
+    }
+    Ok(DepthProfile {
+        depth,
+        per_second: full as f64 / seconds.max(1e-9),
+        p50_us: percentile(&mut lengths, 500),
+        p99_us: percentile(&mut lengths, 990),
+    })
+}
+
+#[derive(Default)]
+struct Batch {
+    /// In microseconds.
+    lengths: Vec<f64>,
+    /// Reads that ended while so many were in flight as should be.
+    full: usize,
+    /// How long that was.
+    seconds: f64,
+}
+
+/// One after the other.
+fn alone(file: &TestFile, count: usize, random: &mut Random) -> Result<Batch> {
+    let nearest = &**file.nearest();
+    if file.direct.is_err() {
+        file.drop_pages()?;
+    }
+    let mut block = AlignedBuf::new(BLOCK);
+    let mut batch = Batch { full: count, ..Batch::default() };
+    for _ in 0..count {
+        let offset = place(random, &(0..file.len));
+        let began = Instant::now();
+        nearest.read_at(offset, &mut block)?;
+        let took = began.elapsed().as_secs_f64();
+        check(&block, nearest, offset)?;
+        batch.lengths.push(took * 1e6);
+        batch.seconds += took;
+    }
+    Ok(batch)
+}
+
+/// So many in flight.
+fn together(file: &TestFile, io: &dyn Io, depth: usize, count: usize, random: &mut Random) -> Result<Batch> {
+    let nearest = &**file.nearest();
+    if file.direct.is_err() {
+        file.drop_pages()?;
+    }
+    let mut memory = AlignedBuf::new(count * BLOCK);
+    // Touched, so that no read waits for memory.
+    memory.fill(1);
+    let offsets: Vec<u64> = (0..count).map(|_| place(random, &(0..file.len))).collect();
+    let mut reads: Vec<BatchRead<'_>> = memory
+        .chunks_mut(BLOCK)
+        .zip(&offsets)
+        .map(|(block, offset)| BatchRead {
+            file: nearest,
+            offset: *offset,
+            bufs: vec![IoSliceMut::new(block)],
+        })
+        .collect();
+    let mut ended: Vec<(usize, Instant)> = Vec::with_capacity(count);
+    let mut failed = None;
+    let began = Instant::now();
+    io.read_batch(&mut reads, &mut |index, result| {
+        ended.push((index, Instant::now()));
+        if let Err(error) = result {
+            failed.get_or_insert(error);
+        }
+    });
+    drop(reads);
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    for (block, offset) in memory.chunks(BLOCK).zip(&offsets) {
+        check(block, nearest, *offset)?;
+    }
+    let full = count - depth;
+    let last = ended.get(full.saturating_sub(1)).map_or(began, |(_, at)| *at);
+    let submitted = |index: usize| index.checked_sub(depth).map_or(began, |before| ended[before].1);
+    let lengths = ended
+        .iter()
+        .map(|(index, at)| at.saturating_duration_since(submitted(*index)).as_secs_f64() * 1e6)
+        .collect();
+    Ok(Batch { lengths, full, seconds: last.duration_since(began).as_secs_f64() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use pagekeeper_io::{Access, SimDisk};
+
+    use super::*;
+    use crate::testing::disk_dir;
+
+    #[test]
+    fn every_depth_is_measured() {
+        let dir = disk_dir();
+        let work = Work::for_test(dir.path());
+        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
+        file.fill(8 << 20, Duration::MAX, &work).unwrap();
+        let report = measure(&work, &file).unwrap();
+        assert_eq!(report.depths.iter().map(|found| found.depth).collect::<Vec<_>>(), DEPTHS);
+        for found in &report.depths {
+            assert!(
+                found.per_second > 0.0 && found.p50_us > 0.0 && found.p99_us >= found.p50_us,
+                "{found:?}"
+            );
+        }
+        assert_eq!(report.not_uring.is_some(), report.by == "threads");
+    }
+
+    #[test]
+    fn all_reads_of_a_batch_are_told() {
+        // A disk that shows nothing of the machine.
+        let disk = SimDisk::new();
+        let blocks: Vec<u8> = (0..64_u64)
+            .flat_map(|block| {
+                let mut bytes = vec![0; BLOCK];
+                crate::file::stamp(&mut bytes, block * BLOCK as u64);
+                bytes
+            })
+            .collect();
+        disk.create("/file", blocks).unwrap();
+        let open = |access| disk.open("/file".as_ref(), access).unwrap();
+        let file =
+            TestFile { buffered: open(Access::Buffered), direct: Ok(open(Access::Direct)), len: 64 * 4096 };
+        let batch = together(&file, &disk, 4, 32, &mut Random::new(3)).unwrap();
+        assert_eq!((batch.lengths.len(), batch.full), (32, 28));
+        let batch = alone(&file, 5, &mut Random::new(3)).unwrap();
+        assert_eq!((batch.lengths.len(), batch.full), (5, 5));
+    }
+}

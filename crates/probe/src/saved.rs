@@ -1,0 +1,234 @@
+//! Profiles as files: TOML, one for each file system, where the guard and the doctor find them.
+//!
+//! Invariants: a profile is written aside, synced and renamed, so that readers see the old one or the new one, whole. One of
+//! another kind of file system, or of an unknown version, or with keys that are unknown, is never taken for what it
+//! is not: it is an error, or not this directory's.
+
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::{InspectedFile, Links};
+use pagekeeper_policy::DiskProfile;
+use serde::Deserialize;
+
+use crate::place::Place;
+use crate::{Error, Result};
+
+/// Where profiles are saved, each as the number of its file system and ".toml".
+pub const DIRECTORY: &str = "/var/lib/pagekeeper/disks";
+
+/// No profile is longer, in bytes: real ones have one or two KiB.
+const LONGEST: u64 = 1 << 20;
+
+/// What every version has.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u64,
+}
+
+/// Reads a profile from a file.
+///
+/// Fails with the line and the key where it is no profile, or of a version that this code does not know.
+pub fn read(path: &Path) -> Result<DiskProfile> {
+    let text = text_of(path)?;
+    let refuse =
+        |error: &toml::de::Error| Error::Text { path: path.to_path_buf(), message: error.to_string() };
+    let Versioned { version } = toml::from_str(&text).map_err(|error| refuse(&error))?;
+    if !(1..=u64::from(DiskProfile::VERSION)).contains(&version) {
+        return Err(Error::UnknownVersion { path: path.to_path_buf(), version });
+    }
+    toml::from_str(&text).map_err(|error| refuse(&error))
+}
+
+/// The text of a file; fails for what is no regular file, without waiting for whoever is at the other end of a pipe.
+fn text_of(path: &Path) -> Result<String> {
+    let failed = |error: std::io::Error| Error::call("read", path, error);
+    let file = InspectedFile::open(path, Links::Follow)?;
+    let mut text = String::new();
+    file.file().take(LONGEST + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > LONGEST {
+        let message = format!("it is longer than {LONGEST} bytes");
+        return Err(Error::Text { path: path.to_path_buf(), message });
+    }
+    Ok(text)
+}
+
+/// Writes a profile to a file, in the place of one that is there: at once, or not at all. Durable when it returns.
+pub fn write(profile: &DiskProfile, path: &Path) -> Result<()> {
+    let failed = |error: std::io::Error| Error::call("write", path, error);
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let text = toml::to_string(profile)
+        .map_err(|error| Error::Text { path: path.to_path_buf(), message: error.to_string() })?;
+    let mut aside = tempfile::Builder::new()
+        .prefix(".profile-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile_in(directory)
+        .map_err(failed)?;
+    aside.write_all(b"# What \"pagekeeper probe\" measured of this file system; bytes, microseconds, rates a second.\n")
+        .and_then(|()| aside.write_all(text.as_bytes()))
+        .and_then(|()| aside.as_file().sync_all())
+        .map_err(failed)?;
+    aside.persist(path).map_err(|error| failed(error.error))?;
+    std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+}
+
+/// Saves a profile in [`DIRECTORY`], which is made if it is missing; tells the file.
+pub fn save(profile: &DiskProfile, directory: &Path) -> Result<PathBuf> {
+    save_in(Path::new(DIRECTORY), profile, directory)
+}
+
+/// As [`save`], among other profiles than those of this machine. `directory` is what was measured, for errors.
+pub fn save_in(disks: &Path, profile: &DiskProfile, directory: &Path) -> Result<PathBuf> {
+    let Some(name) = file_name(&profile.file_system_id) else {
+        let kind = profile.file_system.clone();
+        return Err(Error::NoNumber { path: directory.to_path_buf(), kind });
+    };
+    std::fs::create_dir_all(disks).map_err(|error| Error::call("make", disks, error))?;
+    let path = disks.join(name);
+    write(profile, &path)?;
+    Ok(path)
+}
+
+/// The saved profile of the file system that a directory is on; `None` where none was saved.
+///
+/// ```
+/// match pagekeeper_probe::saved("/var/tmp".as_ref())? {
+///     Some(profile) => println!("measured on Linux {}", profile.kernel),
+///     None => println!("not measured: pagekeeper probe /var/tmp --save"),
+/// }
+/// # Ok::<(), pagekeeper_probe::Error>(())
+/// ```
+pub fn saved(directory: &Path) -> Result<Option<DiskProfile>> {
+    saved_in(Path::new(DIRECTORY), directory)
+}
+
+/// As [`saved`], among other profiles than those of this machine.
+pub fn saved_in(disks: &Path, directory: &Path) -> Result<Option<DiskProfile>> {
+    let place = match Place::look(directory) {
+        Ok(place) => place,
+        // There is no disk: nothing can have been measured.
+        Err(Error::NoDisk { .. } | Error::ReadOnly { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let Some(name) = file_name(&place.file_system_id()) else { return Ok(None) };
+    match read(&disks.join(name)) {
+        // XFS has the number of its device, which another file system may have had before.
+        Ok(profile) => Ok((profile.file_system == place.file_system).then_some(profile)),
+        Err(Error::Kernel(error)) if error.is_gone() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Nothing for a file system without a number.
+fn file_name(id: &str) -> Option<String> {
+    let is_number = id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_number && id.bytes().any(|byte| byte != b'0')).then(|| format!("{id}.toml"))
+}
+
+/// Whether a profile is of the file system that a directory is on.
+pub fn is_of(profile: &DiskProfile, directory: &Path) -> Result<bool> {
+    let place = Place::look(directory)?;
+    Ok(place.number != 0
+        && profile.file_system_id == place.file_system_id()
+        && profile.file_system == place.file_system)
+}
+
+#[cfg(test)]
+mod tests {
+    use pagekeeper_policy::{BulkProfile, DepthProfile, DirectProfile, MixedProfile, UncachedProfile};
+
+    use super::*;
+    use crate::testing::disk_dir;
+
+    /// With something everywhere.
+    fn full(directory: &Path) -> DiskProfile {
+        let place = Place::look(directory).unwrap();
+        DiskProfile {
+            measured_at: 1_700_000_000,
+            kernel: "6.18.0".to_owned(),
+            file_system: place.file_system.clone(),
+            device: place.device.clone(),
+            file_system_id: place.file_system_id(),
+            file_bytes: 1 << 30,
+            read_ahead_bytes: Some(131_072),
+            small_read_bytes: Some(16_384),
+            direct: Some(DirectProfile { memory_alignment: 512, offset_alignment: 4096 }),
+            mixed: Some(MixedProfile { leftover_read: Some(0.99), ..MixedProfile::default() }),
+            uncached: UncachedProfile { append: true, overwrite: false },
+            atomic_write_bytes_max: Some(16_384),
+            reads: vec![
+                DepthProfile { depth: 1, per_second: 500.5, p50_us: 2000.0, p99_us: 2100.0 },
+                DepthProfile { depth: 4, per_second: 2000.0, p50_us: 2000.0, p99_us: 2100.0 },
+            ],
+            sync_us: Some(80.5),
+            release_us_per_gib: Some(3000.0),
+            bulk: Some(BulkProfile { idle_us: 20.0, direct_us: Some(25.0), ..BulkProfile::default() }),
+            ..DiskProfile::default()
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let dir = disk_dir();
+        let path = dir.path().join("disk.toml");
+        for profile in [full(dir.path()), DiskProfile::default()] {
+            write(&profile, &path).unwrap();
+            assert_eq!(read(&path).unwrap(), profile);
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left aside");
+    }
+
+    #[test]
+    fn a_saved_profile_is_found_by_its_file_system_alone() {
+        let dir = disk_dir();
+        let disks = dir.path().join("a/b");
+        assert_eq!(saved_in(&disks, dir.path()).unwrap(), None);
+        let profile = full(dir.path());
+        let path = match save_in(&disks, &profile, dir.path()) {
+            Ok(path) => path,
+            // An overlay, for one.
+            Err(Error::NoNumber { .. }) => return,
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(saved_in(&disks, dir.path()).unwrap(), Some(profile.clone()));
+        assert!(is_of(&profile, dir.path()).unwrap());
+        assert_eq!(saved_in(&disks, Path::new("/dev/shm")).unwrap(), None);
+        // A device's number was another file system's before.
+        let other = DiskProfile { file_system: "other".to_owned(), ..profile };
+        assert!(!is_of(&other, dir.path()).unwrap());
+        write(&other, &path).unwrap();
+        assert_eq!(saved_in(&disks, dir.path()).unwrap(), None);
+        let nameless = DiskProfile { file_system_id: "0000000000000000".to_owned(), ..other };
+        assert!(matches!(save_in(&disks, &nameless, dir.path()), Err(Error::NoNumber { .. })));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_said_with_line_and_key() {
+        let dir = disk_dir();
+        let path = dir.path().join("disk.toml");
+        write(&full(dir.path()), &path).unwrap();
+        let good = std::fs::read_to_string(&path).unwrap();
+        for (text, said) in [
+            (good.replace("version = 1", "version = 2"), "version 2, which this pagekeeper does not know"),
+            (good.replace("version = 1", "version = 0"), "version 0, which"),
+            (good.replace("version = 1\n", ""), "version"),
+            (good.replace("sync_us", "sink_us"), "sink_us"),
+            (good.replace("p50_us", "p51_us"), "p51_us"),
+            ("tick = \"500ms\"\n".to_owned(), "not a profile of a disk"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = read(&path).unwrap_err().to_string();
+            assert!(error.contains(said) && error.contains("disk.toml"), "{error}");
+        }
+        let missing = read(Path::new("/nowhere.toml")).unwrap_err().to_string();
+        assert_eq!(missing, "stat /nowhere.toml: No such file or directory (os error 2)");
+        std::fs::write(&path, vec![b'#'; (2 << 20) as usize]).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("longer than"));
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(read(&pipe).unwrap_err().to_string().contains("not a regular file"), "nor is it waited for");
+    }
+}

@@ -1,0 +1,189 @@
+//! Writes of special kinds: those whose pages the kernel drops by itself (`RWF_DONTCACHE`), and those that are there as a
+//! whole or not at all after a crash (`RWF_ATOMIC`). A flag that is taken is not believed: what stays resident is looked at.
+
+use std::time::Duration;
+
+use pagekeeper_io::{AtomicWrites, IoFile, WriteMode};
+use pagekeeper_policy::UncachedProfile;
+use serde::Serialize;
+
+use crate::Result;
+use crate::file::{TestFile, drop_pages, random_piece, stamp};
+use crate::work::Work;
+
+/// Bytes that are written uncached.
+const SAMPLE: usize = 2 << 20;
+/// Bytes of one such write.
+const PIECE: usize = 64 << 10;
+/// The kernel drops the pages a moment after they were written.
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// Uncached writes in one use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct UncachedUse {
+    /// Why they were refused; `None` where they are taken.
+    pub refused: Option<String>,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+    /// Bytes of them that stayed resident; `None` where that can't be known.
+    pub resident_bytes: Option<u64>,
+}
+
+impl UncachedUse {
+    /// Whether they are taken, and leave next to nothing.
+    pub fn is_real(&self) -> bool {
+        self.refused.is_none() && self.resident_bytes.is_some_and(|left| left <= self.written_bytes / 8)
+    }
+}
+
+/// Uncached writes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct UncachedReport {
+    /// Behind the end of the file.
+    pub append: UncachedUse,
+    /// Into room that was taken beforehand and never written to.
+    pub unwritten: UncachedUse,
+    /// Over what was written before.
+    pub overwrite: UncachedUse,
+}
+
+impl UncachedReport {
+    /// The short form.
+    pub fn profile(&self) -> UncachedProfile {
+        UncachedProfile { append: self.append.is_real(), overwrite: self.overwrite.is_real() }
+    }
+}
+
+/// Tries all three uses.
+pub(crate) fn uncached(work: &Work<'_>) -> Result<UncachedReport> {
+    let new = || TestFile::new(&work.place, &*work.io);
+    let file = new()?;
+    let append = try_write(work, &*file.buffered)?;
+    drop(file);
+    let file = new()?;
+    // Where no room can be taken, it is appending once more.
+    let _ = file.buffered.allocate(0..SAMPLE as u64);
+    let unwritten = try_write(work, &*file.buffered)?;
+    write(work, &*file.buffered, 0, WriteMode::Plain)?;
+    drop_pages(&*file.buffered)?;
+    let overwrite = try_write(work, &*file.buffered)?;
+    Ok(UncachedReport { append, unwritten, overwrite })
+}
+
+/// Writes the sample from `start` on, and syncs.
+fn write(work: &Work<'_>, file: &dyn IoFile, start: u64, mode: WriteMode) -> Result<()> {
+    let mut piece = random_piece(PIECE);
+    for offset in (start..SAMPLE as u64).step_by(PIECE) {
+        work.check()?;
+        stamp(&mut piece, offset);
+        file.write_at(offset, &piece, mode)?;
+    }
+    file.sync_data()?;
+    Ok(())
+}
+
+fn try_write(work: &Work<'_>, file: &dyn IoFile) -> Result<UncachedUse> {
+    let written_bytes = SAMPLE as u64;
+    // The first write tells whether there is such a thing at all.
+    if let Err(error) = file.write_at(0, &random_piece(PIECE), WriteMode::Uncached) {
+        let errno = error.errno().map(std::io::Error::from_raw_os_error);
+        let refused = Some(errno.map_or_else(|| error.to_string(), |errno| errno.to_string()));
+        return Ok(UncachedUse { refused, written_bytes, resident_bytes: None });
+    }
+    write(work, file, PIECE as u64, WriteMode::Uncached)?;
+    let mut resident_bytes = None;
+    for _ in 0..50 {
+        resident_bytes = file.residency(0..written_bytes)?.map(|found| found.resident);
+        if resident_bytes.is_none_or(|left| left == 0) {
+            break;
+        }
+        std::thread::sleep(MOMENT);
+    }
+    Ok(UncachedUse { refused: None, written_bytes, resident_bytes })
+}
+
+/// Atomic writes of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct AtomicSize {
+    /// Bytes.
+    pub bytes: u64,
+    /// Whether they work: tried.
+    pub works: bool,
+    /// Whether the device does them by itself. Else the file system writes to another place and exchanges the blocks, which
+    /// takes space and can fail.
+    pub in_place: bool,
+}
+
+/// Atomic writes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AtomicReport {
+    /// The smallest and the largest by the word of statx(2), in bytes; `None` where it tells of none.
+    pub told: Option<(u64, u64)>,
+    /// Each power of two between them.
+    pub sizes: Vec<AtomicSize>,
+}
+
+impl AtomicReport {
+    /// The largest that works.
+    pub fn bytes_max(&self) -> Option<u64> {
+        self.sizes.iter().filter(|size| size.works).map(|size| size.bytes).max()
+    }
+
+    /// The largest that the device does by itself.
+    pub fn in_place_bytes_max(&self) -> Option<u64> {
+        self.sizes.iter().filter(|size| size.in_place).map(|size| size.bytes).max()
+    }
+}
+
+/// Tries each size that is told.
+pub(crate) fn atomic(work: &Work<'_>, file: &TestFile) -> Result<AtomicReport> {
+    let direct = file.direct.as_ref().ok();
+    let told =
+        direct.and_then(|direct| direct.atomic_write_bytes()).map(std::ops::RangeInclusive::into_inner);
+    let (Some(direct), Some((least, most))) = (direct, told) else {
+        return Ok(AtomicReport { told: None, sizes: Vec::new() });
+    };
+    let mut sizes = Vec::new();
+    let mut bytes = least.max(512).next_power_of_two();
+    while bytes <= most {
+        work.check()?;
+        let found = AtomicWrites::probe(&**direct, bytes);
+        let works = found != AtomicWrites::Refused;
+        sizes.push(AtomicSize { bytes, works, in_place: found == AtomicWrites::InPlace });
+        bytes *= 2;
+    }
+    Ok(AtomicReport { told, sizes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::disk_dir;
+
+    #[test]
+    fn uncached_writes_are_judged_by_what_stays() {
+        let of = |refused: Option<&str>, resident_bytes| {
+            UncachedUse { refused: refused.map(str::to_owned), written_bytes: 1 << 20, resident_bytes }
+                .is_real()
+        };
+        assert!(of(None, Some(0)) && of(None, Some(4096)));
+        assert!(!of(None, Some(1 << 20)) && !of(None, None) && !of(Some("no"), Some(0)));
+    }
+
+    #[test]
+    fn all_uses_are_tried_and_nothing_is_left() {
+        let dir = disk_dir();
+        let work = Work::for_test(dir.path());
+        let report = uncached(&work).unwrap();
+        for used in [&report.append, &report.unwritten, &report.overwrite] {
+            assert_eq!(used.written_bytes, SAMPLE as u64);
+            assert!(used.refused.is_none() || used.resident_bytes.is_none(), "{report:?}");
+        }
+        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
+        file.fill(1 << 20, Duration::MAX, &work).unwrap();
+        let report = atomic(&work, &file).unwrap();
+        assert_eq!(report.told.is_none(), report.sizes.is_empty());
+        assert!(report.in_place_bytes_max() <= report.bytes_max());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
