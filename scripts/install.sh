@@ -34,4 +34,17 @@ install -D --mode 644 deploy/pagekeeper-guard.toml "$root/share/doc/pagekeeper/g
 # systemd looks for units of local software in /etc and /usr/local/lib, for those of packages in /usr/lib.
 sed "s|^ExecStart=/usr/local/bin/|ExecStart=$prefix/bin/|" deploy/pagekeeper-guard.service >"$generated/unit"
 install -D --mode 644 "$generated/unit" "$root/lib/systemd/system/pagekeeper-guard.service"
+
+# Examples, to be copied from there: the unit alone lets the guard have no network.
+sed "s|^ExecStart=/usr/local/bin/|ExecStart=$prefix/bin/|" deploy/pagekeeper-guard.service.d/metrics.conf >"$generated/metrics"
+install --mode 644 "$generated/metrics" "$root/share/doc/pagekeeper/metrics.conf"
+install --mode 644 deploy/prometheus-rules.yml deploy/grafana-dashboard.json deploy/kubernetes-daemonset.yaml \
+    "$root/share/doc/pagekeeper/"
+
+# Servers and backups under `pagekeeper run`: each says where it goes.
+install -d "$root/share/doc/pagekeeper/run"
+for example in deploy/pagekeeper-run/*; do
+    sed "s|/usr/local/bin/|$prefix/bin/|g" "$example" >"$generated/example"
+    install --mode 644 "$generated/example" "$root/share/doc/pagekeeper/run/${example##*/}"
+done
 echo "Installed under $root. To start the guard: systemctl daemon-reload && systemctl enable --now pagekeeper-guard"

@@ -12,4 +12,6 @@ for component in fmt clippy; do
 done
 "$cargo" fmt --all --check
 "$cargo" clippy --workspace --all-targets -- -D warnings
+# The library that is preloaded, without the standard library.
+"$cargo" clippy -p pagekeeper-preload --lib --features interpose -- -D warnings
 RUSTDOCFLAGS="-D warnings" "$cargo" doc --workspace --no-deps

@@ -51,14 +51,14 @@ fn parse_jobs(text: &str) -> Result<usize, String> {
 
 /// What was done, to one file or to all.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
-struct Figures {
-    requested: u64,
-    resident_before: u64,
-    released: u64,
-    kept_dirty: u64,
-    kept_mapped: u64,
-    kept_edge: u64,
-    kept_busy: u64,
+pub(crate) struct Figures {
+    pub(crate) requested: u64,
+    pub(crate) resident_before: u64,
+    pub(crate) released: u64,
+    pub(crate) kept_dirty: u64,
+    pub(crate) kept_mapped: u64,
+    pub(crate) kept_edge: u64,
+    pub(crate) kept_busy: u64,
 }
 
 impl From<ReleaseReport> for Figures {
@@ -91,7 +91,7 @@ impl Figures {
     }
 
     /// "kept 8 MiB: 4 MiB dirty …"; `None` if nothing stayed.
-    fn kept_in_words(&self) -> Option<String> {
+    pub(crate) fn kept_in_words(&self) -> Option<String> {
         let why: Vec<String> = [
             (self.kept_mapped, "mapped by a process"),
             (self.kept_dirty, "still dirty or being written"),

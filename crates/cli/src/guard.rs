@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,10 +15,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pagekeeper_guard::units::{Size, parse_period};
-use pagekeeper_guard::{BUILT_IN, Control, Event, Guard, Options, ProfileError, Summary, Tick};
+use pagekeeper_guard::{BUILT_IN, Control, Event, Guard, Options, ProfileError, Streams, Summary, Tick};
 use pagekeeper_kernel::process::ProcRoot;
 use signal_hook::consts::SIGHUP;
 
+use crate::metrics::{Door, Metrics, address};
 use crate::output::{self, UsageError};
 use crate::signals::Stop;
 
@@ -36,8 +38,16 @@ const STATUS_EVERY: Duration = Duration::from_secs(60);
   pagekeeper guard --pid 1234 --profile generic watch one process, by file names alone
   pagekeeper guard --dir /var/lib/mysql --once  look, release, and end
   pagekeeper guard --print-profile mariadb      a profile, to write one's own from
+  pagekeeper guard --streams                    follow backups and copies as well
+  pagekeeper guard --metrics 9417               show metrics at http://127.0.0.1:9417/
+  curl http://127.0.0.1:9417/metrics            the same for Prometheus
 
-What it needs: root, or CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER.")]
+Metrics are for this host alone, unless --metrics names another of its addresses in full:
+whoever reaches that can read them, and names of directories with them. Nothing can be changed
+there.
+
+What it needs: root, or CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; for metrics of waits
+CAP_BPF and CAP_PERFMON, too.")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Args {
     /// Watch this process only; may be given several times
@@ -55,6 +65,14 @@ pub(crate) struct Args {
     /// Time between looks, 500ms by default
     #[arg(long, value_name = "TIME", value_parser = parse_period)]
     tick: Option<Duration>,
+    /// Release behind streaming programs what they bring into the page cache
+    ///
+    /// For backups, dumps and copies that can't be started by "pagekeeper run": tar, rsync, mariabackup, restic and the
+    /// like; the section `streams` of the configuration names others. What was in the page cache before such a program came stays.
+    /// This wins back a part of what a stream costs a database beside it: a stream is looked at four times a second, and has the
+    /// memory of what it brings in meanwhile. Files that are read between two looks are not seen. "pagekeeper run" wins back all.
+    #[arg(long, conflicts_with = "once")]
+    streams: bool,
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
@@ -67,6 +85,12 @@ pub(crate) struct Args {
     /// Events as JSON, one object a line
     #[arg(long)]
     json: bool,
+    /// Serve metrics for Prometheus, and a page to look at: a port of 127.0.0.1, or address and port
+    #[arg(long, value_name = "ADDRESS", value_parser = address::parse, conflicts_with = "once")]
+    metrics: Option<SocketAddr>,
+    /// Metrics of single files, too: of the N with most in the page cache [at most 1000]
+    #[arg(long, value_name = "N", requires = "metrics", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    metrics_files: Option<u16>,
     /// Print a built-in profile and end
     #[arg(long, value_name = "NAME", exclusive = true)]
     print_profile: Option<String>,
@@ -84,6 +108,12 @@ impl Args {
             options.idle_tick = options.idle_tick.max(tick);
         }
         options.dry_run |= self.dry_run;
+        options.streams.on |= self.streams;
+        if options.streams.on && options.streams.processes.is_empty() {
+            options.streams.processes = Streams::default().processes;
+        }
+        // What a stream brings in is seen from one look to the next.
+        options.streams.on &= !self.once;
         if !self.pid.is_empty() || !self.dir.is_empty() {
             options.pids.clone_from(&self.pid);
             options.directories.clone_from(&self.dir);
@@ -93,6 +123,12 @@ impl Args {
             options.profile.clone_from(&self.profile);
         }
         Ok(options)
+    }
+
+    /// Fails where the address can't be had.
+    fn start_metrics(&self, options: &Options) -> anyhow::Result<Option<Metrics>> {
+        let top = usize::from(self.metrics_files.unwrap_or(0));
+        self.metrics.map(|address| Metrics::start(Door::open(address)?, options, top)).transpose()
     }
 }
 
@@ -106,22 +142,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     signal_hook::flag::register(SIGHUP, Arc::clone(&reload)).context("catch SIGHUP")?;
     let options = args.options().map_err(|error| UsageError(error.to_string()))?;
     let mut guard =
-        Guard::new(options, ProcRoot::default()).map_err(|error| UsageError(error.to_string()))?;
+        Guard::new(options.clone(), ProcRoot::default()).map_err(|error| UsageError(error.to_string()))?;
+    let metrics = args.start_metrics(&options)?;
     let mut teller = Teller::new(args.json);
     let began = Instant::now();
     let mut looks = 0;
     let unheard = Cell::new(false);
     let summary = guard.run(
         |guard, pause| {
-            looks += 1;
+            looks += u32::from(guard.ticked());
+            if let Some(metrics) = metrics.as_ref().filter(|_| guard.ticked()) {
+                metrics.ticked(guard.done(), guard.released_behind_streams());
+            }
             // A second look releases what the first one had to have written out.
             if (args.once && looks == 2) || guard.is_done() || unheard.get() {
                 return Control::Stop;
             }
             if reload.swap(false, Ordering::Relaxed) {
-                let reloaded = args.options().and_then(|options| guard.reload(options));
-                if let Err(error) = reloaded {
-                    output::complain(format_args!("the configuration stays as it was: {error}"));
+                let reloaded = args.options().and_then(|options| {
+                    guard.reload(options.clone())?;
+                    Ok(options)
+                });
+                match (reloaded, &metrics) {
+                    (Ok(options), Some(metrics)) => metrics.reconfigured(&options),
+                    (Ok(_), None) => {}
+                    (Err(error), _) => {
+                        output::complain(format_args!("the configuration stays as it was: {error}"));
+                    }
                 }
             }
             let left = args.duration.map(|duration| duration.saturating_sub(began.elapsed()));
@@ -129,10 +176,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             if stopped.unwrap_or(true) || left.is_some_and(|left| left <= pause) {
                 return Control::Stop;
             }
+            if let Some(metrics) = &metrics {
+                metrics.resumed();
+            }
             Control::Continue
         },
         &mut |event| {
             teller.tell(event);
+            for limit in metrics.iter().flat_map(|metrics| metrics.hear(event)) {
+                teller.tell(&limit);
+            }
             unheard.set(teller.reader_left());
         },
     );
@@ -219,6 +272,14 @@ impl Teller {
                 format!("watching {profile}{pid}: {}", directories.join(", "))
             }
             Event::Lost { pid, profile } => format!("{profile} (process {pid}) has ended"),
+            Event::Stream { pid, program } => format!("following the stream {program} (process {pid})"),
+            Event::StreamEnded { pid, program, seconds, files, released_bytes, .. } => {
+                let s = if *files == 1 { "" } else { "s" };
+                let released = Size(*released_bytes);
+                format!(
+                    "the stream {program} (process {pid}) has ended: released {released} behind it, {files} file{s}, {seconds:.0} s"
+                )
+            }
             Event::Would { path, act, start, end } => {
                 let act = act.replace('_', " ");
                 format!("would {act} {}..{} of {}", Size(*start), Size(*end), path.display())
@@ -298,6 +359,9 @@ fn summary_text(summary: &Summary) -> String {
     );
     for (class, bytes) in &summary.released_bytes {
         let _ = write!(text, "\n  {class:<8} {}", Size(*bytes));
+    }
+    for (program, bytes) in &summary.released_behind_streams_bytes {
+        let _ = write!(text, "\n  behind {program} {}", Size(*bytes));
     }
     let _ = write!(
         text,

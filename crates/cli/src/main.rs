@@ -4,16 +4,21 @@
 //! an error that is told here. Usage errors end with 2. A broken pipe is silent.
 
 mod demo;
+mod doctor;
 mod evict;
 mod guard;
 mod manuals;
+mod metrics;
 mod output;
 mod paths;
+mod probe;
 mod problems;
+mod run;
 mod signals;
 mod snapshot;
 mod stat;
 mod store;
+mod top;
 mod warm;
 
 use std::process::ExitCode;
@@ -29,6 +34,10 @@ use pagekeeper_guard::units as size;
     max_term_width = 100,
     after_help = "Examples:
   pagekeeper guard                    keep log files of running databases out of the page cache
+  pagekeeper run -- pg_dump shop      start a backup that leaves the page cache to the database
+  pagekeeper probe /var/lib/mysql     what the disk and file system do there, measured in a minute
+  pagekeeper doctor                   what databases lose to the page cache, and the mend
+  pagekeeper top                      which files are in the page cache, live
   pagekeeper stat /var/lib/mysql      what of each file is in the page cache
   pagekeeper evict /backup/dump.sql   release a file's pages, and say what stayed and why
   pagekeeper warm /var/lib/mysql      read what is missing of each file into the page cache
@@ -49,6 +58,10 @@ enum Command {
     Warm(warm::Args),
     Snapshot(snapshot::Args),
     Guard(guard::Args),
+    Run(run::Args),
+    Top(top::Args),
+    Doctor(doctor::Args),
+    Probe(probe::Args),
     Store(store::Args),
     Demo(demo::Args),
     Completions(manuals::CompletionsArgs),
@@ -62,6 +75,10 @@ fn main() -> ExitCode {
         Command::Warm(args) => warm::run(&args),
         Command::Snapshot(args) => snapshot::run(&args),
         Command::Guard(args) => guard::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Store(args) => store::run(&args),
         Command::Demo(args) => demo::run(args),
         Command::Completions(args) => manuals::completions(&args),

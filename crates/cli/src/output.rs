@@ -53,8 +53,25 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     }
     // An error of a write that nobody gave a context to: all others name their path.
     let bare = error.chain().next().is_some_and(<dyn std::error::Error>::is::<io::Error>);
-    complain(format_args!("{}{error:#}", if bare { "standard output: " } else { "" }));
+    complain(format_args!("{}{}", if bare { "standard output: " } else { "" }, in_words(error)));
     ExitCode::from(if error.downcast_ref::<UsageError>().is_some() { 2 } else { 1 })
+}
+
+/// An error and its causes, each once: many a library's error tells its cause itself already.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut words = String::new();
+    let mut last = String::new();
+    for cause in error.chain() {
+        let told = cause.to_string();
+        if !last.contains(&told) {
+            if !words.is_empty() {
+                words.push_str(": ");
+            }
+            words.push_str(&told);
+            last = told;
+        }
+    }
+    words
 }
 
 /// How to show things on the standard output of this process.
@@ -172,6 +189,17 @@ pub(crate) fn percent(part: u64, whole: u64) -> Option<String> {
 mod tests {
     use super::*;
     use std::ffi::OsStr;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let failed = || pagekeeper_kernel::Error::call("open", "/a", rustix::io::Errno::NOENT);
+        let said = "open /a: No such file or directory (os error 2)";
+        assert_eq!(in_words(&failed().into()), said);
+        let error = anyhow::Error::from(failed()).context("can't use the snapshot /a");
+        assert_eq!(in_words(&error), format!("can't use the snapshot /a: {said}"));
+        let plain = anyhow::Error::from(io::Error::from(ErrorKind::NotADirectory)).context("look at /a");
+        assert_eq!(in_words(&plain), "look at /a: not a directory");
+    }
 
     #[test]
     fn counts_have_their_thousands_set_apart() {

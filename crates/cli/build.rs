@@ -1,0 +1,96 @@
+//! Builds the library that `pagekeeper run` preloads, for the target that the program is built for, and leaves it in `OUT_DIR` for
+//! the program to carry.
+//!
+//! It is another crate type, without unwinding and with a feature that only it has, so that cargo builds it by itself, in a target
+//! directory of its own. What is set for the outer build alone (flags, wrappers) is not passed on: instrumented code must not run inside
+//! other programs.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Settings of the outer build that are none of the library's, beside flags and profiles.
+const NOT_PASSED_ON: [&str; 8] = [
+    "RUSTFLAGS",
+    "RUSTDOCFLAGS",
+    "RUSTC_WRAPPER",
+    "RUSTC_WORKSPACE_WRAPPER",
+    "CARGO_ENCODED_RUSTFLAGS",
+    "CARGO_TARGET_DIR",
+    "CARGO_INCREMENTAL",
+    "CARGO_PRIMARY_PACKAGE",
+];
+
+fn main() {
+    let variable = |name: &str| std::env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
+    let root = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../..");
+    let out = PathBuf::from(variable("OUT_DIR"));
+    for path in [
+        "Cargo.lock",
+        "Cargo.toml",
+        "crates/preload/Cargo.toml",
+        "crates/preload/build.rs",
+        "crates/preload/src",
+        "crates/policy/Cargo.toml",
+        "crates/policy/src",
+    ] {
+        println!("cargo::rerun-if-changed={}", root.join(path).display());
+    }
+    println!("cargo::rerun-if-changed=build.rs");
+
+    let carried = out.join("library.so");
+    let target = (variable("CARGO_CFG_TARGET_OS"), variable("CARGO_CFG_TARGET_ENV"));
+    if target != (OsString::from("linux"), OsString::from("gnu")) {
+        // The program says so when it is asked to run something.
+        write(&carried, &[]);
+        return;
+    }
+
+    let target = variable("TARGET");
+    let directory = out.join("preload");
+    let mut cargo = Command::new(variable("CARGO"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        let of_the_outer_build = NOT_PASSED_ON.contains(&&*text)
+            || [
+                "CARGO_FEATURE_",
+                "CARGO_CFG_",
+                "CARGO_PKG_",
+                "CARGO_PROFILE_",
+                "CARGO_MANIFEST_",
+                "CARGO_BUILD_",
+            ]
+            .iter()
+            .any(|prefix| text.starts_with(prefix))
+            || (text.starts_with("CARGO_TARGET_") && text.ends_with("_RUSTFLAGS"));
+        if of_the_outer_build {
+            cargo.env_remove(name);
+        }
+    }
+    // Empty, it stands above flags in configuration files, too.
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", "").current_dir(&root);
+    cargo.args(["rustc", "--package", "pagekeeper-preload", "--lib", "--crate-type", "cdylib"]);
+    cargo.args(["--features", "interpose", "--profile", "preload", "--locked", "--quiet", "--target-dir"]);
+    cargo.arg(&directory).arg("--target").arg(&target);
+    let output = cargo
+        .output()
+        .unwrap_or_else(|error| panic!("can't start {}: {error}", cargo.get_program().display()));
+    assert!(
+        output.status.success(),
+        "the library that `pagekeeper run` preloads could not be built ({}):\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let built = directory.join(&target).join("preload/libpagekeeper_preload.so");
+    let library =
+        std::fs::read(&built).unwrap_or_else(|error| panic!("can't read {}: {error}", built.display()));
+    write(&carried, &library);
+}
+
+/// Writes only what is new, so that the program is not linked again for nothing.
+fn write(path: &Path, bytes: &[u8]) {
+    if std::fs::read(path).is_ok_and(|old| old == bytes) {
+        return;
+    }
+    std::fs::write(path, bytes).unwrap_or_else(|error| panic!("can't write {}: {error}", path.display()));
+}

@@ -1,0 +1,100 @@
+//! `--fix`: evicts the pages that are left in the page cache of files used with direct I/O.
+//!
+//! Invariants: a file that somebody may read or write through the page cache at this moment is left alone; no byte of a
+//! file can change. Fails file by file.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use pagekeeper_doctor::{Company, company};
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::trace::traced_inode;
+use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, Result, release};
+use pagekeeper_observe::{File, Look};
+use serde::{Serialize, Serializer};
+
+use crate::evict::Figures;
+use crate::output::{self, Screen};
+use crate::problems::{Problem, Problems};
+use crate::size::Size;
+
+/// What was done to one file.
+#[derive(Debug, Serialize)]
+pub(super) struct Fixed {
+    #[serde(serialize_with = "lossy")]
+    path: PathBuf,
+    #[serde(flatten)]
+    figures: Figures,
+    /// Why it was left alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_alone: Option<&'static str>,
+}
+
+fn lossy<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
+/// Evicts what is left of files that were looked at just now; what was done, and what failed.
+pub(super) fn fix(look: &Look, roots: &SysRoots) -> (Vec<Fixed>, Vec<Problem>) {
+    let problems = Problems::default();
+    let mut all = Vec::new();
+    for file in &look.files {
+        let Some(company) = company(file) else { continue };
+        match evict(file, company, roots) {
+            Ok(fixed) => all.extend(fixed),
+            Err(error) => problems.note(&error),
+        }
+    }
+    all.sort_by(|a, b| a.path.cmp(&b.path));
+    (all, problems.into_sorted())
+}
+
+/// `None` if nothing of it is resident.
+fn evict(file: &File, company: Company, roots: &SysRoots) -> Result<Option<Fixed>> {
+    let resident = file.residency.map_or(0, |residency| residency.resident);
+    if resident == 0 {
+        return Ok(None);
+    }
+    let left_alone = |why| {
+        let figures = Figures { resident_before: resident, ..Figures::default() };
+        Ok(Some(Fixed { path: file.path.clone(), figures, left_alone: Some(why) }))
+    };
+    match company {
+        Company::Writer => return left_alone("somebody may write it through the page cache"),
+        Company::Reader => return left_alone("somebody may read it through the page cache"),
+        Company::Leftover => {}
+    }
+    let opened = InspectedFile::open(&file.reach, Links::Follow)?;
+    if traced_inode(roots, &opened, opened.path())? != file.inode {
+        return left_alone("another file has its name now");
+    }
+    let figures = release(&opened, 0..u64::MAX, &ReleaseOptions::default())?.into();
+    Ok(Some(Fixed { path: file.path.clone(), figures, left_alone: None }))
+}
+
+/// Tells of each file what was evicted, and what stayed and why.
+pub(super) fn tell(all: &[Fixed], out: &mut impl Write) -> io::Result<()> {
+    let screen = Screen::of_stdout();
+    let mut evicted = 0;
+    out.write_all(b"\n")?;
+    for Fixed { path, figures, left_alone } in all {
+        out.write_all(&screen.path(path))?;
+        match (left_alone, figures.kept_in_words()) {
+            (Some(why), _) => write!(out, ": left alone: {why}")?,
+            (None, kept) => {
+                let (released, before) = (Size(figures.released), Size(figures.resident_before));
+                write!(out, ": evicted {released} of {before} resident")?;
+                if let Some(kept) = kept {
+                    write!(out, "; {kept}")?;
+                }
+                evicted += 1;
+            }
+        }
+        out.write_all(b"\n")?;
+    }
+    if all.is_empty() {
+        return writeln!(out, "Nothing to evict: no file used with direct I/O has pages left.");
+    }
+    let released: u64 = all.iter().map(|fixed| fixed.figures.released).sum();
+    writeln!(out, "Evicted {} of {}.", Size(released), output::files(evicted))
+}

@@ -1,0 +1,103 @@
+//! What is read beside the two looks: the databases' settings, what their disks were measured to do, and where pages lie.
+//!
+//! Fails only for a snapshot that was named; what else can't be read is left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::Context;
+use pagekeeper_doctor::settings::{self, Settings};
+use pagekeeper_doctor::{Case, Journal, Limit, Snapshot, SnapshotFile, company, lacks_snapshot};
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::{Inode, InspectedFile, Links, resident_extents};
+use pagekeeper_observe::{File, Look};
+use pagekeeper_policy::DiskProfile;
+
+/// Files whose stretches of pages are looked for.
+const FILES: usize = 32;
+/// Stretches of each.
+const STRETCHES: usize = 16;
+
+/// The settings of each database, in its order.
+pub(super) fn settings(look: &Look, roots: &SysRoots) -> Vec<Settings> {
+    look.databases.iter().map(|database| settings::read(database, look, roots)).collect()
+}
+
+/// What a recovery of each database would read, in its order; `settings` are theirs.
+pub(super) fn journals(look: &Look, settings: &[Settings], roots: &SysRoots) -> Vec<Option<Journal>> {
+    let of = |(index, settings)| pagekeeper_doctor::journal(index, look, settings, roots);
+    settings.iter().enumerate().map(of).collect()
+}
+
+/// Reads a snapshot that was named.
+pub(super) fn snapshot(path: &Path) -> anyhow::Result<Snapshot> {
+    let read =
+        crate::snapshot::read(path).with_context(|| format!("can't use the snapshot {}", path.display()))?;
+    let seconds = u64::try_from(read.created.seconds).unwrap_or(0);
+    let files = read.files.iter().map(|file| SnapshotFile {
+        path: file.path.clone(),
+        inode: Inode { dev: file.dev, ino: file.ino },
+        resident: file.resident_pages() * read.page_size,
+    });
+    Ok(Snapshot {
+        path: path.to_path_buf(),
+        taken: UNIX_EPOCH + Duration::new(seconds, read.created.nanos),
+        files: files.collect(),
+    })
+}
+
+/// What is not known of databases that were just started, where no snapshot was named.
+pub(super) fn without_snapshot(case: &Case<'_>) -> Option<Limit> {
+    lacks_snapshot(case).then(|| Limit {
+        what: "whether as much data is resident as before the start".to_owned(),
+        why: "no snapshot to compare with".to_owned(),
+        needs: Some(
+            "pagekeeper snapshot DIR -o FILE before the next one, then doctor --snapshot FILE".to_owned(),
+        ),
+    })
+}
+
+/// What the disks under the files were measured to do: as `given`, if it is of that very file system, else as saved; and
+/// what is not known for that.
+pub(super) fn disks(look: &Look, given: Option<&DiskProfile>) -> (Vec<(u64, DiskProfile)>, Vec<Limit>) {
+    let (mut disks, mut limits) = (BTreeMap::new(), Vec::new());
+    let mut seen = BTreeSet::new();
+    for file in look.files.iter().filter(|file| seen.insert(file.inode.dev)) {
+        let Some(directory) = file.reach.parent() else { continue };
+        let profile = match given {
+            Some(given) => pagekeeper_probe::is_of(given, directory).map(|same| same.then(|| given.clone())),
+            None => pagekeeper_probe::saved(directory),
+        };
+        let why = match profile {
+            Ok(Some(profile)) => {
+                disks.insert(file.inode.dev, profile);
+                continue;
+            }
+            Ok(None) if given.is_none() => continue,
+            Ok(None) => "the disk profile that was named is of another file system".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let what = format!("what the disk under {} was measured to do", directory.display());
+        limits.push(Limit { what, why, needs: None });
+    }
+    (disks.into_iter().collect(), limits)
+}
+
+/// Where the pages lie of files that direct I/O and the page cache meet on: the first few stretches of those that have
+/// the most.
+pub(super) fn stretches(look: &Look) -> Vec<(Inode, Vec<Range<u64>>)> {
+    let resident = |file: &File| file.residency.map_or(0, |residency| residency.resident);
+    let mut files: Vec<&File> =
+        look.files.iter().filter(|file| company(file).is_some() && resident(file) > 0).collect();
+    files.sort_by_key(|file| std::cmp::Reverse(resident(file)));
+    files.truncate(FILES);
+    files.into_iter().filter_map(|file| Some((file.inode, stretches_of(file)?))).collect()
+}
+
+/// `None` if the file can't be looked into.
+fn stretches_of(file: &File) -> Option<Vec<Range<u64>>> {
+    let file = InspectedFile::open(&file.reach, Links::Follow).ok()?;
+    resident_extents(&file, 0..u64::MAX).ok()?.take(STRETCHES).collect::<Result<_, _>>().ok()
+}

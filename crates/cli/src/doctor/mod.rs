@@ -1,0 +1,196 @@
+//! `pagekeeper doctor`: looks at databases, watches them for a while, looks again, and says what they lose to the page
+//! cache, with the evidence and the mend.
+//!
+//! It only reads, but for `--fix`, which evicts pages that direct I/O left behind. SIGINT and SIGTERM end the watch early:
+//! what was seen so far is reported. A finding is no failure unless `--check` says so.
+
+mod fix;
+mod gather;
+mod watch;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use pagekeeper_doctor::{Case, Report, Severity, examine};
+use pagekeeper_guard::units::parse_period;
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::trace::{TraceLevel, TraceOptions, TraceSource};
+use pagekeeper_observe::{Observer, ObserverOptions, Scope};
+use serde::Serialize;
+
+use crate::output;
+use crate::problems::{self, Problem};
+use crate::signals::Stop;
+
+/// Find what databases lose to the page cache, and what mends it
+///
+/// Looks at every database on this host, or at those that are named, watches for ten seconds, and tells each way in
+/// which they lose to the page cache: with the evidence, what it costs, the database's own setting that mends it, and
+/// what pagekeeper can do.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper doctor                        every database on this host
+  pagekeeper doctor --pid 1234 --watch 1m  one process, watched for a minute
+  pagekeeper doctor /var/lib/mysql --json  the files of a directory, for programs
+  pagekeeper doctor --fix                  and evict what direct I/O left behind
+  pagekeeper doctor --check --watch 2s     for monitoring: ends with 1 if there is
+                                           a warning or worse, or if nothing of a
+                                           database could be seen
+
+It reads, and changes nothing but for --fix, which can't change a byte of a
+file either. What it needs to see all: root, or CAP_BPF, CAP_PERFMON,
+CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; what it could not see it
+says.")]
+pub(crate) struct Args {
+    /// Look at the files in and below this directory only; may be given several times
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    dirs: Vec<PathBuf>,
+    /// Look at this process only, whatever it is; may be given several times
+    #[arg(long, value_name = "PID", conflicts_with = "dirs")]
+    pid: Vec<u32>,
+    /// How long to watch
+    #[arg(long, value_name = "TIME", value_parser = parse_period, default_value = "10s")]
+    watch: Duration,
+    /// Evict pages that are left of files used with direct I/O
+    #[arg(long)]
+    fix: bool,
+    /// End with 1 if there is a warning or something serious, or if no file of a database could be seen
+    #[arg(long)]
+    check: bool,
+    /// What pagekeeper probe --output wrote of the databases' disk, instead of what it saved
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    disk_profile: Option<PathBuf>,
+    /// What pagekeeper snapshot wrote before a restart, to compare with what is resident now
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    snapshot: Option<PathBuf>,
+    /// Print one JSON object with all figures, bytes and seconds
+    #[arg(long)]
+    json: bool,
+}
+
+/// All that is told.
+#[derive(Debug, Serialize)]
+struct Told {
+    #[serde(flatten)]
+    report: Report,
+    /// What `--fix` did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fixed: Option<Vec<fix::Fixed>>,
+    errors: Vec<Problem>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let stop = Stop::on_signals().context("catch signals")?;
+    let given = args.disk_profile.as_deref().map(pagekeeper_probe::read).transpose()?;
+    let snapshot = args.snapshot.as_deref().map(gather::snapshot).transpose()?;
+    let roots = SysRoots::default();
+    let mut observer = Observer::start(ObserverOptions {
+        scope: scope(args),
+        trace: Some(TraceOptions::default()),
+        ..ObserverOptions::default()
+    })?;
+    let before = observer.look()?;
+    let judged = watch::watch(args, &before, &stop)?;
+    let after = observer.look()?;
+    let traced = match observer.source().map(TraceSource::level) {
+        Some(TraceLevel::Bpf) => "events counted in the kernel",
+        Some(TraceLevel::Tracefs) => "events read from tracefs",
+        // Why, the limits say.
+        Some(TraceLevel::Counters) | None => "the machine's counters alone, without events",
+    };
+
+    let (disks, unmeasured) = gather::disks(&after, given.as_ref());
+    let settings = gather::settings(&after, &roots);
+    let case = Case {
+        journals: gather::journals(&after, &settings, &roots),
+        settings,
+        snapshot,
+        disks,
+        unread: judged.unread(&after),
+        kept: judged.kept,
+        stretches: gather::stretches(&after),
+        streamers: pagekeeper_doctor::streamers(&after, &roots),
+        ..Case::new(&before, &after)
+    };
+    let mut report = Report::new(&case, examine(&case), traced);
+    report.limits.extend(gather::without_snapshot(&case).into_iter().chain(unmeasured));
+    let (fixed, errors) = if args.fix {
+        // A writer may have come meanwhile.
+        let (fixed, errors) = fix::fix(&observer.look()?, &roots);
+        (Some(fixed), errors)
+    } else {
+        (None, Vec::new())
+    };
+    let told = Told { report, fixed, errors };
+    tell(&told, args.json)?;
+    let unwell = args.check && (told.report.worst() >= Some(Severity::Warning) || is_blind(&told.report));
+    Ok(if unwell || !told.errors.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Whether nothing was seen of a database, so that finding nothing says nothing. An empty directory is one that was seen.
+fn is_blind(report: &Report) -> bool {
+    let databases = &report.looked_at.databases;
+    databases
+        .iter()
+        .any(|database| database.files == 0 && (database.pid.is_some() || !report.limits.is_empty()))
+}
+
+fn scope(args: &Args) -> Scope {
+    if !args.pid.is_empty() {
+        Scope::Pids(args.pid.clone())
+    } else if !args.dirs.is_empty() {
+        Scope::Directories(args.dirs.clone())
+    } else {
+        Scope::All
+    }
+}
+
+fn tell(told: &Told, json: bool) -> std::io::Result<()> {
+    if json {
+        return output::json(told);
+    }
+    let mut out = output::stdout();
+    write!(out, "{}", told.report)?;
+    if let Some(fixed) = &told.fixed {
+        fix::tell(fixed, &mut out)?;
+    }
+    out.flush()?;
+    problems::tell(&told.errors);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_doctor::{Limit, LookedAt, LookedAtDatabase};
+
+    fn report(pid: Option<u32>, files: usize, limits: usize) -> Report {
+        let database = LookedAtDatabase {
+            name: "mariadb".to_owned(),
+            pid,
+            profile: "mariadb".to_owned(),
+            directories: Vec::new(),
+            files,
+            settings_from: Vec::new(),
+            settings_unread: Vec::new(),
+        };
+        let limit = Limit { what: "a directory".to_owned(), why: "denied".to_owned(), needs: None };
+        Report {
+            findings: Vec::new(),
+            looked_at: LookedAt { databases: vec![database], ..LookedAt::default() },
+            limits: vec![limit; limits],
+        }
+    }
+
+    #[test]
+    fn a_database_of_which_nothing_was_seen_is_not_well() {
+        assert!(is_blind(&report(Some(7), 0, 1)));
+        assert!(!is_blind(&report(Some(7), 3, 1)));
+        assert!(is_blind(&report(None, 0, 1)));
+        assert!(!is_blind(&report(None, 0, 0)), "an empty directory");
+    }
+}

@@ -1,0 +1,60 @@
+//! Which form of the exposition a client wants, by its header `Accept` (RFC 9110, section 12.5.1).
+
+use super::exposition::Format;
+
+/// `OpenMetrics` for who asks for it no less than for plain text; else plain text, also for who asks for neither.
+pub(super) fn wanted<'a>(accept: impl Iterator<Item = &'a str>) -> Format {
+    let (mut open, mut plain) = (0.0, 0.0);
+    for range in accept.flat_map(|value| value.split(',')) {
+        let mut parts = range.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let (mut quality, mut version) = (1.0, None);
+        for (name, value) in parts.filter_map(|part| part.split_once('=')) {
+            match name.trim().to_ascii_lowercase().as_str() {
+                "q" => quality = value.trim().parse().unwrap_or(0.0),
+                "version" => version = Some(value.trim().trim_matches('"')),
+                _ => {}
+            }
+        }
+        let best = |so_far: f64| so_far.max(quality);
+        match (kind.as_str(), version) {
+            ("application/openmetrics-text", None | Some("1.0.0" | "0.0.1")) => open = best(open),
+            ("text/plain", None | Some("0.0.4")) | ("text/*", None) => plain = best(plain),
+            _ => {}
+        }
+    }
+    if open > 0.0 && open >= plain { Format::OpenMetrics } else { Format::Plain }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_get_what_they_understand_best() {
+        for (accept, format) in [
+            // Prometheus 2.42, and 3.
+            (
+                "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+                Format::OpenMetrics,
+            ),
+            (
+                "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,*/*;q=0.2",
+                Format::OpenMetrics,
+            ),
+            ("application/openmetrics-text; version=\"1.0.0\"; charset=utf-8", Format::OpenMetrics),
+            ("application/openmetrics-text;version=2.0.0", Format::Plain),
+            ("application/openmetrics-text;q=0, text/plain", Format::Plain),
+            ("application/openmetrics-text;q=0.3, text/plain;version=0.0.4;q=0.6", Format::Plain),
+            ("text/html,application/xhtml+xml,*/*;q=0.8", Format::Plain),
+            ("*/*", Format::Plain),
+            ("", Format::Plain),
+            (";;,q=,application/openmetrics-text;q=x", Format::Plain),
+        ] {
+            assert_eq!(wanted([accept].into_iter()), format, "{accept}");
+        }
+        assert_eq!(wanted(std::iter::empty()), Format::Plain);
+        let in_two = ["text/plain;q=0.5", "application/openmetrics-text"];
+        assert_eq!(wanted(in_two.into_iter()), Format::OpenMetrics);
+    }
+}

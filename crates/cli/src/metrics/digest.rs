@@ -1,0 +1,367 @@
+//! What a look came to, by database and class: a few figures out of very many.
+//!
+//! Invariants: no figure is kept for a file, but for as many as were asked for; a database's name is the same from look
+//! to look and from start to start, as long as it lives in the same place.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::path::{Component, PathBuf};
+use std::time::Duration;
+
+use pagekeeper_kernel::process::{Access, CgroupPath, ProcRoot};
+use pagekeeper_kernel::trace::{Losses, Task, TraceCounts};
+use pagekeeper_observe::{Database, File, Limited, Look, Opener, OpenerKind};
+use pagekeeper_policy::FileClass;
+use serde::Serialize;
+
+/// Which database: what tells it apart in every series about it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub(super) struct Name {
+    /// What kind it is: the profile's name.
+    pub(super) database: String,
+    /// Where its files are, as it sees them.
+    pub(super) directory: String,
+    /// Its memory cgroup: tells containers apart, which all see the same directory.
+    pub(super) cgroup: String,
+}
+
+impl Name {
+    /// Those that find no room of their own.
+    pub(super) fn others() -> Self {
+        Self { database: "other".to_owned(), directory: String::new(), cgroup: String::new() }
+    }
+
+    fn of(database: &Database, proc: &ProcRoot) -> Self {
+        let directory = database.directories.first().map(|path| path.to_string_lossy().into_owned());
+        let paths = database.pid.and_then(|pid| proc.cgroup_paths(pid).ok());
+        let cgroup = paths.as_deref().and_then(cgroup_name);
+        Self {
+            database: database.profile.name.clone(),
+            directory: directory.unwrap_or_default(),
+            cgroup: cgroup.unwrap_or_default(),
+        }
+    }
+}
+
+/// The cgroup as the kernel names it to this process: the one of memory, or of version 2. Also where no hierarchy is
+/// mounted, or none that has it, as in a container of one's own.
+fn cgroup_name(paths: &[CgroupPath]) -> Option<String> {
+    let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
+    let group = memory.or_else(|| paths.iter().find(|path| path.is_v2()))?;
+    let named = group.path.components().filter(|part| matches!(part, Component::Normal(_)));
+    Some(named.collect::<PathBuf>().to_string_lossy().into_owned())
+}
+
+/// A file's class; `other` where the profile names none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Class(pub(super) Option<FileClass>);
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(class) => class.fmt(f),
+            None => f.pad("other"),
+        }
+    }
+}
+
+/// The files of one class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Files {
+    pub(super) count: u64,
+    pub(super) size: u64,
+    /// How many could not be looked into: they are not in what follows.
+    pub(super) unseen: u64,
+    pub(super) resident: u64,
+    /// `None` where it is unknown of one of them.
+    pub(super) dirty: Option<u64>,
+    pub(super) writeback: Option<u64>,
+}
+
+/// A database in a look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) name: Name,
+    pub(super) pid: Option<u32>,
+    pub(super) directories: Vec<PathBuf>,
+    pub(super) classes: BTreeMap<Class, Files>,
+    /// Files that are open past the page cache, and through it, at once.
+    pub(super) mixed: u64,
+}
+
+/// How tasks had to wait.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Waited {
+    /// Pauses for dirty pages.
+    pub(super) pauses: u64,
+    pub(super) paused: Duration,
+    /// Direct reclaim.
+    pub(super) stalls: u64,
+    pub(super) stalled: Duration,
+}
+
+impl Waited {
+    /// Adds more.
+    pub(super) fn add(&mut self, more: &Self) {
+        self.pauses += more.pauses;
+        self.paused = self.paused.saturating_add(more.paused);
+        self.stalls += more.stalls;
+        self.stalled = self.stalled.saturating_add(more.stalled);
+    }
+}
+
+/// What tracing counted since the look before.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Traced {
+    /// Whether pauses were counted, and stalls.
+    pub(super) pauses: bool,
+    pub(super) stalls: bool,
+    /// By index into [`Digest::databases`].
+    pub(super) databases: HashMap<usize, Waited>,
+    /// Of all tasks of the host.
+    pub(super) everyone: Waited,
+    pub(super) losses: Losses,
+}
+
+/// One of the files with most resident.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Top {
+    pub(super) name: Name,
+    pub(super) class: Class,
+    pub(super) path: String,
+    pub(super) resident: u64,
+}
+
+/// What a look came to.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Digest {
+    pub(super) databases: Vec<Seen>,
+    pub(super) traced: Option<Traced>,
+    pub(super) top: Vec<Top>,
+    pub(super) limits: Vec<Limited>,
+}
+
+impl Digest {
+    /// Takes what metrics tell out of a look; of `top` files by their paths.
+    pub(super) fn of(look: &Look, proc: &ProcRoot, top: usize) -> Self {
+        let mut databases: Vec<Seen> = look
+            .databases
+            .iter()
+            .map(|database| Seen {
+                name: Name::of(database, proc),
+                pid: database.pid,
+                directories: database.directories.clone(),
+                classes: BTreeMap::new(),
+                mixed: 0,
+            })
+            .collect();
+        for file in &look.files {
+            if let Some(seen) = file.database.and_then(|index| databases.get_mut(index)) {
+                seen.mixed += u64::from(is_mixed(&file.openers));
+                add(seen.classes.entry(Class(file.class)).or_default(), file);
+            }
+        }
+        Self {
+            top: most_resident(&look.files, &databases, top),
+            traced: look
+                .change
+                .as_ref()
+                .and_then(|change| change.trace.as_ref())
+                .map(|counts| traced(counts, look)),
+            limits: look.limits.clone(),
+            databases,
+        }
+    }
+}
+
+fn add(files: &mut Files, file: &File) {
+    let known = |sum: Option<u64>, more: Option<u64>| Some(sum? + more?);
+    if files.count == files.unseen {
+        (files.dirty, files.writeback) = (Some(0), Some(0));
+    }
+    files.count += 1;
+    files.size += file.size;
+    let Some(residency) = file.residency else {
+        files.unseen += 1;
+        return;
+    };
+    files.resident += residency.resident;
+    files.dirty = known(files.dirty, residency.dirty);
+    files.writeback = known(files.writeback, residency.writeback);
+}
+
+/// Whether a file is open past the page cache in one place, and used through it in another.
+fn is_mixed(openers: &[Opener]) -> bool {
+    let any = |wanted: fn(OpenerKind) -> bool| openers.iter().any(|opener| wanted(opener.kind));
+    any(|kind| matches!(kind, OpenerKind::Direct(access) if access != Access::Neither))
+        && any(|kind| match kind {
+            OpenerKind::Buffered(access) => access != Access::Neither,
+            OpenerKind::Mapped { .. } => true,
+            OpenerKind::Direct(_) => false,
+        })
+}
+
+fn most_resident(files: &[File], databases: &[Seen], count: usize) -> Vec<Top> {
+    if count == 0 {
+        return Vec::new();
+    }
+    let resident = |file: &&File| file.residency.map_or(0, |residency| residency.resident);
+    let mut files: Vec<&File> =
+        files.iter().filter(|file| file.database.is_some() && resident(file) > 0).collect();
+    files.sort_by(|a, b| resident(b).cmp(&resident(a)).then_with(|| a.path.cmp(&b.path)));
+    let top = files.into_iter().filter_map(|file| {
+        Some(Top {
+            name: databases.get(file.database?)?.name.clone(),
+            class: Class(file.class),
+            path: file.path.to_string_lossy().into_owned(),
+            resident: resident(&file),
+        })
+    });
+    // Removed files may have the name of others; a series is there once.
+    let mut named = HashSet::new();
+    let once = |top: &Top| named.insert((top.name.clone(), top.class, top.path.clone()));
+    top.filter(once).take(count).collect()
+}
+
+fn traced(counts: &TraceCounts, look: &Look) -> Traced {
+    let owners: HashMap<u32, usize> = look
+        .databases
+        .iter()
+        .enumerate()
+        .flat_map(|(index, database)| {
+            database.pid.into_iter().chain(database.workers.iter().copied()).map(move |pid| (pid, index))
+        })
+        .collect();
+    let mut traced = Traced {
+        pauses: counts.pauses.is_some(),
+        stalls: counts.reclaim.is_some(),
+        losses: counts.losses,
+        ..Traced::default()
+    };
+    let mut note = |task: &Task, waited: Waited| {
+        traced.everyone.add(&waited);
+        if let Some(index) = owners.get(&task.process) {
+            traced.databases.entry(*index).or_default().add(&waited);
+        }
+    };
+    for counts in counts.pauses.iter().flatten() {
+        let all = &counts.pauses;
+        note(&counts.task, Waited { pauses: all.count(), paused: all.total(), ..Waited::default() });
+    }
+    for counts in counts.reclaim.iter().flatten() {
+        let all = &counts.stalls;
+        note(&counts.task, Waited { stalls: all.count(), stalled: all.total(), ..Waited::default() });
+    }
+    traced
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_kernel::Inode;
+    use pagekeeper_kernel::Residency;
+
+    fn opener(kind: OpenerKind) -> Opener {
+        Opener { pid: 1, name: "x".to_owned(), kind, count: 1 }
+    }
+
+    #[test]
+    fn a_file_is_mixed_when_it_is_used_past_the_cache_and_through_it() {
+        let direct = opener(OpenerKind::Direct(Access::ReadWrite));
+        let buffered = opener(OpenerKind::Buffered(Access::ReadOnly));
+        let mapped = opener(OpenerKind::Mapped { writable: false });
+        let path_only = opener(OpenerKind::Buffered(Access::Neither));
+        assert!(is_mixed(&[direct.clone(), buffered.clone()]) && is_mixed(&[mapped, direct.clone()]));
+        assert!(!is_mixed(&[direct.clone(), direct, path_only]) && !is_mixed(&[buffered]) && !is_mixed(&[]));
+    }
+
+    #[test]
+    fn what_is_unknown_of_one_file_is_unknown_of_all_of_its_class() {
+        let residency = |dirty| Residency {
+            resident: 8192,
+            dirty,
+            writeback: Some(0),
+            evicted: None,
+            recently_evicted: None,
+            source: pagekeeper_kernel::Source::Cachestat,
+        };
+        let file = |residency| File {
+            inode: Inode { dev: 1, ino: 1 },
+            path: PathBuf::new(),
+            reach: PathBuf::new(),
+            size: 10_000,
+            database: None,
+            class: None,
+            residency,
+            openers: Vec::new(),
+        };
+        let mut files = Files::default();
+        add(&mut files, &file(None));
+        add(&mut files, &file(Some(residency(Some(4096)))));
+        add(&mut files, &file(Some(residency(Some(4096)))));
+        let expected = Files {
+            count: 3,
+            size: 30_000,
+            unseen: 1,
+            resident: 16_384,
+            dirty: Some(8192),
+            writeback: Some(0),
+        };
+        assert_eq!(files, expected);
+        add(&mut files, &file(Some(residency(None))));
+        assert_eq!((files.dirty, files.writeback), (None, Some(0)));
+    }
+
+    #[test]
+    fn a_path_is_among_the_files_with_most_resident_once() {
+        let seen = Seen {
+            name: Name::others(),
+            pid: Some(1),
+            directories: Vec::new(),
+            classes: BTreeMap::new(),
+            mixed: 0,
+        };
+        let file = |path: &str, resident, database| File {
+            inode: Inode { dev: 1, ino: resident },
+            path: path.into(),
+            reach: PathBuf::new(),
+            size: resident,
+            database,
+            class: None,
+            residency: Some(Residency {
+                resident,
+                dirty: None,
+                writeback: None,
+                evicted: None,
+                recently_evicted: None,
+                source: pagekeeper_kernel::Source::Mincore,
+            }),
+            openers: Vec::new(),
+        };
+        let files = [
+            file("/tmp/removed", 4096, Some(0)),
+            file("/tmp/removed", 8192, Some(0)),
+            file("/nobodys", 9 << 20, None),
+            file("/empty", 0, Some(0)),
+            file("/small", 1024, Some(0)),
+        ];
+        let top = most_resident(&files, &[seen], 2);
+        let told: Vec<_> = top.iter().map(|top| (top.path.as_str(), top.resident)).collect();
+        assert_eq!(told, [("/tmp/removed", 8192), ("/small", 1024)]);
+    }
+
+    #[test]
+    fn cgroups_are_named_as_the_kernel_does() {
+        let path = |controllers: &[&str], path: &str| CgroupPath {
+            hierarchy: u32::from(!controllers.is_empty()),
+            controllers: controllers.iter().map(|&name| name.to_owned()).collect(),
+            path: path.into(),
+        };
+        let mariadb = "/system.slice/mariadb.service";
+        assert_eq!(cgroup_name(&[path(&[], mariadb)]).unwrap(), mariadb[1..]);
+        let both = [path(&[], "/"), path(&["cpu"], "/x"), path(&["memory"], "/docker/ab12")];
+        assert_eq!(cgroup_name(&both).unwrap(), "docker/ab12");
+        assert_eq!(cgroup_name(&[path(&[], "/../../kubepods/pod7/c1")]).unwrap(), "kubepods/pod7/c1");
+        assert_eq!(cgroup_name(&[path(&[], "/")]).unwrap(), "");
+    }
+}

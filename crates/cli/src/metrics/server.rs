@@ -1,0 +1,285 @@
+//! The HTTP server: `/`, `/data.json`, `/metrics`, `/healthz`; only read, nothing else.
+//!
+//! Invariants:
+//! 1. Its one thread never holds the guard up: it copies what is known and goes.
+//! 2. No client can make it grow: at most [`MOST_CONNECTIONS`], each with a bounded request head, a time for that, and a
+//!    life's end. Bodies of requests are not read.
+//! 3. On a loopback address it answers only requests for this host: a page elsewhere that has its own name point
+//!    here (DNS rebinding) is refused.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, VARY};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use pagekeeper_kernel::pressure::SysRoots;
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::accept::wanted;
+use super::exposition;
+use super::host::Host;
+use super::own::Own;
+use super::page::Page;
+use super::state::{POINT_EVERY, State};
+
+/// Connections at a time; more wait in the listener's queue.
+const MOST_CONNECTIONS: usize = 32;
+/// How long a request's head may take, and a connection may be idle.
+const HEAD_WITHIN: Duration = Duration::from_secs(30);
+/// How long a connection lives, then how long its last answer may take.
+const LIFE: Duration = Duration::from_secs(120);
+const LAST_ANSWER: Duration = Duration::from_secs(10);
+/// The largest head of a request, in bytes.
+const MOST_HEAD: usize = 16 << 10;
+
+/// All that an answer is made of.
+struct Site {
+    state: Arc<State>,
+    page: Page,
+    /// Only requests for this host are answered.
+    local: bool,
+}
+
+/// Serves until the process ends.
+pub(super) fn serve(listener: TcpListener, address: SocketAddr, state: Arc<State>) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    let site = Arc::new(Site { state, page: Page::new(), local: is_loopback(address) });
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        tokio::spawn(sample(Arc::clone(&site.state)));
+        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        loop {
+            let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+                return Ok(());
+            };
+            match listener.accept().await {
+                Ok((stream, _)) => drop(tokio::spawn(attend(stream, Arc::clone(&site), permit))),
+                // Too many files are open, or the client left: neither ends the server.
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    })
+}
+
+/// Whether only this host can ask there; also by an IPv4 address in the clothes of an IPv6 one.
+fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+/// Reads the host's figures now and then: some files of `/proc`, a millisecond or two.
+async fn sample(state: Arc<State>) {
+    let mut clock = tokio::time::interval(POINT_EVERY);
+    clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        clock.tick().await;
+        state.sampled(&Host::read(&SysRoots::default()));
+    }
+}
+
+async fn attend(stream: TcpStream, site: Arc<Site>, _permit: OwnedSemaphorePermit) {
+    let service = service_fn(|request| {
+        let response = answer(&request, &site);
+        async { Ok::<_, Infallible>(response) }
+    });
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_WITHIN)
+            .max_buf_size(MOST_HEAD)
+            .serve_connection(TokioIo::new(stream), service)
+    );
+    // How a connection ends is the client's affair.
+    if tokio::time::timeout(LIFE, connection.as_mut()).await.is_err() {
+        connection.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(LAST_ANSWER, connection).await;
+    }
+}
+
+fn answer(request: &Request<Incoming>, site: &Site) -> Response<String> {
+    respond(request.method(), request.uri().path(), request.headers(), site)
+}
+
+fn respond(method: &Method, path: &str, headers: &HeaderMap, site: &Site) -> Response<String> {
+    if site.local && !asks_for_this_host(headers) {
+        return text(
+            StatusCode::MISDIRECTED_REQUEST,
+            "This is served to its own host only: ask for it by its address, or as localhost.\n",
+        );
+    }
+    if !matches!(path, "/" | "/data.json" | "/metrics" | "/healthz") {
+        return text(StatusCode::NOT_FOUND, "Nothing is here. There are /, /metrics and /healthz.\n");
+    }
+    if *method != Method::GET && *method != Method::HEAD {
+        let mut response =
+            text(StatusCode::METHOD_NOT_ALLOWED, "Only GET and HEAD: nothing can be changed here.\n");
+        response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
+        return response;
+    }
+    match path {
+        "/" => site.page.response(),
+        "/data.json" => data(site),
+        "/metrics" => metrics(headers, site),
+        _ => health(site),
+    }
+}
+
+fn metrics(headers: &HeaderMap, site: &Site) -> Response<String> {
+    let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let format = wanted(accept);
+    match exposition::write(site.state.known(), Own::read(), format) {
+        Ok(body) => {
+            let response = builder(StatusCode::OK, format.content_type()).header(VARY, "Accept");
+            made(response.body(body))
+        }
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
+    }
+}
+
+fn data(site: &Site) -> Response<String> {
+    match super::data::write(&site.state) {
+        Ok(body) => made(builder(StatusCode::OK, "application/json").body(body)),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
+    }
+}
+
+fn health(site: &Site) -> Response<String> {
+    match site.state.known().stuck() {
+        None => text(StatusCode::OK, "ok\n"),
+        Some(since) => text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            &format!("The guard has not looked at the logs for {} s.\n", since.as_secs()),
+        ),
+    }
+}
+
+fn text(status: StatusCode, body: &str) -> Response<String> {
+    made(builder(status, "text/plain; charset=utf-8").body(body.to_owned()))
+}
+
+/// An answer that nobody is to keep, or to take for something else than it says.
+pub(super) fn builder(status: StatusCode, content_type: &str) -> hyper::http::response::Builder {
+    Response::builder()
+        .status(status)
+        .header(CONTENT_TYPE, content_type)
+        .header(CACHE_CONTROL, "no-store")
+        .header(CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'")
+        .header("X-Content-Type-Options", "nosniff")
+        .header("Cross-Origin-Resource-Policy", "same-origin")
+}
+
+/// The builder fails on headers that are none; those here are constants.
+pub(super) fn made(response: Result<Response<String>, hyper::http::Error>) -> Response<String> {
+    response.unwrap_or_else(|_| {
+        let mut response = Response::new(String::new());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    })
+}
+
+/// Whether a request names this host by an address, or as `localhost`. One without a `Host` comes from no browser.
+fn asks_for_this_host(headers: &HeaderMap) -> bool {
+    headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(is_this_host))
+}
+
+fn is_this_host(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site() -> Site {
+        let state = Arc::new(State::new(false, Duration::from_secs(60)));
+        Site { state, page: Page::new(), local: true }
+    }
+
+    fn ask(method: &Method, path: &str, headers: &[(hyper::header::HeaderName, &str)]) -> Response<String> {
+        let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
+        respond(method, path, &headers, &site())
+    }
+
+    #[test]
+    fn each_place_answers_as_what_it_is() {
+        for (path, content_type) in [
+            ("/", "text/html; charset=utf-8"),
+            ("/data.json", "application/json"),
+            ("/metrics", "text/plain; version=0.0.4; charset=utf-8"),
+            ("/healthz", "text/plain; charset=utf-8"),
+        ] {
+            let response = ask(&Method::GET, path, &[]);
+            assert_eq!(response.status(), StatusCode::OK, "{path}");
+            assert_eq!(response.headers()[CONTENT_TYPE], content_type);
+            assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
+            assert!(!response.body().is_empty());
+        }
+        let open = ask(&Method::GET, "/metrics", &[(ACCEPT, "application/openmetrics-text;version=1.0.0")]);
+        assert_eq!(
+            open.headers()[CONTENT_TYPE],
+            "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        );
+    }
+
+    #[test]
+    fn there_is_nothing_else_and_nothing_to_change() {
+        assert_eq!(ask(&Method::GET, "/metrics/", &[]).status(), StatusCode::NOT_FOUND);
+        assert_eq!(ask(&Method::POST, "/x", &[]).status(), StatusCode::NOT_FOUND);
+        for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
+            let response = ask(&method, "/metrics", &[]);
+            assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+            assert_eq!(response.headers()[ALLOW], "GET, HEAD");
+        }
+    }
+
+    #[test]
+    fn a_foreign_name_for_this_host_is_refused() {
+        for (host, status) in [
+            ("127.0.0.1:9417", StatusCode::OK),
+            ("[::1]:9417", StatusCode::OK),
+            ("LOCALHOST", StatusCode::OK),
+            ("evil.example:9417", StatusCode::MISDIRECTED_REQUEST),
+            ("localhost.evil.example", StatusCode::MISDIRECTED_REQUEST),
+        ] {
+            assert_eq!(ask(&Method::GET, "/data.json", &[(HOST, host)]).status(), status, "{host}");
+        }
+        let everywhere = Site { local: false, ..site() };
+        let headers = [(HOST, "db7.example".parse().unwrap())].into_iter().collect();
+        assert_eq!(respond(&Method::GET, "/metrics", &headers, &everywhere).status(), StatusCode::OK);
+    }
+
+    #[test]
+    fn loopback_is_told_by_its_address() {
+        for (address, local) in [
+            ("127.0.0.1:1", true),
+            ("127.9.9.9:1", true),
+            ("[::1]:1", true),
+            ("[::ffff:127.0.0.1]:1", true),
+            ("0.0.0.0:1", false),
+            ("[::]:1", false),
+            ("192.0.2.7:1", false),
+        ] {
+            assert_eq!(is_loopback(address.parse().unwrap()), local, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_guard_that_hangs_is_not_healthy() {
+        let state = Arc::new(State::new(false, Duration::ZERO));
+        std::thread::sleep(Duration::from_millis(2));
+        let site = Site { state, ..site() };
+        let response = respond(&Method::GET, "/healthz", &HeaderMap::new(), &site);
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+}

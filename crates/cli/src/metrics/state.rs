@@ -1,0 +1,506 @@
+//! What is known at the moment, for whoever asks: filled by the guard's loop, by the watching thread and by a clock.
+//!
+//! Invariants:
+//! 1. The lock is held to copy figures in or out, never over I/O: nobody who asks can hold the guard up.
+//! 2. All is bounded: [`MOST_DATABASES`] names, [`MOST_POINTS`] points of history, no figure for each file but for as
+//!    many as were asked for. Names that find no room are told together, as `other`.
+//! 3. Counters never go down while their series lives. Of what can't be seen there is no figure, and figures of a look
+//!    that failed are gone.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use pagekeeper_guard::{Done, Event, Tick};
+use pagekeeper_kernel::trace::{Losses, TraceLevel};
+use pagekeeper_observe::Limited;
+use pagekeeper_policy::FileClass;
+
+use super::digest::{Digest, Name, Seen, Top, Waited};
+use super::histogram::Histogram;
+use super::host::Host;
+
+/// Databases with series of their own.
+const MOST_DATABASES: usize = 64;
+/// Points of history: a quarter of an hour.
+pub(super) const MOST_POINTS: usize = 180;
+/// Time between two points.
+pub(super) const POINT_EVERY: Duration = Duration::from_secs(5);
+/// How long the counters of a database that has ended are told.
+const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
+/// Releases that wait for a look to tell whose they are.
+const MOST_PENDING: usize = 256;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct State(Mutex<Known>);
+
+/// All that is known.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    pub(super) began: SystemTime,
+    pub(super) dry_run: bool,
+    /// The longest time between the ends of two ticks that is no reason to worry.
+    pub(super) patience: Duration,
+    pub(super) tick: Option<Tick>,
+    pub(super) ticked: Option<(Instant, SystemTime)>,
+    pub(super) ticks: Histogram,
+    pub(super) acts: u64,
+    pub(super) warnings: u64,
+    pub(super) problems: u64,
+    pub(super) released: BTreeMap<(Name, FileClass), Released>,
+    /// Released behind streaming processes, by what they are called.
+    pub(super) streamed: BTreeMap<String, u64>,
+    pub(super) host: Host,
+    pub(super) looks: Looks,
+    pub(super) databases: Vec<Seen>,
+    pub(super) waited: BTreeMap<Name, Waited>,
+    pub(super) everyone: Waited,
+    pub(super) trace: Option<Trace>,
+    pub(super) top: Vec<Top>,
+    pub(super) limits: Vec<Limited>,
+    /// When a database's counters were last of use.
+    alive: BTreeMap<Name, Instant>,
+    pending: Vec<Done>,
+    history: VecDeque<Point>,
+}
+
+/// What was done to a database's files of one class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Released {
+    pub(super) acts: u64,
+    pub(super) bytes: u64,
+    /// What resisted.
+    pub(super) kept: u64,
+}
+
+/// The watching thread's own account.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Looks {
+    pub(super) done: u64,
+    pub(super) failed: u64,
+    /// How long the last one took.
+    pub(super) took: Duration,
+    pub(super) at: Option<SystemTime>,
+}
+
+/// Where traced figures come from, and what of them was lost.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Trace {
+    pub(super) level: TraceLevel,
+    pub(super) pauses: bool,
+    pub(super) stalls: bool,
+    pub(super) losses: Losses,
+}
+
+/// A moment of the history. Counters are sums since the start.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Point {
+    pub(super) at: SystemTime,
+    pub(super) host: Host,
+    /// Resident by class.
+    pub(super) resident: BTreeMap<super::digest::Class, u64>,
+    /// Waits of the watched databases, and of all tasks; `None` where they are not traced.
+    pub(super) waited: Option<(Waited, Waited)>,
+    pub(super) released: u64,
+}
+
+impl State {
+    /// Nothing is known.
+    pub(super) fn new(dry_run: bool, patience: Duration) -> Self {
+        Self(Mutex::new(Known {
+            began: SystemTime::now(),
+            dry_run,
+            patience,
+            tick: None,
+            ticked: None,
+            ticks: Histogram::default(),
+            acts: 0,
+            warnings: 0,
+            problems: 0,
+            released: BTreeMap::new(),
+            streamed: BTreeMap::new(),
+            host: Host::default(),
+            looks: Looks::default(),
+            databases: Vec::new(),
+            waited: BTreeMap::new(),
+            everyone: Waited::default(),
+            trace: None,
+            top: Vec::new(),
+            limits: Vec::new(),
+            alive: BTreeMap::new(),
+            pending: Vec::new(),
+            history: VecDeque::new(),
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        // No figure is left half written by a panic that would matter more than having none.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy, without its history.
+    pub(super) fn known(&self) -> Known {
+        let known = self.lock();
+        Known { history: VecDeque::new(), ..known.clone() }
+    }
+
+    /// A copy, and its history.
+    pub(super) fn history(&self) -> (Known, Vec<Point>) {
+        let mut known = self.lock().clone();
+        let points = std::mem::take(&mut known.history);
+        (known, points.into())
+    }
+
+    /// Hears an event of the guard.
+    pub(super) fn hear(&self, event: &Event) {
+        let mut known = self.lock();
+        match event {
+            Event::Tick(tick) => known.tick = Some(tick.clone()),
+            Event::Warning { .. } => known.warnings += 1,
+            Event::Problem { .. } => known.problems += 1,
+            _ => {}
+        }
+    }
+
+    /// A tick has ended.
+    pub(super) fn ticked(&self, took: Duration, done: &[Done], streamed: &BTreeMap<String, u64>) {
+        let mut known = self.lock();
+        known.streamed.clone_from(streamed);
+        known.ticked = Some((Instant::now(), SystemTime::now()));
+        known.ticks.add(took);
+        for done in done {
+            known.acts += done.acts;
+            known.note_done(done);
+        }
+    }
+
+    /// The guard has another configuration.
+    pub(super) fn reconfigured(&self, dry_run: bool, patience: Duration) {
+        let mut known = self.lock();
+        (known.dry_run, known.patience) = (dry_run, patience);
+    }
+
+    /// A look has been taken, by this source of traces.
+    pub(super) fn looked(&self, digest: Digest, took: Duration, level: Option<TraceLevel>) {
+        let mut known = self.lock();
+        known.looks.done += 1;
+        (known.looks.took, known.looks.at) = (took, Some(SystemTime::now()));
+        known.take_digest(digest, level);
+    }
+
+    /// A look has failed: nothing is known of any database.
+    pub(super) fn failed(&self) {
+        let mut known = self.lock();
+        known.looks.failed += 1;
+        known.databases.clear();
+        known.top.clear();
+    }
+
+    /// Adds a point to the history.
+    pub(super) fn sampled(&self, host: &Host) {
+        let mut known = self.lock();
+        known.host = *host;
+        let mut resident = BTreeMap::new();
+        for (class, files) in known.databases.iter().flat_map(|database| &database.classes) {
+            *resident.entry(*class).or_default() += files.resident;
+        }
+        let waited = known.trace.map(|_| {
+            let mut all = Waited::default();
+            known.waited.values().for_each(|waited| all.add(waited));
+            (all, known.everyone)
+        });
+        let released = known.released.values().map(|released| released.bytes).sum::<u64>()
+            + known.pending.iter().map(|done| done.released_bytes).sum::<u64>();
+        let point = Point { at: SystemTime::now(), host: *host, resident, waited, released };
+        if known.history.len() == MOST_POINTS {
+            known.history.pop_front();
+        }
+        known.history.push_back(point);
+    }
+}
+
+impl Known {
+    /// Whether the guard's loop goes round; else for how long it has not.
+    pub(super) fn stuck(&self) -> Option<Duration> {
+        let since = match self.ticked {
+            Some((at, _)) => at.elapsed(),
+            None => self.began.elapsed().unwrap_or_default(),
+        };
+        (since > self.patience).then_some(since)
+    }
+
+    fn take_digest(&mut self, digest: Digest, level: Option<TraceLevel>) {
+        let now = Instant::now();
+        let names: Vec<Name> = digest.databases.iter().map(|seen| self.room_for(&seen.name, now)).collect();
+        if let Some(level) = level {
+            let losses = self.trace.map_or_else(Losses::default, |trace| trace.losses);
+            let trace = self.trace.insert(Trace { level, pauses: false, stalls: false, losses });
+            if let Some(traced) = &digest.traced {
+                (trace.pauses, trace.stalls) = (traced.pauses, traced.stalls);
+                let (to, from) = (&mut trace.losses, traced.losses);
+                to.no_room += from.no_room;
+                to.skipped += from.skipped;
+                to.overrun += from.overrun;
+                to.unread += from.unread;
+            }
+        }
+        for name in &names {
+            self.waited.entry(name.clone()).or_default();
+        }
+        if let Some(traced) = &digest.traced {
+            self.everyone.add(&traced.everyone);
+            for (index, waited) in &traced.databases {
+                if let Some(to) = names.get(*index).and_then(|name| self.waited.get_mut(name)) {
+                    to.add(waited);
+                }
+            }
+        }
+        self.databases = merged(digest.databases, names);
+        let room = |name: &Name| self.alive.contains_key(name);
+        self.top = digest.top.into_iter().filter(|top| room(&top.name)).collect();
+        self.limits = digest.limits;
+        for done in std::mem::take(&mut self.pending) {
+            let name = self.owner_of(&done).unwrap_or_else(|| named_by(&done));
+            self.count_done(&name, &done);
+        }
+        self.forget(now);
+    }
+
+    /// The name under which a database's figures are kept.
+    fn room_for(&mut self, name: &Name, now: Instant) -> Name {
+        let kept = if self.alive.contains_key(name) || self.alive.len() < MOST_DATABASES {
+            name.clone()
+        } else {
+            Name::others()
+        };
+        self.alive.insert(kept.clone(), now);
+        kept
+    }
+
+    fn forget(&mut self, now: Instant) {
+        let others = Name::others();
+        self.alive.retain(|name, seen| now.duration_since(*seen) < FORGET_AFTER || *name == others);
+        let alive = &self.alive;
+        self.waited.retain(|name, _| alive.contains_key(name));
+        self.released.retain(|(name, _), _| alive.contains_key(name));
+    }
+
+    fn note_done(&mut self, done: &Done) {
+        if let Some(name) = self.owner_of(done) {
+            self.count_done(&name, done);
+            return;
+        }
+        let same = |other: &&mut Done| {
+            other.pid == done.pid && other.directory == done.directory && other.class == done.class
+        };
+        if let Some(other) = self.pending.iter_mut().find(same) {
+            other.acts += done.acts;
+            other.released_bytes += done.released_bytes;
+            other.kept_bytes += done.kept_bytes;
+        } else if self.pending.len() < MOST_PENDING {
+            self.pending.push(done.clone());
+        } else {
+            self.count_done(&Name::others(), done);
+        }
+    }
+
+    fn count_done(&mut self, name: &Name, done: &Done) {
+        let name = self.room_for(name, Instant::now());
+        let released = self.released.entry((name, done.class)).or_default();
+        released.acts += done.acts;
+        released.bytes += done.released_bytes;
+        released.kept += done.kept_bytes;
+    }
+
+    /// Whose files they were, by the last look.
+    fn owner_of(&self, done: &Done) -> Option<Name> {
+        let at = |seen: &&Seen| match done.pid {
+            Some(pid) => seen.pid == Some(pid),
+            None => seen.directories.iter().any(|directory| overlap(directory, &done.directory)),
+        };
+        Some(self.databases.iter().find(at)?.name.clone())
+    }
+}
+
+/// The name of a database that no look has found, by what the guard knows of it.
+fn named_by(done: &Done) -> Name {
+    Name {
+        database: done.profile.clone(),
+        directory: done.directory.to_string_lossy().into_owned(),
+        cgroup: String::new(),
+    }
+}
+
+fn overlap(a: &Path, b: &PathBuf) -> bool {
+    a.starts_with(b) || b.starts_with(a)
+}
+
+/// Databases of one name as one.
+fn merged(databases: Vec<Seen>, names: Vec<Name>) -> Vec<Seen> {
+    let mut merged: Vec<Seen> = Vec::new();
+    for (seen, name) in databases.into_iter().zip(names) {
+        let Some(same) = merged.iter_mut().find(|other| other.name == name) else {
+            merged.push(Seen { name, ..seen });
+            continue;
+        };
+        same.mixed += seen.mixed;
+        for (class, files) in seen.classes {
+            let sum = same.classes.entry(class).or_default();
+            let none = sum.count == sum.unseen;
+            let known = |a: Option<u64>, b: Option<u64>| if none { b } else { Some(a? + b?) };
+            if files.count > files.unseen {
+                sum.dirty = known(sum.dirty, files.dirty);
+                sum.writeback = known(sum.writeback, files.writeback);
+            }
+            sum.count += files.count;
+            sum.size += files.size;
+            sum.unseen += files.unseen;
+            sum.resident += files.resident;
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::digest::{Class, Files, Traced};
+
+    fn name(directory: &str) -> Name {
+        Name { database: "mariadb".to_owned(), directory: directory.to_owned(), cgroup: String::new() }
+    }
+
+    fn seen(pid: u32, directory: &str) -> Seen {
+        let files = Files {
+            count: 1,
+            size: 9000,
+            resident: 8192,
+            dirty: Some(0),
+            writeback: Some(0),
+            ..Files::default()
+        };
+        Seen {
+            name: name(directory),
+            pid: Some(pid),
+            directories: vec![directory.into()],
+            classes: BTreeMap::from([(Class(Some(FileClass::Redo)), files)]),
+            mixed: 1,
+        }
+    }
+
+    fn done(pid: u32, released_bytes: u64) -> Done {
+        Done {
+            pid: Some(pid),
+            profile: "mariadb".to_owned(),
+            directory: "/logs".into(),
+            class: FileClass::Binlog,
+            acts: 1,
+            released_bytes,
+            kept_bytes: 1,
+        }
+    }
+
+    fn state() -> State {
+        State::new(false, Duration::from_secs(60))
+    }
+
+    fn look(state: &State, databases: Vec<Seen>) {
+        state.looked(Digest { databases, ..Digest::default() }, Duration::ZERO, None);
+    }
+
+    #[test]
+    fn a_release_before_the_first_look_finds_its_database_later() {
+        let state = state();
+        state.ticked(Duration::from_millis(3), &[done(7, 100), done(8, 10)], &BTreeMap::new());
+        assert!(state.known().released.is_empty());
+        state.sampled(&Host::default());
+        assert_eq!(state.history().1[0].released, 110, "the history has it already");
+        look(&state, vec![seen(7, "/var/lib/mysql")]);
+        state.ticked(Duration::from_millis(3), &[done(7, 1)], &BTreeMap::new());
+        let known = state.known();
+        let bytes = |directory| known.released[&(name(directory), FileClass::Binlog)].bytes;
+        assert_eq!((bytes("/var/lib/mysql"), bytes("/logs"), known.acts), (101, 10, 3));
+    }
+
+    #[test]
+    fn a_restarted_database_goes_on_under_its_name() {
+        let state = state();
+        look(&state, vec![seen(7, "/a")]);
+        state.ticked(Duration::ZERO, &[done(7, 5)], &BTreeMap::new());
+        look(&state, vec![seen(9, "/a")]);
+        state.ticked(Duration::ZERO, &[done(9, 6)], &BTreeMap::new());
+        let known = state.known();
+        assert_eq!(known.released.len(), 1);
+        assert_eq!(
+            known.released[&(name("/a"), FileClass::Binlog)],
+            Released { acts: 2, bytes: 11, kept: 2 }
+        );
+    }
+
+    #[test]
+    fn more_databases_than_there_is_room_for_are_told_together() {
+        let state = state();
+        look(&state, (0..200).map(|n| seen(n, &format!("/data/{n}"))).collect());
+        let known = state.known();
+        assert_eq!(known.databases.len(), MOST_DATABASES + 1);
+        let others = known.databases.iter().find(|seen| seen.name == Name::others()).unwrap();
+        let files = others.classes[&Class(Some(FileClass::Redo))];
+        let rest = 200 - MOST_DATABASES as u64;
+        assert_eq!((files.count, files.resident, others.mixed), (rest, rest * 8192, rest));
+        assert_eq!((files.dirty, files.unseen), (Some(0), 0));
+    }
+
+    #[test]
+    fn waits_add_up_and_are_those_of_their_database() {
+        let state = state();
+        let waited = |pauses| Waited { pauses, paused: Duration::from_millis(pauses), ..Waited::default() };
+        for _ in 0..2 {
+            let traced = Traced {
+                pauses: true,
+                databases: [(1, waited(3))].into(),
+                everyone: waited(10),
+                losses: Losses { no_room: 1, ..Losses::default() },
+                ..Traced::default()
+            };
+            let databases = vec![seen(7, "/a"), seen(8, "/b")];
+            let digest = Digest { databases, traced: Some(traced), ..Digest::default() };
+            state.looked(digest, Duration::ZERO, Some(TraceLevel::Bpf));
+        }
+        let known = state.known();
+        assert_eq!((known.waited[&name("/a")].pauses, known.waited[&name("/b")].pauses), (0, 6));
+        assert_eq!((known.everyone.pauses, known.everyone.paused), (20, Duration::from_millis(20)));
+        let trace = known.trace.unwrap();
+        assert_eq!((trace.losses.no_room, trace.pauses, trace.stalls), (2, true, false));
+    }
+
+    #[test]
+    fn a_look_that_fails_takes_its_figures_along() {
+        let state = state();
+        look(&state, vec![seen(7, "/a")]);
+        state.failed();
+        let known = state.known();
+        assert!(known.databases.is_empty());
+        assert_eq!((known.looks.done, known.looks.failed), (1, 1));
+    }
+
+    #[test]
+    fn the_history_has_an_end() {
+        let state = state();
+        for _ in 0..MOST_POINTS + 5 {
+            state.sampled(&Host::default());
+        }
+        assert_eq!(state.history().1.len(), MOST_POINTS);
+        assert!(state.known().history.is_empty());
+    }
+
+    #[test]
+    fn a_loop_that_does_not_go_round_is_stuck() {
+        let state = State::new(false, Duration::ZERO);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(state.known().stuck().is_some());
+        state.reconfigured(true, Duration::from_secs(3600));
+        assert!(state.known().stuck().is_none());
+    }
+}

@@ -1,0 +1,234 @@
+//! The thread that looks at all files of the databases for metrics, and counts who waits, at its own pace.
+//!
+//! Invariants: it never takes more than a fiftieth of one processor in the long run, and looks every [`LOOK_EVERY`] if
+//! that allows it. What it can't see is said once, by the guard's own output. A look that fails is counted, its figures
+//! are taken away, and the next one is tried.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use pagekeeper_guard::{Options, Profile};
+use pagekeeper_kernel::trace::TraceOptions;
+use pagekeeper_observe::{Look, ObserveError, Observer, ObserverOptions, Scope};
+
+use super::digest::Digest;
+use super::state::State;
+
+/// Time between looks.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// After a look of a second, the next is no sooner than after so many.
+const SHARE: u32 = 50;
+/// But not later.
+const LOOK_WITHIN: Duration = Duration::from_secs(5 * 60);
+/// Kinds of things said that are remembered.
+const SENTENCES: usize = 200;
+
+/// What to look at.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    observer: ObserverOptions,
+    /// Of what is found only these, where processes and directories were named at once.
+    only: Option<(Vec<u32>, Vec<PathBuf>)>,
+}
+
+impl Wanted {
+    /// The same as the guard.
+    pub(super) fn of(options: &Options) -> Self {
+        let (pids, directories) = (options.pids.clone(), options.directories.clone());
+        let (scope, only) = match (pids.is_empty(), directories.is_empty()) {
+            _ if options.find => (Scope::All, None),
+            (false, true) => (Scope::Pids(pids), None),
+            (true, false) => (Scope::Directories(directories), None),
+            _ => (Scope::All, Some((pids, directories))),
+        };
+        // Pages are not traced: no metric is made of them, and there are very many.
+        let trace =
+            TraceOptions { pages: false, entries: 4096, buffer_bytes: 4 << 20, ..TraceOptions::default() };
+        let named = |profile: &&Profile| options.profile.as_ref().is_none_or(|name| profile.name == *name);
+        let observer = ObserverOptions {
+            profiles: options.profiles.iter().filter(named).cloned().collect(),
+            scope,
+            trace: Some(trace),
+            ..ObserverOptions::default()
+        };
+        Self { observer, only }
+    }
+
+    /// Leaves out the databases that were not named.
+    fn restrict(&self, look: &mut Look) {
+        let Some((pids, directories)) = &self.only else {
+            return;
+        };
+        let named: Vec<bool> = look
+            .databases
+            .iter()
+            .map(|database| {
+                let below = |path: &PathBuf| directories.iter().any(|directory| path.starts_with(directory));
+                database.pid.is_some_and(|pid| pids.contains(&pid)) || database.directories.iter().any(below)
+            })
+            .collect();
+        let places: Vec<Option<usize>> = named
+            .iter()
+            .scan(0, |next, named| {
+                let place = named.then_some(*next);
+                *next += usize::from(*named);
+                Some(place)
+            })
+            .collect();
+        for file in &mut look.files {
+            file.database = file.database.and_then(|index| places.get(index).copied().flatten());
+        }
+        let mut named = named.into_iter();
+        look.databases.retain(|_| named.next().unwrap_or(false));
+    }
+}
+
+/// Looks until nobody wants it any more; `changes` brings what to look at from then on.
+pub(super) fn watch(
+    mut wanted: Wanted,
+    top: usize,
+    state: &Arc<State>,
+    changes: &Receiver<Wanted>,
+    said: &Sender<String>,
+) {
+    let mut sayings = Sayings { said, before: BTreeSet::new() };
+    loop {
+        let ended = match Observer::start(wanted.observer.clone()) {
+            Ok(mut observer) => look_on(&mut observer, &wanted, top, state, changes, &mut sayings),
+            Err(error) => {
+                state.failed();
+                sayings.fail(&error);
+                wait(LOOK_WITHIN, changes)
+            }
+        };
+        match ended {
+            Next::Again => {}
+            Next::Changed(new) => wanted = *new,
+            Next::End => return,
+        }
+    }
+}
+
+/// What comes after a wait.
+enum Next {
+    Again,
+    Changed(Box<Wanted>),
+    End,
+}
+
+fn wait(pause: Duration, changes: &Receiver<Wanted>) -> Next {
+    match changes.recv_timeout(pause) {
+        Ok(wanted) => Next::Changed(Box::new(wanted)),
+        Err(RecvTimeoutError::Timeout) => Next::Again,
+        Err(RecvTimeoutError::Disconnected) => Next::End,
+    }
+}
+
+fn look_on(
+    observer: &mut Observer,
+    wanted: &Wanted,
+    top: usize,
+    state: &State,
+    changes: &Receiver<Wanted>,
+    sayings: &mut Sayings<'_>,
+) -> Next {
+    let level = observer.source().map(pagekeeper_kernel::trace::TraceSource::level);
+    loop {
+        let began = Instant::now();
+        match observer.look() {
+            Ok(mut look) => {
+                wanted.restrict(&mut look);
+                look.limits.retain(|limit| metrics_lack(&limit.what));
+                let digest = Digest::of(&look, &wanted.observer.roots.proc, top);
+                drop(look);
+                for limit in &digest.limits {
+                    // The kind of limit; behind it come an example and a count, which change.
+                    let kind = limit.what.split(':').next().unwrap_or_default();
+                    sayings.say(kind, super::sentence(limit));
+                }
+                state.looked(digest, began.elapsed(), level);
+            }
+            Err(error) => {
+                state.failed();
+                sayings.fail(&error);
+            }
+        }
+        match wait(pause_after(began.elapsed()), changes) {
+            Next::Again => {}
+            next => return next,
+        }
+    }
+}
+
+/// Whether a metric is missing for that limit: what is dirty on each device is none.
+fn metrics_lack(what: &str) -> bool {
+    !what.starts_with("how much is dirty on each device")
+}
+
+fn pause_after(took: Duration) -> Duration {
+    LOOK_EVERY.saturating_sub(took).max(took.saturating_mul(SHARE)).min(LOOK_WITHIN)
+}
+
+/// Says a thing of each kind once.
+struct Sayings<'a> {
+    said: &'a Sender<String>,
+    before: BTreeSet<String>,
+}
+
+impl Sayings<'_> {
+    fn say(&mut self, kind: &str, sentence: String) {
+        if self.before.len() < SENTENCES && self.before.insert(kind.to_owned()) {
+            // Whoever would hear it may have gone.
+            let _ = self.said.send(sentence);
+        }
+    }
+
+    fn fail(&mut self, error: &ObserveError) {
+        let sentence = format!("databases can't be looked at for metrics: {error}");
+        self.say(&sentence.clone(), sentence);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_looks_at_what_the_guard_watches() {
+        let options = |find, pids: &[u32], directories: &[&str]| Options {
+            find,
+            pids: pids.to_vec(),
+            directories: directories.iter().map(PathBuf::from).collect(),
+            ..Options::default()
+        };
+        let scope = |options: &Options| Wanted::of(options).observer.scope;
+        assert_eq!(scope(&options(true, &[], &["/a"])), Scope::All);
+        assert_eq!(scope(&options(false, &[7], &[])), Scope::Pids(vec![7]));
+        assert_eq!(scope(&options(false, &[], &["/a"])), Scope::Directories(vec!["/a".into()]));
+        let generic = Options { profile: Some("generic".to_owned()), ..Options::default() };
+        let profiles = Wanted::of(&generic).observer.profiles;
+        assert_eq!(profiles.iter().map(|profile| profile.name.as_str()).collect::<Vec<_>>(), ["generic"]);
+        let both = Wanted::of(&options(false, &[7], &["/a"]));
+        assert_eq!((both.observer.scope, both.only), (Scope::All, Some((vec![7], vec!["/a".into()]))));
+    }
+
+    #[test]
+    fn dear_looks_are_taken_seldom() {
+        for (took, pause) in [(0, 5000), (20, 4980), (1000, 50_000), (60_000, 300_000)] {
+            assert_eq!(pause_after(Duration::from_millis(took)), Duration::from_millis(pause));
+        }
+    }
+
+    #[test]
+    fn each_kind_of_thing_is_said_once() {
+        let (said, heard) = std::sync::mpsc::channel();
+        let mut sayings = Sayings { said: &said, before: BTreeSet::new() };
+        for (kind, sentence) in [("a", "a: 1"), ("b", "b: 1"), ("a", "a: 2")] {
+            sayings.say(kind, sentence.to_owned());
+        }
+        assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["a: 1", "b: 1"]);
+    }
+}

@@ -1,0 +1,152 @@
+//! `pagekeeper probe`: measures the disk and the file system that a directory is on, and says what it is like.
+//!
+//! What can't be measured is said before anything is written, and ends with 1; so do SIGINT and SIGTERM, after which nothing
+//! stays behind. The places of `--output` and `--save` are tried before the minute that measuring takes.
+
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pagekeeper_probe::{FILE_BYTES_LEAST, Probe, Progress};
+
+use crate::output;
+use crate::signals::Stop;
+use crate::size::{Size, parse_size};
+
+/// Measure what a disk and its file system do: direct I/O, mixing, syncs, reads wide and alone
+///
+/// Takes about a minute and much of the disk's attention. Writes to files without a name in DIR, which are gone
+/// afterwards, whatever ends it; nothing else is touched, and no setting of the machine is changed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper probe /var/lib/mysql                  all figures, and the disk in one sentence
+  pagekeeper probe --save /var/lib/mysql           and keep the profile where doctor and guard find it
+  pagekeeper probe --output disk.toml /mnt/new     and keep it in a file, for a guard's configuration or a program
+  pagekeeper probe --quick --json /var/tmp         in ten seconds, less exact, for other programs
+
+Other programs' I/O on the disk is measured, too: a disk at rest tells most.")]
+pub(crate) struct Args {
+    /// A directory on the disk, where files may be made
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    dir: PathBuf,
+    /// Print one JSON object with all figures: bytes, microseconds, rates a second
+    #[arg(long)]
+    json: bool,
+    /// In about ten seconds, on a file of 256 MiB; less exact
+    #[arg(long)]
+    quick: bool,
+    /// Write the profile to FILE, as TOML
+    #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    output: Option<PathBuf>,
+    /// Save the profile in /var/lib/pagekeeper/disks, where doctor and guard find it
+    #[arg(long)]
+    save: bool,
+    /// Size of the file that is read and written at random; larger than what the disk caches [default: 1G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_file_size)]
+    size: Option<u64>,
+}
+
+fn parse_file_size(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text)?;
+    if bytes < FILE_BYTES_LEAST {
+        return Err(format!("less than {} says more of caches than of the disk", Size(FILE_BYTES_LEAST)));
+    }
+    Ok(bytes)
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let stop = Stop::on_signals()?;
+    if let Some(path) = &args.output {
+        try_to_write(parent(path))?;
+    }
+    if args.save {
+        let disks = Path::new(pagekeeper_probe::DIRECTORY);
+        std::fs::create_dir_all(disks).with_context(|| format!("make {}", disks.display()))?;
+        try_to_write(disks)?;
+    }
+    let bar = progress_bar();
+    let tell = |progress: &Progress| tell(&bar, progress);
+    let mut probe = Probe::new(&args.dir);
+    if args.quick {
+        probe = probe.quick();
+    }
+    if let Some(size) = args.size {
+        probe = probe.file_bytes(size);
+    }
+    let measured = probe.cancel(stop.flag()).on_progress(&tell).run();
+    bar.finish_and_clear();
+    let report = match measured {
+        Ok(report) => report,
+        Err(error) if error.is_cancelled() => {
+            let dir = output::printable_path(&args.dir);
+            output::complain(format_args!("interrupted; nothing stays behind in {dir}"));
+            return Ok(ExitCode::FAILURE);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if let Some(path) = &args.output {
+        pagekeeper_probe::write(&report.profile, path)?;
+    }
+    let saved = args.save.then(|| pagekeeper_probe::save(&report.profile, &args.dir)).transpose()?;
+    if args.json {
+        output::json(&report)?;
+    } else {
+        table::print(&report, saved.as_deref().or(args.output.as_deref()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Fails where no file can be made in the directory.
+fn try_to_write(directory: &Path) -> anyhow::Result<()> {
+    tempfile::tempfile_in(directory)
+        .with_context(|| format!("no file can be made in {}", output::printable_path(directory)))?;
+    Ok(())
+}
+
+/// Drawn on standard error, and only if that is a terminal.
+fn progress_bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent} % {wide_msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn tell(bar: &ProgressBar, progress: &Progress) {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
+    bar.set_position((progress.done * 1000.0) as u64);
+    match progress.part {
+        Some(part) => bar.set_message(part.to_string()),
+        None => bar.set_message("writing the file that is measured on"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_a_least() {
+        assert_eq!(parse_file_size("1G"), Ok(1 << 30));
+        assert_eq!(parse_file_size("64M"), Ok(64 << 20));
+        assert!(parse_file_size("1M").unwrap_err().contains("64 MiB"));
+        assert!(parse_file_size("big").unwrap_err().contains("not a size"));
+    }
+
+    #[test]
+    fn the_directory_of_a_bare_name_is_this_one() {
+        assert_eq!(parent(Path::new("disk.toml")), Path::new("."));
+        assert_eq!(parent(Path::new("/etc/disk.toml")), Path::new("/etc"));
+    }
+}

@@ -1,0 +1,369 @@
+//! A probe's report for people: what was measured, figure by figure, the profile in short, and one sentence.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use pagekeeper_policy::DiskProfile;
+use pagekeeper_probe::{
+    Access, AtomicReport, Beside, BulkBeside, BulkReport, DirectKind, DirectReport, MixedReport, ReadsReport,
+    Report, UncachedReport, UncachedUse,
+};
+
+use crate::output;
+use crate::size::Size;
+
+/// Prints it; `kept` is the file that the profile was written to.
+pub(super) fn print(report: &Report, kept: Option<&Path>) -> io::Result<()> {
+    let mut out = output::stdout();
+    write(&mut out, report)?;
+    if let Some(path) = kept {
+        writeln!(out, "\nThe profile is in {}.", output::printable_path(path))?;
+    }
+    out.flush()
+}
+
+fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
+    let (found, profile) = (&report.found, &report.profile);
+    writeln!(
+        out,
+        "{}: {} on device {}, Linux {}; measured on a file of {} in {:.0} s",
+        output::printable_path(&report.directory),
+        profile.file_system,
+        profile.device,
+        profile.kernel,
+        Size(profile.file_bytes),
+        report.took_seconds
+    )?;
+    if let Some(direct) = &found.direct {
+        write_direct(out, direct)?;
+    }
+    if let Some(uncached) = &found.uncached {
+        write_uncached(out, uncached)?;
+    }
+    if let Some(atomic) = &found.atomic {
+        line(out, "Atomic writes", &atomic_text(atomic))?;
+    }
+    write_small(out, report)?;
+    if let Some(reads) = &found.reads {
+        write_reads(out, reads)?;
+    }
+    if let Some(mixed) = &found.mixed {
+        write_mixed(out, mixed)?;
+    }
+    if let Some(bulk) = &found.bulk {
+        write_bulk(out, bulk)?;
+    }
+    if !report.notes.is_empty() {
+        writeln!(out)?;
+    }
+    for note in &report.notes {
+        writeln!(out, "Note: {note}.")?;
+    }
+    writeln!(out, "\nIn short: {}", short(profile))?;
+    writeln!(out, "\n{}", report.sentence)
+}
+
+/// A name and what is said of it.
+fn line(out: &mut impl Write, name: &str, text: &str) -> io::Result<()> {
+    writeln!(out, "{name:<17} {text}")
+}
+
+fn write_direct(out: &mut impl Write, direct: &DirectReport) -> io::Result<()> {
+    writeln!(out)?;
+    let what = match direct.kind {
+        DirectKind::Real => "real: it goes to the device",
+        DirectKind::WritesCopied => "of reads only: writes are copied through the page cache",
+        DirectKind::Copied => "not real: copied through the page cache",
+        DirectKind::Cached => "not real: answered from the page cache",
+        DirectKind::Refused => "refused",
+    };
+    let why = direct.refused.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+    line(out, "Direct I/O", &format!("{what}{why}"))?;
+    if direct.kind == DirectKind::Refused {
+        return Ok(());
+    }
+    let pair = |alignment: pagekeeper_policy::DirectProfile| {
+        format!("memory {}, offset {}", alignment.memory_alignment, alignment.offset_alignment)
+    };
+    let told = direct.told.map_or_else(|| "not told by the file system".to_owned(), pair);
+    let worked = direct.worked.map(|worked| format!("; what worked: {}", pair(worked))).unwrap_or_default();
+    line(out, "  alignment", &format!("{told}{worked}"))?;
+    let pages = |pages: Option<u64>| pages.map_or_else(|| "?".to_owned(), output::count);
+    let disk = |requests: Option<u64>| {
+        requests.map_or_else(String::new, |count| format!(", {} of the disk", output::count(count)))
+    };
+    let (reads, writes) = (direct.disk_requests.map(|both| both.0), direct.disk_requests.map(|both| both.1));
+    line(
+        out,
+        "  events",
+        &format!(
+            "{} reads: {} pages came to the page cache{}; {} writes: {}{}",
+            direct.tried,
+            pages(direct.added_by_reads),
+            disk(reads),
+            direct.tried,
+            pages(direct.added_by_writes),
+            disk(writes)
+        ),
+    )?;
+    line(
+        out,
+        "  one block again",
+        &format!("{}; from the page cache {}", time(direct.again_us), time(direct.cached_us)),
+    )?;
+    let dirty = match (direct.dirty_is_seen, direct.stays_dirty) {
+        (false, _) => "a direct read does NOT see what is dirty in the page cache",
+        (true, Some(true)) => "a direct read sees what is dirty in the page cache, and leaves it dirty",
+        (true, Some(false)) => {
+            "a direct read sees what is dirty in the page cache, which it has written back"
+        }
+        (true, None) => "a direct read sees what is dirty in the page cache",
+    };
+    let written = if direct.write_is_seen { "are seen" } else { "are NOT seen" };
+    let left = direct.left_by_write.map_or_else(String::new, |(before, after)| {
+        format!(", and one leaves {} of {} resident", Size(after), Size(before))
+    });
+    line(out, "  over dirty pages", dirty)?;
+    line(out, "  over clean pages", &format!("direct writes {written} through the page cache{left}"))
+}
+
+fn write_uncached(out: &mut impl Write, uncached: &UncachedReport) -> io::Result<()> {
+    let text = |used: &UncachedUse| match (&used.refused, used.resident_bytes) {
+        (Some(why), _) => format!("refused ({why})"),
+        (None, None) => "taken; what stays can't be seen".to_owned(),
+        (None, Some(0)) => "nothing stays".to_owned(),
+        (None, Some(left)) => format!("{} of {} stay", Size(left), Size(used.written_bytes)),
+    };
+    let UncachedReport { append, unwritten, overwrite } = uncached;
+    let all = [("appending", append), ("into new room", unwritten), ("overwriting", overwrite)];
+    let same = all.iter().all(|(_, used)| text(used) == text(append));
+    let said = if same {
+        text(append)
+    } else {
+        all.map(|(name, used)| format!("{name}: {}", text(used))).join("; ")
+    };
+    line(out, "Uncached writes", &said)
+}
+
+fn atomic_text(atomic: &AtomicReport) -> String {
+    match (atomic.bytes_max(), atomic.in_place_bytes_max()) {
+        (None, _) if atomic.told.is_none() => "none".to_owned(),
+        (None, _) => "told of, but refused when tried".to_owned(),
+        (Some(most), None) => format!("up to {}, each written elsewhere by the file system", Size(most)),
+        (Some(most), Some(in_place)) => {
+            format!("up to {}; up to {} by the device itself", Size(most), Size(in_place))
+        }
+    }
+}
+
+/// Syncs, read-ahead, release.
+fn write_small(out: &mut impl Write, report: &Report) -> io::Result<()> {
+    let found = &report.found;
+    if let Some(sync) = found.sync {
+        let one = |times: pagekeeper_probe::SyncTimes| {
+            format!("{} (99 %: {})", time(times.p50_us), time(times.p99_us))
+        };
+        let text = format!(
+            "after an appended page {}; after an overwritten one {}",
+            one(sync.append),
+            one(sync.overwrite)
+        );
+        line(out, "fdatasync", &text)?;
+    }
+    if let Some(ahead) = found.read_ahead {
+        let size =
+            |bytes: Option<f64>| bytes.map_or_else(|| "?".to_owned(), |bytes| bytes_of(bytes).to_string());
+        let setting = ahead.setting_bytes.map_or_else(|| "?".to_owned(), |bytes| Size(bytes).to_string());
+        let text = format!(
+            "setting {setting}; a cold read of 4 KiB brings in {}, at the start of a file {}",
+            size(ahead.random_bytes),
+            size(ahead.start_bytes)
+        );
+        line(out, "Read-ahead", &text)?;
+    }
+    if let Some(release) = found.release {
+        let one = |us: Option<f64>| us.map_or_else(|| "?".to_owned(), time);
+        let left = match release.left_bytes {
+            Some(0) | None => String::new(),
+            Some(left) => format!("; {} stayed", Size(left)),
+        };
+        let text = format!(
+            "{} a GiB of pages read in a row; {} of single pages{left}",
+            one(release.sequential_us_per_gib),
+            one(release.scattered_us_per_gib)
+        );
+        line(out, "Release", &text)?;
+    }
+    Ok(())
+}
+
+fn write_reads(out: &mut impl Write, reads: &ReadsReport) -> io::Result<()> {
+    let how = if reads.direct { "past the page cache" } else { "cold, through the page cache" };
+    writeln!(out, "\nRandom reads of 4 KiB, {how}, by {}", reads.by)?;
+    writeln!(out, "{:>11} {:>12} {:>10} {:>10}", "in flight", "a second", "median", "99 %")?;
+    for read in &reads.depths {
+        let (p50, p99) = (time(read.p50_us), time(read.p99_us));
+        writeln!(out, "{:>11} {:>12} {p50:>10} {p99:>10}", read.depth, rate(read.per_second))?;
+    }
+    Ok(())
+}
+
+fn write_mixed(out: &mut impl Write, mixed: &MixedReport) -> io::Result<()> {
+    writeln!(
+        out,
+        "\nDirect I/O of 4 KiB at random places, a second, and as a share of the case it is compared with"
+    )?;
+    writeln!(
+        out,
+        "{:<5} {:<31} {:>9} {:>5} {:>9} {:>5}   with 8, a second: pages in/out, disk reads/writes, queue",
+        "", "", "1 thread", "", "8 threads", ""
+    )?;
+    for access in [Access::Read, Access::Write] {
+        for beside in Beside::ALL {
+            let (Some(one), Some(eight)) = (mixed.case(access, 1, beside), mixed.case(access, 8, beside))
+            else {
+                continue;
+            };
+            let first = match (beside, access) {
+                (Beside::Nothing, Access::Read) => "read",
+                (Beside::Nothing, Access::Write) => "write",
+                _ => "",
+            };
+            let name = match beside {
+                Beside::Nothing => "alone",
+                Beside::Leftovers => "with a few leftover pages",
+                Beside::ReaderElsewhere => "beside a reader of another file",
+                Beside::Reader => "beside a buffered reader",
+                Beside::WriterElsewhere => "beside a writer of another file",
+                Beside::Writer => "beside a buffered writer",
+            };
+            let share = |ratio: Option<f64>| ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+            let pages = |bytes: Option<f64>| {
+                bytes.map_or_else(
+                    || "?".to_owned(),
+                    |bytes| rate(bytes / pagekeeper_kernel::page_size() as f64),
+                )
+            };
+            let number = |number: Option<f64>| number.map_or_else(|| "?".to_owned(), rate);
+            let events = &eight.events;
+            writeln!(
+                out,
+                "{first:<5} {name:<31} {:>9} {:>5} {:>9} {:>5}   {}/{}, {}/{}, {}",
+                rate(one.per_second),
+                share(one.ratio),
+                rate(eight.per_second),
+                share(eight.ratio),
+                pages(events.added_bytes_per_second),
+                pages(events.removed_bytes_per_second),
+                number(events.disk_reads_per_second),
+                number(events.disk_writes_per_second),
+                events.disk_queue.map_or_else(|| "?".to_owned(), |queue| format!("{queue:.1}"))
+            )?;
+        }
+    }
+    writeln!(out, "({}; those of the disk are all programs')", mixed.events)
+}
+
+fn write_bulk(out: &mut impl Write, bulk: &BulkReport) -> io::Result<()> {
+    writeln!(out, "\nAppends of 4 KiB that are never synced, beside a bulk writer")?;
+    writeln!(
+        out,
+        "{:<18} {:>9} {:>9} {:>9} {:>12} {:>9}",
+        "bulk output", "median", "99.9 %", "longest", "bulk MiB/s", "paused"
+    )?;
+    for case in &bulk.cases {
+        let name = match case.beside {
+            BulkBeside::Idle => "none",
+            BulkBeside::Paced => "paced",
+            BulkBeside::Direct => "direct",
+            BulkBeside::Uncached => "uncached, paced",
+            BulkBeside::Buffered => "buffered",
+        };
+        let speed =
+            case.bytes_per_second.map_or_else(|| "-".to_owned(), |bytes| rate(bytes / f64::from(1 << 20)));
+        let pauses = case.pauses.map_or_else(|| "?".to_owned(), output::count);
+        // Of fewer than 1000 the longest stands for it.
+        let p999 = if case.appends < 1000 { "-".to_owned() } else { time(case.p999_us) };
+        let (p50, longest) = (time(case.p50_us), time(case.longest_us));
+        writeln!(out, "{name:<18} {p50:>9} {p999:>9} {longest:>9} {speed:>12} {pauses:>9}")?;
+    }
+    Ok(())
+}
+
+/// The profile, in a few words.
+fn short(profile: &DiskProfile) -> String {
+    let mut parts = Vec::new();
+    parts.push(profile.direct.map_or_else(
+        || "no direct I/O".to_owned(),
+        |direct| format!("direct I/O aligned to {}", direct.memory_alignment.max(direct.offset_alignment)),
+    ));
+    let uncached = match (profile.uncached.append, profile.uncached.overwrite) {
+        (true, true) => "uncached writes",
+        (true, false) => "uncached appends only",
+        (false, true) => "uncached overwrites only",
+        (false, false) => "no uncached writes",
+    };
+    parts.push(uncached.to_owned());
+    parts.push(match profile.atomic_in_place_bytes_max {
+        Some(bytes) => format!("atomic writes up to {}", Size(bytes)),
+        None => "no atomic writes of the device's own".to_owned(),
+    });
+    if let (Some(us), Some(width)) = (profile.read_us(), profile.width()) {
+        parts.push(format!("a read {}, {width} wide", time(us)));
+    }
+    if let Some(us) = profile.sync_us {
+        parts.push(format!("a sync {}", time(us)));
+    }
+    if let Some(us) = profile.release_us_per_gib {
+        parts.push(format!("release {} a GiB", time(us)));
+    }
+    if let Some(bulk) = profile.bulk {
+        parts.push(format!("{} MiB/s of bulk output", rate(bulk.bytes_per_second / f64::from(1 << 20))));
+    }
+    parts.join(", ")
+}
+
+/// A rate of whole things.
+fn rate(number: f64) -> String {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is not negative")]
+    output::count(number.round() as u64)
+}
+
+fn bytes_of(bytes: f64) -> Size {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size is not negative")]
+    Size(bytes.round() as u64)
+}
+
+/// A time of microseconds.
+fn time(us: f64) -> String {
+    match us {
+        us if us >= 1e6 => format!("{:.1} s", us / 1e6),
+        us if us >= 10_000.0 => format!("{:.0} ms", us / 1e3),
+        us if us >= 1000.0 => format!("{:.1} ms", us / 1e3),
+        us if us >= 10.0 => format!("{us:.0} \u{b5}s"),
+        us => format!("{us:.1} \u{b5}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_as_people_write_them() {
+        assert_eq!(
+            [0.55, 41.2, 1234.0, 41_234.0, 2.5e6].map(time),
+            ["0.6 µs", "41 µs", "1.2 ms", "41 ms", "2.5 s"]
+        );
+        assert_eq!(
+            (rate(98_765.4), bytes_of(16_384.0).to_string()),
+            ("98,765".to_owned(), "16 KiB".to_owned())
+        );
+    }
+
+    #[test]
+    fn the_profile_in_short_says_what_is_not_to_be_had() {
+        let text = short(&DiskProfile::default());
+        assert_eq!(text, "no direct I/O, no uncached writes, no atomic writes of the device's own");
+    }
+}

@@ -1,0 +1,296 @@
+//! What the processes are told: the choice made on the command line and in a configuration, as the preloaded library takes it.
+//!
+//! The profiles and the list of streaming programs are the guard's. Invariants: of a profile nothing is lost in silence: what the library
+//! could not take (too many files, names it can't match) is refused. Fails with a sentence for the operator.
+
+use std::path::PathBuf;
+
+use globset::GlobMatcher;
+use pagekeeper_guard::{
+    BulkSpec, FileSpec, LogSpec, Options, Profile, RewriteSpec, STREAMING_PROGRAMS, find_profile,
+};
+use pagekeeper_policy::{FileClass, Rule};
+use pagekeeper_preload::settings::{
+    Action, FileRule, ProfileRules, RULES_MAX, Rewrite, Role, Settings, TEXT_MAX,
+};
+
+use crate::output::UsageError;
+
+/// Programs that stream when they are started by hand or by a script, beside those that the guard looks for among all processes: it has to
+/// leave these alone, which do other things, too.
+const MORE_STREAMS: [&str; 7] = ["cat", "mv", "split", "openssl", "gpg", "b3sum", "pg_restore"];
+
+/// Bytes that stay resident behind the writer of a log whose rule names none: two release windows.
+const SLACK: u64 = 4 << 20;
+
+/// Bytes of a process's name that the kernel keeps.
+const COMM_MAX: usize = 15;
+
+/// What `--as` says that all processes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum As {
+    /// They read and write much, once: only what they bring into the page cache is released
+    Stream,
+    /// They write large files: written out behind them, at the disk's pace
+    Bulk,
+    /// They append to logs: released once they are synced
+    Logs,
+}
+
+/// What was chosen.
+#[derive(Debug, Default)]
+pub(crate) struct Choice {
+    /// `--profile`.
+    pub(crate) profile: Option<String>,
+    /// `--as`.
+    pub(crate) role: Option<As>,
+    /// `--config`.
+    pub(crate) config: Option<PathBuf>,
+}
+
+impl Choice {
+    /// The settings, without a report.
+    pub(crate) fn settings(&self, window: u64) -> Result<Settings, UsageError> {
+        let options = match &self.config {
+            Some(path) => Options::read(path).map_err(|error| UsageError(error.to_string()))?,
+            None => Options::default(),
+        };
+        let mut settings =
+            Settings { role: Role::Auto, streams: Vec::new(), window, report: None, profiles: Vec::new() };
+        if let Some(role) = self.role {
+            settings.role = match role {
+                As::Stream => Role::Stream,
+                As::Bulk => Role::Bulk,
+                As::Logs => Role::Logs,
+            };
+            return Ok(settings);
+        }
+        settings.streams = streams(&options)?;
+        settings.profiles = match self.profile.as_ref().or(options.profile.as_ref()) {
+            Some(name) => {
+                let profile =
+                    find_profile(&options.profiles, name).map_err(|error| UsageError(error.to_string()))?;
+                let files = files(profile, &options);
+                vec![ProfileRules { name: name.clone(), processes: vec!["*".to_owned()], files }]
+            }
+            None => by_process(&options)?,
+        };
+        if let Some(many) = settings.profiles.iter().find(|profile| profile.files.len() > RULES_MAX) {
+            return Err(UsageError(format!(
+                "the profile \"{}\" names more than {RULES_MAX} kinds of files, the most that one process takes",
+                many.name
+            )));
+        }
+        // The report's path comes on top.
+        if settings.encode().len() > TEXT_MAX - 4096 {
+            return Err(UsageError(format!(
+                "the profiles come to more than the {TEXT_MAX} bytes that a process takes: choose one with --profile"
+            )));
+        }
+        Ok(settings)
+    }
+}
+
+/// The names of streaming programs.
+fn streams(options: &Options) -> Result<Vec<String>, UsageError> {
+    let given: Vec<String> = options.streams.processes.iter().map(comm).collect::<Result<_, _>>()?;
+    let own = given != STREAMING_PROGRAMS;
+    let more = MORE_STREAMS.iter().filter(|_| !own).map(|&name| name.to_owned());
+    Ok(given.into_iter().chain(more).collect())
+}
+
+/// The profiles by the names of processes. A name that several have (both MySQL and MariaDB are called `mysqld`) gets the files of all of
+/// them: what they are called tells them apart.
+fn by_process(options: &Options) -> Result<Vec<ProfileRules>, UsageError> {
+    let all = options.profiles.iter().map(|profile| {
+        let names = profile.processes.iter().map(comm).collect::<Result<Vec<String>, _>>()?;
+        Ok((profile, names))
+    });
+    let named: Vec<(&Profile, Vec<String>)> = all.collect::<Result<_, _>>()?;
+    let mut rules: Vec<ProfileRules> = Vec::new();
+    for (profile, names) in &named {
+        let mut own = ProfileRules { name: profile.name.clone(), processes: Vec::new(), files: Vec::new() };
+        for process in names {
+            let sharers = named.iter().filter(|(_, names)| names.contains(process));
+            let sharers: Vec<&Profile> = sharers.map(|(profile, _)| *profile).collect();
+            if sharers.len() < 2 {
+                own.processes.push(process.clone());
+            } else if !rules.iter().any(|rules| rules.processes.contains(process)) {
+                let together: Vec<&str> = sharers.iter().map(|profile| profile.name.as_str()).collect();
+                let mut shared: Vec<FileRule> = Vec::new();
+                for rule in sharers.iter().flat_map(|profile| files(profile, options)) {
+                    if !shared.iter().any(|other| other.pattern == rule.pattern) {
+                        shared.push(rule);
+                    }
+                }
+                rules.push(ProfileRules {
+                    name: together.join("+"),
+                    processes: vec![process.clone()],
+                    files: shared,
+                });
+            }
+        }
+        if !own.processes.is_empty() {
+            own.files = files(profile, options);
+            rules.push(own);
+        }
+    }
+    Ok(rules)
+}
+
+/// A process's name as the kernel keeps it.
+fn comm(name: &GlobMatcher) -> Result<String, UsageError> {
+    let name = name.glob().glob();
+    if name.contains(['?', '[', ']', '{', '}', '\\']) {
+        return Err(UsageError(format!(
+            "the process \"{name}\": inside a program only * stands for other characters"
+        )));
+    }
+    let cut = name.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= COMM_MAX).last();
+    Ok(if name.contains('*') { name } else { &name[..cut.unwrap_or(0)] }.to_owned())
+}
+
+/// What is done with each file of a profile.
+fn files(profile: &Profile, options: &Options) -> Vec<FileRule> {
+    let logs = profile.logs.iter().map(|log| FileRule {
+        pattern: log.files.as_str().to_owned(),
+        action: log_action(options.rules.get(&log.class).unwrap_or(&log.rule), log),
+    });
+    let files = profile
+        .files
+        .iter()
+        .map(|file| FileRule { pattern: file.files.as_str().to_owned(), action: file_action(file) });
+    logs.chain(files).collect()
+}
+
+fn log_action(rule: &Rule, log: &LogSpec) -> Action {
+    let (slack, near_files) = match *rule {
+        Rule::ReleaseBehindWriter { slack } => (slack, 0),
+        Rule::ReleaseBehindFollowers { near_files, slack } => (slack, near_files),
+        Rule::Budget { bytes } => (bytes, 0),
+        // Inside the writer nothing is gained by waiting for the rotation: a helper releases, and the writer goes on.
+        Rule::ReleaseOnRotation => (SLACK, 0),
+        Rule::Direct => return Action::Data,
+        _ => return Action::Leave,
+    };
+    let rewrite = match log.rewrite {
+        RewriteSpec::Never => Rewrite::Never,
+        RewriteSpec::WholePages => Rewrite::WholePages,
+        RewriteSpec::SubPages => Rewrite::SubPages,
+        // Inside the writer each write is seen.
+        RewriteSpec::Detect | RewriteSpec::DeviceBlocks => Rewrite::Detect,
+    };
+    Action::Log { slack, near_files, rewrite }
+}
+
+fn file_action(file: &FileSpec) -> Action {
+    match (file.bulk, file.class) {
+        (Some(after), _) => Action::Bulk { release: after == BulkSpec::Release },
+        (None, FileClass::Data) => Action::Data,
+        (None, _) => Action::Leave,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_preload::settings::{Part, Plan};
+
+    fn text(choice: &Choice) -> String {
+        choice.settings(1 << 20).unwrap().encode()
+    }
+
+    fn configured(name: &str, config: &str) -> Result<Settings, UsageError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("guard.toml");
+        std::fs::write(&path, config).unwrap();
+        std::fs::write(dir.path().join("own.toml"), name).unwrap();
+        Choice { config: Some(path), ..Choice::default() }.settings(1 << 20)
+    }
+
+    fn log(slack: u64, near_files: u64, rewrite: Rewrite) -> Action {
+        Action::Log { slack, near_files, rewrite }
+    }
+
+    #[test]
+    fn each_program_is_known_by_its_name() {
+        let text = text(&Choice::default());
+        let plan = |comm: &str| Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
+        for stream in ["tar", "cp", "pg_basebackup", "mariabackup", "mariadb-backup", "cat"] {
+            assert_eq!(plan(stream).part, Part::Stream, "{stream}");
+        }
+        assert_eq!(plan("sh").part, Part::None);
+        let rocksdb = plan("db_bench");
+        assert_eq!(rocksdb.action_for(b"/d/000012.sst"), Some(Action::Bulk { release: false }));
+        assert_eq!(rocksdb.action_for(b"/d/000012.log"), Some(log(SLACK, 0, Rewrite::Detect)));
+        assert_eq!(rocksdb.action_for(b"/d/LOG"), None);
+        assert_eq!(
+            plan("postgres").action_for(b"pg_wal/000000010000000000000001"),
+            Some(log(SLACK, 3, Rewrite::WholePages))
+        );
+    }
+
+    #[test]
+    fn a_name_that_two_databases_have_gets_the_files_of_both() {
+        let text = text(&Choice::default());
+        for (comm, redo) in [("mysqld", true), ("mariadbd", false)] {
+            let plan = Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
+            let mysql = plan.action_for(b"/d/#innodb_redo/#ib_redo7");
+            assert_eq!(mysql, redo.then(|| log(SLACK, 0, Rewrite::WholePages)), "{comm}");
+            assert_eq!(plan.action_for(b"/d/ib_logfile0"), Some(log(SLACK, 0, Rewrite::Detect)));
+            assert_eq!(plan.action_for(b"/d/bin.000002"), Some(log(SLACK, 3, Rewrite::Never)));
+            assert_eq!(plan.action_for(b"/d/shop/orders.ibd"), Some(Action::Data));
+            assert_eq!(plan.action_for(b"/d/#sql-1.ibd"), Some(Action::Leave));
+            assert_eq!(plan.action_for(b"/d/#rocksdb/1.sst"), Some(Action::Bulk { release: false }));
+        }
+    }
+
+    #[test]
+    fn a_chosen_profile_is_for_every_process_that_does_not_stream() {
+        let text = text(&Choice { profile: Some("rocksdb".to_owned()), ..Choice::default() });
+        let part = |comm: &str| Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap().part;
+        assert_eq!((part("my-engine"), part("rsync")), (Part::Files, Part::Stream));
+        let unknown = Choice { profile: Some("oracle".to_owned()), ..Choice::default() };
+        let error = unknown.settings(0).unwrap_err().to_string();
+        assert!(error.contains("\"oracle\"; there are mariadb, mysql"), "{error}");
+    }
+
+    #[test]
+    fn what_all_are_taken_for_leaves_profiles_out() {
+        for (role, part) in [(As::Stream, Part::Stream), (As::Bulk, Part::Bulk), (As::Logs, Part::Logs)] {
+            let text = text(&Choice { role: Some(role), ..Choice::default() });
+            let plan = Plan::decode(text.as_bytes(), b"mysqld").unwrap();
+            assert_eq!((plan.part, plan.rules().len(), plan.window), (part, 0, 1 << 20));
+        }
+    }
+
+    #[test]
+    fn a_configuration_brings_profiles_rules_and_streams() {
+        let own = "name = \"own\"\nprocesses = [\"a-name-that-is-too-long\"]\n[[log]]\nclass = \"wal\"\n\
+                   files = \"x.{n}\"\nrule = \"release-on-rotation\"\n[[file]]\nclass = \"data\"\n\
+                   files = \"y\"\nbulk = \"release\"\n";
+        let config = "profiles = [\"own.toml\"]\n[rules.binlog]\nrule = \"keep\"\n[streams]\n\
+                      processes = [\"my-*\"]\n";
+        let text = configured(own, config).unwrap().encode();
+        let plan = |comm: &str| Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
+        assert_eq!((plan("my-backup").part, plan("tar").part), (Part::Stream, Part::None));
+        let own = plan("a-name-that-is-");
+        assert_eq!(own.action_for(b"x.7"), Some(log(SLACK, 0, Rewrite::Detect)));
+        assert_eq!(own.action_for(b"y"), Some(Action::Bulk { release: true }));
+        assert_eq!(plan("mariadbd").action_for(b"bin.000001"), Some(Action::Leave));
+    }
+
+    #[test]
+    fn what_a_process_could_not_take_is_refused() {
+        let profile = |process: &str, files: usize| {
+            let file = |nth| format!("[[file]]\nclass = \"data\"\nfiles = \"file-{nth}\"\n");
+            format!(
+                "name = \"own\"\nprocesses = [\"{process}\"]\n[[log]]\nclass = \"wal\"\nfiles = \"x\"\nrule = \"keep\"\n"
+            ) + &(0..files).map(file).collect::<String>()
+        };
+        let refused = |own: &str| configured(own, "profiles = [\"own.toml\"]\n").unwrap_err().to_string();
+        assert!(refused(&profile("p", 64)).contains("more than 64 kinds of files"));
+        assert!(refused(&profile("p?", 1)).contains("only * stands"));
+        assert!(configured(&profile("p", 63), "profiles = [\"own.toml\"]\n").is_ok());
+    }
+}

@@ -1,0 +1,302 @@
+//! The library that is preloaded: carried in this program, and laid out where a loader can map it.
+//!
+//! Invariants: it is named after what is in it, so that versions stand beside each other and a file is never changed, only put in place
+//! whole by a rename. What is there already is used only if it belongs to this user or root, nobody else may write it, and it is the
+//! same byte for byte. No link is followed below a directory that only they can change. A directory serves if the file can be mapped
+//! executable there, which is tried. Fails with all that was tried ([`NoPlace`]).
+
+use std::fmt::Write as _;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use sha2::{Digest, Sha256};
+
+use super::sys;
+
+/// The library, as the build made it; empty where none can be made (a target without glibc).
+const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/library.so"));
+
+const PREFIX: &str = "libpagekeeper-";
+const SUFFIX: &str = ".so";
+const STICKY: u32 = 0o1000;
+const OTHERS_WRITE: u32 = 0o022;
+
+/// No directory served; says what was tried.
+#[derive(Debug)]
+pub(crate) struct NoPlace(String);
+
+impl std::fmt::Display for NoPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Lays the library out and returns its path, which has no character that parts names in `LD_PRELOAD`.
+pub(crate) fn lay_out() -> Result<PathBuf, NoPlace> {
+    lay_out_in(&places_here(), LIBRARY)
+}
+
+/// Makes something beside the library or, where that can't be (no room; NFS takes none in advance), in the next place that serves.
+pub(crate) fn beside<T>(library: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<T, NoPlace> {
+    let first = library.parent().map(Path::to_path_buf);
+    let others = places_here().into_iter().filter(|place| Some(place) != first.as_ref());
+    let places: Vec<PathBuf> = first.clone().into_iter().chain(others).collect();
+    first_that_serves(&places, |place| make(&own_directory(place)?)).map_err(NoPlace)
+}
+
+fn lay_out_in(places: &[PathBuf], library: &[u8]) -> Result<PathBuf, NoPlace> {
+    if library.is_empty() {
+        return Err(NoPlace("this pagekeeper was built without the library, which needs glibc".to_owned()));
+    }
+    first_that_serves(places, |place| place_in(place, library))
+        .map_err(|tried| NoPlace(format!("the library can't be laid out anywhere ({tried})")))
+}
+
+/// What is made in the first place where it can be; or all that was tried.
+fn first_that_serves<T>(places: &[PathBuf], attempt: impl Fn(&Path) -> io::Result<T>) -> Result<T, String> {
+    let mut tried = String::new();
+    for place in places {
+        match attempt(place) {
+            Ok(made) => return Ok(made),
+            Err(error) => {
+                let separator = if tried.is_empty() { "" } else { "; " };
+                // Writing to a String can't fail.
+                let _ = write!(tried, "{separator}{}: {error}", crate::output::printable_path(place));
+            }
+        }
+    }
+    Err(tried)
+}
+
+/// Whether a file of that name is the library, of whatever version.
+pub(crate) fn is_library(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    let hash = name.strip_prefix(PREFIX.as_bytes()).and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
+    hash.is_some_and(|hash| hash.len() == 16 && hash.iter().all(u8::is_ascii_hexdigit))
+}
+
+fn places_here() -> Vec<PathBuf> {
+    places(|name| std::env::var_os(name).map(PathBuf::from))
+}
+
+/// Where it may be laid out, the best first: what stays for as long as a server may run and start others; what a log-out or a
+/// cleaner takes away comes last.
+fn places(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
+    let user = rustix::process::geteuid();
+    let root = user.is_root();
+    let given = |name: &str| variable(name).filter(|path| path.is_absolute());
+    let cache = given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")));
+    [
+        root.then(|| PathBuf::from("/run/pagekeeper")),
+        root.then(|| PathBuf::from("/var/lib/pagekeeper")),
+        cache.map(|path| path.join("pagekeeper")),
+        given("XDG_RUNTIME_DIR").map(|path| path.join("pagekeeper")),
+        Some(PathBuf::from(format!("/dev/shm/pagekeeper-{}", user.as_raw()))),
+        Some(PathBuf::from(format!("/tmp/pagekeeper-{}", user.as_raw()))),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Lays it out in one directory.
+fn place_in(directory: &Path, library: &[u8]) -> io::Result<PathBuf> {
+    let directory = own_directory(directory)?;
+    let hash = Sha256::digest(library);
+    let mut name = PREFIX.to_owned();
+    for byte in &hash[..8] {
+        let _ = write!(name, "{byte:02x}");
+    }
+    name.push_str(SUFFIX);
+    let path = directory.join(name);
+    let odd = |byte: &u8| matches!(byte, b' ' | b':' | b'\n');
+    if path.to_str().is_none_or(|path| path.as_bytes().iter().any(odd)) {
+        return Err(io::Error::other("a loader can't be told of a name with spaces or colons"));
+    }
+    let file = match there_already(&path, library) {
+        Some(file) => file,
+        None => write(&directory, &path, library)?,
+    };
+    sys::may_execute(&file).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => io::Error::other("nothing may be executed there"),
+        _ => error,
+    })?;
+    Ok(path)
+}
+
+/// The directory, made if need be: this user's or root's, and nobody else can put files into it, or another in its place.
+fn own_directory(directory: &Path) -> io::Result<PathBuf> {
+    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    // The parent may be reached by links that the administrator made (/var/run): only what it comes to is looked at.
+    let parent = match parent.canonicalize() {
+        // ~/.cache of a new user.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            DirBuilder::new().mode(0o700).create(parent)?;
+            parent.canonicalize()?
+        }
+        parent => parent?,
+    };
+    for above in parent.ancestors() {
+        let metadata = above.symlink_metadata()?;
+        // In a sticky directory, as /tmp, others can't take away what is not theirs.
+        let open = metadata.mode() & OTHERS_WRITE != 0 && metadata.mode() & STICKY == 0;
+        if open || !is_trusted(metadata.uid()) {
+            return Err(io::Error::other(format!("others can change {}", above.display())));
+        }
+    }
+    let directory = parent.join(name);
+    match DirBuilder::new().mode(0o755).create(&directory) {
+        // The umask may have taken away what a server's own user needs.
+        Ok(()) => std::fs::set_permissions(&directory, Permissions::from_mode(0o755))?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    let metadata = directory.symlink_metadata()?;
+    if !metadata.is_dir() || !is_trusted(metadata.uid()) || metadata.mode() & OTHERS_WRITE != 0 {
+        return Err(io::Error::other("it is there, and not a directory of this user alone"));
+    }
+    Ok(directory)
+}
+
+fn is_trusted(owner: u32) -> bool {
+    owner == 0 || owner == rustix::process::geteuid().as_raw()
+}
+
+/// The file, if it is there and to be trusted.
+fn there_already(path: &Path, library: &[u8]) -> Option<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    let metadata = file.metadata().ok()?;
+    let own = metadata.is_file() && is_trusted(metadata.uid()) && metadata.mode() & OTHERS_WRITE == 0;
+    if !own || metadata.len() != library.len() as u64 || metadata.mode() & 0o444 != 0o444 {
+        return None;
+    }
+    let mut bytes = Vec::with_capacity(library.len());
+    file.read_to_end(&mut bytes).ok()?;
+    (bytes == library).then_some(file)
+}
+
+/// Writes it under another name and puts it in its place: whatever is there is replaced, not followed.
+fn write(directory: &Path, path: &Path, library: &[u8]) -> io::Result<File> {
+    let mut file = tempfile::Builder::new().prefix(".").tempfile_in(directory)?;
+    file.write_all(library)?;
+    file.as_file().set_permissions(Permissions::from_mode(0o444))?;
+    // Open for reading only, so that it can be executed.
+    let readable = File::open(file.path())?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(readable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+
+    const BYTES: &[u8] = b"a library";
+
+    fn base() -> tempfile::TempDir {
+        // Not below a directory of another user's, whoever runs this.
+        tempfile::tempdir().unwrap()
+    }
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn it_is_laid_out_once_under_the_name_of_its_content() {
+        let dir = base();
+        let place = dir.path().join("cache/pagekeeper");
+        let path = lay_out_in(std::slice::from_ref(&place), BYTES).unwrap();
+        assert!(is_library(path.as_os_str().as_encoded_bytes()), "{path:?}");
+        assert_eq!((mode(&place), mode(&path)), (0o755, 0o444));
+        assert_eq!(std::fs::read(&path).unwrap(), BYTES);
+        let inode = path.metadata().unwrap().ino();
+        assert_eq!(lay_out_in(std::slice::from_ref(&place), BYTES).unwrap(), path);
+        assert_eq!(path.metadata().unwrap().ino(), inode, "it was written again");
+        let other = lay_out_in(std::slice::from_ref(&place), b"another").unwrap();
+        assert_ne!(other, path);
+        assert_eq!(place.read_dir().unwrap().count(), 2, "something else was left");
+    }
+
+    #[test]
+    fn what_was_planted_is_never_used() {
+        let dir = base();
+        let place = dir.path().join("p");
+        let path = lay_out_in(std::slice::from_ref(&place), BYTES).unwrap();
+        let elsewhere = dir.path().join("elsewhere");
+        std::fs::write(&elsewhere, "untouched").unwrap();
+        let plant: [&dyn Fn(); 4] = [
+            &|| std::fs::write(&path, "evil bytes").unwrap(),
+            &|| std::os::unix::fs::symlink(&elsewhere, &path).unwrap(),
+            &|| {
+                std::fs::write(&path, BYTES).unwrap();
+                std::fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+            },
+            &|| rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).unwrap(),
+        ];
+        for plant in plant {
+            std::fs::remove_file(&path).unwrap();
+            plant();
+            assert_eq!(lay_out_in(std::slice::from_ref(&place), BYTES).unwrap(), path);
+            assert!(path.symlink_metadata().unwrap().is_file() && mode(&path) == 0o444);
+            assert_eq!(std::fs::read(&path).unwrap(), BYTES);
+            assert_eq!(std::fs::read(&elsewhere).unwrap(), b"untouched");
+        }
+    }
+
+    #[test]
+    fn directories_that_others_can_change_are_passed_over() {
+        let dir = base();
+        let open = dir.path().join("open");
+        std::fs::create_dir(&open).unwrap();
+        std::fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
+        let linked = dir.path().join("linked");
+        std::os::unix::fs::symlink(dir.path(), &linked).unwrap();
+        let spaced = dir.path().join("with space");
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let refused =
+            [open.clone(), open.join("below"), linked, spaced, file, PathBuf::from("/proc/pagekeeper")];
+        for place in &refused {
+            let error = lay_out_in(std::slice::from_ref(place), BYTES).unwrap_err().to_string();
+            assert!(error.contains(place.to_str().unwrap()), "{error}");
+        }
+        let good = dir.path().join("good");
+        let all: Vec<PathBuf> = refused.into_iter().chain([good.clone()]).collect();
+        assert_eq!(lay_out_in(&all, BYTES).unwrap().parent().unwrap(), good.canonicalize().unwrap());
+        // As /tmp is: others can put files there, and not take this one's place.
+        std::fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
+        assert!(lay_out_in(&[open.join("mine")], BYTES).is_ok());
+        assert!(lay_out_in(&[good], b"").unwrap_err().to_string().contains("without the library"));
+    }
+
+    #[test]
+    fn only_absolute_directories_are_taken_from_the_environment() {
+        let all = places(|name| Some(if name == "HOME" { "/home/u".into() } else { "relative".into() }));
+        assert!(all.iter().all(|place| place.is_absolute()), "{all:?}");
+        assert!(all.contains(&"/home/u/.cache/pagekeeper".into()), "{all:?}");
+        let given = places(|name| (name != "HOME").then(|| Path::new("/x").join(name)));
+        assert!(given.contains(&"/x/XDG_RUNTIME_DIR/pagekeeper".into()), "{given:?}");
+        assert!(given.contains(&"/x/XDG_CACHE_HOME/pagekeeper".into()), "{given:?}");
+    }
+
+    #[test]
+    fn the_library_is_known_by_its_name() {
+        for (path, expected) in [
+            ("/run/pagekeeper/libpagekeeper-0123456789abcdef.so", true),
+            ("libpagekeeper-0123456789abcdef.so", true),
+            ("/x/libpagekeeper-0123456789abcde.so", false),
+            ("/x/libpagekeeper-0123456789abcdeg.so", false),
+            ("/libpagekeeper-0123456789abcdef.so/x", false),
+            ("", false),
+        ] {
+            assert_eq!(is_library(OsStr::new(path).as_encoded_bytes()), expected, "{path}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The parent of a command with a report: passes signals on, stops as the command stops, and ends as it ended.
+//!
+//! The command stays in this process's group, so that a terminal's keys reach it by themselves: what the kernel sent is not passed on,
+//! what a process sent is. Signals are held back and taken one by one, so nothing runs in a handler.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode};
+
+use libc::{
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH,
+};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, waitpid};
+
+use super::sys::{self, Held};
+
+/// What is passed on to the command.
+const PASSED_ON: [libc::c_int; 9] =
+    [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP];
+
+/// How the command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// With this exit code.
+    Code(u8),
+    /// By this signal.
+    Signal(libc::c_int),
+}
+
+impl Ended {
+    /// Ends this process likewise: does not return where a signal ended the command.
+    pub(crate) fn pass_on(self) -> ExitCode {
+        match self {
+            Self::Code(code) => ExitCode::from(code),
+            Self::Signal(signal) => {
+                sys::die_of(signal);
+                // Not even so: what a shell would say.
+                ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+            }
+        }
+    }
+}
+
+/// Runs the command to its end. The inner error is that it could not be started.
+pub(crate) fn run(command: &mut Command) -> io::Result<io::Result<Ended>> {
+    let held = Held::hold(&[&PASSED_ON[..], &[SIGCHLD]].concat());
+    let child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return Ok(Err(error)),
+    };
+    let pid = Pid::from_child(&child);
+    // The terminal's end is told to the leader of its session alone.
+    let leads_session = sys::leads_session();
+    loop {
+        let came = held.next()?;
+        if came.signal == SIGCHLD {
+            if let Some(ended) = look(pid)? {
+                return Ok(Ok(ended));
+            }
+        } else if (came.sent || (came.signal == SIGHUP && leads_session))
+            && let Some(signal) = Signal::from_named_raw(came.signal)
+        {
+            // It may have ended meanwhile, which is told by the next SIGCHLD.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+/// What became of the command: `Some` if it has ended. Waits for all other children, too: where this is the first process of a
+/// container, those whose parent has ended are its own.
+fn look(command: Pid) -> io::Result<Option<Ended>> {
+    loop {
+        match waitpid(None, WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            Ok(Some((pid, status))) if pid == command => {
+                if let Some(ended) = is_ended(command, status)? {
+                    return Ok(Some(ended));
+                }
+            }
+            Ok(None) => return Ok(None),
+            Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// How the command ended, if it did; stops as it stopped.
+fn is_ended(command: Pid, status: WaitStatus) -> io::Result<Option<Ended>> {
+    let status = std::process::ExitStatus::from_raw(status.as_raw());
+    if let Some(signal) = status.stopped_signal() {
+        // By the terminal, or for want of it: the shell waits for this process. What SIGSTOP stopped, somebody looks at.
+        if matches!(signal, SIGTSTP | SIGTTIN | SIGTTOU) {
+            kill_process(getpid(), Signal::STOP)?;
+            // Whoever has this process go on means the command: here, since a stop that follows at once takes back a signal to go on
+            // that has not been taken yet.
+            kill_process(command, Signal::CONT)?;
+        }
+        return Ok(None);
+    }
+    Ok(match (status.code(), status.signal()) {
+        (Some(code), _) => Some(Ended::Code(u8::try_from(code & 0xff).unwrap_or(u8::MAX))),
+        (None, Some(signal)) => Some(Ended::Signal(signal)),
+        (None, None) => None,
+    })
+}

@@ -1,0 +1,412 @@
+//! What the rules did, told when the command has ended: for people, or as one JSON object.
+//!
+//! The processes count in a file that they map, beside the library; only this user may open it, so that nobody else can shorten it under
+//! them (so those that became another user can't count), and it goes when this process does. Never fails: a report is no reason not to
+//! start the command, or to end otherwise than it; what can't be counted or written is said.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_preload::counters::{Count, ProcessCounts, RECORDS, Report};
+use serde::Serialize;
+
+use super::library;
+use crate::output;
+
+/// The name of the report's file that stands for standard error.
+pub(crate) const STANDARD_ERROR: &str = "-";
+
+/// Those that the rules are applied to, and that can't open the report.
+const OTHERS: &str = "processes of other users";
+
+/// The name of the line that alone says nothing of what was done.
+const INSIDE: &str = "inside";
+
+/// A report that is being counted.
+pub(crate) struct Pending {
+    /// Whether the library is loaded at all.
+    rules: bool,
+    /// Where nothing is loaded there is nothing to count.
+    counting: Option<(Report, tempfile::NamedTempFile)>,
+    /// Standard error, if nothing else.
+    to: Option<(File, PathBuf)>,
+    json: bool,
+}
+
+/// What the rules did, in one process or all.
+#[derive(Debug, Default, Serialize)]
+struct Sums {
+    stream_read_bytes: u64,
+    stream_written_bytes: u64,
+    stream_uncached_bytes: u64,
+    stream_released_bytes: u64,
+    stream_left_resident_bytes: u64,
+    stream_unseen_bytes: u64,
+    bulk_written_bytes: u64,
+    bulk_released_bytes: u64,
+    log_written_bytes: u64,
+    log_released_bytes: u64,
+    logs_kept: u64,
+    mixed_released_bytes: u64,
+    mixed_writers: u64,
+    pauses: u64,
+    paused_seconds: f64,
+    inside_seconds: f64,
+    files_not_followed: u64,
+    failures: u64,
+}
+
+/// One process's.
+#[derive(Debug, Serialize)]
+struct OfProcess {
+    pid: u32,
+    name: String,
+    #[serde(flatten)]
+    sums: Sums,
+}
+
+/// The whole report.
+#[derive(Debug, Serialize)]
+struct Told {
+    /// Whether the library was there at all.
+    rules: bool,
+    /// Whether the processes had something to count in.
+    counted: bool,
+    total: Sums,
+    processes: Vec<OfProcess>,
+    /// Processes beyond those that a report has room for.
+    processes_not_counted: u64,
+}
+
+impl Pending {
+    /// Makes what the processes count in, if there is a library; and the file that the report goes to.
+    pub(crate) fn begin(library: Option<&Path>, to: &Path, json: bool) -> Self {
+        let to = (to != Path::new(STANDARD_ERROR)).then_some(to).and_then(|path| match File::create(path) {
+            Ok(file) => Some((file, path.to_path_buf())),
+            Err(error) => {
+                complain_of(path, &error);
+                None
+            }
+        });
+        let counting = library.map(|library| {
+            library::beside(library, |directory| {
+                let file = tempfile::Builder::new().prefix("report-").tempfile_in(directory)?;
+                Ok((Report::begin(file.as_file().try_clone()?)?, file))
+            })
+        });
+        let counting = counting.and_then(|made| {
+            made.map_err(|error| output::complain(format_args!("nothing can be counted ({error})"))).ok()
+        });
+        Self { rules: library.is_some(), counting, to, json }
+    }
+
+    /// What the processes are to count in.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        self.counting.as_ref().map(|(_, file)| file.path().to_path_buf())
+    }
+
+    /// Tells.
+    pub(crate) fn end(mut self) {
+        let told = match self.told() {
+            Ok(told) => told,
+            Err(error) => {
+                return output::complain(format_args!("what was counted can't be read: {error}"));
+            }
+        };
+        if let Some((file, path)) = &mut self.to {
+            match file.write_all(told.as_bytes()) {
+                Ok(()) => return,
+                Err(error) => complain_of(path, &error),
+            }
+        }
+        // If nobody listens there, nothing can be said.
+        let _ = io::stderr().lock().write_all(told.as_bytes());
+    }
+
+    fn told(&self) -> io::Result<String> {
+        let told = match &self.counting {
+            Some((report, _)) => Told::of(&report.processes()?, report.claimed()?),
+            None => Told { rules: self.rules, counted: false, ..Told::of(&[], 0) },
+        };
+        Ok(if self.json { serde_json::to_string(&told)? + "\n" } else { told.to_string() })
+    }
+}
+
+/// The report isn't lost with its file.
+fn complain_of(path: &Path, error: &io::Error) {
+    let path = output::printable_path(path);
+    output::complain(format_args!("can't write {path}: {error}; the report goes to standard error"));
+}
+
+impl Told {
+    fn of(processes: &[ProcessCounts], claimed: u64) -> Self {
+        let mut total = Sums::default();
+        for process in processes {
+            total.add(process);
+        }
+        let each = processes.iter().map(|process| {
+            let mut sums = Sums::default();
+            sums.add(process);
+            OfProcess { pid: process.pid, name: process.comm.clone(), sums }
+        });
+        Self {
+            rules: true,
+            counted: true,
+            total,
+            processes: each.collect(),
+            processes_not_counted: claimed.saturating_sub(RECORDS as u64),
+        }
+    }
+}
+
+impl Sums {
+    fn add(&mut self, process: &ProcessCounts) {
+        self.stream_read_bytes += process.get(Count::StreamRead);
+        self.stream_written_bytes += process.get(Count::StreamWritten);
+        self.stream_uncached_bytes += process.get(Count::StreamUncached);
+        self.stream_released_bytes += process.get(Count::StreamReleased);
+        self.stream_left_resident_bytes += process.get(Count::StreamWasResident);
+        self.stream_unseen_bytes += process.get(Count::StreamUnseen);
+        self.bulk_written_bytes += process.get(Count::BulkWritten);
+        self.bulk_released_bytes += process.get(Count::BulkReleased);
+        self.log_written_bytes += process.get(Count::LogWritten);
+        self.log_released_bytes += process.get(Count::LogReleased);
+        self.logs_kept += process.get(Count::LogsKept);
+        self.mixed_released_bytes += process.get(Count::MixedReleased);
+        self.mixed_writers += process.get(Count::MixedWriters);
+        self.pauses += process.get(Count::Pauses);
+        self.paused_seconds += seconds(process.get(Count::PausedNs));
+        self.inside_seconds += seconds(process.get(Count::InsideNs));
+        self.files_not_followed += process.get(Count::NotFollowed);
+        self.failures += process.get(Count::Failures);
+    }
+
+    /// A line for each rule that did something.
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        let mut line = |name, parts: &[Option<String>]| {
+            let parts: Vec<&str> = parts.iter().flatten().map(String::as_str).collect();
+            if !parts.is_empty() {
+                lines.push((name, parts.join(", ")));
+            }
+        };
+        let bytes = |what: &str, bytes: u64| (bytes > 0).then(|| format!("{what} {}", Size(bytes)));
+        let times = |number: u64, one: &str, many: &str| {
+            (number > 0)
+                .then(|| format!("{} {}", output::count(number), if number == 1 { one } else { many }))
+        };
+        line(
+            "streams",
+            &[
+                bytes("read", self.stream_read_bytes),
+                bytes("written", self.stream_written_bytes),
+                bytes("past the page cache", self.stream_uncached_bytes),
+                bytes("released", self.stream_released_bytes),
+                bytes("left as resident before", self.stream_left_resident_bytes),
+            ],
+        );
+        line(
+            "bulk",
+            &[bytes("written", self.bulk_written_bytes), bytes("released", self.bulk_released_bytes)],
+        );
+        line(
+            "logs",
+            &[
+                bytes("written", self.log_written_bytes),
+                bytes("released", self.log_released_bytes),
+                times(
+                    self.logs_kept,
+                    "kept, overwritten in parts of pages",
+                    "kept, overwritten in parts of pages",
+                ),
+            ],
+        );
+        line(
+            "mixed",
+            &[
+                bytes("released before direct I/O", self.mixed_released_bytes),
+                times(
+                    self.mixed_writers,
+                    "writer through the page cache on a file in direct I/O",
+                    "writers through the page cache on files in direct I/O",
+                ),
+            ],
+        );
+        line(
+            "pauses",
+            &[times(self.pauses, "pause", "pauses")
+                .map(|pauses| format!("{pauses} put in, {:.3} s in all", self.paused_seconds))],
+        );
+        if self.inside_seconds > 0.0 {
+            line(INSIDE, &[Some(format!("{:.3} s spent in the rules", self.inside_seconds))]);
+        }
+        line(
+            "not covered",
+            &[
+                bytes("residency not seen of", self.stream_unseen_bytes),
+                times(self.files_not_followed, "file not followed", "files not followed"),
+                times(self.failures, "call of the rules failed", "calls of the rules failed"),
+            ],
+        );
+        lines
+    }
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    Duration::from_nanos(nanoseconds).as_secs_f64()
+}
+
+impl std::fmt::Display for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if !self.rules {
+            return writeln!(f, "pagekeeper: no rules were applied: the command ran without the library");
+        }
+        if !self.counted {
+            return writeln!(f, "pagekeeper: the rules were applied, but not counted");
+        }
+        let many = output::count(self.processes.len() as u64);
+        let s = if self.processes.len() == 1 { "" } else { "es" };
+        let lines = self.total.lines();
+        if self.processes.is_empty() {
+            return writeln!(
+                f,
+                "pagekeeper: no rule was for any process of it (see --as and --profile; {OTHERS} are not counted)"
+            );
+        }
+        if lines.is_empty() {
+            return writeln!(
+                f,
+                "pagekeeper: no rule was for any file of {many} process{s} ({OTHERS} are not counted)"
+            );
+        }
+        writeln!(f, "pagekeeper: what the rules did in {many} process{s}")?;
+        for (name, text) in &lines {
+            writeln!(f, "  {name:<11} {text}")?;
+        }
+        // What was started to become another user, as su(1), does nothing else.
+        if lines.iter().all(|(name, _)| *name == INSIDE) {
+            writeln!(f, "  {:<11} {OTHERS}", "not counted")?;
+        }
+        let active: Vec<(&OfProcess, String)> = self
+            .processes
+            .iter()
+            .filter_map(|process| {
+                let mut text = String::new();
+                for (name, line) in process.sums.lines() {
+                    let separator = if text.is_empty() { "" } else { "; " };
+                    // Writing to a String can't fail.
+                    let _ = write!(text, "{separator}{name} {line}");
+                }
+                (!text.is_empty()).then_some((process, text))
+            })
+            .collect();
+        if active.len() > 1 {
+            for (process, text) in active {
+                writeln!(f, "  {} ({}): {text}", process.name, process.pid)?;
+            }
+        }
+        if self.processes_not_counted > 0 {
+            writeln!(
+                f,
+                "  {} more processes counted for themselves alone",
+                output::count(self.processes_not_counted)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    /// What processes tell that counted these.
+    fn told(processes: &[(&str, &[(Count, u64)])]) -> Told {
+        let file = tempfile::tempfile().unwrap();
+        let report = Report::begin(file.try_clone().unwrap()).unwrap();
+        let mapped = pagekeeper_preload::sys::map_report(file.as_raw_fd()).unwrap();
+        for (pid, (name, counts)) in (100..).zip(processes) {
+            let record = mapped.claim(pid, name.as_bytes()).unwrap();
+            for (count, much) in *counts {
+                record.add(*count, *much);
+            }
+        }
+        Told::of(&report.processes().unwrap(), report.claimed().unwrap())
+    }
+
+    #[test]
+    fn each_rule_that_did_something_has_its_line() {
+        let one = told(&[(
+            "tar",
+            &[
+                (Count::StreamRead, 64 << 20),
+                (Count::StreamWritten, 32 << 20),
+                (Count::StreamUncached, 4096),
+                (Count::StreamReleased, 96 << 20),
+                (Count::StreamWasResident, 1 << 20),
+                (Count::StreamUnseen, 2 << 20),
+                (Count::BulkWritten, 3 << 20),
+                (Count::LogsKept, 1),
+                (Count::MixedWriters, 2),
+                (Count::Pauses, 1),
+                (Count::PausedNs, 1_500_000_000),
+                (Count::InsideNs, 2_000_000_000),
+                (Count::NotFollowed, 1),
+            ],
+        )]);
+        assert_eq!(
+            one.to_string(),
+            "pagekeeper: what the rules did in 1 process\n\
+             \x20 streams     read 64 MiB, written 32 MiB, past the page cache 4 KiB, released 96 MiB, \
+             left as resident before 1 MiB\n\
+             \x20 bulk        written 3 MiB\n\
+             \x20 logs        1 kept, overwritten in parts of pages\n\
+             \x20 mixed       2 writers through the page cache on files in direct I/O\n\
+             \x20 pauses      1 pause put in, 1.500 s in all\n\
+             \x20 inside      2.000 s spent in the rules\n\
+             \x20 not covered residency not seen of 2 MiB, 1 file not followed\n"
+        );
+    }
+
+    #[test]
+    fn several_processes_are_summed_and_told_apart() {
+        let several = told(&[
+            ("cp", &[(Count::StreamRead, 1 << 20)]),
+            ("sh", &[]),
+            ("dd", &[(Count::StreamRead, 2 << 20), (Count::Failures, 1)]),
+        ]);
+        let text = several.to_string();
+        for line in [
+            "pagekeeper: what the rules did in 3 processes\n",
+            "  streams     read 3 MiB\n",
+            "  cp (100): streams read 1 MiB\n",
+            "  dd (102): streams read 2 MiB; not covered 1 call of the rules failed\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        assert!(!text.contains("sh ("), "{text}");
+        let json = serde_json::to_value(&several).unwrap();
+        assert_eq!((&json["rules"], &json["total"]["stream_read_bytes"]), (&true.into(), &(3 << 20).into()));
+        assert_eq!(
+            (&json["processes"][2]["name"], &json["processes"][2]["failures"]),
+            (&"dd".into(), &1.into())
+        );
+    }
+
+    #[test]
+    fn where_nothing_was_done_that_is_said() {
+        assert!(told(&[]).to_string().contains("no rule was for any process of it (see"));
+        assert!(told(&[("cp", &[])]).to_string().contains("no rule was for any file of 1 process ("));
+        let silent = told(&[("su", &[(Count::InsideNs, 5)])]).to_string();
+        assert!(silent.ends_with("  not counted processes of other users\n"), "{silent}");
+        let none = Told { rules: false, ..told(&[]) };
+        assert!(none.to_string().contains("the command ran without the library"));
+        let uncounted = Told { counted: false, ..told(&[]) };
+        assert!(uncounted.to_string().contains("applied, but not counted"));
+    }
+}

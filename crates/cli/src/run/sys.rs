@@ -1,0 +1,179 @@
+//! The unsafe part of the command: signals and standard descriptors as they were found at the start, signals waited for one by one, and
+//! died of; and a try whether a file's bytes may be executed.
+//!
+//! Facts: Rust's runtime ignores SIGPIPE before `main`, and resets it and the signal mask in what it starts; and opens /dev/null where
+//! one of the descriptors 0 to 2 is closed. A program must find all as if nothing had stood before it: services have SIGPIPE ignored
+//! (systemd.exec(5), `IgnoreSIGPIPE=`), nohup(1) SIGHUP; and what is written where nothing is open has to fail.
+#![allow(unsafe_code, reason = "system calls that rustix has no safe form of; each block states its proof")]
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Whether SIGPIPE was ignored as this process began.
+static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+/// A bit for each of the descriptors 0 to 2 that was closed then.
+static CLOSED: AtomicU8 = AtomicU8::new(0);
+
+/// The loader calls it before `main`, and so before Rust's runtime changes anything.
+#[used]
+// SAFETY: entries of this section are pointers to functions of this form, called by the loader once each, when the C library is
+// ready (System V gABI, "Initialization and Termination Functions").
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = note;
+
+extern "C" fn note() {
+    PIPE_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
+    // SAFETY: only asks, of a number that need not be a descriptor.
+    let is_closed = |fd: &libc::c_int| unsafe { libc::fcntl(*fd, libc::F_GETFD) } == -1;
+    let closed = (0..=2).filter(is_closed).fold(0, |closed, fd| closed | 1 << fd);
+    CLOSED.store(closed, Ordering::Relaxed);
+}
+
+fn is_ignored(signal: libc::c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: only asks; `action` is memory of the right size, and zeroes are a value of it.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
+            && action.assume_init().sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// How this process found its signals and standard descriptors.
+#[derive(Clone, Copy)]
+pub(crate) struct Found {
+    mask: libc::sigset_t,
+    pipe_ignored: bool,
+    child_ignored: bool,
+    closed: u8,
+}
+
+impl Found {
+    /// Looks; before anything here changes them.
+    pub(crate) fn now() -> Self {
+        let mut mask = empty_set();
+        // SAFETY: only asks; `mask` is a set.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), &raw mut mask) };
+        Self {
+            mask,
+            pipe_ignored: PIPE_IGNORED.load(Ordering::Relaxed),
+            child_ignored: is_ignored(libc::SIGCHLD),
+            closed: CLOSED.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Makes a command start with all as it was found.
+    pub(crate) fn pass_on(self, command: &mut Command) {
+        let restore = move || {
+            let action = |ignored| if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
+            let closed = (0..=2).filter(|fd| self.closed & 1 << fd != 0);
+            // SAFETY: close, signal and pthread_sigmask are async-signal-safe (signal-safety(7)); the set is a copy of a valid one.
+            // What is closed is the runtime's, in a process that is about to become another program.
+            unsafe {
+                for fd in closed {
+                    libc::close(fd);
+                }
+                libc::signal(libc::SIGPIPE, action(self.pipe_ignored));
+                libc::signal(libc::SIGCHLD, action(self.child_ignored));
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut());
+            }
+            Ok(())
+        };
+        // SAFETY: the closure allocates nothing, takes no lock and calls async-signal-safe functions only.
+        unsafe { command.pre_exec(restore) };
+    }
+}
+
+/// Whether this process leads its session. Its leader's id is 0 where it lives outside of this namespace of processes
+/// (`pid_namespaces(7)`), as in a container that is entered from outside.
+pub(crate) fn leads_session() -> bool {
+    // SAFETY: both only ask, and touch no memory.
+    unsafe { libc::getsid(0) == libc::getpid() }
+}
+
+fn empty_set() -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: sigemptyset makes it a set.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        set.assume_init()
+    }
+}
+
+/// Signals that are held back, and taken one by one.
+pub(crate) struct Held(libc::sigset_t);
+
+/// A signal that came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Came {
+    /// Its number.
+    pub(crate) signal: libc::c_int,
+    /// A process sent it; else the kernel did, as it does for a terminal's keys.
+    pub(crate) sent: bool,
+}
+
+impl Held {
+    /// Holds these back from now on, in this thread and those it starts; and has children waited for.
+    pub(crate) fn hold(signals: &[libc::c_int]) -> Self {
+        let mut set = empty_set();
+        // SAFETY: `set` is a set; numbers that are no signals are refused. SIG_DFL is an action of SIGCHLD.
+        unsafe {
+            for &signal in signals {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        }
+        Self(set)
+    }
+
+    /// Waits for the next.
+    pub(crate) fn next(&self) -> io::Result<Came> {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        loop {
+            // SAFETY: both point to values of their types.
+            let signal = unsafe { libc::sigwaitinfo(&raw const self.0, info.as_mut_ptr()) };
+            if signal > 0 {
+                // SAFETY: zeroes are a value of it, and sigwaitinfo filled it in.
+                let code = unsafe { info.assume_init() }.si_code;
+                return Ok(Came { signal, sent: code <= 0 });
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// Ends this process by a signal, as the one that it stands for ended; without a core, which that one has left if any was wanted.
+pub(crate) fn die_of(signal: libc::c_int) {
+    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    let mut set = empty_set();
+    // SAFETY: `set` is a set; SIG_DFL is an action of every signal, and refused for those that have no other.
+    unsafe {
+        libc::sigaddset(&raw mut set, signal);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+    }
+}
+
+/// Whether a file's bytes may be executed where it lies: a mount with noexec, or a security module, forbids it.
+pub(crate) fn may_execute(file: &File) -> io::Result<()> {
+    const LENGTH: usize = 1;
+    let protection = ProtFlags::READ | ProtFlags::EXEC;
+    // SAFETY: at an address that the kernel chooses, so nothing is replaced; never read, never called, and unmapped at once.
+    unsafe {
+        let at = rustix::mm::mmap(std::ptr::null_mut(), LENGTH, protection, MapFlags::PRIVATE, file, 0)?;
+        rustix::mm::munmap(at, LENGTH)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! One file: its figures, who has it, and a map of which parts are resident.
+
+use std::path::Path;
+
+use pagekeeper_kernel::ResidencyMap;
+use pagekeeper_observe::{Owner, Row, RowKey};
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+
+use super::figures::{cut_front, figure, rate, size};
+use super::model::Model;
+use super::screen::{Look, percent};
+use crate::output::printable_path;
+
+/// Columns of a map, and its lines at most.
+const COLUMNS: u16 = 72;
+const LINES: u16 = 8;
+
+/// How many cells a map has on a screen of this size.
+pub(super) fn cells(area: Rect) -> usize {
+    usize::from(columns(area)) * usize::from(LINES.min(area.height.saturating_sub(12).max(1)))
+}
+
+fn columns(area: Rect) -> u16 {
+    COLUMNS.min(area.width.saturating_sub(6))
+}
+
+/// The lines of what is shown of a file.
+pub(super) fn lines<'a>(model: &Model, row: Option<&Row>, area: Rect, look: Look) -> Vec<Line<'a>> {
+    let Some(row) = row else {
+        return vec![Line::from("this file has nothing in memory any more"), Line::from("Esc goes back")];
+    };
+    let width = usize::from(columns(area));
+    let name = printable_path(Path::new(&row.label)).into_owned();
+    let mut lines = vec![
+        Line::styled(
+            cut_front(&name, width, if look.unicode { "…" } else { "..." }),
+            Style::new().add_modifier(Modifier::BOLD),
+        ),
+        Line::from(format!(
+            "resident {} of {} ({}), {} a second, dirty {}, writeback {}",
+            size(row.resident),
+            size(row.size),
+            percent(row.resident, row.size.max(row.resident)),
+            rate(row.growth),
+            figure(row.dirty),
+            figure(row.writeback)
+        )),
+        Line::from(format!(
+            "evicted under pressure {}, of these {} recently{}",
+            figure(row.evicted),
+            figure(row.recently_evicted),
+            what_it_is(row)
+        )),
+    ];
+    if let Some(flow) = row.total_flow {
+        lines.push(Line::from(format!(
+            "since the start: {} came; left: {} reclaimed, {} dropped",
+            size(flow.added),
+            size(flow.reclaimed),
+            size(flow.dropped)
+        )));
+    }
+    if row.owners.is_empty() {
+        lines.push(Line::from("nobody has it open"));
+    }
+    for owner in row.owners.iter().take(if area.height >= 30 { 6 } else { 3 }) {
+        let text = printable_path(Path::new(&owner_words(owner))).chars().take(width).collect::<String>();
+        lines.push(Line::from(text));
+    }
+    lines.extend(map_lines(model, row, width, look));
+    lines.push(Line::from("e evict  w warm  Esc back"));
+    lines
+}
+
+fn what_it_is(row: &Row) -> String {
+    match (&row.database, row.class) {
+        (Some(database), Some(class)) => format!("; {class} of {database}"),
+        (Some(database), None) => format!("; of {database}"),
+        _ => String::new(),
+    }
+}
+
+fn owner_words(owner: &Owner) -> String {
+    let mut how = Vec::new();
+    match owner.used {
+        None => how.push("no longer has it".to_owned()),
+        Some(used) => {
+            how.push(if used.writes { "may write to it" } else { "reads it" }.to_owned());
+            if used.direct {
+                how.push("past the page cache".to_owned());
+            }
+            if used.mapped {
+                how.push("mapped".to_owned());
+            }
+        }
+    }
+    if owner.brought > 0 {
+        how.push(format!("brought in {}", size(owner.brought)));
+    }
+    format!("{} {} ({}): {}", owner.name, owner.pid, owner.cgroup, how.join(", "))
+}
+
+fn map_lines<'a>(model: &Model, row: &Row, width: usize, look: Look) -> Vec<Line<'a>> {
+    let map = match &model.map {
+        Some((inode, map)) if row.key == RowKey::File(*inode) => map,
+        _ => return vec![Line::from("the map is being drawn")],
+    };
+    match map {
+        Err(error) => vec![Line::from(printable_path(Path::new(error)).into_owned())],
+        Ok(map) => {
+            let signs: Vec<char> = signs(map, row.size, look);
+            let mut lines = vec![Line::from(format!("each sign is {}:", size(map.cell_bytes)))];
+            lines.extend(
+                signs
+                    .chunks(width.max(1))
+                    .map(|signs| Line::styled(signs.iter().collect::<String>(), look.style(Color::Green))),
+            );
+            lines
+        }
+    }
+}
+
+/// A sign for each cell: none only where nothing is resident, all only where everything is.
+fn signs(map: &ResidencyMap, file_size: u64, look: Look) -> Vec<char> {
+    let shades = look.shades();
+    let last = map.resident.len().saturating_sub(1);
+    let sign = |(at, resident): (usize, &u64)| {
+        let page = pagekeeper_kernel::page_size();
+        let whole = if at == last {
+            file_size
+                .saturating_sub(at as u64 * map.cell_bytes)
+                .next_multiple_of(page)
+                .clamp(page, map.cell_bytes)
+        } else {
+            map.cell_bytes
+        };
+        let shade = match *resident {
+            0 => 0,
+            resident if resident >= whole => shades.len() - 1,
+            resident => 1 + usize::try_from(resident * (shades.len() as u64 - 2) / whole).unwrap_or(0),
+        };
+        shades[shade.min(shades.len() - 1)]
+    };
+    map.resident.iter().enumerate().map(sign).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_kernel::{Residency, Source};
+
+    #[test]
+    fn none_and_all_are_told_from_nearly() {
+        let total = Residency {
+            resident: 0,
+            dirty: None,
+            writeback: None,
+            evicted: None,
+            recently_evicted: None,
+            source: Source::Mincore,
+        };
+        let map = ResidencyMap {
+            cell_bytes: 8192 * 100,
+            resident: vec![0, 4096, 8192 * 100 - 4096, 8192 * 100, 4096],
+            total,
+        };
+        let look = Look { colour: false, unicode: false };
+        assert_eq!(signs(&map, 8192 * 400 + 1, look).into_iter().collect::<String>(), ".-*##");
+    }
+
+    #[test]
+    fn a_map_fits_the_screen() {
+        assert_eq!(cells(Rect::new(0, 0, 80, 24)), 72 * 8);
+        assert_eq!(cells(Rect::new(0, 0, 60, 14)), 54 * 2);
+    }
+}

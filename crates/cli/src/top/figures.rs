@@ -1,0 +1,127 @@
+//! Figures as a narrow screen shows them.
+//!
+//! Invariants: a size takes 5 columns at most, a rate 6; what is not known is "?", never 0.
+
+use pagekeeper_observe::Explained;
+
+/// A size in few columns: "512B", "1.2M", "34G".
+pub(super) fn size(bytes: u64) -> String {
+    const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
+    if bytes < 1000 {
+        return format!("{bytes}B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    // Rounded first: 999.6 K is 1.0 M.
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value < 9.95 && value.fract() != 0.0 {
+        format!("{value:.1}{}", UNITS[unit])
+    } else {
+        format!("{value:.0}{}", UNITS[unit])
+    }
+}
+
+/// The same, of a figure that may not be known, and quieter where it is none.
+pub(super) fn figure(bytes: Option<u64>) -> String {
+    match bytes {
+        None => "?".to_owned(),
+        Some(0) => "-".to_owned(),
+        Some(bytes) => size(bytes),
+    }
+}
+
+/// A change a second: "+1.2M", "-34K", or nothing.
+pub(super) fn rate(bytes: i64) -> String {
+    match bytes {
+        0 => "-".to_owned(),
+        1.. => format!("+{}", size(bytes.unsigned_abs())),
+        _ => format!("-{}", size(bytes.unsigned_abs())),
+    }
+}
+
+/// A length of time: "0.8ms", "120ms", "1.5s".
+pub(super) fn time(time: std::time::Duration) -> String {
+    let millis = time.as_secs_f64() * 1e3;
+    match millis {
+        _ if millis >= 9_950.0 => format!("{:.0}s", millis / 1e3),
+        _ if millis >= 1_000.0 => format!("{:.1}s", millis / 1e3),
+        _ if millis >= 9.95 => format!("{millis:.0}ms"),
+        _ => format!("{millis:.1}ms"),
+    }
+}
+
+/// A share in percent, one decimal.
+pub(super) fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
+}
+
+/// How much of `Cached` the files add up to.
+pub(super) fn explained(explained: &Explained) -> String {
+    format!(
+        "Cached {} = files {} + shmem {}: {:.1} % explained",
+        size(explained.cached),
+        size(explained.files),
+        size(explained.shmem),
+        explained.share() * 100.0
+    )
+}
+
+/// Text cut to a width in columns from its front, where a path says least: "…/data/base/1".
+pub(super) fn cut_front(text: &str, width: usize, mark: &str) -> String {
+    let length = text.chars().count();
+    if length <= width {
+        return text.to_owned();
+    }
+    let room = width.saturating_sub(mark.chars().count());
+    let kept: String = text.chars().skip(length - room).collect();
+    mark.chars().take(width).chain(kept.chars()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn sizes_take_five_columns_at_most() {
+        for (bytes, text) in [
+            (0, "0B"),
+            (999, "999B"),
+            (1024, "1K"),
+            (4096, "4K"),
+            (1536, "1.5K"),
+            (10 << 20, "10M"),
+            ((999 << 20) + (700 << 10), "1.0G"),
+            (1 << 30, "1G"),
+            (123_456_789_012, "115G"),
+        ] {
+            assert_eq!(size(bytes), text, "{bytes}");
+        }
+        for shift in 0..64 {
+            assert!(size(u64::MAX >> shift).len() <= 5, "{}", size(u64::MAX >> shift));
+        }
+        assert_eq!(
+            (figure(None), figure(Some(0)), figure(Some(1024))),
+            ("?".into(), "-".into(), "1K".into())
+        );
+        assert_eq!((rate(0), rate(2048), rate(-2048)), ("-".into(), "+2K".into(), "-2K".into()));
+    }
+
+    #[test]
+    fn times_are_short() {
+        for (micros, text) in [(800, "0.8ms"), (120_000, "120ms"), (1_500_000, "1.5s"), (42_000_000, "42s")] {
+            assert_eq!(time(Duration::from_micros(micros)), text);
+        }
+    }
+
+    #[test]
+    fn paths_are_cut_from_their_front() {
+        assert_eq!(cut_front("/var/lib/mysql/ibdata1", 10, "…"), "…l/ibdata1");
+        assert_eq!(cut_front("/short", 10, "…"), "/short");
+        assert_eq!(cut_front("/var/lib", 2, "..."), "..");
+        assert_eq!(cut_front("/é/ü/ö", 3, "…"), "…/ö");
+    }
+}

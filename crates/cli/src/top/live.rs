@@ -1,0 +1,404 @@
+//! The live screen: the terminal, the census and the acts, each in a thread, brought together.
+//!
+//! Invariants: the terminal is as it was before when [`run`] returns or panics, also after SIGINT and SIGTERM; the screen
+//! is drawn only when something changed; one thread writes to the terminal.
+//! Fails with a sentence where there is no terminal that can show it, and with the census' error.
+
+use std::io::IsTerminal;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use pagekeeper_kernel::{
+    Inode, InspectedFile, Links, ReleaseOptions, ResidencyMap, WarmOptions, release, residency_map, warm,
+};
+use pagekeeper_observe::{Census, CensusOptions, Progress, Query};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use super::detail;
+use super::figures::size;
+use super::model::{Act, Action, Key, Model, Seen, Target};
+use super::screen::{self, LEAST, Look};
+use crate::output::{Screen, UsageError};
+use crate::problems::in_words;
+use crate::signals::Stop;
+
+/// So many ticks wait for a screen that does not read them.
+const UNREAD: usize = 8;
+
+/// When file systems were mounted meanwhile all files are looked at anew, but no sooner than so long after the last time:
+/// it takes seconds of a processor.
+const RENEW: Duration = Duration::from_secs(300);
+
+/// What wakes the screen.
+enum News {
+    Key(Key),
+    Resized,
+    /// What the census saw, whether that is of a new tick, and a token that is gone when it is read.
+    Seen(Box<Seen>, bool, Arc<()>),
+    /// The census failed or ended.
+    Failed(anyhow::Error),
+    /// An act ended.
+    Done(String),
+    Map(Inode, Result<ResidencyMap, String>),
+    Stop,
+}
+
+/// Whether this terminal can show it; else why not.
+fn refusal() -> Option<String> {
+    let instead = "use --once for a table, or --once --json";
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return Some(format!("standard input and output are not both a terminal: {instead}"));
+    }
+    let term = std::env::var("TERM").unwrap_or_default();
+    if term.is_empty() || term == "dumb" {
+        return Some(format!(
+            "this terminal can't move its cursor (TERM is {}): {instead}",
+            if term.is_empty() { "not set" } else { "\"dumb\"" }
+        ));
+    }
+    let (columns, rows) = ratatui::crossterm::terminal::size().ok()?;
+    (columns < LEAST.0 || rows < LEAST.1).then(|| {
+        format!(
+            "the terminal is too small: it has {columns} columns and {rows} rows, and {} and {} are needed; {instead}",
+            LEAST.0, LEAST.1
+        )
+    })
+}
+
+/// Whether the locale's characters are Unicode.
+fn is_unicode() -> bool {
+    let set = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|v| !v.is_empty()));
+    set.is_some_and(|locale| {
+        let locale = locale.to_lowercase();
+        locale.contains("utf-8") || locale.contains("utf8")
+    })
+}
+
+/// Shows the screen until it is quit.
+pub(super) fn run(query: Query, census: CensusOptions, interval: Duration) -> anyhow::Result<()> {
+    if let Some(why) = refusal() {
+        return Err(UsageError(why).into());
+    }
+    let look = Look { colour: Screen::of_stdout().colour, unicode: is_unicode() };
+    let stop = Stop::on_signals().context("catch signals")?;
+    let model = Model::new(query, interval);
+    let progress = Arc::clone(&census.progress);
+    let (news, coming) = channel();
+    let (orders, taken) = channel();
+    let first = model.query.clone();
+    let told = news.clone();
+    let counting = aside("pk-count", told, move |told| count(&census, first, interval, &taken, told))?;
+    // Its panic hook puts the terminal back.
+    let mut terminal = ratatui::try_init().context("set up the terminal")?;
+    listen(&news, stop);
+    let mut shown = Shown { model, look, news, orders, progress, drawing: None };
+    let ended = shown.show(&mut terminal, &coming);
+    ratatui::restore();
+    shown.progress.cancel();
+    drop(shown);
+    // The kernel's part of tracing is taken down there. A panic there has been told by its hook.
+    let _ = counting.join();
+    ended
+}
+
+/// Starts a thread whose failure ends the screen; a panic of it too, whose hook has taken the terminal away from the screen.
+fn aside(
+    name: &str,
+    news: Sender<News>,
+    work: impl FnOnce(&Sender<News>) -> anyhow::Result<()> + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        // Nothing that it leaves half done is used again.
+        let ended = catch_unwind(AssertUnwindSafe(|| work(&news))).unwrap_or_else(|_| {
+            Err(anyhow!("a part of this program failed: that is an error in pagekeeper"))
+        });
+        if let Err(error) = ended {
+            // Nobody listens any more if the screen was quit.
+            let _ = news.send(News::Failed(error));
+        }
+    })
+}
+
+/// Threads that pass on keys and signals. They end with the process.
+fn listen(news: &Sender<News>, stop: Stop) {
+    let keys = news.clone();
+    std::thread::spawn(move || {
+        while let Ok(event) = event::read() {
+            let told = match event {
+                Event::Key(key) if key.kind != KeyEventKind::Release => translate(key).map(News::Key),
+                Event::Resize(..) => Some(News::Resized),
+                _ => None,
+            };
+            if told.is_some_and(|told| keys.send(told).is_err()) {
+                return;
+            }
+        }
+        let _ = keys.send(News::Stop);
+    });
+    let signals = news.clone();
+    std::thread::spawn(move || {
+        while matches!(stop.wait(Duration::from_secs(3600)), Ok(false)) {}
+        let _ = signals.send(News::Stop);
+        // The second signal ends the process while `stop` is there.
+        std::thread::park();
+    });
+}
+
+fn translate(key: KeyEvent) -> Option<Key> {
+    let control = key.modifiers.contains(KeyModifiers::CONTROL);
+    Some(match key.code {
+        KeyCode::Char('c') if control => Key::Interrupt,
+        KeyCode::Char(_) if control || key.modifiers.contains(KeyModifiers::ALT) => return None,
+        KeyCode::Char(letter) => Key::Char(letter),
+        KeyCode::Enter => Key::Enter,
+        KeyCode::Esc => Key::Escape,
+        KeyCode::Backspace => Key::Backspace,
+        KeyCode::Tab => Key::Tab,
+        KeyCode::BackTab => Key::BackTab,
+        KeyCode::Up => Key::Up,
+        KeyCode::Down => Key::Down,
+        KeyCode::PageUp => Key::PageUp,
+        KeyCode::PageDown => Key::PageDown,
+        KeyCode::Home => Key::Home,
+        KeyCode::End => Key::End,
+        _ => return None,
+    })
+}
+
+/// The census' thread: ticks, and answers questions in between.
+fn count(
+    options: &CensusOptions,
+    mut query: Query,
+    interval: Duration,
+    orders: &Receiver<Query>,
+    news: &Sender<News>,
+) -> anyhow::Result<()> {
+    let mut census = Census::start(options.clone())?;
+    let mut started = Instant::now();
+    let unread = Arc::new(());
+    let mut next = Instant::now();
+    loop {
+        if census.is_outdated() && started.elapsed() > RENEW {
+            started = Instant::now();
+            // If that fails, the old one goes on, and says what it does not see.
+            if let Ok(renewed) = Census::start(options.clone()) {
+                census = renewed;
+            }
+        }
+        let tick = census.tick()?;
+        let mut ticked = true;
+        // What was asked for during the first walk.
+        query = orders.try_iter().last().unwrap_or(query);
+        next = (next + interval).max(Instant::now());
+        loop {
+            let rows = census.rows(&query);
+            let seen = Seen { tick: tick.clone(), rows, query: query.clone() };
+            // A terminal at the end of a stalled line may not be written to for hours.
+            if Arc::strong_count(&unread) <= UNREAD
+                && news.send(News::Seen(Box::new(seen), ticked, Arc::clone(&unread))).is_err()
+            {
+                return Ok(());
+            }
+            ticked = false;
+            match orders.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                Ok(asked) => query = orders.try_iter().last().unwrap_or(asked),
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        }
+    }
+}
+
+struct Shown {
+    model: Model,
+    look: Look,
+    news: Sender<News>,
+    orders: Sender<Query>,
+    progress: Arc<Progress>,
+    /// The file whose map is being drawn: a large one may take longer than a tick.
+    drawing: Option<Inode>,
+}
+
+impl Shown {
+    fn show(
+        &mut self,
+        terminal: &mut ratatui::DefaultTerminal,
+        coming: &Receiver<News>,
+    ) -> anyhow::Result<()> {
+        loop {
+            self.model.walked = self.progress.files();
+            terminal.draw(|frame| screen::draw(frame, &mut self.model, self.look)).context("draw")?;
+            let cells = detail::cells(terminal.get_frame().area());
+            let mut waited = self.next(coming);
+            // All that is there before it is drawn again.
+            while let Some(news) = waited {
+                if !self.take(news, cells)? {
+                    return Ok(());
+                }
+                waited = coming.try_recv().ok();
+            }
+        }
+    }
+
+    /// Waits for news; during the first walk not for long, since its progress is shown.
+    fn next(&self, coming: &Receiver<News>) -> Option<News> {
+        if self.model.seen.is_none() {
+            coming.recv_timeout(Duration::from_millis(200)).ok()
+        } else {
+            // The sender of this side is kept, so that it never ends.
+            coming.recv().ok()
+        }
+    }
+
+    /// Takes news in; returns whether to go on.
+    fn take(&mut self, news: News, cells: usize) -> anyhow::Result<bool> {
+        match news {
+            News::Stop => return Ok(false),
+            News::Failed(error) => return Err(error),
+            News::Resized => {}
+            News::Done(text) => self.model.say(text),
+            News::Map(inode, map) => {
+                self.drawing.take_if(|drawing| *drawing == inode);
+                self.model.map = Some((inode, map));
+            }
+            News::Seen(seen, ticked, _read) => {
+                // An answer to what is no longer asked.
+                if seen.query == self.model.query {
+                    self.model.take(*seen, ticked);
+                }
+                if let (true, Some(target)) = (ticked && !self.model.paused, self.model.mapped()) {
+                    self.draw_map(target, cells);
+                }
+            }
+            News::Key(key) => match self.model.press(key) {
+                None => {}
+                Some(Action::Quit) => return Ok(false),
+                Some(Action::Ask) => {
+                    // It may have failed; that is told by its own news.
+                    let _ = self.orders.send(self.model.query.clone());
+                }
+                Some(Action::Map(target)) => self.draw_map(target, cells),
+                Some(Action::Do(act, target)) => self.act(act, target),
+            },
+        }
+        Ok(true)
+    }
+
+    fn draw_map(&mut self, target: Target, cells: usize) {
+        let inode = target.inode;
+        if self.drawing.replace(inode) == Some(inode) {
+            return;
+        }
+        let started = aside("pk-map", self.news.clone(), move |news| {
+            let map = open(&target).and_then(|file| residency_map(&file, cells, 1).map_err(|e| in_words(&e)));
+            // Nobody listens any more if the screen was quit.
+            let _ = news.send(News::Map(inode, map));
+            Ok(())
+        });
+        if let Err(error) = started {
+            self.drawing = None;
+            self.model.map = Some((inode, Err(error.to_string())));
+        }
+    }
+
+    fn act(&mut self, act: Act, target: Target) {
+        let started = aside("pk-act", self.news.clone(), move |news| {
+            let outcome = match act {
+                Act::Evict => evict(&target),
+                Act::Warm => load(&target),
+            };
+            let text = outcome.unwrap_or_else(|why| format!("can't {} {}: {why}", act.verb(), target.label));
+            // Nobody listens any more if the screen was quit.
+            let _ = news.send(News::Done(text));
+            Ok(())
+        });
+        if let Err(error) = started {
+            self.model.say(format!("can't {} it: {error}", act.verb()));
+        }
+    }
+}
+
+/// Opens the very file that was on the screen.
+fn open(target: &Target) -> Result<InspectedFile, String> {
+    let file = if target.path.starts_with("/proc") {
+        InspectedFile::open_magic_link(&target.path, target.label.clone().into())
+    } else {
+        InspectedFile::open(&target.path, Links::Refuse)
+    };
+    let file = file.map_err(|error| in_words(&error))?;
+    if file.inode() == target.inode { Ok(file) } else { Err("another file has its name now".to_owned()) }
+}
+
+fn evict(target: &Target) -> Result<String, String> {
+    let report =
+        release(&open(target)?, 0..u64::MAX, &ReleaseOptions::default()).map_err(|e| in_words(&e))?;
+    let kept = match (report.kept(), report.kept_mapped) {
+        (0, _) => String::new(),
+        (kept, mapped) if mapped > 0 => format!("; kept {}, {} of it mapped", size(kept), size(mapped)),
+        (kept, _) => format!("; kept {} in use", size(kept)),
+    };
+    let (released, before) = (size(report.released), size(report.resident_before));
+    Ok(format!("evicted {released} of {before}{kept}: {}", target.label))
+}
+
+fn load(target: &Target) -> Result<String, String> {
+    let never = AtomicBool::new(false);
+    let options = WarmOptions::default();
+    let report = warm(&open(target)?, 0..u64::MAX, &options, &|_| {}, &never).map_err(|e| in_words(&e))?;
+    let now =
+        report.resident_after.map_or_else(String::new, |bytes| format!(", {} resident now", size(bytes)));
+    Ok(format!("read {}{now}: {}", size(report.loaded), target.label))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_translated() {
+        let press = |code, modifiers| translate(KeyEvent::new(code, modifiers));
+        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Key::Interrupt));
+        assert_eq!(press(KeyCode::Char('x'), KeyModifiers::CONTROL), None);
+        assert_eq!(press(KeyCode::Char('G'), KeyModifiers::SHIFT), Some(Key::Char('G')));
+        assert_eq!(press(KeyCode::F(1), KeyModifiers::NONE), None);
+    }
+
+    #[test]
+    fn a_thread_that_fails_or_panics_ends_the_screen() {
+        let (news, coming) = channel();
+        for (work, said) in
+            [(false, "it failed"), (true, "a part of this program failed: that is an error in pagekeeper")]
+        {
+            let work = move |_: &Sender<News>| {
+                assert!(!work, "a panic of this test's own");
+                Err(anyhow!("it failed"))
+            };
+            aside("aside", news.clone(), work).unwrap().join().unwrap();
+            let Ok(News::Failed(error)) = coming.try_recv() else { panic!("nothing was told") };
+            assert_eq!(error.to_string(), said);
+        }
+    }
+
+    #[test]
+    fn only_the_very_file_is_acted_on() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let inode = InspectedFile::open(&path, Links::Refuse).unwrap().inode();
+        let label = path.display().to_string();
+        let target = Target { path: path.clone(), inode, label, resident: 0, size: 0 };
+        let said = evict(&target).unwrap();
+        assert!(said.starts_with("evicted 1M of 1M: ") || said.contains("kept"), "{said}");
+        let said = load(&target).unwrap();
+        assert!(said.contains("1M resident now"), "{said}");
+        let other = Target { inode: pagekeeper_kernel::Inode { ino: inode.ino + 1, ..inode }, ..target };
+        assert_eq!(evict(&other).unwrap_err(), "another file has its name now");
+    }
+}

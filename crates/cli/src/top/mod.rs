@@ -1,0 +1,185 @@
+//! `pagekeeper top`: which files are in the page cache, live: a screen to look at and act on, or one look as a table or
+//! JSON.
+//!
+//! [`model`] is the screen's state, keys in and acts out; [`screen`] draws it; [`live`] brings both together with the
+//! census, the terminal and the acts, each in a thread of its own. Invariants: only what was confirmed is evicted or
+//! warmed; the terminal is put back as it was however the program ends, short of SIGKILL.
+//! Fails with a sentence where the terminal can't show it.
+
+mod detail;
+mod figures;
+mod live;
+mod model;
+mod report;
+mod screen;
+#[cfg(test)]
+mod screen_tests;
+#[cfg(test)]
+mod testing;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use pagekeeper_guard::units::parse_period;
+use pagekeeper_observe::{Census, CensusOptions, Group, Query, Sort};
+
+use crate::output;
+use crate::signals::Stop;
+
+/// Watch which files are in the page cache, live, and who brings them in
+///
+/// All files of the host that have pages in memory, closed ones too: what of each is resident, how fast that grows, what is
+/// dirty, and what the kernel evicted under memory pressure; and who is paused for dirty pages or has to reclaim memory.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper top                                 everything on this host
+  pagekeeper top /var/lib/mysql --sort growth    what grows among these files
+  pagekeeper top --group cgroup                  by control group and container
+  pagekeeper top --pid 1234                      files that a process has open or brought in
+  pagekeeper top --once --json | jq .cached.explained_share
+
+Keys: arrows, PgUp, PgDn, Home, End choose a row; Enter shows which parts of the file are resident, and who has it; s or r, \
+    g, d, v sort by resident, growth, dirty, evicted; f types a filter; Tab groups by file, class, process, control group; \
+    e evicts and w warms the chosen file, after a y; space stops and goes on; ? helps; q quits.
+
+What it needs to see all: root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; what it \
+    could not see it says.")]
+pub(crate) struct Args {
+    /// Only files in and below this directory; may be given several times
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    dirs: Vec<PathBuf>,
+    /// Only files that this process has open or brought in
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+    /// How often to look
+    #[arg(short, long, value_name = "TIME", value_parser = parse_interval, default_value = "1s")]
+    interval: Duration,
+    /// Sort by this figure, greatest first
+    #[arg(short, long, value_name = "FIGURE", default_value = "resident")]
+    sort: SortBy,
+    /// What makes a row
+    #[arg(short, long, value_name = "BY", default_value = "file")]
+    group: GroupBy,
+    /// Only files whose path contains TEXT; capitals count only if there are some in it
+    #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    filter: String,
+    /// Watch for one interval, print what was seen, and end
+    #[arg(long)]
+    once: bool,
+    /// With --once: print one JSON object with all figures, bytes and seconds
+    #[arg(long, requires = "once")]
+    json: bool,
+    /// With --once: show at most N rows
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+    top: usize,
+    /// Look at files on network file systems too, whose servers may not answer
+    #[arg(long)]
+    network: bool,
+}
+
+/// What `--sort` takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum SortBy {
+    /// What is in memory
+    Resident,
+    /// How fast that grows
+    Growth,
+    /// What is changed and not yet on disk
+    Dirty,
+    /// What the kernel took away under memory pressure
+    Evicted,
+}
+
+impl From<SortBy> for Sort {
+    fn from(by: SortBy) -> Self {
+        match by {
+            SortBy::Resident => Self::Resident,
+            SortBy::Growth => Self::Growth,
+            SortBy::Dirty => Self::Dirty,
+            SortBy::Evicted => Self::Evicted,
+        }
+    }
+}
+
+/// What `--group` takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum GroupBy {
+    /// Each file
+    File,
+    /// What files are to their database: redo, binlog, data
+    Class,
+    /// Who brought them in or has them open
+    Process,
+    /// The same by control group or container
+    Cgroup,
+}
+
+impl From<GroupBy> for Group {
+    fn from(by: GroupBy) -> Self {
+        match by {
+            GroupBy::File => Self::File,
+            GroupBy::Class => Self::Class,
+            GroupBy::Process => Self::Process,
+            GroupBy::Cgroup => Self::Cgroup,
+        }
+    }
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_period(text)?;
+    if interval < Duration::from_millis(100) {
+        return Err("give a tenth of a second or more, like 1s".to_owned());
+    }
+    Ok(interval)
+}
+
+impl Args {
+    fn query(&self) -> Query {
+        Query {
+            sort: self.sort.into(),
+            group: self.group.into(),
+            filter: self.filter.clone(),
+            pid: self.pid,
+            limit: self.top,
+        }
+    }
+
+    fn census(&self) -> CensusOptions {
+        CensusOptions {
+            directories: self.dirs.clone(),
+            network: self.network,
+            follow: !self.once,
+            ..CensusOptions::default()
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.once {
+        return once(args);
+    }
+    live::run(args.query(), args.census(), args.interval)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One look.
+fn once(args: &Args) -> anyhow::Result<ExitCode> {
+    let stop = Stop::on_signals().context("catch signals")?;
+    let began = Instant::now();
+    let mut census = Census::start(args.census())?;
+    stop.wait(args.interval.saturating_sub(began.elapsed()).max(Duration::from_millis(100)))?;
+    let tick = census.tick()?;
+    let rows = census.rows(&args.query());
+    if args.json {
+        output::json(&report::Report::new(&tick, &rows))?;
+    } else {
+        report::print(&tick, &rows, args.group.into())?;
+        for limit in &tick.limits {
+            output::complain(report::in_words(limit));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

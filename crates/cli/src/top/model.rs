@@ -1,0 +1,514 @@
+//! The screen's state: what is shown, and what a key does to it. Plain data in, plain data out.
+//!
+//! Invariants: no act without a question that was answered with y; what is chosen stays chosen while rows move; history
+//! is kept of rows that are there and for a minute of those that left. Never fails.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pagekeeper_kernel::{Inode, ResidencyMap};
+use pagekeeper_observe::{CensusTick, Group, Query, Row, RowKey, Rows, Sort};
+
+/// Ticks of a row's history: as many as its trend shows.
+pub(super) const HISTORY: usize = 8;
+/// Ticks for which the history of a row that left is kept.
+const REMEMBERED: u64 = 60;
+/// Rows asked of the census: more than any screen has, so that one can scroll.
+const ROWS: usize = 200;
+
+/// A key, as far as it means something here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Key {
+    Char(char),
+    Enter,
+    Escape,
+    Backspace,
+    Tab,
+    BackTab,
+    Up,
+    Down,
+    PageUp,
+    PageDown,
+    Home,
+    End,
+    /// Ctrl-C.
+    Interrupt,
+}
+
+/// What can be done to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Act {
+    Evict,
+    Warm,
+}
+
+impl Act {
+    pub(super) fn verb(self) -> &'static str {
+        match self {
+            Self::Evict => "evict",
+            Self::Warm => "warm",
+        }
+    }
+}
+
+/// A file to act on or look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) path: PathBuf,
+    pub(super) inode: Inode,
+    /// What it is called on the screen.
+    pub(super) label: String,
+    pub(super) resident: u64,
+    pub(super) size: u64,
+}
+
+/// What is to be done outside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Action {
+    Quit,
+    /// Other rows are wanted.
+    Ask,
+    /// Do this to a file.
+    Do(Act, Target),
+    /// Draw a map of a file.
+    Map(Target),
+}
+
+/// What lies over the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Over {
+    Nothing,
+    Help,
+    /// A question, to be answered with y.
+    Confirm(Act, Target),
+    /// One file.
+    Detail(RowKey),
+}
+
+/// What the census saw last.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub(super) tick: CensusTick,
+    pub(super) rows: Rows,
+    /// What the rows were asked by.
+    pub(super) query: Query,
+}
+
+/// The state.
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) query: Query,
+    pub(super) seen: Option<Box<Seen>>,
+    /// Files looked at so far, before the first tick.
+    pub(super) walked: u64,
+    chosen: Option<RowKey>,
+    /// Where the chosen row was, if it has left.
+    place: usize,
+    pub(super) over: Over,
+    /// A filter is being typed; what it was before.
+    typing: Option<String>,
+    pub(super) paused: bool,
+    /// The outcome of the last act, or what is under way, and for how many ticks more it is shown.
+    message: Option<(String, u32)>,
+    history: HashMap<RowKey, (u64, VecDeque<u64>)>,
+    ticks: u64,
+    pub(super) map: Option<(Inode, Result<ResidencyMap, String>)>,
+    /// Rows that fit on the screen, set by who draws.
+    pub(super) visible: usize,
+    pub(super) interval: Duration,
+}
+
+impl Model {
+    pub(super) fn new(query: Query, interval: Duration) -> Self {
+        Self {
+            query: Query { limit: ROWS, ..query },
+            seen: None,
+            walked: 0,
+            chosen: None,
+            place: 0,
+            over: Over::Nothing,
+            typing: None,
+            paused: false,
+            message: None,
+            history: HashMap::new(),
+            ticks: 0,
+            map: None,
+            visible: 10,
+            interval,
+        }
+    }
+
+    /// Takes over what the census saw. `ticked` if time has passed, and not only other rows were asked for.
+    pub(super) fn take(&mut self, seen: Seen, ticked: bool) {
+        if self.paused && ticked && self.seen.is_some() {
+            return;
+        }
+        if ticked {
+            self.ticks += 1;
+            let ticks = self.ticks;
+            for row in &seen.rows.rows {
+                let (last, history) = self.history.entry(row.key.clone()).or_default();
+                *last = ticks;
+                history.push_back(row.resident);
+                if history.len() > HISTORY {
+                    history.pop_front();
+                }
+            }
+            self.history.retain(|_, (last, _)| *last + REMEMBERED > ticks);
+            if let Some((_, left)) = &mut self.message {
+                *left = left.saturating_sub(1);
+            }
+            self.message.take_if(|(_, left)| *left == 0);
+        }
+        self.seen = Some(Box::new(seen));
+    }
+
+    /// What a finished act, or a failed one, has to say.
+    pub(super) fn say(&mut self, text: String) {
+        // About ten seconds.
+        let ticks = Duration::from_secs(10).div_duration_f64(self.interval.max(Duration::from_millis(1)));
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "10,000 at most")]
+        let ticks = ticks as u32;
+        self.message = Some((text, ticks.max(3)));
+    }
+
+    pub(super) fn message(&self) -> Option<&str> {
+        self.message.as_ref().map(|(text, _)| text.as_str())
+    }
+
+    pub(super) fn rows(&self) -> &[Row] {
+        self.seen.as_ref().map_or(&[], |seen| &seen.rows.rows)
+    }
+
+    /// The number of the chosen row.
+    pub(super) fn cursor(&self) -> usize {
+        let rows = self.rows();
+        let at = self.chosen.as_ref().and_then(|key| rows.iter().position(|row| row.key == *key));
+        at.unwrap_or(self.place).min(rows.len().saturating_sub(1))
+    }
+
+    /// The first row on the screen: the chosen one is always on it.
+    pub(super) fn first(&self) -> usize {
+        (self.cursor() + 1).saturating_sub(self.visible.max(1))
+    }
+
+    pub(super) fn chosen(&self) -> Option<&Row> {
+        self.rows().get(self.cursor())
+    }
+
+    /// What was resident of a row in the last ticks, the oldest first.
+    pub(super) fn history(&self, key: &RowKey) -> impl ExactSizeIterator<Item = u64> {
+        const NONE: &VecDeque<u64> = &VecDeque::new();
+        self.history.get(key).map_or(NONE, |(_, history)| history).iter().copied()
+    }
+
+    /// What is typed so far, if something is.
+    pub(super) fn typing(&self) -> bool {
+        self.typing.is_some()
+    }
+
+    /// What a key does.
+    pub(super) fn press(&mut self, key: Key) -> Option<Action> {
+        if key == Key::Interrupt {
+            return Some(Action::Quit);
+        }
+        if self.typing.is_some() {
+            return self.type_filter(key);
+        }
+        match std::mem::replace(&mut self.over, Over::Nothing) {
+            Over::Nothing => self.press_table(key),
+            Over::Help => None,
+            Over::Confirm(act, target) => {
+                if key != Key::Char('y') && key != Key::Char('Y') {
+                    self.say(format!("{} not done", act.verb()));
+                    return None;
+                }
+                self.say(format!("{} {} …", act.verb(), target.label));
+                Some(Action::Do(act, target))
+            }
+            Over::Detail(row) => self.press_detail(key, row),
+        }
+    }
+
+    fn type_filter(&mut self, key: Key) -> Option<Action> {
+        match key {
+            Key::Char(letter) if !letter.is_control() && self.query.filter.chars().count() < 200 => {
+                self.query.filter.push(letter);
+            }
+            Key::Backspace => {
+                self.query.filter.pop();
+            }
+            Key::Enter => {
+                self.typing = None;
+                return None;
+            }
+            Key::Escape => self.query.filter = self.typing.take().unwrap_or_default(),
+            _ => return None,
+        }
+        Some(Action::Ask)
+    }
+
+    fn press_table(&mut self, key: Key) -> Option<Action> {
+        let page = self.visible.max(1);
+        match key {
+            Key::Char('q') => return Some(Action::Quit),
+            Key::Char('?' | 'h') => self.over = Over::Help,
+            Key::Char(' ') => self.paused = !self.paused,
+            Key::Char('f' | '/') => self.typing = Some(self.query.filter.clone()),
+            Key::Escape if !self.query.filter.is_empty() => {
+                self.query.filter.clear();
+                return Some(Action::Ask);
+            }
+            Key::Char('s') => return Some(self.sort(next_sort(self.query.sort))),
+            Key::Char('r') => return Some(self.sort(Sort::Resident)),
+            Key::Char('g') => return Some(self.sort(Sort::Growth)),
+            Key::Char('d') => return Some(self.sort(Sort::Dirty)),
+            Key::Char('v') => return Some(self.sort(Sort::Evicted)),
+            Key::Tab | Key::BackTab => {
+                self.query.group = next_group(self.query.group, key == Key::BackTab);
+                (self.chosen, self.place) = (None, 0);
+                return Some(Action::Ask);
+            }
+            Key::Char('e') => self.ask(Act::Evict),
+            Key::Char('w') => self.ask(Act::Warm),
+            Key::Enter => return self.open(),
+            Key::Up | Key::Char('k') => self.go(self.cursor().saturating_sub(1)),
+            Key::Down | Key::Char('j') => self.go(self.cursor() + 1),
+            Key::PageUp => self.go(self.cursor().saturating_sub(page)),
+            Key::PageDown => self.go(self.cursor() + page),
+            Key::Home => self.go(0),
+            Key::End => self.go(usize::MAX),
+            _ => {}
+        }
+        None
+    }
+
+    fn press_detail(&mut self, key: Key, row: RowKey) -> Option<Action> {
+        match key {
+            Key::Char('q') => return Some(Action::Quit),
+            // The file on show may have left the table: then another row is the chosen one.
+            Key::Char('e' | 'w') if self.chosen().is_none_or(|chosen| chosen.key != row) => {
+                self.say("this file has nothing in memory any more".to_owned());
+            }
+            Key::Char('e') => self.ask(Act::Evict),
+            Key::Char('w') => self.ask(Act::Warm),
+            Key::Enter | Key::Escape | Key::Backspace => {}
+            _ => self.over = Over::Detail(row),
+        }
+        None
+    }
+
+    fn sort(&mut self, sort: Sort) -> Action {
+        self.query.sort = sort;
+        // The greatest are wanted, not the one that was chosen.
+        (self.chosen, self.place) = (None, 0);
+        Action::Ask
+    }
+
+    fn go(&mut self, to: usize) {
+        self.place = to.min(self.rows().len().saturating_sub(1));
+        self.chosen = self.rows().get(self.place).map(|row| row.key.clone());
+    }
+
+    /// The chosen file, if it can be opened.
+    fn target(&self) -> Result<Target, &'static str> {
+        let row = self.chosen().ok_or("no row is chosen")?;
+        match (&row.key, &row.path) {
+            (RowKey::File(inode), Some(path)) => Ok(Target {
+                path: path.clone(),
+                inode: *inode,
+                label: row.label.clone(),
+                resident: row.resident,
+                size: row.size,
+            }),
+            (RowKey::File(_), None) => Err("this file has no name yet to open it by"),
+            (RowKey::Group(_), _) => Err("this is a group: Tab shows files"),
+        }
+    }
+
+    fn ask(&mut self, act: Act) {
+        match self.target() {
+            Ok(target) => {
+                self.go(self.cursor());
+                self.over = Over::Confirm(act, target);
+            }
+            Err(why) => self.say(why.to_owned()),
+        }
+    }
+
+    fn open(&mut self) -> Option<Action> {
+        let target = match self.target() {
+            Ok(target) => target,
+            Err(why) => {
+                self.say(why.to_owned());
+                return None;
+            }
+        };
+        self.go(self.cursor());
+        self.over = Over::Detail(RowKey::File(target.inode));
+        if self.map.as_ref().is_some_and(|(inode, _)| *inode != target.inode) {
+            self.map = None;
+        }
+        Some(Action::Map(target))
+    }
+
+    /// The file whose map is on show, to be drawn anew now and then.
+    pub(super) fn mapped(&self) -> Option<Target> {
+        match &self.over {
+            Over::Detail(key) => self.target().ok().filter(|target| RowKey::File(target.inode) == *key),
+            _ => None,
+        }
+    }
+}
+
+fn next_sort(sort: Sort) -> Sort {
+    match sort {
+        Sort::Resident => Sort::Growth,
+        Sort::Growth => Sort::Dirty,
+        Sort::Dirty => Sort::Evicted,
+        Sort::Evicted => Sort::Resident,
+    }
+}
+
+fn next_group(group: Group, back: bool) -> Group {
+    const ALL: [Group; 4] = [Group::File, Group::Class, Group::Process, Group::Cgroup];
+    let at = ALL.iter().position(|known| *known == group).unwrap_or(0);
+    ALL[(at + if back { ALL.len() - 1 } else { 1 }) % ALL.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{file_row, model_with};
+    use super::*;
+
+    #[test]
+    fn nothing_is_done_without_a_y() {
+        let mut model = model_with(&[file_row(1, "/a", 10), file_row(2, "/b", 5)]);
+        assert_eq!(model.press(Key::Char('e')), None);
+        assert!(matches!(&model.over, Over::Confirm(Act::Evict, target) if target.label == "/a"));
+        assert_eq!(model.press(Key::Enter), None);
+        assert_eq!((model.message(), &model.over), (Some("evict not done"), &Over::Nothing));
+        model.press(Key::Down);
+        model.press(Key::Char('w'));
+        let done = model.press(Key::Char('y'));
+        assert!(matches!(done, Some(Action::Do(Act::Warm, target)) if target.label == "/b"));
+    }
+
+    #[test]
+    fn the_chosen_row_stays_chosen_while_rows_move() {
+        let mut model = model_with(&[file_row(1, "/a", 10), file_row(2, "/b", 5)]);
+        model.press(Key::Down);
+        assert_eq!(model.chosen().unwrap().label, "/b");
+        let seen = |rows: &[Row]| {
+            let mut seen = *model_with(rows).seen.unwrap();
+            seen.rows.rows = rows.to_vec();
+            seen
+        };
+        model.take(seen(&[file_row(2, "/b", 20), file_row(1, "/a", 10)]), true);
+        assert_eq!((model.chosen().unwrap().label.as_str(), model.cursor()), ("/b", 0));
+        // It left: the row in its place is chosen.
+        model.take(seen(&[file_row(1, "/a", 10)]), true);
+        assert_eq!(model.chosen().unwrap().label, "/a");
+        model.take(seen(&[]), true);
+        assert_eq!(model.chosen(), None);
+        assert_eq!(model.press(Key::Char('e')), None);
+    }
+
+    #[test]
+    fn nothing_is_asked_of_another_file_than_the_one_on_show() {
+        let mut model = model_with(&[file_row(1, "/a", 10), file_row(2, "/b", 5)]);
+        assert!(matches!(model.press(Key::Enter), Some(Action::Map(target)) if target.label == "/a"));
+        model.take(*model_with(&[file_row(2, "/b", 5)]).seen.unwrap(), true);
+        assert_eq!(model.press(Key::Char('e')), None);
+        assert_eq!(model.message(), Some("this file has nothing in memory any more"));
+        assert_eq!(model.over, Over::Nothing);
+        assert_eq!(model.press(Key::Char('y')), None);
+    }
+
+    #[test]
+    fn a_filter_is_typed_kept_and_taken_back() {
+        let mut model = model_with(&[file_row(1, "/a", 10)]);
+        model.press(Key::Char('f'));
+        for key in ['q', 'x'] {
+            assert_eq!(model.press(Key::Char(key)), Some(Action::Ask));
+        }
+        model.press(Key::Backspace);
+        assert_eq!((model.query.filter.as_str(), model.typing()), ("q", true));
+        assert_eq!(model.press(Key::Enter), None);
+        assert_eq!((model.query.filter.as_str(), model.typing()), ("q", false));
+        model.press(Key::Char('/'));
+        model.press(Key::Char('z'));
+        assert_eq!(model.press(Key::Escape), Some(Action::Ask));
+        assert_eq!(model.query.filter, "q");
+        assert_eq!(model.press(Key::Escape), Some(Action::Ask));
+        assert_eq!(model.query.filter, "");
+    }
+
+    #[test]
+    fn keys_sort_group_and_quit() {
+        let mut model = model_with(&[file_row(1, "/a", 10)]);
+        for (key, sort) in
+            [('g', Sort::Growth), ('d', Sort::Dirty), ('v', Sort::Evicted), ('s', Sort::Resident)]
+        {
+            assert_eq!(model.press(Key::Char(key)), Some(Action::Ask));
+            assert_eq!(model.query.sort, sort);
+        }
+        model.press(Key::Tab);
+        assert_eq!(model.query.group, Group::Class);
+        model.press(Key::BackTab);
+        model.press(Key::BackTab);
+        assert_eq!(model.query.group, Group::Cgroup);
+        model.press(Key::Char('?'));
+        assert_eq!(model.over, Over::Help);
+        assert_eq!((model.press(Key::Char('q')), &model.over), (None, &Over::Nothing));
+        assert_eq!(model.press(Key::Char('q')), Some(Action::Quit));
+        model.press(Key::Char('f'));
+        assert_eq!(model.press(Key::Interrupt), Some(Action::Quit));
+    }
+
+    #[test]
+    fn the_chosen_row_is_always_on_the_screen() {
+        let rows: Vec<Row> = (0..50).map(|ino| file_row(ino, &format!("/{ino}"), 100 - ino)).collect();
+        let mut model = model_with(&rows);
+        model.visible = 10;
+        model.press(Key::End);
+        assert_eq!((model.cursor(), model.first()), (49, 40));
+        model.press(Key::PageUp);
+        assert_eq!((model.cursor(), model.first()), (39, 30));
+        model.press(Key::Home);
+        assert_eq!((model.cursor(), model.first()), (0, 0));
+    }
+
+    #[test]
+    fn history_is_of_ticks_and_pausing_stops_it() {
+        let mut model = model_with(&[file_row(1, "/a", 10)]);
+        let key = file_row(1, "/a", 0).key;
+        assert_eq!(model.history(&key).collect::<Vec<_>>(), [10 << 20]);
+        let seen = *model_with(&[file_row(1, "/a", 20)]).seen.unwrap();
+        model.take(seen.clone(), false);
+        assert_eq!(model.history(&key).len(), 1);
+        model.take(seen.clone(), true);
+        assert_eq!(model.history(&key).collect::<Vec<_>>(), [10 << 20, 20 << 20]);
+        model.press(Key::Char(' '));
+        model.take(*model_with(&[]).seen.unwrap(), true);
+        assert_eq!(model.rows().len(), 1);
+        for _ in 0..50 {
+            model.press(Key::Char(' '));
+            model.take(seen.clone(), true);
+            model.press(Key::Char(' '));
+        }
+        assert_eq!(model.history(&key).len(), HISTORY);
+    }
+
+    #[test]
+    fn a_file_is_opened_and_left() {
+        let mut model = model_with(&[file_row(1, "/a", 10)]);
+        assert!(matches!(model.press(Key::Enter), Some(Action::Map(target)) if target.label == "/a"));
+        assert_eq!(model.mapped().unwrap().label, "/a");
+        model.press(Key::Char('x'));
+        assert!(matches!(model.over, Over::Detail(_)));
+        model.press(Key::Escape);
+        assert_eq!(model.over, Over::Nothing);
+    }
+}

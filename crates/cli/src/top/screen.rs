@@ -1,0 +1,416 @@
+//! Draws the state: memory, who waits, the table, and what lies over it.
+//!
+//! Invariants: nothing of a file's name can steer the terminal; without colour every part is told by its letter or sign;
+//! below [`LEAST`] columns and rows one sentence is drawn instead. What is drawn follows from the model alone.
+//! Writing to a `String` can't fail.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use pagekeeper_observe::{CensusTick, Group, Row, RowKey, Sort, Split};
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Clear, Paragraph, Wrap};
+
+use super::detail;
+use super::figures::{cut_front, explained, figure, rate, share, size, time};
+use super::model::{HISTORY, Model, Over};
+use super::report::{heading, in_words};
+use crate::output::{self, printable_path};
+
+/// Columns and rows that are needed.
+pub(super) const LEAST: (u16, u16) = (60, 14);
+
+/// What the terminal can show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Look {
+    /// Colours are welcome.
+    pub(super) colour: bool,
+    /// Its characters are those of Unicode.
+    pub(super) unicode: bool,
+}
+
+impl Look {
+    pub(super) fn style(self, colour: Color) -> Style {
+        if self.colour { Style::new().fg(colour) } else { Style::new() }
+    }
+
+    fn mark(self) -> &'static str {
+        if self.unicode { "…" } else { "..." }
+    }
+
+    /// Signs of growing height.
+    fn heights(self) -> &'static [char] {
+        if self.unicode {
+            &['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
+        } else {
+            &['_', '.', '-', '=', '+', '*', '%', '#']
+        }
+    }
+
+    /// Signs of growing share, the first for none and the last for all.
+    pub(super) fn shades(self) -> &'static [char] {
+        if self.unicode { &['·', '░', '▒', '▓', '█'] } else { &['.', '-', '+', '*', '#'] }
+    }
+}
+
+/// A part of memory: its letter, name, colour and size.
+type Part = (char, &'static str, Color, u64);
+
+fn parts(split: &Split) -> [Part; 9] {
+    [
+        ('p', "processes", Color::Magenta, split.processes),
+        ('c', "clean", Color::Green, split.clean),
+        ('d', "dirty", Color::Red, split.dirty),
+        ('w', "writeback", Color::Yellow, split.writeback),
+        ('s', "shmem", Color::Cyan, split.shmem),
+        ('b', "buffers", Color::Blue, split.buffers),
+        ('k', "slab", Color::LightBlue, split.slab),
+        ('o', "other", Color::Gray, split.other),
+        ('.', "free", Color::DarkGray, split.free),
+    ]
+}
+
+/// Draws all.
+pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look) {
+    let area = frame.area();
+    if area.width < LEAST.0 || area.height < LEAST.1 {
+        let text = format!(
+            "the terminal is too small: it has {} columns and {} rows, and {} and {} are needed",
+            area.width, area.height, LEAST.0, LEAST.1
+        );
+        frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
+        return;
+    }
+    let Some(seen) = &model.seen else {
+        let text = format!("looking at all files: {} so far. q quits", output::count(model.walked));
+        frame.render_widget(Paragraph::new(text), area);
+        return;
+    };
+    let waits = wait_lines(&seen.tick, if area.height >= 30 { 5 } else { 1 }, look);
+    let limits = seen.tick.limits.len();
+    let heights = [5, u16::try_from(waits.len()).unwrap_or(1), 1, 0, 1];
+    let [memory, waiting, head, table, foot] = Layout::vertical([
+        Constraint::Length(heights[0]),
+        Constraint::Length(heights[1]),
+        Constraint::Length(heights[2]),
+        Constraint::Min(heights[3]),
+        Constraint::Length(heights[4]),
+    ])
+    .areas(area);
+    frame.render_widget(Paragraph::new(memory_lines(model, &seen.tick, memory.width, look)), memory);
+    frame.render_widget(Paragraph::new(waits), waiting);
+    frame.render_widget(Paragraph::new(head_line(model, head.width)), head);
+    model.visible = usize::from(table.height);
+    let rows: Vec<Line<'_>> = model
+        .rows()
+        .iter()
+        .enumerate()
+        .skip(model.first())
+        .take(model.visible)
+        .map(|(at, row)| row_line(model, row, at == model.cursor(), table.width, look))
+        .collect();
+    if rows.is_empty() {
+        frame.render_widget(Paragraph::new("no file here has pages in memory"), table);
+    } else {
+        frame.render_widget(Paragraph::new(rows), table);
+    }
+    frame.render_widget(Paragraph::new(foot_line(model, limits, look)), foot);
+    match &model.over {
+        Over::Nothing => {}
+        Over::Help => over(frame, area, help_lines(model)),
+        Over::Confirm(act, target) => {
+            let name = printable_path(Path::new(&target.label)).into_owned();
+            let room = usize::from(area.width).saturating_sub(12);
+            over(
+                frame,
+                area,
+                vec![
+                    Line::from(format!("{} {}?", act.verb(), cut_front(&name, room, look.mark()))),
+                    Line::from(format!("{} of {} are in memory", size(target.resident), size(target.size))),
+                    Line::from("y does it, any other key does not"),
+                ],
+            );
+        }
+        Over::Detail(key) => {
+            let row = model.rows().iter().find(|row| row.key == *key);
+            over(frame, area, detail::lines(model, row, area, look));
+        }
+    }
+}
+
+/// Something over the table, with a frame of blanks and lines.
+fn over(frame: &mut Frame<'_>, area: Rect, lines: Vec<Line<'_>>) {
+    let width = lines.iter().map(Line::width).max().unwrap_or(0);
+    let width = u16::try_from(width + 4).unwrap_or(u16::MAX).min(area.width);
+    let height = u16::try_from(lines.len() + 2).unwrap_or(u16::MAX).min(area.height);
+    let place = Rect { x: (area.width - width) / 2, y: (area.height - height) / 2, width, height };
+    frame.render_widget(Clear, place);
+    let rule = Line::from("-".repeat(usize::from(width)));
+    let indented = lines.into_iter().map(|line| {
+        let mut spans = vec![Span::raw("  ")];
+        spans.extend(line.spans);
+        Line::from(spans)
+    });
+    let framed: Vec<Line<'_>> = std::iter::once(rule.clone()).chain(indented).collect();
+    frame.render_widget(Paragraph::new(framed), place);
+    // Below whatever fitted.
+    let last = Rect { y: place.y + height - 1, height: 1, ..place };
+    frame.render_widget(Clear, last);
+    frame.render_widget(Paragraph::new(rule), last);
+}
+
+fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, look: Look) -> Vec<Line<'a>> {
+    let split = &tick.split;
+    let parts = parts(split);
+    let title = format!(
+        "pagekeeper top  memory {}, every {}{}",
+        size(split.total),
+        time(model.interval),
+        if model.paused { "  STOPPED: space goes on" } else { "" }
+    );
+    let legend = |parts: &[Part]| {
+        let mut spans = Vec::new();
+        for (letter, name, colour, bytes) in parts {
+            spans.push(Span::styled(format!("{letter}"), look.style(*colour).add_modifier(Modifier::BOLD)));
+            spans.push(Span::raw(format!(" {name} {}  ", figure(Some(*bytes)))));
+        }
+        spans
+    };
+    let mut second = legend(&parts[5..]);
+    second.push(Span::raw(format!("(low {} min {})", size(tick.watermarks.low), size(tick.watermarks.min))));
+    vec![
+        Line::styled(title, Style::new().add_modifier(Modifier::BOLD)),
+        bar(&parts, split.total, width, look),
+        Line::from(legend(&parts[..5])),
+        Line::from(second),
+        Line::from(format!(
+            "{}; {} of {}",
+            explained(&tick.explained),
+            output::count(tick.files_in_memory),
+            output::files(tick.files)
+        )),
+    ]
+}
+
+/// Memory as one bar; every part that is there has a column at least, if there is room.
+fn bar<'a>(parts: &[Part], total: u64, width: u16, look: Look) -> Line<'a> {
+    let width = u64::from(width).saturating_sub(2);
+    let columns = |bytes: u64| if bytes == 0 { 0 } else { (bytes * width / total.max(1)).max(1) };
+    let mut spans = vec![Span::raw("[")];
+    let mut left = width;
+    for (at, (letter, _, colour, bytes)) in parts.iter().enumerate() {
+        let last = at + 1 == parts.len();
+        let wanted = if last { left } else { columns(*bytes).min(left) };
+        left -= wanted;
+        let text = String::from(*letter).repeat(usize::try_from(wanted).unwrap_or(0));
+        spans.push(Span::styled(text, look.style(*colour)));
+    }
+    spans.push(Span::raw("]"));
+    Line::from(spans)
+}
+
+/// Who is paused for dirty pages, and who has to reclaim memory.
+fn wait_lines<'a>(tick: &CensusTick, most: usize, look: Look) -> Vec<Line<'a>> {
+    let (Some(pauses), Some(stalls)) = (&tick.pauses, &tick.reclaim) else {
+        return vec![Line::from("who is paused or has to reclaim is not seen without tracing")];
+    };
+    let of_time = |length: std::time::Duration| {
+        format!("{:.0} %", length.as_secs_f64() / tick.period.as_secs_f64().max(1e-3) * 100.0)
+    };
+    let mut words: Vec<String> = pauses
+        .iter()
+        .map(|paused| {
+            format!(
+                "{} {} paused {} of the time for dirty pages of {}",
+                paused.task.name,
+                paused.task.process,
+                of_time(paused.pauses.total()),
+                paused.device
+            )
+        })
+        .collect();
+    words.extend(stalls.iter().map(|stalled| {
+        format!(
+            "{} {} reclaimed {} itself, {} of the time",
+            stalled.task.name,
+            stalled.task.process,
+            size(stalled.reclaimed),
+            of_time(stalled.stalls.total())
+        )
+    }));
+    if words.is_empty() {
+        return vec![Line::from("nobody is paused for dirty pages or has to reclaim memory")];
+    }
+    let more = words.len().saturating_sub(most);
+    words.truncate(most);
+    if more > 0
+        && let Some(last) = words.last_mut()
+    {
+        let _ = write!(last, "; {more} more");
+    }
+    words
+        .into_iter()
+        .map(|text| {
+            let text = printable_path(Path::new(&text)).into_owned();
+            Line::styled(text, look.style(Color::Red))
+        })
+        .collect()
+}
+
+/// Columns of the table before the name: resident, growth, dirty, evicted, history.
+const FIGURES: usize = 9 + 7 + 7 + 8 + HISTORY + 2;
+
+/// Wide screens show who has the file, too.
+fn owner_columns(width: u16) -> usize {
+    if width >= 100 { 18 } else { 0 }
+}
+
+fn head_line<'a>(model: &Model, width: u16) -> Line<'a> {
+    let sorted =
+        |sort: Sort, name: &str| if model.query.sort == sort { format!("{name}*") } else { name.to_owned() };
+    let mut text = format!(
+        "{:>8} {:>6} {:>6} {:>7} {:<history$} ",
+        sorted(Sort::Resident, "RESIDNT"),
+        sorted(Sort::Growth, "+/S"),
+        sorted(Sort::Dirty, "DIRTY"),
+        sorted(Sort::Evicted, "EVICTED"),
+        "TREND",
+        history = HISTORY + 1,
+    );
+    let owner = owner_columns(width);
+    if owner > 0 {
+        let who = if model.query.group == Group::File { "WHO" } else { "FILES" };
+        let _ = write!(text, "{who:<owner$}");
+    }
+    text.push_str(heading(model.query.group));
+    if !model.query.filter.is_empty() {
+        let _ = write!(text, " with \"{}\"", model.query.filter);
+    }
+    let matching = model.seen.as_ref().map_or(0, |seen| seen.rows.matching);
+    let _ = write!(text, " ({})", output::count(matching as u64));
+    let text = printable_path(Path::new(&text)).into_owned();
+    Line::styled(
+        format!("{text:<width$}", width = usize::from(width)),
+        Style::new().add_modifier(Modifier::REVERSED),
+    )
+}
+
+fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, look: Look) -> Line<'a> {
+    let unwritten = row.dirty.zip(row.writeback).map(|(dirty, writeback)| dirty + writeback);
+    let growth = match row.growth {
+        0 => Style::new(),
+        1.. => look.style(Color::Green),
+        _ => look.style(Color::Yellow),
+    };
+    let dirty = if unwritten.unwrap_or(0) > 0 { look.style(Color::Red) } else { Style::new() };
+    let owner = owner_columns(width);
+    let mut spans = vec![
+        Span::raw(format!("{}{:>7} ", if chosen { ">" } else { " " }, size(row.resident))),
+        Span::styled(format!("{:>6} ", rate(row.growth)), growth),
+        Span::styled(format!("{:>6} ", figure(unwritten)), dirty),
+        Span::raw(format!("{:>7} ", figure(row.evicted))),
+        Span::styled(
+            format!("{:<history$} ", trend(model, &row.key, look), history = HISTORY + 1),
+            look.style(Color::Cyan),
+        ),
+    ];
+    if owner > 0 {
+        let who = match (row.owners.first(), model.query.group) {
+            (Some(owner), Group::File) => format!("{} {}", owner.name, owner.pid),
+            (None, Group::File) => "-".to_owned(),
+            _ => output::count(row.files),
+        };
+        let who: String = printable_path(Path::new(&who)).chars().take(owner - 1).collect();
+        spans.push(Span::raw(format!("{who:<owner$}")));
+    }
+    let mut name = printable_path(Path::new(&row.label)).into_owned();
+    if row.deleted {
+        name.push_str(" (deleted)");
+    }
+    if let Some(class) = row.class {
+        let _ = write!(name, " [{class}]");
+    }
+    let room = usize::from(width).saturating_sub(FIGURES + owner);
+    spans.push(Span::raw(format!("{:<room$}", cut_front(&name, room, look.mark()))));
+    let line = Line::from(spans);
+    if chosen { line.style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED)) } else { line }
+}
+
+/// What was resident in the last ticks, between its least and its most.
+fn trend(model: &Model, key: &RowKey, look: Look) -> String {
+    let history = model.history(key);
+    let skipped = history.len().saturating_sub(HISTORY);
+    let values: Vec<u64> = history.skip(skipped).collect();
+    let (least, most) =
+        (values.iter().min().copied().unwrap_or(0), values.iter().max().copied().unwrap_or(0));
+    let heights = look.heights();
+    let height = |value: u64| {
+        let at =
+            if most == least { 0 } else { (value - least) * (heights.len() as u64 - 1) / (most - least) };
+        heights[usize::try_from(at).unwrap_or(0)]
+    };
+    values.into_iter().map(height).collect()
+}
+
+fn foot_line<'a>(model: &Model, limits: usize, look: Look) -> Line<'a> {
+    if model.typing() {
+        let text = format!("filter: {}_   Enter keeps it, Esc takes it back", model.query.filter);
+        return Line::from(printable_path(Path::new(&text)).into_owned());
+    }
+    if let Some(message) = model.message() {
+        return Line::styled(printable_path(Path::new(message)).into_owned(), look.style(Color::Yellow));
+    }
+    let keys = if limits > 0 {
+        format!("? help ({limits} unseen)  q quit  s sort  f filter  Tab group  e evict  w warm")
+    } else {
+        "? help  q quit  s sort  f filter  Tab group  Enter map  e evict  w warm".to_owned()
+    };
+    Line::from(keys)
+}
+
+fn help_lines<'a>(model: &Model) -> Vec<Line<'a>> {
+    let mut lines: Vec<Line<'a>> = [
+        "Up Down PgUp PgDn Home End   choose a row",
+        "Enter   which parts of the file are resident, and who has it",
+        "r g d v   sort by resident, growth, dirty, evicted; s the next",
+        "Tab   group by file, class, process, control group",
+        "f   filter by a part of the path; Esc takes it back",
+        "e w   evict or warm the chosen file, after a y",
+        "space   stop and go on        q   quit",
+        "",
+        "RESIDENT in memory; +/S how that grows a second; DIRTY changed and",
+        "not yet on disk; EVICTED taken by the kernel under memory pressure.",
+    ]
+    .into_iter()
+    .map(Line::from)
+    .collect();
+    let limits = model.seen.iter().flat_map(|seen| &seen.tick.limits);
+    for limit in limits {
+        let text = printable_path(Path::new(&in_words(limit))).into_owned();
+        lines.extend(wrapped(&text, 68).into_iter().map(Line::from));
+    }
+    lines
+}
+
+/// Text in lines of a width.
+pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// A share as text.
+pub(super) fn percent(part: u64, whole: u64) -> String {
+    format!("{:.0} %", share(part, whole))
+}
