@@ -9,11 +9,14 @@ cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
 scripts/packages.sh \
-    "the tests against MariaDB (they skip without): mariadb-server mariadb-client mariadb-backup sysbench" \
+    "the tests against MariaDB (they skip without): mariadb-server mariadb-client mariadb-backup mariadb-plugin-rocksdb sysbench" \
     "the tests against vmtouch, fincore and fio (they skip without): vmtouch util-linux-extra fio" \
     "the tests on XFS and btrfs images (they skip without): xfsprogs btrfs-progs" \
     "the tests against PostgreSQL (they skip without): postgresql" \
     "the tests against RocksDB (they skip without): rocksdb-tools" \
+    "the tests of programs under run (they skip without): tar rsync git sqlite3" \
+    "the tests of metrics (they skip without): prometheus chromium" \
+    "the tests of the screen (they skip without): tmux" \
     "the tests of the man pages (they skip without): man-db"
 if [ "$(id -u)" -eq 0 ]; then
     export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
@@ -26,8 +29,58 @@ scripts/lint.sh
 # The same random cases each time, so that a change is judged by itself; PROPTEST_RNG_SEED=N gives others.
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+# Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side. What watches the
+# whole machine, or lowers its dirty limits, goes alone after them.
+stories=() alone=() crates=(--lib --bins)
+for test in tests/*.rs; do
+    name=$(basename "$test" .rs)
+    case $name in
+        doctor_* | guard_streams | probe) alone+=(--test "$name") ;;
+        *) stories+=(--test "$name") ;;
+    esac
+done
+for test in {crates/*,bench}/tests/{*.rs,*/main.rs}; do
+    [ -e "$test" ] || continue
+    test=${test%/main.rs}
+    crates+=(--test "$(basename "$test" .rs)")
+done
+
+logs=$(mktemp --directory)
+beside=
+end() {
+    if [ -n "$beside" ]; then
+        kill "$beside" 2>/dev/null || true
+        cat "$logs/crates"
+    fi
+    rm -rf "$logs"
+}
+trap end EXIT
+trap 'exit 1' INT TERM
+
+tests() {
+    "$cargo" test --workspace --no-fail-fast "$@" -- --show-output 2>&1
+}
+
+"$cargo" test --workspace --no-run 2>&1 | tee "$logs/built"
+
 status=0
-"$cargo" test --workspace --no-fail-fast -- --show-output 2>&1 | tee "$log" || status=$?
-scripts/count-tests.sh "$log" "$status"
+{
+    crates_status=0
+    tests "${crates[@]}" || crates_status=$?
+    tests --doc || crates_status=$?
+    exit "$crates_status"
+} >"$logs/crates" &
+beside=$!
+tests "${stories[@]}" | tee "$logs/stories" || status=$?
+wait "$beside" || status=$?
+beside=
+cat "$logs/crates"
+tests "${alone[@]}" | tee "$logs/alone" || status=$?
+
+cat "$logs"/{stories,crates,alone} >"$logs/all"
+built=$(grep --count '^ *Executable ' "$logs/built") run=$(grep --count '^ *Running ' "$logs/all")
+if [ "$built" != "$run" ]; then
+    echo "$built test programs were built, but $run were run: scripts/test.sh does not know them all" >&2
+    status=1
+fi
+scripts/count-tests.sh "$logs/all" "$status"

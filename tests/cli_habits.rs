@@ -14,8 +14,20 @@ use support::command::{Outcome, finish, pagekeeper, program, run};
 use support::{MIB, scratch};
 
 /// Commands that take paths or do something; each has its help and its man page.
-const COMMANDS: [&str; 9] =
-    ["stat", "evict", "warm", "snapshot", "guard", "store", "demo", "completions", "man"];
+const COMMANDS: [&str; 12] = [
+    "stat",
+    "evict",
+    "warm",
+    "snapshot",
+    "guard",
+    "run",
+    "doctor",
+    "probe",
+    "store",
+    "demo",
+    "completions",
+    "man",
+];
 
 #[test]
 fn help_and_version() {

@@ -104,6 +104,14 @@ impl Server {
         self.wait_until_ready();
     }
 
+    /// Stops the server as its operator does, and starts it on the same data with other options.
+    pub(crate) fn restart_with(&mut self, options: Options) {
+        self.signal(rustix::process::Signal::TERM);
+        self.child.wait().expect("wait for the server");
+        self.options = options;
+        self.restart();
+    }
+
     /// Stops every thread of the process (SIGSTOP): a peer that hangs, its connections still open.
     pub(crate) fn freeze(&self) {
         self.signal(rustix::process::Signal::STOP);

@@ -7,16 +7,24 @@
 #![allow(dead_code)]
 
 pub(crate) mod command;
+pub(crate) mod configured;
 pub(crate) mod container;
 pub(crate) mod guard;
 pub(crate) mod logs;
 pub(crate) mod loop_images;
 pub(crate) mod mariadb;
+pub(crate) mod mariadb_test;
+pub(crate) mod memory_group;
 pub(crate) mod mysql;
 pub(crate) mod postgresql;
+pub(crate) mod prometheus;
 pub(crate) mod rocksdb;
+pub(crate) mod shim;
+pub(crate) mod slow_disk;
 pub(crate) mod sysbench;
+pub(crate) mod tmux;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -139,5 +147,17 @@ pub(crate) fn wait_until_resident_below(files: &[PathBuf], limit: u64, deadline:
             "{resident} bytes are still resident after {deadline:?}, not under {limit}"
         );
         std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// A program started by another with its arguments, where one is given.
+pub(crate) fn started_by(starter: &[OsString], program: &str) -> Command {
+    match starter {
+        [] => Command::new(program),
+        [first, rest @ ..] => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
     }
 }

@@ -3,8 +3,10 @@
 //! Invariants: segments are of 16 MiB, as by default, and so few that they are recycled often; all commits are synced; no
 //! process outlives its handle.
 
+use super::memory_group::MemoryGroup;
 use super::{MIB, eventually};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -35,45 +37,83 @@ fn program(name: &str) -> PathBuf {
 /// A running server.
 pub(crate) struct Server {
     home: PathBuf,
+    /// Programs that start others, with their arguments: what the server's own are started by.
+    starter: Vec<OsString>,
     child: Child,
 }
 
 impl Server {
     /// Makes a data directory under `parent`, starts a server on it and fills a table.
     pub(crate) fn start(parent: &Path) -> Self {
+        Self::start_by(parent, Vec::new())
+    }
+
+    /// The same with `initdb` and the server started by another program, such as `pagekeeper run --`.
+    pub(crate) fn start_by(parent: &Path, starter: Vec<OsString>) -> Self {
         let home = parent.join("postgresql");
         std::fs::create_dir(&home).expect("make the server's directory");
         let owned = Command::new("chown").arg("postgres:").arg(&home).status().expect("run chown");
         assert!(owned.success(), "there is no user postgres");
         finish(
-            as_owner("initdb")
+            as_owner("initdb", &starter)
                 .args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "--pgdata"])
                 .arg(home.join("data")),
         );
-        let log = std::fs::File::create(home.join("log")).expect("make a file");
-        let wal = WAL_BYTES / MIB;
-        let child = as_owner("postgres")
-            .arg("-D")
-            .arg(home.join("data"))
-            .arg("-k")
-            .arg(&home)
-            .args(["-c", "listen_addresses=", "-c", "shared_buffers=64MB", "-c", "autovacuum=off"])
-            .args(["-c", "wal_level=replica", "-c", "wal_sender_timeout=0"])
-            .args(["-c", &format!("max_wal_size={wal}MB"), "-c", &format!("min_wal_size={wal}MB")])
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a second handle"))
-            .stderr(log)
-            .spawn()
-            .expect("start postgres");
-        let mut server = Self { home, child };
-        eventually("the server answers", DEADLINE, || {
-            let ended = server.child.try_wait().expect("wait for the server");
-            let log = || std::fs::read_to_string(server.home.join("log")).unwrap_or_default();
-            assert!(ended.is_none(), "postgres ended: {ended:?}: {}", log());
-            server.try_query("SELECT 1").ok()
-        });
+        let child = serve(&home, &starter);
+        let mut server = Self { home, starter, child };
+        server.wait_until_ready();
         finish(server.client("pgbench").args(["--initialize", "--quiet", "--scale=5", "postgres"]));
         server
+    }
+
+    /// Ends the first process by SIGKILL, as a crash does, and starts the server again on what is there.
+    pub(crate) fn crash(&mut self) {
+        self.child.kill().expect("kill the server");
+        self.child.wait().expect("wait for the server");
+        // Its children end when they notice; a new server waits for none of them, but refuses to start beside them.
+        eventually("a crashed server is up again", DEADLINE, || {
+            self.child = serve(&self.home, &self.starter);
+            std::thread::sleep(Duration::from_millis(500));
+            self.child.try_wait().expect("wait for the server").is_none().then_some(())
+        });
+        self.wait_until_ready();
+    }
+
+    fn wait_until_ready(&mut self) {
+        eventually("the server answers", DEADLINE, || {
+            let ended = self.child.try_wait().expect("wait for the server");
+            let log = || std::fs::read_to_string(self.home.join("log")).unwrap_or_default();
+            assert!(ended.is_none(), "postgres ended: {ended:?}: {}", log());
+            self.try_query("SELECT 1").ok()
+        });
+    }
+
+    /// Has `pg_amcheck` look at every table and index; panics with what it finds.
+    pub(crate) fn check(&self) {
+        self.query("CREATE EXTENSION IF NOT EXISTS amcheck");
+        finish(self.client("pg_amcheck").args(["--heapallindexed", "--parent-check", "postgres"]));
+    }
+
+    /// A load of `pgbench`, or what else it does; to be started.
+    pub(crate) fn pgbench(&self, arguments: &[&str]) -> Command {
+        let mut command = self.client("pgbench");
+        command.args(arguments).arg("postgres");
+        command
+    }
+
+    /// Makes the tables of `pgbench` at this scale, with all that the server brings in from now on in a memory cgroup, and
+    /// has two clients read them.
+    pub(crate) fn read_in(&self, group: &MemoryGroup, scale: &str) -> Load {
+        // Its children to come are in the group, too: it is they who bring the table in.
+        for pid in self.device_bytes_read().keys() {
+            group.add(*pid);
+        }
+        let made = self.pgbench(&["--initialize", "--quiet", scale]).output().expect("start pgbench");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        self.query("CHECKPOINT");
+        let mut load = self.pgbench(&["--no-vacuum", "--select-only", "--client=2", "--time=600"]);
+        let load = load.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Load(load.spawn().expect("start pgbench"))
     }
 
     /// Process id of the server's first process.
@@ -262,9 +302,28 @@ fn segments_in(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// A program of the server's that must not run as root.
-fn as_owner(name: &str) -> Command {
-    let mut command = Command::new("setpriv");
+/// Starts a server on a data directory that is there.
+fn serve(home: &Path, starter: &[OsString]) -> Child {
+    let log = std::fs::File::options().create(true).append(true).open(home.join("log")).expect("make a file");
+    let wal = WAL_BYTES / MIB;
+    as_owner("postgres", starter)
+        .arg("-D")
+        .arg(home.join("data"))
+        .arg("-k")
+        .arg(home)
+        .args(["-c", "listen_addresses=", "-c", "shared_buffers=64MB", "-c", "autovacuum=off"])
+        .args(["-c", "wal_level=replica", "-c", "wal_sender_timeout=0"])
+        .args(["-c", &format!("max_wal_size={wal}MB"), "-c", &format!("min_wal_size={wal}MB")])
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("a second handle"))
+        .stderr(log)
+        .spawn()
+        .expect("start postgres")
+}
+
+/// A program of the server's that must not run as root, started by another where one is given.
+fn as_owner(name: &str, starter: &[OsString]) -> Command {
+    let mut command = super::started_by(starter, "setpriv");
     command
         .args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--pdeathsig=KILL", "--"])
         .arg(program(name));
@@ -274,4 +333,15 @@ fn as_owner(name: &str) -> Command {
 fn finish(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A load that goes on until it is dropped.
+pub(crate) struct Load(Child);
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

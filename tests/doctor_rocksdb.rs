@@ -1,0 +1,147 @@
+//! The doctor beside a real `RocksDB` whose writer is paused for dirty pages: found, mended, gone.
+//!
+//! Needs root and Debian's rocksdb-tools; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Skips in any case on a host without the blkio controller of cgroup version 1. The limits on dirty pages are the whole machine's: they are low while a
+//! load runs, some ten seconds each, and put back whatever happens.
+
+mod support;
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use support::MIB;
+use support::command::run;
+use support::slow_disk::{LowLimits, PROGRAMS, SlowDisk};
+
+/// Bytes a second that the disk writes, and that are put. Each byte is written to the log, to a table, and by merging once
+/// or twice more: far more than the disk takes.
+const DISK_RATE: u64 = 40_000_000;
+const PUT_RATE: u64 = 25_000_000;
+/// Where background writeback begins, and where writers wait.
+const LIMITS: (u64, u64) = (16 * MIB, 32 * MIB);
+const WATCH: &str = "6s";
+/// Other programs write on this machine, too: it may take another try to see a mended database undisturbed.
+const TRIES: usize = 3;
+
+/// A running `db_bench`, that does not outlive its handle.
+struct Load(Child);
+
+impl Load {
+    /// Puts at a limited rate with an unsynced log; only the rate limits it, not the levels.
+    fn start(database: &Path, output: &Path, more: &[&str]) -> Self {
+        let output = std::fs::File::create(output).expect("make a file");
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig=KILL", "--", "db_bench", "--benchmarks=fillrandom", "--value_size=1000"])
+            .args(["--num=1000000000", "--duration=120", "--compression_type=none"])
+            .arg(format!("--benchmark_write_rate_limit={PUT_RATE}"))
+            .args(["--write_buffer_size=33554432", "--max_write_buffer_number=20"])
+            .args(["--level0_file_num_compaction_trigger=4", "--level0_slowdown_writes_trigger=1000"])
+            .args(["--level0_stop_writes_trigger=1000", "--max_background_jobs=4"])
+            .args(["--target_file_size_base=33554432", "--max_bytes_for_level_base=134217728"])
+            .arg(format!("--db={}", database.display()))
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().expect("a second handle"))
+            .stderr(output)
+            .spawn()
+            .expect("start db_bench");
+        let mut load = Self(child);
+        let io = PathBuf::from(format!("/proc/{}/io", load.0.id()));
+        support::eventually("db_bench puts", Duration::from_secs(60), || {
+            let ended = load.0.try_wait().expect("wait for db_bench");
+            assert!(ended.is_none(), "db_bench ended by itself: {ended:?}");
+            // The first tables have been written.
+            (support::io_counter(&io, "wchar") > 64 * MIB).then_some(())
+        });
+        load
+    }
+
+    fn examine(&self) -> Value {
+        let pid = self.0.id().to_string();
+        let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH, "--json"]);
+        assert_eq!(outcome.code, 0, "{outcome:?}");
+        outcome.json()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn find<'a>(report: &'a Value, kind: &str) -> Option<&'a Value> {
+    report["findings"].as_array().expect("findings").iter().find(|finding| finding["kind"] == kind)
+}
+
+/// Runs a load on an empty database, looks at it, and takes all away again.
+fn with_load<T>(disk: &SlowDisk, more: &[&str], look: impl FnOnce(&Load) -> T) -> T {
+    let database = disk.path().join("database");
+    let limits = LowLimits::new(LIMITS.0, LIMITS.1);
+    let load = Load::start(&database, &disk.path().with_extension("out"), more);
+    let seen = look(&load);
+    drop(load);
+    drop(limits);
+    std::fs::remove_dir_all(&database).expect("remove the database");
+    seen
+}
+
+#[test]
+fn a_writer_that_waits_for_the_pages_of_compaction() {
+    let programs: Vec<&str> = [&PROGRAMS[..], &["db_bench", "setpriv"]].concat();
+    let test = "RocksDB on a slow disk";
+    if !support::can_run(test, &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let Some(disk) = SlowDisk::new(test, 4 << 30, DISK_RATE) else { return };
+
+    let report = with_load(&disk, &[], Load::examine);
+    let paused = find(&report, "writers-paused").unwrap_or_else(|| panic!("not found: {report:#}"));
+    assert_eq!(paused["severity"], "serious", "{paused:#}");
+    let writer = &paused["evidence"][0]["figures"];
+    assert_eq!(writer["task"], "db_bench", "{paused:#}");
+    assert_eq!(writer["background"], false);
+    assert_eq!(writer["device"], disk.device());
+    assert!(writer["pauses"].as_u64() > Some(0) && writer["paused_seconds"].as_f64() > Some(0.0));
+    let evidence = |name: &str| {
+        let all = paused["evidence"].as_array().expect("evidence");
+        all.iter().map(|one| &one["figures"][name]).find(|figure| !figure.is_null()).cloned()
+    };
+    assert!(evidence("over_bytes").is_some_and(|over| over.as_u64() > Some(0)), "{paused:#}");
+    assert_eq!(evidence("limit_bytes"), Some(LIMITS.1.into()), "{paused:#}");
+    let owners = evidence("shares").expect("whose pages they were");
+    assert!(owners[0]["owner"].as_str().is_some_and(|owner| owner.contains("db_bench")), "{owners:#}");
+    assert!(
+        owners.as_array().expect("shares").iter().any(|share| share["class"] == "data"),
+        "tables are among what was written: {owners:#}"
+    );
+    let direct = "use_direct_io_for_flush_and_compaction";
+    let mends = paused["mends"].as_array().expect("mends");
+    assert!(
+        mends.iter().any(|mend| mend["act"].as_str().is_some_and(|act| act.starts_with(direct))),
+        "{paused:#}"
+    );
+    let together = find(&report, "shared-device").unwrap_or_else(|| panic!("not found: {report:#}"));
+    assert_eq!(together["evidence"][0]["figures"]["device"], disk.device());
+    let limits = find(&report, "dirty-limits").unwrap_or_else(|| panic!("not found: {report:#}"));
+    let forms = &limits["evidence"][0]["figures"];
+    assert_eq!(forms["limit_bytes"], LIMITS.1, "{limits:#}");
+    assert!(
+        limits["mends"][0]["act"].as_str().is_some_and(|act| act.starts_with("sysctl -w vm.dirty_bytes=")),
+        "{limits:#}"
+    );
+
+    // The mend that it names.
+    let mended = || {
+        let option = format!("--{direct}=true");
+        let report = with_load(&disk, &[&option], Load::examine);
+        let left = ["writers-paused", "shared-device"].map(|kind| find(&report, kind).cloned());
+        if left.iter().all(Option::is_none) { Ok(()) } else { Err(left) }
+    };
+    let tries: Vec<_> = (0..TRIES).map_while(|_| mended().err()).collect();
+    assert!(tries.len() < TRIES, "it still waits: {:#?}", tries.last());
+}

@@ -1,0 +1,256 @@
+//! Settings as `pagekeeper doctor` reads them from real servers' own files, the mends that it names, and what it says
+//! after a restart.
+
+mod support;
+
+use serde_json::Value;
+use std::path::Path;
+use std::time::Duration;
+use support::command::run;
+use support::configured::{DbBench, MARIADB, MariaDb, PostgreSql, postgresql};
+use support::{MIB, alone, can_run, eventually, scratch};
+
+/// What the doctor says of a process.
+fn doctor(pid: u32, more: &[&str]) -> Value {
+    let pid = pid.to_string();
+    let mut arguments = vec!["doctor", "--pid", &pid, "--watch", "200ms", "--json"];
+    arguments.extend(more);
+    let outcome = run(&arguments);
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    outcome.json()
+}
+
+/// Its findings of one kind.
+fn findings(told: &Value, kind: &str) -> Vec<Value> {
+    let all = told["findings"].as_array().expect("a list");
+    all.iter().filter(|finding| finding["kind"] == kind).cloned().collect()
+}
+
+/// The evidence of all findings about settings, by the setting.
+fn evidence(told: &Value, setting: &str) -> Option<Value> {
+    let found = findings(told, "setting");
+    let mut all = found.iter().flat_map(|finding| finding["evidence"].as_array().expect("a list"));
+    all.find(|evidence| evidence["figures"]["setting"] == setting).map(|evidence| evidence["figures"].clone())
+}
+
+/// The settings that findings of a kind name as their mends.
+fn acts(told: &Value, kind: &str) -> Vec<String> {
+    let found = findings(told, kind);
+    let mends = found.iter().flat_map(|finding| finding["mends"].as_array().expect("a list"));
+    mends
+        .filter(|mend| mend["kind"] == "setting")
+        .map(|mend| mend["act"].as_str().expect("text").to_owned())
+        .collect()
+}
+
+fn write(path: &Path, text: &str) {
+    std::fs::write(path, text).expect("write settings");
+}
+
+#[test]
+fn mariadbs_buffered_files_are_told_with_the_line_and_mended() {
+    let _alone = alone();
+    if !can_run("doctor on MariaDB's settings", &MARIADB) {
+        return;
+    }
+    let scratch = scratch();
+    let mut server = MariaDb::start(
+        scratch.path(),
+        "# of the test\n[mariadb]\nloose-innodb-flush-method = fsync # slow\ninnodb-log-file-buffering\n",
+    );
+    let told = doctor(server.pid(), &[]);
+    let file = server.settings();
+    let method = evidence(&told, "innodb_flush_method").expect("reported");
+    assert_eq!(method["value"], "fsync");
+    assert_eq!((method["file"].as_str(), method["line"].as_u64()), (file.to_str(), Some(3)));
+    let buffering = evidence(&told, "innodb_log_file_buffering").expect("reported");
+    assert_eq!((buffering["value"].as_str(), buffering["line"].as_u64()), (Some("ON"), Some(4)));
+    let read = told["looked_at"]["databases"][0]["settings_from"].as_array().expect("a list").len();
+    assert_eq!(read, 2, "{}", told["looked_at"]);
+
+    let mends = acts(&told, "setting");
+    assert_eq!(mends, ["innodb_flush_method=O_DIRECT", "innodb_log_file_buffering=OFF"]);
+    write(&file, &format!("[mariadb]\n{}\n", mends.join("\n")));
+    server.restart();
+    assert_eq!(server.query("SELECT @@innodb_flush_method, @@innodb_log_file_buffering"), "O_DIRECT\t0");
+    assert_eq!(findings(&doctor(server.pid(), &[]), "setting"), [Value::Null; 0]);
+
+    // What it does beats what its file says; a file that was changed since is told.
+    write(&file, "[mariadb]\ninnodb_flush_method=fsync\n");
+    filetime_later(&file);
+    let told = doctor(server.pid(), &[]);
+    assert_eq!(findings(&told, "setting"), [Value::Null; 0]);
+    let unread = told["looked_at"]["databases"][0]["settings_unread"].to_string();
+    assert!(unread.contains("changed after the server started"), "{unread}");
+}
+
+/// Sets a file's time clearly after its server's start.
+fn filetime_later(path: &Path) {
+    let file = std::fs::File::options().write(true).open(path).expect("open settings");
+    file.set_modified(std::time::SystemTime::now() + Duration::from_secs(5)).expect("set a time");
+}
+
+#[test]
+fn myrocks_options_in_force_are_told_and_mended() {
+    let _alone = alone();
+    let plugin = Path::new("/usr/lib/mysql/plugin/ha_rocksdb.so");
+    if !can_run("doctor on MyRocks' settings", &MARIADB) {
+        return;
+    }
+    if !plugin.exists() {
+        println!("SKIPPED: doctor on MyRocks' settings needs mariadb-plugin-rocksdb.");
+        return;
+    }
+    let scratch = scratch();
+    let settings = "[mysqld]\nplugin-load-add=ha_rocksdb\n";
+    let mut server = MariaDb::start(scratch.path(), settings);
+    let told = doctor(server.pid(), &[]);
+    let direct = evidence(&told, "rocksdb_use_direct_io_for_flush_and_compaction").expect("reported");
+    assert_eq!(direct["value"], "false");
+    let file = direct["file"].as_str().expect("a file");
+    let line = usize::try_from(direct["line"].as_u64().expect("a line")).expect("small");
+    let text = std::fs::read_to_string(file).expect("read the options");
+    assert_eq!(
+        text.lines().nth(line - 1).map(str::trim),
+        Some("use_direct_io_for_flush_and_compaction=false")
+    );
+
+    let mends = acts(&told, "setting");
+    assert_eq!(mends.len(), 3, "{mends:?}");
+    write(&server.settings(), &format!("{settings}{}\n", mends.join("\n")));
+    server.restart();
+    assert_eq!(server.query("SELECT @@rocksdb_use_direct_io_for_flush_and_compaction"), "1");
+    assert_eq!(findings(&doctor(server.pid(), &[]), "setting"), [Value::Null; 0]);
+}
+
+#[test]
+fn rocksdbs_options_are_told_and_mended() {
+    let _alone = alone();
+    if !can_run("doctor on RocksDB's settings", &["db_bench", "setpriv"]) {
+        return;
+    }
+    let scratch = scratch();
+    let bench = DbBench::start(scratch.path(), "  bytes_per_sync=0", "", MIB);
+    let told = doctor(bench.pid(), &[]);
+    let synced = evidence(&told, "bytes_per_sync").expect("reported");
+    assert_eq!(synced["value"], "0");
+    assert!(synced["file"].as_str().expect("a file").contains("/OPTIONS-"), "{synced}");
+    let mends = acts(&told, "setting");
+    assert_eq!(mends[0], "use_direct_io_for_flush_and_compaction=true");
+    drop(bench);
+
+    let bench = DbBench::start(scratch.path(), &format!("  {}", mends.join("\n  ")), "", MIB);
+    assert_eq!(findings(&doctor(bench.pid(), &[]), "setting"), [Value::Null; 0]);
+}
+
+#[test]
+fn rocksdbs_long_recovery_is_told_and_gone_with_its_mend() {
+    let _alone = alone();
+    if !can_run("doctor on RocksDB's recovery", &["db_bench", "setpriv"]) {
+        return;
+    }
+    let scratch = scratch();
+    let (long, short) = (scratch.path().join("long"), scratch.path().join("short"));
+    std::fs::create_dir(&long).expect("make a directory");
+    std::fs::create_dir(&short).expect("make a directory");
+    let bench = DbBench::start(&long, "", "  write_buffer_size=2147483648", 400 * MIB);
+    eventually("600 MiB of WAL", Duration::from_secs(60), || (bench.wal() > 600 * MIB).then_some(()));
+    let told = doctor(bench.pid(), &[]);
+    let found = findings(&told, "long-recovery");
+    assert_eq!(found.len(), 1, "{told}");
+    let figures = &found[0]["evidence"][0]["figures"];
+    assert!(figures["journal_bytes"].as_u64() >= Some(512 * MIB), "{figures}");
+    assert_eq!(figures["exact"], false);
+    let mends = acts(&told, "long-recovery");
+    assert_eq!(mends, ["max_total_wal_size=268435456", "write_buffer_size=67108864"]);
+    drop(bench);
+
+    let bench = DbBench::start(&short, &format!("  {}", mends[0]), &format!("  {}", mends[1]), 400 * MIB);
+    eventually("as many tables", Duration::from_secs(60), || (bench.tables() > 400 * MIB).then_some(()));
+    assert_eq!(findings(&doctor(bench.pid(), &[]), "long-recovery"), [Value::Null; 0]);
+}
+
+#[test]
+fn postgresqls_settings_are_told_with_the_line_and_mended() {
+    let _alone = alone();
+    let programs = postgresql();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !can_run("doctor on PostgreSQL's settings", &programs) {
+        return;
+    }
+    let scratch = scratch();
+    let server = PostgreSql::start(
+        scratch.path(),
+        "# of the test\nmax_wal_size = '4GB'\ncheckpoint_flush_after = 0\t# all at once\ncheckpoint_timeout = 1h\n",
+    );
+    let told = doctor(server.pid(), &[]);
+    let after = evidence(&told, "checkpoint_flush_after").expect("reported");
+    assert_eq!((after["value"].as_str(), after["line"].as_u64()), (Some("0"), Some(3)));
+    assert_eq!(after["file"].as_str(), server.settings().to_str());
+    let mends = acts(&told, "setting");
+    assert_eq!(mends, ["checkpoint_flush_after = '256kB'"]);
+
+    // As much WAL as a recovery would have to read, counted by the server too.
+    server.query("CREATE TABLE t AS SELECT g, repeat('x', 1000) AS x FROM generate_series(1, 550000) g");
+    let redo = "SELECT (pg_current_wal_flush_lsn() - redo_lsn)::bigint FROM pg_control_checkpoint()";
+    let expected: u64 = server.query(redo).parse().expect("a number");
+    assert!(expected > 520 * MIB, "{expected}");
+    let told = doctor(server.pid(), &[]);
+    let found = findings(&told, "long-recovery");
+    assert_eq!(found.len(), 1, "{told}");
+    let figures = &found[0]["evidence"][0]["figures"];
+    let bytes = figures["journal_bytes"].as_u64().expect("a number");
+    assert_eq!(figures["exact"], true);
+    assert!(bytes.abs_diff(expected) <= MIB, "{bytes} instead of {expected}");
+
+    let more = acts(&told, "long-recovery");
+    assert_eq!(more, ["checkpoint_timeout = '5min'", "max_wal_size = '512MB'"]);
+    write(&server.settings(), &format!("{}\n{}\n", mends.join("\n"), more.join("\n")));
+    server.query("SELECT pg_reload_conf()");
+    // The next checkpoint, which would else take its time.
+    server.query("CHECKPOINT");
+    let told = doctor(server.pid(), &[]);
+    assert_eq!(findings(&told, "setting"), [Value::Null; 0]);
+    assert_eq!(findings(&told, "long-recovery"), [Value::Null; 0]);
+}
+
+#[test]
+fn a_cold_start_is_told_against_a_snapshot_and_gone_when_warm() {
+    let _alone = alone();
+    let programs = postgresql();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !can_run("doctor on a cold start", &programs) {
+        return;
+    }
+    let scratch = scratch();
+    let mut server = PostgreSql::start(scratch.path(), "shared_buffers = 16MB\n");
+    server.query("CREATE TABLE t AS SELECT g, repeat('x', 1000) AS x FROM generate_series(1, 100000) g");
+    server.query("CHECKPOINT");
+    let (data, snapshot) = (server.data(), scratch.path().join("before.snapshot"));
+    let base = data.join("base");
+    let path = |path: &Path| path.to_str().expect("plain").to_owned();
+    run(["warm", &path(&base)]);
+    run(["snapshot", &path(&base), "--output", &path(&snapshot)]).fine();
+    server.restart(|| {
+        let evicted = run(["evict", &path(&base)]);
+        assert_eq!(evicted.code, 0, "{evicted:?}");
+    });
+    // Without one, that is said.
+    let told = doctor(server.pid(), &[]);
+    assert_eq!(findings(&told, "cold-start"), [Value::Null; 0]);
+    assert!(told["limits"].to_string().contains("no snapshot to compare with"), "{}", told["limits"]);
+
+    let with = ["--snapshot", &path(&snapshot)];
+    let told = doctor(server.pid(), &with);
+    let found = findings(&told, "cold-start");
+    assert_eq!(found.len(), 1, "{told}");
+    let figures = &found[0]["evidence"][0]["figures"];
+    assert!(figures["missing_bytes"].as_u64() > Some(80 * MIB), "{figures}");
+    assert!(acts(&told, "cold-start").contains(&"shared_preload_libraries = 'pg_prewarm'".to_owned()));
+    let mend = found[0]["mends"][0]["act"].as_str().expect("text");
+    let arguments: Vec<&str> = mend.split(' ').skip(1).collect();
+    assert_eq!(arguments, ["warm", "--from", &path(&snapshot)]);
+    let warmed = run(&arguments);
+    assert_eq!(warmed.code, 0, "{warmed:?}");
+    assert_eq!(findings(&doctor(server.pid(), &with), "cold-start"), [Value::Null; 0]);
+}

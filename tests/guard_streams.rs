@@ -1,0 +1,338 @@
+//! The guard behind streaming programs: what they bring into the page cache goes, what was there before them stays.
+//!
+//! Needs root, `dd`, `cat` and `setpriv`; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. The
+//! streams' pace is set by what is resident: each goes on when the guard has released what lies behind it, however busy the host
+//! is. A page counts as lost where neither it is resident nor the kernel says that it took it (`nr_evicted` of cachestat(2)).
+
+mod support;
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::{InspectedFile, Links, residency, resident_extents};
+use support::MIB;
+use support::guard::{Ended, Guard};
+
+const PROGRAMS: [&str; 3] = ["dd", "cat", "setpriv"];
+const SOON: Duration = Duration::from_secs(60);
+/// A stream's file.
+const SIZE: u64 = 128 * MIB;
+/// What a stream does between two looks of the test at what is resident.
+const STEP: u64 = 8 * MIB;
+/// What may be resident of its file while it goes on.
+const AT_MOST: u64 = 32 * MIB;
+
+fn written(path: PathBuf, size: u64) -> PathBuf {
+    let mut file = File::create(&path).expect("make a file");
+    let piece: Vec<u8> = (0..MIB).map(|at| u8::try_from(at % 251).expect("less than 256")).collect();
+    for _ in 0..size / MIB {
+        file.write_all(&piece).expect("write a file");
+    }
+    file.sync_all().expect("sync a file");
+    path
+}
+
+/// A file with nothing of it in the page cache.
+fn cold(path: PathBuf, size: u64) -> PathBuf {
+    let path = written(path, size);
+    let file = File::open(&path).expect("open a file");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("give advice");
+    assert_eq!(resident(&path), 0);
+    path
+}
+
+/// Reads a part of a file into the page cache, without read-ahead.
+fn warm(path: &Path, start: u64, end: u64) {
+    let file = File::open(path).expect("open a file");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("give advice");
+    let mut piece = vec![0; 1 << 20];
+    for at in (start..end).step_by(1 << 20) {
+        file.read_exact_at(&mut piece, at).expect("read a file");
+    }
+}
+
+fn resident(path: &Path) -> u64 {
+    let file = InspectedFile::open(path, Links::Refuse).expect("open a file");
+    residency(&file, 0..u64::MAX).expect("root may look").resident
+}
+
+fn extents(path: &Path) -> Vec<Range<u64>> {
+    let file = InspectedFile::open(path, Links::Refuse).expect("open a file");
+    let extents = resident_extents(&file, 0..u64::MAX).expect("root may look");
+    extents.collect::<Result<_, _>>().expect("root may look")
+}
+
+/// Bytes of a part of a file that are not resident, and that the kernel did not take.
+fn lost(path: &Path, start: u64, end: u64) -> u64 {
+    let file = InspectedFile::open(path, Links::Refuse).expect("open a file");
+    let counts = residency(&file, start..end).expect("root may look");
+    (end - start).saturating_sub(counts.resident + counts.evicted.expect("cachestat is there"))
+}
+
+fn wait_until(path: &Path, what: &str, enough: impl Fn(u64) -> bool) {
+    let began = Instant::now();
+    while !enough(resident(path)) {
+        assert!(began.elapsed() < SOON, "{what}: resident is {:?}", extents(path));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A guard that follows the streams of one program, and nothing else.
+fn guard(directory: &Path, program: &str) -> Guard {
+    let config = directory.join("guard.toml");
+    let nowhere = directory.join("nowhere");
+    let text = format!(
+        "tick = \"1s\"\ndirectories = [\"{}\"]\n[streams]\ntick = \"50ms\"\nprocesses = [\"{program}\"]\n",
+        nowhere.display()
+    );
+    std::fs::write(&config, text).expect("write the configuration");
+    let guard = Guard::spawn(&["--config", config.to_str().expect("a path of this test's own")]);
+    guard.wait_for("tick", SOON, |_| true);
+    guard
+}
+
+fn reader(program: &str, path: &Path) -> Child {
+    let mut command = Command::new(program);
+    match program {
+        "dd" => command.arg(format!("if={}", path.display())).args(["bs=1M", "status=none"]),
+        _ => command.arg(path),
+    };
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("start a reader")
+}
+
+/// Lets a reader go through its file, a step at a time, `each` time.
+fn read_through(reader: &mut Child, mut each: impl FnMut()) {
+    let output = reader.stdout.as_mut().expect("piped");
+    let mut piece = vec![0; usize::try_from(STEP).expect("it is small")];
+    for _ in 0..SIZE / STEP {
+        output.read_exact(&mut piece).expect("read what it reads");
+        each();
+    }
+    let mut rest = Vec::new();
+    output.read_to_end(&mut rest).expect("read what it reads");
+    assert!(rest.is_empty());
+    assert!(reader.wait().expect("wait for the reader").success());
+}
+
+fn released(ended: &Ended, program: &str) -> u64 {
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    ended.summary()["released_behind_streams_bytes"][program].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
+    if !support::can_run("a stream that reads", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let hot = written(scratch.path().join("hot"), 64 * MIB);
+    let of_another = cold(scratch.path().join("of-another"), SIZE);
+    let stream = cold(scratch.path().join("stream"), SIZE);
+    warm(&hot, 0, 64 * MIB);
+    let guard = guard(scratch.path(), "dd");
+    let mut reader_of_another = reader("cat", &of_another);
+    read_through(&mut reader_of_another, || ());
+    let mut dd = reader("dd", &stream);
+    read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST));
+    wait_until(&stream, "after the reader", |resident| resident == 0);
+    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
+    assert_eq!(lost(&hot, 0, 64 * MIB), 0);
+    assert_eq!(lost(&of_another, 0, SIZE), 0, "cat is no streaming program");
+    let ended = guard.stop();
+    assert!(released(&ended, "dd") > 0, "{}", ended.summary());
+    assert_eq!(released(&ended, "cat"), 0);
+}
+
+#[test]
+fn of_a_file_that_was_half_hot_that_half_stays() {
+    if !support::can_run("a stream of a hot file", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let stream = cold(scratch.path().join("stream"), SIZE);
+    // The second half, and every other page of a window of the first.
+    warm(&stream, SIZE / 2, SIZE);
+    let file = File::open(&stream).expect("open a file");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("give advice");
+    for at in (48 * MIB..50 * MIB).step_by(8192) {
+        file.read_exact_at(&mut [0; 4096], at).expect("read a file");
+    }
+    let guard = guard(scratch.path(), "dd");
+    let hot = SIZE / 2 + MIB;
+    let mut dd = reader("dd", &stream);
+    read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST + hot));
+    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
+    wait_until(&stream, "after the reader", |resident| resident <= hot + MIB);
+    // What the kernel had taken of it before the stream came, the stream read again: single pages, on a machine that gives unused
+    // memory back.
+    let lost_pages = lost(&stream, SIZE / 2, SIZE);
+    assert!(lost_pages < MIB, "{lost_pages} bytes of the hot half are lost");
+    let hot_pages = (48 * MIB..50 * MIB).step_by(8192);
+    let lost_pages: Vec<u64> = hot_pages.filter(|at| lost(&stream, *at, at + 4096) > 0).collect();
+    assert!(lost_pages.len() < 16, "the pages at {lost_pages:?} were hot");
+    assert!(released(&guard.stop(), "dd") > 0);
+}
+
+#[test]
+fn what_others_read_behind_a_reader_stays() {
+    if !support::can_run("others behind a stream", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let stream = cold(scratch.path().join("stream"), SIZE);
+    let guard = guard(scratch.path(), "dd");
+    let mut dd = reader("dd", &stream);
+    let warmed = 32 * MIB;
+    let mut steps = 0;
+    read_through(&mut dd, || {
+        steps += 1;
+        let others = if steps > 8 { warmed } else { 0 };
+        wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST + others);
+        if steps == 8 {
+            // Also where what is before the reader can't count.
+            let here = InspectedFile::open(&stream, Links::Refuse).expect("open a file");
+            let behind = || residency(&here, 0..warmed).expect("root may look").resident;
+            let began = Instant::now();
+            while behind() > 0 && began.elapsed() < SOON {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            warm(&stream, 0, warmed);
+        }
+    });
+    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
+    wait_until(&stream, "after the reader", |resident| resident <= warmed);
+    guard.wait_for_ticks(3);
+    assert_eq!(lost(&stream, 0, warmed), 0);
+    assert!(released(&guard.stop(), "dd") > 0);
+}
+
+#[test]
+fn what_others_read_of_a_file_that_a_reader_without_a_position_keeps_open_stays() {
+    if !support::can_run("others in a file that a stream has open", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let stream = cold(scratch.path().join("stream"), SIZE);
+    // This very process is the stream; who reads after it waits already, so that it is not taken for it as it begins.
+    let mut another = Command::new("sh")
+        .args(["-c", "read line && exec cat \"$0\""])
+        .arg(&stream)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("start a reader");
+    let name = std::fs::read_to_string("/proc/self/comm").expect("a process has a name");
+    let guard = guard(scratch.path(), name.trim());
+    let file = File::open(&stream).expect("open a file");
+    file.read_exact_at(&mut [0; 4096], 0).expect("read a file");
+    guard.wait_for("stream", SOON, |_| true);
+    guard.wait_for_ticks(2);
+    another.stdin.take().expect("piped").write_all(b"\n").expect("start it");
+    let output = another.stdout.as_mut().expect("piped");
+    let mut piece = vec![0; 1 << 20];
+    while output.read(&mut piece).expect("read what it reads") > 0 {}
+    guard.wait_for_ticks(2);
+    // Next to where the stream is, both may have read it.
+    let far = 32 * MIB;
+    assert_eq!(lost(&stream, far, SIZE), 0);
+    drop(file);
+    guard.wait_for_ticks(3);
+    assert_eq!(lost(&stream, far, SIZE), 0);
+    // Not before: what a child has read counts as its parent's from then on.
+    assert!(another.wait().expect("wait for the reader").success());
+    guard.stop();
+}
+
+#[test]
+fn what_a_writer_wrote_is_written_out_and_goes() {
+    if !support::can_run("a stream that writes", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let path = scratch.path().join("stream");
+    let guard = guard(scratch.path(), "dd");
+    let mut writer = Command::new("dd")
+        .arg(format!("of={}", path.display()))
+        .args(["bs=1M", "iflag=fullblock", "status=none"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("start a writer");
+    let mut input = writer.stdin.take().expect("piped");
+    let piece: Vec<u8> = (0..STEP).map(|at| u8::try_from(at % 241).expect("less than 256")).collect();
+    for _ in 0..SIZE / STEP {
+        input.write_all(&piece).expect("write what it writes");
+        if path.exists() {
+            wait_until(&path, "behind the writer", |resident| resident <= AT_MOST);
+        }
+    }
+    drop(input);
+    assert!(writer.wait().expect("wait for the writer").success());
+    wait_until(&path, "after the writer", |resident| resident == 0);
+    assert!(released(&guard.stop(), "dd") > 0);
+    let wrong =
+        std::fs::read(&path).expect("read it").chunks(piece.len()).filter(|part| *part != piece).count();
+    assert_eq!((wrong, std::fs::metadata(&path).expect("it is there").len()), (0, SIZE));
+}
+
+#[test]
+fn a_reader_without_a_position_is_followed_by_what_is_resident() {
+    if !support::can_run("a stream that reads by pread", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let stream = cold(scratch.path().join("stream"), SIZE);
+    let hot = 16 * MIB;
+    warm(&stream, SIZE - hot, SIZE);
+    // This very process is the stream.
+    let name = std::fs::read_to_string("/proc/self/comm").expect("a process has a name");
+    let guard = guard(scratch.path(), name.trim());
+    let file = File::open(&stream).expect("open a file");
+    guard.wait_for("stream", SOON, |_| true);
+    let mut piece = vec![0; 1 << 20];
+    for at in (0..SIZE).step_by(1 << 20) {
+        file.read_exact_at(&mut piece, at).expect("read a file");
+        if at % STEP == 0 {
+            wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST + hot);
+        }
+    }
+    drop(file);
+    wait_until(&stream, "after the reader", |resident| resident <= hot);
+    assert_eq!(lost(&stream, SIZE - hot, SIZE), 0);
+    guard.stop();
+}
+
+#[test]
+fn without_being_asked_for_no_stream_is_followed() {
+    if !support::can_run("streams that are left alone", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let stream = cold(scratch.path().join("stream"), SIZE);
+    let config = scratch.path().join("guard.toml");
+    std::fs::write(&config, "tick = \"50ms\"\n").expect("write the configuration");
+    let config = config.to_str().expect("a path of this test's own");
+    for arguments in [vec!["--config", config], vec!["--streams", "--dry-run", "--tick", "50ms"]] {
+        let guard = Guard::spawn(&arguments);
+        guard.wait_for("tick", SOON, |_| true);
+        let mut dd = reader("dd", &stream);
+        read_through(&mut dd, || guard.wait_for_ticks(1));
+        assert_eq!(lost(&stream, 0, SIZE), 0);
+        let ended = guard.stop();
+        assert_eq!(released(&ended, "dd"), 0);
+        let told =
+            ended.events.iter().filter(|event| event["event"] == "stream" && event["pid"] == dd.id()).count();
+        assert_eq!(told, usize::from(arguments.contains(&"--streams")));
+    }
+}

@@ -1,0 +1,355 @@
+//! The guard's metrics: what a real Prometheus makes of them beside a real `MariaDB`, the page in a real browser, and what
+//! is shipped for both.
+//!
+//! Needs root and Debian's `prometheus`, `chromium`, `mariadb-server`, `sysbench` and `util-linux`, each test what it
+//! names; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+use support::guard::{Guard, program};
+use support::logs::Logs;
+use support::prometheus::{Answer, Prometheus, ask, free_port};
+use support::sysbench::{self, Load, Loaded as _};
+use support::{MIB, eventually, mariadb, resident_bytes};
+
+const SOON: Duration = Duration::from_secs(60);
+
+fn deploy(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../deploy")
+        .join(name)
+        .canonicalize()
+        .expect("it is shipped")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of this test's own")
+}
+
+fn get(port: u16, path: &str) -> Answer {
+    ask(port, "GET", path, &[]).expect("the guard answers")
+}
+
+/// A guard with metrics at a port of its own, which answers already.
+fn guard(arguments: &[&str]) -> (Guard, u16) {
+    let port = free_port();
+    let metrics = port.to_string();
+    let mut all = vec!["--metrics", &metrics, "--tick", "200ms"];
+    all.extend(arguments);
+    let guard = Guard::spawn(&all);
+    eventually("the guard's metrics are there", SOON, || ask(port, "GET", "/healthz", &[]));
+    (guard, port)
+}
+
+/// Runs a program with something on its standard input.
+fn feed(command: &mut Command, input: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start a program");
+    child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("feed it");
+    child.wait_with_output().expect("wait for it")
+}
+
+fn assert_fine(output: &Output) {
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", said(&output.stdout), said(&output.stderr));
+}
+
+/// Every name of a metric in a text, as its samples have it.
+fn names(text: &str) -> BTreeSet<String> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.match_indices("pagekeeper_")
+        .filter(|(at, _)| !text[..*at].ends_with(|c: char| is_part(c) || c == ':' || c == '-'))
+        .map(|(at, _)| text[at..].split(|c| !is_part(c)).next().expect("its name").to_owned())
+        .collect()
+}
+
+fn sampled(exposition: &str) -> BTreeSet<String> {
+    names(&exposition.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n"))
+}
+
+#[test]
+fn prometheus_sees_what_fincore_sees() {
+    let programs = ["prometheus", "promtool", "fincore", "setpriv", "sysbench"];
+    let programs: Vec<&str> = programs.into_iter().chain(mariadb::PROGRAMS).collect();
+    if !support::can_run("metrics in Prometheus", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let server = mariadb::Server::start(scratch.path(), mariadb::Options::primary().redo_buffered(true));
+    sysbench::prepare(&server);
+    let mut load = Load::start(&server);
+    eventually("some binlogs are full", Duration::from_secs(120), || {
+        load.check();
+        (server.binlogs().len() > 3).then_some(())
+    });
+    drop(load);
+
+    let (guard, port) = guard(&["--pid", &server.pid().to_string(), "--metrics-files", "3"]);
+    let rules = deploy("prometheus-rules.yml");
+    let prometheus = Prometheus::start(&scratch.path().join("prometheus"), port, &rules);
+    guard.wait_for("tick", SOON, |tick| tick["released_bytes"].as_u64() > Some(0));
+    server.execute("FLUSH TABLES");
+
+    // Residency, once nothing moves any more.
+    let logs = |stem: &str| -> Vec<PathBuf> {
+        let of_stem =
+            |path: &PathBuf| path.file_name().is_some_and(|name| text(name.as_ref()).starts_with(stem));
+        server.log_files().into_iter().filter(of_stem).collect()
+    };
+    let mut redo = logs("ib_logfile");
+    redo.extend(logs("aria_log."));
+    for (class, files) in [("binlog", logs("binlog.")), ("redo", redo)] {
+        let told = format!("pagekeeper_resident_bytes{{database=\"mariadb\",class=\"{class}\"}}");
+        let mut seen = Vec::new();
+        eventually(&format!("Prometheus has fincore's figure of {class}"), SOON, || {
+            let (before, value, after) =
+                (resident_bytes(&files), prometheus.value(&told), resident_bytes(&files));
+            seen.push((before, value));
+            (before == after && value == Some(before as f64)).then_some(())
+        });
+        let size: u64 = files.iter().map(|path| path.metadata().expect("it is there").len()).sum();
+        assert_eq!(prometheus.value(&told.replace("resident", "file_size")), Some(size as f64));
+    }
+    let (labels, _) = &prometheus.query("pagekeeper_database_up")[0];
+    assert_eq!(labels["directory"], text(&server.data()));
+    assert_eq!(prometheus.value("up{job=\"pagekeeper\"}"), Some(1.0));
+    assert_eq!(prometheus.query("pagekeeper_top_file_resident_bytes").len(), 3);
+
+    // A file that is open past the page cache by the server is read through it here.
+    let mixed = |count: f64| {
+        eventually("the mixed file is told", SOON, || {
+            (prometheus.value("pagekeeper_mixed_files") == Some(count)).then_some(())
+        });
+    };
+    mixed(0.0);
+    let buffered = std::fs::File::open(server.data().join("ibdata1")).expect("open its tablespace");
+    mixed(1.0);
+    drop(buffered);
+
+    // The rules find what they are made of, and so does the dashboard.
+    eventually("the recording rule has a value", SOON, || {
+        prometheus.value("pagekeeper:log_resident_bytes:sum")
+    });
+    let exposition = get(port, "/metrics").body;
+    let exported = sampled(&exposition);
+    for file in ["prometheus-rules.yml", "grafana-dashboard.json"] {
+        let used = names(&std::fs::read_to_string(deploy(file)).expect("it is shipped"));
+        assert!(used.len() > 8, "{file}: {used:?}");
+        let missing: Vec<_> = used.difference(&exported).collect();
+        assert!(missing.is_empty(), "{file} uses {missing:?}, of which there is nothing in\n{exposition}");
+    }
+    assert_fine(&feed(Command::new("promtool").args(["check", "metrics"]), &exposition));
+    assert!(exposition.contains("pagekeeper_trace_source{source=\"bpf\"} 1"), "{exposition}");
+
+    // What was released, in all.
+    let released = || prometheus.value("sum(pagekeeper_released_bytes_total)").unwrap_or(0.0);
+    std::thread::sleep(Duration::from_secs(2));
+    let told = released();
+    let ended = guard.stop();
+    assert_eq!(ended.summary()["released_total_bytes"].as_f64(), Some(told));
+}
+
+#[test]
+fn what_is_shipped_for_prometheus_is_sound() {
+    if !support::can_start("the shipped rules", &["promtool"]) {
+        return;
+    }
+    let promtool = |arguments: [&str; 2], file: &str| {
+        let output = Command::new("promtool").args(arguments).arg(deploy(file)).output();
+        assert_fine(&output.expect("run promtool"));
+    };
+    promtool(["check", "rules"], "prometheus-rules.yml");
+    promtool(["test", "rules"], "prometheus-rules.test.yml");
+}
+
+#[test]
+fn the_pod_has_the_rights_of_the_service() {
+    let read = |name: &str| std::fs::read_to_string(deploy(name)).expect("it is shipped");
+    let rights = |text: &str| -> BTreeSet<String> {
+        let line = text.lines().find_map(|line| line.strip_prefix("AmbientCapabilities=")).expect("a line");
+        line.split(' ').map(|name| name.trim_start_matches("CAP_").to_owned()).collect()
+    };
+    let mut wanted = rights(&read("pagekeeper-guard.service"));
+    wanted.extend(rights(&read("pagekeeper-guard.service.d/metrics.conf")));
+    let pod = read("kubernetes-daemonset.yaml");
+    let line = pod.lines().find_map(|line| line.trim().strip_prefix("add: [")).expect("a line");
+    let given: BTreeSet<String> =
+        line.trim_end_matches(']').split(", ").map(|name| name.trim_matches('"').to_owned()).collect();
+    assert_eq!(given, wanted);
+    serde_json::from_str::<serde_json::Value>(&read("grafana-dashboard.json")).expect("JSON");
+}
+
+#[test]
+fn it_answers_only_who_reads() {
+    if !support::can_start("the guard's server", &["setpriv"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let logs = Logs::filled(scratch.path(), 2);
+    let (guard, port) = guard(&["--dir", text(logs.directory()), "--profile", "generic"]);
+
+    let plain = get(port, "/metrics");
+    assert_eq!(
+        (plain.status, plain.header("content-type")),
+        (200, "text/plain; version=0.0.4; charset=utf-8")
+    );
+    let wanted = [("Accept", "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5")];
+    let open = ask(port, "GET", "/metrics", &wanted).expect("it answers");
+    assert_eq!(open.header("content-type"), "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert!(open.body.ends_with("# EOF\n") && !plain.body.contains("# EOF"));
+
+    let head = ask(port, "HEAD", "/metrics", &[]).expect("it answers");
+    assert_eq!((head.status, head.body.as_str()), (200, ""));
+    assert_eq!((get(port, "/healthz").status, get(port, "/favicon.ico").status), (200, 404));
+    for (method, path) in [("POST", "/metrics"), ("PUT", "/"), ("DELETE", "/data.json")] {
+        let answer = ask(port, method, path, &[]).expect("it answers");
+        assert_eq!((answer.status, answer.header("allow")), (405, "GET, HEAD"));
+    }
+    let long = "x".repeat(100_000);
+    let refused = ask(port, "GET", "/", &[("X-Long", &long)]).expect("it answers");
+    assert_eq!(refused.status, 431, "a head of 100 KB is too large");
+    // A second name beside the first.
+    let foreign = ask(port, "GET", "/data.json", &[("Host", "evil.example")]).map(|answer| answer.status);
+    assert_eq!(foreign, Some(421));
+
+    // Who says half of a request, and no more, keeps nobody else waiting.
+    let mut slow: Vec<TcpStream> =
+        (0..20).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("connect")).collect();
+    for stream in &mut slow {
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: ").expect("say half of it");
+    }
+    assert_eq!(get(port, "/data.json").status, 200);
+    guard.wait_for_ticks(2);
+    assert!(guard.stop().status.success());
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_said_before_anything_begins() {
+    let taken = TcpListener::bind(("127.0.0.1", 0)).expect("bind to a free port");
+    let port = taken.local_addr().expect("bound").port().to_string();
+    let outcome = support::command::run(["guard", "--metrics", &port]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (1, ""), "{outcome:#?}");
+    let said = format!(
+        "pagekeeper: metrics can't be served at 127.0.0.1:{port}: another program has this port; give --metrics \
+         another one\n"
+    );
+    assert_eq!(outcome.stderr, said);
+    let outcome = support::command::run(["guard", "--metrics", "192.0.2.1:9417"]);
+    assert!(outcome.code == 1 && outcome.stderr.contains("does not have that address"), "{outcome:#?}");
+    for arguments in [
+        &["--metrics", ":9417"][..],
+        &["--metrics", "example.org:9417"],
+        &["--metrics", "70000"],
+        &["--metrics-files", "3"],
+        &["--metrics", "9417", "--metrics-files", "1001"],
+        &["--metrics", "9417", "--once"],
+    ] {
+        let outcome = support::command::run(["guard"].iter().chain(arguments));
+        assert_eq!(outcome.code, 2, "{arguments:?}: {outcome:#?}");
+    }
+}
+
+#[test]
+fn without_rights_it_says_once_what_is_missing() {
+    if !support::can_run("metrics without rights", &["setpriv"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let logs = Logs::filled(&scratch.path().join("logs"), 2);
+    // A copy, since others may not be allowed where this program was built.
+    let copy = scratch.path().join("pagekeeper");
+    std::fs::copy(program(), &copy).expect("copy the program");
+    support::open_to_others(&copy);
+    let port = free_port();
+    let guard = Guard::spawn_command(
+        Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--pdeathsig=KILL", "--"])
+            .arg(&copy)
+            .args(["guard", "--json", "--tick", "200ms", "--profile", "generic"])
+            .args(["--dir", text(logs.directory()), "--metrics", &port.to_string()]),
+    );
+    let about_tracing = |event: &serde_json::Value| {
+        event["limit"].as_str().is_some_and(|limit| limit.contains("who is paused for dirty pages"))
+    };
+    guard.wait_for("limited", SOON, about_tracing);
+    eventually("the source of traces is told", SOON, || {
+        get(port, "/metrics").body.contains("pagekeeper_trace_source{source=\"counters\"} 1").then_some(())
+    });
+    let exposition = get(port, "/metrics").body;
+    assert!(
+        !exposition.contains("throttle_pauses") && !exposition.contains("reclaim_stalls"),
+        "{exposition}"
+    );
+    assert!(exposition.contains("pagekeeper_unseen_files"), "{exposition}");
+    // Another look, and nothing is said again.
+    eventually("it looks again", SOON, || {
+        get(port, "/metrics").body.lines().any(|line| line == "pagekeeper_looks_total 2").then_some(())
+    });
+    guard.wait_for_ticks(2);
+    let ended = guard.stop();
+    let said: Vec<_> = ended.events.iter().filter(|event| event["event"] == "limited").collect();
+    let once: BTreeSet<String> = said.iter().map(ToString::to_string).collect();
+    assert_eq!(said.len(), once.len(), "{said:#?}");
+    let needless = said.iter().any(|event| event.to_string().contains("debugfs"));
+    assert!(!needless, "no metric is made of what debugfs tells: {said:#?}");
+}
+
+#[test]
+fn the_page_draws_what_is_known() {
+    if !support::can_run("the page in a browser", &["chromium", "setpriv"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let logs = Logs::filled(&scratch.path().join("logs"), 4);
+    let (guard, port) = guard(&["--dir", text(logs.directory()), "--profile", "generic"]);
+    let points = || {
+        let data: serde_json::Value = serde_json::from_str(&get(port, "/data.json").body).expect("JSON");
+        let points = data["points"].as_array().expect("points").clone();
+        points.iter().filter(|point| point["resident"]["binlog"].is_u64()).count()
+    };
+    eventually("the history has two points with logs", SOON, || (points() >= 2).then_some(()));
+    let browse = |arguments: &[&str]| {
+        let output = Command::new("timeout")
+            .args(["--kill-after=5", "60", "chromium", "--headless", "--no-sandbox", "--disable-gpu"])
+            .args(["--disable-dev-shm-usage", "--virtual-time-budget=4000"])
+            .arg(format!("--user-data-dir={}", scratch.path().join("browser").display()))
+            .args(arguments)
+            .arg(format!("http://127.0.0.1:{port}/"))
+            .output()
+            .expect("run chromium");
+        assert_fine(&output);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let dom = browse(&["--dump-dom"]);
+    for chart in ["residency", "waits", "memory", "releases"] {
+        let figure =
+            dom.split(&format!("id=\"{chart}\"")).nth(1).and_then(|rest| rest.split("</figure>").next());
+        let figure = figure.unwrap_or_else(|| panic!("no {chart} in {dom}"));
+        let line = figure.split("class=\"series\" d=\"M").nth(1).and_then(|rest| rest.split('"').next());
+        let drawn = line.map_or(0, |line| line.split('L').count());
+        assert!(drawn >= 2, "{chart} has a line of {drawn} points: {figure}");
+        assert!(figure.contains("At present: "), "it is told in words, too: {figure}");
+    }
+    assert!(dom.contains("generic") && dom.contains(text(logs.directory())), "{dom}");
+    let gone = dom.split("id=\"gone\"").nth(1).and_then(|rest| rest.split('>').next());
+    assert!(gone.is_some_and(|attributes| attributes.contains("hidden")), "{gone:?}");
+    let released = 3 * MIB;
+    assert!(dom.contains("3.00 MiB"), "{released} bytes were released: {dom}");
+
+    let picture = scratch.path().join("page.png");
+    browse(&["--window-size=390,1600", &format!("--screenshot={}", picture.display())]);
+    let bytes = std::fs::read(&picture).expect("a picture");
+    assert!(bytes.starts_with(b"\x89PNG") && bytes.len() > 20_000, "{} bytes", bytes.len());
+    assert!(guard.stop().status.success());
+}

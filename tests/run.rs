@@ -1,0 +1,650 @@
+//! `pagekeeper run` as shells, services and operators use it: what the command gets, how it ends, where the library lies, what can't have
+//! it, and what is said.
+
+mod support;
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::command::{Outcome, finish, pagekeeper, program, run};
+use support::{MIB, can_run, can_start, eventually, open_to_others, resident_bytes, scratch};
+
+/// Far longer than anything here takes.
+const SOON: Duration = Duration::from_secs(30);
+
+/// Runs a shell's text under `pagekeeper run` with these options.
+fn run_sh(options: &[&str], text: &str) -> Outcome {
+    finish(pagekeeper().arg("run").args(options).args(["--", "sh", "-c", text]))
+}
+
+/// Compiles a C program, with these options of the compiler.
+fn compile(directory: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
+    let (text, program) = (directory.join(format!("{name}.c")), directory.join(name));
+    std::fs::write(&text, source).unwrap();
+    finish(Command::new("cc").arg("-o").arg(&program).arg(&text).args(options)).fine();
+    program
+}
+
+fn library() -> PathBuf {
+    let preloaded = run_sh(&[], "echo $LD_PRELOAD").fine();
+    PathBuf::from(preloaded.trim())
+}
+
+#[test]
+fn it_ends_as_the_command_ends() {
+    let dir = scratch();
+    let plain = dir.path().join("plain");
+    std::fs::write(&plain, "exit 0\n").unwrap();
+    for options in [&[][..], &["--report"]] {
+        for (text, code) in
+            [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
+        {
+            assert_eq!(run_sh(options, text).code, code, "{options:?} {text}");
+        }
+        let missing = finish(pagekeeper().arg("run").args(options).args(["--", "no-such-command-here"]));
+        assert_eq!(
+            (missing.code, missing.stderr.as_str()),
+            (127, "pagekeeper: no-such-command-here: command not found\n")
+        );
+        let denied = finish(pagekeeper().arg("run").args(options).arg("--").arg(&plain));
+        assert!(
+            denied.code == 126 && denied.stderr.contains("can't be executed: Permission denied"),
+            "{denied:?}"
+        );
+        // One that waits for a writer when it is opened.
+        let fifo = dir.path().join("fifo");
+        if !fifo.exists() {
+            assert!(
+                std::process::Command::new("mkfifo")
+                    .args(["-m", "755"])
+                    .arg(&fifo)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        }
+        let fifo = finish(pagekeeper().arg("run").args(options).arg("--").arg(&fifo));
+        assert_eq!(fifo.code, 126, "{fifo:?}");
+        let directory = finish(pagekeeper().arg("run").args(options).arg("--").arg(dir.path()));
+        assert!(directory.code == 126 && directory.stderr.contains("it is a directory"), "{directory:?}");
+    }
+    std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // Without a first line that names an interpreter: the shell's, as execvp(3) has it.
+    finish(pagekeeper().args(["run", "--"]).arg(&plain)).fine();
+}
+
+#[test]
+fn mistakes_are_told_before_anything_starts() {
+    let dir = scratch();
+    let config = dir.path().join("guard.toml");
+    std::fs::write(&config, "[streams]\nprogram = \"tar\"\n").unwrap();
+    let config = config.to_str().unwrap();
+    for (options, said) in [
+        (
+            &["--profile", "oracle"][..],
+            &["no profile is called \"oracle\"", "mariadb, mysql, postgresql, rocksdb"][..],
+        ),
+        (&["--config", config], &["guard.toml", "line 2", "program"]),
+        (&["--config", "/no/such/file"], &["/no/such/file", "No such file"]),
+        (&["--as", "archive"], &["stream, bulk, logs"]),
+        (&["--as", "stream", "--profile", "mysql"], &["cannot be used with"]),
+        (&["--json"], &["--report"]),
+    ] {
+        let outcome = run_sh(options, "echo started");
+        assert!(outcome.code == 2 && outcome.stdout.is_empty(), "{options:?}: {outcome:?}");
+        assert!(said.iter().all(|said| outcome.stderr.contains(said)), "{options:?}: {outcome:?}");
+    }
+    let none = run(["run"]);
+    assert!(none.code == 2 && none.stderr.contains("COMMAND"), "{none:?}");
+}
+
+#[test]
+fn what_the_command_is_given_is_untouched() {
+    let odd: Vec<OsString> = [&b"--report"[..], b"-h", b"", b"a b", b"$x", b"--", b"\xff\xfe", b"two\nlines"]
+        .iter()
+        .map(|bytes| OsString::from_vec(bytes.to_vec()))
+        .collect();
+    for separator in [&["--"][..], &[]] {
+        let shown =
+            pagekeeper().arg("run").args(separator).args(["printf", "<%s>"]).args(&odd).output().unwrap();
+        assert_eq!(shown.stdout, b"<--report><-h><><a b><$x><--><\xff\xfe><two\nlines>", "{separator:?}");
+    }
+    // Signals, descriptors, working directory, name, limits; and all of the environment but two variables.
+    let state = "grep -E '^(Sig(Blk|Ign)|NoNewPrivs|Seccomp:|CapEff)' /proc/self/status; ls -l /proc/self/fd | sed 's/.* \\([0-9]* ->\\)/\\1/; s/[0-9]*.fd$/fd/'; \
+                 pwd; echo $0; ulimit -a; env -0 | grep -zvE '^(LD_PRELOAD|PAGEKEEPER_RUN|RUN|_)=' | sort -z | tr '\\0' '\\n'";
+    let program = program();
+    for before in ["", "trap '' PIPE HUP", "trap '' INT CHLD", "exec 7</etc/passwd 0<&-"] {
+        let with = |options: &str| {
+            let text = format!("{before}\nexec $RUN {options} sh -c \"$STATE\" | grep -v '^3 ->\\|pipe:'");
+            finish(
+                Command::new("sh")
+                    .args(["-c", &text])
+                    .env("STATE", state)
+                    .env("RUN", if options.is_empty() { OsStr::new("") } else { program.as_os_str() }),
+            )
+            .fine()
+        };
+        let plain = with("");
+        assert!(plain.contains("SigIgn"), "{plain}");
+        assert_eq!(with("run --"), plain, "{before}");
+        assert_eq!(with("run --report=/dev/null --"), plain, "{before}");
+    }
+}
+
+/// What is read or written where nothing is open fails, as it does without `pagekeeper run`.
+#[test]
+fn what_is_closed_stays_closed() {
+    for (command, closed) in [("cat", "<&-"), ("echo hello", ">&-"), ("echo hello >&2", "2>&-")] {
+        for run in ["", "\"$PAGEKEEPER\" run --", "\"$PAGEKEEPER\" run --report=/dev/null --"] {
+            let text = format!("exec {run} sh -c '{command} && exit 0; exit 7' {closed}");
+            let outcome = finish(Command::new("sh").args(["-c", &text]).env("PAGEKEEPER", program()));
+            assert_eq!(outcome.code, 7, "{text}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn without_a_report_it_becomes_the_command() {
+    let text = "echo $$; exec \"$PAGEKEEPER\" run -- sh -c 'echo $$'";
+    let pids = finish(Command::new("sh").args(["-c", text]).env("PAGEKEEPER", program())).fine();
+    let pids: Vec<&str> = pids.lines().collect();
+    assert!(pids.len() == 2 && pids[0] == pids[1], "{pids:?}");
+}
+
+#[test]
+fn the_library_is_loaded_into_the_command_and_its_children() {
+    let library = library();
+    let metadata = library.metadata().unwrap();
+    assert_eq!(metadata.permissions().mode() & 0o222, 0, "{library:?}");
+    for text in [
+        "cat /proc/self/maps",
+        "sh -c 'exec cat /proc/self/maps'",
+        "env -u PAGEKEEPER_RUN cat /proc/self/maps",
+    ] {
+        let maps = run_sh(&[], text).fine();
+        assert!(maps.contains(library.to_str().unwrap()), "{text}: {maps}");
+    }
+    assert!(!run_sh(&[], "env -u LD_PRELOAD cat /proc/self/maps").fine().contains("libpagekeeper"));
+}
+
+#[test]
+fn what_was_preloaded_before_stays_and_runs_nest() {
+    if !can_start("what_was_preloaded_before_stays_and_runs_nest", &["cc"]) {
+        return;
+    }
+    let dir = scratch();
+    let other = compile(dir.path(), "other.so", "int other_library = 1;\n", &["-shared", "-fPIC"]);
+    let own = library();
+    let expected = format!("{}:{}\n", other.display(), own.display());
+    let show = "echo $LD_PRELOAD";
+    let kept = finish(pagekeeper().args(["run", "--", "sh", "-c", show]).env("LD_PRELOAD", &other)).fine();
+    assert_eq!(kept, expected);
+    let program = program();
+    let nested = format!(
+        "{0} run --as stream -- {0} run --as bulk -- sh -c 'echo $LD_PRELOAD; echo \"$PAGEKEEPER_RUN\" | head -1'",
+        program.display()
+    );
+    let nested = finish(Command::new("sh").args(["-c", &nested]).env("LD_PRELOAD", &other)).fine();
+    assert_eq!(nested, format!("{expected}as bulk\n"));
+}
+
+#[test]
+fn the_library_needs_no_more_than_debian_11_has() {
+    if !can_start("the_library_needs_no_more_than_debian_11_has", &["objdump"]) {
+        return;
+    }
+    let library = library();
+    let symbols = finish(Command::new("objdump").arg("-T").arg(&library)).fine();
+    for line in symbols.lines().filter(|line| line.contains("*UND*")) {
+        let Some((_, version)) = line.split_once("GLIBC_") else { continue };
+        let version = version.split([')', ' ']).next().unwrap();
+        let numbers: Vec<u32> = version.split('.').map(|number| number.parse().unwrap_or(u32::MAX)).collect();
+        assert!(numbers[..] <= [2, 31][..], "newer than glibc 2.31: {line}");
+    }
+    let headers = finish(Command::new("objdump").arg("-p").arg(&library)).fine();
+    let needed: Vec<&str> =
+        headers.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim).collect();
+    assert!(
+        needed.iter().all(|name| ["libc.so.6", "libdl.so.2", "libpthread.so.0"].contains(name)
+            || name.starts_with("ld-linux")),
+        "{needed:?}"
+    );
+    assert!(
+        !headers.lines().any(|line| line.trim_start().starts_with("TLS")),
+        "thread-local storage: {headers}"
+    );
+}
+
+/// Checks what is said of a program that can't have the library, that it runs all the same, and that `--require` refuses it.
+fn check_obstacle(program: &Path, said: &str, expected: &str) {
+    for options in [&[][..], &["--report=/dev/null"]] {
+        let outcome = finish(pagekeeper().arg("run").args(options).arg("--").arg(program).arg("version"));
+        assert_eq!((outcome.code, outcome.stdout.starts_with(expected)), (0, true), "{outcome:?}");
+        assert!(
+            outcome.stderr.contains(said) && outcome.stderr.contains("started without the rules"),
+            "{outcome:?}"
+        );
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+    }
+    let refused = finish(pagekeeper().args(["run", "--require", "--"]).arg(program));
+    assert!(refused.code == 1 && refused.stdout.is_empty() && refused.stderr.contains(said), "{refused:?}");
+    assert!(refused.stderr.contains("not started, by --require"), "{refused:?}");
+}
+
+const HELLO: &str = "#include <stdio.h>\nint main(void) { puts(\"hello\"); return 0; }\n";
+
+#[test]
+fn programs_that_cannot_have_the_library_are_told_of_and_run() {
+    if !can_start("programs_that_cannot_have_the_library_are_told_of_and_run", &["cc", "objcopy"]) {
+        return;
+    }
+    let dir = scratch();
+    let fixed = compile(dir.path(), "fixed", HELLO, &["-static"]);
+    check_obstacle(&fixed, "fixed is linked statically", "hello\n");
+
+    // Scripts are what interprets them.
+    let script = dir.path().join("script");
+    std::fs::write(&script, format!("#!{}\n", fixed.display())).unwrap();
+    open_to_others(&script);
+    check_obstacle(&script, "fixed is linked statically", "hello\n");
+
+    // As Go's linker marks what it makes; this one has a loader, as programs with cgo have.
+    let plain = compile(dir.path(), "plain", HELLO, &[]);
+    let (section, go) = (dir.path().join("section"), dir.path().join("go-made"));
+    std::fs::write(&section, "\u{ff} Go buildinf:").unwrap();
+    let add = format!(".go.buildinfo={}", section.display());
+    finish(Command::new("objcopy").args(["--add-section", &add]).arg(&plain).arg(&go)).fine();
+    check_obstacle(&go, "go-made is a Go program", "hello\n");
+    assert_eq!(finish(pagekeeper().args(["run", "--require", "--"]).arg(&plain)).fine(), "hello\n");
+
+    let musl = "-Wl,--dynamic-linker=/lib/ld-musl-none.so.1";
+    let musl = compile(dir.path(), "musl-made", HELLO, &[musl]);
+    let outcome = finish(pagekeeper().args(["run", "--"]).arg(&musl));
+    assert!(outcome.code == 127 && outcome.stderr.contains("musl-made uses musl"), "{outcome:?}");
+}
+
+#[test]
+fn a_real_go_program_is_told_of_and_run() {
+    let installed = Path::new("/usr/local/go/bin/go");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found =
+        std::env::split_paths(&path).map(|directory| directory.join("go")).find(|file| file.is_file());
+    let Some(go) = found.or_else(|| installed.is_file().then(|| installed.to_path_buf())) else {
+        println!(
+            "No Go is installed: what Go makes is told by a program that is marked as it marks its own, in another test."
+        );
+        return;
+    };
+    check_obstacle(&go, "is a Go program", "go version");
+}
+
+#[test]
+fn setuid_programs_are_told_of_and_run() {
+    if !can_run("setuid_programs_are_told_of_and_run", &["cc"]) {
+        return;
+    }
+    let dir = scratch();
+    let program = compile(dir.path(), "privileged", HELLO, &[]);
+    std::os::unix::fs::chown(&program, Some(65534), Some(65534)).unwrap();
+    for mode in [0o4755, 0o2755] {
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
+        check_obstacle(&program, "privileged runs with rights of its own", "hello\n");
+    }
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(finish(pagekeeper().args(["run", "--"]).arg(&program)).fine(), "hello\n");
+}
+
+/// Runs `pagekeeper run` with these options after a shell's text, in a mount namespace of its own.
+fn in_own_mounts(mounts: &str, options: &str) -> Outcome {
+    // Through a descriptor: what is mounted may lie over the program.
+    let text = format!(
+        "exec 3<\"$PAGEKEEPER\"\nset -e\nmount --make-rprivate /\n{mounts}\nexec /proc/self/fd/3 run {options} -- sh -c 'echo started; echo $LD_PRELOAD'"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", &text]).env("PAGEKEEPER", program());
+    command
+        .env("HOME", "/dev/shm/home")
+        .env_remove("XDG_RUNTIME_DIR")
+        .env_remove("XDG_CACHE_HOME")
+        .env_remove("LD_PRELOAD");
+    finish(&mut command)
+}
+
+#[test]
+fn where_nothing_may_be_executed_or_written_the_command_runs_and_it_is_said() {
+    if !can_run(
+        "where_nothing_may_be_executed_or_written_the_command_runs_and_it_is_said",
+        &["unshare", "mount"],
+    ) {
+        return;
+    }
+    let noexec = "for d in /run /var/lib /dev/shm /tmp; do mount -t tmpfs -o noexec,mode=1777 none $d; done";
+    // All that is mounted, as a container has it that is read-only; each where it can be: some are below others.
+    let readonly = "mount --bind / / && mount -o remount,bind,ro / && cd /\n\
+                    for d in /run /var/lib /dev/shm /tmp; do mount -t tmpfs -o ro none $d; done";
+    for (mounts, said) in [(noexec, "nothing may be executed there"), (readonly, "Read-only file system")] {
+        let outcome = in_own_mounts(mounts, "");
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (0, "started\n\n"), "{outcome:?}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+        for place in ["/run/pagekeeper", "/var/lib/pagekeeper", "/dev/shm/pagekeeper-0", "/tmp/pagekeeper-0"]
+        {
+            assert!(outcome.stderr.contains(place), "{place}: {outcome:?}");
+        }
+        assert!(outcome.stderr.contains(said) && outcome.stderr.contains("without the rules"), "{outcome:?}");
+        let refused = in_own_mounts(mounts, "--require");
+        assert_eq!((refused.code, refused.stdout.as_str()), (1, ""), "{refused:?}");
+    }
+    let some = format!("{readonly}\numount /dev/shm 2>/dev/null; mount -t tmpfs -o mode=1777 none /dev/shm");
+    let placed = in_own_mounts(&some, "--require").fine();
+    assert!(
+        placed.starts_with("started\n/dev/shm/home/.cache/pagekeeper/libpagekeeper-")
+            || placed.starts_with("started\n/dev/shm/pagekeeper-0/libpagekeeper-"),
+        "{placed}"
+    );
+}
+
+/// A report that can't be counted or written is no reason not to run a backup, nor to say that it failed.
+#[test]
+fn where_there_can_be_no_report_the_command_runs_and_ends_as_it_ends() {
+    for file in ["/dev/full", "/no/such/directory/report"] {
+        for (text, code) in [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137)] {
+            let outcome = run_sh(&[&format!("--report={file}")], text);
+            assert_eq!(outcome.code, code, "{outcome:?}");
+            let said = format!("pagekeeper: can't write {file}: ");
+            assert!(outcome.stderr.contains(&said), "{outcome:?}");
+            assert!(outcome.stderr.contains("no rule was for any process"), "{outcome:?}");
+        }
+    }
+}
+
+/// A file system on which no room can be taken in advance, as on NFS before its version 4.2.
+#[test]
+fn where_no_room_can_be_taken_for_a_report_another_place_is_found_or_it_is_said() {
+    let name = "where_no_room_can_be_taken_for_a_report_another_place_is_found_or_it_is_said";
+    if !can_run(name, &["unshare", "mount"]) {
+        return;
+    }
+    let readonly = "mount --bind / / && mount -o remount,bind,ro / && cd /\n\
+                    for d in /var/lib /dev/shm /tmp; do mount -t tmpfs -o ro none $d; done\n\
+                    mount -t ramfs -o mode=755 none /run";
+    let uncounted = in_own_mounts(readonly, "--report --require");
+    assert_eq!(uncounted.code, 0, "{uncounted:?}");
+    assert!(uncounted.stdout.starts_with("started\n/run/pagekeeper/libpagekeeper-"), "{uncounted:?}");
+    assert!(uncounted.stderr.contains("nothing can be counted (/run/pagekeeper: "), "{uncounted:?}");
+    assert!(uncounted.stderr.contains("applied, but not counted"), "{uncounted:?}");
+    let some = format!("{readonly}\nmount -t tmpfs -o mode=1777 none /tmp");
+    let counted = in_own_mounts(&some, "--as stream --report --require");
+    assert!(
+        counted.code == 0 && counted.stderr.starts_with("pagekeeper: what the rules did in "),
+        "{counted:?}"
+    );
+}
+
+#[test]
+fn another_user_has_a_library_of_its_own() {
+    if !can_run("another_user_has_a_library_of_its_own", &["setpriv"]) {
+        return;
+    }
+    let dir = scratch();
+    std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).unwrap();
+    let copy = dir.path().join("pagekeeper");
+    std::fs::copy(program(), &copy).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args([
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "echo $LD_PRELOAD",
+    ]);
+    command.env("HOME", dir.path()).env_remove("XDG_RUNTIME_DIR").env_remove("XDG_CACHE_HOME");
+    let placed = finish(&mut command).fine();
+    let expected = dir.path().join(".cache/pagekeeper/libpagekeeper-");
+    assert!(placed.starts_with(expected.to_str().unwrap()), "{placed}");
+}
+
+#[test]
+fn a_report_says_that_processes_of_other_users_are_not_in_it() {
+    if !can_run("a_report_says_that_processes_of_other_users_are_not_in_it", &["setpriv"]) {
+        return;
+    }
+    let become_another = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let mut command = pagekeeper();
+    command.args(["run", "--report", "--"]);
+    let outcome = finish(command.args(become_another).args(["dd", "status=none", "if=/proc/self/maps"]));
+    assert!(outcome.code == 0 && outcome.stdout.contains("libpagekeeper-"), "{outcome:?}");
+    assert!(outcome.stderr.contains("processes of other users"), "{outcome:?}");
+}
+
+/// Forbids cachestat(2), with this error, to a program.
+const FILTER: &str = r"
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+int main(int count, char **arguments)
+{
+    (void)count;
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 451, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | atoi(arguments[1])),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = { sizeof code / sizeof *code, code };
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
+        return 1;
+    execvp(arguments[2], arguments + 2);
+    return 1;
+}
+";
+
+#[test]
+fn where_cachestat_is_forbidden_all_works() {
+    if !can_start("where_cachestat_is_forbidden_all_works", &["cc", "cmp"]) {
+        return;
+    }
+    let dir = scratch();
+    let filter = compile(dir.path(), "filter", FILTER, &[]);
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    std::fs::write(&from, vec![7; 24 << 20]).unwrap();
+    for error in [rustix::io::Errno::NOSYS, rustix::io::Errno::PERM] {
+        let mut command = Command::new(&filter);
+        command
+            .arg(error.raw_os_error().to_string())
+            .arg(program())
+            .args(["run", "--report", "--json", "--", "cp"]);
+        let outcome = finish(command.arg(&from).arg(&to));
+        assert_eq!(outcome.code, 0, "{outcome:?}");
+        let report: serde_json::Value = serde_json::from_str(&outcome.stderr).unwrap();
+        assert_eq!(report["rules"], true, "{outcome:?}");
+        finish(Command::new("cmp").arg(&from).arg(&to)).fine();
+        std::fs::remove_file(&to).unwrap();
+    }
+}
+
+/// Starts a shell's text under `pagekeeper run --report=FILE`, and waits until it says that it is ready.
+fn start_reported(report: &Path, text: &str) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut option = OsString::from("--report=");
+    option.push(report);
+    let mut child = pagekeeper()
+        .arg("run")
+        .arg(option)
+        .args(["--", "sh", "-c", text])
+        // With a parent in another group of its session, or the kernel lets no terminal stop it.
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    (child, out)
+}
+
+#[test]
+fn with_a_report_signals_are_passed_on() {
+    let dir = scratch();
+    let report = dir.path().join("report");
+    let wait = "echo ready; while :; do sleep 0.02; done";
+    for (name, signal) in [
+        ("TERM", Signal::TERM),
+        ("INT", Signal::INT),
+        ("HUP", Signal::HUP),
+        ("QUIT", Signal::QUIT),
+        ("USR1", Signal::USR1),
+        ("USR2", Signal::USR2),
+        ("WINCH", Signal::WINCH),
+    ] {
+        let (mut child, _out) = start_reported(&report, &format!("trap 'exit 42' {name}; {wait}"));
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(42), "{name}");
+        assert!(std::fs::read_to_string(&report).unwrap().starts_with("pagekeeper: "), "{name}");
+    }
+    // Not caught: the command dies of it, and so does its parent.
+    for signal in [Signal::TERM, Signal::QUIT] {
+        let (mut child, _out) = start_reported(&report, wait);
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!((status.signal(), status.core_dumped()), (Some(signal.as_raw()), false));
+    }
+}
+
+/// The letter of a process's state in /proc/PID/stat.
+fn state(pid: u32) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+}
+
+/// As in a container: a session whose leader has no process id here.
+#[test]
+fn with_a_report_it_ends_as_the_command_ends_in_a_namespace_of_processes() {
+    let name = "with_a_report_it_ends_as_the_command_ends_in_a_namespace_of_processes";
+    if !can_run(name, &["unshare"]) {
+        return;
+    }
+    let command = |text: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--"]).arg(program());
+        finish(command.args(["run", "--report", "--", "sh", "-c", text]))
+    };
+    for code in [0, 42] {
+        let outcome = command(&format!("exit {code}"));
+        assert!(outcome.code == code && outcome.stderr.starts_with("pagekeeper: "), "{outcome:?}");
+    }
+}
+
+/// As the first process of a container, which gets every process whose parent has ended.
+#[test]
+fn with_a_report_no_process_is_left_dead() {
+    if !can_run("with_a_report_no_process_is_left_dead", &["unshare"]) {
+        return;
+    }
+    // Five that outlive their parent, and end one by one.
+    let text = "for i in 1 2 3 4 5; do (sleep 0.0$i &); done; n=0\n\
+                while [ $n -lt 200 ]; do sleep 0.02; n=$((n+1))\n\
+                cat /proc/[0-9]*/stat 2>/dev/null | grep -q ' (sleep) . 1 ' || exit 7; done; exit 8";
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"]).arg(program());
+    let outcome = finish(command.args(["run", "--report=/dev/null", "--", "sh", "-c", text]));
+    assert_eq!(outcome.code, 7, "{outcome:?}");
+}
+
+#[test]
+fn with_a_report_it_stops_as_the_command_stops() {
+    let dir = scratch();
+    let text = "trap 'exit 9' USR1; echo ready; while :; do sleep 0.02; done";
+    let (mut child, _out) = start_reported(&dir.path().join("report"), text);
+    let pid = Pid::from_child(&child);
+    for _ in 0..2 {
+        kill_process(pid, Signal::TSTP).unwrap();
+        eventually("both stop", SOON, || (state(child.id()) == 'T').then_some(()));
+        kill_process(pid, Signal::CONT).unwrap();
+        eventually("both go on", SOON, || (state(child.id()) != 'T').then_some(()));
+    }
+    kill_process(pid, Signal::USR1).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(9));
+}
+
+#[test]
+fn in_a_terminal_a_key_reaches_the_command_once() {
+    if !can_start("in_a_terminal_a_key_reaches_the_command_once", &["script"]) {
+        return;
+    }
+    let dir = scratch();
+    let commands = dir.path().join("commands");
+    std::fs::write(
+        &commands,
+        "n=0; trap 'n=$((n+1))' INT; echo ready\nwhile ! read line; do :; done\nsleep 0.3; echo \"interrupts $n\"; exit 5\n",
+    )
+    .unwrap();
+    let line = format!("{} run --report=/dev/null -- sh {}", program().display(), commands.display());
+    let mut child = Command::new("script")
+        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut keys = child.stdin.take().unwrap();
+    let mut shown = String::new();
+    out.read_line(&mut shown).unwrap();
+    assert_eq!(shown.trim_end(), "ready");
+    keys.write_all(b"\x03").unwrap();
+    // The terminal drops what was typed before an interrupt: the line comes after it is shown.
+    let mut echoed = [0; 2];
+    out.read_exact(&mut echoed).unwrap();
+    keys.write_all(b"go on\n").unwrap();
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("interrupts 1"), "{rest}");
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+}
+
+/// Bytes of the file that is copied.
+const SIZE: u64 = 64 * MIB;
+
+#[test]
+fn a_report_says_what_was_released() {
+    if !can_start("a_report_says_what_was_released", &["cp", "cmp", "fincore"]) {
+        return;
+    }
+    let dir = scratch();
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    let bytes: Vec<u8> = (0..SIZE).map(|at| (at / 4096 + at).to_le_bytes()[0]).collect();
+    std::fs::write(&from, bytes).unwrap();
+    let evict = || drop(finish(pagekeeper().arg("evict").arg(&from)).fine());
+    evict();
+    let outcome = finish(pagekeeper().args(["run", "--report", "--json", "--", "cp"]).arg(&from).arg(&to));
+    let report: serde_json::Value = serde_json::from_str(&outcome.stderr).unwrap();
+    let resident = (resident_bytes(std::slice::from_ref(&from)), resident_bytes(std::slice::from_ref(&to)));
+    assert!(resident.0 <= SIZE / 8 && resident.1 <= SIZE / 8, "{resident:?}: {report:#}");
+    let total = |name: &str| report["total"][name].as_u64().unwrap();
+    assert_eq!((total("stream_read_bytes"), total("stream_written_bytes")), (SIZE, SIZE), "{report:#}");
+    assert_eq!(report["processes"][0]["name"], "cp", "{report:#}");
+    finish(Command::new("cmp").arg(&from).arg(&to)).fine();
+
+    // For people; and what was resident before stays.
+    std::fs::remove_file(&to).unwrap();
+    drop(finish(pagekeeper().arg("warm").arg(&from)).fine());
+    let outcome = finish(pagekeeper().args(["run", "--report", "--", "cp"]).arg(&from).arg(&to));
+    for said in ["what the rules did in 1 process\n", "read 64 MiB", "written 64 MiB"] {
+        assert!(outcome.stderr.contains(said), "{said}: {outcome:?}");
+    }
+    assert_eq!(resident_bytes(&[from]), SIZE, "{outcome:?}");
+    let nothing = run_sh(&["--report"], "true");
+    assert!(nothing.stderr.contains("no rule was for any process of it (see"), "{nothing:?}");
+}

@@ -1,0 +1,122 @@
+//! Every call that the preloaded library may take a hand in, made in all the odd ways, plain and under each rule: results, errno,
+//! bytes, offsets and files are the same, to the line.
+//!
+//! Invariants: the programs (`tests/shim/*.c`) say nothing that differs between two plain runs; a control shows it.
+
+mod support;
+
+use std::path::Path;
+
+use support::shim::{Way, assert_same, built, built_library, difference, left_by, ways};
+
+/// Programs as any compiler makes them.
+const PLAIN: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
+
+/// ... and as distributions do: checked forms of calls, and 64-bit forms by other names.
+const FORTIFIED: &[&str] = &["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-D_FILE_OFFSET_BITS=64"];
+
+/// Compares a program on a disk under each rule, and with other entry points and on a tmpfs under some.
+fn compare(name: &str) {
+    if !support::can_start(name, &["cc"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    assert_same(&built(name, PLAIN), &[], &ways(), scratch.path());
+    let some =
+        [Way::run(&["--as", "stream"], "stream.file"), Way::run(&["--profile", "mariadb"], "binlog.000001")];
+    assert_same(&built(name, FORTIFIED), &[], &some, scratch.path());
+    // Uncached reads and writes and releases are not there on a tmpfs.
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() {
+        assert_same(&built(name, PLAIN), &[], &some, memory);
+    }
+}
+
+#[test]
+fn opening_is_the_same() {
+    compare("open");
+}
+
+#[test]
+fn reading_is_the_same() {
+    compare("read");
+}
+
+#[test]
+fn writing_is_the_same() {
+    compare("write");
+}
+
+#[test]
+fn syncing_advising_and_allocating_are_the_same() {
+    compare("sync");
+}
+
+#[test]
+fn renaming_and_unlinking_are_the_same() {
+    compare("names");
+}
+
+#[test]
+fn descriptors_are_the_same() {
+    compare("descriptors");
+}
+
+#[test]
+fn locks_leases_and_watchers_notice_nothing() {
+    compare("held");
+}
+
+#[test]
+fn moving_bytes_in_the_kernel_is_the_same() {
+    compare("moves");
+}
+
+#[test]
+fn mapping_is_the_same() {
+    compare("maps");
+}
+
+#[test]
+fn streams_of_the_c_library_are_the_same() {
+    compare("stdio");
+}
+
+#[test]
+fn calls_handed_to_the_kernel_are_the_same() {
+    compare("rings");
+}
+
+#[test]
+fn raw_calls_are_the_same() {
+    compare("raw");
+}
+
+#[test]
+fn what_is_one_call_stays_one() {
+    compare("whole");
+}
+
+/// The comparison itself: it finds nothing with a library that does nothing, and finds out each that is wrong.
+#[test]
+fn a_wrong_library_is_found_out() {
+    if !support::can_start("a wrong library", &["cc"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    for (wrong, program) in [
+        ("WRONG_ERRNO", "read"),
+        ("WRONG_NUMBER", "raw"),
+        ("WRONG_HOLD", "held"),
+        ("WRONG_BYTE", "names"),
+        ("WRONG_LOCK", "held"),
+    ] {
+        let program = built(program, PLAIN);
+        let plain = left_by(&Way::plain(), &program, &[], scratch.path());
+        let with = |library: &Path| left_by(&Way::with_library(library), &program, &[], scratch.path());
+        let nothing = with(&built_library("wrong", &[]));
+        assert_eq!(difference(&plain, &nothing), None, "{program:?} differs by itself");
+        let found = difference(&plain, &with(&built_library("wrong", &[&format!("-D{wrong}")])));
+        assert!(found.is_some(), "{wrong} goes unnoticed");
+    }
+}

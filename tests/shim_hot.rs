@@ -1,0 +1,210 @@
+//! Pages that other programs brought into the page cache while a stream had the file open: they stay, however the stream reads.
+//! What a stream brought in itself goes. Residency is `fincore`'s.
+
+mod support;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use support::MIB;
+use support::command::finish;
+use support::shim::{Way, built};
+
+/// Bytes of the file that is read.
+const SIZE: u64 = 200 * MIB;
+
+/// Longer than what was looked at counts: two seconds.
+const STALE: Duration = Duration::from_millis(2500);
+
+/// `tests/shim/hot.c` on a file, as a stream.
+fn hot(file: &Path, how: &str) -> Command {
+    let mut command = Way::run(&["--as", "stream"], "").command(&built("hot", &["-O1"]));
+    command.arg(file).arg(how);
+    command
+}
+
+/// A file of which nothing is resident.
+fn cold(directory: &Path, name: &str, size: u64) -> PathBuf {
+    let path = directory.join(name);
+    let bytes = vec![0x5a; usize::try_from(size).expect("small")];
+    std::fs::write(&path, bytes).expect("write");
+    evict(&path);
+    path
+}
+
+fn evict(path: &Path) {
+    std::fs::File::open(path).and_then(|file| file.sync_all()).expect("sync");
+    support::command::run([std::ffi::OsStr::new("evict"), path.as_os_str()]);
+    support::wait_until_resident_below(&[path.to_owned()], 1, Duration::from_secs(20));
+}
+
+/// Reads all of a file, as another program does.
+fn warm(path: &Path) {
+    let mut file = std::fs::File::open(path).expect("open");
+    std::io::copy(&mut file, &mut std::io::sink()).expect("read");
+}
+
+fn resident(path: &Path) -> u64 {
+    support::resident_bytes(&[path.to_owned()])
+}
+
+/// Runs it to its end; while it waits, another program reads the whole file, and `pause` passes. What is resident in the end.
+fn with_others(path: &Path, how: &str, pause: Duration) -> u64 {
+    evict(path);
+    let mut child =
+        hot(path, how).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a program");
+    let mut said = String::new();
+    BufReader::new(child.stdout.take().expect("piped")).read_line(&mut said).expect("read what it says");
+    assert_eq!(said, "ready\n", "{how}");
+    warm(path);
+    std::thread::sleep(pause);
+    // What the kernel took back meanwhile, for somebody else.
+    warm(path);
+    assert!(resident(path) > SIZE - MIB, "{how}: it is hot");
+    child.stdin.take().expect("piped").write_all(b"\n").expect("have it go on");
+    assert!(child.wait().expect("wait").success(), "{how}");
+    resident(path)
+}
+
+#[test]
+fn what_others_read_meanwhile_stays() {
+    if !support::can_start("what others read meanwhile", &["cc", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let path = cold(scratch.path(), "file", SIZE);
+    let now = Duration::ZERO;
+    for (how, pause, gone) in [
+        // Of what was read at once, so much may have been read ahead.
+        ("fread", now, MIB),
+        ("update", now, 0),
+        ("header", now, 5 * MIB),
+        ("header", STALE, MIB),
+        ("fread", STALE, MIB),
+        // Where it goes on, read-ahead may have come as far.
+        ("pause", STALE, 10 * MIB),
+    ] {
+        let left = with_others(&path, how, pause);
+        assert!(left >= SIZE - gone, "{how} {pause:?}: {} of {SIZE} bytes went", SIZE - left);
+    }
+}
+
+#[test]
+fn what_the_c_library_reads_itself_goes() {
+    if !support::can_start("what the C library reads", &["cc", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    for (name, size) in [("large", SIZE), ("small", 900_000), ("odd", 5 * MIB + 1)] {
+        let path = cold(scratch.path(), name, size);
+        finish(&mut hot(&path, "all")).fine();
+        let left = resident(&path);
+        assert!(left <= size / 20, "{name}: {left} of {size} bytes stay");
+        warm(&path);
+        finish(&mut hot(&path, "all")).fine();
+        assert!(resident(&path) >= size, "{name}: it was hot");
+    }
+}
+
+#[test]
+fn a_prefetch_is_read_once() {
+    if !support::can_start("a prefetch", &["cc", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let path = cold(scratch.path(), "file", SIZE);
+    let read: u64 = finish(&mut hot(&path, "prefetch")).fine().trim().parse().expect("a number");
+    assert!(read <= SIZE + SIZE / 10, "{read} bytes were read for {SIZE}");
+    let left = resident(&path);
+    assert!(left <= SIZE / 20, "{left} bytes stay");
+}
+
+#[test]
+fn a_programs_own_advice_stands_where_the_rule_does_nothing() {
+    if !support::can_start("a program's own advice", &["cc", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let path = cold(scratch.path(), "file", SIZE);
+    for how in ["map", "random"] {
+        finish(&mut hot(&path, how)).fine();
+        let left = resident(&path);
+        assert!(left <= MIB, "{how}: {left} bytes stay");
+    }
+}
+
+#[test]
+fn looking_brings_nothing_into_locked_memory() {
+    if !support::can_run("locked memory", &["cc", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let path = cold(scratch.path(), "file", SIZE);
+    let file = std::fs::File::open(&path).expect("open");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("advise");
+    for at in (0..SIZE).step_by(2 << 20) {
+        file.read_at(&mut [0], at).expect("read");
+    }
+    drop(file);
+    let before = resident(&path);
+    let said = finish(&mut hot(&path, "locked")).fine();
+    assert!(said.is_empty(), "root may lock memory: {said}");
+    let after = resident(&path);
+    assert!(before > 0 && after <= before + MIB, "{before} bytes were resident, {after} are");
+}
+
+/// An overlay, unmounted when dropped.
+struct Overlay(PathBuf);
+
+impl Overlay {
+    fn new(parent: &Path) -> Self {
+        for name in ["lower", "upper", "work", "whole"] {
+            std::fs::create_dir_all(parent.join(name)).expect("make a directory");
+        }
+        let mut mount = Command::new("mount");
+        mount.current_dir(parent).args(["-t", "overlay", "overlay", "whole", "-o"]);
+        finish(mount.arg("lowerdir=lower,upperdir=upper,workdir=work")).fine();
+        Self(parent.join("whole"))
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn on_an_overlay_hot_pages_stay_and_others_go() {
+    if !support::can_run("an overlay", &["cc", "fincore", "mount", "umount"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    std::fs::create_dir(scratch.path().join("lower")).expect("make a directory");
+    // The overlay's own files have no pages: those of the layers have.
+    let lower = cold(&scratch.path().join("lower"), "low", 64 * MIB);
+    let overlay = Overlay::new(scratch.path());
+    cold(&overlay.0, "up", 64 * MIB);
+    let upper = scratch.path().join("upper/up");
+    for (layer, name) in [(lower, "low"), (upper, "up")] {
+        let file = overlay.0.join(name);
+        for how in ["read", "all"] {
+            evict(&layer);
+            finish(&mut hot(&file, how)).fine();
+            let left = resident(&layer);
+            assert!(left <= 4 * MIB, "{name} {how}: {left} bytes of a cold file stay");
+            warm(&file);
+            finish(&mut hot(&file, how)).fine();
+            assert_eq!(resident(&layer), 64 * MIB, "{name} {how}: it was hot");
+        }
+    }
+}

@@ -1,0 +1,595 @@
+//! Real programs under `pagekeeper run`: archivers, git, `SQLite`, `RocksDB`, fio. Each checks its data by its own means, or leaves
+//! the same as plain; and the rules act where they should: residency is `fincore`'s.
+//!
+//! Long runs, bigger sizes and other file systems are ignored here: `make test-shim` asks for them.
+
+mod support;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use support::MIB;
+use support::command::{Outcome, finish, pagekeeper};
+use support::loop_images::LoopImage;
+use support::mariadb_test;
+use support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
+
+/// A command under `pagekeeper run` with these arguments.
+fn under(arguments: &[&str], command: &[&str]) -> Command {
+    let mut run = pagekeeper();
+    run.arg("run").args(arguments).arg("--").args(command);
+    run
+}
+
+/// The words that start a command under `pagekeeper run`.
+fn starter(arguments: &[&str]) -> Vec<OsString> {
+    let command = under(arguments, &[]);
+    [command.get_program()].into_iter().chain(command.get_args()).map(OsStr::to_owned).collect()
+}
+
+/// Runs a command in a directory to its end, which must be good.
+fn good(mut command: Command, directory: &Path) -> Outcome {
+    let outcome = finish(command.current_dir(directory));
+    assert!(outcome.code == 0, "{command:?}: {outcome:#?}");
+    outcome
+}
+
+/// A line of a shell, plain.
+fn shell(line: &str, directory: &Path) -> String {
+    let mut command = Command::new("sh");
+    command.args(["-euc", line]);
+    good(command, directory).stdout
+}
+
+/// Bytes by their places.
+fn bytes(count: u64, seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33).to_le_bytes()
+    };
+    (0..count.div_ceil(4))
+        .flat_map(|_| next().into_iter().take(4))
+        .take(usize::try_from(count).expect("small"))
+        .collect()
+}
+
+/// A tree as a backup meets it: one large file, many small ones, holes, links, odd names and sizes.
+fn make_tree(directory: &Path, large: u64) {
+    std::fs::create_dir_all(directory.join("small")).expect("make a directory");
+    std::fs::write(directory.join("large"), bytes(large, 1)).expect("write");
+    for (index, size) in [0, 1, 4095, 4096, 4097, 100_000, 3 * MIB + 17].into_iter().enumerate() {
+        std::fs::write(directory.join(format!("size-{size}")), bytes(size, index as u64)).expect("write");
+    }
+    for index in 0..150 {
+        std::fs::write(directory.join(format!("small/{index}")), bytes(index * 37, index)).expect("write");
+    }
+    let holes = std::fs::File::create(directory.join("holes")).expect("make a file");
+    holes.set_len(24 * MIB + 5).expect("make a hole");
+    std::os::unix::fs::FileExt::write_all_at(&holes, b"data", 9 * MIB + 3).expect("write");
+    std::os::unix::fs::symlink("large", directory.join("link")).expect("link");
+    std::fs::hard_link(directory.join("size-4097"), directory.join("linked")).expect("link");
+    std::fs::write(directory.join(OsStr::from_bytes(b"odd \xff\n name")), b"odd").expect("write");
+}
+
+/// Files of a tree with their sizes and checksums, by coreutils' own reading.
+fn tree_of(directory: &Path) -> String {
+    shell(
+        "find . -type f -print0 | sort -z | xargs -0 sha256sum; find . -printf '%P %y %m %n %l\\n' | sort; find . -type f -printf '%P %s\\n' | sort",
+        directory,
+    )
+}
+
+fn evict(path: &Path) {
+    assert!(finish(&mut Command::new("sync")).code == 0, "sync");
+    support::command::run([OsStr::new("evict"), path.as_os_str()]);
+}
+
+/// Copies a tree by each of these lines of a shell, all in the command's own place.
+fn copied_by_all(parent: &Path, large: u64) {
+    let source = parent.join("source");
+    make_tree(&source, large);
+    let expected = tree_of(&source);
+    let lines = [
+        "mkdir a; tar -C source -cf a.tar . && tar -C a -xf a.tar",
+        "mkdir b; tar -C source -cf - . | tar -C b -xf -",
+        "mkdir c; tar -C source -S --format=posix -cf c.tar . && tar -C c -xf c.tar && tar -df c.tar -C source",
+        "cp -a source d",
+        "cp -a --sparse=always source e",
+        "cp -a --reflink=auto source f; cp --reflink=auto f/large f/large.2 && cmp f/large f/large.2 && rm f/large.2",
+        "rsync -aH source/ g/",
+        "cp -a source h && printf x | dd of=h/large bs=1 seek=5000000 conv=notrunc status=none && touch h/large && rsync -aH --inplace --no-whole-file source/ h/",
+        "cp -a source i && rm i/large && dd if=source/large of=i/large bs=1M conv=fsync status=none",
+        "cp -a source j && rm j/large && dd if=source/large of=j/large bs=7777 iflag=fullblock status=none",
+        "cp -a source k && rm k/large && dd if=source/large of=k/large bs=64k conv=sparse status=none",
+        "cp -a source l && rm l/large && dd if=source/large of=l/large bs=1M count=2 status=none && dd if=source/large of=l/large bs=1M skip=2 oflag=append conv=notrunc status=none",
+        "cp -a source m && rm m/large && dd if=source/large of=m/large bs=1M iflag=direct status=none",
+        "cp -a source n && rm n/large && cat source/large > n/large",
+        "cp -a source o && rm o/large && split -b 5M source/large part. && cat part.* > o/large && rm part.*",
+    ];
+    for (line, name) in lines.iter().zip('a'..) {
+        for way in [&[][..], &["--as", "stream"][..]] {
+            let outcome = good(under(way, &["sh", "-euc", line]), parent);
+            assert!(outcome.stdout.is_empty() && outcome.stderr.is_empty(), "{line}: {outcome:#?}");
+            let copy = parent.join(name.to_string());
+            // A directory's times and a copy's modes are the tools' own affair; bytes, kinds, links and sizes are compared.
+            let got = tree_of(&copy);
+            assert!(got == expected, "{line} under run {way:?} left something else");
+            std::fs::remove_dir_all(&copy).expect("remove a tree");
+            let _ = std::fs::remove_file(parent.join(format!("{name}.tar")));
+        }
+    }
+}
+
+#[test]
+fn archives_and_copies_come_back_whole() {
+    if !support::can_start("archives and copies", &["tar", "rsync", "sha256sum"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    copied_by_all(scratch.path(), 12 * MIB);
+}
+
+/// Bytes in the page cache, once the kernel's read-ahead has brought in what it began.
+fn settled(files: &[PathBuf]) -> u64 {
+    let mut last = 0;
+    support::eventually("nothing more is read ahead", Duration::from_secs(20), || {
+        let now = support::resident_bytes(files);
+        (std::mem::replace(&mut last, now) == now).then_some(now)
+    })
+}
+
+/// The bytes of a file that is cold stay out of the page cache; what was hot before stays.
+#[test]
+fn a_backup_leaves_the_page_cache_as_it_was() {
+    if !support::can_start("a backup that leaves the page cache alone", &["tar", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let here = scratch.path();
+    std::fs::write(here.join("large"), bytes(64 * MIB, 3)).expect("write");
+    let source = [here.join("large")];
+    for (command, copy) in [
+        (&["cp", "large", "copy"][..], "copy"),
+        (&["tar", "-cf", "copy", "large"][..], "copy"),
+        (&["dd", "if=large", "of=copy", "bs=1M", "status=none"][..], "copy"),
+    ] {
+        evict(&source[0]);
+        assert_eq!(support::resident_bytes(&source), 0, "evicted");
+        good(under(&[], command), here);
+        let left = support::resident_bytes(&source);
+        assert!(left <= MIB, "{command:?}: {left} bytes of a cold file stay");
+        let copy = [here.join(copy)];
+        let left = support::resident_bytes(&copy);
+        assert!(left <= 4 * MIB, "{command:?}: {left} bytes of the copy stay");
+        std::fs::remove_file(&copy[0]).expect("remove the copy");
+        // Hot pages of another's: the first quarter.
+        shell("head -c 16777216 large >/dev/null", here);
+        let hot = settled(&source);
+        assert!((16 * MIB..40 * MIB).contains(&hot), "{hot} bytes are hot");
+        good(under(&[], command), here);
+        let after = support::resident_bytes(&source);
+        assert!(after >= 16 * MIB && after <= hot + MIB, "{command:?}: {hot} bytes were hot, {after} are");
+        std::fs::remove_file(&copy[0]).expect("remove the copy");
+    }
+    // Plain, all of it stays: the test can fail.
+    evict(&source[0]);
+    shell("cp large copy", here);
+    assert!(support::resident_bytes(&source) >= 60 * MIB);
+}
+
+/// Runs a script of a shell in a directory, with mounts of its own, which end with it.
+fn mounting(script: &str, arguments: &[OsString], directory: &Path) -> Outcome {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-euc", script, "sh"]).args(arguments);
+    finish(command.current_dir(directory))
+}
+
+/// Who opens a file after its writer has closed it, and syncs it, is told that it could not be written: also where the kernel has no
+/// cachestat(2), and the rules wait by other means. (The image's disk is full; the writer has gone when that is found.)
+#[test]
+fn a_write_error_is_told_to_who_opens_the_file_later() {
+    if !support::can_run("write errors", &["cc", "unshare", "mkfs.ext4", "mount"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let script = "mkdir disk; mount -t tmpfs -o size=40m none disk; truncate -s 300m disk/image
+        mkfs.ext4 -q -F -O ^has_journal -E nodiscard,lazy_itable_init=1 disk/image
+        mkdir disk/files; mount -o loop disk/image disk/files
+        \"$@\" dd if=/dev/zero of=disk/files/large bs=1M count=100 status=none
+        sync disk/files/large || exit 7";
+    let without = support::shim::built("without", &["-O1"]).into_os_string();
+    for cachestat in [true, false] {
+        let mut words = vec![without.clone(), OsString::from(if cachestat { "-1" } else { "451" })];
+        for way in [None, Some(["--as", "stream"]), Some(["--as", "bulk"])] {
+            let start = words.len();
+            words.extend(way.iter().flat_map(|way| starter(way)));
+            let directory = tempfile::tempdir_in(scratch.path()).expect("make a directory");
+            let outcome = mounting(script, &words, directory.path());
+            assert!(
+                outcome.code == 7 && outcome.stderr.contains("No space left on device"),
+                "{way:?}, cachestat {cachestat}: {outcome:#?}"
+            );
+            words.truncate(start);
+        }
+    }
+}
+
+/// What is written to an overlay (a container's root) goes, though cachestat(2) says there that nothing is resident or dirty; and so it
+/// does where there is no cachestat(2).
+#[test]
+fn what_a_stream_writes_goes_where_nothing_is_counted() {
+    if !support::can_run("writers without counts", &["cc", "unshare", "mount", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let here = scratch.path();
+    shell("mkdir lower upper work all; head -c 67108864 /dev/urandom > lower/large", here);
+    let script = "mount -t overlay none -o lowerdir=lower,upperdir=upper,workdir=work all; \"$@\" all/large all/copy; cmp all/large all/copy";
+    let stream = [starter(&["--as", "stream"]), vec!["cp".into(), "--reflink=never".into()]].concat();
+    let copy = [here.join("upper/copy")];
+    let outcome =
+        mounting("mount -t overlay none -o lowerdir=lower,upperdir=upper,workdir=work all", &[], here);
+    if outcome.code == 0 {
+        // Compared before it is written: the comparison would leave it resident.
+        mounting(script.trim_end_matches("; cmp all/large all/copy"), &stream, here).fine();
+        let left = support::resident_bytes(&copy);
+        assert!(left <= 4 * MIB, "{left} bytes stay");
+        mounting(script, &stream, here).fine();
+    } else {
+        eprintln!("SKIPPED: no overlay here: {}", outcome.stderr);
+    }
+    let without = [support::shim::built("without", &["-O1"]).into_os_string(), "451".into()];
+    mounting("\"$@\" lower/large upper/copy", &[&without[..], &stream[..]].concat(), here).fine();
+    let left = support::resident_bytes(&copy);
+    assert!(left <= 4 * MIB, "{left} bytes stay without cachestat(2)");
+}
+
+/// What was written and closed goes, though the process becomes another program at once.
+#[test]
+fn files_go_that_were_written_before_an_exec() {
+    if !support::can_start("exec", &["cc", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let program = support::shim::built("becomes", &["-O1"]);
+    for by in ["execve", "execv", "execvp", "execvpe", "fexecve"] {
+        support::shim::assert_same(&program, &[by], &support::shim::ways(), scratch.path());
+        let program = program.to_str().expect("a path");
+        let said = good(under(&["--as", "stream"], &[program, by, by]), scratch.path()).stdout;
+        assert!(said.ends_with("another\n"), "{said}");
+        let files: Vec<PathBuf> =
+            (0..24).map(|file| scratch.path().join(format!("{by}-{}-{}", file / 12, file % 12))).collect();
+        assert!(files.iter().all(|file| file.exists()));
+        assert_eq!(support::resident_bytes(&files), 0, "{by}");
+    }
+}
+
+#[test]
+fn a_clone_is_sound() {
+    if !support::can_start("a clone", &["git"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let here = scratch.path();
+    let make = "git init -q origin; cd origin; git config user.name a; git config user.email a@example.org
+        for i in 1 2 3 4 5 6; do head -c 900000 /dev/urandom > binary.$i; seq $((i * 20000)) > text; git add .; git commit -qm $i; done
+        cd ..; git clone -q --no-local origin first; git -C first rev-parse HEAD";
+    let head = shell(make, here);
+    for (index, way) in
+        [&[][..], &["--as", "stream"], &["--as", "bulk"], &["--as", "logs"]].iter().enumerate()
+    {
+        let name = format!("clone-{index}");
+        good(under(way, &["git", "clone", "-q", "--no-local", "origin", &name]), here);
+        good(under(way, &["git", "-C", &name, "repack", "-qadf"]), here);
+        assert_eq!(
+            shell(
+                &format!(
+                    "git -C {name} fsck --full 2>&1 >&2; git -C {name} rev-parse HEAD; git -C {name} status --short"
+                ),
+                here
+            ),
+            head
+        );
+    }
+}
+
+const SQLITE: &str = "
+PRAGMA journal_mode=MODE; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=200; PRAGMA cache_size=200; PRAGMA mmap_size=MAPPED;
+CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT, b BLOB);
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
+  INSERT INTO t SELECT i, 'row ' || i, zeroblob(i % 700) FROM n;
+CREATE INDEX ta ON t(a);
+BEGIN; UPDATE t SET a = a || ' changed' WHERE id % 3 = 0; ROLLBACK;
+UPDATE t SET a = a || ' again', b = zeroblob(id % 900) WHERE id % 5 = 0;
+DELETE FROM t WHERE id % 7 = 0;
+PRAGMA wal_checkpoint(TRUNCATE);
+VACUUM;
+PRAGMA integrity_check;
+SELECT count(*), sum(length(a)), sum(length(b)), sum(id) FROM t;
+";
+
+#[test]
+fn sqlite_keeps_its_tables() {
+    if !support::can_start("SQLite", &["sqlite3"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let mut round = 0;
+    for mode in ["wal", "delete", "truncate"] {
+        for mapped in ["0", "100000000"] {
+            let script = SQLITE.replace("MODE", mode).replace("MAPPED", mapped);
+            let mut result = |run: Option<&[&str]>| {
+                round += 1;
+                let name = format!("{round}.db");
+                let mut command = run.map_or_else(|| Command::new("sqlite3"), |run| under(run, &["sqlite3"]));
+                command.args(["-bail", &name, &script]);
+                good(command, scratch.path()).fine()
+            };
+            let plain = result(None);
+            assert!(plain.contains("\nok\n"), "{plain}");
+            for way in [&["--as", "stream"], &["--as", "logs"], &["--as", "bulk"]] {
+                assert_eq!(result(Some(way)), plain, "{way:?}, {mode}");
+            }
+        }
+    }
+}
+
+/// Puts at random until it is killed; what was synced is there again, and a later run goes on with it.
+fn rocksdb(parent: &Path, keys: u32) {
+    let database = parent.join("database");
+    let options = [
+        format!("--db={}", database.display()),
+        format!("--num={keys}"),
+        "--value_size=1000".to_owned(),
+        "--compression_type=none".to_owned(),
+        "--write_buffer_size=4194304".to_owned(),
+        "--target_file_size_base=4194304".to_owned(),
+        "--verify_checksum=1".to_owned(),
+        "--seed=7".to_owned(),
+    ];
+    let bench = |more: &[&str]| {
+        let mut command = under(&["--profile", "rocksdb"], &["db_bench"]);
+        command.args(&options).args(more);
+        command
+    };
+    let text =
+        good(bench(&["--benchmarks=fillrandom,overwrite,compact,readrandom,verifychecksum,stats"]), parent)
+            .stdout;
+    assert!(text.contains("readrandom"), "{text}");
+    check_consistency(&database, parent);
+    // Killed in the middle of writing, several times.
+    for round in 0..3_u64 {
+        let mut child =
+            bench(&["--benchmarks=overwrite", "--use_existing_db=1", "--sync=0", "--duration=60"])
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("start db_bench");
+        std::thread::sleep(Duration::from_millis(700 + 300 * round));
+        child.kill().expect("kill db_bench");
+        child.wait().expect("wait for db_bench");
+        good(
+            bench(&["--benchmarks=readrandom,verifychecksum", "--use_existing_db=1", "--reads=20000"]),
+            parent,
+        );
+        check_consistency(&database, parent);
+    }
+    let keep = |count: &str| count.lines().filter(|line| line.contains("==>")).count();
+    let plain = good(ldb(&database, &["scan", "--max_keys=1000"]), parent).stdout;
+    assert!(keep(&plain) > 0 || !plain.is_empty(), "an empty database");
+}
+
+fn ldb(database: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new("ldb");
+    command.arg(format!("--db={}", database.display())).args(arguments);
+    command
+}
+
+fn check_consistency(database: &Path, parent: &Path) {
+    let said = good(ldb(database, &["checkconsistency"]), parent).stdout;
+    assert!(said.trim() == "OK", "{said}");
+}
+
+#[test]
+fn rocksdb_survives_kills() {
+    if support::can_start("RocksDB", &["db_bench", "ldb"]) {
+        let _alone = support::alone();
+        let scratch = support::scratch();
+        rocksdb(scratch.path(), 40_000);
+    }
+}
+
+/// A load that is killed with its server, several times; then all tables and indexes are whole, and sums agree.
+fn postgresql(seconds: u64) {
+    let programs = support::postgresql::programs();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run("PostgreSQL", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let starter = under(&["--profile", "postgresql"], &[]);
+    let starter =
+        [starter.get_program()].into_iter().chain(starter.get_args()).map(std::ffi::OsStr::to_owned);
+    let mut server = Server::start_by(scratch.path(), starter.collect());
+    let mut acknowledged = 0;
+    for _ in 0..2 {
+        let mut load = server.pgbench(&["--no-vacuum", "--client=4", "--time=600"]);
+        let mut load = load
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("start pgbench");
+        std::thread::sleep(Duration::from_secs(seconds));
+        let seen: u64 = server.query("SELECT count(*) FROM pgbench_history").parse().expect("a number");
+        server.crash();
+        load.kill().expect("kill pgbench");
+        load.wait().expect("wait for pgbench");
+        let now: u64 = server.query("SELECT count(*) FROM pgbench_history").parse().expect("a number");
+        assert!(now >= seen && now > acknowledged, "{seen} commits were there, {now} are");
+        acknowledged = now;
+        let sums =
+            "SELECT (SELECT sum(abalance) FROM pgbench_accounts) = (SELECT sum(delta) FROM pgbench_history)
+            AND (SELECT sum(bbalance) FROM pgbench_branches) = (SELECT sum(delta) FROM pgbench_history)
+            AND (SELECT sum(tbalance) FROM pgbench_tellers) = (SELECT sum(delta) FROM pgbench_history)";
+        assert_eq!(server.query(sums), "t");
+        server.check();
+    }
+}
+
+#[test]
+#[ignore = "minutes: make test-shim"]
+fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
+    let programs = support::postgresql::programs();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run("PostgreSQL and its WAL", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let server = Server::start_by(scratch.path(), starter(&["--profile", "postgresql"]));
+    server.write(2 * WAL_BYTES, None, || ());
+    let (size, resident) =
+        (support::size_bytes(&server.segments()), support::resident_bytes(&server.segments()));
+    println!("WAL {resident} of {size}");
+    // The one that is written, the three that a follower may be reading, and those that were just made.
+    assert!(
+        size >= WAL_BYTES && resident < 6 * SEGMENT_BYTES,
+        "{resident} of {size} bytes of WAL are resident"
+    );
+}
+
+#[test]
+fn postgresql_recovers_from_crashes() {
+    postgresql(3);
+}
+
+/// Writes and verifies by each engine of fio.
+fn fio(parent: &Path, size: &str) {
+    for engine in ["psync", "libaio", "io_uring", "mmap", "sync", "pvsync2"] {
+        for (way, direct) in [
+            (&["--as", "stream"], 0),
+            (&["--as", "bulk"], 0),
+            (&["--as", "logs"], 0),
+            (&["--as", "stream"], 1),
+        ] {
+            if engine == "mmap" && direct == 1 {
+                continue;
+            }
+            for pattern in ["write", "randwrite"] {
+                let mut command = under(way, &["fio"]);
+                command
+                    .args([
+                        "--name=verified",
+                        "--filename=verified",
+                        "--verify=crc32c",
+                        "--do_verify=1",
+                        "--verify_fatal=1",
+                    ])
+                    .args(["--bs=16k", "--iodepth=8", "--end_fsync=1", "--randseed=3", "--minimal"])
+                    .args([format!("--size={size}"), format!("--ioengine={engine}")])
+                    .args([format!("--rw={pattern}"), format!("--direct={direct}")]);
+                let outcome = good(command, parent);
+                assert!(!outcome.stderr.contains("verify"), "{engine} {way:?}: {outcome:#?}");
+                let file = parent.join("verified");
+                assert!(file.exists(), "{engine}");
+                std::fs::remove_file(&file).expect("remove a file");
+            }
+        }
+    }
+}
+
+#[test]
+fn fio_finds_what_it_wrote() {
+    if support::can_start("fio", &["fio"]) {
+        let scratch = support::scratch();
+        fio(scratch.path(), "8m");
+    }
+}
+
+#[test]
+#[ignore = "minutes: make test-shim"]
+fn other_file_systems_are_the_same() {
+    let programs: Vec<String> = ["xfs", "btrfs"].iter().flat_map(|kind| LoopImage::programs(kind)).collect();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run("other file systems", &programs) {
+        return;
+    }
+    for kind in ["xfs", "btrfs", "ext4"] {
+        let image = LoopImage::new(kind, 2048 * MIB);
+        for name in
+            ["read", "write", "sync", "names", "descriptors", "held", "moves", "maps", "rings", "stdio"]
+        {
+            let program = support::shim::built(name, &["-O1", "-U_FORTIFY_SOURCE"]);
+            support::shim::assert_same(&program, &[], &support::shim::ways(), image.path());
+        }
+        let place: PathBuf = image.path().join("copies");
+        std::fs::create_dir(&place).expect("make a directory");
+        copied_by_all(&place, 100 * MIB);
+        let place = image.path().join("verified");
+        std::fs::create_dir(&place).expect("make a directory");
+        fio(&place, "32m");
+    }
+}
+
+#[test]
+#[ignore = "minutes: make test-shim"]
+fn larger_archives_databases_and_files_are_sound() {
+    let scratch = support::scratch();
+    copied_by_all(scratch.path(), 200 * MIB);
+    let _alone = support::alone();
+    rocksdb(scratch.path(), 300_000);
+    fio(scratch.path(), "128m");
+}
+
+/// Test programs of `MariaDB` that write binary and relay logs in all ways, or end a server in the middle of something.
+const MARIADB_TESTS: &str = "
+    binlog.binlog_checksum binlog.binlog_delete_and_flush_index binlog.binlog_innodb binlog.binlog_innodb_row
+    binlog.binlog_invalid_read_in_rotate binlog.binlog_mixed_load_data binlog.binlog_mysqlbinlog2
+    binlog.binlog_mysqlbinlog_raw_flush binlog.binlog_mysqlbinlog_row_innodb binlog.binlog_mysqlbinlog_stop_never
+    binlog.binlog_no_uniqfile_crash binlog.binlog_rotate_perf binlog.binlog_row_binlog binlog.binlog_row_mix_innodb_myisam
+    binlog.binlog_stm_mix_innodb_myisam binlog.binlog_truncate_innodb binlog.binlog_xa_prepared_disconnect binlog.flashback
+    rpl.kill_hard-6290 rpl.rpl_checksum_cache rpl.rpl_flush_logs rpl.rpl_flushlog_loop rpl.rpl_gtid_basic rpl.rpl_gtid_startpos
+    rpl.rpl_gtid_stop_start rpl.rpl_innodb_mixed_dml rpl.rpl_parallel_optimistic_xa rpl.rpl_relay_max_extension
+    rpl.rpl_relay_space_innodb rpl.rpl_relayrotate rpl.rpl_rotate_logs rpl.rpl_row_basic_3innodb
+    rpl.rpl_row_max_relay_size rpl.rpl_row_show_relaylog_events rpl.rpl_semi_sync rpl.rpl_stm_max_relay_size
+    rpl.rpl_stm_relay_ign_space rpl.rpl_xa_survive_disconnect
+    innodb.doublewrite innodb.group_commit_force_recovery innodb.innodb-64k-crash innodb.innodb_force_recovery
+    innodb.innodb_force_recovery_rollback innodb.innodb-truncate innodb.innodb-xa innodb.log_corruption_recovery innodb.log_file
+    innodb.log_file_name innodb.log_file_size_online innodb.read_only_recovery innodb.recovery_shutdown innodb.restart
+    innodb.truncate_missing innodb.undo_log innodb.undo_truncate innodb.xa_recovery";
+
+#[test]
+#[ignore = "minutes: make test-shim"]
+fn mariadb_passes_its_own_tests() {
+    if !support::can_run("MariaDB's own tests", &["mariadbd", "perl", "setpriv"]) {
+        return;
+    }
+    assert!(Path::new(mariadb_test::DIRECTORY).exists(), "Debian's mariadb-test is not installed");
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let tests: Vec<String> = MARIADB_TESTS.split_whitespace().map(str::to_owned).collect();
+    let starter = starter(&["--profile", "mariadb"]);
+    let now = mariadb_test::results(&starter, &tests, scratch.path());
+    assert!(now.passed.len() > 30, "few ran: {}", now.said);
+    if !now.failed.is_empty() {
+        let plain = mariadb_test::results(&[], &now.failed, scratch.path());
+        assert!(
+            now.failed.iter().all(|name| plain.failed.contains(name)),
+            "{:?} fail under run, {:?} of them plain: {}",
+            now.failed,
+            plain.failed,
+            now.said
+        );
+    }
+    println!("{} passed, {:?} fail plain, too", now.passed.len(), now.failed);
+}

@@ -1,0 +1,267 @@
+//! The preloaded library in programs that make it hard: threads at random, forks, cancelled threads, signals, limits, small stacks,
+//! and calls that fail below it. All say and leave the same as they do plain.
+//!
+//! What is random goes by a seed, which a failure's message tells; `PAGEKEEPER_SEED` repeats it. Long runs are ignored here:
+//! `make test-shim` asks for them.
+
+mod support;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use support::shim::{Left, Way, assert_same, built, built_library, difference, left_by, ways};
+
+const OPTIONS: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
+
+/// What a mixed program is tried with where trying all would take long.
+fn some_ways() -> Vec<Way> {
+    vec![
+        Way::run(&["--as", "stream"], "stream.file"),
+        Way::run(&["--as", "bulk"], "bulk.file"),
+        Way::run(&["--profile", "mariadb"], "binlog.000001"),
+    ]
+}
+
+/// `PAGEKEEPER_SEED`, or one by the clock.
+fn seed() -> u64 {
+    let given = std::env::var("PAGEKEEPER_SEED").ok();
+    let given = given.map(|seed| seed.parse().expect("PAGEKEEPER_SEED is a number"));
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").subsec_nanos();
+    given.unwrap_or_else(|| u64::from(now()))
+}
+
+/// Runs threads at random; panics unless they end well.
+fn threads_at_random(seed: u64, steps: u32, ways: &[Way]) {
+    let scratch = support::scratch();
+    let program = built("torture", OPTIONS);
+    for way in ways {
+        let left = left_by(way, &program, &[&seed.to_string(), &steps.to_string()], scratch.path());
+        assert!(
+            left.code == 0 && left.said == ["fine"],
+            "PAGEKEEPER_SEED={seed} repeats this, {}: {left:#?}",
+            way.label
+        );
+    }
+}
+
+/// Runs a fixed work-load on top of calls that fail by a seed, plain and under the library.
+fn on_failing_calls(seed: u64, ways: &[Way]) {
+    let scratch = support::scratch();
+    let program = built("workload", OPTIONS);
+    let faults = built_library("faults", &[]);
+    let below = |way: Way| way.and_library(&faults).and("FAULTS_SEED", seed);
+    let left = |way: Way| left_by(&below(way), &program, &[&seed.to_string()], scratch.path());
+    let plain = left(Way::plain());
+    assert!(plain.code == 0 && plain.said.last().is_some_and(|line| line == "some failed: 1"), "{plain:#?}");
+    for way in ways {
+        let difference = difference(&plain, &left(way.clone()));
+        assert!(
+            difference.is_none(),
+            "PAGEKEEPER_SEED={seed} repeats this, {}: {}",
+            way.label,
+            difference.unwrap_or_default()
+        );
+    }
+}
+
+fn compare(name: &str, arguments: &[&str]) {
+    if support::can_start(name, &["cc"]) {
+        let scratch = support::scratch();
+        assert_same(&built(name, OPTIONS), arguments, &some_ways(), scratch.path());
+    }
+}
+
+#[test]
+fn threads_keep_their_files_apart() {
+    if support::can_start("threads at random", &["cc"]) {
+        threads_at_random(seed(), 120, &[Way::plain()]);
+        threads_at_random(seed(), 120, &some_ways());
+    }
+}
+
+#[test]
+fn children_of_a_process_with_threads_go_on() {
+    compare("forks", &[]);
+}
+
+#[test]
+fn what_is_closed_is_closed_at_once() {
+    compare("lets_go", &[]);
+}
+
+#[test]
+fn cancelled_threads_are_cancelled_where_they_were() {
+    compare("cancel", &[]);
+}
+
+#[test]
+fn signals_interrupt_what_they_interrupted() {
+    compare("signals", &[]);
+}
+
+/// A signal that comes between two parts interrupts neither.
+#[test]
+fn what_is_sent_to_a_socket_is_one_call() {
+    if !support::can_start("a file that is sent", &["cc"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let (program, below) = (built("sends", OPTIONS), built_library("parted", &[]));
+    let left = |way: Way| left_by(&way.and_library(&below), &program, &[], scratch.path());
+    let plain = left(Way::plain());
+    assert!(plain.code == 0 && plain.complained.is_empty(), "{plain:#?}");
+    for way in some_ways() {
+        let label = way.label.clone();
+        assert_eq!(difference(&plain, &left(way)), None, "{label}");
+    }
+}
+
+#[test]
+fn processes_that_are_short_of_something_go_on() {
+    compare("limits", &[]);
+}
+
+/// What a program can see: low descriptors are its own, each of them; one of a high number and one thread may be the library's.
+#[test]
+fn a_process_that_takes_stock_finds_its_own_descriptors() {
+    if !support::can_start("a process that takes stock", &["cc"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let program = built("limits", OPTIONS);
+    let plain = left_by(&Way::plain(), &program, &["stock"], scratch.path());
+    let counts = |left: &Left| -> Vec<u32> {
+        left.complained[0].split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
+    };
+    let [1, inherited] = counts(&plain)[..] else { panic!("{plain:#?}") };
+    for way in ways() {
+        let left = left_by(&way, &program, &["stock"], scratch.path());
+        assert_eq!(left.said, plain.said, "{}", way.label);
+        let seen = counts(&left);
+        assert!(seen == [1, inherited] || seen == [2, inherited + 1], "{}: {:?}", way.label, left.complained);
+    }
+}
+
+/// What counts against limits of locked and of promised memory.
+#[test]
+fn a_process_has_little_more_memory() {
+    if !support::can_start("what a process has of memory", &["cc"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let program = built("memory", OPTIONS);
+    let left = |way: &Way| {
+        let left = left_by(way, &program, &[], scratch.path());
+        let kib = left.complained[0].split(' ').map(|word| word.parse::<u64>().unwrap());
+        (left.said, kib.collect::<Vec<_>>())
+    };
+    let (said, plain) = left(&Way::plain());
+    for way in ways() {
+        let (now_said, now) = left(&way);
+        assert_eq!(now_said, said, "{}", way.label);
+        // The helper's stack, and what the C library's allocator keeps for its thread, where there is one.
+        assert!(now[0] <= plain[0] + 256 && now[1] <= plain[1] + 1024, "{}: {now:?}, {plain:?}", way.label);
+    }
+}
+
+/// Of a stack of 8 KiB (`SIGSTKSZ`), on which a crash handler writes its dump.
+#[test]
+fn signal_handlers_on_small_stacks_have_room() {
+    if !support::can_start("what a signal handler uses of its stack", &["cc"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let program = built("stacks", OPTIONS);
+    let left = |way: &Way| {
+        let left = left_by(way, &program, &[], scratch.path());
+        let used: u64 = left.complained.first().map_or(0, |line| line.parse().unwrap());
+        (left.code, left.said, left.files, used)
+    };
+    let plain = left(&Way::plain());
+    for way in ways() {
+        let now = left(&way);
+        assert_eq!((now.0, &now.1, &now.2), (plain.0, &plain.1, &plain.2), "{}", way.label);
+        assert!(now.3 <= plain.3 + 3072, "{}: {} bytes, not {}", way.label, now.3, plain.3);
+    }
+}
+
+#[test]
+fn who_asks_for_filters_of_calls_has_the_rules() {
+    if !support::can_start("questions after filters", &["cc"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let program = built("probes", OPTIONS);
+    let left = |way: &Way| {
+        let left = left_by(way, &program, &[], scratch.path());
+        assert_eq!(left.code, 0, "{left:#?}");
+        (left.said, left.complained[0].parse::<i64>().unwrap())
+    };
+    let plain = left(&Way::plain());
+    if plain.1 < 0 {
+        return eprintln!("skipped: the kernel has no cachestat");
+    }
+    let stream = left(&Way::run(&["--as", "stream"], "stream.file"));
+    assert_eq!(stream.0, plain.0);
+    assert!(plain.1 > 0 && stream.1 == 0, "{} pages, {} plain", stream.1, plain.1);
+}
+
+/// Where cachestat says that nothing is resident of any file: in the layers of a container.
+#[test]
+fn what_is_opened_for_direct_io_leaves_the_cache_on_an_overlay() {
+    if !support::can_run("direct I/O on an overlay", &["cc", "unshare", "mount"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let program = built("direct", OPTIONS);
+    let mount = "set -e\nmkdir low up work all\n\
+                 mount -t overlay none -o lowerdir=low,upperdir=up,workdir=work all || exit 77\ncd all\n";
+    let pages = |run: &str| {
+        let text = format!("{mount}exec {run} {} table.ibd", program.display());
+        let directory = tempfile::tempdir_in(scratch.path()).unwrap();
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &text]).current_dir(directory.path());
+        let outcome = support::command::finish(&mut command);
+        (outcome.code != 77).then(|| outcome.stderr.trim().parse::<u32>().expect(&outcome.stderr))
+    };
+    let run = format!("{} run --profile mariadb --", support::command::program().display());
+    let (Some(plain), Some(now)) = (pages(""), pages(&run)) else {
+        return eprintln!("skipped: no overlay can be mounted here");
+    };
+    assert_eq!((plain, now), (1024, 0));
+}
+
+#[test]
+fn calls_that_fail_below_fail_the_same() {
+    if support::can_start("calls that fail", &["cc"]) {
+        on_failing_calls(seed(), &some_ways());
+    }
+}
+
+#[test]
+#[ignore = "minutes: make test-shim"]
+fn threads_keep_their_files_apart_for_long() {
+    let first = seed();
+    for round in 0..4 {
+        threads_at_random(first + round, 1000, &ways());
+    }
+}
+
+#[test]
+#[ignore = "minutes: make test-shim"]
+fn calls_that_fail_below_fail_the_same_by_many_seeds() {
+    let first = seed();
+    for round in 0..20 {
+        on_failing_calls(first + round, &ways());
+    }
+}
+
+#[test]
+#[ignore = "minutes: make test-shim"]
+fn every_program_says_the_same_again_and_again() {
+    let scratch = support::scratch();
+    for _ in 0..3 {
+        for name in ["forks", "cancel", "signals", "limits"] {
+            assert_same(&built(name, OPTIONS), &[], &ways(), scratch.path());
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! A memory cgroup of one's own, of whichever version holds the memory controller here.
+//!
+//! Invariants: it goes with its value, also by a panic, once the processes in it have ended. Needs root.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// A memory cgroup with a limit.
+pub(crate) struct MemoryGroup {
+    directory: PathBuf,
+}
+
+impl MemoryGroup {
+    /// Makes one; `None`, with a sentence, where that can't be done here; panics with that sentence where
+    /// `PAGEKEEPER_REQUIRE_ALL=1`.
+    pub(crate) fn new(test: &str, limit: u64) -> Option<Self> {
+        let name = format!("pagekeeper-test-{}-{}", std::process::id(), limit >> 20);
+        let made = places().into_iter().find_map(|(root, limit_file)| {
+            let directory = root.join(&name);
+            std::fs::create_dir(&directory).ok()?;
+            let group = Self { directory };
+            std::fs::write(group.directory.join(limit_file), limit.to_string()).ok()?;
+            Some(group)
+        });
+        if made.is_none() {
+            super::is_there(test, std::iter::once("a memory cgroup, which can't be made here".to_owned()));
+        }
+        made
+    }
+
+    /// Where its files are.
+    pub(crate) fn path(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Takes a process in, unless it has ended; its children to come will be in it, too.
+    pub(crate) fn add(&self, pid: u32) {
+        let moved = std::fs::write(self.directory.join("cgroup.procs"), pid.to_string());
+        let ended = rustix::io::Errno::SRCH.raw_os_error();
+        if let Err(error) = moved {
+            assert_eq!(error.raw_os_error(), Some(ended), "move a process: {error}");
+        }
+    }
+
+    /// A command that enters the group before it runs this program. Arguments can be added.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig=KILL", "--", "sh", "-c", "echo $$ >\"$0\" && exec \"$@\""]);
+        command.arg(self.directory.join("cgroup.procs")).arg(program);
+        command
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // Busy for a moment, where a process in it is just ending.
+        for _ in 0..50 {
+            if std::fs::remove_dir(&self.directory).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        eprintln!("{} is left behind", self.directory.display());
+    }
+}
+
+/// Roots of memory controllers, each with the name of a group's limit.
+fn places() -> Vec<(PathBuf, &'static str)> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("read the mounts");
+    let places = mounts.lines().filter_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        let point = PathBuf::from(mount.split(' ').nth(4)?);
+        let kind: Vec<&str> = kind.split(' ').collect();
+        let has = |option: &str| kind.last().is_some_and(|all| all.split(',').any(|other| other == option));
+        match kind[0] {
+            "cgroup" if has("memory") => Some((point, "memory.limit_in_bytes")),
+            "cgroup2" => Some((point, "memory.max")),
+            _ => None,
+        }
+    });
+    places.collect()
+}

@@ -1,0 +1,233 @@
+//! Programs run plain and under the preloaded library, and what they leave compared: every line that they say, how they end, and
+//! every file.
+//!
+//! Invariants: a program is built once for each test binary, by `cc`, and runs in a new directory each time; what may differ
+//! from run to run by itself is not compared (times, inode numbers, allocated blocks). A control shows that the comparison
+//! finds nothing where there is nothing, and something where a library is wrong.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use super::command::{finish, pagekeeper};
+
+/// What a program's file is called where a comparison takes its name away.
+const NAME: &str = "NAME";
+
+/// How a program is run.
+#[derive(Debug, Clone)]
+pub(crate) struct Way {
+    /// What it is called in a failure's message.
+    pub(crate) label: String,
+    /// Arguments of `pagekeeper run`; none for a plain run.
+    run: Option<Vec<String>>,
+    /// What is preloaded beside.
+    preload: Vec<PathBuf>,
+    /// Set in the environment.
+    environment: Vec<(String, String)>,
+    /// What the file under test is called, so that a profile's rule fits it.
+    pub(crate) file: String,
+}
+
+impl Way {
+    /// Without anything.
+    pub(crate) fn plain() -> Self {
+        let (preload, environment) = (Vec::new(), Vec::new());
+        Self { label: "plain".to_owned(), run: None, preload, environment, file: "some.file".to_owned() }
+    }
+
+    /// With this library preloaded, and no `pagekeeper`.
+    pub(crate) fn with_library(library: &Path) -> Self {
+        Self { label: format!("with {}", library.display()), ..Self::plain() }.and_library(library)
+    }
+
+    /// By `pagekeeper run` with these arguments.
+    pub(crate) fn run(arguments: &[&str], file: &str) -> Self {
+        Self {
+            label: format!("run {} ({file})", arguments.join(" ")),
+            run: Some(arguments.iter().map(|&argument| argument.to_owned()).collect()),
+            file: file.to_owned(),
+            ..Self::plain()
+        }
+    }
+
+    /// The same with one library more, below.
+    pub(crate) fn and_library(mut self, library: &Path) -> Self {
+        self.preload.push(library.to_owned());
+        self
+    }
+
+    /// The same with a variable in the environment.
+    pub(crate) fn and(mut self, variable: &str, value: u64) -> Self {
+        self.environment.push((variable.to_owned(), value.to_string()));
+        self
+    }
+
+    /// A command that runs `program` this way.
+    pub(crate) fn command(&self, program: &Path) -> Command {
+        let mut command = match &self.run {
+            None => Command::new(program),
+            Some(arguments) => {
+                let mut command = pagekeeper();
+                command.arg("run").args(arguments).arg("--").arg(program);
+                command
+            }
+        };
+        command.env_remove("LD_PRELOAD").envs(self.environment.iter().map(|(name, value)| (name, value)));
+        if !self.preload.is_empty() {
+            let paths: Vec<OsString> =
+                self.preload.iter().map(|path| path.clone().into_os_string()).collect();
+            command.env("LD_PRELOAD", paths.join(":".as_ref()));
+        }
+        command
+    }
+}
+
+/// Every rule on a file that it fits.
+pub(crate) fn ways() -> Vec<Way> {
+    vec![
+        Way::run(&["--as", "stream"], "stream.file"),
+        Way::run(&["--as", "bulk"], "bulk.file"),
+        Way::run(&["--as", "logs"], "log.file"),
+        Way::run(&["--profile", "rocksdb"], "000012.sst"),
+        Way::run(&["--profile", "rocksdb"], "000013.log"),
+        Way::run(&["--profile", "mariadb"], "ib_logfile0"),
+        Way::run(&["--profile", "mariadb"], "binlog.000001"),
+        Way::run(&["--profile", "mariadb"], "table.ibd"),
+    ]
+}
+
+/// What a program left.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Exit code, or 128 + signal.
+    pub(crate) code: i32,
+    /// What it said, with its file's name replaced.
+    pub(crate) said: Vec<String>,
+    /// What it complained of, the same.
+    pub(crate) complained: Vec<String>,
+    /// Its files: mode, size and checksum by name.
+    pub(crate) files: BTreeMap<String, String>,
+}
+
+/// Runs a program in a new directory below `parent`, and takes down what it leaves.
+pub(crate) fn left_by(way: &Way, program: &Path, arguments: &[&str], parent: &Path) -> Left {
+    let directory = tempfile::tempdir_in(parent).expect("make a directory");
+    let mut command = way.command(program);
+    command.arg(&way.file).args(arguments).current_dir(directory.path()).env("LIBC_FATAL_STDERR_", "1");
+    let outcome = finish(&mut command);
+    let lines = |text: &str| text.lines().map(|line| line.replace(&way.file, NAME)).collect();
+    let mut files = BTreeMap::new();
+    take_down(directory.path(), "", &way.file, &mut files);
+    Left { code: outcome.code, said: lines(&outcome.stdout), complained: lines(&outcome.stderr), files }
+}
+
+/// Panics unless a program leaves the same in each of these ways as it leaves plain.
+pub(crate) fn assert_same(program: &Path, arguments: &[&str], ways: &[Way], parent: &Path) {
+    let plain = left_by(&Way::plain(), program, arguments, parent);
+    assert!(plain.code == 0 && !plain.said.is_empty(), "it fails already plain: {plain:#?}");
+    let differences: Vec<String> = ways
+        .iter()
+        .filter_map(|way| {
+            let difference = difference(&plain, &left_by(way, program, arguments, parent))?;
+            Some(format!("{} {arguments:?}, {}:\n{difference}", program.display(), way.label))
+        })
+        .collect();
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// The first lines that differ, and where they stand; none if all is the same.
+pub(crate) fn difference(expected: &Left, seen: &Left) -> Option<String> {
+    const SHOWN: usize = 12;
+    let mut differences = Vec::new();
+    if expected.code != seen.code {
+        differences.push(format!("ends with {}, not {}", seen.code, expected.code));
+    }
+    for (what, expected, seen) in
+        [("said", &expected.said, &seen.said), ("complained", &expected.complained, &seen.complained)]
+    {
+        let longest = expected.len().max(seen.len());
+        let at = |lines: &[String], index: usize| {
+            lines.get(index).cloned().unwrap_or_else(|| "nothing".to_owned())
+        };
+        differences.extend((0..longest).filter(|&index| expected.get(index) != seen.get(index)).map(
+            |index| {
+                format!(
+                    "{what} {}:\n  plain: {}\n  now:   {}",
+                    index + 1,
+                    at(expected, index),
+                    at(seen, index)
+                )
+            },
+        ));
+    }
+    let names: std::collections::BTreeSet<&String> = expected.files.keys().chain(seen.files.keys()).collect();
+    differences.extend(
+        names
+            .into_iter()
+            .filter(|name| expected.files.get(*name) != seen.files.get(*name))
+            .map(|name| format!("{name}: {:?}, not {:?}", seen.files.get(name), expected.files.get(name))),
+    );
+    let count = differences.len();
+    differences.truncate(SHOWN);
+    (count > 0).then(|| format!("{count} differences\n{}", differences.join("\n")))
+}
+
+fn take_down(directory: &Path, prefix: &str, hidden: &str, into: &mut BTreeMap<String, String>) {
+    for entry in std::fs::read_dir(directory).expect("list a directory") {
+        let path = entry.expect("list a directory").path();
+        let name = path.file_name().expect("a name").to_string_lossy();
+        let name = name.strip_prefix(hidden).map_or_else(|| name.to_string(), |rest| format!("{NAME}{rest}"));
+        let name = format!("{prefix}{name}");
+        let status = path.symlink_metadata().expect("look at a file");
+        let mode = status.permissions().mode();
+        if status.is_dir() {
+            into.insert(name.clone(), format!("mode {mode:o}"));
+            take_down(&path, &format!("{name}/"), hidden, into);
+        } else if status.is_file() {
+            let sum = crc32c::crc32c(&std::fs::read(&path).expect("read a file"));
+            into.insert(name, format!("mode {mode:o}, {} bytes, checksum {sum:08x}", status.len()));
+        } else {
+            into.insert(name, format!("mode {mode:o}"));
+        }
+    }
+}
+
+/// Builds `tests/shim/NAME.c`, once for each test binary and set of options, and says where it is.
+pub(crate) fn built(name: &str, options: &[&str]) -> PathBuf {
+    static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    // Kept there by cargo, so that nothing is left elsewhere by a test binary, whose statics nobody drops.
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let key = format!("{name} {}", options.join(" "));
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(path) = built.get(&key) {
+        return path.clone();
+    }
+    let path = place.join(format!("{name}-{:08x}", crc32c::crc32c(key.as_bytes())));
+    let new = path.with_extension(std::process::id().to_string());
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/shim/{name}.c"));
+    // Warnings are of no use here: these programs do wrong things on purpose.
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-w", "-pthread"])
+        .args(options)
+        .arg("-o")
+        .arg(&new)
+        .arg(&source)
+        .arg("-ldl")
+        .output()
+        .expect("run cc");
+    assert!(output.status.success(), "{}: {}", source.display(), String::from_utf8_lossy(&output.stderr));
+    super::open_to_others(&new);
+    // One that another test binary is running stays as it is.
+    std::fs::rename(&new, &path).expect("rename a program");
+    built.insert(key, path.clone());
+    path
+}
+
+/// Builds a library to preload.
+pub(crate) fn built_library(name: &str, options: &[&str]) -> PathBuf {
+    built(name, &[&["-shared", "-fPIC", "-O1"], options].concat())
+}

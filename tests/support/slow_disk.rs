@@ -1,0 +1,167 @@
+//! A slow disk and low limits on dirty pages, for a while: what it takes to have writers paused within seconds.
+//!
+//! The disk is an ext4 on a loop device that the *root* blkio cgroup (version 1) holds to a rate: writeback belongs to no
+//! other group. The limits are the whole machine's, so that only one test at a time may change them ([`LowLimits`] takes
+//! a lock that all processes share), and for as short as possible.
+//!
+//! Invariants: all is taken back when its value goes, also by a panic; and by a shell that waits for the end of this
+//! process where it is killed.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// Programs that it needs.
+pub(crate) const PROGRAMS: [&str; 5] = ["mkfs.ext4", "losetup", "mount", "umount", "sh"];
+
+const THROTTLE: &str = "blkio.throttle.write_bps_device";
+
+/// $1: the throttle, $2: the device's number, $3: the mount point, $4: the device.
+const TAKE_DISK_BACK: &str = r#"
+echo "$2 0" >"$1"
+for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    umount "$3" 2>/dev/null && break
+    sleep 0.2
+done
+losetup --detach "$4"
+"#;
+
+/// Pairs of a file and what is to be written into it.
+const PUT_BACK: &str = r#"
+while [ $# -gt 1 ]; do
+    echo "$2" >"$1"
+    shift 2
+done
+"#;
+
+/// A mounted file system that is written at a rate. Fields go in this order.
+pub(crate) struct SlowDisk {
+    _undo: Undo,
+    mount: PathBuf,
+    number: String,
+    _directory: tempfile::TempDir,
+}
+
+impl SlowDisk {
+    /// One of `size` bytes (sparse) that writes `rate` bytes a second. `None`, with a sentence, where the machine can't hold
+    /// a device to a rate, also where `PAGEKEEPER_REQUIRE_ALL=1`: no package brings that to a kernel.
+    pub(crate) fn new(test: &str, size: u64, rate: u64) -> Option<Self> {
+        let Some(root) = blkio_root() else {
+            // Version 2 holds back no group but those below its root, whose limits on dirty pages are others.
+            println!(
+                "SKIPPED: {test} needs the blkio controller of cgroup version 1, which this host does not have."
+            );
+            return None;
+        };
+        let directory = super::scratch();
+        let image = directory.path().join("image");
+        let mount = directory.path().join("mount");
+        std::fs::create_dir(&mount).expect("make a mount point");
+        File::create(&image).and_then(|file| file.set_len(size)).expect("make an image");
+        run(Command::new("mkfs.ext4").arg("-q").arg(&image));
+        let node = run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(&image));
+        let node = PathBuf::from(node.trim());
+        let number = device_number(&node);
+        let throttle = root.join(THROTTLE);
+        let words: [&OsStr; 4] = [throttle.as_os_str(), number.as_ref(), mount.as_os_str(), node.as_os_str()];
+        let undo = Undo::new(TAKE_DISK_BACK, &words);
+        run(Command::new("mount").args(["-t", "ext4", "-o", "noatime"]).arg(&node).arg(&mount));
+        std::fs::write(&throttle, format!("{number} {rate}")).expect("throttle a device");
+        Some(Self { _undo: undo, mount, number, _directory: directory })
+    }
+
+    /// Where it is mounted.
+    pub(crate) fn path(&self) -> &Path {
+        &self.mount
+    }
+
+    /// The kernel's name for its device: `7:0`.
+    pub(crate) fn device(&self) -> &str {
+        &self.number
+    }
+}
+
+/// The limits on dirty pages, lowered.
+pub(crate) struct LowLimits {
+    _undo: Undo,
+    _lock: File,
+}
+
+impl LowLimits {
+    /// Waits until nobody else has them lowered, and sets both, in bytes.
+    pub(crate) fn new(background: u64, limit: u64) -> Self {
+        let path = std::env::temp_dir().join("pagekeeper-dirty-limits.lock");
+        let lock = File::options().create(true).append(true).open(&path).expect("open a lock file");
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("lock a file");
+        // Each limit has two forms, and setting one sets the other to 0: what was in force is put back.
+        let mut before = Vec::new();
+        for name in ["dirty_background", "dirty"] {
+            let [bytes, ratio] = ["bytes", "ratio"].map(|form| vm(&format!("{name}_{form}")));
+            let read = |path: &Path| std::fs::read_to_string(path).expect("read a limit").trim().to_owned();
+            let in_force = if read(&bytes) == "0" { ratio } else { bytes };
+            before.push(in_force.display().to_string());
+            before.push(read(&in_force));
+        }
+        let words: Vec<&OsStr> = before.iter().map(AsRef::as_ref).collect();
+        let undo = Undo::new(PUT_BACK, &words);
+        for (name, value) in [("dirty_background_bytes", background), ("dirty_bytes", limit)] {
+            std::fs::write(vm(name), value.to_string()).expect("lower a limit");
+        }
+        Self { _undo: undo, _lock: lock }
+    }
+}
+
+fn vm(name: &str) -> PathBuf {
+    Path::new("/proc/sys/vm").join(name)
+}
+
+/// A shell that runs a script when this value goes, or this process ends.
+struct Undo(Child);
+
+impl Undo {
+    fn new(script: &str, words: &[&OsStr]) -> Self {
+        let script = format!("trap '' INT TERM HUP\nread -r _\n{script}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, "sh"]).args(words);
+        // In a group of its own, so that it outlasts a kill of this one.
+        let command = command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null());
+        Self(command.spawn().expect("start sh"))
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        match self.0.wait() {
+            Ok(status) if status.success() => {}
+            other => eprintln!("something of a slow disk may be left behind: {other:?}"),
+        }
+    }
+}
+
+/// `7:0`
+fn device_number(node: &Path) -> String {
+    let name = node.file_name().expect("a device").to_string_lossy().into_owned();
+    std::fs::read_to_string(format!("/sys/block/{name}/dev")).expect("a block device").trim().to_owned()
+}
+
+/// Where the root of the blkio controller is mounted: `proc_pid_mountinfo(5)`.
+fn blkio_root() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("read the mounts");
+    let mut roots = mounts.lines().filter_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        let mount: Vec<&str> = mount.split(' ').collect();
+        let kind: Vec<&str> = kind.split(' ').collect();
+        let is_blkio = kind[0] == "cgroup" && kind.last()?.split(',').any(|option| option == "blkio");
+        (is_blkio && mount[3] == "/").then(|| PathBuf::from(mount[4]))
+    });
+    roots.find(|root| root.join(THROTTLE).exists())
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
