@@ -5,6 +5,6 @@ cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
-scripts/packages.sh "the peers of the benchmarks: vmtouch util-linux-extra fio sysbench mariadb-server mariadb-client librocksdb-dev g++" \
+scripts/packages.sh "the peers of the benchmarks: vmtouch util-linux-extra fio sysbench mariadb-server mariadb-client librocksdb-dev g++ postgresql mariadb-plugin-rocksdb rocksdb-tools nocache" \
     "the XFS on a slow disk: xfsprogs"
 "$cargo" install pagers --version 0.2.2 --locked --root "${CARGO_TARGET_DIR:-target}/peers"

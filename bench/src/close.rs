@@ -96,6 +96,8 @@ fn measure(run: &mut Run, files: &Files<'_>) -> Result<Vec<Samples>> {
     }
     let seed = seeds.next_u64();
     subjects.push(Subject::new("posix_fadvise(DONTNEED)", move || drop_pages(files, seed)));
+    let seed = seeds.next_u64();
+    subjects.push(Subject::new("nothing: two looks at the clock", move || nothing(files, seed)));
     run.rounds(&mut subjects, 42)
 }
 
@@ -184,6 +186,12 @@ fn drop_pages(files: &Files<'_>, seed: u64) -> Result<f64> {
     let left = resident(files.closed)?;
     ensure!(left <= size / 50, "{left} bytes are still resident");
     Ok(took)
+}
+
+/// What a measurement like the others tells of no work at all, by a thread that slept before.
+fn nothing(files: &Files<'_>, seed: u64) -> Result<f64> {
+    let other = Pread(File::open(files.other).context("can't open the other file")?);
+    while_reading(&other, seed, || Ok(()))
 }
 
 #[cfg(test)]

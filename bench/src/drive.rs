@@ -134,7 +134,8 @@ impl Judge {
         pattern::check(self.seed, offset, bytes)
     }
 
-    fn ends_are_right(&self, offset: u64, bytes: &[u8]) -> bool {
+    /// Whether its first and its last whole word may be.
+    pub(crate) fn ends_are_right(&self, offset: u64, bytes: &[u8]) -> bool {
         let word = pattern::WORD as u64;
         let first = offset.next_multiple_of(word);
         let last = ((offset + bytes.len() as u64) / word).saturating_sub(1) * word;

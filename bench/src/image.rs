@@ -20,7 +20,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// A new one of this kind ("xfs", "ext4") that holds `bytes`.
+    /// A new one of this kind ("xfs", "ext4", "btrfs") that holds `bytes`.
     pub(crate) fn new(scratch: &Scratch, kind: &'static str, bytes: u64) -> Result<Self> {
         scratch.require_space(bytes)?;
         let image = scratch.path().join("image");
@@ -32,6 +32,7 @@ impl Image {
     pub(crate) fn make(image: &Path, kind: &'static str, bytes: u64) -> Result<()> {
         let (maker, package) = match kind {
             "xfs" => ("mkfs.xfs", "xfsprogs"),
+            "btrfs" => ("mkfs.btrfs", "btrfs-progs"),
             _ => ("mkfs.ext4", "e2fsprogs"),
         };
         let maker = Program::find(maker)

@@ -4,6 +4,7 @@
 //! checked while they are measured; whatever a run makes or changes is gone or taken back when it ends, also by Ctrl-C.
 //! A quick run ends within 45 seconds on a machine that has two free cores. Fails where a subject fails or is wrong.
 
+mod bulk;
 mod close;
 mod commit;
 mod data;
@@ -17,6 +18,7 @@ mod image;
 mod log;
 mod machine;
 mod miss;
+mod mixed;
 mod pattern;
 mod peers;
 mod plot;
@@ -27,8 +29,11 @@ mod report;
 mod rounds;
 mod scan;
 mod scratch;
+mod shim;
 pub mod slowdisk;
 mod stall;
+mod stream;
+mod trace;
 mod warm;
 
 use std::path::PathBuf;
@@ -76,6 +81,8 @@ enum Bench {
     },
     /// Cold direct reads against fio at the same depth, and a cache of 90 % of the data against pread
     Miss(Options),
+    /// Direct I/O while others use the file's page cache, on ext4, XFS and btrfs; as root
+    Mixed(Options),
     /// Durable commits of random pages: the page store against other stores and fio
     Commit(Options),
     /// Commits of random pages for minutes over data of many times the memory: latency, journal and memory over time
@@ -100,6 +107,19 @@ enum Bench {
         #[command(flatten)]
         options: Options,
     },
+    /// A database whose data just fits its memory cgroup, beside a backup's stream, under run and without; as root
+    Stream {
+        #[command(flatten)]
+        choice: stream::Choice,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Puts into RocksDB while it writes tables to the same slow disk, under run and by itself; as root
+    Bulk(Options),
+    /// What run adds to calls that no rule concerns, to the start of a process, and to a stream's read
+    Shim(Options),
+    /// What tracing costs page-cache adds, and a MariaDB under sysbench; as root
+    Trace(Options),
     /// Opening a store after a kill on a slow but wide disk, against replay and other stores; as root
     Recovery {
         /// Put an XFS on the slow disk
@@ -127,6 +147,12 @@ enum Bench {
     /// Reads inside a cgroup
     #[command(hide = true)]
     PressureReader(pressure::ReaderArguments),
+    /// Reads or writes files at a rate
+    #[command(hide = true)]
+    StreamChild(stream::ChildArguments),
+    /// Makes calls in a loop
+    #[command(hide = true)]
+    ShimChild(shim::ChildArguments),
     /// Changes pages of a store until it is killed
     #[command(hide = true)]
     RecoveryChild(recovery::ChildArguments),
@@ -275,8 +301,15 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Follow(options) => bench("follow", &options, follow::run),
         Bench::Log(options) => bench("log", &options, log::run),
         Bench::Miss(options) => bench("miss", &options, miss::run),
+        Bench::Mixed(options) => bench("mixed", &options, mixed::run),
         Bench::Pressure(options) => bench("pressure", &options, pressure::run),
         Bench::Stall { fs, options } => bench("stall", &options, |run| stall::run(run, fs)),
+        Bench::Stream { choice, options } => bench("stream", &options, |run| stream::run(run, &choice)),
+        Bench::StreamChild(arguments) => stream::be_a_stream(&arguments),
+        Bench::Bulk(options) => bench("bulk", &options, |run| bulk::run(run, options.rounds)),
+        Bench::Shim(options) => bench("shim", &options, |run| shim::run(run, options.rounds)),
+        Bench::ShimChild(arguments) => shim::be_timed(&arguments),
+        Bench::Trace(options) => bench("trace", &options, trace::run),
         Bench::Recovery { xfs, options } => bench("recovery", &options, |run| recovery::run(run, xfs)),
         Bench::RecoveryChild(arguments) => recovery::be_killed(&arguments),
         Bench::Slowdisk(arguments) => slowdisk::run(&arguments),

@@ -93,6 +93,10 @@ fn directories() -> Vec<PathBuf> {
     directories.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     // Not on every user's PATH: servers.
     directories.extend(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
+    // Debian keeps a server's programs out of PATH, for several versions side by side: the newest.
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let newest = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
+    directories.extend(newest.map(|version| format!("/usr/lib/postgresql/{version}/bin").into()));
     directories
 }
 

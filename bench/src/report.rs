@@ -62,9 +62,21 @@ pub(crate) enum Unit {
     /// Rates.
     #[serde(rename = "commits/s")]
     CommitsPerSecond,
+    /// Rates.
+    #[serde(rename = "requests/s")]
+    RequestsPerSecond,
+    /// How many at a time.
+    #[serde(rename = "at a time")]
+    Deep,
     /// How many there were.
     #[serde(rename = "count")]
     Count,
+    /// Rates.
+    #[serde(rename = "ops/s")]
+    OperationsPerSecond,
+    /// Times.
+    #[serde(rename = "ns")]
+    Nanoseconds,
 }
 
 impl Unit {
@@ -72,6 +84,7 @@ impl Unit {
         match self {
             Self::Milliseconds
             | Self::Microseconds
+            | Self::Nanoseconds
             | Self::SecondsPerGib
             | Self::Mib
             | Self::PercentOfCore
@@ -86,6 +99,9 @@ impl Unit {
             | Self::Ratio
             | Self::ReadsPerSecond
             | Self::CommitsPerSecond
+            | Self::OperationsPerSecond
+            | Self::RequestsPerSecond
+            | Self::Deep
             | Self::MibPerSecond => Better::More,
         }
     }
@@ -109,7 +125,11 @@ impl Unit {
             Self::PercentOfTime => "% of the time",
             Self::Times => "x",
             Self::CommitsPerSecond => "commits/s",
+            Self::RequestsPerSecond => "requests/s",
+            Self::Deep => "at a time",
             Self::Count => "count",
+            Self::OperationsPerSecond => "ops/s",
+            Self::Nanoseconds => "ns",
         }
     }
 }

@@ -48,6 +48,11 @@ impl Stop {
         Self(Arc::new(AtomicBool::new(false)))
     }
 
+    /// The wish itself, for what looks at it in between.
+    pub(crate) fn flag(&self) -> &AtomicBool {
+        &self.0
+    }
+
     /// Fails with [`Interrupted`] once a signal has come.
     pub(crate) fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) {

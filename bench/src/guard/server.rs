@@ -16,7 +16,7 @@ use crate::peers::{Program, run as run_process};
 use crate::scratch::Stop;
 
 /// What has to be installed beside server and load.
-pub(super) const HELPERS: [&str; 2] = ["mariadb-install-db", "mariadb"];
+pub(crate) const HELPERS: [&str; 2] = ["mariadb-install-db", "mariadb"];
 
 /// Size of the redo ring.
 const REDO_BYTES: u64 = 48 * MIB;
@@ -24,14 +24,14 @@ const REDO_BYTES: u64 = 48 * MIB;
 pub(super) const BINLOG_BYTES: u64 = 16 * MIB;
 
 /// A running server.
-pub(super) struct Server {
+pub(crate) struct Server {
     home: PathBuf,
     child: Child,
 }
 
 impl Server {
     /// Makes a data directory in `parent` and starts a server on it; both logs are buffered and synced at every commit.
-    pub(super) fn start(mariadbd: &Program, parent: &Path, stop: &Stop) -> Result<Self> {
+    pub(crate) fn start(mariadbd: &Program, parent: &Path, stop: &Stop) -> Result<Self> {
         let home = parent.join("mariadb");
         std::fs::create_dir(&home).context("can't make the server's directory")?;
         for path in [parent, &home] {
@@ -90,7 +90,7 @@ impl Server {
     }
 
     /// Statements that clients have sent so far, and the time at which the server was asked.
-    pub(super) fn questions(&self) -> Result<(f64, Instant)> {
+    pub(crate) fn questions(&self) -> Result<(f64, Instant)> {
         let text = self.query("SHOW GLOBAL STATUS LIKE 'Questions'")?;
         let count = text.split_whitespace().nth(1).and_then(|count| count.parse().ok());
         Ok((count.with_context(|| format!("not a count: {text}"))?, Instant::now()))
@@ -133,14 +133,14 @@ impl Server {
     }
 
     /// Makes and fills the tables.
-    pub(super) fn prepare(&self) -> Result<()> {
+    pub(crate) fn prepare(&self) -> Result<()> {
         self.query("CREATE DATABASE `load`")?;
         run_process(self.sysbench().arg("prepare"))?;
         Ok(())
     }
 
     /// Starts `oltp_read_write` with more writes in each transaction than by default.
-    pub(super) fn load(&self) -> Result<Load> {
+    pub(crate) fn load(&self) -> Result<Load> {
         let child = self
             .sysbench()
             .args(["--time=0", "--range-selects=off", "--point-selects=2"])
@@ -164,7 +164,7 @@ impl Drop for Server {
 }
 
 /// A command that is killed when its parent's thread ends.
-pub(super) fn with_parent(program: impl AsRef<std::ffi::OsStr>) -> Command {
+pub(crate) fn with_parent(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "--"]).arg(program);
     command
@@ -198,11 +198,11 @@ fn spawn(mariadbd: &Program, home: &Path, root: bool) -> Result<Child> {
 }
 
 /// A running load.
-pub(super) struct Load(Child);
+pub(crate) struct Load(Child);
 
 impl Load {
     /// Fails if it has ended by itself: then the server refused it.
-    pub(super) fn check(&mut self) -> Result<()> {
+    pub(crate) fn check(&mut self) -> Result<()> {
         let ended = self.0.try_wait()?;
         ensure!(ended.is_none(), "sysbench ended by itself: {ended:?}");
         Ok(())

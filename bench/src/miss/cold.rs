@@ -1,4 +1,5 @@
-//! Cold reads of whole pages, direct from the device: by one thread, by 32, and by one with 32 reads under way.
+//! Cold reads of whole pages, direct from the device: by one thread, by 32, and by one with 32 reads under way: of long lists,
+//! in batches that end before the next begins, and by futures.
 //!
 //! The pages come from a shuffled list of all pages of the file. When half of it has been read the next sample closes the
 //! file, which lets go of its cached pages, and starts the list anew: no page is ever found.
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use pagekeeper_cache::{CachedFile, PageCache, ReadRequest};
+use pagekeeper_io::Uring;
 
 use super::fio::{self, How};
 use super::tasks::{Task, Tasks};
@@ -18,6 +20,7 @@ use super::{Cost, CpuTimes, Data, PAGE_LEN, add_case, duration};
 use crate::Run;
 use crate::drive::{Driven, Judge, PAGE, drive};
 use crate::gauges::{PROCESS, device_bytes};
+use crate::pattern;
 use crate::peers::Program;
 use crate::report::Unit;
 use crate::rounds::{Random, Subject, median};
@@ -30,15 +33,27 @@ const WIDE: usize = 32;
 
 const READ_AT: &str = "pagekeeper, read_at";
 const READ_AT_ASYNC: &str = "pagekeeper, read_at_async";
-const READ_MANY: &str = "pagekeeper, read_many of 32";
+const BATCHES: &str = "pagekeeper, read_many of 32";
+const LISTS: &str = "pagekeeper, read_many of 8,192";
+/// Reads in a long list.
+const LONG: usize = 8192;
 
 /// Measures all cases; with --quick only the batches.
 pub(super) fn run(run: &mut Run, fio: Option<&Program>, data: &Data<'_>) -> Result<()> {
     let cache = PageCache::builder().memory(CACHE_BYTES).build().context("can't make a cache")?;
     let file = RefCell::new(cache.open(data.path).context("can't open the file through the cache")?);
+    // As many under way as fio has, where the back-end would have 128.
+    let narrow = Arc::new(Uring::with_depth(u32::try_from(WIDE)?)?);
+    let judge = Judge::new(data.seed);
+    let narrow = PageCache::builder().memory(CACHE_BYTES).io(narrow).verifier(move |page| {
+        if judge.ends_are_right(page.offset(), page.bytes()) { Ok(()) } else { Err("other bytes".to_owned()) }
+    });
+    let narrow = narrow.build()?;
+    let narrow_file = RefCell::new(narrow.open(data.path)?);
     let deck = Deck::new(data.size / PAGE, &mut run.random);
     let (duration, stop) = (duration(run), run.stop.clone());
-    let setting = Setting { data, cache: &cache, file, deck: &deck, duration, stop };
+    let setting = Setting { data, cache: &cache, file, deck: &deck, duration, stop: stop.clone() };
+    let narrow = Setting { data, cache: &narrow, file: narrow_file, deck: &deck, duration, stop };
     run.note(&format!(
         "cold reads: {} GiB, a cache of {} MiB, direct I/O",
         data.size >> 30,
@@ -48,7 +63,7 @@ pub(super) fn run(run: &mut Run, fio: Option<&Program>, data: &Data<'_>) -> Resu
     if !run.quick {
         let name = "cold 4 KiB, one thread";
         let one = |setting: &Setting<'_>| setting.read_at(1);
-        measure(run, fio, name, &setting, (READ_AT, &one), &[fio::DEPTH_1], &["miss_1T_vs_fio"])?;
+        measure(run, fio, name, &setting, (READ_AT, &one, 0), &[fio::DEPTH_1], &["miss_1T_vs_fio"])?;
         let name = "cold 4 KiB, 32 threads";
         let many = |setting: &Setting<'_>| setting.read_at(WIDE);
         let peers = [fio::DEPTH_32, fio::THREADS_32];
@@ -57,27 +72,32 @@ pub(super) fn run(run: &mut Run, fio: Option<&Program>, data: &Data<'_>) -> Resu
             fio,
             name,
             &setting,
-            (READ_AT, &many),
+            (READ_AT, &many, 0),
             &peers,
             &["miss_32T_vs_fio", "miss_32T_vs_psync"],
         )?;
         let name = "cold 4 KiB, one thread, 32 under way";
         let tasks = |setting: &Setting<'_>| setting.read_at_async();
         let peers = [fio::DEPTH_32];
-        measure(run, fio, name, &setting, (READ_AT_ASYNC, &tasks), &peers, &["miss_async32_vs_fio"])?;
+        measure(run, fio, name, &setting, (READ_AT_ASYNC, &tasks, 0), &peers, &["miss_async32_vs_fio"])?;
     }
-    let peers = [fio::DEPTH_32, fio::BATCHES_OF_32, fio::DEPTH_32_FIXED];
     // With --quick there is no time for all.
-    let peers = if run.quick { &peers[..2] } else { &peers };
-    let ratios = ["miss_qd32_vs_fio", "miss_batches_vs_fio_batches", "miss_qd32_vs_fio_fixed"];
-    let batches = |setting: &Setting<'_>| setting.read_many();
-    let name = "cold 4 KiB, one thread, batches of 32";
-    let cpu_us = measure(run, fio, name, &setting, (READ_MANY, &batches), peers, &ratios)?;
+    let peers = [fio::DEPTH_32, fio::DEPTH_32_FIXED];
+    let peers = if run.quick { &peers[..1] } else { &peers };
+    let lists = |setting: &Setting<'_>| setting.read_lists();
+    let name = "cold 4 KiB, one thread, long lists, 32 under way";
+    let ratios = ["miss_qd32_vs_fio", "miss_qd32_vs_fio_fixed"];
+    let cpu_us = measure(run, fio, name, &narrow, (LISTS, &lists, 15), peers, &ratios)?;
     run.report.ratios.extend(cpu_us.map(|cpu_us| ("miss_cpu_us", cpu_us)));
+    let batches = |setting: &Setting<'_>| setting.read_many(WIDE);
+    let name = "cold 4 KiB, one thread, batches of 32";
+    let peers = [fio::BATCHES_OF_32];
+    measure(run, fio, name, &setting, (BATCHES, &batches, 28), &peers, &["miss_batches_vs_fio_batches"])?;
     Ok(())
 }
 
-type Ours<'a> = (&'static str, &'a dyn Fn(&Setting<'_>) -> Result<Cost>);
+/// Its name, how it reads, and when `--quick` ends with it, in seconds from the start.
+type Ours<'a> = (&'static str, &'a dyn Fn(&Setting<'_>) -> Result<Cost>, u64);
 
 /// Measures ours beside fio in several ways, each giving a ratio; returns our CPU time of a read.
 fn measure(
@@ -85,7 +105,7 @@ fn measure(
     fio: Option<&Program>,
     name: &str,
     setting: &Setting<'_>,
-    (ours, read): Ours<'_>,
+    (ours, read, quick_end): Ours<'_>,
     peers: &[How],
     ratios: &[&'static str],
 ) -> Result<Option<f64>> {
@@ -101,7 +121,7 @@ fn measure(
             Ok(cpu_times.note(fio::random_reads(fio, path, *how, setting.duration, seed)?))
         }));
     }
-    let rates = run.rounds(&mut subjects, 28)?;
+    let rates = run.rounds(&mut subjects, quick_end)?;
     drop(subjects);
     let cpu = add_case(run, name, &rates, &cpu_times);
     for (how, ratio) in peers.iter().zip(ratios) {
@@ -150,25 +170,38 @@ impl Setting<'_> {
         self.drive(workers.collect())
     }
 
-    /// Batches by one thread.
-    fn read_many(&self) -> Result<Cost> {
-        let (mut judge, mut pages) = (Judge::new(self.data.seed), vec![0; WIDE * PAGE_LEN]);
+    /// So many at once by one thread.
+    fn read_many(&self, count: usize) -> Result<Cost> {
+        let (mut judge, mut pages) = (Judge::new(self.data.seed), vec![0; count * PAGE_LEN]);
         let (file, deck) = self.begin()?;
-        let mut offsets = [0; WIDE];
+        let mut offsets = vec![0; count];
         self.drive(vec![move || {
-            for offset in &mut offsets {
-                *offset = deck.draw()? * PAGE;
-            }
-            let parts = pages.chunks_exact_mut(PAGE_LEN);
-            let mut requests: Vec<ReadRequest<'_>> =
-                offsets.iter().zip(parts).map(|(offset, page)| ReadRequest::new(*offset, page)).collect();
-            file.read_many(&mut requests)?;
-            drop(requests);
+            read_list(&file, deck, &mut offsets, &mut pages)?;
             for (offset, page) in offsets.iter().zip(pages.chunks_exact(PAGE_LEN)) {
                 judge.look(*offset, page)?;
             }
-            Ok(WIDE as u64)
+            Ok(count as u64)
         }])
+    }
+
+    /// So many at once by one thread that the next begin as soon as others end. Each page is looked at as it is loaded, while
+    /// others are under way, since fio looks at none between two reads; of the copies each 64th is, and all of the last list.
+    fn read_lists(&self) -> Result<Cost> {
+        // Not zeros: memory that was never touched would be made within.
+        let mut pages = vec![1; LONG * PAGE_LEN];
+        let (file, deck) = self.begin()?;
+        let mut offsets = vec![0; LONG];
+        let check = |offsets: &[u64], pages: &[u8], each: usize| {
+            let mut copies = offsets.iter().zip(pages.chunks_exact(PAGE_LEN)).step_by(each);
+            copies.try_for_each(|(offset, page)| pattern::check(self.data.seed, *offset, page))
+        };
+        let cost = self.drive(vec![|| {
+            read_list(&file, deck, &mut offsets, &mut pages)?;
+            check(&offsets, &pages, 64)?;
+            Ok(LONG as u64)
+        }])?;
+        check(&offsets, &pages, 1)?;
+        Ok(cost)
     }
 
     /// By one thread, a new read for each that ends.
@@ -203,6 +236,16 @@ impl Setting<'_> {
         require_missed(driven, device_bytes(PROCESS)? - before)?;
         Ok(Cost { rate: driven.rate(), cpu_us: driven.cpu_us() })
     }
+}
+
+/// Draws places, and reads a page from each by one call.
+fn read_list(file: &CachedFile, deck: &Deck, offsets: &mut [u64], pages: &mut [u8]) -> Result<()> {
+    for offset in &mut *offsets {
+        *offset = deck.draw()? * PAGE;
+    }
+    let parts = offsets.iter().zip(pages.chunks_exact_mut(PAGE_LEN));
+    let mut requests: Vec<_> = parts.map(|(offset, page)| ReadRequest::new(*offset, page)).collect();
+    Ok(file.read_many(&mut requests)?)
 }
 
 /// Fails unless nearly all of the reads, by the kernel's account, were of the device.

@@ -6,6 +6,7 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -21,7 +22,7 @@ enum Hierarchy {
 
 /// The place where groups are made.
 #[derive(Debug)]
-pub(super) struct Groups {
+pub(crate) struct Groups {
     hierarchy: Hierarchy,
     /// Whether the controller of the version-2 root is to be switched off again.
     switched_on: bool,
@@ -29,7 +30,7 @@ pub(super) struct Groups {
 
 impl Groups {
     /// Finds it, and makes a group to be sure.
-    pub(super) fn find() -> Result<Self> {
+    pub(crate) fn find() -> Result<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("can't read the mounts")?;
         let Some(hierarchy) = hierarchy_in(&mounts, &controllers_of) else {
             bail!(
@@ -43,7 +44,7 @@ impl Groups {
     }
 
     /// 1 or 2.
-    pub(super) fn version(&self) -> u8 {
+    pub(crate) fn version(&self) -> u8 {
         match self.hierarchy {
             Hierarchy::V1(_) => 1,
             Hierarchy::V2(_) => 2,
@@ -65,7 +66,7 @@ impl Groups {
     }
 
     /// A new group with a limit in bytes, and without swap.
-    pub(super) fn create(&self, limit: u64) -> Result<Group> {
+    pub(crate) fn create(&self, limit: u64) -> Result<Group> {
         let (root, limit_file, swap_file, swap) = match &self.hierarchy {
             Hierarchy::V1(root) => (root, "memory.limit_in_bytes", "memory.swappiness", "0"),
             Hierarchy::V2(root) => (root, "memory.max", "memory.swap.max", "0"),
@@ -99,19 +100,56 @@ impl Drop for Groups {
 
 /// The group.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(crate) struct Group {
     directory: PathBuf,
     version: u8,
 }
 
 impl Group {
     /// Where a process writes 0 to be in it.
-    pub(super) fn entrance(&self) -> PathBuf {
+    pub(crate) fn entrance(&self) -> PathBuf {
         self.directory.join("cgroup.procs")
     }
 
+    /// A command that enters the group and then runs this program, to which arguments can be added.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(self.entrance()).arg(program);
+        command
+    }
+
+    /// Bytes that are charged to it.
+    pub(crate) fn usage(&self) -> Result<u64> {
+        self.number(if self.version == 1 { "memory.usage_in_bytes" } else { "memory.current" })
+    }
+
+    /// Bytes of that which belong to no file: heaps and stacks.
+    pub(crate) fn anonymous(&self) -> Result<u64> {
+        let name = if self.version == 1 { "rss" } else { "anon" };
+        field_of(&self.get("memory.stat")?, name).with_context(|| format!("memory.stat has no {name}"))
+    }
+
+    fn limit_file(&self) -> &'static str {
+        if self.version == 1 { "memory.limit_in_bytes" } else { "memory.max" }
+    }
+
+    /// Its limit, in bytes.
+    pub(crate) fn limit(&self) -> Result<u64> {
+        self.number(self.limit_file())
+    }
+
+    /// Another limit, in bytes.
+    pub(crate) fn set_limit(&self, limit: u64) -> Result<()> {
+        self.set(self.limit_file(), &limit.to_string())
+    }
+
+    /// Pages of files so far that came back after reclaim had taken them.
+    pub(crate) fn refaults(&self) -> Result<u64> {
+        Ok(field_of(&self.get("memory.stat")?, "workingset_refault_file").unwrap_or(0))
+    }
+
     /// Times that the limit was run into.
-    pub(super) fn limit_hits(&self) -> Result<u64> {
+    pub(crate) fn limit_hits(&self) -> Result<u64> {
         match self.version {
             1 => self.number("memory.failcnt"),
             _ => Ok(field_of(&self.get("memory.events")?, "max").unwrap_or(0)),
@@ -119,7 +157,7 @@ impl Group {
     }
 
     /// Whether the kernel killed a process of it for want of memory.
-    pub(super) fn has_killed(&self) -> bool {
+    pub(crate) fn has_killed(&self) -> bool {
         let events = if self.version == 1 { "memory.oom_control" } else { "memory.events" };
         self.get(events).is_ok_and(|text| field_of(&text, "oom_kill").is_some_and(|kills| kills > 0))
     }
@@ -184,7 +222,7 @@ fn hierarchy_in(mounts: &str, controllers_of: &dyn Fn(&Path) -> String) -> Optio
 }
 
 /// The number after a name, of lines of a name and a number each.
-pub(super) fn field_of(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn field_of(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 

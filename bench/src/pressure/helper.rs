@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_child_ends_with_its_handle() {
-        let helper = shell("sleep 1000");
+        let helper = shell("exec sleep 1000");
         let pid = helper.child.id();
         drop(helper);
         assert!(!Path::new(&format!("/proc/{pid}")).exists());

@@ -6,7 +6,7 @@
 //! Fails in plain words where no memory cgroup can be made, or where a process runs out of memory.
 
 mod bystander;
-mod group;
+pub(crate) mod group;
 mod helper;
 mod map;
 mod reader;

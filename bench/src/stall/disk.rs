@@ -18,7 +18,7 @@ const THROTTLE: &str = "blkio.throttle.write_bps_device";
 
 /// The disk. Fields go in this order.
 #[derive(Debug)]
-pub(super) struct SlowDisk {
+pub(crate) struct SlowDisk {
     _throttle: Throttle,
     _shares: Vec<Setting>,
     _controller: Option<Mounted>,
@@ -27,7 +27,7 @@ pub(super) struct SlowDisk {
 
 impl SlowDisk {
     /// One that holds `bytes`, with a new file system of this kind ("xfs"), and writes `rate` bytes a second.
-    pub(super) fn new(scratch: &Scratch, kind: &'static str, bytes: u64, rate: u64) -> Result<Self> {
+    pub(crate) fn new(scratch: &Scratch, kind: &'static str, bytes: u64, rate: u64) -> Result<Self> {
         let image = Image::new(scratch, kind, bytes)?;
         let (controller, root) = if let Some(root) = blkio_root()? {
             (None, root)
@@ -47,8 +47,13 @@ impl SlowDisk {
     }
 
     /// Where it is mounted.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.image.path()
+    }
+
+    /// Its device, as the kernel writes it: `7:0`.
+    pub(crate) fn device_number(&self) -> Result<String> {
+        self.image.device_number()
     }
 }
 

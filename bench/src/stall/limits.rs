@@ -9,14 +9,14 @@ use anyhow::{Context, Result};
 
 /// The limits as they were.
 #[derive(Debug)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// Files, and what to write into them.
     before: Vec<(PathBuf, String)>,
 }
 
 impl Limits {
     /// Sets both, in bytes; taken back at the end.
-    pub(super) fn lower(background: u64, limit: u64) -> Result<Self> {
+    pub(crate) fn lower(background: u64, limit: u64) -> Result<Self> {
         Self::lower_in(Path::new("/proc/sys/vm"), background, limit)
     }
 

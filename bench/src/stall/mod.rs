@@ -8,8 +8,8 @@
 //! written is verified. Fails in plain words without root.
 
 mod append;
-mod disk;
-mod limits;
+pub(crate) mod disk;
+pub(crate) mod limits;
 
 use std::cell::RefCell;
 use std::fs::File;

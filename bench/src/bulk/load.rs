@@ -1,0 +1,215 @@
+//! `db_bench` that puts at a pace into an empty database, and what it says of it.
+//!
+//! Invariants: it is killed with its handle, and when the thread that started it ends; as many puts were counted by the
+//! database as by `db_bench`, with no sync of the log, or it is an error. Fails with what it said.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::peers::Program;
+use crate::scratch::Stop;
+
+/// Bytes that are put in a second.
+const PUT_RATE: u64 = 25_000_000;
+
+/// A put that waits for a processor would look like one that waits for the disk: it goes before other programs. A nice
+/// value counts among the processes of a session only (`sched_autogroup`), so this one is a session, with a nice value, too.
+/// Real-time priority would have the kernel raise the dirty limits for it.
+const GO_BEFORE: &str = r#"{ echo -15 >/proc/self/autogroup; } 2>/dev/null; exec nice -n -15 "$@""#;
+
+/// What there is to put, and how long.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Puts {
+    /// How long.
+    pub(super) seconds: u64,
+    /// What chooses the keys: the same for all who are compared.
+    pub(super) seed: u64,
+}
+
+/// What `db_bench` says of its puts.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Told {
+    /// How many there were.
+    pub(super) puts: u64,
+    /// How many in a second.
+    pub(super) per_second: f64,
+    /// Of a put, in µs.
+    pub(super) p999_us: f64,
+    /// Of a put, in µs.
+    pub(super) p9999_us: f64,
+    /// The longest put, in ms.
+    pub(super) longest_ms: f64,
+}
+
+/// The arguments that make `db_bench` put: 1 KB each, an unsynced log, small levels, and nothing that holds puts back
+/// but the rate, so that whatever makes one long comes from below.
+fn arguments(database: &Path, puts: Puts, more: &[&str]) -> Vec<String> {
+    let fixed = [
+        // `stats` is the database's own account, asked for when all is put.
+        "--benchmarks=fillrandom,stats",
+        "--value_size=1000",
+        "--num=1000000000",
+        "--histogram",
+        "--compression_type=none",
+        "--write_buffer_size=33554432",
+        "--max_write_buffer_number=20",
+        "--target_file_size_base=33554432",
+        "--max_bytes_for_level_base=134217728",
+        "--level0_file_num_compaction_trigger=4",
+        "--level0_slowdown_writes_trigger=1000",
+        "--level0_stop_writes_trigger=1000",
+        "--max_background_jobs=4",
+    ];
+    let mut arguments: Vec<String> =
+        fixed.into_iter().chain(more.iter().copied()).map(str::to_owned).collect();
+    arguments.push(format!("--benchmark_write_rate_limit={PUT_RATE}"));
+    arguments.push(format!("--duration={}", puts.seconds));
+    arguments.push(format!("--seed={}", puts.seed));
+    arguments.push(format!("--db={}", database.display()));
+    arguments
+}
+
+/// Puts into a new database, by `db_bench` under `launcher` (empty: by itself), and says what came of it.
+pub(super) fn put(
+    launcher: &[&str],
+    db_bench: &Program,
+    place: (&Path, &Path),
+    puts: Puts,
+    more: &[&str],
+    stop: &Stop,
+) -> Result<Told> {
+    let (database, output) = place;
+    let file = |kind: &str| {
+        let path = output.with_extension(kind);
+        File::create(&path).with_context(|| format!("can't make {}", path.display()))
+    };
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig=KILL", "--", "setsid", "sh", "-c", GO_BEFORE, "sh"]);
+    command.args(launcher).arg(&db_bench.path);
+    command.args(arguments(database, puts, more)).stdin(Stdio::null());
+    let child = command.stdout(file("out")?).stderr(file("err")?).spawn().context("can't start db_bench")?;
+    let mut running = Running(child);
+    let status = loop {
+        if let Some(status) = running.0.try_wait().context("can't wait for db_bench")? {
+            break status;
+        }
+        stop.sleep(Duration::from_millis(100))?;
+    };
+    let said = |kind: &str| std::fs::read(output.with_extension(kind)).unwrap_or_default();
+    let (out, err) = (said("out"), said("err"));
+    let (out, err) = (String::from_utf8_lossy(&out), String::from_utf8_lossy(&err));
+    ensure!(status.success(), "db_bench ended with {status}: {}", last_lines(&err));
+    let told = told_in(&out).with_context(|| format!("db_bench is not understood: {}", last_lines(&out)))?;
+    check(&out, told)?;
+    Ok(told)
+}
+
+/// A running `db_bench`.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(5)..].join("\n")
+}
+
+/// The number that stands before `unit` in the line of the benchmark.
+fn number_before(line: &str, unit: &str) -> Option<f64> {
+    line.split(unit).next()?.split_whitespace().last()?.parse().ok()
+}
+
+/// The number behind `name` anywhere.
+fn number_behind(text: &str, name: &str) -> Option<f64> {
+    text.split_once(name)?.1.split_whitespace().next()?.trim_end_matches(',').parse().ok()
+}
+
+fn told_in(out: &str) -> Option<Told> {
+    let (_, behind) = out.split_once("fillrandom   :")?;
+    let line = behind.lines().next()?;
+    let puts = number_before(line, "operations")?;
+    let counted = number_behind(behind, "Count: ")?;
+    #[allow(
+        clippy::float_cmp,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a count, written as a whole number"
+    )]
+    let puts = (puts == counted).then_some(puts as u64)?;
+    Some(Told {
+        puts,
+        per_second: number_before(line, "ops/sec")?,
+        p999_us: number_behind(behind, "P99.9: ")?,
+        p9999_us: number_behind(behind, "P99.99: ")?,
+        longest_ms: number_behind(behind, "Max: ")? / 1e3,
+    })
+}
+
+/// Fails unless the database has counted as many puts, and has not synced its log; it tells thousands.
+fn check(out: &str, told: Told) -> Result<()> {
+    let line = |name: &str| out.lines().rev().find_map(|line| line.strip_prefix(name));
+    let Some((writes, wal)) = line("Cumulative writes: ").zip(line("Cumulative WAL: ")) else {
+        bail!("the database does not say what it has counted");
+    };
+    let thousands = writes.split('K').next().and_then(|number| number.trim().parse::<u64>().ok());
+    let counted = thousands.with_context(|| format!("not a count: {writes}"))?;
+    ensure!(
+        counted.abs_diff(told.puts / 1000) <= 1,
+        "the database counted {counted} thousand puts, db_bench {}",
+        told.puts
+    );
+    ensure!(number_before(wal, "syncs") == Some(0.0), "the log was synced: {wal}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUT: &str = "\
+DB path: [/mnt/db]
+fillrandom   :      41.816 micros/op 23914 ops/sec 40.060 seconds 957999 operations;   23.2 MB/s
+Microseconds per write:
+Count: 957999 Average: 6.9  StdDev: 513.02
+Min: 2  Median: 4.7494  Max: 208878
+Percentiles: P50: 4.75 P75: 6.14 P99: 14.78 P99.9: 67.67 P99.99: 4344.87
+------------------------------------------------------
+Cumulative writes: 0 writes, 0 keys
+Cumulative writes: 957K writes, 957K keys, 957K commit groups, 1.0 writes per commit group, ingest: 0.9 GB
+Cumulative WAL: 957K writes, 0 syncs, 957000.00 writes per sync, written: 0.9 GB, 25.12 MB/s
+";
+
+    #[test]
+    fn what_db_bench_says_is_understood() {
+        let told = told_in(OUT).unwrap();
+        let right = Told {
+            puts: 957_999,
+            per_second: 23914.0,
+            p999_us: 67.67,
+            p9999_us: 4344.87,
+            longest_ms: 208.878,
+        };
+        assert_eq!(told, right);
+        check(OUT, told).unwrap();
+    }
+
+    #[test]
+    fn puts_that_are_missing_are_an_error() {
+        assert_eq!(told_in(&OUT.replace("Count: 957999", "Count: 957998")), None);
+        assert_eq!(told_in(""), None);
+        let told = told_in(OUT).unwrap();
+        assert!(check(&OUT.replace("957K", "900K"), told).is_err());
+        assert!(check(&OUT.replace(" 0 syncs", " 3 syncs"), told).is_err());
+        assert!(check("", told).is_err());
+    }
+}

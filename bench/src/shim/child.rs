@@ -1,0 +1,306 @@
+//! The child whose calls are timed: the C library's functions as a database calls them, and nothing else in the loop.
+//!
+//! It is told on standard input what to do, a line for each batch: a call, and how often. It answers with the nanoseconds
+//! that the whole batch took. What a call returned is checked.
+//! Fails where a call does; ends when its input does.
+
+#![expect(unsafe_code, reason = "calls of the C library: those of std and rustix may take another way")]
+
+use std::ffi::{CString, c_int};
+use std::fs::File;
+use std::io::{BufRead, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// A call that is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub(crate) enum Call {
+    /// open64(3) of the file.
+    Open,
+    /// open64(3) of another name of it, which ends nearly as one of a rule's does.
+    OpenAlike,
+    /// close(2) of it.
+    Close,
+    /// pread64(3) of a byte of it.
+    Pread,
+    /// pwrite64(3) of a byte.
+    Pwrite,
+    /// read(2) of a byte.
+    Read,
+    /// write(2) of a byte.
+    Write,
+    /// lseek64(3).
+    Lseek,
+    /// fsync(2) of a file in memory, which has nothing to do.
+    Fsync,
+    /// read(2) of /dev/null.
+    NullRead,
+    /// write(2) of a byte to it.
+    NullWrite,
+}
+
+impl Call {
+    /// All.
+    pub(super) const ALL: [Self; 11] = [
+        Self::Open,
+        Self::OpenAlike,
+        Self::Close,
+        Self::Pread,
+        Self::Pwrite,
+        Self::Read,
+        Self::Write,
+        Self::Lseek,
+        Self::Fsync,
+        Self::NullRead,
+        Self::NullWrite,
+    ];
+
+    /// As the table names it.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::OpenAlike => "open of a name like a rule's",
+            Self::Close => "close",
+            Self::Pread => "pread of a byte",
+            Self::Pwrite => "pwrite of a byte",
+            Self::Read => "read of a byte",
+            Self::Write => "write of a byte",
+            Self::Lseek => "lseek",
+            Self::Fsync => "fsync in memory",
+            Self::NullRead => "read of /dev/null",
+            Self::NullWrite => "write to /dev/null",
+        }
+    }
+
+    /// How many of it make a batch that takes some hundred microseconds. No more than the file has bytes, and of opens
+    /// than a process may have descriptors.
+    pub(super) fn batch(self) -> u32 {
+        match self {
+            Self::Open | Self::OpenAlike | Self::Close => 200,
+            _ => 1000,
+        }
+    }
+
+    /// What the child is told.
+    pub(super) fn word(self) -> String {
+        use clap::ValueEnum;
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// Bytes of the file, all of them 0.
+pub(super) const FILE_BYTES: usize = 4096;
+/// Bytes of a read of a stream.
+pub(super) const STREAM_READ: usize = 128 << 10;
+
+/// Takes part in a measurement.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ChildArguments {
+    /// A file of 4096 bytes on a disk.
+    file: PathBuf,
+    /// Another name of it.
+    alike: PathBuf,
+    /// One in memory.
+    memory: PathBuf,
+    /// Instead of all else, let the instructions of this call be counted by the parent, which traces this process.
+    #[arg(long, value_enum)]
+    counted: Option<Call>,
+    /// How many of them.
+    #[arg(long, default_value_t = 100)]
+    calls: u32,
+}
+
+/// Does what it is told, until its input ends.
+pub(crate) fn be_timed(arguments: &ChildArguments) -> Result<()> {
+    let files = Files::open(arguments)?;
+    if let Some(call) = arguments.counted {
+        return super::steps::be_counted(|calls| files.batch(call, calls).map(drop), arguments.calls);
+    }
+    let mut answers = std::io::stdout().lock();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("can't be told what to do")?;
+        let (what, number) = line.split_once(' ').with_context(|| format!("not understood: {line}"))?;
+        let took = match what {
+            "stream" => read_stream(Path::new(number))?,
+            "start" => start_processes(number.parse()?)?,
+            call => {
+                use clap::ValueEnum;
+                let call = Call::from_str(call, false).map_err(|error| anyhow::anyhow!("{call}: {error}"))?;
+                files.batch(call, number.parse()?)?
+            }
+        };
+        writeln!(answers, "{}", took.as_nanos())
+            .and_then(|()| answers.flush())
+            .context("the parent has gone")?;
+    }
+    Ok(())
+}
+
+/// Reads a file from start to end as a stream does.
+fn read_stream(path: &Path) -> Result<Duration> {
+    let path = c_path(path)?;
+    let mut buffer = vec![0_u8; STREAM_READ];
+    let began = Instant::now();
+    // SAFETY: the path ends with a zero byte, and lives until the call returns.
+    let descriptor = unsafe { libc::open64(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    ensure!(descriptor >= 0, "can't open: {}", std::io::Error::last_os_error());
+    let took = loop {
+        // SAFETY: the buffer has that many bytes, and nobody else has it.
+        match unsafe { libc::read(descriptor, buffer.as_mut_ptr().cast(), STREAM_READ) } {
+            0 => break began.elapsed(),
+            ..0 => bail!("can't read: {}", std::io::Error::last_os_error()),
+            _ => {}
+        }
+    };
+    // SAFETY: it was opened above, and is used by nothing else.
+    unsafe { libc::close(descriptor) };
+    Ok(took)
+}
+
+/// Starts the smallest program there is, one after the other, and waits for each.
+fn start_processes(number: u32) -> Result<Duration> {
+    let began = Instant::now();
+    for _ in 0..number {
+        let status = std::process::Command::new("/bin/true").status().context("can't start /bin/true")?;
+        ensure!(status.success(), "/bin/true ended with {status}");
+    }
+    Ok(began.elapsed())
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).context("a path has a zero byte")
+}
+
+/// What the calls are of.
+struct Files {
+    path: CString,
+    alike: CString,
+    file: File,
+    memory: File,
+    null: File,
+}
+
+impl Files {
+    fn open(arguments: &ChildArguments) -> Result<Self> {
+        let open = |path: &Path| {
+            let opened = File::options().read(true).write(true).open(path);
+            opened.with_context(|| format!("can't open {}", path.display()))
+        };
+        Ok(Self {
+            path: c_path(&arguments.file)?,
+            alike: c_path(&arguments.alike)?,
+            file: open(&arguments.file)?,
+            memory: open(&arguments.memory)?,
+            null: open(Path::new("/dev/null"))?,
+        })
+    }
+
+    /// How long so many calls took.
+    fn batch(&self, call: Call, calls: u32) -> Result<Duration> {
+        let (file, memory, null) = (self.file.as_raw_fd(), self.memory.as_raw_fd(), self.null.as_raw_fd());
+        let mut byte = [0_u8];
+        let pointer = byte.as_mut_ptr();
+        let (took, returned) = match call {
+            Call::Open | Call::OpenAlike | Call::Close => return self.open_and_close(call, calls),
+            // SAFETY: `byte` lives until the end of this function, and nobody refers to it meanwhile.
+            Call::Pread => timed(calls, || unsafe { libc::pread64(file, pointer.cast(), 1, 17) }),
+            // SAFETY: as before.
+            Call::Pwrite => timed(calls, || unsafe { libc::pwrite64(file, pointer.cast(), 1, 17) }),
+            Call::Read => {
+                rewind(file)?;
+                // SAFETY: as before.
+                timed(calls, || unsafe { libc::read(file, pointer.cast(), 1) })
+            }
+            Call::Write => {
+                rewind(file)?;
+                // SAFETY: as before.
+                timed(calls, || unsafe { libc::write(file, pointer.cast(), 1) })
+            }
+            Call::Lseek => {
+                // SAFETY: no memory is involved.
+                timed(calls, || isize::from(unsafe { libc::lseek64(file, 1, libc::SEEK_SET) } == 1))
+            }
+            // SAFETY: no memory is involved.
+            Call::Fsync => timed(calls, || isize::from(unsafe { libc::fsync(memory) } == 0)),
+            // SAFETY: as before.
+            Call::NullRead => timed(calls, || unsafe { libc::read(null, pointer.cast(), 1) + 1 }),
+            // SAFETY: as before.
+            Call::NullWrite => timed(calls, || unsafe { libc::write(null, pointer.cast(), 1) }),
+        };
+        ensure!(returned == isize::try_from(calls)?, "calls returned {returned} instead of {calls}");
+        Ok(took)
+    }
+
+    /// Opens the file so many times, and closes all; how long one of both took.
+    fn open_and_close(&self, call: Call, calls: u32) -> Result<Duration> {
+        let path = if call == Call::OpenAlike { &self.alike } else { &self.path };
+        let mut descriptors: Vec<c_int> = Vec::with_capacity(calls as usize);
+        let began = Instant::now();
+        for _ in 0..calls {
+            // SAFETY: the path ends with a zero byte, and lives as long as `self`.
+            descriptors.push(unsafe { libc::open64(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) });
+        }
+        let opened = began.elapsed();
+        ensure!(!descriptors.contains(&-1), "can't open: {}", std::io::Error::last_os_error());
+        let began = Instant::now();
+        let mut failed = 0;
+        for descriptor in descriptors {
+            // SAFETY: it was opened above, and is used by nothing else.
+            failed += unsafe { libc::close(descriptor) };
+        }
+        let closed = began.elapsed();
+        ensure!(failed == 0, "can't close");
+        Ok(if call == Call::Close { closed } else { opened })
+    }
+}
+
+fn rewind(file: c_int) -> Result<()> {
+    // SAFETY: no memory is involved.
+    let at = unsafe { libc::lseek64(file, 0, libc::SEEK_SET) };
+    ensure!(at == 0, "can't seek: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+/// How long so many calls took, and the sum of what they returned.
+#[inline]
+fn timed(calls: u32, mut call: impl FnMut() -> isize) -> (Duration, isize) {
+    let mut returned = 0;
+    let began = Instant::now();
+    for _ in 0..calls {
+        returned += call();
+    }
+    (began.elapsed(), returned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(dir: &Path) -> ChildArguments {
+        let file = dir.join("file");
+        std::fs::write(&file, [0; FILE_BYTES]).unwrap();
+        ChildArguments { memory: file.clone(), alike: file.clone(), file, counted: None, calls: 1 }
+    }
+
+    #[test]
+    fn every_call_is_made_and_takes_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::open(&arguments(dir.path())).unwrap();
+        for call in Call::ALL {
+            assert!(files.batch(call, call.batch()).unwrap() > Duration::ZERO, "{call:?}");
+        }
+        assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), [0; FILE_BYTES]);
+    }
+
+    #[test]
+    fn reads_that_come_to_the_end_are_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::open(&arguments(dir.path())).unwrap();
+        let error = files.batch(Call::Read, u32::try_from(FILE_BYTES).unwrap() + 1).unwrap_err();
+        assert!(error.to_string().contains("calls returned 4096 instead of 4097"), "{error}");
+    }
+}

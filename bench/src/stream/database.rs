@@ -1,0 +1,82 @@
+//! What both servers have in common: files that are hot, and a load that reads them.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::peers::run as run_process;
+
+/// A server under measurement: filled, at rest, and in its group.
+pub(super) trait Database {
+    /// As cases name it.
+    fn name(&self) -> &'static str;
+
+    /// The files that its load reads, as they are now.
+    fn hot(&self) -> Result<Vec<PathBuf>>;
+
+    /// Lets four clients read single rows for so many seconds; transactions per second.
+    fn load(&self, seconds: u64) -> Result<f64>;
+}
+
+/// All files below a directory that have bytes, in order of their paths.
+pub(super) fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
+        let path = entry?.path();
+        let metadata =
+            path.symlink_metadata().with_context(|| format!("can't look at {}", path.display()))?;
+        if metadata.is_dir() {
+            files.extend(files_below(&path)?);
+        } else if metadata.is_file() && metadata.len() > 0 {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Makes `home` in `parent` for the server's user.
+pub(super) fn let_in(parent: &Path, home: &Path, user: &str) -> Result<()> {
+    std::fs::create_dir(home).context("can't make the server's directory")?;
+    for path in [parent, home] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+            .context("can't let the server's user in")?;
+    }
+    run_process(Command::new("chown").arg(format!("{user}:")).arg(home))?;
+    Ok(())
+}
+
+/// The number that follows these words.
+pub(super) fn number_after(text: &str, words: &str) -> Option<f64> {
+    let (_, rest) = text.split_once(words)?;
+    let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+    rest[..end].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_after_their_words() {
+        let said =
+            "number of failed transactions: 0 (0.000%)\ntps = 40812.5 (without initial connection time)\n";
+        assert_eq!(number_after(said, "tps = "), Some(40812.5));
+        assert_eq!(number_after(said, "transactions: "), Some(0.0));
+        assert_eq!(number_after(said, "rate = "), None);
+        assert_eq!(number_after("tps = none", "tps = "), None);
+    }
+
+    #[test]
+    fn files_are_found_in_order_and_without_empty_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("b")).unwrap();
+        for (name, content) in [("c.sst", "x"), ("a.log", "x"), ("b/d.sst", "x"), ("e.sst", "")] {
+            std::fs::write(dir.path().join(name), content).unwrap();
+        }
+        let files = files_below(dir.path()).unwrap();
+        assert_eq!(files, ["a.log", "b/d.sst", "c.sst"].map(|name| dir.path().join(name)));
+    }
+}

@@ -1,0 +1,262 @@
+//! `stream`: what a backup's stream costs a database whose data just fits a memory cgroup, in which the stream is, too:
+//! plain, under `pagekeeper run`, under nocache, beside the guard, and with no stream at all.
+//!
+//! Invariants: one server for all windows of its cases; the stream is held to one rate by its own program; every window
+//! begins in the same state. Nothing of cgroups, servers and files is left when it ends. Needs root and a memory cgroup.
+//! Fails where a stream ends early, where what it wrote is wrong, or where the hot set does not fit.
+
+mod child;
+mod database;
+mod myrocks;
+mod postgresql;
+mod site;
+mod speed;
+mod watch;
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::Run;
+use crate::data::{GIB, MIB};
+use crate::peers::Program;
+use crate::pressure::group::Groups;
+use crate::report::Unit;
+use crate::rounds::{Better, Plan, Samples, Subject, ratio, run as run_rounds};
+use database::Database;
+use myrocks::MyRocks;
+use postgresql::PostgreSql;
+use site::{Case, ROOM, Seen, Setting, Site, Way};
+
+pub(crate) use child::{Arguments as ChildArguments, run as be_a_stream};
+
+const UNDER_RUN: &str = "under run";
+const PLAIN: &str = "plain";
+const NO_STREAM: &str = "no stream";
+const NOCACHE: &str = "nocache";
+const GUARD: &str = "guard, outside";
+const DIRECT: &str = "direct I/O, the limit";
+
+/// A case: what the stream does, who takes part, and the ratio of the database under run against no stream.
+struct Plot {
+    case: Case,
+    name: &'static str,
+    ways: &'static [(&'static str, Way)],
+    kept: &'static str,
+}
+
+const ALL: &[(&str, Way)] = &[
+    (UNDER_RUN, Way::Run),
+    (NO_STREAM, Way::NoStream),
+    (PLAIN, Way::Plain),
+    (NOCACHE, Way::Nocache),
+    (GUARD, Way::Guard),
+];
+const WITH_LIMIT: &[(&str, Way)] = &[
+    (UNDER_RUN, Way::Run),
+    (NO_STREAM, Way::NoStream),
+    (PLAIN, Way::Plain),
+    (NOCACHE, Way::Nocache),
+    (GUARD, Way::Guard),
+    (DIRECT, Way::Direct),
+];
+const QUICK: &[(&str, Way)] =
+    &[(UNDER_RUN, Way::Run), (NO_STREAM, Way::NoStream), (PLAIN, Way::Plain), (NOCACHE, Way::Nocache)];
+
+const PLOTS: [Plot; 4] = [
+    Plot { case: Case::Read, name: "reads cold files", ways: WITH_LIMIT, kept: "stream_read_kept" },
+    Plot { case: Case::Write, name: "writes a new file", ways: WITH_LIMIT, kept: "stream_write_kept" },
+    Plot {
+        case: Case::Overwrite,
+        name: "writes over a file with pages left in memory",
+        ways: ALL,
+        kept: "stream_overwrite_kept",
+    },
+    Plot {
+        case: Case::OwnHotFiles,
+        name: "reads the server's own hot files",
+        ways: ALL,
+        kept: "stream_own_hot_files_kept",
+    },
+];
+
+/// What to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Choice {
+    /// One server only [default: both; with --quick: postgresql]
+    #[arg(long, value_enum)]
+    server: Option<Server>,
+    /// One case only [default: all, and the speed of whole programs; with --quick: read]
+    #[arg(long, value_enum)]
+    case: Option<Case>,
+    /// Rate of the stream, in MB/s
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..=2000))]
+    rate: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Server {
+    Postgresql,
+    Myrocks,
+}
+
+/// Runs it.
+pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
+    let setting = if run.quick {
+        Setting { rate: choice.rate * 1_000_000, settle: 1, window: 1, tree: GIB }
+    } else {
+        Setting { rate: choice.rate * 1_000_000, settle: 1, window: 6, tree: 3 * GIB }
+    };
+    let groups = Groups::find()?;
+    run.scratch.require_space(setting.tree + 2 * setting.written() + 2 * GIB)?;
+    run.note(&format!(
+        "server and stream of {} MB/s in one memory cgroup (version {}), limited to what the warm server takes and {} MiB",
+        choice.rate,
+        groups.version(),
+        ROOM / MIB
+    ));
+    let nocache = run.peer("nocache").is_some();
+    if let Some(version) = nocache.then(nocache_version).flatten() {
+        run.report.machine.versions.insert("nocache".to_owned(), version);
+    }
+    let wanted = match (choice.server, run.quick) {
+        (Some(server), _) => vec![server],
+        (None, true) => vec![Server::Postgresql],
+        (None, false) => vec![Server::Postgresql, Server::Myrocks],
+    };
+    let mut served = 0;
+    for server in wanted {
+        let home = run.scratch.path().to_path_buf();
+        run.say("a server is made and filled")?;
+        // Enough for filling it; limited once it is warm.
+        let group = groups.create(8 * GIB)?;
+        let Some(database) = start(run, server, &home, &group)? else { continue };
+        let pagekeeper = run.pagekeeper.clone();
+        let site = Site::new(&*database, &group, &pagekeeper, &home, setting, &run.stop)?;
+        served += 1;
+        run.note(&format!(
+            "{}: {} MiB of files that its load reads, limit {} MiB",
+            database.name(),
+            site.hot_bytes()? / MIB,
+            group.limit()? / MIB
+        ));
+        let quick = run.quick.then_some(Case::Read);
+        let case = choice.case.or(quick);
+        for plot in PLOTS.iter().filter(|plot| case.is_none_or(|case| case == plot.case)) {
+            run.say(&format!("{}, the stream {}", database.name(), plot.name))?;
+            windows(run, &site, database.name(), plot, nocache)?;
+        }
+        if served == 1 && case.is_none_or(|case| case == Case::Speed) {
+            speed::run(run, &site)?;
+        }
+    }
+    if served == 0 {
+        bail!("not installed: {}; `make bench-setup` installs it", run.report.missing.join(", "));
+    }
+    Ok(())
+}
+
+/// Of Debian's package: the program itself does not tell.
+fn nocache_version() -> Option<String> {
+    let asked =
+        std::process::Command::new("dpkg-query").args(["-W", "-f", "${Version}", "nocache"]).output().ok()?;
+    asked.status.success().then(|| String::from_utf8_lossy(&asked.stdout).into_owned())
+}
+
+/// Starts and fills a server; `None`, and noted as missing, where it is not installed.
+fn start(
+    run: &mut Run,
+    server: Server,
+    home: &Path,
+    group: &crate::pressure::group::Group,
+) -> Result<Option<Box<dyn Database>>> {
+    let stop = run.stop.clone();
+    match server {
+        Server::Postgresql => {
+            let (postgres, pgbench) = (run.peer("postgres"), Program::find("pgbench"));
+            let (Some(postgres), Some(_)) = (postgres, pgbench) else { return Ok(None) };
+            let scale = if run.quick { 20 } else { 50 };
+            Ok(Some(Box::new(PostgreSql::start(&postgres, home, group, scale, &stop)?)))
+        }
+        Server::Myrocks => {
+            let (mariadbd, sysbench) = (run.peer("mariadbd"), run.peer("sysbench"));
+            if !Path::new(myrocks::PLUGIN).exists() {
+                run.report.add_missing("mariadb-plugin-rocksdb");
+                return Ok(None);
+            }
+            let (Some(mariadbd), Some(_)) = (mariadbd, sysbench) else { return Ok(None) };
+            let rows = if run.quick { 1_200_000 } else { 3_200_000 };
+            Ok(Some(Box::new(MyRocks::start(&mariadbd, home, group, rows, &stop)?)))
+        }
+    }
+}
+
+fn windows(run: &mut Run, site: &Site<'_>, server: &'static str, plot: &Plot, nocache: bool) -> Result<()> {
+    let ways = if run.quick { QUICK } else { plot.ways };
+    let ways: Vec<_> = ways.iter().filter(|(_, way)| nocache || *way != Way::Nocache).copied().collect();
+    let seen: Vec<RefCell<Vec<Seen>>> = ways.iter().map(|_| RefCell::default()).collect();
+    let mut subjects: Vec<Subject<'_>> = ways
+        .iter()
+        .zip(&seen)
+        .map(|(&(name, way), seen)| {
+            Subject::new(name, move || {
+                let one = site.window(plot.case, way)?;
+                seen.borrow_mut().push(one);
+                Ok(one.transactions)
+            })
+        })
+        .collect();
+    // Every window warms the server up for itself: no round is needed that does not count.
+    let until = run.quick.then(|| run.began + Duration::from_secs(42));
+    let rounds = if run.quick { run.rounds.min(3) } else { run.rounds };
+    let plan = Plan { rounds, until, warm_up: false };
+    let rates = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
+    drop(subjects);
+    let figure = |of: fn(&Seen) -> f64| -> Vec<Samples> {
+        let of_way = |((subject, _), seen): (&(&'static str, Way), &RefCell<Vec<Seen>>)| Samples {
+            subject,
+            values: seen.borrow().iter().map(of).collect(),
+        };
+        ways.iter().zip(&seen).map(of_way).collect()
+    };
+    let title = format!("{server}, the stream {}", plot.name);
+    run.report.add_case(&format!("{title}: transactions"), Unit::QueriesPerSecond, &rates);
+    let is_read = plot.case == Case::Read;
+    for (ratio_name, ours, theirs) in [
+        (Some(plot.kept), UNDER_RUN, NO_STREAM),
+        (is_read.then_some("stream_plain_kept"), PLAIN, NO_STREAM),
+        (is_read.then_some("stream_kept_vs_nocache"), UNDER_RUN, NOCACHE),
+    ] {
+        let find = |subject| rates.iter().find(|samples| samples.subject == subject);
+        if let (Some(ratio_name), Some(ours), Some(theirs)) = (ratio_name, find(ours), find(theirs))
+            && let Some(value) = ratio(&ours.values, &theirs.values, Better::More)
+        {
+            // Of two servers the one that fares worse.
+            let least = run.report.ratios.entry(ratio_name).or_insert(value);
+            *least = least.min(value);
+        }
+    }
+    run.report.add_case(
+        &format!("{title}: hot files in memory at the end"),
+        Unit::Percent,
+        &figure(|seen| seen.hot_percent),
+    );
+    run.report.add_case(&format!("{title}: read back in a window"), Unit::Mib, &figure(|seen| seen.back_mib));
+    let without_none = |mut samples: Vec<Samples>| {
+        samples.retain(|samples| samples.subject != NO_STREAM);
+        samples
+    };
+    run.report.add_case(
+        &format!("{title}: the stream itself"),
+        Unit::MibPerSecond,
+        &without_none(figure(|seen| seen.stream_mib)),
+    );
+    run.report.add_case(
+        &format!("{title}: the stream's CPU time"),
+        Unit::PercentOfCore,
+        &without_none(figure(|seen| seen.stream_cpu)),
+    );
+    Ok(())
+}

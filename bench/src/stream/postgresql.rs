@@ -1,0 +1,143 @@
+//! A private `PostgreSQL` in a memory cgroup, and pgbench's reads of it.
+//!
+//! Invariants: own data directory and socket, no port; all of it is in the group from the start; it ends with its handle
+//! and with the thread that started it. Nothing is written once it is filled: rows are frozen, and nothing vacuums.
+//! Fails with what the program said.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::database::{Database, files_below, let_in, number_after};
+use crate::peers::{Program, run as run_process};
+use crate::pressure::group::Group;
+use crate::scratch::Stop;
+
+/// Its own cache: small, as where the page cache is to do the work.
+const BUFFERS: &str = "shared_buffers=64MB";
+
+/// A running server.
+pub(super) struct PostgreSql {
+    /// Where its programs are.
+    programs: PathBuf,
+    home: PathBuf,
+    child: Child,
+}
+
+impl PostgreSql {
+    /// Makes a server in the group and fills it: some 15 MB for each step of pgbench's `scale`.
+    pub(super) fn start(
+        postgres: &Program,
+        parent: &Path,
+        group: &Group,
+        scale: u32,
+        stop: &Stop,
+    ) -> Result<Self> {
+        // Its other programs are beside it, and maybe not beside a link to it.
+        let program = postgres.path.canonicalize().context("can't find postgres")?;
+        let programs = program.parent().context("postgres is in no directory")?.to_path_buf();
+        let home = parent.join("postgresql");
+        let_in(parent, &home, "postgres")?;
+        let data = home.join("data");
+        let mut initdb = as_owner(&mut Command::new("setpriv"), &programs.join("initdb"));
+        initdb.args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "--pgdata"]).arg(&data);
+        run_process(&mut initdb)?;
+        let log = std::fs::File::create(home.join("log")).context("can't make the server's log")?;
+        let mut server = as_owner(&mut group.command("setpriv"), &program);
+        server.arg("-D").arg(&data).arg("-k").arg(&home);
+        for setting in [
+            BUFFERS,
+            "listen_addresses=",
+            "autovacuum=off",
+            "wal_level=minimal",
+            "max_wal_senders=0",
+            "max_wal_size=8GB",
+        ] {
+            server.args(["-c", setting]);
+        }
+        let child = server
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("can't start postgres")?;
+        let mut server = Self { programs, home, child };
+        server.wait_until_ready(stop)?;
+        run_process(
+            server
+                .client("pgbench")
+                .args(["--initialize", "--quiet", "--init-steps=dtgp"])
+                .arg(format!("--scale={scale}")),
+        )?;
+        server.query("CHECKPOINT")?;
+        Ok(server)
+    }
+
+    fn wait_until_ready(&mut self, stop: &Stop) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while let Err(error) = self.query("SELECT 1") {
+            if let Some(status) = self.child.try_wait()? {
+                let said = std::fs::read_to_string(self.home.join("log")).unwrap_or_default();
+                bail!("postgres ended with {status}: {said}");
+            }
+            if Instant::now() >= deadline {
+                return Err(error).context("postgres does not answer after a minute");
+            }
+            stop.sleep(Duration::from_millis(50))?;
+        }
+        Ok(())
+    }
+
+    fn query(&self, sql: &str) -> Result<()> {
+        run_process(self.client("psql").args(["-X", "-q", "-c", sql]))?;
+        Ok(())
+    }
+
+    fn client(&self, name: &str) -> Command {
+        let mut command = crate::guard::server::with_parent(self.programs.join(name));
+        command.arg("-h").arg(&self.home).args(["-U", "postgres", "-d", "postgres"]);
+        command
+    }
+}
+
+impl Database for PostgreSql {
+    fn name(&self) -> &'static str {
+        "PostgreSQL"
+    }
+
+    fn hot(&self) -> Result<Vec<PathBuf>> {
+        files_below(&self.home.join("data/base"))
+    }
+
+    fn load(&self, seconds: u64) -> Result<f64> {
+        let mut pgbench = self.client("pgbench");
+        pgbench.args(["--no-vacuum", "--select-only", "--protocol=prepared", "--client=4", "--jobs=2"]);
+        let said = run_process(pgbench.arg(format!("--time={seconds}")))?.stdout;
+        // Their count tells that none failed without a word.
+        let failed = number_after(&said, "number of failed transactions: ").unwrap_or(0.0);
+        ensure!(failed == 0.0, "pgbench says: {said}");
+        number_after(&said, "tps = ").with_context(|| format!("pgbench says: {said}"))
+    }
+}
+
+impl Drop for PostgreSql {
+    fn drop(&mut self) {
+        // SIGQUIT, on which it ends its children; without, they would go on for a while.
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::QUIT);
+        let _ = self.child.wait();
+    }
+}
+
+/// Goes on with a command that runs setpriv: the program as the server's user, which must not be root, for as long as its
+/// parent lives.
+fn as_owner(setpriv: &mut Command, program: &Path) -> Command {
+    let mut command = Command::new(setpriv.get_program());
+    command.args(setpriv.get_args());
+    command
+        .args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--pdeathsig=KILL", "--"])
+        .arg(program);
+    command
+}

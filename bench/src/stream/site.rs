@@ -1,0 +1,391 @@
+//! Where the windows are: a server and a stream in one memory cgroup, and what a window sees.
+//!
+//! Invariants: before each window the stream's files are cold, the server's files are all resident, read by a program of
+//! the group's own, and nothing that a stream wrote before is left; what a stream has written is compared after it.
+//! The limit is what the server and its files take, and a little more, the same for all: it follows the server's own memory.
+//! Fails where the hot set does not fit, where a stream ends early, or where what it wrote is wrong.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::child::{BLOCK, check};
+use super::database::Database;
+use super::watch::Watch;
+use crate::data::{MIB, make_cold, resident, write_synced};
+use crate::peers::{Program, run as run_process};
+use crate::pressure::group::Group;
+use crate::scratch::Stop;
+
+/// What the stream may take beside the server and its files: its own program, and what it has under way.
+pub(super) const ROOM: u64 = 24 * MIB;
+/// Files of the tree that is read.
+const TREE_FILE: u64 = 256 * MIB;
+/// Files that are smaller are none that the server is hot on.
+const SMALL: u64 = MIB;
+/// Of the hot files so much must be resident when a window begins.
+const WARM: f64 = 0.97;
+/// Of the file that is written over, every so many MiB one is read in before.
+const LEFT_EVERY: u64 = 8;
+
+/// What the stream does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Case {
+    Read,
+    Write,
+    Overwrite,
+    OwnHotFiles,
+    /// No database: whole programs, as fast as they go.
+    Speed,
+}
+
+/// What runs, or helps, the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    NoStream,
+    Plain,
+    Run,
+    Nocache,
+    Guard,
+    Direct,
+}
+
+/// Lengths and sizes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Setting {
+    /// Bytes a second that the stream is held to.
+    pub(super) rate: u64,
+    /// Seconds of load beside the stream, before what counts.
+    pub(super) settle: u64,
+    /// Seconds that count.
+    pub(super) window: u64,
+    /// Bytes of the tree that is read.
+    pub(super) tree: u64,
+}
+
+impl Setting {
+    /// More than a stream gets done in a window: 4 s of it for what lies between.
+    pub(super) fn written(self) -> u64 {
+        (self.rate * (self.settle + self.window + 4)).next_multiple_of(MIB)
+    }
+}
+
+/// What a window came to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Seen {
+    /// Of the database, each second.
+    pub(super) transactions: f64,
+    /// What the stream moved, in MiB/s.
+    pub(super) stream_mib: f64,
+    /// The stream's CPU time, in percent of a core.
+    pub(super) stream_cpu: f64,
+    /// How much of the hot files was resident at the end, in percent.
+    pub(super) hot_percent: f64,
+    /// What the group read back after reclaim had taken it, in MiB.
+    pub(super) back_mib: f64,
+}
+
+/// The place.
+pub(super) struct Site<'a> {
+    database: &'a dyn Database,
+    group: &'a Group,
+    pagekeeper: &'a Program,
+    setting: Setting,
+    stop: Stop,
+    /// See `measure`.
+    base: u64,
+    hot: Vec<PathBuf>,
+    tree: Vec<PathBuf>,
+    over: PathBuf,
+    fresh: PathBuf,
+    home: PathBuf,
+}
+
+impl<'a> Site<'a> {
+    /// Limits the group to what its server takes when it is warm. `over`: also makes the file that is to be written over.
+    pub(super) fn new(
+        database: &'a dyn Database,
+        group: &'a Group,
+        pagekeeper: &'a Program,
+        home: &Path,
+        setting: Setting,
+        stop: &Stop,
+    ) -> Result<Self> {
+        let mut hot = database.hot()?;
+        hot.retain(|path| path.metadata().is_ok_and(|metadata| metadata.len() >= SMALL));
+        let tree = home.join("tree");
+        if !tree.exists() {
+            std::fs::create_dir(&tree).context("can't make the tree that is read")?;
+            for file in 0..setting.tree / TREE_FILE {
+                write_synced(&tree.join(format!("{file:02}")), TREE_FILE)?;
+                stop.check()?;
+            }
+        }
+        let tree = super::database::files_below(&tree)?;
+        let (over, fresh) = (home.join("written-over"), home.join("written-anew"));
+        let mut site = Self {
+            database,
+            group,
+            pagekeeper,
+            setting,
+            stop: stop.clone(),
+            base: 0,
+            hot,
+            tree,
+            over,
+            fresh,
+            home: home.to_path_buf(),
+        };
+        site.base = site.measure()?;
+        site.limit_group()?;
+        Ok(site)
+    }
+
+    /// What the warm group takes without what the server has on its heap, in bytes; filling the server left more, which goes
+    /// first.
+    fn measure(&self) -> Result<u64> {
+        for path in self.hot.iter().chain(&self.tree) {
+            make_clean_and_cold(path)?;
+        }
+        self.warm()?;
+        self.database.load(self.setting.window)?;
+        Ok(self.group.usage()?.saturating_sub(self.group.anonymous()?))
+    }
+
+    /// Leaves the stream as much room in each window, though a server's heap grows for as long as it runs.
+    fn limit_group(&self) -> Result<()> {
+        self.group.set_limit(self.base + self.group.anonymous()? + ROOM)
+    }
+
+    /// Bytes of the files that the server reads.
+    pub(super) fn hot_bytes(&self) -> Result<u64> {
+        self.hot.iter().map(|path| Ok(path.metadata()?.len())).sum()
+    }
+
+    fn hot_percent(&self) -> Result<f64> {
+        let there: u64 = self.hot.iter().map(|path| resident(path)).sum::<Result<u64>>()?;
+        Ok(there as f64 / self.hot_bytes()? as f64 * 100.0)
+    }
+
+    /// Reads the server's files twice, so that the kernel takes them for active.
+    fn warm(&self) -> Result<()> {
+        run_process(self.program(Way::Plain)?.arg("--read").args(&self.hot).args(["--passes", "2"]))?;
+        Ok(())
+    }
+
+    /// This program as a stream, in the group, under what the subject asks for.
+    fn program(&self, way: Way) -> Result<Command> {
+        let mut command = self.command(way);
+        command.arg(std::env::current_exe().context("can't find this program")?).arg("stream-child");
+        Ok(command)
+    }
+
+    /// A command in the group, under what the subject asks for; program and arguments are to be added.
+    pub(super) fn command(&self, way: Way) -> Command {
+        self.under(self.group.command("setpriv"), way)
+    }
+
+    /// The same outside of the group.
+    pub(super) fn free_command(&self, way: Way) -> Command {
+        self.under(Command::new("setpriv"), way)
+    }
+
+    fn under(&self, mut command: Command, way: Way) -> Command {
+        command.args(["--pdeathsig=KILL", "--"]);
+        match way {
+            Way::Run => command.arg(&self.pagekeeper.path).args(["run", "--as", "stream", "--"]),
+            Way::Nocache => command.arg("nocache"),
+            _ => &mut command,
+        };
+        command
+    }
+
+    /// Everything is as at the begin of any other window.
+    fn prepare(&self, case: Case) -> Result<()> {
+        for path in &self.tree {
+            make_cold(path)?;
+        }
+        remove(&self.fresh)?;
+        self.limit_group()?;
+        if case == Case::Overwrite {
+            if !self.over.exists() {
+                write_synced(&self.over, self.setting.written())?;
+            }
+            make_clean_and_cold(&self.over)?;
+            self.leave_pages()?;
+        }
+        self.warm()?;
+        let percent = self.hot_percent()?;
+        ensure!(
+            percent >= WARM * 100.0,
+            "{percent:.1} % of the hot files stay resident when they have just been read: they don't fit"
+        );
+        Ok(())
+    }
+
+    /// Single MiB of the file that is to be written over, read by the group; what is written first is read last, since
+    /// only what fits beside the hot set stays.
+    fn leave_pages(&self) -> Result<()> {
+        let mut shell = self.command(Way::Plain);
+        let each = "dd if=\"$0\" of=/dev/null bs=1M count=1 skip=\"$at\" status=none || exit";
+        shell.args(["sh", "-c", &format!("for at; do {each}; done")]).arg(&self.over);
+        // No further than three times the room: what was read before that is gone when the hot set is warm again.
+        let places = (0..3 * ROOM / MIB).rev().map(|index| (index * LEFT_EVERY).to_string());
+        run_process(shell.args(places))?;
+        Ok(())
+    }
+
+    /// One window.
+    pub(super) fn window(&self, case: Case, way: Way) -> Result<Seen> {
+        self.prepare(case)?;
+        self.stop.check()?;
+        let watch = (way == Way::Guard).then(|| Watch::start(self.pagekeeper, &self.home)).transpose()?;
+        let mut stream = (way != Way::NoStream).then(|| self.stream(case, way)).transpose()?;
+        self.database.load(self.setting.settle)?;
+        self.stop.check()?;
+        let refaults = self.group.refaults()?;
+        let (before, began) = (stream.as_mut().map(Stream::account).transpose()?, Instant::now());
+        let transactions = self.database.load(self.setting.window)?;
+        let (after, seconds) =
+            (stream.as_mut().map(Stream::account).transpose()?, began.elapsed().as_secs_f64());
+        let back = (self.group.refaults()? - refaults) * crate::drive::PAGE;
+        let hot_percent = self.hot_percent()?;
+        self.stop.check()?;
+        drop(stream);
+        watch.map(Watch::stop).transpose()?;
+        let mut seen =
+            Seen { transactions, hot_percent, back_mib: back as f64 / MIB as f64, ..Seen::default() };
+        if let (Some(before), Some(after)) = (before, after) {
+            seen.stream_mib = (after.moved - before.moved) as f64 / MIB as f64 / seconds;
+            seen.stream_cpu = after.cpu.saturating_sub(before.cpu).as_secs_f64() / seconds * 100.0;
+            self.judge(case, after.moved)?;
+        }
+        Ok(seen)
+    }
+
+    /// Starts a stream, which goes on for longer than the window.
+    fn stream(&self, case: Case, way: Way) -> Result<Stream> {
+        let mut command = self.program(way)?;
+        command.arg(format!("--rate={}", self.setting.rate));
+        let bytes = format!("--bytes={}", self.setting.written());
+        match case {
+            Case::Read | Case::Speed => command.arg("--read").args(&self.tree),
+            Case::OwnHotFiles => command.arg("--read").args(&self.hot),
+            Case::Write => command.arg("--write").arg(&self.fresh).arg(bytes),
+            Case::Overwrite => command.arg("--write").arg(&self.over).args(["--over", &bytes]),
+        };
+        if way == Way::Direct {
+            command.arg("--direct");
+        }
+        let reads = matches!(case, Case::Read | Case::OwnHotFiles);
+        let child =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("can't start the stream")?;
+        Ok(Stream { child, counter: if reads { "rchar: " } else { "wchar: " } })
+    }
+
+    /// What a stream wrote is there: `bytes` of it at least.
+    fn judge(&self, case: Case, bytes: u64) -> Result<()> {
+        let path = match case {
+            Case::Read | Case::OwnHotFiles | Case::Speed => return Ok(()),
+            Case::Write => &self.fresh,
+            Case::Overwrite => &self.over,
+        };
+        // The account has the few bytes of other writes, too.
+        let blocks = bytes / BLOCK as u64 - 1;
+        check(path, blocks * BLOCK as u64)?;
+        remove(&self.fresh)
+    }
+
+    pub(super) fn tree(&self) -> &[PathBuf] {
+        &self.tree
+    }
+}
+
+/// A running stream.
+struct Stream {
+    child: Child,
+    /// Which of the kernel's counts tells what it moves.
+    counter: &'static str,
+}
+
+/// What the kernel says of a process, `proc_pid_io(5)` and `proc_pid_stat(5)`.
+#[derive(Debug, Clone, Copy)]
+struct Account {
+    moved: u64,
+    cpu: Duration,
+}
+
+impl Stream {
+    fn account(&mut self) -> Result<Account> {
+        if let Some(status) = self.child.try_wait().context("can't wait for the stream")? {
+            anyhow::bail!("the stream ended early with {status}");
+        }
+        let read = |name: &str| {
+            let path = format!("/proc/{}/{name}", self.child.id());
+            std::fs::read_to_string(&path).with_context(|| format!("can't read {path}"))
+        };
+        account_in(&read("io")?, &read("stat")?, self.counter)
+            .context("the stream's account is not understood")
+    }
+}
+
+fn account_in(io: &str, stat: &str, counter: &str) -> Option<Account> {
+    let moved = io.lines().find_map(|line| line.strip_prefix(counter))?.parse().ok()?;
+    // After the name in parentheses, the fields 3 and on: user and system time are 14 and 15.
+    let fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let ticks: Vec<u64> = fields.skip(11).take(2).map_while(|field| field.parse().ok()).collect();
+    let [user, system] = ticks[..] else { return None };
+    let cpu =
+        Duration::from_secs_f64((user + system) as f64 / rustix::param::clock_ticks_per_second() as f64);
+    Some(Account { moved, cpu })
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Drops a file's pages, of which some may still have to be written.
+pub(super) fn make_clean_and_cold(path: &Path) -> Result<()> {
+    let synced = std::fs::File::open(path).and_then(|file| file.sync_all());
+    synced.with_context(|| format!("can't sync {}", path.display()))?;
+    make_cold(path)
+}
+
+/// Removes a file that may not be there.
+pub(super) fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("can't remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_has_what_was_moved_and_both_times() {
+        let io = "rchar: 700\nwchar: 5\nsyscr: 3\n";
+        let stat = "7 (a (b) c) S 1 7 7 0 -1 4194304 100 0 0 0 250 150 9 9 20 0 1 0";
+        let account = account_in(io, stat, "rchar: ").unwrap();
+        assert_eq!(account.moved, 700);
+        let ticks = rustix::param::clock_ticks_per_second() as f64;
+        assert!((account.cpu.as_secs_f64() - 400.0 / ticks).abs() < 1e-9);
+        assert!(account_in(io, "7 (x) S 1", "rchar: ").is_none());
+        assert!(account_in("", stat, "wchar: ").is_none());
+    }
+
+    #[test]
+    fn a_stream_has_enough_to_write_for_its_window() {
+        let setting = Setting { rate: 300_000_000, settle: 1, window: 6, tree: 0 };
+        assert!(setting.written() >= setting.rate * 11 && setting.written().is_multiple_of(MIB));
+    }
+}

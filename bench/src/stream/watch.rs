@@ -1,0 +1,55 @@
+//! `pagekeeper guard` that looks after streaming processes from outside, as a child process.
+//!
+//! Ends with its handle, and with the thread that started it. Fails where it ended by itself.
+
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::guard::server::with_parent;
+use crate::peers::Program;
+
+/// The stream is this program, of whose name the kernel keeps 15 bytes.
+const CONFIG: &str = "[streams]\nprocesses = [\"pagekeeper-benc*\"]\n";
+/// It has its first look done by then.
+const BEGINS: Duration = Duration::from_millis(300);
+
+/// A running guard.
+pub(super) struct Watch(Child);
+
+impl Watch {
+    /// Starts one, with a configuration in this directory.
+    pub(super) fn start(pagekeeper: &Program, home: &Path) -> Result<Self> {
+        let config = home.join("guard.toml");
+        std::fs::write(&config, CONFIG).context("can't write the guard's configuration")?;
+        let child = with_parent(&pagekeeper.path)
+            .args(["guard", "--config"])
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("can't start pagekeeper guard")?;
+        std::thread::sleep(BEGINS);
+        Ok(Self(child))
+    }
+
+    /// Ends it by SIGTERM.
+    pub(super) fn stop(mut self) -> Result<()> {
+        let ended = self.0.try_wait().context("can't wait for the guard")?;
+        ensure!(ended.is_none(), "the guard ended by itself: {ended:?}");
+        kill_process(Pid::from_child(&self.0), Signal::TERM).context("can't stop the guard")?;
+        self.0.wait().context("can't wait for the guard")?;
+        Ok(())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
