@@ -14,7 +14,7 @@ BENCH_FEATURES := foyer moka raft-engine redb sqlite $(if $(wildcard /usr/includ
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-kills test-mysql build install lint fmt sanitize fuzz deny bench bench-setup
+.PHONY: help demo test test-kills test-mysql test-shim build install lint fmt sanitize fuzz cross deny bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ test-kills: ## kills of processes that commit to a page store, on XFS over a slo
 
 test-mysql: ## the guard beside MySQL 9, fetched into the target directory from Debian unstable
 	@scripts/test-mysql.sh
+
+test-shim: ## programs under pagekeeper run: all calls, torture, faults, real programs at length, MariaDB's own tests
+	@scripts/test-shim.sh
 
 build: ## the release binary
 	@scripts/require-rust.sh
@@ -51,6 +54,9 @@ sanitize: ## threads and unsafe code under sanitizers and Miri (ARGS="ROUNDS PAR
 
 fuzz: ## a parser on random input (ARGS="snapshot 60", seconds); needs a nightly compiler and cargo-fuzz
 	@scripts/fuzz.sh $(ARGS)
+
+cross: ## the preloaded library for x86-64 and aarch64: what it needs of a C library, exports, and could panic by
+	@scripts/cross.sh
 
 deny: ## licences, sources and advisories of all dependencies
 	@scripts/deny.sh
