@@ -58,6 +58,12 @@ for one in $targets; do
         list='\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0\5\0\0\0\0\0\0\0\54\1\0\0\0\0\0\0'
         printf '%b' "$page$store\3\0\0\0\0\3\0\0\0$page\54\1\0\0\0\0\0\0$store$list" >"$corpus/trunk"
         ;;
+    settings)
+        printf '[mysqld]\nsync-binlog = "1" # each\n!includedir /etc/mysql/conf.d\nskip-x\n' >"$corpus/option-file"
+        printf "max_wal_size = '1GB' # more\ninclude_dir 'conf.d'\nwal_recycle off\n" >"$corpus/postgresql"
+        printf '[Version]\n  rocksdb_version=7.8.3\n[DBOptions]\n  bytes_per_sync=0\n[CFOptions "default"]\n  a={b=1;}\n' >"$corpus/options"
+        printf '[rocksdb]\nbytes-per-sync = "1MB"\n[rocksdb.defaultcf]\nnum-levels = 7\n' >"$corpus/tikv"
+        ;;
     warm)
         printf '\0\1\2\200\1' >"$corpus/ranges"
         ;;
