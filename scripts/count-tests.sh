@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# count-tests.sh LOG STATUS — adds up the results in the output of `cargo test`, whose exit status was STATUS.
+# count-tests.sh LOG STATUS — adds up the results in the output of `cargo test`, whose exit status was STATUS, after
+# the names of the tests that failed.
 # Fails if a test failed, if a test binary died without a result, or if no test ran.
 set -euo pipefail
 
@@ -7,6 +8,7 @@ awk -v status="$2" '
     /^test result: / {
         passed += number("passed"); failed += number("failed"); ignored += number("ignored")
     }
+    / \.\.\. FAILED$/ { names[++named] = $0 }
     # The message of a panic is a failure, already counted.
     / panicked at / { panic = NR }
     /^SKIPPED: / && NR != panic + 1 && !seen[$0]++ { skipped++ }
@@ -20,6 +22,7 @@ awk -v status="$2" '
             failed = 1
         }
         if (!passed && !failed) print "no test ran"
+        for (i = 1; i <= named; i++) print names[i]
         printf "%d passed, %d failed, %d skipped\n", passed - skipped, failed, skipped
         exit failed || !passed
     }

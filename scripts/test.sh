@@ -50,7 +50,7 @@ beside=
 end() {
     if [ -n "$beside" ]; then
         kill "$beside" 2>/dev/null || true
-        cat "$logs/crates"
+        shown "$logs/crates"
     fi
     rm -rf "$logs"
 }
@@ -59,6 +59,11 @@ trap 'exit 1' INT TERM
 
 tests() {
     "$cargo" test --workspace --no-fail-fast "$@" -- --show-output 2>&1
+}
+
+# Without what tests that passed have printed (panics that they asked for among it), but for what they skipped.
+shown() {
+    awk '/^successes:$/ { passed = 1 } /^(failures:$|test result: )/ { passed = 0 } !passed || /^SKIPPED: / { print; fflush() }' "$@"
 }
 
 "$cargo" test --workspace --no-run 2>&1 | tee "$logs/built"
@@ -71,11 +76,11 @@ status=0
     exit "$crates_status"
 } >"$logs/crates" &
 beside=$!
-tests "${stories[@]}" | tee "$logs/stories" || status=$?
+tests "${stories[@]}" | tee "$logs/stories" | shown || status=$?
 wait "$beside" || status=$?
 beside=
-cat "$logs/crates"
-tests "${alone[@]}" | tee "$logs/alone" || status=$?
+shown "$logs/crates"
+tests "${alone[@]}" | tee "$logs/alone" | shown || status=$?
 
 cat "$logs"/{stories,crates,alone} >"$logs/all"
 built=$(grep --count '^ *Executable ' "$logs/built") run=$(grep --count '^ *Running ' "$logs/all")
