@@ -109,7 +109,12 @@ fn needs(error: &TraceError) -> Option<String> {
         TraceError::Refused { needs: Needs::OtherPolicy, .. } => {
             Some("leave of the security module or seccomp filter".to_owned())
         }
-        TraceError::NoTracefs => Some("mount -t tracefs tracefs /sys/kernel/tracing".to_owned()),
+        // Who may mount has it mounted for itself.
+        TraceError::NoTracefs => {
+            let mount = "mount -t tracefs tracefs /sys/kernel/tracing";
+            let right = lacked(&[("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN)]);
+            Some(right.map_or_else(|| mount.to_owned(), |right| format!("{right}, or {mount}")))
+        }
         _ => None,
     }
 }

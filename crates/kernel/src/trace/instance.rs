@@ -8,10 +8,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::TraceError;
@@ -32,6 +34,7 @@ const GUARD: &str = "trap '' HUP INT TERM; read -r _; i=0; \
 pub(super) struct Instance {
     path: PathBuf,
     guard: Option<Child>,
+    _own_mount: Option<Arc<OwnedFd>>,
 }
 
 impl Instance {
@@ -39,11 +42,12 @@ impl Instance {
     pub(super) fn create(tracefs: &Tracefs, proc: &ProcRoot) -> Result<(Self, File), TraceError> {
         let instances = tracefs.instances();
         remove_stale(&instances, proc);
-        let path = instances.join(own_name(proc)?);
+        let name = own_name(proc)?;
+        let path = instances.join(&name);
         // The guard comes first, so that there is no moment without it.
-        let guard = guard(&path);
+        let guard = guard(&instances, &name);
         let instance = match std::fs::create_dir(&path) {
-            Ok(()) => Self { path, guard },
+            Ok(()) => Self { path, guard, _own_mount: tracefs.own() },
             Err(error) => {
                 end(guard);
                 return Err(TraceError::file(Right::Writing, "mkdir", &path, &error));
@@ -102,15 +106,14 @@ fn end(guard: Option<Child>) {
     }
 }
 
-/// `None` where there is no shell.
-fn guard(path: &Path) -> Option<Child> {
+/// `None` where there is no shell. It stands in the directory of instances, which may be reached by this process alone.
+fn guard(instances: &Path, name: &str) -> Option<Child> {
     Command::new("/bin/sh")
-        .args(["-c", GUARD, "pagekeeper-trace"])
-        .arg(path)
+        .args(["-c", GUARD, "pagekeeper-trace", name])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .current_dir("/")
+        .current_dir(instances)
         .process_group(0)
         .spawn()
         .ok()
@@ -199,7 +202,7 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         let path = tree.path().join("with a space");
         std::fs::create_dir(&path).unwrap();
-        let mut guard = guard(&path).unwrap();
+        let mut guard = guard(tree.path(), "with a space").unwrap();
         assert_eq!(guard.try_wait().unwrap(), None);
         drop(guard.stdin.take());
         assert!(guard.wait().unwrap().success());

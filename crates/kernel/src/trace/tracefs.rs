@@ -1,10 +1,15 @@
 //! Where the kernel's tracing files are, and what they say of a tracepoint.
 //!
-//! Invariants: only reads; mounts nothing. Looks at the mounts this process sees: tracefs wherever it is, else the
-//! `tracing` directory of a debugfs.
+//! Invariants: only reads. Looks at the mounts this process sees: tracefs wherever it is, else the `tracing` directory of a
+//! debugfs. Where it is mounted nowhere it gets a mount that is in no directory (`fsmount(2)`, Linux 5.2): nobody else sees
+//! it, and it ends with the last descriptor of it, whatever becomes of the process.
 //! Fails with [`TraceError::NoTracefs`], [`TraceError::NoEvent`] or the refused call.
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 use super::TraceError;
 use super::error::Right;
@@ -12,16 +17,36 @@ use super::format::{Field, Format};
 use crate::process::{Mount, ProcRoot};
 
 /// A mounted tracefs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Tracefs {
     root: PathBuf,
+    /// The mount, where it is in no directory: `root` is good as long as this is open.
+    own: Option<Arc<OwnedFd>>,
 }
 
 impl Tracefs {
-    /// Finds it.
+    /// Finds it, or mounts it for this process alone: that takes `CAP_SYS_ADMIN`.
     pub(super) fn find(proc: &ProcRoot) -> Result<Self, TraceError> {
-        let root = root_of(&proc.own_mounts()?).ok_or(TraceError::NoTracefs)?;
-        Ok(Self { root })
+        if let Some(root) = root_of(&proc.own_mounts()?) {
+            return Ok(Self { root, own: None });
+        }
+        // Of another machine's description nothing can be mounted.
+        if *proc != ProcRoot::default() {
+            return Err(TraceError::NoTracefs);
+        }
+        Self::mount().map_err(|_| TraceError::NoTracefs)
+    }
+
+    fn mount() -> rustix::io::Result<Self> {
+        let context = fsopen("tracefs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_create(&context)?;
+        let own = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+        Ok(Self { root: format!("/proc/self/fd/{}", own.as_raw_fd()).into(), own: Some(Arc::new(own)) })
+    }
+
+    /// What keeps paths of it good, where it is mounted for this process alone.
+    pub(super) fn own(&self) -> Option<Arc<OwnedFd>> {
+        self.own.clone()
     }
 
     /// The directory of private instances.
@@ -166,10 +191,25 @@ mod tests {
         assert_eq!(root_of(&[debugfs, part, whole]), Some(PathBuf::from("/t")));
     }
 
+    /// Whether or not it is mounted here.
+    #[test]
+    fn a_mount_of_its_own_is_seen_by_nobody_and_ends_with_it() {
+        let tracefs = match Tracefs::mount() {
+            Err(rustix::io::Errno::PERM) => return crate::testing::skip("only root can mount"),
+            mounted => mounted.unwrap(),
+        };
+        assert!(tracefs.event(Event::Pause).unwrap().format.field("pause").is_some());
+        let root = tracefs.root.clone();
+        let mounts = ProcRoot::default().own_mounts().unwrap();
+        assert!(mounts.iter().all(|mount| mount.point != root), "{mounts:?}");
+        drop(tracefs);
+        assert!(!root.join("events").exists());
+    }
+
     #[test]
     fn a_kernel_without_the_tracepoint_is_told() {
         let root = tempfile::tempdir().unwrap();
-        let tracefs = Tracefs { root: root.path().into() };
+        let tracefs = Tracefs { root: root.path().into(), own: None };
         let error = tracefs.event(Event::Pause).unwrap_err();
         assert!(error.to_string().contains("no tracepoint writeback:balance_dirty_pages"), "{error}");
     }
