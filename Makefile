@@ -23,16 +23,16 @@ demo: build ## a small built-in engine: alone, under the guard, and with logs th
 	@exec "$(TARGET)/release/pagekeeper" demo $(ARGS)
 
 test: ## all checks and all tests, real databases included; as root it installs what they need
-	@scripts/test.sh
+	@scripts/keep-idle-pages.sh scripts/test.sh
 
 test-kills: ## kills of processes that commit to a page store, on XFS over a slow disk, as root
-	@scripts/test-kills.sh
+	@scripts/keep-idle-pages.sh scripts/test-kills.sh
 
 test-mysql: ## the guard beside MySQL 9, fetched into the target directory from Debian unstable
-	@scripts/test-mysql.sh
+	@scripts/keep-idle-pages.sh scripts/test-mysql.sh
 
 test-shim: ## programs under pagekeeper run: all calls, torture, faults, real programs at length, MariaDB's own tests
-	@scripts/test-shim.sh
+	@scripts/keep-idle-pages.sh scripts/test-shim.sh
 
 build: ## the release binary
 	@scripts/require-rust.sh
