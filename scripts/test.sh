@@ -26,8 +26,9 @@ fi
 
 scripts/lint.sh
 
-# The same random cases each time, so that a change is judged by itself; PROPTEST_RNG_SEED=N gives others.
+# The same random cases each time, so that a change is judged by itself; PROPTEST_RNG_SEED=N and PAGEKEEPER_SEED=N give others.
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
+export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 
 # Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side. What watches the
 # whole machine, or lowers its dirty limits, goes alone after them.

@@ -232,7 +232,7 @@ fn files_whose_figures_are_not_for_this_user_are_a_failure_of_every_command() {
     let bin = scratch();
     std::fs::set_permissions(bin.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let copy = bin.path().join("pagekeeper");
-    std::fs::copy(program(), &copy).unwrap();
+    support::copy_program(&program(), &copy);
     for command in ["stat", "evict", "warm"] {
         let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--"];
         let outcome = finish(Command::new("setpriv").args(nobody).arg(&copy).arg(command).arg(&file));

@@ -9,9 +9,9 @@ mod support;
 use std::time::Duration;
 use support::container::{Container, DATA, FILLED, On, PROGRAMS};
 use support::guard::Guard;
-use support::{MIB, resident_bytes, wait_until_resident_below};
+use support::{MIB, kept_bytes, wait_until_resident_below};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(180);
 
 /// What may stay of a binlog that is being written: the slack of the profile, twice.
 const IDLE_LIMIT: u64 = 8 * MIB;
@@ -26,7 +26,8 @@ fn logs_in_containers_are_found_and_released() {
     let [volume, overlay] = [On::Disk, On::Overlay].map(|on| Container::start(scratch.path(), on));
     for container in [&volume, &overlay] {
         container.fill_binlogs();
-        let resident = resident_bytes(&container.binlogs());
+        // With what the kernel takes by itself where it pages out what is idle.
+        let resident = kept_bytes(&container.binlogs());
         assert!(resident >= FILLED, "only {resident} bytes are resident without a guard");
     }
 

@@ -7,6 +7,7 @@
 mod support;
 
 use serde_json::Value;
+use std::path::Path;
 use std::process::Command;
 use support::MIB;
 use support::guard::program;
@@ -15,21 +16,46 @@ fn figure(report: &Value, part: &str, name: &str) -> u64 {
     report[part][name].as_u64().unwrap_or_else(|| panic!("{part}.{name}: {}", report[part]))
 }
 
+/// The report, or what it complains of.
+fn perform(dir: &Path, seconds: &str) -> Result<Value, String> {
+    let mut demo = Command::new(program());
+    let output = demo.args(["demo", "--json", "--seconds", seconds, "--dir"]).arg(dir).output();
+    let output = output.expect("run pagekeeper");
+    if output.status.success() {
+        Ok(serde_json::from_slice(&output.stdout).expect("one JSON object"))
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+/// Whether each part had the time to do something.
+fn is_long_enough(report: &Value) -> bool {
+    let is_some = |part: &str, name: &str| report[part][name].as_u64() > Some(0);
+    ["alone", "guarded", "inside"].iter().all(|part| {
+        ["commits", "log_written_bytes", "follower_events_checked"].iter().all(|name| is_some(part, name))
+            && report["samples"][part].as_array().is_some_and(|samples| !samples.is_empty())
+    }) && is_some("guard", "released_total_bytes")
+        && is_some("recovery", "commits_acknowledged")
+        && is_some("recovery", "commits_in_journal")
+}
+
 #[test]
 fn it_shows_all_parts_and_leaves_nothing() {
     let _alone = support::alone();
     let scratch = support::scratch();
-    let mut demo = Command::new(program());
-    demo.args(["demo", "--json", "--seconds", "6", "--dir"]).arg(scratch.path());
-    let output = demo.output().expect("run pagekeeper");
-    let complaints = String::from_utf8_lossy(&output.stderr);
-    if complaints.contains("cachestat") && !output.status.success() {
+    let mut performed = perform(scratch.path(), "6");
+    if let Err(complaints) = &performed
+        && complaints.contains("cachestat")
+    {
         assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{complaints}");
         println!("SKIPPED: the demo needs cachestat: {complaints}");
         return;
     }
-    assert!(output.status.success(), "{complaints}");
-    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    // A disk that others use may stand still for all of a part of two seconds.
+    if !performed.as_ref().is_ok_and(is_long_enough) {
+        performed = perform(scratch.path(), "45");
+    }
+    let report = performed.unwrap_or_else(|complaints| panic!("{complaints}"));
     for part in ["alone", "guarded", "inside"] {
         for name in ["commits", "log_written_bytes", "follower_events_checked"] {
             assert!(figure(&report, part, name) > 0, "{part}.{name}");

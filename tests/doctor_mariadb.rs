@@ -19,7 +19,7 @@ use support::sysbench::Loaded as _;
 use support::{MIB, alone, can_run, resident_bytes, scratch};
 
 const PROGRAMS: [&str; 5] = ["mariadbd", "mariadb-install-db", "mariadb", "fincore", "setpriv"];
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(120);
 
 /// Runs the doctor on one process, and returns its report.
 fn doctor(pid: u32, more: &[&str]) -> Value {
@@ -94,7 +94,11 @@ fn logs_are_reported_with_their_share_and_gone_after_the_mend() {
     write(&server, 64);
     let report = std::thread::scope(|scope| {
         let watching = scope.spawn(|| doctor(server.pid(), &["--watch", "3s"]));
-        write(&server, 32);
+        // Until it has reported: when its watch begins is not known.
+        while !watching.is_finished() {
+            write(&server, 4);
+            std::thread::sleep(Duration::from_millis(200));
+        }
         watching.join().expect("the doctor reports")
     });
     let logs = the(&report, "logs-in-cache");
@@ -149,11 +153,14 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     let table = server.data().join("test/t.ibd");
     let read = std::fs::read(&table).expect("read the table as cat does").len();
     assert!(read >= 8 << 20);
+    let most = resident_bytes(std::slice::from_ref(&table));
     let report = doctor(server.pid(), &["--watch", "500ms"]);
     let mixed = the(&report, "mixed-io");
     assert!(mixed["title"].as_str().unwrap().contains("left in the page cache of 1 file"), "{mixed:#}");
     let told = figures(mixed, |figures| figures["path"] == table.to_string_lossy().as_ref());
-    assert_eq!(figure(told, "resident_bytes"), resident_bytes(std::slice::from_ref(&table)));
+    // Nobody reads it meanwhile, but the kernel may page out what is idle (DAMON).
+    let least = resident_bytes(std::slice::from_ref(&table));
+    assert!((least..=most).contains(&figure(told, "resident_bytes")), "{least} to {most}: {told:#}");
     assert_eq!(told["stretches_bytes"][0][0], 0, "{mixed:#}");
     assert_eq!(told["openers"][0]["pid"], server.pid());
     assert_eq!(told["openers"][0]["how"], "direct");
@@ -281,8 +288,7 @@ fn without_rights_it_says_what_it_could_not_see() {
     let dir = scratch();
     let server = Server::start(dir.path(), Options::primary());
     let copy = dir.path().join("pagekeeper");
-    std::fs::copy(program(), &copy).expect("copy the program where all may start it");
-    support::open_to_others(&copy);
+    support::copy_program(&program(), &copy);
     let run = |more: &[&str]| -> Outcome {
         finish(
             Command::new("setpriv")

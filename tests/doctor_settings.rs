@@ -154,7 +154,7 @@ fn rocksdbs_long_recovery_is_told_and_gone_with_its_mend() {
     std::fs::create_dir(&long).expect("make a directory");
     std::fs::create_dir(&short).expect("make a directory");
     let bench = DbBench::start(&long, "", "  write_buffer_size=2147483648", 400 * MIB);
-    eventually("600 MiB of WAL", Duration::from_secs(60), || (bench.wal() > 600 * MIB).then_some(()));
+    eventually("600 MiB of WAL", Duration::from_secs(400), || (bench.wal() > 600 * MIB).then_some(()));
     let told = doctor(bench.pid(), &[]);
     let found = findings(&told, "long-recovery");
     assert_eq!(found.len(), 1, "{told}");
@@ -166,7 +166,7 @@ fn rocksdbs_long_recovery_is_told_and_gone_with_its_mend() {
     drop(bench);
 
     let bench = DbBench::start(&short, &format!("  {}", mends[0]), &format!("  {}", mends[1]), 400 * MIB);
-    eventually("as many tables", Duration::from_secs(60), || (bench.tables() > 400 * MIB).then_some(()));
+    eventually("as many tables", Duration::from_secs(400), || (bench.tables() > 400 * MIB).then_some(()));
     assert_eq!(findings(&doctor(bench.pid(), &[]), "long-recovery"), [Value::Null; 0]);
 }
 

@@ -24,11 +24,11 @@ const LIMIT: u64 = 420 * MIB;
 const SCALE: &str = "--scale=20";
 /// Bytes a second that are taken off the stream.
 const RATE: u64 = 200_000_000;
-/// Size of the file that is streamed: for more than a minute.
-const BIG: u64 = 64 << 30;
+/// Size of the file that is streamed: for more than an hour.
+const BIG: u64 = 1 << 40;
 const WATCH: &str = "3s";
-/// Other programs run on this machine, too: it may take another try to see a mended database undisturbed.
-const TRIES: usize = 4;
+/// Other programs run on this machine, too: it may take some tries to see a mended database undisturbed.
+const TRIES: usize = 12;
 
 /// A program that streams, and somebody who takes what it gives at a rate.
 struct Stream {
@@ -103,7 +103,7 @@ fn assert_gone(server: &Server, what: &str) {
 /// Fails unless far fewer pages come back than `beside` the stream, as soon as the hot set has been read in again.
 fn assert_mended(group: &MemoryGroup, beside: u64) {
     let what = format!("fewer than half of {beside} pages a second come back");
-    support::eventually(&what, Duration::from_secs(60), || (refaults(group) < beside / 2).then_some(()));
+    support::eventually(&what, Duration::from_secs(300), || (refaults(group) < beside / 2).then_some(()));
 }
 
 #[test]
@@ -123,11 +123,18 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     std::fs::File::create(&big).and_then(|file| file.set_len(BIG)).expect("make a file");
 
     let stream = Stream::start(group.command("tar").arg("-cf").arg("-").arg(&big));
-    let beside = support::eventually("the hot set is pushed out", Duration::from_secs(30), || {
+    let beside = support::eventually("the hot set is pushed out", Duration::from_secs(180), || {
         Some(refaults(&group)).filter(|pages| *pages > 500)
     });
-    let found = examine(&server).expect("a stream is found");
-    assert_eq!(found["severity"], "serious", "{found:#}");
+    // A watch of three seconds in which the machine did not stand still.
+    let found = support::eventually("a stream is found", Duration::from_secs(180), || {
+        let found = examine(&server)?;
+        let all = found["evidence"].as_array()?;
+        let read_again = all.iter().find_map(|one| one["figures"]["read_again_bytes"].as_u64());
+        let rate = all[0]["figures"]["added_bytes_per_second"].as_u64();
+        let usual = rate.is_some_and(|rate| (RATE / 4..RATE * 2).contains(&rate));
+        (found["severity"] == "serious" && read_again > Some(MIB) && usual).then_some(found)
+    });
     assert!(found["database"].as_str().is_some_and(|name| name.contains(&server.pid().to_string())));
     let who = &found["evidence"][0]["figures"];
     assert_eq!((who["process"].as_u64(), who["task"].as_str()), (Some(stream.pid().into()), Some("tar")));
@@ -149,7 +156,7 @@ fn a_stream_in_the_memory_of_a_hot_set() {
         assert_gone(&server, "a stream in a group of its own is still found");
         assert_mended(&group, beside);
         drop(stream);
-        support::eventually("the group goes", Duration::from_secs(10), || std::fs::remove_dir(&own).ok());
+        support::eventually("the group goes", Duration::from_secs(60), || std::fs::remove_dir(&own).ok());
     } else {
         println!("Without groups of version 1 a running stream is not given one of its own.");
         drop(stream);

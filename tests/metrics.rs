@@ -18,7 +18,7 @@ use support::prometheus::{Answer, Prometheus, ask, free_port};
 use support::sysbench::{self, Load, Loaded as _};
 use support::{MIB, eventually, mariadb, resident_bytes};
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(180);
 
 fn deploy(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -77,6 +77,12 @@ fn sampled(exposition: &str) -> BTreeSet<String> {
     names(&exposition.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n"))
 }
 
+/// The sum of all series of released bytes.
+fn released_in(exposition: &str) -> Option<f64> {
+    let samples = exposition.lines().filter(|line| line.starts_with("pagekeeper_released_bytes_total"));
+    samples.map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
 #[test]
 fn prometheus_sees_what_fincore_sees() {
     let programs = ["prometheus", "promtool", "fincore", "setpriv", "sysbench"];
@@ -89,7 +95,7 @@ fn prometheus_sees_what_fincore_sees() {
     let server = mariadb::Server::start(scratch.path(), mariadb::Options::primary().redo_buffered(true));
     sysbench::prepare(&server);
     let mut load = Load::start(&server);
-    eventually("some binlogs are full", Duration::from_secs(120), || {
+    eventually("some binlogs are full", Duration::from_secs(600), || {
         load.check();
         (server.binlogs().len() > 3).then_some(())
     });
@@ -119,12 +125,21 @@ fn prometheus_sees_what_fincore_sees() {
             (before == after && value == Some(before as f64)).then_some(())
         });
         let size: u64 = files.iter().map(|path| path.metadata().expect("it is there").len()).sum();
-        assert_eq!(prometheus.value(&told.replace("resident", "file_size")), Some(size as f64));
+        // After a scrape that took longer than a second there is no value until the next one.
+        eventually(&format!("Prometheus has the size of {class}"), SOON, || {
+            (prometheus.value(&told.replace("resident", "file_size")) == Some(size as f64)).then_some(())
+        });
     }
-    let (labels, _) = &prometheus.query("pagekeeper_database_up")[0];
-    assert_eq!(labels["directory"], text(&server.data()));
-    assert_eq!(prometheus.value("up{job=\"pagekeeper\"}"), Some(1.0));
-    assert_eq!(prometheus.query("pagekeeper_top_file_resident_bytes").len(), 3);
+    let up = eventually("a database is up", SOON, || {
+        prometheus.query("pagekeeper_database_up").first().map(|(labels, _)| labels.clone())
+    });
+    assert_eq!(up["directory"], text(&server.data()));
+    eventually("the guard is up", SOON, || {
+        (prometheus.value("up{job=\"pagekeeper\"}") == Some(1.0)).then_some(())
+    });
+    eventually("three files are told", SOON, || {
+        (prometheus.query("pagekeeper_top_file_resident_bytes").len() == 3).then_some(())
+    });
 
     // A file that is open past the page cache by the server is read through it here.
     let mixed = |count: f64| {
@@ -152,11 +167,16 @@ fn prometheus_sees_what_fincore_sees() {
     assert_fine(&feed(Command::new("promtool").args(["check", "metrics"]), &exposition));
     assert!(exposition.contains("pagekeeper_trace_source{source=\"bpf\"} 1"), "{exposition}");
 
-    // What was released, in all.
-    let released = || prometheus.value("sum(pagekeeper_released_bytes_total)").unwrap_or(0.0);
-    std::thread::sleep(Duration::from_secs(2));
-    let told = released();
+    // What was released, in all. The server is stopped, so that nothing comes that could be released after the scrape.
+    server.freeze();
+    let told = eventually("all that is released is in Prometheus, and no more comes", SOON, || {
+        let seen = released_in(&get(port, "/metrics").body);
+        guard.wait_for_ticks(3);
+        let told = prometheus.value("sum(pagekeeper_released_bytes_total)");
+        told.filter(|_| told == seen && seen == released_in(&get(port, "/metrics").body))
+    });
     let ended = guard.stop();
+    server.thaw();
     assert_eq!(ended.summary()["released_total_bytes"].as_f64(), Some(told));
 }
 
@@ -269,8 +289,7 @@ fn without_rights_it_says_once_what_is_missing() {
     let logs = Logs::filled(&scratch.path().join("logs"), 2);
     // A copy, since others may not be allowed where this program was built.
     let copy = scratch.path().join("pagekeeper");
-    std::fs::copy(program(), &copy).expect("copy the program");
-    support::open_to_others(&copy);
+    support::copy_program(&program(), &copy);
     let port = free_port();
     let guard = Guard::spawn_command(
         Command::new("setpriv")
@@ -320,8 +339,9 @@ fn the_page_draws_what_is_known() {
     };
     eventually("the history has two points with logs", SOON, || (points() >= 2).then_some(()));
     let browse = |arguments: &[&str]| {
+        // Some 300 MiB of programs and libraries, which have to be read from the disk first.
         let output = Command::new("timeout")
-            .args(["--kill-after=5", "60", "chromium", "--headless", "--no-sandbox", "--disable-gpu"])
+            .args(["--kill-after=5", "600", "chromium", "--headless", "--no-sandbox", "--disable-gpu"])
             .args(["--disable-dev-shm-usage", "--virtual-time-budget=4000"])
             .arg(format!("--user-data-dir={}", scratch.path().join("browser").display()))
             .args(arguments)

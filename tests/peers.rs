@@ -239,7 +239,7 @@ fn what_a_process_maps_stays_and_evict_says_so() {
     let copy = dir.path().join("program");
     let path = std::env::var_os("PATH").unwrap();
     let sleep = std::env::split_paths(&path).map(|dir| dir.join("sleep")).find(|path| path.is_file());
-    std::fs::copy(sleep.unwrap(), &copy).unwrap();
+    support::copy_program(&sleep.unwrap(), &copy);
     let running = Running(Command::new(&copy).arg("1000").stdin(Stdio::null()).spawn().unwrap());
     support::eventually("the program sleeps, its pages mapped", Duration::from_secs(60), || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", running.0.id())).ok()?;

@@ -182,7 +182,7 @@ fn a_signal_ends_it_and_nothing_stays() {
                 |entry: std::io::Result<std::fs::DirEntry>| std::fs::read_link(entry.ok()?.path()).ok();
             descriptors.filter_map(target).find(|target| target.starts_with(dir.path()))
         };
-        eventually("it has a file open", Duration::from_secs(30), has_files);
+        eventually("it has a file open", Duration::from_secs(120), has_files);
         assert!(names_in(dir.path()).is_empty(), "its files have no names");
         kill_process(pid, signal).expect("signal it");
         let status = child.wait().expect("it ends");

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use support::MIB;
 use support::command::{Outcome, finish, pagekeeper};
-use support::loop_images::LoopImage;
+use support::loop_images::{LoopImage, QuickDisk};
 use support::mariadb_test;
 use support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
 
@@ -84,8 +84,13 @@ fn tree_of(directory: &Path) -> String {
 }
 
 fn evict(path: &Path) {
-    assert!(finish(&mut Command::new("sync")).code == 0, "sync");
-    support::command::run([OsStr::new("evict"), path.as_os_str()]);
+    // That file alone: of the whole machine, others' writes would be waited for.
+    std::fs::File::open(path).and_then(|file| file.sync_all()).expect("sync");
+    // Again and again: the kernel may have a page in hand at any moment.
+    support::eventually("it is cold", Duration::from_secs(120), || {
+        support::command::run([OsStr::new("evict"), path.as_os_str()]);
+        (support::resident_bytes(&[path.to_owned()]) == 0).then_some(())
+    });
 }
 
 /// Copies a tree by each of these lines of a shell, all in the command's own place.
@@ -149,7 +154,8 @@ fn a_backup_leaves_the_page_cache_as_it_was() {
         return;
     }
     let _alone = support::alone();
-    let scratch = support::scratch();
+    // A slow disk has some left to write two seconds after the end of a command, which is as long as that waits.
+    let scratch = QuickDisk::new();
     let here = scratch.path();
     std::fs::write(here.join("large"), bytes(64 * MIB, 3)).expect("write");
     let source = [here.join("large")];
@@ -159,7 +165,6 @@ fn a_backup_leaves_the_page_cache_as_it_was() {
         (&["dd", "if=large", "of=copy", "bs=1M", "status=none"][..], "copy"),
     ] {
         evict(&source[0]);
-        assert_eq!(support::resident_bytes(&source), 0, "evicted");
         good(under(&[], command), here);
         let left = support::resident_bytes(&source);
         assert!(left <= MIB, "{command:?}: {left} bytes of a cold file stay");
@@ -228,7 +233,8 @@ fn what_a_stream_writes_goes_where_nothing_is_counted() {
         return;
     }
     let _alone = support::alone();
-    let scratch = support::scratch();
+    // Where nothing is counted, a disk that writes nothing for a second is given up.
+    let scratch = QuickDisk::new();
     let here = scratch.path();
     shell("mkdir lower upper work all; head -c 67108864 /dev/urandom > lower/large", here);
     let script = "mount -t overlay none -o lowerdir=lower,upperdir=upper,workdir=work all; \"$@\" all/large all/copy; cmp all/large all/copy";
@@ -258,7 +264,8 @@ fn files_go_that_were_written_before_an_exec() {
         return;
     }
     let _alone = support::alone();
-    let scratch = support::scratch();
+    // What is not written two seconds after it became another program stays.
+    let scratch = QuickDisk::new();
     let program = support::shim::built("becomes", &["-O1"]);
     for by in ["execve", "execv", "execvp", "execvpe", "fexecve"] {
         support::shim::assert_same(&program, &[by], &support::shim::ways(), scratch.path());
@@ -430,12 +437,17 @@ fn postgresql(seconds: u64) {
             .spawn()
             .expect("start pgbench");
         std::thread::sleep(Duration::from_secs(seconds));
-        let seen: u64 = server.query("SELECT count(*) FROM pgbench_history").parse().expect("a number");
+        // At least one more: a disk may hang for as long.
+        let seen = support::eventually("the load commits", Duration::from_secs(300), || {
+            let seen = server.query("SELECT count(*) FROM pgbench_history");
+            let seen: u64 = seen.parse().expect("a number");
+            (seen > acknowledged).then_some(seen)
+        });
         server.crash();
         load.kill().expect("kill pgbench");
         load.wait().expect("wait for pgbench");
         let now: u64 = server.query("SELECT count(*) FROM pgbench_history").parse().expect("a number");
-        assert!(now >= seen && now > acknowledged, "{seen} commits were there, {now} are");
+        assert!(now >= seen, "{seen} commits were there, {now} are");
         acknowledged = now;
         let sums =
             "SELECT (SELECT sum(abalance) FROM pgbench_accounts) = (SELECT sum(delta) FROM pgbench_history)

@@ -74,9 +74,11 @@ fn a_growing_file_is_seen_filtered_evicted_and_warmed() {
     terminal.wait_for("y does it");
     terminal.press(&["n"]);
     terminal.wait_for("evict not done");
-    assert_eq!(resident_bytes(std::slice::from_ref(&growing)), 12 * MIB);
+    // With what the kernel takes by itself where it pages out what is idle.
+    assert_eq!(support::kept_bytes(std::slice::from_ref(&growing)), 12 * MIB);
     terminal.press(&["e"]);
     terminal.wait_for("y does it");
+    std::fs::read(&growing).unwrap();
     terminal.press(&["y"]);
     terminal.wait_for("evicted 12M of 12M");
     assert_eq!(resident_bytes(std::slice::from_ref(&growing)), 0);
@@ -198,14 +200,17 @@ fn one_look_explains_what_is_cached_and_shows_closed_files() {
     let look = || -> Value {
         run(["top", "--once", "--json", "--interval", "200ms", "--filter", "closed-by-all"]).json()
     };
-    let mut last = Value::Null;
-    // Others may read and write files while it looks, and then the kernel's figure is of another moment.
-    let explained = (0..5).any(|_| {
-        last = look();
+    // Others may read and write files while it looks, and then the kernel's figure is of another moment; and the kernel may page
+    // out what is idle.
+    let path = dir.path().join("closed-by-all.dat");
+    let last = support::eventually("nearly all is explained", std::time::Duration::from_secs(180), || {
+        std::fs::read(&path).expect("read it again");
+        let last = look();
         let share = last["cached"]["explained_share"].as_f64().expect("a number");
-        (0.98..=1.02).contains(&share)
+        let whole = last["rows"][0]["resident"] == 3 << 20;
+        println!("{share} explained: {}", last["cached"]);
+        ((0.98..=1.02).contains(&share) && whole).then_some(last)
     });
-    assert!(explained, "{:#}", last["cached"]);
     let row = &last["rows"][0];
     assert_eq!(
         row["path"].as_str().map(Path::new),
@@ -262,8 +267,7 @@ fn who_is_not_root_is_told_what_is_not_seen() {
     written(&dir.path().join("roots.dat"), 1);
     // Where others may start it.
     let copy = dir.path().join("pagekeeper");
-    std::fs::copy(program(), &copy).unwrap();
-    support::open_to_others(&copy);
+    support::copy_program(&program(), &copy);
     let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--"];
     let arguments = ["top", "--once", "--json", "--interval", "100ms"];
     let outcome = finish(Command::new("setpriv").args(nobody).arg(&copy).args(arguments).arg(dir.path()));

@@ -167,15 +167,18 @@ fn one(dir: &Path, setting: Setting) -> Result<Sample> {
     let over = AtomicBool::new(false);
     let (log, over) = (&log, &over);
     std::thread::scope(|scope| {
-        let near = scope.spawn(move || follow_near(near, first, began));
+        let near = scope.spawn(move || follow_near(near, first, began, over));
         let far = scope.spawn(move || follow_far(far, log, over));
         let sampler = scope.spawn(move || -> Result<u64> {
             let mut most = 0;
-            while !over.load(Ordering::Acquire) {
+            // At least once, however late this thread begins.
+            loop {
                 most = most.max(resident_in(dir)?);
+                if over.load(Ordering::Acquire) {
+                    return Ok(most);
+                }
                 std::thread::sleep(EACH);
             }
-            Ok(most)
         });
         let start = Instant::now();
         let written = append_until(log, log.end().segment + setting.segments, first, began, REST);
@@ -202,12 +205,25 @@ fn join<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Sees every record until none has come for a while; gives the lags, and the bytes that this thread read from the device.
-fn follow_near(mut follower: Follower, first: u64, began: Instant) -> Result<(Histogram<u64>, u64)> {
+/// Sees every record until none comes any more; gives the lags, and the bytes that this thread read from the device.
+fn follow_near(
+    mut follower: Follower,
+    first: u64,
+    began: Instant,
+    over: &AtomicBool,
+) -> Result<(Histogram<u64>, u64)> {
     let before = device_bytes(THREAD)?;
     let mut lag = latencies();
     let mut next = first;
-    while let Some(event) = follower.next_timeout(PATIENCE * 20)? {
+    loop {
+        // Asked before: the writer may rest for long, where its disk does.
+        let is_over = over.load(Ordering::Acquire);
+        let Some(event) = follower.next_timeout(PATIENCE)? else {
+            if is_over {
+                break;
+            }
+            continue;
+        };
         let made = check(next, &event.bytes)?;
         next += 1;
         if event.ends_group {

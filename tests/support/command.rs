@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Far longer than any run should take.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// Far longer than any run should take, also one that reads and writes some hundred MiB on a disk of 3 MB/s.
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// What a run left.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Out
     finish(pagekeeper().args(arguments))
 }
 
-/// Runs any command to its end; kills it and panics if it takes longer than a minute.
+/// Runs any command to its end; kills it and panics if it takes longer than [`DEADLINE`].
 pub(crate) fn finish(command: &mut Command) -> Outcome {
     let mut child = command
         .stdin(Stdio::null())

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Far longer than a start or a stop should take.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// Far longer than a start or a stop should take, also where each sync takes seconds.
+const DEADLINE: Duration = Duration::from_secs(300);
 
 /// A process that is stopped by SIGTERM, and killed with its handle.
 struct Process(Child);

@@ -30,7 +30,8 @@ pub(crate) const DATA: &str = "/var/lib/data";
 /// What a call of [`Container::fill_binlogs`] leaves in the page cache at least, without a guard, in bytes.
 pub(crate) const FILLED: u64 = 40 * MIB;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+/// The installation of a database is part of it: some 100 MiB and many syncs.
+const DEADLINE: Duration = Duration::from_secs(300);
 
 /// $1: a directory with `image`; $2: `disk` or `overlay`; $3: what to do in the new root. That is the root of the whole
 /// namespace for a disk, and one of the process alone, by chroot(2), for an overlay.

@@ -117,6 +117,12 @@ impl Guard {
         }
     }
 
+    /// How often it has looked so far.
+    pub(crate) fn ticks(&self) -> usize {
+        let events = self.said.events.lock().expect("no panic while held");
+        events.iter().filter(|event| event["event"] == "tick").count()
+    }
+
     /// Waits until it has looked so many times more.
     pub(crate) fn wait_for_ticks(&self, count: usize) {
         let seconds = |event: &Value| event["seconds"].as_f64().expect("each tick says when");

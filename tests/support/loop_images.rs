@@ -46,20 +46,75 @@ impl LoopImage {
 
 impl Drop for LoopImage {
     fn drop(&mut self) {
-        // Busy for a moment, where a process that had a file open is just ending.
-        for _ in 0..50 {
-            if Command::new("umount")
-                .arg(&self.mount)
-                .stderr(std::process::Stdio::null())
-                .status()
-                .is_ok_and(|s| s.success())
-            {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(100));
+        unmount(&self.mount);
+    }
+}
+
+fn unmount(mount: &Path) {
+    // Busy for a moment, where a process that had a file open is just ending.
+    for _ in 0..50 {
+        if Command::new("umount")
+            .arg(mount)
+            .stderr(std::process::Stdio::null())
+            .status()
+            .is_ok_and(|s| s.success())
+        {
+            return;
         }
-        let lazily = Command::new("umount").arg("--lazy").arg(&self.mount).status();
-        eprintln!("{} stayed busy, unmounted lazily: {lazily:?}", self.mount.display());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let lazily = Command::new("umount").arg("--lazy").arg(mount).status();
+    eprintln!("{} stayed busy, unmounted lazily: {lazily:?}", mount.display());
+}
+
+/// A place on a disk that is memory (an ext4 on an image on a tmpfs): what may be waited for only so long is written and read there
+/// within moments, whatever others do to the machine's disks. Who can't mount has a directory on one of these. Fields go in this order.
+pub(crate) struct QuickDisk {
+    files: Option<Mount>,
+    _memory: Option<Mount>,
+    directory: tempfile::TempDir,
+}
+
+/// A mount that goes with the value.
+struct Mount(PathBuf);
+
+impl Mount {
+    /// `mount` but for its last argument; `None` where that can't be.
+    fn new(mount: &mut Command, point: PathBuf) -> Option<Self> {
+        std::fs::create_dir(&point).expect("make a mount point");
+        let output = mount.arg(&point).output().ok()?;
+        output.status.success().then_some(Self(point))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        unmount(&self.0);
+    }
+}
+
+impl QuickDisk {
+    /// One of a GiB (sparse).
+    pub(crate) fn new() -> Self {
+        let directory = super::scratch();
+        let (memory, files) = (directory.path().join("memory"), directory.path().join("files"));
+        let image = memory.join("image");
+        let memory = Mount::new(Command::new("mount").args(["-t", "tmpfs", "none"]), memory);
+        let is_made = memory.is_some() && {
+            std::fs::File::create(&image).and_then(|file| file.set_len(1 << 30)).expect("make an image");
+            let mut make = Command::new("mkfs.ext4");
+            make.args(["-q", "-E", "lazy_itable_init=0,lazy_journal_init=0"]).arg(&image);
+            make.output().is_ok_and(|output| output.status.success())
+        };
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "ext4", "-o", "loop,noatime"]).arg(&image);
+        let files = if is_made { Mount::new(&mut mount, files) } else { None };
+        Self { files, _memory: memory, directory }
+    }
+
+    /// Where files are put.
+    pub(crate) fn path(&self) -> &Path {
+        self.files.as_ref().map_or_else(|| self.directory.path(), |files| &files.0)
     }
 }
 

@@ -162,7 +162,7 @@ impl Server {
     }
 
     fn wait_until_ready(&mut self) {
-        eventually("the server answers", Duration::from_secs(60), || {
+        eventually("the server answers", Duration::from_secs(300), || {
             if let Some(status) = self.child.try_wait().expect("wait for the server") {
                 let log = std::fs::read_to_string(self.home.join("run/log.err")).unwrap_or_default();
                 panic!("mariadbd ended with {status}:\n{log}");

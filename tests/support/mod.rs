@@ -110,6 +110,27 @@ pub(crate) fn resident_bytes(files: &[PathBuf]) -> u64 {
         .sum()
 }
 
+/// Bytes of these files that are resident, or that the kernel took by itself (`nr_evicted` of cachestat(2)): some machines
+/// page out what is idle. What is released by advice is neither.
+pub(crate) fn kept_bytes(files: &[PathBuf]) -> u64 {
+    use pagekeeper_kernel::{InspectedFile, Links, residency};
+    let present = files.iter().filter_map(|file| InspectedFile::open(file, Links::Follow).ok());
+    present
+        .map(|file| {
+            let counts = residency(&file, 0..u64::MAX).expect("root may look");
+            counts.resident + counts.evicted.expect("cachestat is there")
+        })
+        .sum()
+}
+
+/// Copies a program, to where others may start it. Not by this process: a child that another thread starts meanwhile would hold
+/// the copy open for writing for a moment, and who starts it then is told "text file busy".
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg("--").arg(from).arg(to).status().expect("run cp");
+    assert!(status.success(), "cp: {status}");
+    open_to_others(to);
+}
+
 /// A figure of `/proc/PID/io` or `/proc/PID/task/TID/io`, such as `read_bytes`: bytes that were read from a device.
 pub(crate) fn io_counter(file: &Path, name: &str) -> u64 {
     let text = std::fs::read_to_string(file).expect("the process runs");

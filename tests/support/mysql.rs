@@ -84,7 +84,7 @@ impl Server {
             .spawn()
             .expect("start mysqld");
         let mut server = Self { unpacked: unpacked.to_path_buf(), home, child };
-        eventually("the server answers", Duration::from_secs(60), || {
+        eventually("the server answers", Duration::from_secs(300), || {
             let ended = server.child.try_wait().expect("wait for the server");
             assert!(ended.is_none(), "mysqld ended: {ended:?}: {}", said(&server.home, "log.err"));
             server.try_query("SELECT 1").ok()

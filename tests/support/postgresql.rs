@@ -18,7 +18,7 @@ pub(crate) const SEGMENT_BYTES: u64 = 16 * MIB;
 pub(crate) const WAL_BYTES: u64 = 256 * MIB;
 
 /// Far longer than a disk needs for what is waited for here.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// Programs that it needs.
 pub(crate) fn programs() -> Vec<String> {
@@ -72,11 +72,11 @@ impl Server {
         self.child.wait().expect("wait for the server");
         // Its children end when they notice; a new server waits for none of them, but refuses to start beside them.
         eventually("a crashed server is up again", DEADLINE, || {
-            self.child = serve(&self.home, &self.starter);
-            std::thread::sleep(Duration::from_millis(500));
-            self.child.try_wait().expect("wait for the server").is_none().then_some(())
+            if self.child.try_wait().expect("wait for the server").is_some() {
+                self.child = serve(&self.home, &self.starter);
+            }
+            self.try_query("SELECT 1").ok()
         });
-        self.wait_until_ready();
     }
 
     fn wait_until_ready(&mut self) {

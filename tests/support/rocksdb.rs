@@ -15,7 +15,7 @@ pub(crate) const PROGRAMS: [&str; 2] = ["db_bench", "setpriv"];
 const RATE: u64 = 32 * MIB;
 
 /// Far longer than a disk needs for what is waited for here.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(400);
 
 /// A running `db_bench`.
 pub(crate) struct Bench {
@@ -71,9 +71,23 @@ impl Bench {
         });
     }
 
+    /// Stops it (SIGSTOP), calls `meanwhile`, and lets it go on.
+    pub(crate) fn frozen(&self, meanwhile: impl FnOnce()) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let signal = |signal| rustix::process::kill_process(pid, signal).expect("signal db_bench");
+        signal(rustix::process::Signal::STOP);
+        meanwhile();
+        signal(rustix::process::Signal::CONT);
+    }
+
     /// Bytes that it has had read from a device so far.
     pub(crate) fn device_bytes_read(&self) -> u64 {
         self.io("read_bytes")
+    }
+
+    /// Bytes that it has written so far, to logs and tables together.
+    pub(crate) fn written(&self) -> u64 {
+        self.io("wchar")
     }
 
     fn io(&self, name: &str) -> u64 {

@@ -41,6 +41,7 @@ pub(crate) struct SlowDisk {
     _undo: Undo,
     mount: PathBuf,
     number: String,
+    throttle: PathBuf,
     _directory: tempfile::TempDir,
 }
 
@@ -69,7 +70,23 @@ impl SlowDisk {
         let undo = Undo::new(TAKE_DISK_BACK, &words);
         run(Command::new("mount").args(["-t", "ext4", "-o", "noatime"]).arg(&node).arg(&mount));
         std::fs::write(&throttle, format!("{number} {rate}")).expect("throttle a device");
-        Some(Self { _undo: undo, mount, number, _directory: directory })
+        Some(Self { _undo: undo, mount, number, throttle, _directory: directory })
+    }
+
+    /// Holds it to half of what the disk below takes at the moment, and to `most` bytes a second at most; says to what. What
+    /// a neighbour takes of that disk is then not laid to who writes here.
+    pub(crate) fn pace(&self, most: u64) -> u64 {
+        const SAMPLE: usize = 32 << 20;
+        std::fs::write(&self.throttle, format!("{} 0", self.number)).expect("lift a throttle");
+        let path = self.mount.join("sample");
+        let began = std::time::Instant::now();
+        std::fs::write(&path, vec![1; SAMPLE]).expect("write a sample");
+        File::open(&path).and_then(|file| file.sync_all()).expect("sync a sample");
+        let millis = u64::try_from(began.elapsed().as_millis()).expect("not that long").max(1);
+        std::fs::remove_file(&path).expect("remove a sample");
+        let rate = (SAMPLE as u64 * 1000 / millis / 2).clamp(1_000_000, most);
+        std::fs::write(&self.throttle, format!("{} {rate}", self.number)).expect("throttle a device");
+        rate
     }
 
     /// Where it is mounted.

@@ -63,6 +63,15 @@ impl Load {
         Self { child }
     }
 
+    /// What stops it (true: SIGSTOP), and lets it go on.
+    pub(crate) fn pause(&self) -> impl Fn(bool) + use<> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        move |stop| {
+            let signal = if stop { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
+            rustix::process::kill_process(pid, signal).expect("signal sysbench");
+        }
+    }
+
     /// Panics if the load has ended by itself: then the server refused it.
     pub(crate) fn check(&mut self) {
         let ended = self.child.try_wait().expect("wait for sysbench");

@@ -240,8 +240,12 @@ mod tests {
 
     #[test]
     fn memory_that_is_touched_counts() {
-        let before = memory().unwrap();
-        let touched = vec![1_u8; 64 << 20];
-        assert!(memory().unwrap() >= before + touched.len() as u64 / 2, "{}", touched.len());
+        // More than once, since other tests of this process may give memory back meanwhile.
+        let counts = || {
+            let before = memory().unwrap();
+            let touched = vec![1_u8; 64 << 20];
+            memory().unwrap() >= before + std::hint::black_box(&touched).len() as u64 / 2
+        };
+        assert!((0..20).any(|_| counts()));
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagekeeper_cache::{Backend, Builder, CachedFile, Error, PageCache, PageRef, ReadRequest};
+use pagekeeper_cache::{Backend, Builder, CachedFile, Error, PageCache, PageRef, ReadRequest, Stats};
 use pagekeeper_io::{Fault, RandomFaults, SimDisk, Times};
 
 use support::chance::{Chance, Seed};
@@ -90,10 +90,20 @@ impl Arena<'_> {
         }
         let large = (self.reopen)(&self.cache, 0, &mut Chance::default());
         let mut page = vec![0; usize::try_from(self.page_size).unwrap()];
-        for _ in 0..3 {
+        let mut pass = || {
             for n in 0..large.len / self.page_size {
                 self.allow(large.cached.read_at(n * self.page_size, &mut page));
             }
+        };
+        (0..3).for_each(|_| pass());
+        // What was prefetched last, of files that are closed by now, may be on its way still.
+        let is_all = |stats: &Stats| {
+            stats.resident_pages == large.cached.resident_pages()
+                && stats.resident_pages + 4 >= stats.capacity_pages.min(large.len / self.page_size)
+        };
+        let begun = Instant::now();
+        while !is_all(&self.cache.stats()) && begun.elapsed().as_secs() < 60 {
+            pass();
         }
         let stats = self.cache.stats();
         println!("{} steps; {stats}", self.steps.load(Ordering::Relaxed));

@@ -13,7 +13,7 @@ use pagekeeper_io::{
     Access, AlignedBuf, AtomicWrites, Create, Error, Io, IoFile, OwnedWrite, Threads, Uring, WriteMode,
     writes_atomically,
 };
-use support::{Mounted, disk_dir};
+use support::{Mounted, disk_dir, unmount};
 
 const LEN: usize = 4 << 20;
 /// Of what files take, sizes up to this are tried.
@@ -188,8 +188,7 @@ struct Overlay(PathBuf);
 
 impl Drop for Overlay {
     fn drop(&mut self) {
-        let gone = Command::new("umount").arg(&self.0).status();
-        assert!(gone.is_ok_and(|status| status.success()) || std::thread::panicking());
+        assert!(unmount(&self.0) || std::thread::panicking());
     }
 }
 
@@ -216,12 +215,10 @@ fn on_an_overlay_of_xfs() {
 /// As after a crash.
 fn mount_again(mounted: &Mounted) {
     let image = mounted.path().with_file_name("image");
-    for command in [
-        Command::new("umount").arg(mounted.path()),
-        Command::new("mount").args(["-t", "xfs", "-o", "loop"]).arg(image).arg(mounted.path()),
-    ] {
-        assert!(command.status().unwrap().success(), "{command:?}");
-    }
+    assert!(unmount(mounted.path()), "it stays busy");
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "xfs", "-o", "loop"]).arg(image).arg(mounted.path());
+    assert!(mount.status().unwrap().success(), "{mount:?}");
 }
 
 /// XFS is stopped at once, with what its log had not yet got (`XFS_IOC_GOINGDOWN`), and mounted again.

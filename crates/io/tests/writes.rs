@@ -176,7 +176,8 @@ fn check_names(io: &dyn Io, root: &Path) {
     drop(held);
     assert!(io.lock(&lock).is_err());
     drop(other);
-    io.lock(&lock).unwrap();
+    // A program that another test starts has a copy of what this process had locked, until its execve(2).
+    assert!((0..1000).any(|_| io.lock(&lock).is_ok() || later()), "it stays locked");
     for path in [&b, &lock] {
         io.remove(path).unwrap();
     }
@@ -196,7 +197,12 @@ fn check_pages(io: &dyn Io, path: &Path, features: Features) {
     assert_eq!(found.resident, LEN as u64);
     file.start_writeback(0..u64::MAX).unwrap();
     file.wait_writeback(0..u64::MAX).unwrap();
-    file.release(0..u64::MAX).unwrap();
+    // Pages that the kernel holds itself just then stay at first.
+    let is_released = |_| {
+        file.release(0..u64::MAX).unwrap();
+        file.residency(0..u64::MAX).unwrap().unwrap().resident == 0 || later()
+    };
+    let _ = (0..if features.releases { 100 } else { 1 }).any(is_released);
     let left = file.residency(0..u64::MAX).unwrap().unwrap();
     if !features.releases {
         assert_eq!(left.resident, LEN as u64, "memory is all there is");
@@ -210,13 +216,22 @@ fn check_pages(io: &dyn Io, path: &Path, features: Features) {
         direct.write_at(0, &copied(&noise(1 << 20)), WriteMode::Plain).unwrap();
         assert_eq!(direct.residency(0..u64::MAX).unwrap().unwrap().resident, 0, "direct, and it is resident");
     }
-    // Behind the end, where also ext4 drops what was written.
-    let at = LEN as u64;
-    if !is_refused(&file.write_at(at, &noise(1 << 20), WriteMode::Uncached), WriteMode::Uncached) {
+    // Behind the end, where also ext4 drops what was written: a moment later, and not what the kernel writes of its own accord.
+    let is_dropped = |turn: u64| {
+        let at = LEN as u64 + (turn << 20);
+        if is_refused(&file.write_at(at, &noise(1 << 20), WriteMode::Uncached), WriteMode::Uncached) {
+            return true;
+        }
         file.sync_data().unwrap();
-        let left = file.residency(at..u64::MAX).unwrap().unwrap().resident;
-        assert_eq!(left, 0, "uncached, and it is resident");
-    }
+        (0..100).any(|_| file.residency(at..u64::MAX).unwrap().unwrap().resident == 0 || later())
+    };
+    assert!((0..10).any(is_dropped), "uncached, and it is resident");
+}
+
+/// False, some time later.
+fn later() -> bool {
+    std::thread::sleep(std::time::Duration::from_millis(10));
+    false
 }
 
 fn check_unaligned(io: &dyn Io, path: &Path) {

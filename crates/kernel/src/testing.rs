@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-use crate::{InspectedFile, Links};
+use crate::{InspectedFile, Links, residency};
 
 /// A directory for test files: under the build's own target directory, since /tmp may be a tmpfs.
 pub(crate) fn disk_dir() -> TempDir {
@@ -44,7 +44,19 @@ pub(crate) fn as_nobody<T: Send>(what: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Drops all pages of a clean file, by the bare system call.
+/// Drops all pages of a clean file. Pages that the kernel holds itself just then (it moves them, or looks for some to reclaim)
+/// stay, so it is told until none is left.
 pub(crate) fn evict_all(file: &InspectedFile) {
+    for _ in 0..1000 {
+        evict_once(file);
+        if residency(file, 0..u64::MAX).unwrap().resident == 0 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// Drops what pages of a clean file can be dropped, by the bare system call.
+pub(crate) fn evict_once(file: &InspectedFile) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }

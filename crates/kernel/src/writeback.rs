@@ -139,14 +139,19 @@ mod tests {
     use super::*;
     use crate::testing::file_of;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    /// What others have dirtied on the same disk may be written first.
+    const PATIENCE: Duration = Duration::from_secs(300);
 
     #[test]
     fn each_way_leaves_clean_pages() {
         for how in [Flush::Watch, Flush::SyncFileRange, Flush::Fdatasync] {
             let (_dir, file) = file_of(0);
-            std::fs::write(file.path(), vec![1; 4 << 20]).unwrap();
-            assert!(residency(&file, 0..u64::MAX).unwrap().unwritten() > 0);
+            // Once at least nobody else has synced the file system in between.
+            let is_dirty = |_| {
+                std::fs::write(file.path(), vec![1; 4 << 20]).unwrap();
+                residency(&file, 0..u64::MAX).unwrap().unwritten() > 0
+            };
+            assert!((0..50).any(is_dirty));
             assert!(flush(&file, 0..u64::MAX, how, PATIENCE).unwrap(), "{how:?}");
             assert_eq!(residency(&file, 0..u64::MAX).unwrap().unwritten(), 0, "{how:?}");
         }
@@ -175,11 +180,15 @@ mod tests {
         let (_dir, file) = file_of(8 << 20);
         let out = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
         let page = [2; 4096];
-        for offset in [0_u64, 6 << 20] {
-            std::os::unix::fs::FileExt::write_all_at(&out, &page, offset).unwrap();
-        }
-        assert!(flush(&file, 0..2 << 20, Flush::Watch, PATIENCE).unwrap());
-        assert_eq!(residency(&file, 0..2 << 20).unwrap().unwritten(), 0);
-        assert!(residency(&file, 4 << 20..u64::MAX).unwrap().unwritten() > 0);
+        let is_rest_left = |_| {
+            for offset in [0_u64, 6 << 20] {
+                std::os::unix::fs::FileExt::write_all_at(&out, &page, offset).unwrap();
+            }
+            assert!(flush(&file, 0..2 << 20, Flush::Watch, PATIENCE).unwrap());
+            assert_eq!(residency(&file, 0..2 << 20).unwrap().unwritten(), 0);
+            residency(&file, 4 << 20..u64::MAX).unwrap().unwritten() > 0
+        };
+        // Somebody else may have synced the file system, or the kernel found too much dirty: not each time.
+        assert!((0..50).any(is_rest_left));
     }
 }

@@ -1,4 +1,5 @@
-//! Logs that are told not to release: what they wrote stays resident, also after they are closed.
+//! Logs that are told not to release: what they wrote stays resident, also after they are closed. Some kernels reclaim a few
+//! pages also while there is memory enough.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +38,7 @@ fn resident(dir: &Path) -> Option<u64> {
 
 #[test]
 fn a_redo_log_keeps_its_pages_only_if_told_so() {
-    for (release, least, most) in [(true, 0, MIB), (false, 40 * MIB, u64::MAX)] {
+    for (release, least, most) in [(true, 0, MIB), (false, 36 * MIB, u64::MAX)] {
         let temp = disk_dir();
         let dir = temp.path().join("redo");
         let options = RedoLog::options().files(2).file_bytes(32 * MIB).mode(LogMode::Buffered);
@@ -55,7 +56,7 @@ fn a_redo_log_keeps_its_pages_only_if_told_so() {
 
 #[test]
 fn a_binlog_keeps_its_pages_only_if_told_so() {
-    for (release, least, most) in [(true, 0, 16 * MIB), (false, 60 * MIB, u64::MAX)] {
+    for (release, least, most) in [(true, 0, 16 * MIB), (false, 54 * MIB, u64::MAX)] {
         let temp = disk_dir();
         let dir = temp.path().join("binlog");
         let options = BinLogOptions::new().max_segment_bytes(16 * MIB).mode(LogMode::Buffered);

@@ -257,12 +257,21 @@ fn files_are_named_as_tracing_names_them() {
         return;
     }
     observer.look().unwrap();
-    write(&base.join("000010.sst"), 3 << 20);
-    let seen = observer.look().unwrap();
-    let written = file(&seen, &base.join("000010.sst"));
-    let trace = seen.change.as_ref().unwrap().trace.as_ref().unwrap();
-    let (_, flow) = trace.by_file().into_iter().find(|(file, _)| *file == written.inode).unwrap();
-    assert_eq!(flow.added.bytes, 3 << 20);
+    // The kernel skips a program where another one is running, and counts that: another tracer may be at work here.
+    for number in 10..30 {
+        let name = format!("{number:06}.sst");
+        write(&base.join(&name), 3 << 20);
+        let seen = observer.look().unwrap();
+        let written = file(&seen, &base.join(&name));
+        let trace = seen.change.as_ref().unwrap().trace.as_ref().unwrap();
+        if trace.losses.skipped > 0 {
+            continue;
+        }
+        let (_, flow) = trace.by_file().into_iter().find(|(file, _)| *file == written.inode).unwrap();
+        assert_eq!(flow.added.bytes, 3 << 20);
+        return;
+    }
+    panic!("events were skipped each time");
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use pagekeeper_preload::counters::{Count, Record};
 use pagekeeper_preload::helper;
@@ -114,9 +115,20 @@ impl Followed {
     }
 }
 
-/// Resident windows of 1 MiB, one after another: `#` where all is, `-` where nothing is.
-fn resident(path: &Path) -> String {
+/// Has the helper do what it has in hand, and asserts which windows of 1 MiB are resident then: `#` where all is, `-` where nothing is.
+#[track_caller]
+fn assert_resident(path: &Path, expected: &str, why: &str) {
     helper::drain();
+    // That ends after two seconds, and a slow disk takes longer.
+    let start = Instant::now();
+    while resident(path) != expected && start.elapsed() < Duration::from_secs(120) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(resident(path), expected, "{why}");
+}
+
+/// Resident windows of 1 MiB, one after another.
+fn resident(path: &Path) -> String {
     let file = File::open(path).unwrap();
     let windows = file.metadata().unwrap().len().div_ceil(MIB);
     let page = sys::page_size();
@@ -143,27 +155,27 @@ fn a_log_goes_behind_its_flush_and_whole_as_it_is_closed() {
     for _ in 0..70 {
         log.append(104_858);
     }
-    assert_eq!(resident(&path), "#######+", "nothing was synced");
+    assert_resident(&path, "#######+", "nothing was synced");
     log.sync();
-    assert_eq!(resident(&path), "------#+");
+    assert_resident(&path, "------#+", "");
     log.append(2 * MIB);
     // A sync that failed.
     rules::after_sync(log.slot, log.file.as_raw_fd(), -1);
-    assert_eq!(resident(&path), "------###+");
+    assert_resident(&path, "------###+", "");
     log.close();
-    assert_eq!(resident(&path), "----------");
+    assert_resident(&path, "----------", "");
 
     let path = directory.path().join("slack");
     let mut log = Followed::open(&path, NEW);
     log.append(9 * MIB);
     log.sync();
-    assert_eq!(resident(&path), "------###");
+    assert_resident(&path, "------###", "");
 
     // Each write is synced.
     let path = directory.path().join("log.1000");
     let mut log = Followed::open(&path, NEW | libc::O_DSYNC);
     log.append(5 * MIB);
-    assert_eq!(resident(&path), "----#");
+    assert_resident(&path, "----#", "");
 }
 
 #[test]
@@ -174,7 +186,7 @@ fn a_log_that_nobody_syncs_is_written_behind_its_writer() {
     for _ in 0..13 {
         log.append(MIB);
     }
-    assert_eq!(resident(&path), "----#########", "8 MiB trail");
+    assert_resident(&path, "----#########", "8 MiB trail");
 }
 
 #[test]
@@ -186,21 +198,21 @@ fn near_readers_keep_what_they_have_yet_to_read() {
     let mut reader = Followed::open(&file(11), libc::O_RDONLY);
     reader.read(5 * MIB);
     log.sync();
-    assert_eq!(resident(&file(11)), "----####");
+    assert_resident(&file(11), "----####", "");
     log.close();
-    assert_eq!(resident(&file(11)), "----####", "the reader is there");
+    assert_resident(&file(11), "----####", "the reader is there");
 
     let mut log = Followed::open(&file(12), NEW);
     log.append(8 * MIB);
     log.sync();
-    assert_eq!(resident(&file(12)), "########", "the reader will come there");
+    assert_resident(&file(12), "########", "the reader will come there");
     reader.read(3 * MIB);
     let mut next = Followed::open(&file(12), libc::O_RDONLY);
     reader.close();
-    assert_eq!(resident(&file(11)), "--------");
+    assert_resident(&file(11), "--------", "");
     next.read(3 * MIB);
     log.sync();
-    assert_eq!(resident(&file(12)), "--######");
+    assert_resident(&file(12), "--######", "");
     log.close();
 
     // Two files behind is not near.
@@ -208,9 +220,9 @@ fn near_readers_keep_what_they_have_yet_to_read() {
     log.append(8 * MIB);
     log.sync();
     log.close();
-    assert_eq!(resident(&file(14)), "--------");
+    assert_resident(&file(14), "--------", "");
     next.close();
-    assert_eq!(resident(&file(12)), "--------");
+    assert_resident(&file(12), "--------", "");
 }
 
 #[test]
@@ -224,7 +236,7 @@ fn a_recycled_log_stays_once_parts_of_its_pages_are_overwritten() {
             log.append(step);
         }
         log.sync();
-        assert_eq!(resident(&path), after, "{step}");
+        assert_resident(&path, after, &step.to_string());
         log.close();
         helper::drain();
         COUNTS.get(Count::LogsKept) - kept
@@ -245,11 +257,12 @@ fn a_write_that_may_not_wait_leaves_that_to_the_next() {
         output.slot.with(|work| work.writer.hurry());
         output.append(MIB);
     }
-    assert_eq!(resident(&path), "#".repeat(24));
+    assert_resident(&path, &"#".repeat(24), "");
     output.append(MIB);
+    helper::drain();
     assert!(resident(&path).starts_with(&"-".repeat(14)), "{}", resident(&path));
     output.close();
-    assert_eq!(resident(&path), "-".repeat(25));
+    assert_resident(&path, &"-".repeat(25), "");
 }
 
 #[test]
@@ -259,13 +272,13 @@ fn what_is_resident_goes_as_a_file_is_opened_for_direct_io() {
     let mut buffered = Followed::open(&path, NEW);
     buffered.append(4 * MIB);
     buffered.close();
-    assert_eq!(resident(&path), "####", "nobody uses it otherwise");
+    assert_resident(&path, "####", "nobody uses it otherwise");
     if File::options().read(true).custom_flags(libc::O_DIRECT).open(&path).is_err() {
         skip("no direct I/O here");
         return;
     }
     let direct = Followed::open(&path, libc::O_RDWR | libc::O_DIRECT);
-    assert_eq!(resident(&path), "----");
+    assert_resident(&path, "----", "");
 
     let before = COUNTS.get(Count::MixedWriters);
     let mut buffered = Followed::open(&path, libc::O_RDWR);
@@ -273,9 +286,9 @@ fn what_is_resident_goes_as_a_file_is_opened_for_direct_io() {
     buffered.append(2 * MIB);
     assert_eq!(COUNTS.get(Count::MixedWriters) - before, 1, "once for each file");
     let second = Followed::open(&path, libc::O_RDONLY | libc::O_DIRECT);
-    assert_eq!(resident(&path), "####", "it is being written");
+    assert_resident(&path, "####", "it is being written");
     buffered.close();
-    assert_eq!(resident(&path), "----");
+    assert_resident(&path, "----", "");
     second.close();
     direct.close();
 }

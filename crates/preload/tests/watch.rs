@@ -8,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pagekeeper_preload::counters::Count;
@@ -35,13 +35,48 @@ fn skip(why: &str) {
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        assert!(start.elapsed() < Duration::from_secs(120), "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 fn cached(file: &File, range: std::ops::Range<u64>) -> u64 {
     sys::cachestat(file.as_raw_fd(), range).unwrap().cached
+}
+
+/// Where the helper's thread is shown.
+fn helpers_task() -> PathBuf {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let is_it = |task: &PathBuf| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "pagekeeper")
+    };
+    tasks.filter(is_it).last().unwrap()
+}
+
+/// Whether the helper has the file in its own table of descriptors.
+fn is_in_hand(path: &Path) -> bool {
+    let path = path.canonicalize().unwrap();
+    let descriptors = std::fs::read_dir(helpers_task().join("fd")).unwrap();
+    descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).any(|name| name == path)
+}
+
+/// Has the helper watch a file that it has not in hand, and waits until it does: it sleeps again, until it is to look.
+fn watch(file: &File, path: &Path, flags: i32) {
+    until("watches of it before have ended", || !is_in_hand(path));
+    let job = Job::Watch { flags, release: true, count: Count::StreamReleased };
+    assert!(helper::send(file.as_raw_fd(), &job));
+    until("the watch begins", || {
+        let stat = |task: PathBuf| std::fs::read_to_string(task.join("stat")).unwrap();
+        is_in_hand(path) && stat(helpers_task()).contains(") S ")
+    });
+}
+
+/// Drops the pages of a file that is written, until it has none: the kernel may have one in hand at any moment.
+fn make_cold(file: &File) {
+    until("it is cold", || {
+        sys::drop_pages(file.as_raw_fd(), 0..u64::MAX).unwrap();
+        cached(file, 0..u64::MAX) == 0
+    });
 }
 
 #[test]
@@ -61,8 +96,7 @@ fn a_file_whose_calls_are_not_seen_is_watched() {
     let path = directory.path().join("written");
     let mut file = File::create(&path).unwrap();
     assert!(helper::prepare());
-    let job = Job::Watch { flags: libc::O_WRONLY, release: true, count: Count::StreamReleased };
-    assert!(helper::send(file.as_raw_fd(), &job));
+    watch(&file, &path, libc::O_WRONLY);
     file.write_all(&vec![7; 16 << 20]).unwrap();
     until("what is behind the writer goes", || cached(&file, 0..12 * MIB) == 0);
     assert!(cached(&file, 14 * MIB..16 * MIB) > 0, "the writer is here");
@@ -75,9 +109,7 @@ fn a_file_whose_calls_are_not_seen_is_watched() {
     file.read_exact_at(&mut vec![0; 1 << 20], 8 * MIB).unwrap();
     let there = cached(&file, 8 * MIB..10 * MIB);
     let mut reader = File::open(&path).unwrap();
-    let job = Job::Watch { flags: libc::O_RDONLY, release: true, count: Count::StreamReleased };
-    assert!(helper::send(reader.as_raw_fd(), &job));
-    std::thread::sleep(Duration::from_millis(200));
+    watch(&reader, &path, libc::O_RDONLY);
     reader.seek(SeekFrom::Start(0)).unwrap();
     reader.read_to_end(&mut Vec::new()).unwrap();
     until("what it read goes", || cached(&file, 0..8 * MIB) == 0);
@@ -107,12 +139,9 @@ fn others_keep_what_nobody_passed(directory: &Path) {
     let file = File::open(&path).unwrap();
     for (flags, read) in [(libc::O_RDONLY, 4096), (libc::O_RDWR, 4096), (libc::O_RDONLY, 10 << 20)] {
         file.sync_all().unwrap();
-        sys::drop_pages(file.as_raw_fd(), 0..u64::MAX).unwrap();
-        until("it is cold", || cached(&file, 0..u64::MAX) == 0);
+        make_cold(&file);
         let mut user = OpenOptions::new().read(true).write(flags == libc::O_RDWR).open(&path).unwrap();
-        let job = Job::Watch { flags, release: true, count: Count::StreamReleased };
-        assert!(helper::send(user.as_raw_fd(), &job));
-        std::thread::sleep(Duration::from_millis(100));
+        watch(&user, &path, flags);
         user.read_exact(&mut vec![0; read]).unwrap();
         std::thread::sleep(Duration::from_millis(100));
         warm(&path);
@@ -125,18 +154,16 @@ fn others_keep_what_nobody_passed(directory: &Path) {
         assert!(gone <= passed + 64 * 1024, "{flags} {read}: {gone} bytes went");
     }
     // What is written goes, also within a file that was laid out before, but only that.
-    sys::drop_pages(file.as_raw_fd(), 0..u64::MAX).unwrap();
-    until("it is cold again", || cached(&file, 0..u64::MAX) == 0);
+    make_cold(&file);
     let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    let job = Job::Watch { flags: libc::O_RDWR, release: true, count: Count::StreamReleased };
-    assert!(helper::send(writer.as_raw_fd(), &job));
-    std::thread::sleep(Duration::from_millis(100));
+    watch(&writer, &path, libc::O_RDWR);
     writer.write_all_at(&vec![8; 8 << 20], 20 * MIB).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     warm(&path);
     drop(writer);
     settle();
-    assert_eq!(cached(&file, 20 * MIB..28 * MIB), 0);
+    // A slow disk has some left to write when nobody waits for the helper any more.
+    until("what was written goes", || cached(&file, 20 * MIB..28 * MIB) == 0);
     assert_eq!(cached(&file, 0..20 * MIB) * sys::page_size(), 20 * MIB);
     assert_eq!(cached(&file, 28 * MIB..64 * MIB) * sys::page_size(), 36 * MIB);
 }
@@ -148,19 +175,16 @@ fn more_files_than_watches(directory: &Path) {
         std::fs::write(path, vec![7; 1 << 20]).unwrap();
         let file = File::open(path).unwrap();
         file.sync_all().unwrap();
-        sys::drop_pages(file.as_raw_fd(), 0..u64::MAX).unwrap();
-        until("it is cold", || cached(&file, 0..u64::MAX) == 0);
+        make_cold(&file);
     }
     for path in &paths {
         let mut user = File::open(path).unwrap();
-        let job = Job::Watch { flags: libc::O_RDONLY, release: true, count: Count::StreamReleased };
-        assert!(helper::send(user.as_raw_fd(), &job));
         // The helper has it in hand by then: else what is read is left.
-        std::thread::sleep(Duration::from_millis(2));
+        watch(&user, path, libc::O_RDONLY);
         user.read_to_end(&mut Vec::new()).unwrap();
         watch::closing(user.as_raw_fd());
     }
     settle();
-    let left = paths.iter().filter(|path| cached(&File::open(path).unwrap(), 0..u64::MAX) > 0).count();
-    assert!(left <= 4, "{left} of 40 files stay");
+    let left = || paths.iter().filter(|path| cached(&File::open(path).unwrap(), 0..u64::MAX) > 0).count();
+    until("4 of 40 files stay at the most", || left() <= 4);
 }

@@ -17,8 +17,16 @@ impl Reserved {
         let read = || std::fs::read_to_string(POOL).ok()?.trim().parse::<u64>().ok();
         let reserved = Self { before: read()? };
         let wished = reserved.before + pages;
-        std::fs::write(POOL, wished.to_string()).ok()?;
-        (read()? >= wished).then_some(reserved)
+        // Where others have scattered memory it takes some tidying.
+        for _ in 0..20 {
+            std::fs::write(POOL, wished.to_string()).ok()?;
+            if read()? >= wished {
+                return Some(reserved);
+            }
+            let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
+            std::thread::sleep(std::time::Duration::from_millis(500));
+        }
+        None
     }
 }
 

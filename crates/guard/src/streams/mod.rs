@@ -284,6 +284,8 @@ mod tests {
         assert_eq!(resident(5), 0, "a window that was empty is the stream's, whoever has the file open");
         ended(stream);
         ended(database);
+        // Another test's `cat` is a stream, too, and may be gone at any moment.
+        problems.retain(|(path, _)| path.starts_with(dir.path().canonicalize().unwrap()));
         assert_eq!(problems, []);
         second
     }

@@ -63,17 +63,25 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Busy for a moment, where a thread of a back-end is just ending.
-        for _ in 0..50 {
-            let status = Command::new("umount").arg(&self.mount).stderr(std::process::Stdio::null()).status();
-            if status.is_ok_and(|status| status.success()) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(100));
+        if unmount(&self.mount) {
+            return;
         }
         let lazily = Command::new("umount").arg("--lazy").arg(&self.mount).status();
         eprintln!("{} stayed busy, unmounted lazily: {lazily:?}", self.mount.display());
     }
+}
+
+/// Unmounts; false if it stays busy. It is so for a moment where a thread of a back-end is just ending, or a program that
+/// another test starts has not yet let go of what this process has open.
+pub(crate) fn unmount(mount: &Path) -> bool {
+    for _ in 0..100 {
+        let status = Command::new("umount").arg(mount).stderr(std::process::Stdio::null()).status();
+        if status.is_ok_and(|status| status.success()) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    false
 }
 
 fn is_installed(program: &str) -> bool {

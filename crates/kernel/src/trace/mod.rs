@@ -120,9 +120,9 @@ impl fmt::Display for TraceSource {
 
 #[derive(Debug)]
 enum Reader {
-    // It is by far the largest.
+    // They are by far the largest.
     Bpf(Box<BpfSource>),
-    Pipe(PipeSource),
+    Pipe(Box<PipeSource>),
     Polling(PollingSource),
 }
 
@@ -152,7 +152,9 @@ impl Tracer {
         let (reader, source, points) = match by_bpf(options, &choice) {
             Ok((reader, points)) => (Reader::Bpf(Box::new(reader)), TraceSource::Bpf, Some(points)),
             Err(no_bpf) => match by_tracefs(options, &choice) {
-                Ok((reader, points)) => (Reader::Pipe(reader), TraceSource::Tracefs { no_bpf }, Some(points)),
+                Ok((reader, points)) => {
+                    (Reader::Pipe(Box::new(reader)), TraceSource::Tracefs { no_bpf }, Some(points))
+                }
                 Err(no_tracefs) => {
                     let reader = PollingSource::start(options)?;
                     (Reader::Polling(reader), TraceSource::Counters { no_bpf, no_tracefs }, None)

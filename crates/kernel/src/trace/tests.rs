@@ -16,6 +16,12 @@ use crate::{Inode, InspectedFile, Links, page_size, residency};
 
 const MIB: usize = 1 << 20;
 
+/// What is read of a file of which each page is counted.
+const LEN: usize = 64 * MIB;
+
+/// How often it is tried to trace without the programs of others in the way.
+const UNDISTURBED: usize = 20;
+
 /// One test at a time: a processor that is in one program, or in the midst of reading a table, runs no other.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -50,16 +56,26 @@ fn cold_file(len: usize) -> (tempfile::TempDir, InspectedFile) {
 /// By each source: 64 MiB that are read are so many bytes that came (16,384 pages of 4 KiB), and as many that left when
 /// they are evicted.
 fn counts_each_page(level: TraceLevel, options: impl Fn(&Path) -> TraceOptions) {
-    const LEN: usize = 64 * MIB;
     let _alone = alone();
     let (_dir, file) = cold_file(LEN);
-    let Some(mut tracer) = tracer(level, options(file.path())) else { return };
-    let inode = identity(&file);
+    for _ in 0..UNDISTURBED {
+        evict_all(&file);
+        let Some(tracer) = tracer(level, options(file.path())) else { return };
+        if is_each_page_counted(level, &file, tracer) {
+            return;
+        }
+    }
+    skip("someone else uses programs all the time");
+}
+
+/// False if the kernel skipped a program, for which others that use programs can be the cause: nothing is exact then.
+fn is_each_page_counted(level: TraceLevel, file: &InspectedFile, mut tracer: Tracer) -> bool {
+    let inode = identity(file);
     std::fs::read(file.path()).unwrap();
     let counts = tracer.take().unwrap();
     let flow = counts.of_file(inode).unwrap();
     if counts.losses.skipped > 0 {
-        return skip(format_args!("someone else uses programs just now: {}", counts.losses));
+        return false;
     }
     assert_eq!(flow.added.bytes, LEN as u64, "{level:?} {}", counts.losses);
     assert_eq!(flow.removed, PageTotals::default());
@@ -72,13 +88,19 @@ fn counts_each_page(level: TraceLevel, options: impl Fn(&Path) -> TraceOptions) 
         assert_eq!(task.thread, u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap());
     }
 
-    evict_all(&file);
-    let flow = tracer.snapshot().unwrap().of_file(inode).unwrap();
+    evict_all(file);
+    let snapshot = tracer.snapshot().unwrap();
+    if snapshot.losses.skipped > 0 {
+        return false;
+    }
+    let flow = snapshot.of_file(inode).unwrap();
     assert_eq!((flow.added.bytes, flow.removed.bytes), (0, LEN as u64));
     // A snapshot ends no period, a take does.
     assert_eq!(tracer.take().unwrap().of_file(inode), Some(flow));
     assert_eq!(tracer.take().unwrap().of_file(inode), Some(PageFlow::default()));
-    assert_eq!(tracer.take().unwrap().losses, Losses::default());
+    let losses = tracer.take().unwrap().losses;
+    assert_eq!(losses, Losses { skipped: losses.skipped, ..Losses::default() });
+    losses.skipped == 0
 }
 
 #[test]
@@ -127,7 +149,6 @@ fn a_full_table_says_so_and_recovers() {
         File::open(path).unwrap().sync_all().unwrap();
     }
     let files: Vec<_> = paths.iter().map(|path| InspectedFile::open(path, Links::Refuse).unwrap()).collect();
-    files.iter().for_each(evict_all);
     let options = TraceOptions {
         entries: 16,
         filter: PageFilter::Files(paths.clone()),
@@ -135,19 +156,27 @@ fn a_full_table_says_so_and_recovers() {
         reclaim: false,
         ..TraceOptions::default()
     };
-    let Some(mut tracer) = tracer(TraceLevel::Bpf, options) else { return };
-    for path in &paths {
-        std::fs::read(path).unwrap();
+    for _ in 0..UNDISTURBED {
+        files.iter().for_each(evict_all);
+        let Some(mut tracer) = tracer(TraceLevel::Bpf, options.clone()) else { return };
+        for path in &paths {
+            std::fs::read(path).unwrap();
+        }
+        let full = tracer.take().unwrap();
+        // Nothing happens: all entries are idle, and dropped.
+        let idle = tracer.take().unwrap().losses;
+        files[16..].iter().for_each(evict_all);
+        let counts = tracer.take().unwrap();
+        if full.losses.skipped + idle.skipped + counts.losses.skipped > 0 {
+            continue;
+        }
+        assert_eq!(full.by_file().len(), 16);
+        assert_eq!(full.losses, Losses { no_room: 8, ..Losses::default() });
+        assert_eq!(idle.total(), 0);
+        assert_eq!((counts.by_file().len(), counts.losses.total()), (8, 0));
+        return;
     }
-    let counts = tracer.take().unwrap();
-    assert_eq!(counts.by_file().len(), 16);
-    assert_eq!(counts.losses, Losses { no_room: 8, ..Losses::default() });
-
-    // Nothing happens: all entries are idle, and dropped.
-    assert_eq!(tracer.take().unwrap().losses.total(), 0);
-    files[16..].iter().for_each(evict_all);
-    let counts = tracer.take().unwrap();
-    assert_eq!((counts.by_file().len(), counts.losses.total()), (8, 0));
+    skip("someone else uses programs all the time");
 }
 
 /// A file of holes, read in pages at random places: each is an event of its own.
@@ -254,6 +283,10 @@ fn direct_reclaim_is_counted_by_task() {
         assert!(stalls.reclaimed >= (MIB * (64 - GROUP_MIB) / 2) as u64, "{level:?} {stalls:?}");
         // What was read ahead and driven out before its turn came twice; what came and did not leave is there. Pages of
         // the program itself may have been reclaimed besides.
+        if counts.losses.total() > 0 {
+            eprintln!("{level:?}: pages are not compared: {}", counts.losses);
+            continue;
+        }
         let flow = counts.of_file(identity(&file)).unwrap();
         assert!(flow.added.bytes >= 64 * MIB as u64, "{flow:?}");
         assert!(flow.removed.bytes >= (MIB * (64 - GROUP_MIB)) as u64, "{flow:?}");
@@ -360,7 +393,8 @@ fn pauses_for_dirty_pages_are_counted_by_task_and_device() {
         assert!(pauses.longest_wait >= pauses.pauses.longest(), "{pauses:?}");
         // The device's own limit paused it, far below that of the machine.
         assert!(pauses.levels.device_dirty > 0 && pauses.levels.limit > pauses.levels.setpoint, "{pauses:?}");
-        assert_eq!(counts.losses.total(), 0, "{}", counts.losses);
+        // Others' programs can have some of these skipped.
+        assert_eq!(counts.losses.total(), counts.losses.skipped, "{}", counts.losses);
     }
 }
 
@@ -394,8 +428,9 @@ fn requests_to_the_disk_are_counted() {
             counts.block.iter().flatten().find(|one| one.dev == stat.st_dev && one.op == BlockOp::Read);
         let reads = reads.unwrap_or_else(|| panic!("{level:?}: {:?}", counts.block));
         // A completion interrupts what runs, other programs too; then it is counted as skipped.
-        let skipped = counts.losses.skipped;
-        assert!(reads.latency.count() + skipped >= 256, "{level:?} {reads:?} {}", counts.losses);
+        // And what the whole machine asks of its disks may be more than the buffer has room for.
+        let lost = counts.losses.total();
+        assert!(reads.latency.count() + lost >= 256, "{level:?} {reads:?} {}", counts.losses);
         assert!(reads.bytes >= reads.latency.count() * 4096, "{level:?} {reads:?}");
         assert!(reads.latency.longest() <= reads.latency.total() && reads.latency.mean().is_some());
         assert_eq!((counts.pages, counts.reclaim), (None, None));
@@ -590,5 +625,6 @@ fn a_dropped_tracer_leaves_nothing_behind() {
     };
     assert_eq!(count(), 1);
     drop(tracer);
-    assert_eq!(count(), 0);
+    // Its guard goes on where a program that another test starts has not yet let go of this process's descriptors.
+    assert!(in_the_end(|| count() == 0), "the instance is still there");
 }

