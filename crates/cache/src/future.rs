@@ -221,8 +221,7 @@ impl Handle {
             outcome: Err(Error::LoaderPanicked { path: self.path.clone(), page: page.into() }),
         };
         let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
-            let outcome =
-                read.map_err(Error::from).and_then(|read| handle.check_bypass(page, read, &private));
+            let outcome = handle.settle_bypass(page, read.map_err(Error::from), &private);
             if outcome.is_ok() {
                 *filled.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(private);
             }

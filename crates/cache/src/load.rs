@@ -165,17 +165,29 @@ impl Handle {
     /// Reads one page past the cache.
     fn bypass(&self, page: u32) -> Result<Private, Error> {
         let mut private = Private::new(1 << self.shared.settings.page_shift);
-        let io = self.io()?;
-        let read = io.read_at(self.range(page).start, private.whole())?;
-        self.check_bypass(page, read, &private)?;
+        let start = self.range(page).start;
+        let read = self.io().and_then(|io| Ok(io.read_at(start, private.whole())?));
+        self.settle_bypass(page, read, &private)?;
         Ok(private)
     }
 
-    /// Whether a page that was read past the cache is the page.
-    pub(crate) fn check_bypass(&self, page: u32, read: usize, private: &Private) -> Result<(), Error> {
-        self.shared.device.add(read);
-        self.shared.device.bypassed.fetch_add(1, Ordering::Relaxed);
-        self.check(&**self.io()?, page, read, private.bytes(self.page_len(page)))
+    /// Counts a read past the cache, and looks whether what was read is the page.
+    pub(crate) fn settle_bypass(
+        &self,
+        page: u32,
+        read: Result<usize, Error>,
+        private: &Private,
+    ) -> Result<(), Error> {
+        let device = &self.shared.device;
+        let checked = read.and_then(|read| {
+            device.add(read);
+            device.bypassed.fetch_add(1, Ordering::Relaxed);
+            self.check(&**self.io()?, page, read, private.bytes(self.page_len(page)))
+        });
+        if checked.is_err() {
+            device.bypass_failures.fetch_add(1, Ordering::Relaxed);
+        }
+        checked
     }
 
     /// Reads a part of a page from the kernel's cache without taking it into this one, if that is as well: the kernel has it,

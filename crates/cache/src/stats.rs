@@ -22,7 +22,7 @@ pub struct Stats {
     /// Pages read past the cache: into memory of their own, since all frames were held or waiting; or, of files that are read
     /// through the kernel's page cache, in part and from there alone, since all pages of this one are in use as well.
     pub bypassed: u64,
-    /// Loads that failed: device errors, files that changed, pages that the verifier rejected.
+    /// Loads and reads past the cache that failed: device errors, files that changed, pages that the verifier rejected.
     pub failures: u64,
     /// Pages evicted to make room.
     pub evictions: u64,
@@ -56,7 +56,7 @@ impl Stats {
             coalesced: counts.coalesced,
             prefetched,
             bypassed,
-            failures: counts.failures,
+            failures: counts.failures + device.bypass_failures.load(Ordering::Relaxed),
             evictions: counts.evictions,
             installed: counts.installed,
             device_reads: device.reads.load(Ordering::Relaxed),
@@ -105,6 +105,7 @@ pub(crate) struct DeviceCounts {
     pub(crate) bytes: AtomicU64,
     pub(crate) prefetched: AtomicU64,
     pub(crate) bypassed: AtomicU64,
+    pub(crate) bypass_failures: AtomicU64,
 }
 
 impl DeviceCounts {

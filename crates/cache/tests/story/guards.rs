@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use pagekeeper_cache::{PageCache, PageRef};
-use pagekeeper_io::SimDisk;
+use pagekeeper_io::{Fault, SimDisk, Times};
 
 use crate::support::chance::Seed;
 use crate::support::tasks::block_on;
@@ -70,6 +70,13 @@ fn reads_go_past_a_cache_all_of_which_is_kept() {
     check(SEED, page * LEN, &file.page(page).unwrap());
     assert_eq!(file.prefetch(page * LEN..(page + 9) * LEN), 0);
     assert_eq!(cache.stats().bypassed, bypassed + 4 + 4 + 1);
+    // A read that fails is counted, and repeated for the next.
+    disk.inject("/file", page * LEN..page * LEN + 1, Fault::EIO, Times::Always).unwrap();
+    assert!(file.page(page).is_err());
+    assert!(block_on(file.read_at_async(page * LEN, &mut [0; 9])).is_err());
+    assert_eq!(cache.stats().failures, 2);
+    disk.heal("/file").unwrap();
+    check(SEED, page * LEN, &file.page(page).unwrap());
     // What is kept is found.
     let reads = disk.stats().reads;
     check(SEED, 5 * LEN, &file.page(5).unwrap());
