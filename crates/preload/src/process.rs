@@ -105,8 +105,10 @@ fn ends_as_some(path: &[u8]) -> bool {
 
 /// The last four bytes, the last one lowest; zeros before them.
 fn last_four(path: &[u8]) -> u32 {
-    let start = path.len().saturating_sub(4);
-    path.get(start..).unwrap_or_default().iter().fold(0, |word, &byte| word << 8 | u32::from(byte))
+    match path.last_chunk() {
+        Some(&last) => u32::from_be_bytes(last),
+        None => path.iter().fold(0, |word, &byte| word << 8 | u32::from(byte)),
+    }
 }
 
 /// What the last four bytes of a name are compared with, for each plain end of the plan's patterns: a mask above a value.
