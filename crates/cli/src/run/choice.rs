@@ -51,9 +51,9 @@ pub(crate) struct Choice {
 impl Choice {
     /// The settings, without a report.
     pub(crate) fn settings(&self, window: u64) -> Result<Settings, UsageError> {
-        let options = match &self.config {
-            Some(path) => Options::read(path).map_err(|error| UsageError(error.to_string()))?,
-            None => Options::default(),
+        let given = match &self.config {
+            Some(path) => Some(Options::read(path).map_err(|error| UsageError(error.to_string()))?),
+            None => None,
         };
         let mut settings =
             Settings { role: Role::Auto, streams: Vec::new(), window, report: None, profiles: Vec::new() };
@@ -65,6 +65,8 @@ impl Choice {
             };
             return Ok(settings);
         }
+        // Reading the built-in profiles takes most of a start, and is not needed above.
+        let options = given.unwrap_or_default();
         settings.streams = streams(&options)?;
         settings.profiles = match self.profile.as_ref().or(options.profile.as_ref()) {
             Some(name) => {
