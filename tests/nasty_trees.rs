@@ -254,7 +254,7 @@ fn to_strangers_figures_are_unknown_and_never_all() {
     // A copy: the build's own directory may be closed to others.
     let bin = scratch();
     let copy = bin.path().join("pagekeeper");
-    std::fs::copy(program(), &copy).unwrap();
+    support::copy_program(&program(), &copy);
     let as_nobody = |arguments: &[&str]| {
         let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--"];
         finish(Command::new("setpriv").args(nobody).arg(&copy).args(arguments).arg(dir.path()))

@@ -396,7 +396,7 @@ fn another_user_has_a_library_of_its_own() {
     let dir = scratch();
     std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).unwrap();
     let copy = dir.path().join("pagekeeper");
-    std::fs::copy(program(), &copy).unwrap();
+    support::copy_program(&program(), &copy);
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args([
         "run",
