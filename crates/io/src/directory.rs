@@ -4,6 +4,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
@@ -59,9 +60,30 @@ pub(crate) fn uninterrupted(mut call: impl FnMut() -> Result<(), Errno>) -> Resu
     }
 }
 
+/// A locked file. It is unlocked in words, since a close would leave it locked as long as a program that another thread
+/// is just starting has a copy of the descriptor: until its execve(2).
+struct Held {
+    file: OwnedFd,
+    /// A process that was forked has a copy as well, and the lock is not its own to let go.
+    process: u32,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            // Where that fails, the close does it.
+            let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        }
+    }
+}
+
 /// Locks a file with flock(2): a lock of the open file description, so that a second open is locked out within one process
 /// as well.
 pub(crate) fn lock(path: &Path) -> Result<Lock, Error> {
+    Ok(Lock::new(path, hold(path)?))
+}
+
+fn hold(path: &Path) -> Result<Held, Error> {
     loop {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         let file = rustix::fs::openat(CWD, path, flags, Mode::from_raw_mode(FILE_MODE))
@@ -73,13 +95,34 @@ pub(crate) fn lock(path: &Path) -> Result<Lock, Error> {
             Err(Errno::WOULDBLOCK) => return Err(Error::Locked { path: path.to_path_buf() }),
             Err(errno) => return Err(call("flock", path, errno)),
         }
+        let held = Held { file, process: std::process::id() };
         // Who held it until now may have taken the name away in between: then this is no one's lock.
         match rustix::fs::stat(path) {
-            Ok(now) if (now.st_dev, now.st_ino) == (stat.st_dev, stat.st_ino) => {
-                return Ok(Lock::new(path, file));
-            }
+            Ok(now) if (now.st_dev, now.st_ino) == (stat.st_dev, stat.st_ino) => return Ok(held),
             Ok(_) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(call("stat", path, errno)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_in_a_program_that_is_being_started_holds_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let held = hold(&path).unwrap();
+        let copy = held.file.try_clone().unwrap();
+        assert_eq!(lock(&path).err(), Some(Error::Locked { path: path.clone() }));
+        drop(held);
+        lock(&path).unwrap();
+
+        // A process that was forked lets go of its copy, not of the lock.
+        let held = hold(&path).unwrap();
+        drop(Held { file: held.file.try_clone().unwrap(), process: 0 });
+        assert_eq!(lock(&path).err(), Some(Error::Locked { path }));
+        drop((held, copy));
     }
 }

@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pagekeeper_store::{Durability, Error, Store, StoreOptions};
 use tempfile::TempDir;
@@ -24,19 +24,6 @@ fn disk_dir() -> TempDir {
 /// With little memory and a short journal, so that there are rounds all the time.
 fn options() -> StoreOptions {
     Store::options().memory(2 << 20).journal_bytes(512 << 10)
-}
-
-/// Opens it. A child that the other test here starts has a copy of this process's lock until its execve(2).
-fn open(directory: &Path) -> Store {
-    let begun = Instant::now();
-    loop {
-        match options().open(directory) {
-            Err(error) if error.to_string().contains("locked") && begun.elapsed().as_secs() < 60 => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            opened => return opened.unwrap(),
-        }
-    }
 }
 
 fn mix(number: u64) -> u64 {
@@ -87,7 +74,7 @@ fn commit(store: &Store, durability: Durability) -> Result<u64, Error> {
 #[test]
 fn child_under_load() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
-    let store = open(Path::new(&directory));
+    let store = options().open(Path::new(&directory)).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..3 {
             let store = &store;
@@ -145,7 +132,7 @@ fn kill_and_compare(directory: &Path, kills: u64) {
         let wait = Duration::from_micros((chance >> 8) % if after_first { 150_000 } else { 30_000 });
         at_least += u64::from(after_first);
         acknowledged = kill_one(directory, after_first, wait).max(acknowledged);
-        let store = open(directory);
+        let store = options().open(directory).unwrap();
         let read = store.begin_read().unwrap();
         let found = number_of(read.metadata());
         assert!(found >= acknowledged, "kill {kill}: {found} is found of {acknowledged} commits");
