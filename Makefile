@@ -63,7 +63,7 @@ deny: ## licences, sources and advisories of all dependencies
 
 bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@scripts/require-rust.sh
-	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" $(CARGO) run --release --package pagekeeper-bench \
+	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" scripts/keep-idle-pages.sh $(CARGO) run --release --package pagekeeper-bench \
 		--features "$(BENCH_FEATURES)" -- $(ARGS)
 
 bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers, RocksDB

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # keep-idle-pages.sh COMMAND... — runs COMMAND while the kernel leaves idle pages in memory.
 #
-# Some machines have DAMON page out what nobody has touched for some seconds, however much memory is free. Tests look at what is
-# resident, and could not tell that from what pagekeeper does. Where this may, it stops DAMON for as long as COMMAND runs.
+# Some machines have DAMON page out what nobody has touched for some seconds, however much memory is free. Tests and benchmarks
+# look at what is resident, and could not tell that from what pagekeeper does. Where this may, it stops DAMON for as long as COMMAND runs.
 set -euo pipefail
 
 stopped=()
