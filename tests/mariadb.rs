@@ -46,17 +46,8 @@ fn fill(load: &mut Load, server: &Server, binlogs: usize, mut sample: impl FnMut
     }
 }
 
-/// A guard that got no processor for some seconds, or a disk that is slow, may leave more for a moment: it counts what is left
-/// when the guard has looked again.
-fn assert_bounded(guard: &Guard, primary: &Server, mut resident: u64) {
-    for _ in 0..5 {
-        if resident < BUSY_LIMIT {
-            return;
-        }
-        guard.wait_for_ticks(2);
-        resident = resident_bytes(&primary.log_files());
-    }
-    assert!(resident < BUSY_LIMIT, "{resident} bytes of log files are resident, more than {BUSY_LIMIT}");
+fn assert_bounded(guard: &Guard, primary: &Server, resident: u64) {
+    guard.assert_bounded(BUSY_LIMIT, resident, || resident_bytes(&primary.log_files()));
 }
 
 fn wait_until_released(server: &Server) {

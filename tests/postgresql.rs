@@ -29,21 +29,8 @@ const SOON: Duration = Duration::from_secs(180);
 const DEADLINE: Duration = Duration::from_secs(400);
 
 fn assert_bounded(server: &Server, guard: &Guard) {
-    let mut resident = resident_bytes(&server.segments());
-    // A guard that got no processor for some seconds, or a slow disk, may leave more for a moment: it counts what is left when
-    // the guard has looked again.
-    for _ in 0..5 {
-        if resident < BUSY_LIMIT {
-            return;
-        }
-        guard.wait_for_ticks(2);
-        resident = resident_bytes(&server.segments());
-    }
-    assert!(
-        resident < BUSY_LIMIT,
-        "{resident} bytes of WAL are resident, more than {BUSY_LIMIT}; the guard's last look: {:?}",
-        guard.latest_tick()
-    );
+    let resident = || resident_bytes(&server.segments());
+    guard.assert_bounded(BUSY_LIMIT, resident(), resident);
 }
 
 fn wait_until_in_step(server: &Server) {

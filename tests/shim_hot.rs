@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use support::MIB;
 use support::command::finish;
 use support::loop_images::QuickDisk;
 use support::shim::{Way, built};
+use support::{MIB, evict};
 
 /// Bytes of the file that is read.
 const SIZE: u64 = 200 * MIB;
@@ -36,15 +36,6 @@ fn cold(directory: &Path, name: &str, size: u64) -> PathBuf {
     std::fs::write(&path, bytes).expect("write");
     evict(&path);
     path
-}
-
-fn evict(path: &Path) {
-    std::fs::File::open(path).and_then(|file| file.sync_all()).expect("sync");
-    // Again and again: the kernel may have a page in hand at any moment.
-    support::eventually("it is cold", Duration::from_secs(120), || {
-        support::command::run([std::ffi::OsStr::new("evict"), path.as_os_str()]);
-        (resident(path) == 0).then_some(())
-    });
 }
 
 /// Reads all of a file, as another program does.

@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use support::MIB;
 use support::command::{Outcome, finish, pagekeeper};
 use support::loop_images::{LoopImage, QuickDisk};
 use support::mariadb_test;
 use support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
+use support::{MIB, evict};
 
 /// A command under `pagekeeper run` with these arguments.
 fn under(arguments: &[&str], command: &[&str]) -> Command {
@@ -81,16 +81,6 @@ fn tree_of(directory: &Path) -> String {
         "find . -type f -print0 | sort -z | xargs -0 sha256sum; find . -printf '%P %y %m %n %l\\n' | sort; find . -type f -printf '%P %s\\n' | sort",
         directory,
     )
-}
-
-fn evict(path: &Path) {
-    // That file alone: of the whole machine, others' writes would be waited for.
-    std::fs::File::open(path).and_then(|file| file.sync_all()).expect("sync");
-    // Again and again: the kernel may have a page in hand at any moment.
-    support::eventually("it is cold", Duration::from_secs(120), || {
-        support::command::run([OsStr::new("evict"), path.as_os_str()]);
-        (support::resident_bytes(&[path.to_owned()]) == 0).then_some(())
-    });
 }
 
 /// Copies a tree by each of these lines of a shell, all in the command's own place.

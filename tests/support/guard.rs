@@ -103,6 +103,24 @@ impl Guard {
         events.iter().rfind(|event| event["event"] == "tick").cloned()
     }
 
+    /// Panics unless fewer bytes than `limit` are resident: `first`, or what is found once it has looked again. A guard that got no
+    /// processor for some seconds, or a disk that is slow, may leave more for a moment.
+    pub(crate) fn assert_bounded(&self, limit: u64, first: u64, resident: impl Fn() -> u64) {
+        let mut found = first;
+        for _ in 0..5 {
+            if found < limit {
+                return;
+            }
+            self.wait_for_ticks(2);
+            found = resident();
+        }
+        let tick = self.latest_tick();
+        assert!(
+            found < limit,
+            "{found} bytes of logs are resident, more than {limit}; the guard's last look: {tick:?}"
+        );
+    }
+
     /// Waits for an event of this name that `matches`, also one that has come already.
     pub(crate) fn wait_for(&self, name: &str, deadline: Duration, matches: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();

@@ -123,6 +123,17 @@ pub(crate) fn kept_bytes(files: &[PathBuf]) -> u64 {
         .sum()
 }
 
+/// Has nothing of a file resident, its dirty pages written first.
+pub(crate) fn evict(path: &Path) {
+    // That file alone: of the whole machine, others' writes would be waited for.
+    std::fs::File::open(path).and_then(|file| file.sync_all()).expect("sync");
+    // Again and again: the kernel may have a page in hand at any moment.
+    eventually("it is cold", Duration::from_secs(120), || {
+        command::run([std::ffi::OsStr::new("evict"), path.as_os_str()]);
+        (resident_bytes(&[path.to_owned()]) == 0).then_some(())
+    });
+}
+
 /// Copies a program, to where others may start it. Not by this process: a child that another thread starts meanwhile would hold
 /// the copy open for writing for a moment, and who starts it then is told "text file busy".
 pub(crate) fn copy_program(from: &Path, to: &Path) {

@@ -3,18 +3,20 @@
 
 #![allow(unsafe_code, clippy::cast_possible_truncation, reason = "sets the library up; forks")]
 
+mod support;
+
 use std::ffi::{CStr, c_int, c_void};
 use std::fs::{File, Permissions};
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use pagekeeper_preload::counters::Count;
 use pagekeeper_preload::helper::{self, Job};
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::{process, sys};
+use support::comes;
 
 fn find(name: &CStr) -> *mut c_void {
     // SAFETY: `name` ends in a NUL.
@@ -34,18 +36,6 @@ fn descriptors() -> Vec<(c_int, String)> {
         .collect();
     all.sort();
     all
-}
-
-/// Whether this comes to be so, however long the disk takes: the library itself waits for the helper for two seconds at most.
-fn comes(is_so: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    while !is_so() {
-        if start.elapsed() > Duration::from_secs(120) {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    true
 }
 
 /// Descriptors in the helper's own table.

@@ -7,6 +7,8 @@
     reason = "sets the library up; small numbers"
 )]
 
+mod support;
+
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -15,13 +17,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use pagekeeper_preload::counters::{Count, Record};
 use pagekeeper_preload::helper;
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::table::{self, Slot};
 use pagekeeper_preload::{process, rules, sys};
+use support::{comes, skip};
 
 const MIB: u64 = 1 << 20;
 const TEXT: &[u8] = b"as auto\nwindow 8388608\nprofile x\nprocess test\n\
@@ -33,12 +35,6 @@ fn find(name: &CStr) -> *mut c_void {
 }
 
 static COUNTS: Record = Record::EMPTY;
-
-fn skip(why: &str) {
-    let message = format!("SKIPPED: {why}");
-    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
-    eprintln!("{message}");
-}
 
 /// The process, set up, and this test's alone, since the helper is; a directory on a disk, since tmpfs keeps what it is asked to drop.
 /// `None` where residency can't be seen.
@@ -120,10 +116,7 @@ impl Followed {
 fn assert_resident(path: &Path, expected: &str, why: &str) {
     helper::drain();
     // That ends after two seconds, and a slow disk takes longer.
-    let start = Instant::now();
-    while resident(path) != expected && start.elapsed() < Duration::from_secs(120) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    comes(|| resident(path) == expected);
     assert_eq!(resident(path), expected, "{why}");
 }
 

@@ -8,6 +8,8 @@
     reason = "sets the library up; small numbers"
 )]
 
+mod support;
+
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::AsRawFd as _;
@@ -20,14 +22,9 @@ use pagekeeper_preload::rules::{self, How};
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::table::{self, Kind, Slot};
 use pagekeeper_preload::{process, sys};
+use support::skip;
 
 const MIB: u64 = 1 << 20;
-
-fn skip(why: &str) {
-    let message = format!("SKIPPED: {why}");
-    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
-    eprintln!("{message}");
-}
 
 /// A synced file, of which nothing is resident.
 fn cold(dir: &Path, name: &str, size: u64) -> PathBuf {

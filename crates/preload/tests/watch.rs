@@ -3,13 +3,15 @@
 
 #![allow(unsafe_code, reason = "sets the library up")]
 
+mod support;
+
 use std::ffi::{CStr, c_void};
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pagekeeper_preload::counters::Count;
 use pagekeeper_preload::helper::{self, Job};
@@ -17,6 +19,7 @@ use pagekeeper_preload::rules::reader::STALE;
 use pagekeeper_preload::rules::watch;
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::{process, sys};
+use support::{comes, skip};
 
 const MIB: u64 = 1 << 20;
 
@@ -25,19 +28,9 @@ fn find(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-fn skip(why: &str) {
-    let message = format!("SKIPPED: {why}");
-    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
-    eprintln!("{message}");
-}
-
 /// Waits until the helper has come to it.
 fn until(what: &str, is_so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(120), "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    assert!(comes(is_so), "{what}");
 }
 
 fn cached(file: &File, range: std::ops::Range<u64>) -> u64 {

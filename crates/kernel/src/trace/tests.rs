@@ -281,12 +281,12 @@ fn direct_reclaim_is_counted_by_task() {
         assert!(stalls.stalls.at_most(1.0).unwrap() >= stalls.stalls.mean().unwrap(), "{stalls:?}");
         // What did not fit had to go.
         assert!(stalls.reclaimed >= (MIB * (64 - GROUP_MIB) / 2) as u64, "{level:?} {stalls:?}");
-        // What was read ahead and driven out before its turn came twice; what came and did not leave is there. Pages of
-        // the program itself may have been reclaimed besides.
         if counts.losses.total() > 0 {
             eprintln!("{level:?}: pages are not compared: {}", counts.losses);
             continue;
         }
+        // What was read ahead and driven out before its turn came twice; what came and did not leave is there. Pages of
+        // the program itself may have been reclaimed besides.
         let flow = counts.of_file(identity(&file)).unwrap();
         assert!(flow.added.bytes >= 64 * MIB as u64, "{flow:?}");
         assert!(flow.removed.bytes >= (MIB * (64 - GROUP_MIB)) as u64, "{flow:?}");

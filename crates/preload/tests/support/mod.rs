@@ -1,0 +1,25 @@
+//! What tests of the library share: waiting for the helper, and leaving out what can't be run here.
+
+// Each test program uses a part of it.
+#![allow(dead_code)]
+
+use std::time::{Duration, Instant};
+
+/// Whether this comes to be so, however long the disk takes: the library itself waits for the helper for two seconds at most.
+pub(crate) fn comes(is_so: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while !is_so() {
+        if start.elapsed() > Duration::from_secs(120) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+/// Says that a test can't be run here. Panics where `PAGEKEEPER_REQUIRE_ALL=1` is set: where nothing may be left out.
+pub(crate) fn skip(why: &str) {
+    let message = format!("SKIPPED: {why}");
+    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
+    eprintln!("{message}");
+}
