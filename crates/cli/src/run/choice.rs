@@ -51,10 +51,8 @@ pub(crate) struct Choice {
 impl Choice {
     /// The settings, without a report.
     pub(crate) fn settings(&self, window: u64) -> Result<Settings, UsageError> {
-        let given = match &self.config {
-            Some(path) => Some(Options::read(path).map_err(|error| UsageError(error.to_string()))?),
-            None => None,
-        };
+        let given = self.config.as_deref().map(Options::read).transpose();
+        let given = given.map_err(|error| UsageError(error.to_string()))?;
         let mut settings =
             Settings { role: Role::Auto, streams: Vec::new(), window, report: None, profiles: Vec::new() };
         if let Some(role) = self.role {
