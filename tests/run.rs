@@ -592,7 +592,8 @@ fn in_a_terminal_a_key_reaches_the_command_once() {
         "n=0; trap 'n=$((n+1))' INT; echo ready\nwhile ! read line; do :; done\nsleep 0.3; echo \"interrupts $n\"; exit 5\n",
     )
     .unwrap();
-    let line = format!("{} run --report=/dev/null -- sh {}", program().display(), commands.display());
+    // In place of the user's shell, which may be one that the key would end.
+    let line = format!("exec {} run --report=/dev/null -- sh {}", program().display(), commands.display());
     let mut child = Command::new("script")
         .args(["--quiet", "--return", "--command", &line, "/dev/null"])
         .stdin(Stdio::piped())
