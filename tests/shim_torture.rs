@@ -6,8 +6,7 @@
 
 mod support;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use pagekeeper_testing::Seed;
 use support::shim::{Left, Way, assert_same, built, built_library, difference, left_by, ways};
 
 const OPTIONS: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
@@ -19,14 +18,6 @@ fn some_ways() -> Vec<Way> {
         Way::run(&["--as", "bulk"], "bulk.file"),
         Way::run(&["--profile", "mariadb"], "binlog.000001"),
     ]
-}
-
-/// `PAGEKEEPER_SEED`, or one by the clock.
-fn seed() -> u64 {
-    let given = std::env::var("PAGEKEEPER_SEED").ok();
-    let given = given.map(|seed| seed.parse().expect("PAGEKEEPER_SEED is a number"));
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").subsec_nanos();
-    given.unwrap_or_else(|| u64::from(now()))
 }
 
 /// Runs threads at random; panics unless they end well.
@@ -73,8 +64,8 @@ fn compare(name: &str, arguments: &[&str]) {
 #[test]
 fn threads_keep_their_files_apart() {
     if support::can_start("threads at random", &["cc"]) {
-        threads_at_random(seed(), 120, &[Way::plain()]);
-        threads_at_random(seed(), 120, &some_ways());
+        threads_at_random(Seed::new().0, 120, &[Way::plain()]);
+        threads_at_random(Seed::new().0, 120, &some_ways());
     }
 }
 
@@ -233,14 +224,14 @@ fn what_is_opened_for_direct_io_leaves_the_cache_on_an_overlay() {
 #[test]
 fn calls_that_fail_below_fail_the_same() {
     if support::can_start("calls that fail", &["cc"]) {
-        on_failing_calls(seed(), &some_ways());
+        on_failing_calls(Seed::new().0, &some_ways());
     }
 }
 
 #[test]
 #[ignore = "minutes: make test-shim"]
 fn threads_keep_their_files_apart_for_long() {
-    let first = seed();
+    let first = Seed::new().0;
     for round in 0..4 {
         threads_at_random(first + round, 1000, &ways());
     }
@@ -249,7 +240,7 @@ fn threads_keep_their_files_apart_for_long() {
 #[test]
 #[ignore = "minutes: make test-shim"]
 fn calls_that_fail_below_fail_the_same_by_many_seeds() {
-    let first = seed();
+    let first = Seed::new().0;
     for round in 0..20 {
         on_failing_calls(first + round, &ways());
     }

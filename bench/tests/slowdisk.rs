@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_bench::slowdisk::{Settings, SlowDisk};
 use pagekeeper_io::AlignedBuf;
+use pagekeeper_testing::skip;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -17,13 +18,6 @@ const BIN: &str = env!("CARGO_BIN_EXE_pagekeeper-bench");
 const LATENCY: Duration = Duration::from_millis(1);
 const WIDTH: u16 = 4;
 const PAGE: usize = 4096;
-
-/// Says that a test can't be run here. Panics where `PAGEKEEPER_REQUIRE_ALL=1` is set: where nothing may be left out.
-fn skip(why: &str) {
-    let message = format!("SKIPPED: {why}");
-    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
-    eprintln!("{message}");
-}
 
 /// Whether disks can be made here.
 fn possible() -> bool {

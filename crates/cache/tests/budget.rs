@@ -10,8 +10,8 @@ use std::process::Command;
 use pagekeeper_cache::{Backend, HugePages, PageCache};
 use pagekeeper_io::SimDisk;
 
-use support::chance::Seed;
-use support::{PAGE, bytes, check, disk_dir};
+use pagekeeper_testing::{Seed, disk_dir};
+use support::{PAGE, bytes, check};
 
 const MIB: u64 = 1 << 20;
 

@@ -18,8 +18,7 @@ use pagekeeper_io::{
     Access, AlignedBuf, Create, Io, IoFile, RandomFaults, RandomWriteFaults, SimDisk, Threads, WriteMode,
 };
 
-use support::chance::{Chance, Seed};
-use support::disk_dir;
+use pagekeeper_testing::{Chance, Seed, disk_dir};
 use support::tasks::block_on;
 
 /// Bytes of a page.

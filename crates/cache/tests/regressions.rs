@@ -13,10 +13,9 @@ use std::thread;
 use pagekeeper_cache::{CachedFile, Error, PageCache, PageGuard, ReadRequest};
 use pagekeeper_io::{Fault, SimDisk, Times};
 
+use pagekeeper_testing::disk_dir;
 use support::tasks::block_on;
-use support::{
-    PAGE, SEED, await_coalesced, bytes, check, disk_dir, sim, sim_builder, sim_cache, write_patterned,
-};
+use support::{PAGE, SEED, await_coalesced, bytes, check, sim, sim_builder, sim_cache, write_patterned};
 
 /// Bytes of a page.
 const LEN: u64 = PAGE as u64;

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use pagekeeper_cache::{Backend, Builder, CachedFile, Error, PageCache, PageRef, ReadRequest, Stats};
 use pagekeeper_io::{Fault, RandomFaults, SimDisk, Times};
 
-use support::chance::{Chance, Seed};
+use pagekeeper_testing::{Chance, Seed, disk_dir};
 use support::tasks::{block_on, block_on_all};
-use support::{check, disk_dir, write_patterned};
+use support::{check, write_patterned};
 
 /// How long one of the tests here runs.
 fn duration() -> Duration {

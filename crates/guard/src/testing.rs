@@ -1,18 +1,11 @@
 //! Helpers of this crate's own tests.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use tempfile::TempDir;
+pub(crate) use pagekeeper_testing::disk_dir;
 
 use crate::Profile;
-
-/// A directory for test files: under the build's own target directory, since /tmp may be a tmpfs.
-pub(crate) fn disk_dir() -> TempDir {
-    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
-    std::fs::create_dir_all(&target).unwrap();
-    tempfile::tempdir_in(target).unwrap()
-}
 
 /// The built-in profiles.
 pub(crate) fn profiles() -> Vec<Arc<Profile>> {

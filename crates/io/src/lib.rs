@@ -40,8 +40,6 @@ mod scatter;
 mod sim;
 mod stream;
 mod target;
-#[cfg(test)]
-mod testing;
 mod threads;
 mod transfer;
 mod uring;

@@ -248,7 +248,7 @@ mod tests {
     use std::os::unix::fs::OpenOptionsExt;
 
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     fn flags_of(file: &Arc<dyn IoFile>) -> OFlags {
         rustix::fs::fcntl_getfl(file.fd().unwrap()).unwrap()

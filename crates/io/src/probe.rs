@@ -218,7 +218,7 @@ pub fn best() -> Arc<dyn Io> {
 mod tests {
     use super::*;
     use crate::FileKind;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     #[test]
     fn a_resident_file_is_probed_as_well_as_any() {

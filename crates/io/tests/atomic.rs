@@ -13,7 +13,7 @@ use pagekeeper_io::{
     Access, AlignedBuf, AtomicWrites, Create, Error, Io, IoFile, OwnedWrite, Threads, Uring, WriteMode,
     writes_atomically,
 };
-use support::{Mounted, disk_dir, unmount};
+use pagekeeper_testing::{Mounted, disk_dir, unmount};
 
 const LEN: usize = 4 << 20;
 /// Of what files take, sizes up to this are tried.
@@ -214,10 +214,9 @@ fn on_an_overlay_of_xfs() {
 
 /// As after a crash.
 fn mount_again(mounted: &Mounted) {
-    let image = mounted.path().with_file_name("image");
     assert!(unmount(mounted.path()), "it stays busy");
     let mut mount = Command::new("mount");
-    mount.args(["-t", "xfs", "-o", "loop"]).arg(image).arg(mounted.path());
+    mount.args(["-t", "xfs", "-o", "loop"]).arg(mounted.image()).arg(mounted.path());
     assert!(mount.status().unwrap().success(), "{mount:?}");
 }
 

@@ -16,8 +16,9 @@ use pagekeeper_io::{
     Access, Alignment, BatchRead, Error, Io, IoFile, OwnedRead, RandomFaults, SimDisk, Support, Target,
     Threads, Uring,
 };
+use pagekeeper_testing::{Mounted, disk_dir};
 use proptest::prelude::*;
-use support::{Memory, Mounted, aligned, disk_dir, noise};
+use support::{Memory, aligned, noise};
 
 /// No multiple of anything that a device or file system counts in.
 const LEN: usize = (1 << 20) + 1234;

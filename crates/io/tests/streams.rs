@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "reads of a stream name their memory by address")]
 
-#[expect(dead_code, reason = "another test mounts file systems")]
 mod support;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +11,8 @@ use std::sync::Arc;
 use pagekeeper_io::{
     Access, Error, Fault, Io, IoFile, ReadStream, SimDisk, StreamRead, Target, Threads, Times, Uring,
 };
-use support::{Memory, aligned, disk_dir, noise};
+use pagekeeper_testing::disk_dir;
+use support::{Memory, aligned, noise};
 
 /// No multiple of anything that a device or file system counts in.
 const LEN: usize = (1 << 20) + 1234;

@@ -10,7 +10,8 @@ use std::sync::{Arc, mpsc};
 use pagekeeper_io::{
     Access, AlignedBuf, Create, Error, FileKind, Io, IoFile, OwnedWrite, SimDisk, Threads, Uring, WriteMode,
 };
-use support::{Mounted, disk_dir, noise};
+use pagekeeper_testing::{Mounted, disk_dir};
+use support::noise;
 
 const BLOCK: usize = 4096;
 const MODES: [WriteMode; 3] = [WriteMode::Plain, WriteMode::Uncached, WriteMode::Durable];

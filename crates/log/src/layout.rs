@@ -337,7 +337,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::*;
-    use crate::testing::{Mounted, disk_dir, skip};
+    use pagekeeper_testing::{Mounted, disk_dir, skip};
 
     /// A tree that stands for `/proc` and `/sys`.
     struct Machine {
@@ -503,9 +503,9 @@ mod tests {
     fn a_loop_device_shares_the_disk_of_its_file() {
         for kind in ["xfs", "btrfs"] {
             let Some(mounted) = Mounted::new(kind) else { continue };
-            let layout = DiskLayout::of([mounted.point(), mounted.image()]).unwrap();
-            assert_eq!(layout.shares_a_disk(mounted.point(), mounted.image()), Some(true), "{layout}");
-            assert_eq!(layout.backing(mounted.point()), layout.backing(mounted.image()), "{layout}");
+            let layout = DiskLayout::of([mounted.path(), mounted.image()]).unwrap();
+            assert_eq!(layout.shares_a_disk(mounted.path(), mounted.image()), Some(true), "{layout}");
+            assert_eq!(layout.backing(mounted.path()), layout.backing(mounted.image()), "{layout}");
         }
     }
 }

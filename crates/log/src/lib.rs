@@ -34,8 +34,6 @@
 
 mod binlog;
 mod bulk;
-#[cfg(test)]
-mod chance;
 mod error;
 mod layout;
 mod mode;

@@ -332,7 +332,7 @@ mod tests {
     use pagekeeper_io::{SimDisk, Threads};
 
     use super::*;
-    use crate::testing::{Mounted, disk_dir};
+    use pagekeeper_testing::{Mounted, disk_dir};
 
     const SEEN: [(Use, Syncs); 4] = [
         (Use::Append, Syncs::EachCommit),
@@ -372,17 +372,14 @@ mod tests {
     fn what_is_promised_of_a_mode_is_so() {
         for kind in ["ext4", "xfs", "btrfs"] {
             let Some(mounted) = Mounted::new(kind) else { continue };
-            let probed = Probed::of(&mounted.point()).unwrap();
+            let probed = Probed::of(mounted.path()).unwrap();
             assert_eq!(probed.release, Offer::Real, "{kind}");
             if kind == "btrfs" {
                 assert_ne!(probed.direct, Offer::Real, "it tells nothing of it");
             } else {
                 assert_eq!(probed.direct, Offer::Real, "{kind}");
                 let choose = |syncs| {
-                    LogMode::Auto
-                        .choose(&Threads::new(), &mounted.point(), Use::Overwrite, syncs)
-                        .unwrap()
-                        .mode
+                    LogMode::Auto.choose(&Threads::new(), mounted.path(), Use::Overwrite, syncs).unwrap().mode
                 };
                 assert_eq!(choose(Syncs::EachCommit), LogMode::Direct);
                 assert_eq!(choose(Syncs::Seldom), LogMode::Buffered);

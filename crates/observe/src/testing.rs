@@ -2,38 +2,10 @@
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use tempfile::TempDir;
-
-/// A directory for test files: under the build's own target directory, since /tmp may be a tmpfs.
-pub(crate) fn disk_dir() -> TempDir {
-    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
-    std::fs::create_dir_all(&target).unwrap();
-    tempfile::tempdir_in(target.canonicalize().unwrap()).unwrap()
-}
-
-/// Says that a test, or a part of it, can't be run here. Panics where `PAGEKEEPER_REQUIRE_ALL=1` is set: where
-/// nothing may be left out.
-pub(crate) fn skip(why: impl std::fmt::Display) {
-    let message = format!("SKIPPED: {why}");
-    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
-    eprintln!("{message}");
-}
-
-/// Runs `what` in a thread of the user nobody. Only root may: identity is per thread on Linux, so the rest of the
-/// process stays as it is.
-pub(crate) fn as_nobody<T: Send>(what: impl FnOnce() -> T + Send) -> T {
-    let nobody = rustix::process::Uid::from_raw(65534);
-    std::thread::scope(|scope| {
-        let stranger = scope.spawn(|| {
-            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-            what()
-        });
-        stranger.join().unwrap()
-    })
-}
+pub(crate) use pagekeeper_testing::{as_nobody, disk_dir, skip};
 
 /// A process that does nothing but hold files; it ends with the test.
 pub(crate) struct Holder(Child);

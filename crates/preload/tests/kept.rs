@@ -23,7 +23,8 @@ use pagekeeper_preload::helper;
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::table::{self, Slot};
 use pagekeeper_preload::{process, rules, sys};
-use support::{comes, skip};
+use pagekeeper_testing::skip;
+use support::comes;
 
 const MIB: u64 = 1 << 20;
 const TEXT: &[u8] = b"as auto\nwindow 8388608\nprofile x\nprocess test\n\

@@ -22,7 +22,7 @@ use pagekeeper_preload::rules::{self, How};
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::table::{self, Kind, Slot};
 use pagekeeper_preload::{process, sys};
-use support::skip;
+use pagekeeper_testing::{disk_dir, skip};
 
 const MIB: u64 = 1 << 20;
 
@@ -254,9 +254,7 @@ fn a_child_finishes_nothing_of_its_parent(dir: &Path) {
 // One test: what a process is told, it is told once.
 #[test]
 fn streams_keep_out_of_the_page_cache() {
-    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
-    std::fs::create_dir_all(&target).unwrap();
-    let dir = tempfile::tempdir_in(target).unwrap();
+    let dir = disk_dir();
     let probe = File::create(dir.path().join("probe")).unwrap();
     if sys::cachestat(probe.as_raw_fd(), 0..u64::MAX).is_err() {
         return skip("cachestat isn't there");

@@ -19,7 +19,8 @@ use pagekeeper_preload::rules::reader::STALE;
 use pagekeeper_preload::rules::watch;
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::{process, sys};
-use support::{comes, skip};
+use pagekeeper_testing::skip;
+use support::comes;
 
 const MIB: u64 = 1 << 20;
 

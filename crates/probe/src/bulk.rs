@@ -300,7 +300,7 @@ fn write_bulk(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     #[test]
     fn each_case_has_its_appends_and_nothing_is_left() {

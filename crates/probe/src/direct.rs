@@ -290,7 +290,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     #[test]
     fn what_is_seen_tells_what_it_is() {

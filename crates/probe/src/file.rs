@@ -242,7 +242,7 @@ pub(crate) fn bulk_path(place: &Place) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     #[test]
     fn blocks_tell_their_place() {

@@ -23,8 +23,6 @@ mod probe;
 mod reads;
 mod saved;
 mod sync;
-#[cfg(test)]
-mod testing;
 mod words;
 mod work;
 mod writes;

@@ -450,7 +450,7 @@ pub(crate) fn other_file(work: &Work<'_>) -> Result<TestFile> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     fn measured(directory: &std::path::Path) -> Option<MixedReport> {
         let work = Work::for_test(directory);

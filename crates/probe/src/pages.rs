@@ -119,7 +119,7 @@ fn bring(work: &Work<'_>, file: &TestFile, is_sequential: bool) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     #[test]
     fn small_reads_and_releases_are_measured() {

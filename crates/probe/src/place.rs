@@ -138,7 +138,7 @@ fn disk_of(roots: &SysRoots, dev: u64, mount: Option<&Mount>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     #[test]
     fn what_can_not_be_measured_is_said_in_a_sentence() {

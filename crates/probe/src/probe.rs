@@ -289,7 +289,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     fn shortest(directory: &Path) -> Probe<'_> {
         Probe::new(directory).quick().file_bytes(0).rounds(1).window(Duration::from_millis(5))

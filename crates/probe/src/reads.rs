@@ -186,7 +186,7 @@ mod tests {
     use pagekeeper_io::{Access, SimDisk};
 
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     #[test]
     fn every_depth_is_measured() {

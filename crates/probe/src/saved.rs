@@ -141,7 +141,7 @@ mod tests {
     use pagekeeper_policy::{BulkProfile, DepthProfile, DirectProfile, MixedProfile, UncachedProfile};
 
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     /// With something everywhere.
     fn full(directory: &Path) -> DiskProfile {

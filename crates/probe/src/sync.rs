@@ -74,7 +74,7 @@ fn times(work: &Work<'_>, file: &dyn IoFile, mut next: impl FnMut() -> u64) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     #[test]
     fn both_kinds_are_measured() {

@@ -158,7 +158,7 @@ pub(crate) fn atomic(work: &Work<'_>, file: &TestFile) -> Result<AtomicReport> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
 
     #[test]
     fn uncached_writes_are_judged_by_what_stays() {

@@ -65,9 +65,7 @@ fn a_store_of_version_1_is_opened_and_goes_on() {
         make(Path::new(&dir));
     }
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let target = root.join("../../target/test-files");
-    std::fs::create_dir_all(&target).unwrap();
-    let temp = tempfile::tempdir_in(target).unwrap();
+    let temp = pagekeeper_testing::disk_dir();
     let dir = temp.path().join("store");
     copy(&root.join("tests/fixture/v1"), &dir);
 

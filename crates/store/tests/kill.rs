@@ -2,35 +2,26 @@
 //! what it leaves is opened, verified and compared with what it told.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use pagekeeper_store::{Durability, Error, Store, StoreOptions};
-use tempfile::TempDir;
+use pagekeeper_testing::{Chance, Mounted, Seed, disk_dir};
 
 /// Pages of the store.
 const PAGES: u64 = 300;
 /// Where the child finds its store.
 const DIRECTORY: &str = "PAGEKEEPER_KILLED_STORE";
 
-/// A directory on the disk that the build is on, since /tmp may be a tmpfs.
-fn disk_dir() -> TempDir {
-    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
-    std::fs::create_dir_all(&target).unwrap();
-    tempfile::tempdir_in(target.canonicalize().unwrap()).unwrap()
-}
-
 /// With little memory and a short journal, so that there are rounds all the time.
 fn options() -> StoreOptions {
     Store::options().memory(2 << 20).journal_bytes(512 << 10)
 }
 
+/// A number of which each bit depends on all bits of this one.
 fn mix(number: u64) -> u64 {
-    let mut z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    Chance::from_seed(number).number()
 }
 
 /// Which pages a commit changes.
@@ -118,15 +109,11 @@ fn kill_one(directory: &Path, after_first: bool, wait: Duration) -> u64 {
 }
 
 fn kill_and_compare(directory: &Path, kills: u64) {
-    let seed = std::env::var("PAGEKEEPER_SEED").map_or_else(
-        |_| u64::from(std::process::id()),
-        |seed| seed.parse().expect("PAGEKEEPER_SEED is a number"),
-    );
-    println!("PAGEKEEPER_SEED={seed}");
+    let seed = Seed::new();
     let mut expected = vec![0; usize::try_from(PAGES).unwrap()];
     let (mut acknowledged, mut done, mut at_least) = (0, 0, 0);
     for kill in 0..kills {
-        let chance = mix(seed ^ kill);
+        let chance = mix(seed.0 ^ kill);
         // Some while it is still being opened, or made.
         let after_first = !chance.is_multiple_of(5);
         let wait = Duration::from_micros((chance >> 8) % if after_first { 150_000 } else { 30_000 });
@@ -164,30 +151,9 @@ fn acknowledged_commits_survive_kills() {
     kill_and_compare(&temp.path().join("store"), 50);
 }
 
-struct Unmount<'a>(&'a Path);
-
-impl Drop for Unmount<'_> {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(self.0).output();
-    }
-}
-
 /// On XFS, in a file system of its own on a loop device.
 #[test]
 fn acknowledged_commits_survive_kills_on_xfs() {
-    let temp = disk_dir();
-    let (image, point) = (temp.path().join("image"), temp.path().join("point"));
-    std::fs::File::create(&image).unwrap().set_len(1 << 30).unwrap();
-    std::fs::create_dir(&point).unwrap();
-    let done = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
-    let is_mounted = done(Command::new("mkfs.xfs").arg("-q").arg(&image))
-        && done(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point));
-    if !is_mounted {
-        let message = "SKIPPED: an XFS of its own takes root, mkfs.xfs and loop devices";
-        assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
-        eprintln!("{message}");
-        return;
-    }
-    let _unmount = Unmount(&point);
-    kill_and_compare(&point.join("store"), 20);
+    let Some(mounted) = Mounted::new("xfs") else { return };
+    kill_and_compare(&mounted.path().join("store"), 20);
 }

@@ -7,7 +7,8 @@ use pagekeeper_cache::{Backend, Builder};
 use pagekeeper_io::{Fault, RandomFaults, SimDisk, Times};
 use tempfile::TempDir;
 
-use crate::support::{bytes, disk_dir, write_patterned};
+use crate::support::{bytes, write_patterned};
+use pagekeeper_testing::disk_dir;
 
 /// Where files are that can be changed under the cache.
 pub(crate) trait Disk: Sync {

@@ -2,9 +2,9 @@
 
 use pagekeeper_cache::{ReadRequest, Stats};
 
-use crate::support::chance::Seed;
 use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, check, sim};
+use pagekeeper_testing::Seed;
 
 const LEN: u64 = PAGE as u64;
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use pagekeeper_cache::{Backend, CachedFile, Error, PageCache};
 
-use crate::support::chance::{Chance, Seed};
-use crate::support::{PAGE, check, disk_dir, write_patterned};
+use crate::support::{PAGE, check, write_patterned};
+use pagekeeper_testing::{Chance, Seed, disk_dir};
 
 const LEN: u64 = PAGE as u64;
 /// Pages of the file; the cache has room for about nine tenths of them.

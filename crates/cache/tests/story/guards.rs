@@ -6,9 +6,9 @@ use std::thread;
 use pagekeeper_cache::{PageCache, PageRef};
 use pagekeeper_io::{Fault, SimDisk, Times};
 
-use crate::support::chance::Seed;
 use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, bytes, check, sim, sim_cache};
+use pagekeeper_testing::Seed;
 
 const LEN: u64 = PAGE as u64;
 
@@ -36,7 +36,7 @@ fn a_thread_can_have_more_guards_than_its_record_has_room_for() {
             guards.push((page, file.page(page).unwrap()));
         } else if !guards.is_empty() {
             // In any order.
-            let at = usize::try_from(chance.next()).unwrap() % guards.len();
+            let at = usize::try_from(chance.number()).unwrap() % guards.len();
             guards.swap_remove(at);
         }
         if step % 100 == 0 {

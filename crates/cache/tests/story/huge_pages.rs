@@ -2,7 +2,8 @@
 
 use pagekeeper_cache::{Backend, HugePages, PageCache};
 
-use crate::support::{PAGE, SEED, check, disk_dir, skip, write_patterned};
+use crate::support::{PAGE, SEED, check, write_patterned};
+use pagekeeper_testing::{disk_dir, skip};
 
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 const MIB: usize = 1 << 20;

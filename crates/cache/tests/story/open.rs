@@ -10,7 +10,8 @@ use pagekeeper_cache::{Backend, Builder, PageCache};
 use pagekeeper_io::{Access, BatchRead, Io, IoFile, OwnedRead, SimDisk, Threads};
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 
-use crate::support::{PAGE, SEED, bytes, check, disk_dir, sim, sim_cache, skip, write_patterned};
+use crate::support::{PAGE, SEED, bytes, check, sim, sim_cache, write_patterned};
+use pagekeeper_testing::{disk_dir, skip};
 
 const LEN: u64 = PAGE as u64;
 

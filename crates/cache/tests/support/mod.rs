@@ -1,38 +1,21 @@
-//! What the tests of the cache share: files whose bytes can be computed, chance that repeats, futures without a runtime.
+//! What the tests of the cache share: files whose bytes can be computed, futures without a runtime.
 //!
 //! Invariant: nothing here asks the cache for the truth; what a file must hold is computed.
 
 // Every test binary compiles all of this and uses its own part.
 #![allow(dead_code)]
 
-pub(crate) mod chance;
 pub(crate) mod tasks;
 
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pagekeeper_cache::{Builder, PageCache};
 use pagekeeper_io::{SimDisk, pattern};
-use tempfile::TempDir;
 
 /// Bytes of a page, where a test says nothing else.
 pub(crate) const PAGE: usize = 4096;
-
-/// A directory for test files: under the build's own target directory, since /tmp may be a tmpfs.
-pub(crate) fn disk_dir() -> TempDir {
-    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
-    std::fs::create_dir_all(&target).unwrap();
-    tempfile::tempdir_in(target).unwrap()
-}
-
-/// Says that a test, or a part of it, can't be run here. Panics where `PAGEKEEPER_REQUIRE_ALL=1` is set: where
-/// nothing may be left out.
-pub(crate) fn skip(why: impl std::fmt::Display) {
-    let message = format!("SKIPPED: {why}");
-    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
-    eprintln!("{message}");
-}
 
 /// The bytes from `offset` on of the file that `seed` stands for.
 pub(crate) fn bytes(seed: u64, offset: u64, len: usize) -> Vec<u8> {

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use std::sync::mpsc;
 
 use super::*;
-use crate::testing::disk_dir;
 use crate::{AlignedBuf, Choice, StreamRead, Target, WriteMode};
+use pagekeeper_testing::disk_dir;
 
 /// Makes a system call fail with `EPERM` for the calling thread, and those that it starts, from now on.
 fn forbid(call: libc::c_long) {

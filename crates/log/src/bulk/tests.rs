@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use super::*;
-use crate::testing::{Mounted, disk_dir};
+use pagekeeper_testing::{Mounted, disk_dir};
 
 const ALL: [BulkMode; 4] = [BulkMode::Direct, BulkMode::Paced, BulkMode::Uncached, BulkMode::Buffered];
 
@@ -50,7 +50,7 @@ fn each_mode_writes_all_and_leaves_what_it_promises() {
     check_all_modes(disk_dir().path());
     for kind in ["ext4", "xfs", "btrfs"] {
         if let Some(mounted) = Mounted::new(kind) {
-            check_all_modes(&mounted.point());
+            check_all_modes(mounted.path());
         }
     }
 }
@@ -95,7 +95,7 @@ fn what_is_there_is_not_written_over() {
 fn a_full_disk_is_told_with_file_and_place_and_at_once_if_it_can_be() {
     let Some(mounted) = Mounted::new("ext4") else { return };
     for mode in ALL {
-        let path = mounted.point().join("file");
+        let path = mounted.path().join("file");
         let error = BulkWriter::options().mode(mode).expected_bytes(2 << 30).create(&path).unwrap_err();
         assert!(error.to_string().contains("No space left"), "{error}");
         assert!(!path.exists());
@@ -104,7 +104,7 @@ fn a_full_disk_is_told_with_file_and_place_and_at_once_if_it_can_be() {
         let step = content(8 << 20);
         let failed = (0..200).find_map(|_| output.write_all(&step).err()).unwrap();
         let text = failed.to_string();
-        assert!(text.contains("point/file") && text.contains("write of bytes"), "{text}");
+        assert!(text.contains("mount/file") && text.contains("write of bytes"), "{text}");
         assert!(text.contains("No space left"), "{text}");
         assert_eq!(output.write_all(&[1]).unwrap_err(), failed);
         assert_eq!(output.write(&[1]).unwrap_err().kind(), io::ErrorKind::StorageFull);

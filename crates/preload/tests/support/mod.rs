@@ -1,4 +1,4 @@
-//! What tests of the library share: waiting for the helper, and leaving out what can't be run here.
+//! What tests of the library share: waiting for the helper.
 
 // Each test program uses a part of it.
 #![allow(dead_code)]
@@ -15,11 +15,4 @@ pub(crate) fn comes(is_so: impl Fn() -> bool) -> bool {
         std::thread::sleep(Duration::from_millis(5));
     }
     true
-}
-
-/// Says that a test can't be run here. Panics where `PAGEKEEPER_REQUIRE_ALL=1` is set: where nothing may be left out.
-pub(crate) fn skip(why: &str) {
-    let message = format!("SKIPPED: {why}");
-    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
-    eprintln!("{message}");
 }

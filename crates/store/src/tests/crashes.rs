@@ -2,8 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use super::chance::Seed;
 use pagekeeper_io::Persistence;
+use pagekeeper_testing::Seed;
 
 use super::life::{Made, OF_A_LIFE, crashes, life};
 use super::world::{Crash, Op, Setting, World};

@@ -6,25 +6,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use pagekeeper_io::{Persistence, SimDisk};
 use pagekeeper_log::LogMode;
 
-use super::chance::{Chance, Seed};
 use super::world::{Crash, Failing, Op, Setting, Step, World, durability_by_chance};
 use crate::planted::Planted;
+use pagekeeper_testing::{Chance, Seed};
 
 /// What happens, by chance.
 fn op_by_chance(chance: &mut Chance) -> Op {
     match chance.of(0..60) {
         0..34 => {
             let durability = (!chance.one_in(12)).then(|| durability_by_chance(chance));
-            Op::Transact(chance.next(), durability)
+            Op::Transact(chance.number(), durability)
         }
         34..44 => {
             let transactions = if chance.one_in(2) { chance.of(1..4) } else { 0 };
-            Op::Round(chance.next(), transactions)
+            Op::Round(chance.number(), transactions)
         }
         44 => Op::Sync,
         45..48 => Op::Keep,
-        48..54 => Op::Look(chance.next()),
-        54..56 => Op::LetGo(chance.next()),
+        48..54 => Op::Look(chance.number()),
+        54..56 => Op::LetGo(chance.number()),
         56 => Op::LookAtAll,
         57 => Op::Verify,
         _ => match chance.of(0..8) {
@@ -46,7 +46,7 @@ fn crash_by_chance(chance: &mut Chance, power_is_off: bool) -> Crash {
         5 if !power_is_off => Crash::Close(chance.one_in(2)),
         _ => {
             let all = Persistence::ALL;
-            Crash::PowerCut(all[chance.index(all.len())], chance.next())
+            Crash::PowerCut(all[chance.index(all.len())], chance.number())
         }
     }
 }

@@ -1,7 +1,5 @@
 //! What a store promises, on a simulated disk: after crashes of all kinds, with a disk that fails, and in time.
 
-#[path = "../../../log/src/chance.rs"]
-mod chance;
 mod crashes;
 mod disk;
 mod exhaustive;

@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 
 use pagekeeper_log::Planted as OfJournal;
 
-use super::chance::Seed;
 use super::life::{Made, OF_A_LIFE, life};
 use crate::planted::Planted;
+use pagekeeper_testing::Seed;
 
 /// Each bug must be found within this many crashes: as many as are tried without any.
 const WITHIN: u64 = 50_000;

@@ -7,11 +7,11 @@ use std::time::Duration;
 use pagekeeper_io::{Fault, Persistence, SimDisk, Times};
 use pagekeeper_policy::DiskProfile;
 
-use super::chance::Chance;
 use super::disk::{Meanwhile, Prompt};
 use super::world::dir;
 use crate::format::superblock::Found;
 use crate::{Durability, Store, StoreOptions, superblocks};
+use pagekeeper_testing::Chance;
 
 /// What the disk takes for each request.
 const LATENCY: Duration = Duration::from_millis(2);
@@ -44,7 +44,7 @@ fn crashed(pages: u64) -> SimDisk {
     let first = txn.allocate_run(pages).expect("there is room");
     for (at, page) in (first..pages).step_by(2).take(1000).filter(|page| page / 2 < CHANGED).enumerate() {
         let payload: Vec<u8> =
-            (0..store.payload_size() / 8).flat_map(|_| chance.next().to_le_bytes()).collect();
+            (0..store.payload_size() / 8).flat_map(|_| chance.number().to_le_bytes()).collect();
         txn.write(page, &payload).expect("it is of the run");
         if at % 100 == 99 {
             txn.commit(Durability::None).expect("nothing fails");

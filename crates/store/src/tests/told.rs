@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use pagekeeper_io::SimDisk;
 
-use super::chance::Chance;
 use crate::core::lock;
 use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, WriteTxn};
+use pagekeeper_testing::Chance;
 
 /// Bytes of a payload.
 pub(super) const PAYLOAD: usize = 4096 - 32;
@@ -349,7 +349,7 @@ fn act(
         9..15 => {
             let from = chance.index(PAYLOAD - 100);
             let len = 1 + chance.index(99);
-            let byte = chance.next().to_le_bytes()[0];
+            let byte = chance.number().to_le_bytes()[0];
             match (txn.page_mut(page), slot) {
                 (Ok(bytes), Some(Slot::Data(before))) => {
                     assert!(
@@ -410,7 +410,7 @@ fn refused(told: &Told, error: &Error, slot: Option<&Slot>, page: PageNo, seq: S
 }
 
 fn bytes(chance: &mut Chance, len: usize) -> Vec<u8> {
-    (0..len).map(|_| chance.next().to_le_bytes()[0]).collect()
+    (0..len).map(|_| chance.number().to_le_bytes()[0]).collect()
 }
 
 /// Few bytes or many, and zeros around them.
@@ -422,7 +422,7 @@ fn payload(chance: &mut Chance) -> Vec<u8> {
         _ => (chance.index(PAYLOAD - 200), chance.index(200)),
     };
     for bytes in payload[from..from + len].chunks_mut(8) {
-        bytes.copy_from_slice(&chance.next().to_le_bytes()[..bytes.len()]);
+        bytes.copy_from_slice(&chance.number().to_le_bytes()[..bytes.len()]);
     }
     payload
 }

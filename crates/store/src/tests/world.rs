@@ -8,12 +8,12 @@ use pagekeeper_io::{
 };
 use pagekeeper_log::LogMode;
 
-use super::chance::Chance;
 use super::disk::{Meanwhile, Prompt};
 use super::told::{State, Subject, Told};
 use crate::core::lock;
 use crate::planted::Planted;
 use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, StoreOptions};
+use pagekeeper_testing::Chance;
 
 const PAGE: usize = 4096;
 
@@ -240,7 +240,7 @@ impl World {
         self.meanwhile.set(move || {
             while left > 0 && amid.has_room() {
                 left -= 1;
-                amid.transact(chance.next(), Some(durability_by_chance(&mut chance)));
+                amid.transact(chance.number(), Some(durability_by_chance(&mut chance)));
             }
         });
         subject.round();

@@ -7,8 +7,8 @@ use pagekeeper_io::{Access, Create, Error as IoError, Io, SimDisk, WriteMode};
 
 use super::support::{DIR, append, contents, group, names, options, read_groups};
 use crate::binlog::segment::{HEADER, segment_name};
-use crate::testing::disk_dir;
 use crate::{BinLog, BinLogOptions, Error, LogMode, Position, Purge};
+use pagekeeper_testing::disk_dir;
 
 #[test]
 fn what_is_appended_is_read_in_order_across_segments_and_reopenings() {

@@ -14,8 +14,8 @@ use pagekeeper_io::{Error as IoError, Persistence, RandomFaults, RandomWriteFaul
 
 use super::support::{DIR, append, group, options};
 use crate::binlog::planted::Planted;
-use crate::chance::{Chance, Seed};
 use crate::{BinLog, BinLogOptions, Error, LogMode, Position, Purge};
+use pagekeeper_testing::{Chance, Seed};
 
 /// A step of a script.
 #[derive(Debug, Clone, Copy)]
@@ -262,10 +262,10 @@ fn power_cuts_at_every_operation() {
                 let mut run = || -> Checked<()> {
                     world.run(&opener(&options, &disk), &SCRIPT)?;
                     // Once more while it is opened, or soon after.
-                    let disk = disk.after_power_cut(persistence, chance.next());
+                    let disk = disk.after_power_cut(persistence, chance.number());
                     disk.cut_power_at(chance.of(0..24));
                     world.run(&opener(&options, &disk), &SCRIPT[..4])?;
-                    let disk = disk.after_power_cut(persistence, chance.next());
+                    let disk = disk.after_power_cut(persistence, chance.number());
                     world.run(&opener(&options, &disk), &SCRIPT[..2])?;
                     ensure(world.next > 0, || "it can't be opened any more".to_owned())
                 };
@@ -330,7 +330,7 @@ impl Chances {
 
     /// A life of a log: up to four scripts, each ended by something. How many crashes there were.
     fn live(&mut self) -> Checked<u64> {
-        let mut disk = SimDisk::builder().seed(self.chance.next()).build();
+        let mut disk = SimDisk::builder().seed(self.chance.number()).build();
         let mut world = World::default();
         let crashes = self.chance.of(1..5);
         for _ in 0..crashes {
@@ -347,7 +347,7 @@ impl Chances {
                 _ => {
                     let persistence = Persistence::ALL[self.chance.index(Persistence::ALL.len())];
                     world.names_unsure = false;
-                    disk.after_power_cut(persistence, self.chance.next())
+                    disk.after_power_cut(persistence, self.chance.number())
                 }
             };
         }

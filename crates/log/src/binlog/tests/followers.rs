@@ -10,8 +10,8 @@ use std::time::Duration;
 use pagekeeper_io::{Io, SimDisk, Threads};
 
 use super::support::{DIR, append, group, options, read_groups};
-use crate::testing::disk_dir;
 use crate::{BinLogOptions, Error, Event, Follower, LogMode, Position, Purge};
+use pagekeeper_testing::disk_dir;
 
 /// Counts how often it is woken.
 #[derive(Default)]

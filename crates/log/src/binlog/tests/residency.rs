@@ -5,9 +5,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::testing::{Mounted, disk_dir, resident, volume};
+use crate::testing::{resident, volume};
 use crate::{BinLog, BinLogOptions, LogMode, Position, Purge};
 use pagekeeper_io::{Access, Io, SimDisk};
+use pagekeeper_testing::{Mounted, disk_dir};
 
 const MIB: u64 = 1 << 20;
 const SEGMENT: u64 = 64 * MIB;
@@ -39,7 +40,7 @@ fn on_each(test: impl Fn(&Path)) {
     let dir = disk_dir();
     test(&dir.path().join("binlog"));
     if let Some(mounted) = Mounted::new("xfs") {
-        test(&mounted.point().join("binlog"));
+        test(&mounted.path().join("binlog"));
     }
 }
 

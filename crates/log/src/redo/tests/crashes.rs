@@ -9,7 +9,7 @@ use super::super::options::FlushPolicy;
 use super::super::planted::Planted;
 use super::world::{Crash, Op, World, live, lives};
 use crate::LogMode;
-use crate::chance::Seed;
+use pagekeeper_testing::Seed;
 
 /// How often a pattern that chance decides is tried for each operation.
 const SEEDS: u64 = 20;

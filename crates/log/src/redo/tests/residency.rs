@@ -6,8 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::testing::{Mounted, disk_dir, resident, volume};
+use crate::testing::{resident, volume};
 use crate::{FlushPolicy, LogMode};
+use pagekeeper_testing::{Mounted, disk_dir};
 
 const MIB: u64 = 1 << 20;
 const RECORD: usize = 256 << 10;
@@ -68,6 +69,6 @@ fn little_stays_of_a_gib_in_each_mode_and_nothing_after_the_close() {
     let dir = disk_dir();
     laps(&dir.path().join("redo"));
     if let Some(mounted) = Mounted::new("xfs") {
-        laps(&mounted.point().join("redo"));
+        laps(&mounted.path().join("redo"));
     }
 }

@@ -10,8 +10,8 @@ use pagekeeper_io::{Access, Create, Error as IoError, Io, SimDisk, Threads, Writ
 use super::super::options::FlushPolicy;
 use super::super::{Backpressure, RedoLog};
 use super::{all, dir, small};
-use crate::testing::disk_dir;
 use crate::{Error, LogMode};
+use pagekeeper_testing::disk_dir;
 
 /// The names in the log's directory, and what is in the files.
 fn everything(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {

@@ -6,8 +6,8 @@ use super::super::options::FlushPolicy;
 use super::super::planted::Planted;
 use super::super::{RedoLog, RedoOptions};
 use super::{dir, small};
-use crate::chance::Chance;
 use crate::{Error, LogMode};
+use pagekeeper_testing::Chance;
 
 /// One thing that is done to the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl World {
     fn append(&mut self, len: u64) -> Result<(), Error> {
         self.number += 1;
         let mut chance = Chance::from_seed(self.number);
-        let body: Vec<u8> = (0..len).map(|_| chance.next().to_le_bytes()[0]).collect();
+        let body: Vec<u8> = (0..len).map(|_| chance.number().to_le_bytes()[0]).collect();
         let end = match self.log().try_append(&body) {
             Err(Error::RingFull { .. }) => {
                 self.checkpoint(self.end())?;
@@ -257,7 +257,7 @@ pub(super) fn live(mut chance: Chance, planted: Option<Planted>, crashes: u64) {
                 _ => {
                     let all = Persistence::ALL;
                     let which = usize::try_from(chance.of(0..all.len() as u64)).unwrap();
-                    Crash::PowerCut(all[which], chance.next())
+                    Crash::PowerCut(all[which], chance.number())
                 }
             };
             world.crash(crash);

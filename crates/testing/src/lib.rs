@@ -1,0 +1,53 @@
+//! What the tests of several crates need: places on disks, chance that repeats, and a word for what can't be run. Not published.
+//!
+//! All of it panics where it fails, as tests do.
+
+mod chance;
+mod mounted;
+
+use std::fmt::Display;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+pub use chance::{Chance, Seed};
+pub use mounted::{Mounted, unmount};
+
+/// A directory for test files, without links in its path: under the build's own target directory, since /tmp may be a tmpfs.
+///
+/// # Panics
+///
+/// Where it can't be made.
+pub fn disk_dir() -> TempDir {
+    let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
+    std::fs::create_dir_all(&target).unwrap();
+    tempfile::tempdir_in(target.canonicalize().unwrap()).unwrap()
+}
+
+/// Says that a test, or a part of it, can't be run here.
+///
+/// # Panics
+///
+/// Where `PAGEKEEPER_REQUIRE_ALL=1` is set: where nothing may be left out.
+pub fn skip(why: impl Display) {
+    let message = format!("SKIPPED: {why}");
+    assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
+    eprintln!("{message}");
+}
+
+/// Runs `what` in a thread of the user nobody. Only root may: identity is per thread on Linux, so the rest of the
+/// process stays as it is.
+///
+/// # Panics
+///
+/// Where that may not be, and where `what` panics.
+pub fn as_nobody<T: Send>(what: impl FnOnce() -> T + Send) -> T {
+    let nobody = rustix::process::Uid::from_raw(65534);
+    std::thread::scope(|scope| {
+        let stranger = scope.spawn(|| {
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            what()
+        });
+        stranger.join().unwrap()
+    })
+}

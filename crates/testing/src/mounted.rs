@@ -1,0 +1,104 @@
+//! File systems of one's own.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::{disk_dir, skip};
+
+/// A file system of one's own; unmounted when dropped, also by a panic.
+#[derive(Debug)]
+pub struct Mounted {
+    point: PathBuf,
+    image: PathBuf,
+    /// Holds both.
+    _dir: TempDir,
+}
+
+impl Mounted {
+    /// Makes and mounts an empty file system of this kind: ext4, xfs or btrfs of 1 GiB, of which the image takes up what is written,
+    /// or a tmpfs of 64 MiB. `None`, and a line that says so, where that can't be done.
+    ///
+    /// # Panics
+    ///
+    /// Where a program that this takes fails; and as [`skip`] does.
+    pub fn new(kind: &str) -> Option<Self> {
+        let mkfs = format!("mkfs.{kind}");
+        let needs: &[&str] = if kind == "tmpfs" { &["mount"] } else { &[&mkfs, "mount"] };
+        if !rustix::process::geteuid().is_root() {
+            skip(format_args!("mounting {kind} needs root."));
+            return None;
+        }
+        if let Some(missing) = needs.iter().find(|program| !is_installed(program)) {
+            skip(format_args!("the test on {kind} needs {missing}."));
+            return None;
+        }
+        let dir = disk_dir();
+        let (point, image) = (dir.path().join("mount"), dir.path().join("image"));
+        std::fs::create_dir(&point).unwrap();
+        let mounted = Self { point, image, _dir: dir };
+        let (point, image) = (mounted.path(), mounted.image());
+        if kind == "tmpfs" {
+            run(Command::new("mount").args(["-t", kind, "-o", "size=64m", "none"]).arg(point));
+        } else {
+            File::create(image).unwrap().set_len(1 << 30).unwrap();
+            run(Command::new(mkfs).arg("-q").arg(image));
+            // The loop device goes with the mount.
+            run(Command::new("mount").args(["-t", kind, "-o", "loop"]).arg(image).arg(point));
+        }
+        Some(mounted)
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.point
+    }
+
+    /// The file that it lies in.
+    pub fn image(&self) -> &Path {
+        &self.image
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let point = self.path();
+        if !is_mounted(point) || unmount(point) {
+            return;
+        }
+        let lazily = Command::new("umount").arg("--lazy").arg(point).status();
+        eprintln!("{} stayed busy, unmounted lazily: {lazily:?}", point.display());
+    }
+}
+
+/// Unmounts; false if it stays busy. It is so for a moment where a thread of a back-end is just ending, or a program that
+/// another test starts has not yet let go of what this process has open.
+pub fn unmount(point: &Path) -> bool {
+    for _ in 0..100 {
+        let status = Command::new("umount").arg(point).stderr(Stdio::null()).status();
+        if status.is_ok_and(|status| status.success()) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    false
+}
+
+fn is_mounted(point: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at) == point))
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let also = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(also).any(|directory| directory.join(program).exists())
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
