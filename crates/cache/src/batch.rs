@@ -100,16 +100,11 @@ impl CachedFile {
     /// The first error among the requests' outcomes, as of [`read_at`](Self::read_at).
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<(), Error> {
         let handle = &**self.handle();
-        let size = handle.stat.size;
         let mut pieces = Vec::with_capacity(requests.len());
         let mut outcomes = Vec::with_capacity(requests.len());
         for (index, ReadRequest { offset, buf, outcome }) in requests.iter_mut().enumerate() {
-            if *offset >= size {
-                *outcome = self.read_at(*offset, buf);
-            } else {
-                let left = usize::try_from(size - *offset).unwrap_or(usize::MAX);
-                let len = left.min(buf.len());
-                *outcome = Ok(len);
+            *outcome = handle.len_within(*offset, buf.len());
+            if let Ok(len @ 1..) = *outcome {
                 cut(handle, *offset, &mut buf[..len], index, &mut pieces);
             }
             outcomes.push(outcome);
@@ -172,14 +167,14 @@ impl Handle {
         });
         pieces.sort_unstable_by_key(|piece| piece.page);
         let several = pieces.first().map(|piece| piece.page) != pieces.last().map(|piece| piece.page);
-        let others = match self.io() {
+        let others = match self.shared.require_own_process().and_then(|()| self.io()) {
             Ok(io) if several => {
                 let is_looked_at = absent < LOOKED_AT;
                 let mut loads = Loads::new(self, &**io, &mut pieces, is_looked_at, failed);
                 self.shared.settings.io.read_stream(&mut loads);
                 loads.others
             }
-            // One page is loaded alone, and a closed file says so to each.
+            // One page is loaded alone, and a closed file, or one in a child of fork(2), says so to each.
             _ => vec![&mut pieces[..]],
         };
         for piece in others.into_iter().flatten() {
@@ -301,8 +296,9 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
                 read = self.handle.read_alone(&mut filling);
             }
             let bytes = filling.bytes(self.handle.page_len(filling.page()));
+            let range = self.handle.range(filling.page());
             let checked = unchanged
-                .map_err(Error::clone)
+                .map_err(|error| error.clone().of_range(&range))
                 .and(read)
                 .and_then(|read| self.handle.check_page(filling.page(), read, bytes));
             match checked {

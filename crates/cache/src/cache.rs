@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use pagekeeper_io::{Access, IoFile};
+use pagekeeper_io::{Access, IoFile, Process};
 
 use crate::builder::{Builder, Settings};
 use crate::file::{Handle, Kind};
@@ -42,6 +42,7 @@ pub(crate) struct Shared {
     tables: Arc<AtomicU64>,
     pub(crate) device: DeviceCounts,
     next_number: AtomicU64,
+    process: Process,
     pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
 }
 
@@ -66,6 +67,7 @@ impl PageCache {
             tables: Arc::default(),
             device: DeviceCounts::default(),
             next_number: AtomicU64::new(0),
+            process: Process::current(),
             opened: FileTable::new(),
         };
         Self { shared: Arc::new(shared) }
@@ -93,8 +95,9 @@ impl PageCache {
 
     /// Opens a file that will not change while it is open.
     ///
-    /// It is opened for direct I/O, and pages of it that others left in the kernel's page cache are dropped; where the
-    /// file system has no direct I/O it is read through the kernel's cache ([`CachedFile::is_direct`]).
+    /// It is opened for direct I/O, and pages of it that others left in the kernel's page cache are dropped. Where the file
+    /// has no direct I/O it is read through the kernel's cache ([`CachedFile::is_direct`]): on tmpfs, where ext4 journals its data
+    /// (`data=journal`), compressed on btrfs, or where the device's blocks are larger than the cache's pages.
     ///
     /// Many threads that open one path at once open it once. A path that is open already, and names the same unchanged
     /// file (device, inode, length, time of change), gives that file again, with its cached pages; a file that was
@@ -115,7 +118,7 @@ impl PageCache {
         let path = path.as_ref();
         let io = &self.shared.settings.io;
         let open = || -> Result<CachedFile, Error> {
-            let file = with_fallback(self.shared.settings.access, |access| io.open(path, access))?;
+            let file = self.shared.open(|access| io.open(path, access))?;
             self.shared.adopt(&self.shared, file, Kind::Immutable, &options)
         };
         if options.verifier.is_some() {
@@ -153,8 +156,7 @@ impl PageCache {
     #[expect(clippy::needless_pass_by_value, reason = "the descriptor is taken over")]
     pub fn adopt(&self, file: File) -> Result<CachedFile, Error> {
         let io = &self.shared.settings.io;
-        let access = self.shared.settings.access;
-        let file = with_fallback(access, |access| {
+        let file = self.shared.open(|access| {
             let copy = file.try_clone().map_err(|error| pagekeeper_io::Error::Call {
                 call: "dup",
                 path: PathBuf::from("an adopted file"),
@@ -166,19 +168,29 @@ impl PageCache {
     }
 }
 
-/// Opens directly, or through the kernel's cache where that is all there is.
-fn with_fallback(
-    access: Access,
-    open: impl Fn(Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error>,
-) -> Result<Arc<dyn IoFile>, Error> {
-    match open(access) {
-        Err(pagekeeper_io::Error::NoDirect { .. }) => Ok(open(Access::Buffered)?),
-        Ok(file) if access == Access::Direct && left::is_all_there_is(&*file) => Ok(open(Access::Buffered)?),
-        other => Ok(other?),
-    }
-}
-
 impl Shared {
+    /// In a child of fork(2) nothing is loaded: it has none of the threads that loads under way wait for, and maybe locks that
+    /// nobody will let go of.
+    pub(crate) fn require_own_process(&self) -> Result<(), Error> {
+        Ok(self.process.require()?)
+    }
+
+    /// Opens directly, or through the kernel's cache where direct reads are refused or would go through it all the same.
+    fn open(
+        &self,
+        open: impl Fn(Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error>,
+    ) -> Result<Arc<dyn IoFile>, Error> {
+        self.require_own_process()?;
+        let Settings { access, page_shift, .. } = self.settings;
+        match open(access) {
+            Err(pagekeeper_io::Error::NoDirect { .. }) => Ok(open(Access::Buffered)?),
+            Ok(file) if access == Access::Direct && !left::is_direct(&*file, 1 << page_shift) => {
+                Ok(open(Access::Buffered)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
     pub(crate) fn adopt(
         &self,
         this: &Arc<Self>,

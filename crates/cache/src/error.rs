@@ -25,9 +25,9 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The file is shorter now than it was at the open, so that these bytes are gone.
+    /// The file is shorter now than it was at the open.
     #[error(
-        "{}: cut to {now} bytes since it was opened with {opened}, so bytes {}..{} are gone: open it again",
+        "{}: cut to {now} bytes since it was opened with {opened}, found by a read of bytes {}..{}: open it again",
         path.display(), range.start, range.end
     )]
     Cut {
@@ -113,6 +113,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same, of a read of this range.
+    pub(crate) fn of_range(mut self, read: &Range<u64>) -> Self {
+        if let Self::Cut { range, .. } = &mut self {
+            range.clone_from(read);
+        }
+        self
+    }
+
     /// The file that it is about, if it is about one.
     pub fn path(&self) -> Option<&Path> {
         match self {

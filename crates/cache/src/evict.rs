@@ -100,7 +100,12 @@ impl Pool {
         }
         // Not under the lock: the barrier takes microseconds.
         let grace = readers.grace();
-        self.book().limbo.push_back(Retired { frames, grace });
+        let mut book = self.book();
+        match grace {
+            Some(grace) => book.limbo.push_back(Retired { frames, grace }),
+            // Nobody knows who reads them: they stay out of use, and reads go past the cache.
+            None => book.out.extend(frames),
+        }
     }
 
     /// Frees the frames of limbo whose time has come.

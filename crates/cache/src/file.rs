@@ -118,6 +118,21 @@ impl Handle {
         matches!(self.kind, Kind::Owned { .. })
     }
 
+    /// How many of `wanted` bytes from `offset` on the file has. An error where that is fewer and there are more by now: silence
+    /// would be wrong.
+    pub(crate) fn len_within(&self, offset: u64, wanted: usize) -> Result<usize, Error> {
+        let size = self.stat.size;
+        let left = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
+        if wanted <= left || self.is_owned() {
+            return Ok(left.min(wanted));
+        }
+        let now = self.io()?.stat()?.size;
+        if now > size {
+            return Err(Error::Grew { path: self.path.clone(), opened: size, now });
+        }
+        Ok(left)
+    }
+
     /// Whether the file is still as it was opened; if not, how it differs. `range` is what was to be read. One that its owner
     /// writes is not asked.
     pub(crate) fn check_unchanged(&self, io: &dyn IoFile, range: std::ops::Range<u64>) -> Result<(), Error> {

@@ -103,12 +103,8 @@ impl CachedFile {
             return Ok(buf.len());
         }
         let shift = handle.shared.settings.page_shift;
-        if offset >= handle.stat.size {
-            // Asks for the file's length at most, which does not go to the device.
-            return self.read_at(offset, buf);
-        }
-        let left = usize::try_from(handle.stat.size - offset).unwrap_or(usize::MAX);
-        let len = left.min(buf.len());
+        // Asks for the file's length at most, which does not go to the device.
+        let len = handle.len_within(offset, buf.len())?;
         let mut done = 0;
         let mut ahead = Ahead::default();
         while done < len {
@@ -188,6 +184,7 @@ impl Handle {
 
     /// A page is absent: has it loaded.
     fn begin_awaited(self: &Arc<Self>, page: u32, on_busy: OnBusy) -> Result<Awaited, Error> {
+        self.shared.require_own_process()?;
         let attempt = || self.shared.pool.begin(&self.translation, page, on_busy);
         let mut begun = attempt();
         if matches!(begun, Begin::Full) && self.shared.make_room() {

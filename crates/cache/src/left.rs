@@ -4,9 +4,10 @@
 //! long as a page stays. Dropping them changes no byte of the file. What can't be dropped (pages that are mapped, or
 //! dirty with a disk that is busy) stays, and costs what it costs; a look that fails counts as nothing found.
 
+use std::fs::File;
 use std::time::Duration;
 
-use pagekeeper_io::IoFile;
+use pagekeeper_io::{IoFile, Support};
 use pagekeeper_kernel::{FileSystem, Flush, InspectedFile, ReleaseOptions, release, residency};
 
 /// Waiting for dirty pages at an open has an end.
@@ -32,9 +33,18 @@ pub(crate) fn drop_left(file: &dyn IoFile) -> u64 {
     found.resident
 }
 
-/// Whether the kernel's page cache is all that there is of a file, as on tmpfs: there direct reads are allowed (Linux 6.6),
-/// and copy from it all the same.
-pub(crate) fn is_all_there_is(file: &dyn IoFile) -> bool {
-    let Some(fd) = file.fd() else { return false };
-    FileSystem::of(fd, file.path()).is_ok_and(|on| matches!(on, FileSystem::Tmpfs | FileSystem::Ramfs))
+/// Whether direct reads of pages of so many bytes get what they are for from a file that was opened for them. They are allowed, and go through
+/// the kernel's page cache, on tmpfs (Linux 6.6), of files whose data ext4 journals, and of compressed ones on btrfs; and need
+/// larger pages on devices with large blocks. Told by the kernel, and tried where it tells nothing.
+pub(crate) fn is_direct(file: &dyn IoFile, page_size: usize) -> bool {
+    let Some(fd) = file.fd() else { return true };
+    if FileSystem::of(fd, file.path()).is_ok_and(|on| matches!(on, FileSystem::Tmpfs | FileSystem::Ramfs)) {
+        return false;
+    }
+    let tried = || Support::probe_direct(&File::from(fd.try_clone_to_owned().ok()?)).ok();
+    match Support::told(fd).or_else(tried) {
+        Some(Support::Direct(alignment)) => alignment.offset <= page_size,
+        Some(_) => false,
+        None => true,
+    }
 }

@@ -89,6 +89,12 @@
 //!
 //! From then on no read gives what was there before.
 //!
+//! # Forks
+//!
+//! A cache is of the process that made it. In a child of fork(2) pages that were resident can still be read, and everything that would
+//! be loaded or opened is an [`Error`]: make caches after the fork. vfork(2), `posix_spawn(3)` and all that executes another program
+//! are fine.
+//!
 //! # Memory
 //!
 //! `memory(bytes)` bounds frames, records (32 bytes a frame) and tables (4 bytes for each page *of the open files*, at most

@@ -92,6 +92,8 @@ pub(crate) enum Wish {
 pub(crate) struct Counts {
     /// Pages published.
     pub(crate) loads: u64,
+    /// Those of them that nobody had asked for yet.
+    pub(crate) prefetched: u64,
     /// Pages that somebody waited for while another loaded them.
     pub(crate) coalesced: u64,
     /// Pages evicted to make room.
@@ -100,6 +102,13 @@ pub(crate) struct Counts {
     pub(crate) failures: u64,
     /// Pages that their owner wrote anew, and whose new content was put in place of the old.
     pub(crate) installed: u64,
+}
+
+impl Counts {
+    fn add_load(&mut self, wish: Wish) {
+        self.loads += 1;
+        self.prefetched += u64::from(wish == Wish::Prefetch);
+    }
 }
 
 /// Frames that were taken out of their entries together.
@@ -278,7 +287,7 @@ impl Pool {
         let mut book = self.book();
         let Ticket { page, frame, queue, .. } = ticket;
         if book.is_superseded(frame) {
-            book.counts.loads += 1;
+            book.counts.add_load(wish);
             return book.keep_out(frame);
         }
         let entry = file.table.any_entry(page);
@@ -289,7 +298,7 @@ impl Pool {
             return Self::tell(book, file, page, &Err(closed()));
         }
         book.queues.push(queue, frame);
-        book.counts.loads += 1;
+        book.counts.add_load(wish);
         let word = match wish {
             Wish::Read => Word::resident(frame, 0),
             Wish::Prefetch => Word::unread(frame),

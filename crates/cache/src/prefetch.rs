@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use pagekeeper_io::OwnedRead;
 
@@ -28,6 +27,9 @@ impl CachedFile {
         let shift = handle.shared.settings.page_shift;
         let end = range.end.min(self.len());
         if range.start >= end {
+            return 0;
+        }
+        if handle.shared.require_own_process().is_err() {
             return 0;
         }
         let most = u64::from(handle.shared.pool.limit() / 4).max(1);
@@ -59,13 +61,16 @@ pub(crate) enum Begun {
     Load(Filling<Arc<Handle>>),
     /// It is there, or on its way.
     There,
-    /// No frame is free, or the file is closed.
+    /// No frame is free, or the file is closed, or this is a child of fork(2).
     Not,
 }
 
 impl Handle {
     /// Takes a frame for an absent page.
     pub(crate) fn begin_owned(self: &Arc<Self>, page: u32) -> Begun {
+        if self.shared.require_own_process().is_err() {
+            return Begun::Not;
+        }
         let attempt = || self.shared.pool.begin(&self.translation, page, OnBusy::Leave);
         let mut begun = attempt();
         if matches!(begun, Begin::Full) && self.shared.make_room() {
@@ -122,14 +127,12 @@ impl Handle {
                 self.check_page(filling.page(), read, filling.bytes(self.page_len(filling.page())))
             });
             match checked {
-                Ok(()) => {
-                    if wish == Wish::Prefetch {
-                        self.shared.device.prefetched.fetch_add(1, Ordering::Relaxed);
-                    }
-                    filling.publish(wish);
-                }
+                Ok(()) => filling.publish(wish),
                 // Those who wait are told; if the page was written anew meanwhile, they were told already.
-                Err(error) => _ = filling.abandon(&error),
+                Err(error) => {
+                    let error = error.of_range(&self.range(filling.page()));
+                    filling.abandon(&error);
+                }
             }
         }
     }

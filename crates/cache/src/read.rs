@@ -43,25 +43,10 @@ impl CachedFile {
     /// Across pages, or to the end of the file.
     fn read_across(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let handle = &**self.handle();
-        let size = handle.stat.size;
-        if offset >= size {
-            if buf.is_empty() {
-                return Ok(0);
-            }
-            if handle.is_owned() {
-                return Ok(0);
-            }
-            // The end of what was opened; if there is more by now, silence would be wrong.
-            let io = handle.io()?;
-            let now = io.stat()?.size;
-            return if now > size {
-                Err(Error::Grew { path: handle.path.clone(), opened: size, now })
-            } else {
-                Ok(0)
-            };
+        let len = handle.len_within(offset, buf.len())?;
+        if len > 0 {
+            self.read_pieces(offset, &mut buf[..len])?;
         }
-        let len = usize::try_from(size - offset).unwrap_or(usize::MAX).min(buf.len());
-        self.read_pieces(offset, &mut buf[..len])?;
         Ok(len)
     }
 }

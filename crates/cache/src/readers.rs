@@ -168,15 +168,17 @@ impl Readers {
         slot
     }
 
-    /// Begins to wait for whoever could have found what has been taken out of its entry up to now.
-    pub(crate) fn grace(&self) -> Grace {
-        self.barrier.heavy();
+    /// Begins to wait for whoever could have found what has been taken out of its entry up to now. `None` if that can't be told.
+    pub(crate) fn grace(&self) -> Option<Grace> {
+        if !self.barrier.heavy() {
+            return None;
+        }
         let slots = self.slots();
         let within = slots.iter().filter_map(|slot| {
             let count = slot.count.load(Ordering::Acquire);
             (!count.is_multiple_of(2)).then(|| (Arc::clone(slot), count))
         });
-        Grace(within.collect())
+        Some(Grace(within.collect()))
     }
 
     /// The frames that guards hold now, sorted.

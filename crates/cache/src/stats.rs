@@ -22,7 +22,8 @@ pub struct Stats {
     /// Pages read past the cache: into memory of their own, since all frames were held or waiting; or, of files that are read
     /// through the kernel's page cache, in part and from there alone, since all pages of this one are in use as well.
     pub bypassed: u64,
-    /// Loads and reads past the cache that failed: device errors, files that changed, pages that the verifier rejected.
+    /// Loads and reads past the cache that failed: device errors, files that changed, pages that the verifier rejected; and
+    /// prefetched pages whose file was closed before they came.
     pub failures: u64,
     /// Pages evicted to make room.
     pub evictions: u64,
@@ -48,11 +49,11 @@ impl Stats {
         shared: &Shared,
         device: &DeviceCounts,
     ) -> Self {
-        let prefetched = device.prefetched.load(Ordering::Relaxed);
+        let prefetched = counts.prefetched;
         let bypassed = device.bypassed.load(Ordering::Relaxed);
         Self {
             hits,
-            misses: counts.loads.saturating_sub(prefetched) + bypassed,
+            misses: counts.loads - prefetched + bypassed,
             coalesced: counts.coalesced,
             prefetched,
             bypassed,
@@ -103,7 +104,6 @@ impl fmt::Display for Stats {
 pub(crate) struct DeviceCounts {
     pub(crate) reads: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    pub(crate) prefetched: AtomicU64,
     pub(crate) bypassed: AtomicU64,
     pub(crate) bypass_failures: AtomicU64,
 }

@@ -3,6 +3,7 @@
 //! Invariants: a waiter is settled once, and whoever looks at it after that sees the outcome, whether or not it was
 //! waiting already. It fails never.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 
 use super::error::Error;
@@ -12,6 +13,11 @@ use super::sync::{Condvar, Mutex, MutexGuard};
 enum State {
     Pending(Option<Waker>),
     Settled(Result<(), Error>),
+}
+
+/// Wakes a task. A waker that panics (an executor's own fault, which its panic hook tells) must not keep the next from being told.
+pub(crate) fn wake(waker: Waker) {
+    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
 
 /// One who waits.
@@ -35,7 +41,7 @@ impl Waiter {
         let before = std::mem::replace(&mut *self.state(), State::Settled(outcome));
         self.settled.notify_all();
         if let State::Pending(Some(waker)) = before {
-            waker.wake();
+            wake(waker);
         }
     }
 

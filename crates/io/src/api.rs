@@ -255,7 +255,8 @@ pub trait Io: Send + Sync + 'static {
     ///
     /// Where it is direct and should not be, or should be and is not, it is opened anew through `/proc/self/fd`: its flags
     /// may be shared with other descriptors, and `fcntl(F_SETFL)` would change them for all. That takes the permission to
-    /// read the file, and `/proc`.
+    /// read the file, and `/proc`; without them one that should be direct is read as it is, buffered, and says so
+    /// ([`IoFile::access`]).
     fn adopt(&self, file: File, access: Access) -> Result<Arc<dyn IoFile>, Error>;
 
     /// Reads all at once, wide, and waits for all. Calls `completed(index, result)` on this thread as each read ends, in

@@ -35,6 +35,7 @@ mod pages;
 mod past_cache;
 mod pread;
 mod probe;
+mod process;
 mod pwrite;
 mod scatter;
 mod sim;
@@ -52,6 +53,7 @@ pub use error::{Error, FileKind};
 pub use lock::Lock;
 pub use past_cache::{open_past_cache, open_writable_past_cache};
 pub use probe::{Alignment, Choice, Support, best};
+pub use process::Process;
 pub use sim::{
     AnyFault, Fault, Hold, Persistence, RandomFaults, RandomWriteFaults, SimDisk, SimDiskBuilder, SimStats,
     Times, WriteFault, pattern,

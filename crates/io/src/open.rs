@@ -89,7 +89,7 @@ impl DiskFile {
         Ok(Self::shared(fd.into(), path.to_path_buf(), access))
     }
 
-    /// Takes over an open file; opened anew where its flags do not fit.
+    /// Takes over an open file; opened anew where its flags do not fit, if it may be: its access tells what it is.
     pub(crate) fn adopt(file: File, access: Access) -> Result<Arc<dyn IoFile>, Error> {
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let path = std::fs::read_link(&link).unwrap_or_else(|_| link.clone());
@@ -103,8 +103,16 @@ impl DiskFile {
         if direct == (access == Access::Direct) && !flags.contains(OFlags::NONBLOCK) {
             return Ok(Self::shared(file, path, access));
         }
-        let fd = open_quietly(&link, &path, access)?;
-        Ok(Self::shared(fd.into(), path, access))
+        match open_quietly(&link, &path, access) {
+            Ok(fd) => Ok(Self::shared(fd.into(), path, access)),
+            // Handed over by somebody who may open it, or without /proc: what was given will do.
+            Err(Error::Call { errno: libc::EACCES | libc::EPERM | libc::ENOENT, .. })
+                if access == Access::Direct && !flags.contains(OFlags::NONBLOCK) =>
+            {
+                Ok(Self::shared(file, path, Access::Buffered))
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -307,6 +315,25 @@ mod tests {
         assert!(!flags_of(&adopted).contains(OFlags::DIRECT));
         let number = direct.as_raw_fd();
         assert_eq!(DiskFile::adopt(direct, Access::Direct).unwrap().fd().unwrap().as_raw_fd(), number);
+    }
+
+    #[test]
+    fn a_file_that_may_not_be_opened_again_is_read_as_it_was_given() {
+        if !rustix::process::geteuid().is_root() {
+            return pagekeeper_testing::skip("handing a file to another user takes root");
+        }
+        let dir = disk_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [7; 100]).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let [file, direct] = [0, libc::O_DIRECT]
+            .map(|flags| File::options().read(true).custom_flags(flags).open(&path).unwrap());
+        let (adopted, refused) = pagekeeper_testing::as_nobody(|| {
+            (DiskFile::adopt(file, Access::Direct), DiskFile::adopt(direct, Access::Buffered))
+        });
+        let adopted = adopted.unwrap();
+        assert_eq!((adopted.access(), adopted.read_at(90, &mut [0; 20])), (Access::Buffered, Ok(10)));
+        assert_eq!(refused.err().unwrap().errno(), Some(libc::EACCES));
     }
 
     #[test]

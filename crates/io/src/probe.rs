@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -94,15 +94,25 @@ impl Support {
         Self::of(file.into(), &path)
     }
 
+    /// What the kernel tells of direct reads of an open file, without a try (`STATX_DIOALIGN` of statx(2), Linux 6.1): ext4, for
+    /// one, takes `O_DIRECT` for files whose data it journals, and reads them through the page cache. `None` where it tells
+    /// nothing: before, and on btrfs and others.
+    pub fn told(file: impl AsFd) -> Option<Self> {
+        Some(match told_alignment(file.as_fd())? {
+            Alignment { offset: 0, .. } => Self::Refused { errno: libc::EOPNOTSUPP },
+            alignment => Self::Direct(alignment),
+        })
+    }
+
     fn of(file: OwnedFd, path: &Path) -> Result<Self, Error> {
         let direct = match open_quietly(&link_of(file.as_raw_fd()), path, Access::Direct) {
             Err(Error::NoDirect { errno, .. }) => return Ok(Self::Refused { errno }),
             other => other?,
         };
-        let alignment = match told_alignment(&direct) {
-            // The kernel's own word for "not on this file": statx(2).
-            Some(Alignment { offset: 0, .. }) => return Ok(Self::Refused { errno: libc::EOPNOTSUPP }),
-            told => told.unwrap_or(Alignment { memory: USUAL, offset: USUAL }),
+        let alignment = match Self::told(&direct) {
+            Some(Self::Direct(alignment)) => alignment,
+            Some(refused) => return Ok(refused),
+            None => Alignment { memory: USUAL, offset: USUAL },
         };
         let len = alignment.offset.max(USUAL);
         let cached = Cached::new(file, path, len as u64);
@@ -129,7 +139,7 @@ fn link_of(fd: i32) -> PathBuf {
 }
 
 /// What statx(2) says (`STATX_DIOALIGN`, Linux 6.1; not on every file system): zeros for "no direct reads".
-fn told_alignment(file: &OwnedFd) -> Option<Alignment> {
+fn told_alignment(file: BorrowedFd<'_>) -> Option<Alignment> {
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     if !StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) {
         return None;

@@ -11,6 +11,8 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 // Not of `crate`: the model has a `sync` of its own beside its copy of this file.
+use crate::waiter::wake;
+
 use super::sync::{Condvar, Mutex, MutexGuard, ThreadId, current};
 
 /// What an open came to: the value or the error, shared by all who waited.
@@ -75,7 +77,7 @@ impl<V, E> Flight<V, E> {
         drop(state);
         self.ended.notify_all();
         for (_, waker) in wakers {
-            waker.wake();
+            wake(waker);
         }
     }
 

@@ -18,8 +18,9 @@ impl Barrier {
     }
 
     #[expect(clippy::unused_self, reason = "as the real one")]
-    pub(crate) fn heavy(self) {
+    pub(crate) fn heavy(self) -> bool {
         atomic::fence(Ordering::SeqCst);
+        true
     }
 }
 

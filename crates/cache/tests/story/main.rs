@@ -5,6 +5,7 @@ mod elsewhere;
 mod guards;
 mod huge_pages;
 mod open;
+mod others;
 mod verifier;
 
 #[path = "../support/mod.rs"]

@@ -201,7 +201,7 @@ fn a_file_that_was_written_to_is_not_read_as_if_it_were_the_old_one() {
         let name = path.display();
         let expected = match change {
             "cut" => format!(
-                "{name}: cut to 12288 bytes since it was opened with 40965, so bytes 20480..24576 are gone: open it again"
+                "{name}: cut to 12288 bytes since it was opened with 40965, found by a read of bytes 20480..24576: open it again"
             ),
             "grown" => format!("{name}: grew to 49152 bytes since it was opened with 40965: open it again"),
             _ => format!("{name}: written to since it was opened: open it again"),

@@ -51,7 +51,7 @@ impl Threads {
     /// Starts requests in the background.
     pub(crate) fn request(&self, requests: Vec<Request>) {
         for job in self.pool.add(requests.into_iter().map(Job::Request).collect()) {
-            job.refused();
+            job.refused(self.pool.refusal());
         }
     }
 }

@@ -9,8 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::batch::Help;
-use crate::Error;
 use crate::job::Request;
+use crate::{Error, Process};
 
 /// What a thread does.
 pub(super) enum Job {
@@ -28,16 +28,10 @@ impl Job {
         }
     }
 
-    /// There is no thread to run it.
-    pub(super) fn refused(self) {
+    /// There is no thread to run it: why.
+    pub(super) fn refused(self, why: Error) {
         match self {
-            Self::Request(request @ Request::Read(_)) => {
-                request.finish(Err(Error::Unavailable {
-                    what: "a thread",
-                    call: "clone",
-                    errno: libc::EAGAIN,
-                }));
-            }
+            Self::Request(request @ Request::Read(_)) => request.finish(Err(why)),
             // An error of a write is final to its file: better that the submitter waits.
             Self::Request(request @ Request::Write(..)) => request.run(),
             // The caller of the batch does its share.
@@ -50,6 +44,7 @@ impl Job {
 pub(super) struct Pool {
     threads_max: usize,
     shared: Arc<Shared>,
+    process: Process,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +88,7 @@ impl Shared {
 
 impl Pool {
     pub(super) fn new(threads_max: usize) -> Self {
-        Self { threads_max, shared: Arc::default() }
+        Self { threads_max, shared: Arc::default(), process: Process::current() }
     }
 
     /// How many threads there can be.
@@ -104,6 +99,9 @@ impl Pool {
     /// Takes jobs in. Gives back what will not be run, since there is no thread and none can be started.
     #[must_use]
     pub(super) fn add(&self, jobs: Vec<Job>) -> Vec<Job> {
+        if !self.process.is_current() {
+            return jobs;
+        }
         let mut queue = self.shared.lock();
         let added = jobs.len();
         queue.jobs.extend(jobs);
@@ -128,6 +126,12 @@ impl Pool {
         Vec::new()
     }
 
+    /// Why there is no thread.
+    pub(super) fn refusal(&self) -> Error {
+        let none = Error::Unavailable { what: "a thread", call: "clone", errno: libc::EAGAIN };
+        self.process.require().err().unwrap_or(none)
+    }
+
     fn start(&self) -> bool {
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("pagekeeper-io".to_owned()).spawn(move || {
@@ -141,9 +145,12 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Not joined: this may run on one of the threads, in a `done` that held the last handle.
-        self.shared.lock().closed = true;
-        self.shared.added.notify_all();
+        // Not joined: this may run on one of the threads, in a `done` that held the last handle. In a child there is none, and the
+        // lock may be held for ever.
+        if self.process.is_current() {
+            self.shared.lock().closed = true;
+            self.shared.added.notify_all();
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::flight::Flight;
 use super::ring::{Ring, unavailable};
 use crate::job::Request;
-use crate::{Error, Threads};
+use crate::{Error, Process, Threads};
 
 /// The way into the ring.
 #[derive(Debug)]
@@ -26,6 +26,7 @@ pub(super) struct Background {
     starting: Mutex<()>,
     /// Reads and writes where there is no ring.
     threads: Threads,
+    process: Process,
 }
 
 #[derive(Debug)]
@@ -59,7 +60,8 @@ impl Shared {
 
 impl Background {
     pub(super) fn new(depth: u32) -> Self {
-        Self { depth, shared: OnceLock::new(), starting: Mutex::new(()), threads: Threads::new() }
+        let (threads, process) = (Threads::new(), Process::current());
+        Self { depth, shared: OnceLock::new(), starting: Mutex::new(()), threads, process }
     }
 
     /// What reads and writes where there is no ring.
@@ -89,6 +91,7 @@ impl Background {
 
     /// Starts the thread if it has not been started. Where that fails the next call tries again.
     fn shared(&self) -> Result<&Arc<Shared>, Error> {
+        self.process.require()?;
         if let Some(shared) = self.shared.get() {
             return Ok(shared);
         }
@@ -113,7 +116,8 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         // Not joined: this may run on that very thread, in a `done` that held the last handle.
-        if let Some(shared) = self.shared.get() {
+        // Nor by a child, where the lock may be held for ever.
+        if let Some(shared) = self.shared.get().filter(|_| self.process.is_current()) {
             shared.lock().closed = true;
             shared.wake();
         }

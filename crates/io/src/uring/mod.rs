@@ -4,6 +4,8 @@
 //! completions out, with no other thread in between. Reads and writes in the background go through one more ring, which a
 //! thread of its own serves. Single blocking reads and writes are plain pread(2) and pwrite(2), and so is all else.
 //!
+//! In a child of fork(2), reads and writes go past the rings, which are its parent's, and background reads fail ([`Process`]).
+//!
 //! Fails where `io_uring` is missing, forbidden or does not really work: found out by [`Uring::new`], which does a read.
 
 mod background;
@@ -27,7 +29,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::job::Request;
 use crate::open::DiskFile;
 use crate::{
-    Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, ReadStream, directory, pread,
+    Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, Process, ReadStream,
+    directory, pread,
 };
 
 /// Reads in flight at once in each ring, if nothing else is said.
@@ -60,6 +63,7 @@ pub struct Uring {
     depth: u32,
     idle: Mutex<Vec<Ring>>,
     background: Background,
+    process: Process,
 }
 
 impl Uring {
@@ -77,7 +81,8 @@ impl Uring {
         let depth = depth.clamp(1, DEPTH_MAX);
         let mut ring = Ring::new(depth)?;
         probe(&mut ring)?;
-        Ok(Self { depth, idle: Mutex::new(vec![ring]), background: Background::new(depth) })
+        let process = Process::current();
+        Ok(Self { depth, idle: Mutex::new(vec![ring]), background: Background::new(depth), process })
     }
 
     /// Reads in flight at once in each batch.
@@ -86,6 +91,7 @@ impl Uring {
     }
 
     fn check_out(&self) -> Result<Ring, Error> {
+        self.process.require()?;
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         idle.map_or_else(|| Ring::new(self.depth), Ok)
     }
@@ -130,7 +136,7 @@ impl Io for Uring {
                     batch::run(ring, reads, completed);
                 }
             }
-            // No ring to be had for now: memory, descriptors.
+            // No ring to be had for now: memory, descriptors; or, in a child, none that is its own.
             Err(_) => self.background.threads().read_batch(reads, completed),
         }
     }

@@ -1,0 +1,275 @@
+//! What a cache bears from those around it: wakers that panic, system calls that are forbidden one day, forks.
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
+use std::thread;
+
+use crate::support::tasks::block_on;
+use crate::support::{PAGE, SEED, await_coalesced, check, sim, sim_cache, write_patterned};
+use pagekeeper_cache::{Backend, PageCache};
+use pagekeeper_testing::{Mounted, disk_dir, skip};
+
+/// Bytes of a page.
+const LEN: u64 = PAGE as u64;
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker's own fault");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_keeps_nobody_else_waiting() {
+    let (disk, cache) = sim(4, 100);
+    let file = cache.open("/file").unwrap();
+    let hold = disk.hold("/file", 0..LEN).unwrap();
+    let (mut of_panic, mut of_task, mut of_thread) = ([0; 10], [0; 10], [0; 10]);
+    let mut panics = Box::pin(file.read_at_async(0, &mut of_panic));
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(panics.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    thread::scope(|scope| {
+        let threads = [
+            scope.spawn(|| block_on(file.read_at_async(0, &mut of_task))),
+            scope.spawn(|| file.read_at(0, &mut of_thread)),
+        ];
+        await_coalesced(&cache, 2);
+        drop(hold);
+        for waiting in threads {
+            assert_eq!(waiting.join().unwrap().unwrap(), 10);
+        }
+    });
+    assert_eq!(block_on(panics).unwrap(), 10);
+    for buf in [of_panic, of_task, of_thread] {
+        check(SEED, 0, &buf);
+    }
+}
+
+#[test]
+fn what_was_prefetched_for_a_closed_file_hides_no_misses() {
+    let (disk, cache) = sim(100, 64);
+    let file = cache.open("/file").unwrap();
+    let hold = disk.hold("/file", 0..10 * LEN).unwrap();
+    assert_eq!(file.prefetch(0..10 * LEN), 10);
+    file.close();
+    drop(hold);
+    drop(file);
+    disk.create_patterned("/other", 20 * LEN, 5).unwrap();
+    let file = cache.open("/other").unwrap();
+    for page in 0..20 {
+        check(5, page * LEN, &file.page(page).unwrap());
+    }
+    let stats = cache.stats();
+    assert_eq!((stats.misses, stats.prefetched), (20, 0), "{stats:?}");
+}
+
+/// Run again as a child: a filter of system calls can't be taken off.
+#[test]
+fn where_barriers_are_forbidden_later_reads_go_past_the_cache() {
+    const FORBIDDEN: &str = "PAGEKEEPER_BARRIERS_FORBIDDEN";
+    if std::env::var_os(FORBIDDEN).is_none() {
+        let name = "others::where_barriers_are_forbidden_later_reads_go_past_the_cache";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args([name, "--exact", "--nocapture"]).env(FORBIDDEN, "1").stdout(Stdio::null());
+        assert!(child.status().unwrap().success());
+        return;
+    }
+    let disk = pagekeeper_io::SimDisk::new();
+    disk.create_patterned("/file", 500 * LEN, SEED).unwrap();
+    let cache = sim_cache(&disk, 64, PAGE);
+    let file = cache.open("/file").unwrap();
+    check(SEED, 0, &file.page(0).unwrap());
+    forbid_barriers();
+    for _ in 0..2 {
+        for page in 0..500 {
+            let mut buf = [0; PAGE];
+            assert_eq!(file.read_at(page * LEN, &mut buf).unwrap(), PAGE);
+            check(SEED, page * LEN, &buf);
+        }
+    }
+    assert!(cache.stats().bypassed > 500, "{}", cache.stats());
+}
+
+/// membarrier(2) fails in this thread from now on (seccomp(2)).
+#[expect(unsafe_code, reason = "a filter of system calls")]
+fn forbid_barriers() {
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
+    let errno = u32::try_from(libc::EPERM).unwrap();
+    let mut steps = [
+        // The call's number is the first field of seccomp_data.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, u32::try_from(libc::SYS_membarrier).unwrap()),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: steps.as_mut_ptr() };
+    // SAFETY: both calls read plain numbers, and the second a program that lives over the call.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    assert!(done, "{}", std::io::Error::last_os_error());
+}
+
+/// Its parent's ring and threads are not the child's: using them hung both, and gave wrong bytes.
+#[test]
+fn a_child_reads_what_is_resident_and_is_told_of_all_else() {
+    let dir = disk_dir();
+    let (path, other) = (dir.path().join("file"), dir.path().join("other"));
+    write_patterned(&path, 1, 0..2000 * LEN);
+    write_patterned(&other, 2, 0..LEN);
+    for backend in [Backend::Auto, Backend::Threads, Backend::Buffered] {
+        let cache = PageCache::builder().memory(4 << 20).backend(backend).build().unwrap();
+        let file = cache.open(&path).unwrap();
+        let mut buf = vec![0; 50 * PAGE];
+        // Rings and threads are there, and threads at work.
+        file.read_at(0, &mut buf).unwrap();
+        block_on(file.read_at_async(100 * LEN, &mut buf[..PAGE])).unwrap();
+        file.prefetch(1000 * LEN..1100 * LEN);
+        let is_told = || {
+            let told = |result: Result<usize, pagekeeper_cache::Error>| {
+                result.is_err_and(|error| error.to_string().contains("before this process was forked"))
+            };
+            let mut buf = vec![0; 50 * PAGE];
+            let is_right = file.read_at(0, &mut buf).is_ok();
+            check(1, 0, &buf);
+            is_right
+                && told(file.read_at(500 * LEN, &mut buf[..10]))
+                && told(file.read_at(500 * LEN, &mut buf))
+                && told(block_on(file.read_at_async(500 * LEN, &mut buf)))
+                && told(file.page(600).map(|page| page.len()))
+                && told(cache.open(&other).map(|_| 0))
+                && file.prefetch(500 * LEN..600 * LEN) == 0
+        };
+        let child = forked(is_told);
+        for page in (200..900).step_by(10) {
+            file.read_at(page * LEN, &mut buf).unwrap();
+            check(1, page * LEN, &buf);
+        }
+        assert!(child.ends_well(), "{backend:?}");
+        file.read_at(1900 * LEN, &mut buf).unwrap();
+        check(1, 1900 * LEN, &buf);
+    }
+}
+
+struct Forked(libc::pid_t);
+
+/// A child that does this alone, within a minute.
+#[expect(unsafe_code, reason = "a fork")]
+fn forked(does: impl Fn() -> bool) -> Forked {
+    // SAFETY: the child runs code of this process, whose allocator glibc makes usable in it, and leaves without any of the
+    // parent's destructors.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            libc::alarm(60);
+            let is_well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(does));
+            libc::_exit(i32::from(!is_well.unwrap_or(false)));
+        }
+        assert!(pid > 0);
+        Forked(pid)
+    }
+}
+
+impl Forked {
+    #[expect(unsafe_code, reason = "waits for a fork")]
+    fn ends_well(self) -> bool {
+        let mut status = 0;
+        // SAFETY: a child of this process; the status is written to a value that lives over the call.
+        unsafe { libc::waitpid(self.0, &raw mut status, 0) == self.0 && status == 0 }
+    }
+}
+
+#[test]
+fn a_file_whose_data_is_journaled_is_said_to_be_cached_by_the_kernel() {
+    let Some(mounted) = Mounted::new("ext4") else { return };
+    let path = mounted.path().join("file");
+    std::fs::File::create(&path).unwrap();
+    if !Command::new("chattr").arg("+j").arg(&path).status().is_ok_and(|status| status.success()) {
+        return skip("the data of a file can't be journaled here (chattr +j)");
+    }
+    write_patterned(&path, 1, 0..20 * LEN);
+    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let file = cache.open(&path).unwrap();
+    assert!(!file.is_direct());
+    check(1, LEN, &file.page(1).unwrap());
+    assert!(!cache.adopt(std::fs::File::open(&path).unwrap()).unwrap().is_direct());
+}
+
+#[test]
+fn a_compressed_file_on_btrfs_is_said_to_be_cached_by_the_kernel() {
+    let Some(mounted) = Mounted::new("btrfs") else { return };
+    let paths = ["plain", "compressed"].map(|name| mounted.path().join(name));
+    for (path, algorithm) in paths.iter().zip(["", "zstd"]) {
+        std::fs::File::create(path).unwrap();
+        let mut property = Command::new("btrfs");
+        property.args(["property", "set"]).arg(path).args(["compression", algorithm]);
+        assert!(property.status().unwrap().success());
+        std::fs::write(path, vec![7; 1 << 20]).unwrap();
+        std::fs::File::open(path).unwrap().sync_all().unwrap();
+    }
+    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let files = paths.map(|path| cache.open(path).unwrap());
+    assert_eq!(files.each_ref().map(pagekeeper_cache::CachedFile::is_direct), [true, false]);
+    assert!(files.iter().all(|file| file.page(9).unwrap().iter().all(|byte| *byte == 7)));
+}
+
+#[test]
+fn a_device_with_blocks_larger_than_a_page_is_read_through_the_kernel() {
+    let dir = disk_dir();
+    let (image, point) = (dir.path().join("image"), dir.path().join("mount"));
+    std::fs::File::create(&image).unwrap().set_len(1 << 30).unwrap();
+    std::fs::create_dir(&point).unwrap();
+    let said = |command: &mut Command| {
+        let output = command.output().ok().filter(|output| output.status.success())?;
+        Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    };
+    let device = said(Command::new("losetup").args(["--find", "--show", "-b", "16384"]).arg(&image));
+    let mounted = device.as_ref().is_some_and(|device| {
+        said(Command::new("mkfs.xfs").args(["-q", "-s", "size=16384", "-b", "size=16384", device])).is_some()
+            && said(Command::new("mount").arg(device).arg(&point)).is_some()
+    });
+    // Goes with the mount.
+    device.as_ref().map(|device| said(Command::new("losetup").args(["--detach", device])));
+    if !mounted {
+        return skip("a device with blocks of 16 KiB takes root, losetup, mkfs.xfs and Linux 6.12");
+    }
+    let path = point.join("file");
+    write_patterned(&path, 1, 0..100 * LEN);
+    for (page_size, is_direct) in [(4 << 10, false), (16 << 10, true)] {
+        let cache = PageCache::builder().memory(4 << 20).page_size(page_size).build().unwrap();
+        let file = cache.open(&path).unwrap();
+        let mut buf = vec![0; 100 * PAGE];
+        assert_eq!(file.read_at(0, &mut buf).unwrap(), buf.len());
+        check(1, 0, &buf);
+        assert_eq!(file.is_direct(), is_direct, "pages of {page_size}");
+    }
+    assert!(pagekeeper_testing::unmount(&point), "it stays busy");
+}
+
+#[test]
+fn a_file_that_grew_is_never_read_short_in_silence() {
+    let dir = disk_dir();
+    let path = dir.path().join("file");
+    write_patterned(&path, 1, 0..100_000);
+    for backend in [Backend::Auto, Backend::Buffered] {
+        let cache = PageCache::builder().memory(4 << 20).backend(backend).build().unwrap();
+        let file = cache.open(&path).unwrap();
+        let mut buf = [0; 20];
+        assert_eq!(file.read_at(99_990, &mut buf).unwrap(), 10);
+        let raw = std::fs::File::options().write(true).open(&path).unwrap();
+        raw.set_len(200_000).unwrap();
+        let grew = |result: Result<usize, pagekeeper_cache::Error>| {
+            assert!(matches!(result, Err(pagekeeper_cache::Error::Grew { .. })), "{result:?}");
+        };
+        grew(file.read_at(99_990, &mut buf));
+        grew(block_on(file.read_at_async(99_990, &mut buf)));
+        let mut requests = [pagekeeper_cache::ReadRequest::new(99_990, &mut buf)];
+        assert!(file.read_many(&mut requests).is_err());
+        grew(requests[0].outcome().clone());
+        assert_eq!(file.read_at(99_980, &mut buf).unwrap(), 20, "within what was opened");
+        raw.set_len(100_000).unwrap();
+    }
+}
