@@ -135,6 +135,13 @@ fn a_programs_own_advice_stands_where_the_rule_does_nothing() {
         let left = resident(&path);
         assert!(left <= MIB, "{how}: {left} bytes stay");
     }
+    // One that does nothing else with the file.
+    warm(&path);
+    let mut dd = Way::run(&["--as", "stream"], "").command(Path::new("dd"));
+    dd.arg(format!("if={}", path.display())).args(["iflag=nocache", "count=0", "status=none"]);
+    finish(&mut dd).fine();
+    let left = resident(&path);
+    assert!(left <= MIB, "{left} bytes stay");
 }
 
 #[test]

@@ -75,7 +75,8 @@ pub struct Run {
 
 impl Run {
     /// Nothing written yet of a file of `size` bytes. With `detects`, overwritten parts of pages are looked for. With `shared`, what
-    /// a write leaves out was written by others; else a gap of more than a window begins a new run.
+    /// a write leaves out was written by others; else a gap of more than a window begins a new run, and one of more than a page where there were
+    /// bytes before.
     pub const fn new(size: u64, detects: bool, shared: bool) -> Self {
         Self {
             from: 0,
@@ -168,7 +169,9 @@ impl Run {
         if written.start <= self.end {
             self.end - written.start <= AGAIN
         } else {
-            self.shared || written.start - self.end <= WINDOW
+            // What was there before may be others': pages that somebody else reads.
+            let gap = if written.start > self.existing { WINDOW } else { PAGE };
+            self.shared || written.start - self.end <= gap
         }
     }
 
@@ -279,6 +282,22 @@ mod tests {
             assert_eq!(run.due(u64::MAX), None);
         }
         assert_eq!(run.left(), None);
+    }
+
+    #[test]
+    fn a_file_that_is_written_here_and_there_is_no_log() {
+        // As by a checkpoint, in order: what lies between is not the writer's.
+        let mut run = Run::new(1 << 30, false, false);
+        for at in (0..1 << 30).step_by(1 << 20) {
+            assert_eq!(run.wrote(at..at + 8192), None);
+            assert_eq!((run.due(u64::MAX), run.left()), (None, None), "{at}");
+        }
+        // Past the end nothing was there.
+        let mut run = Run::new(W, false, false);
+        for at in (W..9 * W).step_by(1 << 20) {
+            run.wrote(at..at + 8192);
+        }
+        assert_eq!(run.due(u64::MAX), Some(W..8 * W));
     }
 
     #[test]

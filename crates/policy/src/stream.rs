@@ -37,9 +37,8 @@ const SHORT: u64 = 64 << 10;
 const SHORT_MAX: u8 = 16;
 /// Windows behind a reader that is not in order, from which on they are released all the same.
 const BEHIND_MAX: u64 = 32;
-/// Windows that are known at a time, and those of them that may be resident in part.
+/// Windows that are known at a time.
 const KNOWN: usize = 128;
-const PARTLY: usize = 26;
 const PAGES: u64 = WINDOW / PAGE;
 /// The end of a file is rounded up to so much: the largest page.
 const END: u64 = 64 << 10;
@@ -55,9 +54,15 @@ const EMPTY: u8 = 1;
 const FULL: u8 = 2;
 const SOME: u8 = 3;
 
-/// What is known of a file that is read as a stream: about 1.7 KiB, nothing else.
+/// What is known of a file that is read as a stream, whose reads are all seen: about 1.8 KiB, nothing else.
+pub type Stream = StreamOf<26>;
+
+/// The same of one that is only looked at now and then: all windows may be resident in part, since many are looked at ahead. 8 KiB.
+pub type WatchedStream = StreamOf<KNOWN>;
+
+/// What is known of a file that is read as a stream. So many of the windows that are known may be resident in part: 128 at the most.
 #[derive(Debug, Clone, Copy)]
-pub struct Stream {
+pub struct StreamOf<const PARTLY: usize> {
     /// Windows that are known: from `first`, up to `looked`.
     first: u64,
     looked: u64,
@@ -78,18 +83,18 @@ pub struct Stream {
     /// By window, modulo their number.
     seen: [u8; KNOWN],
     /// Which of `bits` are in use.
-    used: u32,
+    used: u128,
     /// Pages that are not the stream's.
     bits: [[u64; (PAGES / 64) as usize]; PARTLY],
 }
 
-impl Default for Stream {
+impl<const PARTLY: usize> Default for StreamOf<PARTLY> {
     fn default() -> Self {
         Self::NEW
     }
 }
 
-impl Stream {
+impl<const PARTLY: usize> StreamOf<PARTLY> {
     /// Nothing read yet: all zero, so that static memory of it takes no room in a program's file.
     pub const NEW: Self = Self {
         first: 0,
@@ -270,7 +275,7 @@ impl Stream {
     }
 
     /// After `done` bytes were read at `at`: what is to be released now.
-    pub fn passed(&mut self, at: u64, done: u64) -> Ranges<'_> {
+    pub fn passed(&mut self, at: u64, done: u64) -> Ranges<'_, PARTLY> {
         let at = at.min(LAST);
         let to = at.saturating_add(done).min(LAST);
         if at == self.position {
@@ -297,13 +302,13 @@ impl Stream {
     }
 
     /// What is to be released once the reader is at the end of the file, goes elsewhere or closes it: also what was read ahead for it.
-    pub fn left(&self) -> Ranges<'_> {
+    pub fn left(&self) -> Ranges<'_, PARTLY> {
         let from = self.released.saturating_sub(1).max(self.first);
         Ranges { stream: self, page: from * PAGES, end: self.limit() }
     }
 
     /// What was not resident before either, and is left all the same: others may have brought it in.
-    pub fn doubtful(&self) -> Ranges<'_> {
+    pub fn doubtful(&self) -> Ranges<'_, PARTLY> {
         let from = self.released.saturating_sub(1).max(self.first) * PAGES;
         Ranges { stream: self, page: self.limit().max(from), end: self.looked * PAGES }
     }
@@ -338,7 +343,7 @@ impl Stream {
         self.released * WINDOW
     }
 
-    fn ranges(&self, from: u64, to: u64) -> Ranges<'_> {
+    fn ranges(&self, from: u64, to: u64) -> Ranges<'_, PARTLY> {
         Ranges { stream: self, page: from * PAGES, end: to * PAGES }
     }
 
@@ -411,13 +416,13 @@ impl Stream {
 
 /// Ranges to release, in bytes, whole pages, ascending and apart.
 #[derive(Debug, Clone)]
-pub struct Ranges<'a> {
-    stream: &'a Stream,
+pub struct Ranges<'a, const PARTLY: usize> {
+    stream: &'a StreamOf<PARTLY>,
     page: u64,
     end: u64,
 }
 
-impl Iterator for Ranges<'_> {
+impl<const PARTLY: usize> Iterator for Ranges<'_, PARTLY> {
     type Item = Range<u64>;
 
     fn next(&mut self) -> Option<Range<u64>> {
@@ -472,6 +477,23 @@ mod tests {
         // One call that reads more than is known at a time: the rest is left alone.
         let mut stream = Stream::NEW;
         assert_eq!(read(&mut stream, 0, size, size), (Some(0..256 * MIB), vec![0..256 * MIB]));
+    }
+
+    #[test]
+    fn a_watched_stream_knows_all_windows_that_are_resident_in_part() {
+        fn released<const PARTLY: usize>() -> u64 {
+            let mut stream = StreamOf::<PARTLY>::NEW;
+            let size = KNOWN as u64 * WINDOW;
+            let _ = stream.look_at(0, MIB, size);
+            let _ = stream.look_ahead(0, size, size);
+            let resident: Vec<u8> = (0..PAGES).map(|page| u8::from(page == 7)).collect();
+            for window in 0..KNOWN as u64 {
+                stream.saw_pages(window * WINDOW, PAGE, &resident);
+            }
+            stream.passed(0, size).map(|range| range.end - range.start).sum()
+        }
+        assert_eq!(released::<KNOWN>(), KNOWN as u64 * (WINDOW - PAGE));
+        assert_eq!(released::<26>(), 26 * (WINDOW - PAGE));
     }
 
     #[test]

@@ -113,6 +113,7 @@ fn a_file_whose_calls_are_not_seen_is_watched() {
     assert!(cached(&file, 8 * MIB..10 * MIB) >= there);
 
     others_keep_what_nobody_passed(directory.path());
+    all_but_the_pages_of_others_goes(directory.path());
     more_files_than_watches(directory.path());
 }
 
@@ -160,6 +161,33 @@ fn others_keep_what_nobody_passed(directory: &Path) {
     until("what was written goes", || cached(&file, 20 * MIB..28 * MIB) == 0);
     assert_eq!(cached(&file, 0..20 * MIB) * sys::page_size(), 20 * MIB);
     assert_eq!(cached(&file, 28 * MIB..64 * MIB) * sys::page_size(), 36 * MIB);
+}
+
+/// A file of which others have a few pages here and there: they stay, and all else that the reader brings in goes.
+fn all_but_the_pages_of_others_goes(directory: &Path) {
+    const SIZE: u64 = 192 * MIB;
+    let path = directory.join("hot");
+    std::fs::write(&path, vec![7; usize::try_from(SIZE).unwrap()]).unwrap();
+    let file = File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    make_cold(&file);
+    // SAFETY: advice on a descriptor that is open.
+    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
+    for window in (0..SIZE).step_by(2 << 20) {
+        file.read_exact_at(&mut [0; 100], window + 300 * 4096).unwrap();
+    }
+    let there = cached(&file, 0..u64::MAX);
+    assert!(there * sys::page_size() < SIZE / 8, "{there} pages");
+    let mut user = File::open(&path).unwrap();
+    watch(&user, &path, libc::O_RDONLY);
+    user.read_to_end(&mut Vec::new()).unwrap();
+    until("all but what was there goes", || cached(&file, 0..u64::MAX) <= there);
+    drop(user);
+    settle();
+    for window in (0..SIZE).step_by(2 << 20) {
+        let page = window + 300 * 4096;
+        assert!(cached(&file, page..page + 1) > 0, "the page at {page} was there before");
+    }
 }
 
 /// Files that are closed one after another make room for the next at once; and where they were as they were closed is told.

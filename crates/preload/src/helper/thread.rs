@@ -121,7 +121,7 @@ impl Queue {
 
 fn work(socket: c_int) {
     let mut queue = Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 };
-    let mut watches = Watches::NEW;
+    let mut watches = Watches::none();
     loop {
         let idle = (queue.length > 0).then_some(IDLE);
         let wait = match (idle, watches.due(sys::now())) {

@@ -36,6 +36,8 @@ pub struct Work {
     pub mixed: mixed::Mixed,
     /// Whether the helper looks at it from time to time.
     is_watched: bool,
+    /// Whether it was read or written by calls that are seen.
+    is_used: bool,
 }
 
 impl Work {
@@ -47,6 +49,7 @@ impl Work {
         log: log::Log::NEW,
         mixed: mixed::Mixed::NEW,
         is_watched: false,
+        is_used: false,
     };
 }
 
@@ -190,7 +193,10 @@ pub fn before_prefetch(slot: &Slot, fd: c_int, at: u64, length: u64) {
 /// After a read (also by `sendfile`, `splice`, `copy_file_range`), which returned `done`.
 pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     match slot.kind() {
-        Kind::Stream => drop(slot.with(|work| work.reader.after(fd, at, done))),
+        Kind::Stream => drop(slot.with(|work| {
+            work.is_used |= done > 0;
+            work.reader.after(fd, at, done);
+        })),
         Kind::Log if done > 0 => log::after_read(slot, fd, at, done as u64),
         _ => {}
     }
@@ -199,7 +205,10 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
 /// After a write, which returned `done`.
 pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     if let Some(output) = output_of(slot.kind()) {
-        slot.with(|work| work.writer.after(fd, at, done, output));
+        slot.with(|work| {
+            work.is_used |= done > 0;
+            work.writer.after(fd, at, done, output);
+        });
     } else if done > 0 {
         match slot.kind() {
             Kind::Log => log::after_write(slot, fd, at, done as u64),
@@ -222,11 +231,11 @@ pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
 }
 
 /// Whether advice of the program (`posix_fadvise`) is left out, with success: dropping pages that the rule itself sees to. Where the rule can't
-/// see what is resident, the program's own advice stands.
+/// see what is resident, or the program did nothing else with the file (as one that evicts it), the program's own advice stands.
 pub fn leaves_out(slot: &Slot, advice: c_int) -> bool {
     slot.kind() == Kind::Stream
         && advice == libc::POSIX_FADV_DONTNEED
-        && slot.with(|work| work.reader.is_covered() && !work.is_watched) == Some(true)
+        && slot.with(|work| work.is_used && work.reader.is_covered() && !work.is_watched) == Some(true)
 }
 
 /// After the file was cut or lengthened to `length`.
@@ -317,6 +326,7 @@ pub fn after_fork() {
             work.writer.forget();
             work.log.forget();
             work.is_watched = false;
+            work.is_used = false;
         });
     }
     writer::after_fork();

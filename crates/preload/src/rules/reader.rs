@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
-use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream};
+use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream, StreamOf};
 
 use super::How;
 use crate::counters::Count;
@@ -351,7 +351,13 @@ impl Sight {
     }
 
     /// Looks at a part of a file of `size` bytes, for a stream. False if that can't be.
-    pub fn look(&mut self, stream: &mut Stream, fd: c_int, range: &Range<u64>, size: u64) -> bool {
+    pub fn look<const PARTLY: usize>(
+        &mut self,
+        stream: &mut StreamOf<PARTLY>,
+        fd: c_int,
+        range: &Range<u64>,
+        size: u64,
+    ) -> bool {
         self.by_cachestat(stream, fd, range, size) || self.by_mincore(stream, fd, range, size)
     }
 
@@ -368,7 +374,13 @@ impl Sight {
     }
 
     /// False if it can't be.
-    fn by_cachestat(&mut self, stream: &mut Stream, fd: c_int, range: &Range<u64>, size: u64) -> bool {
+    fn by_cachestat<const PARTLY: usize>(
+        &mut self,
+        stream: &mut StreamOf<PARTLY>,
+        fd: c_int,
+        range: &Range<u64>,
+        size: u64,
+    ) -> bool {
         if !self.has_counts || NO_CACHESTAT.load(Ordering::Relaxed) {
             return false;
         }
@@ -398,7 +410,13 @@ impl Sight {
     }
 
     /// False if it can't be.
-    fn by_mincore(&mut self, stream: &mut Stream, fd: c_int, range: &Range<u64>, size: u64) -> bool {
+    fn by_mincore<const PARTLY: usize>(
+        &mut self,
+        stream: &mut StreamOf<PARTLY>,
+        fd: c_int,
+        range: &Range<u64>,
+        size: u64,
+    ) -> bool {
         let can = self.sees_pages(fd, size);
         for window in windows(range).filter(|_| can) {
             if let Some(bytes) = self.look_at_pages(stream, fd, &window, size) {
@@ -414,9 +432,9 @@ impl Sight {
     }
 
     /// Page by page: how many bytes are resident; `None` if it can't be seen.
-    fn look_at_pages(
+    fn look_at_pages<const PARTLY: usize>(
         &mut self,
-        stream: &mut Stream,
+        stream: &mut StreamOf<PARTLY>,
         fd: c_int,
         window: &Range<u64>,
         size: u64,

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::log::align_down;
-use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, Stream};
+use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
 use super::reader::{STALE, Sight};
 use crate::counters::Count;
@@ -100,7 +100,7 @@ struct Watch {
     was_empty: bool,
     written: Range<u64>,
     /// What is a reader's own, and when that was looked at.
-    stream: Stream,
+    stream: WatchedStream,
     sight: Sight,
     looked_at: u64,
 }
@@ -112,8 +112,10 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// None.
-    pub const NEW: Self = Self { files: [const { Watch::NONE }; WATCHES], count: 0 };
+    /// None: 70 KiB, made in place, since a constant of them would be in the library's file.
+    pub fn none() -> Self {
+        Self { files: core::array::from_fn(|_| Watch::NONE), count: 0 }
+    }
 
     /// Nanoseconds until the next look; `None` while nothing is watched.
     pub fn due(&self, now: u64) -> Option<u64> {
@@ -193,7 +195,7 @@ impl Watch {
         from: 0,
         was_empty: false,
         written: 0..0,
-        stream: Stream::NEW,
+        stream: WatchedStream::NEW,
         sight: Sight::NEW,
         looked_at: 0,
     };
@@ -212,7 +214,7 @@ impl Watch {
         let end = if size > 0 { size } else { self.size };
         self.from = align_down(end.saturating_add(WINDOW - 1));
         (self.released, self.written) = (0, 0..0);
-        self.stream = Stream::NEW;
+        self.stream = WatchedStream::NEW;
         if writes {
             self.note_written();
         } else {
@@ -386,7 +388,7 @@ impl Watch {
 }
 
 /// Drops these ranges, where that is wanted.
-fn release(file: c_int, ranges: Ranges<'_>, count: Count, is_wanted: bool) {
+fn release<const PARTLY: usize>(file: c_int, ranges: Ranges<'_, PARTLY>, count: Count, is_wanted: bool) {
     for range in ranges.filter(|_| is_wanted) {
         process::count(count, drop_written(file, range));
     }
