@@ -133,7 +133,9 @@ impl Builder {
     }
 
     /// Checks every page once, when it is loaded, outside all locks. A page that it says no to is not cached, and all who
-    /// asked for it get [`Error::Rejected`](crate::Error::Rejected) with the reason. It must not read through the cache.
+    /// asked for it get [`Error::Rejected`](crate::Error::Rejected) with the reason. It must not read through the cache: a page
+    /// that it waits for may be one that waits for it. Its panic goes on in the thread that reads; others who wait for the
+    /// page, and neighbours that were read together with it, get [`Error::LoaderPanicked`](crate::Error::LoaderPanicked).
     ///
     /// ```
     /// use pagekeeper_cache::{LoadedPage, PageCache};
@@ -156,7 +158,7 @@ impl Builder {
     }
 
     /// The budget that has room for this many pages, while no file is open: open files take four bytes a page of their own
-    /// length in addition, where they are read, up to half of the budget in all.
+    /// length in addition, where they are read (4 KiB at the least), up to half of the budget in all, and some 1,150 bytes each.
     pub fn memory_for(pages: u32, page_size: usize) -> u64 {
         BASE.saturating_add(u64::from(pages).saturating_mul((page_size as u64).saturating_add(per_frame())))
     }

@@ -1,5 +1,5 @@
 //! Frames lent to tables: what the tables of open files take up is taken from the frames, so that both together stay
-//! within the budget.
+//! within the budget. So is what a file takes up beside its table, which counts where there are thousands.
 //!
 //! The parts of tables that are taken up are counted, from the first page of a part that is loaded until the part is
 //! forgotten, or its file closed and swept. When they come to more than tables may have, parts are forgotten as others are
@@ -20,6 +20,15 @@ use super::translation::Translation;
 /// Frames looked at under one lock when many are lent.
 const AT_ONCE: u32 = 1024;
 
+/// What an open file takes up beside its table, about: its handle, its path, its places in maps.
+const FILE_BYTES: usize = 1152;
+
+/// Open files may take up one part in this many of the frames beside their tables; what more they take is beside the budget.
+const FILES_SHARE: u32 = 4;
+
+/// What a part of a table takes up.
+const PART_BYTES: usize = 4096;
+
 /// Parts looked at for one in which nothing is live.
 const LOOKS: usize = 16;
 
@@ -38,9 +47,14 @@ impl Pool {
 
     /// How many frames are to be used, by what tables take up.
     pub(super) fn wished(&self, book: &Book) -> u32 {
-        let taken = if self.parts_per_frame == 0 { 0 } else { book.parts.div_ceil(self.parts_per_frame) };
-        let taken = u32::try_from(taken).unwrap_or(u32::MAX);
-        self.frames.saturating_sub(taken.max(self.reserved.load(Ordering::Relaxed))).max(1)
+        if self.parts_per_frame == 0 {
+            return self.frames;
+        }
+        let as_frames =
+            |parts: usize| u32::try_from(parts.div_ceil(self.parts_per_frame)).unwrap_or(u32::MAX);
+        let tables = as_frames(book.parts).max(self.reserved.load(Ordering::Relaxed));
+        let files = as_frames(book.files.len() * FILE_BYTES / PART_BYTES).min(self.frames / FILES_SHARE);
+        self.frames.saturating_sub(tables).saturating_sub(files).max(1)
     }
 
     /// Lends frames to tables, or takes them back, by what they take up now.

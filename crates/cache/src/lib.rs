@@ -75,8 +75,9 @@
 //! # What is promised when a file changes
 //!
 //! A [`CachedFile`] is to be immutable while it is open. A file that was cut, grew or was written to all the same gives an error
-//! on the next load of a page (length and time of change are compared after each read of the device); pages
-//! that were loaded before are given as they were. Opening its path again gives the new content, under a new
+//! on the next load of a page (length and time of the last write are compared after each read of the device); pages
+//! that were loaded before are given as they were. Not seen is what puts that time back (`rsync --inplace --times`), and, read through the
+//! kernel's page cache, a second store through a mapping. Opening its path again gives the new content, under a new
 //! [`id`](CachedFile::id), and shares nothing with the old.
 //!
 //! A file that the engine writes itself is opened by [`PageCache::open_owned`]. It may grow, and no load asks for its length and
@@ -97,10 +98,12 @@
 //!
 //! # Memory
 //!
-//! `memory(bytes)` bounds frames, records (32 bytes a frame) and tables (4 bytes for each page *of the open files*, at most
-//! half of the budget, and only where a file is read). It is taken up as the cache fills. Beside it: 128 bytes for each thread, four for
-//! each 1,024 pages of open files, what the
-//! back-end needs (rings, threads' stacks), and, while all frames are held by guards, a page for each read past the cache.
+//! `memory(bytes)` bounds frames, records (32 bytes a frame), open files (some 1,150 bytes each, at most a quarter of the budget) and
+//! their tables (4 bytes for each page *of the open files*, in parts of 4 KiB for 1,024 pages, at most half of the budget, and only where
+//! a file is read): a file of few pages costs about 5 KiB beside them. It is taken up as the cache fills. Beside it: some 450 bytes for each
+//! thread, four for each 1,024 pages of open files, the kernel's page tables (up to 4 KiB for each 2 GiB of a file that is read here and
+//! there), what the back-end needs (rings, threads' stacks), and, while all frames are held by guards, a page for each read past
+//! the cache.
 
 mod batch;
 mod builder;

@@ -234,3 +234,33 @@ fn files_that_come_and_go_leave_nothing() {
         assert!(cache.capacity_pages() + 1 >= capacity, "{capacity} before: {}", cache.stats());
     });
 }
+
+/// Ten thousand small files that stay open: each has a table, a handle and places in maps.
+#[test]
+fn many_open_files_are_within_the_budget() {
+    alone("many_open_files_are_within_the_budget", || {
+        const FILES: usize = 10_000;
+        let budget = 64 * MIB;
+        let disk = SimDisk::new();
+        for n in 0..FILES {
+            disk.create_patterned(format!("/{n:06}.sst"), 3000, n as u64).unwrap();
+        }
+        disk.create_patterned("/large", 4 * budget, 1).unwrap();
+        let mut files = Vec::with_capacity(FILES);
+        let mut buf = vec![1; 1 << 20];
+        let before = Memory::now();
+        let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
+        for n in 0..FILES {
+            let file = cache.open(format!("/{n:06}.sst")).unwrap();
+            assert_eq!(file.read_at(0, &mut buf).unwrap(), 3000);
+            check(n as u64, 0, &buf[..3000]);
+            files.push(file);
+        }
+        let large = cache.open("/large").unwrap();
+        for offset in (0..large.len()).step_by(buf.len()) {
+            large.read_at(offset, &mut buf).unwrap();
+        }
+        before.check_since(budget, "ten thousand files");
+        before.check_used(budget, "ten thousand files");
+    });
+}

@@ -53,6 +53,33 @@ fn gate(open: &AtomicBool) -> impl Future<Output = ()> + '_ {
     std::future::poll_fn(|_| if open.load(Ordering::Relaxed) { Poll::Ready(()) } else { Poll::Pending })
 }
 
+#[test]
+fn a_waker_that_panics_keeps_nobody_else_waiting() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker's own fault");
+        }
+    }
+    let (table, open) = (Table::new(), AtomicBool::new(false));
+    let mut opener = pin!(table.get_or_open_async(KEY, async {
+        gate(&open).await;
+        Ok(Arc::new(7))
+    }));
+    assert!(poll(opener.as_mut()).is_pending());
+    let woken = Arc::new(Woken::default());
+    let wakers = [Waker::from(Arc::new(Panics)), Waker::from(Arc::clone(&woken))];
+    let mut waiting =
+        [0, 1].map(|_| Box::pin(table.get_or_open_async(KEY, async { unreachable!("opened twice") })));
+    for (future, waker) in waiting.iter_mut().zip(&wakers) {
+        assert!(future.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    }
+    open.store(true, Ordering::Relaxed);
+    assert!(poll(opener).is_ready());
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+    assert!(waiting.into_iter().all(|mut future| poll(future.as_mut()).is_ready()));
+}
+
 /// Seen in table caches: 80 threads that wanted one file of many gigabytes opened it 80 times.
 #[test]
 fn eighty_threads_open_one_key_once() {
