@@ -109,6 +109,30 @@ fn what_the_c_library_reads_itself_goes() {
 }
 
 #[test]
+fn what_programs_read_and_write_as_standard_input_and_output_goes() {
+    if !support::can_start("standard input and output", &["sh", "sed", "cut", "expand", "paste", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let (lines, out) = (scratch.path().join("lines"), scratch.path().join("out"));
+    std::fs::write(
+        &lines,
+        "something of sixty-four bytes, the same again and again: a line\n".repeat(1 << 20),
+    )
+    .expect("write");
+    for script in
+        ["sed -n '$=' < lines", "cut -b1-60 < lines > out", "expand lines > out", "paste lines lines > out"]
+    {
+        evict(&lines);
+        let mut shell = Way::run(&["--as", "stream"], "").command(Path::new("sh"));
+        finish(shell.args(["-c", script]).current_dir(scratch.path())).fine();
+        let left = resident(&lines) + resident(&out);
+        assert!(left <= 4 * MIB, "{script}: {left} bytes stay");
+    }
+}
+
+#[test]
 fn a_prefetch_is_read_once() {
     if !support::can_start("a prefetch", &["cc", "fincore"]) {
         return;

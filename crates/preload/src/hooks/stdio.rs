@@ -42,7 +42,12 @@ unsafe fn used(stream: Stream) {
 #[inline(never)]
 unsafe fn used_first(stream: Stream) {
     // SAFETY: by this function's contract.
-    let fd = unsafe { descriptor(stream) };
+    used_descriptor(unsafe { descriptor(stream) });
+}
+
+#[cold]
+#[inline(never)]
+fn used_descriptor(fd: c_int) {
     if !(0..STARTED_COUNT).contains(&fd) || !process::is_on() {
         return;
     }
@@ -168,7 +173,8 @@ unsafe extern "C" fn fclose(stream: Stream) -> c_int {
     unsafe { real::fclose.get()(stream) }
 }
 
-// What streams are read and written by most; the stream is the last argument of all.
+// What streams are read and written by most; the stream is the last argument of all. What the C library's headers put into programs
+// in place of a call (`getc_unlocked`) comes to `__uflow` and `__overflow` as a buffer ends.
 macro_rules! using {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
         #[unsafe(no_mangle)]
@@ -186,8 +192,46 @@ using! {
     fread_unlocked(to: *mut c_void, size: usize, count: usize) -> usize;
     fgets(to: *mut c_char, size: c_int) -> *mut c_char;
     getline(line: *mut *mut c_char, room: *mut usize) -> isize;
+    getdelim(line: *mut *mut c_char, room: *mut usize, end: c_int) -> isize;
+    __getdelim(line: *mut *mut c_char, room: *mut usize, end: c_int) -> isize;
+    getc() -> c_int;
+    fgetc() -> c_int;
+    _IO_getc() -> c_int;
+    __uflow() -> c_int;
+    putc(byte: c_int) -> c_int;
+    fputc(byte: c_int) -> c_int;
+    _IO_putc(byte: c_int) -> c_int;
     fwrite(from: *const c_void, size: usize, count: usize) -> usize;
     fwrite_unlocked(from: *const c_void, size: usize, count: usize) -> usize;
     fputs(text: *const c_char) -> c_int;
     fputs_unlocked(text: *const c_char) -> c_int;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __overflow(stream: Stream, byte: c_int) -> c_int {
+    // SAFETY: the program's stream is open, by the function's contract; with what the program gave.
+    unsafe {
+        used(stream);
+        real::__overflow.get()(stream, byte)
+    }
+}
+
+// Of standard input or output without being told so. A program that has put another stream there is told of all the same: of that
+// it is known already.
+macro_rules! using_standard {
+    ($($name:ident($($arg:ident: $type:ty)?) -> $result:ty, of $fd:literal;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type)?) -> $result {
+            if STARTED.load(Ordering::Relaxed) != 0 {
+                used_descriptor($fd);
+            }
+            // SAFETY: with what the program gave.
+            unsafe { real::$name.get()($($arg)?) }
+        }
+    )*};
+}
+using_standard! {
+    getchar() -> c_int, of 0;
+    putchar(byte: c_int) -> c_int, of 1;
+    puts(text: *const c_char) -> c_int, of 1;
 }
