@@ -120,13 +120,20 @@ pub(crate) fn find(
             subjects
         }
     };
-    // One that ended in between is no database any more.
-    subjects.retain(|subject| subject.pid.is_none_or(|pid| proc.start_time(pid).is_ok()));
+    // One that ended in between is no database any more, nor is one that only its parent has yet to take note of.
+    subjects.retain(|subject| subject.pid.is_none_or(|pid| started(proc, pid).is_some()));
     for subject in &mut subjects {
         look_into(proc, subject, limits);
         subject.directories = directories_of(proc, subject);
     }
     Ok(subjects)
+}
+
+/// When a process started that has not ended. A zombie has, unless other threads of it go on.
+fn started(proc: &ProcRoot, pid: u32) -> Option<u64> {
+    let stat = proc.stat(pid).ok()?;
+    let ended = matches!(stat.state, 'Z' | 'X') && stat.threads <= 1;
+    (!ended).then_some(stat.start_time)
 }
 
 fn named_process(
@@ -136,7 +143,7 @@ fn named_process(
     earlier: &mut Earlier,
     limits: &mut Limits,
 ) -> Result<Option<Subject>, ObserveError> {
-    let started = proc.start_time(pid).ok();
+    let started = started(proc, pid);
     match (earlier.processes.get(&pid), started) {
         (None, None) => return Err(ObserveError::NoProcess { pid }),
         (None, Some(started)) => drop(earlier.processes.insert(pid, started)),

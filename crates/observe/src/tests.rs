@@ -86,6 +86,37 @@ fn a_database_is_found_with_its_files_and_who_has_them_open() {
 }
 
 #[test]
+fn a_process_that_has_ended_is_no_database_though_its_parent_does_not_know() {
+    let dir = disk_dir();
+    let program = dir.path().join("mariadbd");
+    let null = || File::options().read(true).write(true).open("/dev/null").unwrap();
+    let holder = Holder::start(&program, null(), null());
+    let pid = holder.pid();
+    let mut named =
+        Observer::start(ObserverOptions { scope: Scope::Pids(vec![pid]), ..ObserverOptions::default() })
+            .unwrap();
+    assert_eq!(named.look().unwrap().databases.len(), 1);
+    let is_database = || look(Scope::All).databases.iter().any(|found| found.pid == Some(pid));
+    assert!(is_database());
+    let process = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    let began = std::time::Instant::now();
+    while pagekeeper_kernel::process::ProcRoot::default().stat(pid).unwrap().state != 'Z' {
+        assert!(began.elapsed().as_secs() < 60, "it ends");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(!is_database());
+    let seen = named.look().unwrap();
+    assert!(seen.databases.is_empty());
+    assert!(seen.limits.iter().any(|limit| limit.why == "it has ended"), "{:?}", seen.limits);
+    let failed =
+        Observer::start(ObserverOptions { scope: Scope::Pids(vec![pid]), ..ObserverOptions::default() })
+            .unwrap()
+            .look();
+    assert!(matches!(failed, Err(ObserveError::NoProcess { .. })), "{failed:?}");
+}
+
+#[test]
 fn a_named_process_need_be_no_database() {
     let dir = disk_dir();
     let path = dir.path().join("some.file");

@@ -38,7 +38,7 @@ use crate::signals::Stop;
   pagekeeper doctor --fix                  and evict what direct I/O left behind
   pagekeeper doctor --check --watch 2s     for monitoring: ends with 1 if there is
                                            a warning or worse, or if nothing of a
-                                           database could be seen
+                                           database could be seen: none runs, say
 
 It reads, and changes nothing but for --fix, which can't change a byte of a
 file either. What it needs to see all: root, or CAP_BPF, CAP_PERFMON,
@@ -127,16 +127,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let told = Told { report, fixed, errors };
     tell(&told, args.json)?;
-    let unwell = args.check && (told.report.worst() >= Some(Severity::Warning) || is_blind(&told.report));
+    let unwell =
+        args.check && (told.report.worst() >= Some(Severity::Warning) || is_blind(&told.report, &args.pid));
     Ok(if unwell || !told.errors.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Whether nothing was seen of a database, so that finding nothing says nothing. An empty directory is one that was seen.
-fn is_blind(report: &Report) -> bool {
+/// Whether nothing was seen of a database, so that finding nothing says nothing: there is none, or one of those that were
+/// `named` has ended. An empty directory is one that was seen.
+fn is_blind(report: &Report, named: &[u32]) -> bool {
     let databases = &report.looked_at.databases;
-    databases
-        .iter()
-        .any(|database| database.files == 0 && (database.pid.is_some() || !report.limits.is_empty()))
+    let ended = |pid: &u32| !databases.iter().any(|database| database.pid == Some(*pid));
+    databases.is_empty()
+        || named.iter().any(ended)
+        || databases
+            .iter()
+            .any(|database| database.files == 0 && (database.pid.is_some() || !report.limits.is_empty()))
 }
 
 fn scope(args: &Args) -> Scope {
@@ -188,9 +193,13 @@ mod tests {
 
     #[test]
     fn a_database_of_which_nothing_was_seen_is_not_well() {
-        assert!(is_blind(&report(Some(7), 0, 1)));
-        assert!(!is_blind(&report(Some(7), 3, 1)));
-        assert!(is_blind(&report(None, 0, 1)));
-        assert!(!is_blind(&report(None, 0, 0)), "an empty directory");
+        assert!(is_blind(&report(Some(7), 0, 1), &[7]));
+        assert!(!is_blind(&report(Some(7), 3, 1), &[7]));
+        assert!(is_blind(&report(None, 0, 1), &[]));
+        assert!(!is_blind(&report(None, 0, 0), &[]), "an empty directory");
+        assert!(is_blind(&report(Some(7), 3, 0), &[7, 8]), "one of them has ended");
+        let mut none = report(Some(7), 3, 0);
+        none.looked_at.databases.clear();
+        assert!(is_blind(&none, &[]), "there is none");
     }
 }
