@@ -250,6 +250,13 @@ fn a_table_for_people_and_mistakes_in_a_sentence() {
     assert_eq!(outcome.code, 0, "{outcome:?}");
     assert!(outcome.stdout.contains("2M") && outcome.stdout.contains("one.dat"), "{outcome:?}");
     assert!(outcome.stdout.contains("and 1 more"), "{outcome:?}");
+    assert!(
+        outcome.stdout.contains(" are of these files") && !outcome.stdout.contains("explained"),
+        "{outcome:?}"
+    );
+    let cached = &run(["top", "--once", "--json", "--interval", "100ms", place]).json()["cached"];
+    assert!(cached["explained_share"].is_null() && cached["unexplained"].is_null(), "{cached}");
+    assert!(cached["files"].is_u64(), "{cached}");
     let outcome = run(["top", "--once", "/no/such/directory"]);
     assert!(outcome.code == 1 && outcome.stderr.contains("/no/such/directory"), "{outcome:?}");
     for wrong in [&["top", "--json"][..], &["top", "--interval", "1ms"], &["top", "--sort", "colour"]] {

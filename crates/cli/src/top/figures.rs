@@ -58,8 +58,11 @@ pub(super) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
 }
 
-/// How much of `Cached` the files add up to.
+/// How much of `Cached` the files add up to, or which part of it they are where the others are not looked at.
 pub(super) fn explained(explained: &Explained) -> String {
+    if explained.scoped {
+        return format!("{} of Cached {} are of these files", size(explained.files), size(explained.cached));
+    }
     format!(
         "Cached {} = files {} + shmem {}: {:.1} % explained",
         size(explained.cached),
@@ -108,6 +111,14 @@ mod tests {
             ("?".into(), "-".into(), "1K".into())
         );
         assert_eq!((rate(0), rate(2048), rate(-2048)), ("-".into(), "+2K".into(), "-2K".into()));
+    }
+
+    #[test]
+    fn some_directories_do_not_explain_what_the_host_has_cached() {
+        let all = Explained { cached: 1 << 30, files: 900 << 20, shmem: 124 << 20, scoped: false };
+        assert_eq!(explained(&all), "Cached 1G = files 900M + shmem 124M: 100.0 % explained");
+        let some = Explained { files: 400 << 20, scoped: true, ..all };
+        assert_eq!(explained(&some), "400M of Cached 1G are of these files");
     }
 
     #[test]

@@ -52,8 +52,9 @@ struct Cached {
     bytes: u64,
     files: u64,
     shmem: u64,
-    unexplained: i64,
-    explained_share: f64,
+    /// As the share: null where only the files of some directories are looked at.
+    unexplained: Option<i64>,
+    explained_share: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -203,8 +204,8 @@ impl Cached {
             bytes: explained.cached,
             files: explained.files,
             shmem: explained.shmem,
-            unexplained: explained.unexplained(),
-            explained_share: explained.share(),
+            unexplained: (!explained.scoped).then(|| explained.unexplained()),
+            explained_share: (!explained.scoped).then(|| explained.share()),
         }
     }
 }

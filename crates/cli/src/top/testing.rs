@@ -54,7 +54,7 @@ pub(super) fn tick() -> CensusTick {
             free: 3 * GIB,
             other: GIB / 4,
         },
-        explained: Explained { cached: 7 * GIB + GIB / 2, files: 7 * GIB, shmem: GIB / 2 },
+        explained: Explained { cached: 7 * GIB + GIB / 2, files: 7 * GIB, shmem: GIB / 2, scoped: false },
         file_systems: Vec::new(),
         files: 12_345,
         files_in_memory: 2_000,

@@ -469,7 +469,12 @@ impl Census {
             at: SystemTime::now(),
             period,
             watermarks: Watermarks::read(roots)?,
-            explained: Explained { cached: memory.cached, files: resident, shmem: memory.shmem },
+            explained: Explained {
+                cached: memory.cached,
+                files: resident,
+                shmem: memory.shmem,
+                scoped: self.ground.places.scoped,
+            },
             memory,
             split,
             file_systems,
