@@ -259,6 +259,11 @@ fn a_table_for_people_and_mistakes_in_a_sentence() {
     assert!(cached["files"].is_u64(), "{cached}");
     let outcome = run(["top", "--once", "/no/such/directory"]);
     assert!(outcome.code == 1 && outcome.stderr.contains("/no/such/directory"), "{outcome:?}");
+    for arguments in [&["top", "--once", "--pid", "4194999"][..], &["top", "--pid", "4194999"]] {
+        let outcome = run(arguments);
+        assert!(outcome.code == 1 && outcome.stdout.is_empty(), "{outcome:?}");
+        assert!(outcome.stderr.contains("there is no process 4194999"), "{outcome:?}");
+    }
     for wrong in [&["top", "--json"][..], &["top", "--interval", "1ms"], &["top", "--sort", "colour"]] {
         assert_eq!(run(wrong).code, 2, "{wrong:?}");
     }

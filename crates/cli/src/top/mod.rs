@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pagekeeper_guard::units::parse_period;
-use pagekeeper_observe::{Census, CensusOptions, Group, Query, Sort};
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_observe::{Census, CensusOptions, Group, ObserveError, Query, Sort};
 
 use crate::output;
 use crate::signals::Stop;
@@ -158,6 +159,9 @@ impl Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if let Some(pid) = args.pid.filter(|pid| ProcRoot::default().stat(*pid).is_err()) {
+        return Err(ObserveError::NoProcess { pid }.into());
+    }
     if args.once {
         return once(args);
     }
