@@ -9,12 +9,16 @@ mod find;
 mod innodb;
 mod postgresql;
 mod rocksdb;
+mod statement;
 
 use crate::settings::{Engine, Origin, Setting, Settings};
 use crate::{Kind, Mend, MendKind};
 
 pub(crate) use elsewhere::log_elsewhere;
 pub(crate) use find::{find, redo_settings};
+
+/// What is said of a setting of `PostgreSQL` that a reload puts in force.
+const RELOAD: &str = "SELECT pg_reload_conf() puts it in force";
 
 /// When a setting takes effect.
 #[derive(Debug, Clone, Copy)]
@@ -65,6 +69,9 @@ fn now(setting: &Setting) -> String {
 
 /// A mend that sets a setting.
 fn set(settings: &Settings, name: &str, value: &str, effect: Effect, why: &str) -> Mend {
+    if let Some(setting) = statement::of(settings, name) {
+        return statement::set(settings.engine, setting, value, effect, why);
+    }
     let act = match settings.engine {
         Engine::PostgreSql => format!("{name} = '{value}'"),
         Engine::TiKv => {
@@ -81,7 +88,7 @@ fn set(settings: &Settings, name: &str, value: &str, effect: Effect, why: &str) 
         Effect::SetGlobalSince(version) => {
             format!("SET GLOBAL {name} changes it at once ({version} and later; before, it needs a restart)")
         }
-        Effect::Reload => "SELECT pg_reload_conf() puts it in force".to_owned(),
+        Effect::Reload => RELOAD.to_owned(),
     };
     Mend { kind: MendKind::Setting, act, note: format!("{}; {effect}; {why}", place(settings, name)) }
 }

@@ -103,6 +103,14 @@ pub struct Mend {
     pub note: String,
 }
 
+impl Mend {
+    /// Whether both set the same setting, be it to another value.
+    pub(crate) fn sets_the_same(&self, other: &Self) -> bool {
+        let name = |mend: &Self| mend.act.split_once('=').map(|(name, _)| name.trim().to_owned());
+        (self.kind, other.kind) == (MendKind::Setting, MendKind::Setting) && name(self) == name(other)
+    }
+}
+
 /// What kind of act a mend is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -15,7 +15,7 @@ use crate::advice::redo_settings;
 use crate::case::{Case, called};
 use crate::phrases::{file_name, largest, number, percent};
 use crate::written::is_log;
-use crate::{Evidence, Finding, Kind, Severity};
+use crate::{Evidence, Finding, Kind, Mend, Severity, start};
 
 /// Less than this that nobody will read again is not worth a word (16 MiB): the rules themselves keep a few MiB.
 pub(crate) const UNREAD_LEAST: u64 = 16 << 20;
@@ -131,7 +131,7 @@ fn find_in(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding
         evidence,
         cost: cost(&logs, database, memory),
         // Nothing is to be mended about what the next start reads.
-        mends: if logs.next_start == 0 { case.mends(Kind::LogsInCache, index) } else { Vec::new() },
+        mends: if logs.next_start == 0 { mends(case, index) } else { Vec::new() },
         pagekeeper: logs.releasable().filter(|_| unread_much).map(|_| {
             format!(
                 "{} releases what lies behind the writer and all followers while the database runs, and keeps it \
@@ -140,6 +140,18 @@ fn find_in(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding
             )
         }),
     })
+}
+
+/// What is to be set for this; where a recovery is to be bounded, too, to the value that does both.
+fn mends(case: &Case<'_>, index: usize) -> Vec<Mend> {
+    let mut mends = case.mends(Kind::LogsInCache, index);
+    let bounds = start::recovery_mends(case, index);
+    for mend in &mut mends {
+        if let Some(bound) = bounds.iter().find(|bound| bound.sets_the_same(mend)) {
+            mend.clone_from(bound);
+        }
+    }
+    mends
 }
 
 /// The guard for this database alone.
@@ -264,8 +276,9 @@ fn cost(logs: &Logs<'_>, database: &Database, memory: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Journal;
     use crate::case::Unread;
-    use crate::settings::{Engine, Settings};
+    use crate::settings::{Engine, Origin, Settings};
     use crate::testing::{GIB, MIB, file, look, opener, residency};
     use pagekeeper_kernel::process::Access;
     use pagekeeper_observe::Look;
@@ -316,6 +329,24 @@ mod tests {
         assert_eq!(found.evidence[1].figures["unread_bytes"], 10 * (128 * MIB * 90 / 100));
         assert!(found.pagekeeper.as_ref().unwrap().starts_with("pagekeeper guard --pid 100 "));
         assert!(found.cost.contains("No throughput"));
+    }
+
+    #[test]
+    fn one_report_sets_one_value() {
+        let (before, after) = logs_of(30);
+        let mut case = Case::new(&before, &after);
+        case.unread = unread(&after, 100);
+        let mut settings = Settings::new(Engine::PostgreSql);
+        settings.add("max_wal_size", "8GB", Origin::CommandLine);
+        case.settings = vec![settings];
+        let values = |case: &Case<'_>| -> Vec<String> {
+            let mends = crate::examine(case).into_iter().flat_map(|finding| finding.mends);
+            let acts = mends.map(|mend| mend.act);
+            acts.filter(|act| act.starts_with("max_wal_size")).collect()
+        };
+        assert_eq!(values(&case), ["max_wal_size = '4GB'"]);
+        case.journals = vec![Some(Journal { bytes: GIB, exact: true, how: "how".to_owned() })];
+        assert_eq!(values(&case), ["max_wal_size = '512MB'", "max_wal_size = '512MB'"]);
     }
 
     #[test]

@@ -138,11 +138,18 @@ impl Snapshot {
     }
 }
 
+/// What its recovery would read, if that is long.
+fn long_journal<'a>(case: &'a Case<'_>, index: usize) -> Option<&'a Journal> {
+    case.journals.get(index)?.as_ref().filter(|journal| journal.bytes > LONG)
+}
+
+/// The settings that bound a long recovery; none where it is not long.
+pub(crate) fn recovery_mends(case: &Case<'_>, index: usize) -> Vec<Mend> {
+    long_journal(case, index).map(|_| case.mends(Kind::LongRecovery, index)).unwrap_or_default()
+}
+
 fn long_recovery(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
-    let journal = case.journals.get(index)?.as_ref()?;
-    if journal.bytes <= LONG {
-        return None;
-    }
+    let journal = long_journal(case, index)?;
     let severity =
         if journal.exact && journal.bytes >= VERY_LONG { Severity::Warning } else { Severity::Note };
     let most = if journal.exact { "" } else { "at most " };
@@ -159,7 +166,7 @@ fn long_recovery(case: &Case<'_>, index: usize, database: &Database) -> Option<F
         ],
         cost: "After a crash it answers only when that is read, and the pages that it names are read and changed."
             .to_owned(),
-        mends: case.mends(Kind::LongRecovery, index),
+        mends: recovery_mends(case, index),
         pagekeeper: Some(format!(
             "after a crash, before the server is started: pagekeeper warm {directory} has the journal and the data \
              read wide; the recovery itself stays as long as the engine makes it"

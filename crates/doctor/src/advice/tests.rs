@@ -110,6 +110,55 @@ fn libraries_that_are_loaded_stay() {
 }
 
 #[test]
+fn what_a_server_keeps_itself_is_set_by_its_own_statement() {
+    let kept = |engine, file: &str, name: &str, value: &str| {
+        let mut settings = settings(engine, &[(name, "1")]);
+        settings.add(name, value, Origin::File { path: format!("/d/{file}").into(), line: 3 });
+        settings
+    };
+    let postgresql = |name, value| kept(Engine::PostgreSql, "postgresql.auto.conf", name, value);
+    let mysql = |name, value| kept(Engine::MySql, "mysqld-auto.cnf", name, value);
+    let mut redo = mysql("innodb_redo_log_capacity", "8589934592");
+    redo.redo_directory = true;
+    for (kind, settings, act, effect) in [
+        (
+            Kind::LongRecovery,
+            postgresql("max_wal_size", "8GB"),
+            "ALTER SYSTEM SET max_wal_size = '512MB'",
+            "; SELECT pg_reload_conf() puts it in force; ",
+        ),
+        (
+            Kind::ColdStart,
+            postgresql("shared_preload_libraries", "a, b"),
+            "ALTER SYSTEM SET shared_preload_libraries = 'a', 'b', 'pg_prewarm'",
+            "; needs a restart; ",
+        ),
+        (Kind::LongRecovery, redo, "SET PERSIST innodb_redo_log_capacity = 536870912", "; at once, "),
+        (
+            Kind::Setting,
+            mysql("innodb_flush_method", "fsync"),
+            "SET PERSIST_ONLY innodb_flush_method = 'O_DIRECT'",
+            "; needs a restart; ",
+        ),
+        (
+            Kind::ColdStart,
+            mysql("innodb_buffer_pool_dump_at_shutdown", "OFF"),
+            "SET PERSIST_ONLY innodb_buffer_pool_dump_at_shutdown = 'ON'",
+            "; needs a restart; ",
+        ),
+    ] {
+        let mends = mends(kind, &settings);
+        assert_eq!(mends[0].act, act);
+        assert!(mends[0].note.contains(", line 3, which the server writes itself; "), "{mends:?}");
+        assert!(mends[0].note.contains(effect), "{mends:?}");
+    }
+    // The command line counts more.
+    let mut told = postgresql("max_wal_size", "8GB");
+    told.add("max_wal_size", "9GB", Origin::CommandLine);
+    assert_eq!(acts(Kind::LongRecovery, &told), ["max_wal_size = '512MB'"]);
+}
+
+#[test]
 fn every_mend_says_where_it_goes() {
     for engine in [
         Engine::MariaDb,

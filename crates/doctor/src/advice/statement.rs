@@ -1,0 +1,59 @@
+//! Settings that stand in a file which the server writes itself: `postgresql.auto.conf`, `mysqld-auto.cnf`.
+//!
+//! Invariants: such a file is not to be edited, and what it says counts more than the files of the administrator: what
+//! stands there is set by the server's own statement. A statement sets the value that was meant, in the syntax of SQL.
+
+use super::{Effect, RELOAD};
+use crate::settings::{Engine, Origin, Setting, Settings, option_file};
+use crate::{Mend, MendKind};
+
+/// Settings of `PostgreSQL` that are lists: in a statement each of their parts is quoted by itself.
+const LISTS: [&str; 1] = ["shared_preload_libraries"];
+
+/// The setting, if it stands in the server's own file now.
+pub(super) fn of<'a>(settings: &'a Settings, name: &str) -> Option<&'a Setting> {
+    let own = match settings.engine {
+        Engine::PostgreSql => "postgresql.auto.conf",
+        Engine::MySql => "mysqld-auto.cnf",
+        _ => return None,
+    };
+    let is_own = |setting: &&Setting| matches!(&setting.from, Origin::File { path, .. } if path.file_name().is_some_and(|file| file == own));
+    settings.written(name).filter(is_own)
+}
+
+/// A mend that sets it by statement.
+pub(super) fn set(engine: Engine, setting: &Setting, value: &str, effect: Effect, why: &str) -> Mend {
+    let name = &setting.name;
+    let (act, effect) = match (engine, effect) {
+        (Engine::PostgreSql, effect) => {
+            let effect = if matches!(effect, Effect::Reload) { RELOAD } else { "needs a restart" };
+            let value = if LISTS.contains(&name.as_str()) {
+                value.split(',').map(|part| quoted(part.trim())).collect::<Vec<_>>().join(", ")
+            } else {
+                quoted(value)
+            };
+            (format!("ALTER SYSTEM SET {name} = {value}"), effect)
+        }
+        (_, Effect::SetGlobal) => {
+            (format!("SET PERSIST {name} = {}", of_mysql(value)), "at once, and to stay")
+        }
+        _ => (format!("SET PERSIST_ONLY {name} = {}", of_mysql(value)), "needs a restart"),
+    };
+    let note = format!(
+        "in SQL, by an administrator: it is {} in {}, which the server writes itself; {effect}; {why}",
+        setting.value, setting.from
+    );
+    Mend { kind: MendKind::Setting, act, note }
+}
+
+/// A statement of `MySQL` takes a size in bytes alone.
+fn of_mysql(value: &str) -> String {
+    match option_file::size(value) {
+        Some(bytes) => bytes.to_string(),
+        None => quoted(value),
+    }
+}
+
+fn quoted(value: &str) -> String {
+    format!("'{}'", value.replace('\'', "''"))
+}
