@@ -5,7 +5,8 @@
 
 mod journal;
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use pagekeeper_guard::units::Size;
@@ -25,6 +26,8 @@ const LITTLE: u64 = 16 << 20;
 /// A recovery that reads more than this is worth to know, in bytes: 512 MiB, which is what the mends bound it to, and the
 /// two segments of WAL by which it may be missed.
 const LONG: u64 = (512 + 32) << 20;
+/// So many files of a journal are named one by one.
+const FEW: usize = 3;
 /// And one that surely reads this much costs time.
 const VERY_LONG: u64 = 4 << 30;
 
@@ -153,7 +156,6 @@ fn long_recovery(case: &Case<'_>, index: usize, database: &Database) -> Option<F
     let severity =
         if journal.exact && journal.bytes >= VERY_LONG { Severity::Warning } else { Severity::Note };
     let most = if journal.exact { "" } else { "at most " };
-    let directory = database.directories.first().map(|path| path.display().to_string()).unwrap_or_default();
     Some(Finding {
         kind: Kind::LongRecovery,
         severity,
@@ -167,11 +169,56 @@ fn long_recovery(case: &Case<'_>, index: usize, database: &Database) -> Option<F
         cost: "After a crash it answers only when that is read, and the pages that it names are read and changed."
             .to_owned(),
         mends: recovery_mends(case, index),
-        pagekeeper: Some(format!(
-            "after a crash, before the server is started: pagekeeper warm {directory} has the journal and the data \
-             read wide; the recovery itself stays as long as the engine makes it"
-        )),
+        pagekeeper: warmed(case, index, database),
     })
+}
+
+/// What can be warmed for a recovery: all that it reads through the page cache. `None` where it reads nothing so.
+fn warmed(case: &Case<'_>, index: usize, database: &Database) -> Option<String> {
+    let is_data = |file: &&File| file.class == Some(FileClass::Data);
+    let (what, has) = if case.files_of(index).filter(is_data).any(bypassed) {
+        // What one of them is opened with, they all are, those too that nobody has open now.
+        let has = "the journal read wide; the data is read past the page cache, where warming does not help";
+        (buffered_journal(case, index)?, has)
+    } else {
+        let directory = database.directories.first();
+        let directory = directory.map(|path| path.display().to_string()).unwrap_or_default();
+        (directory, "the journal and the data read wide")
+    };
+    Some(format!(
+        "after a crash, before the server is started: pagekeeper warm {what} has {has}; the recovery itself stays as \
+         long as the engine makes it"
+    ))
+}
+
+/// The journal's files that are read through the page cache, as arguments: where they are many, by what they lie in.
+fn buffered_journal(case: &Case<'_>, index: usize) -> Option<String> {
+    let is_journal = |file: &File| journal::kind_of_log(file).is_some();
+    let files: Vec<&File> = case.files_of(index).filter(|file| is_journal(file) && !bypassed(file)).collect();
+    let mut names: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
+    if names.len() > FEW {
+        let parents: BTreeSet<&Path> = files.iter().filter_map(|file| file.path.parent()).collect();
+        let alone = |parent: &Path| {
+            case.files_of(index).all(|file| !file.path.starts_with(parent) || is_journal(file))
+        };
+        let endings = |parent: &Path| -> BTreeSet<String> {
+            let inside = files.iter().filter(|file| file.path.parent() == Some(parent));
+            inside.filter_map(|file| Some(file.path.extension()?.display().to_string())).collect()
+        };
+        names = parents
+            .into_iter()
+            .flat_map(|parent| {
+                let shown = parent.display();
+                if alone(parent) {
+                    vec![shown.to_string()]
+                } else {
+                    endings(parent).iter().map(|ending| format!("{shown}/*.{ending}")).collect()
+                }
+            })
+            .collect();
+    }
+    names.sort_unstable();
+    (!names.is_empty()).then(|| names.join(" "))
 }
 
 #[cfg(test)]
@@ -260,5 +307,43 @@ mod tests {
         assert_eq!(find(&case)[0].severity, Severity::Warning);
         case.journals = vec![None];
         assert_eq!(find(&case), []);
+    }
+
+    #[test]
+    fn only_what_a_recovery_reads_through_the_page_cache_is_to_be_warmed() {
+        let direct = vec![opener(100, "mariadbd", OpenerKind::Direct(Access::ReadWrite))];
+        let buffered = vec![opener(100, "mariadbd", OpenerKind::Buffered(Access::ReadWrite))];
+        let with = |path: &str, class, openers: &Vec<_>| File {
+            openers: openers.clone(),
+            ..file(path, class, GIB, 0)
+        };
+        let advised = |files: Vec<File>| {
+            let after = Look { files, ..look() };
+            let mut case = Case::new(&after, &after);
+            case.journals = vec![Some(Journal { bytes: GIB, exact: false, how: "how".to_owned() })];
+            find(&case).remove(0).pagekeeper
+        };
+        let table = |openers| with("/var/lib/mysql/db/t.ibd", FileClass::Data, openers);
+        let redo = |openers| with("/var/lib/mysql/ib_logfile0", FileClass::Redo, openers);
+        let all = advised(vec![table(&buffered), redo(&buffered)]).unwrap();
+        assert!(all.contains("pagekeeper warm /var/lib/mysql has the journal and the data read"), "{all}");
+        // Nobody has this one open now.
+        let closed = with("/var/lib/mysql/db/u.ibd", FileClass::Data, &Vec::new());
+        let log = advised(vec![table(&direct), closed, redo(&buffered)]).unwrap();
+        assert!(
+            log.contains("pagekeeper warm /var/lib/mysql/ib_logfile0 has the journal read wide;"),
+            "{log}"
+        );
+        assert_eq!(advised(vec![table(&direct), redo(&direct)]), None);
+        let many = |place: &str, ending: &str| -> Vec<File> {
+            let names = (0..5).map(|n| format!("/var/lib/mysql/{place}{n}{ending}"));
+            names.map(|name| with(&name, FileClass::Redo, &buffered)).chain([table(&direct)]).collect()
+        };
+        let log = advised(many("#innodb_redo/#ib_redo", "")).unwrap();
+        assert!(log.contains("pagekeeper warm /var/lib/mysql/#innodb_redo has the journal"), "{log}");
+        let mut wal = many("db/", ".log");
+        wal.iter_mut().take(5).for_each(|file| file.class = Some(FileClass::Wal));
+        let log = advised(wal).unwrap();
+        assert!(log.contains("pagekeeper warm /var/lib/mysql/db/*.log has the journal"), "{log}");
     }
 }

@@ -66,7 +66,8 @@ fn files_word(count: usize) -> &'static str {
     if count == 1 { "file" } else { "files" }
 }
 
-fn kind_of_log(file: &File) -> Option<&'static str> {
+/// Which journal a file is part of.
+pub(super) fn kind_of_log(file: &File) -> Option<&'static str> {
     let name = file.path.file_name()?.to_str()?;
     let ending = file.path.extension().and_then(|ending| ending.to_str());
     match file.class {
