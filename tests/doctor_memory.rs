@@ -32,6 +32,17 @@ fn examine(server: &Server) -> Option<Value> {
     findings.iter().find(of_server).cloned()
 }
 
+/// Does what the finding names; false where it names no limit.
+fn mend(group: &MemoryGroup, found: &Value) -> bool {
+    let mends = found["mends"].as_array().expect("mends");
+    let act = mends.iter().filter_map(|mend| mend["act"].as_str()).find(|act| act.starts_with("echo "));
+    let Some(act) = act else { return false };
+    assert!(act.contains(&group.path().display().to_string()), "{act}");
+    let done = Command::new("sh").args(["-c", act]).status().expect("start a shell");
+    assert!(done.success(), "{act}");
+    true
+}
+
 #[test]
 fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
     let test = "PostgreSQL at the limit of its memory cgroup";
@@ -60,18 +71,15 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
     );
     assert!(found["cost"].as_str().is_some_and(|cost| cost.contains("read from storage again")), "{found:#}");
 
-    // The mend that it names.
-    let mends = found["mends"].as_array().expect("mends");
-    let act = mends.iter().filter_map(|mend| mend["act"].as_str()).find(|act| act.starts_with("echo "));
-    let act = act.unwrap_or_else(|| panic!("no other limit is named: {found:#}"));
-    assert!(act.contains(&group.path().display().to_string()), "{act}");
-    let done = Command::new("sh").args(["-c", act]).status().expect("start a shell");
-    assert!(done.success(), "{act}");
+    // The mend that it names; where that was seen to be too little yet, once more.
+    assert!(mend(&group, &found), "no other limit is named: {found:#}");
     let tries: Vec<Value> = (0..TRIES)
         .map_while(|_| {
             // What was taken away comes back first. A group that is full and reads nothing again is no more than a note.
             std::thread::sleep(Duration::from_secs(2));
-            examine(&server).filter(|found| found["severity"] != "note")
+            let found = examine(&server).filter(|found| found["severity"] != "note")?;
+            mend(&group, &found);
+            Some(found)
         })
         .collect();
     assert!(tries.len() < TRIES, "it is still said to be short: {:#}", tries[TRIES - 1]);

@@ -14,11 +14,13 @@ use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 use pagekeeper_kernel::trace::{Durations, ReclaimKind};
 use pagekeeper_observe::Database;
 
+use crate::advice::advice;
 use crate::case::{Case, called};
 use crate::limits::{per_second, rate};
 use crate::logs::{Logs, UNREAD_LEAST, UNWRITTEN_PART, guard_command};
 use crate::phrases::{number, percent, time};
-use crate::{Evidence, Finding, Kind, Mend, MendKind, Severity};
+use crate::written::is_log;
+use crate::{Evidence, Finding, Kind, Mend, MendKind, Severity, streams};
 
 /// Waiting below this share of the time is not told: a busy host never has none …
 const WAITED_LEAST: f64 = 0.01;
@@ -37,7 +39,10 @@ const NAMED: usize = 3;
 
 /// The host if it is short of memory, and each database whose cgroup is at its limit.
 pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
-    let groups = case.databases().filter_map(|(index, database)| group(case, index, database));
+    let streams = streams::find(case);
+    let stream_of = |database| streams.iter().find(|found| found.database == Some(called(database)));
+    let groups =
+        case.databases().filter_map(|(index, database)| group(case, index, database, stream_of(database)));
     host(case).into_iter().chain(groups).collect()
 }
 
@@ -201,7 +206,8 @@ fn free(case: &Case<'_>) -> Evidence {
     .with("page_cache_bytes", memory.cached.saturating_sub(memory.shmem))
 }
 
-fn group(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
+/// `stream` is what was found of one that pushes the database's pages out.
+fn group(case: &Case<'_>, index: usize, database: &Database, stream: Option<&Finding>) -> Option<Finding> {
     let group = database.cgroup.as_ref()?;
     let limit = group.effective_limit?;
     // What is free below the limit of a group above it is not known; its own usage is the least that counts there.
@@ -242,7 +248,8 @@ fn group(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> 
         );
     }
     if let Some(again) = much_again {
-        costs.push(format!("{} are read from storage again since the data does not fit.", rate(again)));
+        let why = if stream.is_some() { "a stream took its room" } else { "the data does not fit" };
+        costs.push(format!("{} are read from storage again since {why}.", rate(again)));
     }
     if costs.is_empty() && share >= WAITED_LEAST {
         costs.push("The database's tasks reclaim memory themselves before they get some.".to_owned());
@@ -261,7 +268,13 @@ fn group(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> 
         mends: case
             .mends(Kind::MemoryShort, index)
             .into_iter()
-            .chain(much_again.map(|_| more(case, index, group, limit)))
+            .chain(much_again.map(|_| match stream {
+                Some(stream) => advice(&format!(
+                    "first what is said of the stream ({}): how much memory the data needs is seen without it",
+                    stream.title
+                )),
+                None => more(case, index, group, limit, refaulted.unwrap_or(0)),
+            }))
             .collect(),
         pagekeeper: unread.map(|unread| {
             format!(
@@ -273,22 +286,32 @@ fn group(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> 
     })
 }
 
-/// A limit with room for what the kernel took of the database's files.
-fn more(case: &Case<'_>, index: usize, group: &MemoryCgroup, limit: u64) -> Mend {
-    let own = case.after.files.iter().filter(|file| file.database == Some(index));
-    let evicted: u64 = own.filter_map(|file| file.residency?.evicted).sum();
+/// A limit with room for what the database was seen to miss: what came back while watching, or was taken not long ago. All
+/// that was ever taken and is not back holds much that nobody wants any more; it is the most that can be missed.
+fn more(case: &Case<'_>, index: usize, group: &MemoryCgroup, limit: u64, refaulted: u64) -> Mend {
+    let data = case.files_of(index).filter(|file| !file.class.is_some_and(is_log));
+    let (mut recently, mut evicted) = (0, None);
+    for residency in data.filter_map(|file| file.residency) {
+        recently += residency.recently_evicted.unwrap_or(0);
+        if let Some(of_file) = residency.evicted {
+            *evicted.get_or_insert(0) += of_file;
+        }
+    }
+    // What comes back is read again and again: counted once for each time.
+    let missed = recently.max(refaulted.min(evicted.unwrap_or(u64::MAX)));
     let setting = match group.version {
         CgroupVersion::V1 => "memory.limit_in_bytes",
         CgroupVersion::V2 => "memory.max",
     };
-    let enough = limit.saturating_add(evicted.max(limit / 4)).next_multiple_of(ROOM);
+    let enough = limit.saturating_add(missed.max(limit / 4)).next_multiple_of(ROOM);
     let act = format!("echo {enough} > {}/{setting}", group.directory.display());
     let whose = if group.limit == Some(limit) { "" } else { "; the limit is that of a group above this one" };
     let note = format!(
-        "at once: {}, with room for {} of its files that the kernel took away{whose}. Where a service manager or a \
-         container runtime made the group it is set there: MemoryMax=, --memory",
+        "at once: {}, with room for {} of its files that were taken away a while ago or came back since{whose}; look \
+         again afterwards: it may be more. Where a service manager or a container runtime made the group it is set \
+         there: MemoryMax=, --memory",
         Size(enough),
-        Size(evicted)
+        Size(missed)
     );
     Mend { kind: MendKind::System, act, note }
 }
@@ -347,8 +370,11 @@ fn held(logs: &Logs<'_>) -> Evidence {
 mod tests {
     use super::*;
     use crate::case::Unread;
-    use crate::testing::{GIB, MIB, cgroup, change, file, look, residency};
+    use crate::testing::{DEV, GIB, MIB, cgroup, change, file, look, pages, residency};
+    use crate::{Streamer, StreamerFile};
+    use pagekeeper_kernel::process::Access;
     use pagekeeper_kernel::trace::{ReclaimCounts, Task};
+    use pagekeeper_kernel::{Inode, Residency};
     use pagekeeper_observe::{HostChange, Look};
     use pagekeeper_policy::FileClass;
 
@@ -477,6 +503,27 @@ mod tests {
         assert_eq!(more.kind, MendKind::System);
         assert!(more.act.starts_with(&format!("echo {} > ", GIB + 256 * MIB)), "{more:?}");
 
+        // Room for what it misses: not for all that was taken since the files were made, nor for logs.
+        let mut table = file("/var/lib/mysql/db/t.ibd", FileClass::Data, 8 * GIB, 0);
+        let taken = |evicted, recently| {
+            Some(Residency { evicted: Some(evicted), recently_evicted: Some(recently), ..residency(0, 0) })
+        };
+        table.residency = taken(7 * GIB, 448 * MIB);
+        let mut log = file("/var/lib/mysql/binlog.000001", FileClass::Binlog, 8 * GIB, 0);
+        log.residency = taken(7 * GIB, 7 * GIB);
+        after.files = vec![table, log];
+        let found = find(&Case::new(&before, &after));
+        let more = found[0].mends.last().unwrap();
+        assert!(more.act.starts_with(&format!("echo {} > ", GIB + 448 * MIB)), "{more:?}");
+        assert!(more.note.contains("room for 448 MiB of its files"), "{more:?}");
+        let again = &mut after.databases[0].cgroup.as_mut().unwrap().file_refaults;
+        *again = Some(2 * GIB / pagekeeper_kernel::page_size());
+        let found = find(&Case::new(&before, &after));
+        assert!(found[0].mends.last().unwrap().act.starts_with(&format!("echo {} > ", 3 * GIB)), "{found:?}");
+        *after.databases[0].cgroup.as_mut().unwrap() =
+            MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) };
+        after.files.clear();
+
         // A little is read again whatever the limit.
         after.databases[0].cgroup.as_mut().unwrap().file_refaults = Some(pages / 20);
         let found = find(&Case::new(&before, &after));
@@ -486,6 +533,50 @@ mod tests {
         after.change.as_mut().unwrap().machine.allocation_stalls = None;
         let found = find(&Case::new(&before, &after));
         assert_eq!(found[0].database, None, "whose memory they waited for is not known: {found:?}");
+    }
+
+    #[test]
+    fn a_stream_is_mended_before_a_limit_is_raised() {
+        const BIG: Inode = Inode { dev: DEV, ino: 1 };
+        let again = |bytes: u64| {
+            let pages = bytes / pagekeeper_kernel::page_size();
+            Some(MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) })
+        };
+        let mut before = look();
+        before.databases[0].cgroup = again(0);
+        let mut table = file("/var/lib/mysql/db/t.MYD", FileClass::Data, GIB, 500 * MIB);
+        before.files = vec![table.clone()];
+        table.residency.as_mut().unwrap().evicted = Some(400 * MIB);
+        let mut after = after(Vec::new());
+        after.databases[0].cgroup = again(520 * MIB);
+        let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+        trace.pages = Some(vec![
+            pages(BIG, 77, "tar", 2000 * MIB, 1700 * MIB),
+            pages(table.inode, 100, "mariadbd", 200 * MIB, 300 * MIB),
+        ]);
+        after.files = vec![table];
+        let mut case = Case::new(&before, &after);
+        case.streamers = vec![Streamer {
+            pid: 77,
+            title: "tar -cf - /big".to_owned(),
+            cgroup: again(0),
+            group_beside: None,
+            files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: Access::ReadOnly }],
+        }];
+        assert_eq!(streams::find(&case).len(), 1);
+        let found = find(&case);
+        assert_eq!(found[0].cost, "52 MiB/s are read from storage again since a stream took its room.");
+        assert!(!found[0].mends.iter().any(|mend| mend.kind == MendKind::System), "{found:?}");
+        let first = found[0].mends.last().unwrap();
+        assert!(
+            first.act.starts_with("first what is said of the stream (tar (process 77) reads"),
+            "{first:?}"
+        );
+        case.streamers.clear();
+        let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+        trace.pages.as_mut().unwrap().remove(0);
+        let found = find(&Case::new(&before, &after));
+        assert_eq!(found[0].mends.last().unwrap().kind, MendKind::System);
     }
 
     #[test]
