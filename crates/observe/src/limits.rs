@@ -12,6 +12,9 @@ use crate::Limited;
 /// Lets a process look at those of other users.
 const PTRACE: CapabilitySet = CapabilitySet::SYS_PTRACE;
 
+/// What keeps a process from one that has the capability to look at it.
+const KEPT: &str = "in another user namespace, or protected by a security module";
+
 /// What was denied, or not to be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
@@ -111,10 +114,12 @@ pub(crate) fn reason(error: &Error) -> String {
 
 /// The same about a process's open files and mappings: what a capability does not open is kept by something else.
 fn reason_of_process(error: &Error, has_ptrace: bool) -> String {
-    if has_ptrace && error.is_denied() {
-        return "in another user namespace, or protected by a security module".to_owned();
-    }
-    reason(error)
+    if has_ptrace && error.is_denied() { KEPT.to_owned() } else { reason(error) }
+}
+
+/// Why processes are not shown that were denied, and what would show them.
+pub(crate) fn of_denied_processes() -> (&'static str, Option<&'static str>) {
+    if has(PTRACE) { (KEPT, None) } else { ("permission denied", Some("root, or CAP_SYS_PTRACE")) }
 }
 
 impl Counted {
@@ -202,6 +207,15 @@ mod tests {
             let needs =
                 || lacked(&[("CAP_CHOWN", CapabilitySet::CHOWN), ("CAP_FOWNER", CapabilitySet::FOWNER)]);
             assert_eq!(crate::testing::as_nobody(needs).as_deref(), Some("CAP_CHOWN and CAP_FOWNER"));
+        }
+    }
+
+    #[test]
+    fn no_right_is_named_for_a_process_to_one_that_has_it() {
+        assert_eq!(of_denied_processes().1.is_none(), has(PTRACE));
+        if rustix::process::geteuid().is_root() {
+            let denied = ("permission denied", Some("root, or CAP_SYS_PTRACE"));
+            assert_eq!(crate::testing::as_nobody(of_denied_processes), denied);
         }
     }
 

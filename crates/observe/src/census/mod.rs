@@ -53,6 +53,7 @@ use pagekeeper_kernel::trace::{
     Tracer,
 };
 
+use crate::limits::of_denied_processes;
 use crate::{Limited, ObserveError};
 use background::{Background, Message, Work};
 use flow::Flows;
@@ -590,13 +591,14 @@ impl Census {
             say(format!("{} files or directories", self.failed_files), "they can't be opened", None);
         }
         if !self.denied_processes.is_empty() {
+            let (why, needs) = of_denied_processes();
             say(
                 format!(
                     "which files are open by others' processes ({} of them)",
                     self.denied_processes.len()
                 ),
-                "permission denied",
-                Some("root, or CAP_SYS_PTRACE"),
+                why,
+                needs,
             );
         }
         for point in &self.ground.places.network {
