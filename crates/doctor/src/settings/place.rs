@@ -17,6 +17,7 @@ use pagekeeper_kernel::{Error, InspectedFile, Links};
 use pagekeeper_observe::{Database, Look};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 
 use super::LONGEST_FILE;
 
@@ -59,16 +60,14 @@ impl<'a> Place<'a> {
         if path.is_absolute() {
             return path.to_path_buf();
         }
-        let cwd = match self.pid {
-            Some(pid) => self
-                .roots
-                .proc
-                .working_directory(pid)
-                .map(|shown| self.roots.proc.as_seen_by(pid, &shown))
-                .unwrap_or_default(),
-            None => PathBuf::new(),
-        };
-        cwd.join(path)
+        self.working_directory().unwrap_or_default().join(path)
+    }
+
+    /// Where the process works, empty without a process; or why that can't be seen.
+    pub(crate) fn working_directory(&self) -> Result<PathBuf, String> {
+        let Some(pid) = self.pid else { return Ok(PathBuf::new()) };
+        let shown = self.roots.proc.working_directory(pid).map_err(|error| of_process(&error))?;
+        Ok(self.roots.proc.as_seen_by(pid, &shown))
     }
 
     /// A variable of the process's environment as it was at its start; an error if that may not be read.
@@ -147,8 +146,13 @@ impl<'a> Place<'a> {
         let root = self.roots.proc.root(pid);
         let call = |call: &'static str, errno: Errno| unread(&Error::call(call, path, errno));
         let handle = OFlags::PATH | OFlags::CLOEXEC;
-        let base = rustix::fs::openat(CWD, &root, handle | OFlags::DIRECTORY, Mode::empty())
-            .map_err(|errno| call("open", errno))?;
+        let base =
+            rustix::fs::openat(CWD, &root, handle | OFlags::DIRECTORY, Mode::empty()).map_err(|errno| {
+                match Error::call("open", &root, errno) {
+                    error if error.is_denied() => Unread::Because(of_process(&error)),
+                    _ => call("open", errno),
+                }
+            })?;
         let wanted = self.absolute(path);
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         match rustix::fs::openat2(&base, &wanted, handle, Mode::empty(), resolve) {
@@ -166,6 +170,21 @@ impl<'a> Place<'a> {
             }
             Err(errno) => Err(call("open", errno)),
         }
+    }
+}
+
+/// Why a process's view of the file system can't be had, with the right that would show it.
+fn of_process(error: &Error) -> String {
+    let may = || {
+        let ours = rustix::thread::capabilities(None);
+        ours.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE))
+    };
+    match error.is_denied() {
+        true if may() => {
+            "its process is in another user namespace, or protected by a security module".to_owned()
+        }
+        true => "what its process sees is not shown to this user: needs CAP_SYS_PTRACE".to_owned(),
+        false => error.to_string(),
     }
 }
 

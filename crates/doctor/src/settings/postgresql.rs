@@ -42,9 +42,13 @@ pub(super) fn read(database: &Database, look: &Look, roots: &SysRoots, settings:
     let place = Place::of(database, look, roots);
     let mut arguments: Vec<String> =
         database.command_line.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let mut unknown = "named relative to where the server was started, which can't be seen".to_owned();
     let directory = match (database.pid, database.directories.first()) {
         // The postmaster works in its data directory.
-        (Some(_), _) => place.absolute(Path::new("")),
+        (Some(_), _) => place.working_directory().unwrap_or_else(|why| {
+            unknown = why;
+            named_directory(&arguments).unwrap_or_default()
+        }),
         (None, Some(directory)) if directory.ends_with("pg_wal") => {
             directory.parent().map(Path::to_path_buf).unwrap_or_default()
         }
@@ -79,7 +83,7 @@ pub(super) fn read(database: &Database, look: &Look, roots: &SysRoots, settings:
         reader.file(&main, 0, true);
         reader.settings.home = Some(main);
     } else {
-        reader.problem(&main, "named relative to where the server was started, which can't be seen");
+        reader.problem(&main, unknown);
     }
     reader.file(&directory.join("postgresql.auto.conf"), 0, false);
     let failed = reader.failed;
@@ -94,6 +98,12 @@ pub(super) fn read(database: &Database, look: &Look, roots: &SysRoots, settings:
             }
         }
     }
+}
+
+/// The data directory that a server's arguments name, if that needs no other to be found.
+fn named_directory(arguments: &[String]) -> Option<PathBuf> {
+    let at = arguments.iter().position(|argument| argument == "-D")?;
+    arguments.get(at + 1).map(PathBuf::from).filter(|directory| directory.is_absolute())
 }
 
 /// The data directory of a server's arguments, if it is another than this one: this is a copy, or was moved.
@@ -252,6 +262,32 @@ mod tests {
         assert_eq!(settings.get("shared_buffers").unwrap().value, "128MB");
         assert_eq!(settings.get("checkpoint_flush_after"), None);
         assert!(settings.unread[0].1.ends_with("/var/lib/postgresql/15/main"), "{settings:?}");
+    }
+
+    #[test]
+    fn who_may_not_look_at_the_server_is_told_the_right_that_it_takes() {
+        if !rustix::process::geteuid().is_root() {
+            pagekeeper_testing::skip("only root can be another user");
+            return;
+        }
+        let mut server = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut database = database("postgresql", server.id(), "/somewhere");
+        database.command_line = ["postgres", "-D", "/srv/pg"].map(Into::into).to_vec();
+        let read_by_nobody = |database: &Database| {
+            let mut settings = Settings::new(Engine::PostgreSql);
+            pagekeeper_testing::as_nobody(|| read(database, &look(), &SysRoots::default(), &mut settings));
+            settings.unread
+        };
+        let named = read_by_nobody(&database);
+        database.command_line.truncate(1);
+        let nameless = read_by_nobody(&database);
+        server.kill().unwrap();
+        server.wait().unwrap();
+        assert_eq!(named[0].0, Path::new("/srv/pg/postgresql.conf"));
+        assert_eq!(nameless[0].0, Path::new("postgresql.conf"));
+        for (_, why) in named.iter().chain(&nameless) {
+            assert!(why.ends_with("needs CAP_SYS_PTRACE"), "{named:?} {nameless:?}");
+        }
     }
 
     #[test]
