@@ -212,6 +212,16 @@ fn postgresqls_settings_are_told_with_the_line_and_mended() {
     let told = doctor(server.pid(), &[]);
     assert_eq!(findings(&told, "setting"), [Value::Null; 0]);
     assert_eq!(findings(&told, "long-recovery"), [Value::Null; 0]);
+
+    // What stands in the file that the server writes itself counts more than the line of the administrator.
+    server.query("ALTER SYSTEM SET checkpoint_flush_after = 0");
+    let mends = acts(&doctor(server.pid(), &[]), "setting");
+    assert_eq!(mends, ["ALTER SYSTEM SET checkpoint_flush_after = '256kB'"]);
+    server.query(&mends[0]);
+    assert_eq!(findings(&doctor(server.pid(), &[]), "setting"), [Value::Null; 0]);
+    server.query("ALTER SYSTEM SET shared_preload_libraries = 'auto_explain', 'pg_prewarm'");
+    let own = std::fs::read_to_string(server.settings().with_file_name("postgresql.auto.conf"));
+    assert!(own.expect("its own file").contains("shared_preload_libraries = 'auto_explain, pg_prewarm'"));
 }
 
 #[test]
