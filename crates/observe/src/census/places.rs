@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{Mount, ProcRoot};
 
 /// A file system with files to walk.
@@ -68,10 +69,26 @@ fn worth(kind: &str) -> Worth {
 
 /// A layer of an overlay that can be seen from here, where it is walked itself: the upper one if there is one.
 fn seen_layer(mount: &Mount) -> Option<PathBuf> {
-    let upper = mount.options.split(',').find_map(|option| option.strip_prefix("upperdir="));
-    let lower = mount.options.split(',').find_map(|option| option.strip_prefix("lowerdir="));
-    let lower = lower.and_then(|dirs| dirs.split(':').next());
-    upper.or(lower).map(PathBuf::from).filter(|dir| dir.is_absolute() && dir.is_dir())
+    let option = |name: &str| mount.options.split(',').find_map(|option| option.strip_prefix(name));
+    let (upper, work) = (option("upperdir="), option("workdir="));
+    let lowers: Vec<&str> = option("lowerdir=").into_iter().flat_map(|dirs| dirs.split(':')).collect();
+    let layer = Path::new(upper.or(lowers.first().copied())?);
+    if layer.is_absolute() {
+        return layer.is_dir().then(|| layer.to_path_buf());
+    }
+    let relative: Vec<&Path> = upper.into_iter().chain(work).chain(lowers).map(Path::new).collect();
+    let base = mount.point.ancestors().find(|base| is_base_of(mount, base, &relative))?;
+    Some(base.join(layer))
+}
+
+/// Whether the layers of an overlay are named relative to this directory, as container runtimes do where there are many: all
+/// are there, and its root shows the number of one of them.
+fn is_base_of(mount: &Mount, base: &Path, layers: &[&Path]) -> bool {
+    let Ok(root) = rustix::fs::lstat(&mount.point).map(|stat| Inode::of(&stat)) else { return false };
+    let layers: Vec<_> = layers.iter().map(|layer| base.join(layer)).collect();
+    root.dev == mount.dev
+        && layers.iter().all(|layer| layer.is_dir())
+        && layers.iter().any(|layer| rustix::fs::stat(layer).is_ok_and(|stat| stat.st_ino == root.ino))
 }
 
 impl Places {
@@ -88,7 +105,9 @@ impl Places {
             }
             let Ok(mounts) = proc.mounts(pid) else { continue };
             let theirs = Self::choose(&mounts, &proc.root(pid), network, seen_layer);
-            let known: HashSet<u64> = places.walked.iter().map(|place| place.traced).collect();
+            let mut known: HashSet<u64> = places.walked.iter().map(|place| place.traced).collect();
+            // Their layers can be seen from here, if not from there.
+            known.extend(places.overlays.iter().map(|(dev, _)| *dev));
             places.walked.extend(theirs.walked.into_iter().filter(|place| !known.contains(&place.traced)));
             places.passed_by.extend(theirs.passed_by);
             places.overlays.extend(theirs.overlays);
@@ -318,6 +337,32 @@ mod tests {
         let mounts = [mount(1, 8, "/", "/", "ext4"), mount(2, 9, "/", "/data", "xfs")];
         let places = Places::choose(&mounts, Path::new("/proc/7/root"), false, |_| None);
         assert_eq!(points(&places), ["/proc/7/root/", "/proc/7/root/data"]);
+    }
+
+    #[test]
+    fn an_overlay_whose_layers_are_named_relatively_is_no_place_of_its_own() {
+        let dir = crate::testing::disk_dir();
+        for name in ["low", "up", "work", "deep/merged"] {
+            std::fs::create_dir_all(dir.path().join(name)).unwrap();
+        }
+        let point = dir.path().canonicalize().unwrap().join("deep/merged");
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "overlay", "-o", "lowerdir=low,upperdir=up,workdir=work", "overlay"]);
+        if !mount.arg(&point).current_dir(dir.path()).status().is_ok_and(|status| status.success()) {
+            crate::testing::skip("no overlay can be mounted here");
+            return;
+        }
+        let dev = Inode::of(&rustix::fs::stat(&point).unwrap()).dev;
+        let options = ProcRoot::default().own_mounts().unwrap().into_iter().find(|mount| mount.dev == dev);
+        let places = Places::of_host(&ProcRoot::default(), false);
+        assert!(std::process::Command::new("umount").arg(&point).status().unwrap().success());
+        let (places, options) = (places.unwrap(), options.unwrap().options);
+        if !options.contains("upperdir=up,") {
+            crate::testing::skip("mount(8) made the paths absolute");
+        }
+        assert!(!places.walked.iter().any(|place| place.traced == dev), "{options}");
+        let layer = point.parent().and_then(Path::parent).unwrap().join("up");
+        assert!(places.overlays.contains(&(dev, layer)), "{:?}", places.overlays);
     }
 
     #[test]
