@@ -89,6 +89,15 @@ fn signals_interrupt_what_they_interrupted() {
     compare("signals", &[]);
 }
 
+/// What a handler opens a file in the midst of goes on, were it the allocator itself.
+#[test]
+fn handlers_open_files_whatever_they_interrupt() {
+    if support::can_start("handlers that open files", &["cc"]) {
+        let scratch = support::scratch();
+        assert_same(&built("handlers", OPTIONS), &[], &ways(), scratch.path());
+    }
+}
+
 /// A signal that comes between two parts interrupts neither.
 #[test]
 fn what_is_sent_to_a_socket_is_one_call() {

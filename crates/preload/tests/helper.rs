@@ -11,6 +11,7 @@ use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use pagekeeper_preload::counters::Count;
 use pagekeeper_preload::helper::{self, Job};
@@ -250,16 +251,56 @@ fn goes_on_without_rights(path: &Path) -> bool {
     is_refused && !helper::is_off() && is_other_sent && comes(|| resident(&other) == 0)
 }
 
-/// A signal's handler may open files, but not make a thread: its signal is blocked there.
+/// A signal's handler may open files, but not make a thread, however it was set; a blocked signal is no handler.
 fn is_not_made_in_a_handler() -> bool {
     extern "C" fn handler(_: c_int) {
         assert!(!helper::prepare());
+        HANDLED.fetch_add(1, Ordering::Relaxed);
     }
-    // SAFETY: the handler makes system calls alone.
-    unsafe {
-        let handler: extern "C" fn(c_int) = handler;
-        libc::signal(libc::SIGUSR1, handler as usize);
-        libc::raise(libc::SIGUSR1);
+    extern "C" fn unblocking(signal: c_int) {
+        // SAFETY: a set of signals, which is set up first.
+        unsafe {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, signal);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+        }
+        handler(signal);
     }
-    helper::ours().is_none() && helper::prepare()
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+    type Handler = extern "C" fn(c_int);
+    let set = |handler: Handler, flags: c_int| {
+        // SAFETY: all bits are valid in it; the handler makes system calls alone.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            (action.sa_sigaction, action.sa_flags) = (handler as usize, flags);
+            assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
+        }
+    };
+    let kinds: [(Handler, c_int); 6] = [
+        (handler, libc::SA_RESTART),
+        (handler, libc::SA_NODEFER),
+        (handler, libc::SA_RESETHAND),
+        (handler, libc::SA_RESETHAND | libc::SA_NODEFER | libc::SA_SIGINFO),
+        (handler, libc::SA_ONSTACK | libc::SA_NODEFER),
+        (unblocking, 0),
+    ];
+    for (handler, flags) in kinds {
+        set(handler, flags);
+        // SAFETY: no pointers.
+        unsafe { libc::raise(libc::SIGUSR1) };
+    }
+    let is_refused = HANDLED.load(Ordering::Relaxed) == 6 && helper::ours().is_none();
+    // As servers have it, on a stack that no handler was on.
+    set(handler, libc::SA_NODEFER);
+    let made = std::thread::spawn(|| {
+        // SAFETY: a set of signals, which is set up first.
+        unsafe {
+            let mut all = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+        }
+        helper::prepare()
+    });
+    is_refused && made.join().unwrap()
 }

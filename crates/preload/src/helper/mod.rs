@@ -10,14 +10,15 @@
 //!    All but the last of these waits are bounded.
 //! 2. Nothing is sent to a descriptor that is not the socket made here: its inode is looked at before.
 //! 3. A child of fork has no helper until it opens a file that may need one; nothing that its parent sent is done twice.
-//! 4. It is made only where a file is opened ([`prepare`]): to make a thread takes the C library's allocator, which calls that a signal
-//!    handler may make (write, close, fsync, `_exit`) must not.
+//! 4. It is made only where a file is opened ([`prepare`]), and not in a signal handler, which may open files, too: to make a thread takes
+//!    the C library's allocator, which what was interrupted may hold.
 //! 5. It fails by being off ([`is_off`]): [`send`] says `false`, and the caller does without. So it does for a file
 //!    that the process may not open anew, since it gave up its rights. Without /proc, and where that can't be asked before (Linux 5.8), the
 //!    helper is off from then on.
 
 mod channel;
 mod drop;
+mod handler;
 mod start;
 mod thread;
 
@@ -157,7 +158,7 @@ pub fn make_room(fd: c_int) {
 }
 
 /// Makes the helper, unless there is one: where a file is opened that may need it, and nowhere else, since to make a thread takes the
-/// C library's allocator. Whether there is one now.
+/// C library's allocator. In a signal handler it isn't made, but by a later call. Whether there is one now.
 pub fn prepare() -> bool {
     match STATE.load(Ordering::Acquire) & STATES {
         ON => true,

@@ -1,8 +1,9 @@
 //! The making of the helper, and its end where the process's first thread leaves.
 //!
 //! It is a thread of the C library's, so that setuid(2) and its like reach it; it takes no signal. The C library takes memory for
-//! it, so that it is never made in calls that signal handlers make. Where the first thread ends alone (`pthread_exit` in `main`), the C library ends the process with its last thread, which must
-//! not be the helper, whose table of descriptors is empty: so it is ended, and waited for, as the first thread leaves.
+//! it, so that it is never made where a signal handler may be under way. Where the first thread ends alone (`pthread_exit` in `main`),
+//! the C library ends the process with its last thread, which must not be the helper, whose table of descriptors is empty: so it is
+//! ended, and waited for, as the first thread leaves.
 
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -12,9 +13,10 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use libc::{c_int, c_void, pthread_attr_t, pthread_key_t, pthread_t, sigset_t};
 
-use super::{NONE, OFF, ON, OWN_TABLE, SENDER, SENDER_INODE, STARTING, STATE, STATES, channel, thread};
+use super::{
+    NONE, OFF, ON, OWN_TABLE, SENDER, SENDER_INODE, STARTING, STATE, STATES, channel, handler, thread,
+};
 use crate::counters::Count;
-use crate::settings::Part;
 use crate::{process, sys};
 
 /// Finds a function of the C library by its name: null if there is none.
@@ -200,10 +202,7 @@ pub(super) fn start() -> bool {
     let Some(calls) = calls() else {
         return false;
     };
-    if is_on_other_stack() || (process::plan().part != Part::Files && may_be_in_handler()) {
-        return false;
-    }
-    if sys::descriptor_limit() < FEW {
+    if sys::descriptor_limit() < FEW || is_on_other_stack() || handler::may_be_under_way() {
         return false;
     }
     let starting = (state & !STATES).wrapping_add(STATES + 1) | STARTING;
@@ -224,8 +223,8 @@ pub(super) fn start() -> bool {
     is_on
 }
 
-/// Whether this is a stack for signal handlers (`sigaltstack(2)`): then it is the middle of one, in a server, too; and to make a thread
-/// takes more of it than there may be.
+/// Whether this is a stack for signal handlers (`sigaltstack(2)`): to make a thread takes more of it than there may be, and so does
+/// looking for a handler's frame.
 #[allow(unsafe_code, reason = "a system call")]
 fn is_on_other_stack() -> bool {
     let mut stack = MaybeUninit::<libc::stack_t>::zeroed();
@@ -234,32 +233,6 @@ fn is_on_other_stack() -> bool {
         sys::call(libc::SYS_sigaltstack, [0, stack.as_mut_ptr() as usize, 0, 0, 0, 0]).is_ok()
             && stack.assume_init().ss_flags & libc::SS_ONSTACK != 0
     }
-}
-
-/// Whether this may be the middle of a signal handler, which may open files, too: a signal that has a handler is blocked. Not looked at
-/// in servers, whose threads leave their signals to one of them.
-#[allow(unsafe_code, reason = "system calls")]
-fn may_be_in_handler() -> bool {
-    /// Bytes of the kernel's set of signals.
-    const SET: usize = size_of::<u64>();
-    let mut blocked = 0_u64;
-    let block = libc::SIG_BLOCK as usize;
-    // SAFETY: nothing is changed; `blocked` has room for the kernel's set of signals.
-    let seen =
-        unsafe { sys::call(libc::SYS_rt_sigprocmask, [block, 0, (&raw mut blocked).addr(), SET, 0, 0]) };
-    let has_handler = |signal: usize| {
-        // The kernel's `struct sigaction`: the handler, and three words or two.
-        let mut action = [0_usize; 4];
-        let at = action.as_mut_ptr() as usize;
-        // SAFETY: nothing is changed; `action` has room for what is told.
-        let told = unsafe { sys::call(libc::SYS_rt_sigaction, [signal, 0, at, SET, 0, 0]) };
-        told.is_err() || action[0] > libc::SIG_IGN
-    };
-    // 32 and 33 are the C library's own.
-    seen.is_err()
-        || (1..=64).any(|signal| {
-            blocked >> (signal - 1) & 1 != 0 && !matches!(signal, 32 | 33) && has_handler(signal)
-        })
 }
 
 fn make(calls: Calls, starting: u32) -> bool {

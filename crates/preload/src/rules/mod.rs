@@ -275,7 +275,6 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
     }
     let is_first = slot.with(|work| !core::mem::replace(&mut work.is_watched, true));
     let (Some(true), Some(released), Ok(flags)) = (is_first, released, sys::flags(fd)) else { return };
-    // None of the calls that come here is one that a signal handler may make, but for open.
     helper::prepare();
     helper::send(fd, &Job::Watch { flags, release: true, count: released });
 }

@@ -1,0 +1,136 @@
+//! Whether a signal handler is under way on the calling thread: a handler may open files, but what it interrupted may hold the C
+//! library's allocator, which making a thread takes.
+//!
+//! Neither the mask of blocked signals tells it (`SA_NODEFER` blocks none, and servers block some all the time) nor the handlers that
+//! are set (`SA_RESETHAND` takes one away first). What the kernel leaves on the stack does: the frame that the handler returns to.
+//! Those that handlers left behind lie below, where calls leave bytes unused as well: then one is seen that is no more.
+//!
+//! How it fails: what can't be looked at, or is seen without being there, is a handler: there is no helper, for that call.
+
+#![allow(unsafe_code, reason = "system calls, and a look at a register")]
+
+use core::mem::size_of;
+
+use crate::look;
+
+/// Bytes of the stack that are looked at: a handler's own calls, between its frame and here, take far less.
+const REACH: usize = 256 << 10;
+/// Words that are looked at together. No such part crosses a page.
+const WORDS: usize = 64;
+const WORD: usize = size_of::<usize>();
+
+/// Whether a handler may be under way.
+pub(super) fn may_be_under_way() -> bool {
+    let Some(marks) = Marks::of_this_process() else { return true };
+    if marks.are_none() {
+        return false;
+    }
+    let start = stack_pointer();
+    let mut at = start;
+    while at < start.saturating_add(REACH) {
+        let count = WORDS - at / WORD % WORDS;
+        // SAFETY: all bits are valid for numbers.
+        let Some(words) = (unsafe { look::peek::<usize, WORDS>(at, count) }) else {
+            // The stack's end; unless nothing can be looked at.
+            return at == start;
+        };
+        let places = (at..).step_by(WORD);
+        if words.iter().zip(places).take(count).any(|(&word, at)| marks.is_frame(word, at)) {
+            return true;
+        }
+        at = at.saturating_add(count * WORD);
+    }
+    false
+}
+
+#[cfg(target_arch = "x86_64")]
+fn stack_pointer() -> usize {
+    let at: usize;
+    // SAFETY: copies a register.
+    unsafe { core::arch::asm!("mov {}, rsp", out(reg) at, options(nomem, nostack, preserves_flags)) };
+    at / WORD * WORD
+}
+
+#[cfg(target_arch = "aarch64")]
+fn stack_pointer() -> usize {
+    let at: usize;
+    // SAFETY: copies a register.
+    unsafe { core::arch::asm!("mov {}, sp", out(reg) at, options(nomem, nostack, preserves_flags)) };
+    at
+}
+
+/// What a frame is known by: it begins with the address that its handler returns to, which the C library gave the kernel with the
+/// handler (`sa_restorer`); and has a pointer to the state of the floating point unit, which lies just above it.
+#[cfg(target_arch = "x86_64")]
+struct Marks {
+    restorers: [usize; Marks::KINDS],
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Marks {
+    /// Restorers that are told apart: each C library has one.
+    const KINDS: usize = 4;
+    /// Where in the frame (`struct rt_sigframe`) the pointer lies.
+    const STATE: usize = 232;
+    /// Bytes from the frame's begin to the state: the frame has 440, and both are aligned.
+    const BETWEEN: core::ops::RangeInclusive<usize> = 440..=520;
+    const ALIGNED: usize = 64;
+
+    /// `None` if they can't be known.
+    fn of_this_process() -> Option<Self> {
+        /// Bytes of the kernel's set of signals.
+        const SET: usize = size_of::<u64>();
+        const RESTORER: usize = 0x0400_0000;
+        let mut restorers = [0; Self::KINDS];
+        for signal in 1..=64 {
+            // The kernel's `struct sigaction`: handler, flags, restorer, mask. A handler that is gone, or was for one time, leaves them.
+            let mut action = [0_usize; 4];
+            let args = [signal, 0, action.as_mut_ptr() as usize, SET, 0, 0];
+            // SAFETY: nothing is changed; `action` has room for what is told.
+            unsafe { crate::sys::call(libc::SYS_rt_sigaction, args) }.ok()?;
+            let [_, flags, restorer, _] = action;
+            if flags & RESTORER != 0 && restorer != 0 && !restorers.contains(&restorer) {
+                *restorers.iter_mut().find(|free| **free == 0)? = restorer;
+            }
+        }
+        Some(Self { restorers })
+    }
+
+    /// Whether the process never had a handler.
+    fn are_none(&self) -> bool {
+        self.restorers == [0; Self::KINDS]
+    }
+
+    fn is_frame(&self, word: usize, at: usize) -> bool {
+        if word == 0 || !self.restorers.contains(&word) {
+            return false;
+        }
+        // SAFETY: all bits are valid for a number.
+        let state = unsafe { look::peek::<usize, 1>(at.wrapping_add(Self::STATE), 1) };
+        state.is_some_and(|[state]| {
+            state.is_multiple_of(Self::ALIGNED) && Self::BETWEEN.contains(&state.wrapping_sub(at))
+        })
+    }
+}
+
+/// What a frame is known by: the head of the floating point unit's state (`struct fpsimd_context`), its magic number and its size.
+#[cfg(target_arch = "aarch64")]
+struct Marks;
+
+#[cfg(target_arch = "aarch64")]
+#[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "as on the other architecture")]
+impl Marks {
+    const HEAD: usize = 528 << 32 | 0x4650_8001;
+
+    fn of_this_process() -> Option<Self> {
+        Some(Self)
+    }
+
+    fn are_none(&self) -> bool {
+        false
+    }
+
+    fn is_frame(&self, word: usize, at: usize) -> bool {
+        word == Self::HEAD && at.is_multiple_of(16)
+    }
+}
