@@ -271,6 +271,45 @@ fn programs_that_cannot_have_the_library_are_told_of_and_run() {
     assert!(outcome.code == 127 && outcome.stderr.contains("musl-made uses musl"), "{outcome:?}");
 }
 
+/// Says what it wrote to a file and read, and whether the library is there.
+const OTHER_LIBRARY: &str = "\
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int main(int count, char **arguments) {
+    char line[4096], text[8] = {0};
+    FILE *stream = fopen(arguments[1], \"w\");
+    if (!stream || fputs(\"written\", stream) < 0 || fclose(stream) != 0) return 1;
+    int fd = open(arguments[1], O_RDONLY);
+    if (read(fd, text, 7) != 7 || close(fd) != 0) return 2;
+    stream = fopen(\"/proc/self/maps\", \"r\");
+    int is_there = 0;
+    while (fgets(line, sizeof line, stream)) is_there |= strstr(line, \"libpagekeeper\") != NULL;
+    printf(\"%s %s\\n\", text, is_there ? \"with the library\" : \"without\");
+    return 0;
+}
+";
+
+/// What a command starts isn't looked at before: the library is loaded, and leaves the rules off.
+#[test]
+fn programs_of_musl_that_a_command_starts_run() {
+    if !can_start("programs_of_musl_that_a_command_starts_run", &["musl-gcc"]) {
+        return;
+    }
+    let dir = scratch();
+    let (text, program) = (dir.path().join("musl.c"), dir.path().join("musl"));
+    std::fs::write(&text, OTHER_LIBRARY).unwrap();
+    finish(Command::new("musl-gcc").arg("-o").arg(&program).arg(&text)).fine();
+    let line =
+        format!("{0} {1}; env {0} {1}; exec {0} {1}", program.display(), dir.path().join("file").display());
+    for options in
+        [&["--as", "stream"][..], &["--profile", "rocksdb"], &["--as", "logs", "--report=/dev/null"]]
+    {
+        assert_eq!(run_sh(options, &line).fine(), "written with the library\n".repeat(3), "{options:?}");
+    }
+}
+
 #[test]
 fn a_real_go_program_is_told_of_and_run() {
     let installed = Path::new("/usr/local/go/bin/go");

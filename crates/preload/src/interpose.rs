@@ -3,15 +3,14 @@
 //! The constructor reads what the process is told before the program's own code runs, looks up the C library's functions, and takes
 //! up the descriptors that the process was started with. All of it is left out in a process that is told nothing.
 //!
-//! How it fails: a text that isn't understood, a program that runs with rights of its own (set-user-ID), or a filter of system calls
-//! that kills for those of the rules, leaves the rules off; a report that can't be mapped is not counted in. A panic can't be: the
-//! code has none. If there is one against all care, the rules are turned off and the process ends by a signal, since there is no way
-//! on from it.
+//! How it fails: a text that isn't understood, a program that runs with rights of its own (set-user-ID) or has another C library, or a
+//! filter of system calls that kills for those of the rules, leaves the rules off; a report that can't be mapped is not counted in. A panic can't be: the code has none. If there is one against all care, the rules are turned off and the process
+//! ends by a signal, since there is no way on from it.
 
 #![allow(unsafe_code, reason = "is entered by the C library, as the process starts and ends")]
 
 use core::cell::UnsafeCell;
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int};
 
 use crate::hooks::stdio;
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
@@ -35,19 +34,11 @@ static BEGIN: Begin = begin;
 #[unsafe(link_section = ".fini_array")]
 static END: unsafe extern "C" fn() = end;
 
-unsafe extern "C" {
-    fn __register_atfork(
-        before: Option<unsafe extern "C" fn()>,
-        parent: Option<unsafe extern "C" fn()>,
-        child: Option<unsafe extern "C" fn()>,
-        library: *mut c_void,
-    ) -> c_int;
-}
-
 /// The constructor. The C library gives it what `main` is given.
 unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environment: *const *const c_char) {
     real::find_all();
-    if look::is_secure() {
+    // Of another C library, nothing is known of what was given.
+    if look::is_secure() || !real::is_for_this() {
         return;
     }
     // SAFETY: the environment as the C library keeps it: strings, and a null pointer behind the last.
@@ -62,8 +53,7 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     if plan.part == Part::None || look::is_deadly() {
         return;
     }
-    // SAFETY: no pointers but a function's; the library is never unloaded (it is of the program's start).
-    if unsafe { __register_atfork(None, None, Some(forked), core::ptr::null_mut()) } != 0 {
+    if !real::in_children(forked) {
         return;
     }
     // SAFETY: the one call, before the program's own code runs.

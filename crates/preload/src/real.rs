@@ -26,7 +26,6 @@ core::arch::global_asm!(".symver dlsym, dlsym@GLIBC_2.17");
 unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
     fn __errno_location() -> *mut c_int;
-    fn __chk_fail() -> !;
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
@@ -90,7 +89,31 @@ pub(crate) fn set_errno(to: c_int) {
 /// Ends the program as the C library does when a buffer is smaller than what is to be put into it.
 pub(crate) fn overflowed() -> ! {
     // SAFETY: it takes nothing, and doesn't return.
-    unsafe { __chk_fail() }
+    unsafe { (__chk_fail.get())() }
+}
+
+#[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
+static __chk_fail: Next<unsafe extern "C" fn() -> !> = Next::new(c"__chk_fail", libc::abort as *const ());
+
+/// Whether the C library is the one that this library is made for, by what only that one has. Another (musl) starts constructors without
+/// what `main` is given; what stands in for it there (gcompat) has the one, and not the other. No such name is linked to, so that
+/// programs with another C library can be started.
+pub(crate) fn is_for_this() -> bool {
+    [c"__register_atfork", c"__libc_stack_end"].iter().all(|name| !address(name).is_null())
+}
+
+/// Has `act` be done in each child of fork. False if it won't be.
+pub(crate) fn in_children(act: unsafe extern "C" fn()) -> bool {
+    type Act = Option<unsafe extern "C" fn()>;
+    type Register = unsafe extern "C" fn(Act, Act, Act, *mut c_void) -> c_int;
+    let register = address(c"__register_atfork");
+    // SAFETY: the C library's function of that name is of this type. No pointers but a function's; the library is never unloaded (it is
+    // of the program's start).
+    !register.is_null()
+        && unsafe {
+            let register = core::mem::transmute::<*mut c_void, Register>(register);
+            register(None, None, Some(act), core::ptr::null_mut()) == 0
+        }
 }
 
 /// Sets whether the calling thread can be cancelled (`PTHREAD_CANCEL_ENABLE` 0, `PTHREAD_CANCEL_DISABLE` 1); what it was.
@@ -192,6 +215,7 @@ pub(crate) fn find_all() {
     prctl.find();
     syscall.find();
     io_submit.find();
+    __chk_fail.find();
     _exit.find();
     _Exit.find();
 }
