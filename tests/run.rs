@@ -463,7 +463,7 @@ fn a_report_says_that_processes_of_other_users_are_not_in_it() {
     assert!(outcome.stderr.contains("processes of other users"), "{outcome:?}");
 }
 
-/// Forbids cachestat(2), with this error, to a program.
+/// Forbids cachestat(2), with this error, to a program; or kills it for that, with 0.
 const FILTER: &str = r"
 #include <errno.h>
 #include <linux/filter.h>
@@ -476,10 +476,11 @@ const FILTER: &str = r"
 int main(int count, char **arguments)
 {
     (void)count;
+    int error = atoi(arguments[1]);
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 451, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | atoi(arguments[1])),
+        BPF_STMT(BPF_RET | BPF_K, error ? SECCOMP_RET_ERRNO | error : SECCOMP_RET_KILL_PROCESS),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog filter = { sizeof code / sizeof *code, code };
@@ -511,6 +512,33 @@ fn where_cachestat_is_forbidden_all_works() {
         assert_eq!(report["rules"], true, "{outcome:?}");
         finish(Command::new("cmp").arg(&from).arg(&to)).fine();
         std::fs::remove_file(&to).unwrap();
+    }
+}
+
+/// The rules are left off where their calls would end the process, and it is said that they were, and why.
+#[test]
+fn where_cachestat_kills_all_works_and_it_is_said() {
+    if !can_start("where_cachestat_kills_all_works_and_it_is_said", &["cc", "cmp"]) {
+        return;
+    }
+    let dir = scratch();
+    let filter = compile(dir.path(), "filter", FILTER, &[]);
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    std::fs::write(&from, vec![7; 4 << 20]).unwrap();
+    for options in [&["--report", "--as", "stream"][..], &["--report", "--json", "--as", "stream"]] {
+        let mut command = Command::new(&filter);
+        command.arg("0").arg(program()).arg("run").args(options).args(["--", "cp"]);
+        let outcome = finish(command.arg(&from).arg(&to));
+        assert_eq!(outcome.code, 0, "{outcome:?}");
+        if options.contains(&"--json") {
+            let report: serde_json::Value = serde_json::from_str(&outcome.stderr).unwrap();
+            assert_eq!(report["total"]["filtered_processes"], 1, "{outcome:?}");
+        } else {
+            let said =
+                "  not covered 1 process left without rules: its filter of system calls (seccomp) kills";
+            assert!(outcome.stderr.contains(said), "{outcome:?}");
+        }
+        finish(Command::new("cmp").arg(&from).arg(&to)).fine();
     }
 }
 

@@ -50,10 +50,12 @@ pub enum Count {
     NotFollowed,
     /// Calls of pagekeeper's own that failed.
     Failures,
+    /// 1 in a process whose rules were left off, since a filter of system calls ends who makes theirs.
+    Filtered,
 }
 
 /// How many counts there are.
-pub const COUNTS: usize = Count::Failures as usize + 1;
+pub const COUNTS: usize = Count::Filtered as usize + 1;
 
 /// One process's.
 #[repr(C, align(64))]

@@ -4,7 +4,8 @@
 //! up the descriptors that the process was started with. All of it is left out in a process that is told nothing.
 //!
 //! How it fails: a text that isn't understood, a program that runs with rights of its own (set-user-ID) or has another C library, or a
-//! filter of system calls that kills for those of the rules, leaves the rules off; a report that can't be mapped is not counted in. A panic can't be: the code has none. If there is one against all care, the rules are turned off and the process
+//! filter of system calls that kills for those of the rules (which the report tells), leaves the rules off; a report that can't be mapped
+//! is not counted in. A panic can't be: the code has none. If there is one against all care, the rules are turned off and the process
 //! ends by a signal, since there is no way on from it.
 
 #![allow(unsafe_code, reason = "is entered by the C library, as the process starts and ends")]
@@ -12,6 +13,7 @@
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
 
+use crate::counters::Count;
 use crate::hooks::stdio;
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
 use crate::{counters, helper, look, process, real, rules, sys};
@@ -50,7 +52,18 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     let mut name = [0; 16];
     let comm = look::comm(&mut name);
     let Some(plan) = Plan::decode(kept, comm) else { return };
-    if plan.part == Part::None || look::is_deadly() {
+    if plan.part == Part::None {
+        return;
+    }
+    let pid = sys::getpid();
+    let record = |path| map(path)?.claim(pid, comm);
+    if look::is_deadly() {
+        // By a child, too: what that takes may be deadly as well.
+        look::is_survived(|| {
+            if let Some(record) = plan.report.and_then(record) {
+                record.add(Count::Filtered, 1);
+            }
+        });
         return;
     }
     if !real::in_children(forked) {
@@ -60,7 +73,7 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     unsafe { process::set_up(&plan) };
     // SAFETY: likewise, in the first thread; functions of the C library's names are its own.
     unsafe { helper::set_up(real::address) };
-    if let Some(record) = plan.report.and_then(|path| map(path)?.claim(sys::getpid(), comm)) {
+    if let Some(record) = plan.report.and_then(record) {
         process::count_in(record);
     }
     look::descriptors(|fd| {
@@ -124,7 +137,7 @@ unsafe extern "C" fn end() {
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    process::count(counters::Count::Failures, 1);
+    process::count(Count::Failures, 1);
     process::turn_off();
     // SAFETY: it takes nothing.
     unsafe { libc::abort() }

@@ -58,6 +58,7 @@ struct Sums {
     inside_seconds: f64,
     files_not_followed: u64,
     failures: u64,
+    filtered_processes: u64,
 }
 
 /// One process's.
@@ -183,6 +184,7 @@ impl Sums {
         self.inside_seconds += seconds(process.get(Count::InsideNs));
         self.files_not_followed += process.get(Count::NotFollowed);
         self.failures += process.get(Count::Failures);
+        self.filtered_processes += process.get(Count::Filtered);
     }
 
     /// A line for each rule that did something.
@@ -250,6 +252,11 @@ impl Sums {
                 bytes("residency not seen of", self.stream_unseen_bytes),
                 times(self.files_not_followed, "file not followed", "files not followed"),
                 times(self.failures, "call of the rules failed", "calls of the rules failed"),
+                times(
+                    self.filtered_processes,
+                    "process left without rules: its filter of system calls (seccomp) kills who makes theirs",
+                    "processes left without rules: their filter of system calls (seccomp) kills who makes theirs",
+                ),
             ],
         );
         lines
@@ -406,6 +413,8 @@ mod tests {
         assert!(silent.ends_with("  not counted processes of other users\n"), "{silent}");
         let none = Told { rules: false, ..told(&[]) };
         assert!(none.to_string().contains("the command ran without the library"));
+        let filtered = told(&[("cp", &[(Count::Filtered, 1)])]).to_string();
+        assert!(filtered.contains("  not covered 1 process left without rules: its filter of"), "{filtered}");
         let uncounted = Told { counted: false, ..told(&[]) };
         assert!(uncounted.to_string().contains("applied, but not counted"));
     }
