@@ -7,6 +7,7 @@
 mod support;
 
 use pagekeeper_testing::Seed;
+use support::loop_images::LoopImage;
 use support::shim::{Left, Way, assert_same, built, built_library, difference, left_by, ways};
 
 const OPTIONS: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
@@ -228,6 +229,36 @@ fn what_is_opened_for_direct_io_leaves_the_cache_on_an_overlay() {
         return eprintln!("skipped: no overlay can be mounted here");
     };
     assert_eq!((plain, now), (1024, 0));
+}
+
+/// On a disk of its own, so that nobody else takes room of it.
+#[test]
+fn deleted_files_give_their_room_back_at_once() {
+    let programs = LoopImage::programs("ext4");
+    let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["cc"]).collect();
+    if support::can_run("the room of deleted files", &programs) {
+        let image = LoopImage::new("ext4", 100 << 20);
+        assert_same(&built("room", OPTIONS), &[], &some_ways(), image.path());
+    }
+}
+
+#[test]
+fn file_systems_are_unmounted_as_their_files_are_closed() {
+    if !support::can_run("unmounting", &["cc", "unshare"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let program = built("unmounts", OPTIONS);
+    for way in [vec![], vec!["--as", "stream"], vec!["--as", "bulk"]] {
+        let directory = tempfile::tempdir_in(scratch.path()).unwrap();
+        let mut command = std::process::Command::new("unshare");
+        command.arg("--mount").current_dir(directory.path());
+        if !way.is_empty() {
+            command.arg(support::command::program()).arg("run").args(&way).arg("--");
+        }
+        let outcome = support::command::finish(command.arg(&program).arg("some.file"));
+        assert_eq!(outcome.stdout, "unmounted: 10 of 10\n", "{way:?}: {}", outcome.stderr);
+    }
 }
 
 #[test]

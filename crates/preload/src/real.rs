@@ -388,6 +388,14 @@ calls! {
     dup3(from: c_int, to: c_int, flags: c_int) -> c_int = libc::SYS_dup3, [from, to, flags];
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = libc::SYS_close_range, [first, last, flags];
 
+    unlink(path: *const c_char) -> c_int = libc::SYS_unlinkat, [libc::AT_FDCWD, path, 0];
+    unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c_int = libc::SYS_unlinkat, [at, path, flags];
+    rename(from: *const c_char, to: *const c_char) -> c_int = libc::SYS_renameat2, [libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0];
+    renameat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char) -> c_int = libc::SYS_renameat2, [from_at, from, to_at, to, 0];
+    renameat2(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint) -> c_int = libc::SYS_renameat2, [from_at, from, to_at, to, flags];
+    umount(path: *const c_char) -> c_int = libc::SYS_umount2, [path, 0];
+    umount2(path: *const c_char, flags: c_int) -> c_int = libc::SYS_umount2, [path, flags];
+
     unshare(flags: c_int) -> c_int = libc::SYS_unshare, [flags];
     setns(fd: c_int, kind: c_int) -> c_int = libc::SYS_setns, [fd, kind];
     capset(header: *mut c_void, data: *const c_void) -> c_int = libc::SYS_capset, [header, data];
@@ -445,6 +453,7 @@ functions! {
     posix_fallocate(fd: c_int, at: i64, length: i64) -> c_int, else libc::ENOSYS;
     posix_fallocate64(fd: c_int, at: i64, length: i64) -> c_int, else libc::ENOSYS;
     dup2(from: c_int, to: c_int) -> c_int, else -1;
+    remove(path: *const c_char) -> c_int, else -1;
     execve(path: *const c_char, words: Words, environment: Words) -> c_int, else -1;
     execv(path: *const c_char, words: Words) -> c_int, else -1;
     execvp(name: *const c_char, words: Words) -> c_int, else -1;

@@ -273,6 +273,18 @@ pub fn stat(path: &CStr) -> Result<libc::stat, Errno> {
     }
 }
 
+/// lstat(2) of a path of the program's, which the kernel reads alone.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn stat_at(at: c_int, path: usize) -> Result<libc::stat, Errno> {
+    let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
+    let flags = (libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT) as usize;
+    // SAFETY: the kernel looks itself whether there is a path at that address; `stat` is as for `fstat`.
+    unsafe {
+        call(libc::SYS_newfstatat, [of(at), path, stat.as_mut_ptr() as usize, flags, 0, 0])?;
+        Ok(stat.assume_init())
+    }
+}
+
 /// read(2).
 #[allow(unsafe_code, reason = "a system call")]
 pub fn read(fd: c_int, into: &mut [u8]) -> Result<usize, Errno> {

@@ -116,6 +116,8 @@ fn the_helper_holds_nothing_of_the_program() {
     helper::drain();
     assert!(comes(|| resident(&file) == (4 << 20) / sys::page_size()), "{}", resident(&file));
 
+    is_nothing_to_a_file_without_a_name(&directory.path().join("gone"));
+    is_let_go_of(&directory.path().join("unwanted"));
     is_waited_for(&path);
     its_number_is_taken(&path);
 
@@ -136,6 +138,27 @@ fn the_helper_holds_nothing_of_the_program() {
     assert_eq!(socket, None);
     assert!(helper::is_off() && helper::ours().is_none() && !helper::prepare() && !send_after_close(&file));
     helper::leave_now();
+}
+
+/// What goes with the file that has no name left is not even written.
+fn is_nothing_to_a_file_without_a_name(path: &Path) {
+    let file = written(path, 1 << 20);
+    std::fs::remove_file(path).unwrap();
+    assert!(send_after_close(&file) && !helper::holds_some());
+}
+
+/// Who is about to take a file's last name away has it let go of first, and nothing else.
+fn is_let_go_of(path: &Path) {
+    let other = written(&path.with_extension("other"), 1 << 20);
+    // Asked again where it was done with the file by then.
+    assert!(comes(|| {
+        let file = written(path, 16 << 20);
+        assert!(send_after_close(&file) && send_after_close(&other));
+        helper::let_go(helper::Place::of(&sys::fstat(file.as_raw_fd()).unwrap()));
+        helper::drain();
+        resident(&file) > 0
+    }));
+    assert!(comes(|| resident(&other) == 0 && !helper::holds_some()));
 }
 
 /// A writer is told when what it wrote is on disk, and so has gone; or that this is never seen.

@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering;
 
 use libc::{c_int, c_void};
 
+use super::held::Place;
 use super::{
     ASKS_NOBODY, AWAITED, DONE, DRAIN_MAX, Job, NONE, ON, SENDER, SENDER_INODE, SENDING, SENT, STATE, STATES,
 };
@@ -23,6 +24,7 @@ const WATCH: u32 = 3;
 const DRAIN: u32 = 4;
 const LEAVE: u32 = 5;
 const DROP: u32 = 6;
+const LOOK: u32 = 7;
 
 /// What a message can count.
 const COUNTED: [Count; 4] =
@@ -43,15 +45,17 @@ struct Message {
     fd: c_int,
     flags: c_int,
     number: u32,
-    _pad: u32,
+    place: u32,
 }
 
 /// What came.
 pub(super) enum Received {
     /// A job on a file, the number that named it in the program's table, and its size, for a watch, as it was sent.
-    Job { job: Job, file: c_int, fd: c_int, size: u64 },
+    Job { job: Job, file: c_int, fd: c_int, size: u64, place: Place },
     /// Everything is to be done now.
     Drain,
+    /// Some file is to be let go of.
+    Look,
     /// The helper is to end.
     Leave,
     /// The sending end is closed.
@@ -151,8 +155,18 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
         sys::close(file);
         return false;
     }
-    let mut message = Message { fd, ..Message::default() };
+    let Ok(stat) = sys::fstat(file) else {
+        sys::close(file);
+        return false;
+    };
+    let place = Place::of(&stat);
+    let mut message = Message { fd, place: place.number(), ..Message::default() };
     match job {
+        // Its pages go as it is closed, and need not be written.
+        Job::AfterClose { .. } if stat.st_nlink == 0 => {
+            sys::close(file);
+            return true;
+        }
         Job::AfterClose { range, release, count } => {
             (message.kind, message.start, message.end) = (CLOSED, range.start, range.end);
             (message.release, message.count) = (u32::from(*release), index_of(*count));
@@ -170,12 +184,16 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
             // Of a file without a page all that comes is the program's, also within its size: some are laid out first.
             let is_empty =
                 sys::cachestat(fd, 0..u64::MAX).is_ok_and(|seen| seen.cached + seen.writeback == 0);
-            let size = sys::fstat(file).map_or(0, |stat| stat.st_size.max(0) as u64);
+            let size = stat.st_size.max(0) as u64;
             message.start = if is_empty { 0 } else { size };
             (message.release, message.count) = (u32::from(*release), index_of(*count));
         }
     }
+    place.take();
     let sent = send(message, Some(file));
+    if !sent {
+        place.give_back();
+    }
     sys::close(file);
     sent
 }
@@ -277,20 +295,23 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
     let range = message.start..message.end;
     let release = message.release != 0;
     let count = COUNTED.get(message.count as usize).copied().unwrap_or(Count::StreamReleased);
+    let place = Place::from_number(message.place);
     let job = match message.kind {
         CLOSED => Job::AfterClose { range, release, count },
         RELEASE => Job::Release { range, count },
         DROP => Job::Drop { range, count, number: message.number },
         WATCH => Job::Watch { flags: message.flags, release, count },
         DRAIN => return Received::Drain,
+        LOOK => return Received::Look,
         LEAVE => return Received::Leave,
         _ => return Received::Nothing,
     };
     if let Some(file) = file {
-        Received::Job { job, file, fd: message.fd, size: message.start }
+        Received::Job { job, file, fd: message.fd, size: message.start, place }
     } else {
         // No room for a descriptor in the helper's table, or no right to open the file anew.
         process::count(Count::Failures, 1);
+        place.give_back();
         if let Job::Drop { number, .. } = job {
             super::saw_to(number, false);
         }
@@ -301,6 +322,11 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
 /// Sends the order to end.
 pub(super) fn send_leave() -> bool {
     send(Message { kind: LEAVE, ..Message::default() }, None)
+}
+
+/// Has the helper look whether it is to let go of a file.
+pub(super) fn send_look() -> bool {
+    send(Message { kind: LOOK, ..Message::default() }, None)
 }
 
 /// Has all be done, and waits for it.

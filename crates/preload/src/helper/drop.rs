@@ -37,15 +37,21 @@ pub(crate) fn begin(file: c_int, range: &Range<u64>, has_counts: bool, release: 
     }
 }
 
-/// Has the range be written and drops its pages: how many bytes of it went.
-pub(crate) fn write_and_drop(file: c_int, range: Range<u64>) -> u64 {
+/// Has the range be written and drops its pages: how many bytes of it went. As soon as `is_lost` says that nobody needs that, it ends.
+pub(crate) fn write_and_drop(file: c_int, range: Range<u64>, is_lost: &dyn Fn() -> bool) -> u64 {
+    if is_lost() {
+        return 0;
+    }
     let has_counts = sys::has_counts(file);
     if begin(file, &range, has_counts, true).is_err() {
         process::count(Count::Failures, 1);
         return 0;
     }
-    if !has_counts || wait_by_looking(file, &range, sys::now()).is_none() {
-        return drop_as_written(file, &range).bytes;
+    if !has_counts || wait_by_looking(file, &range, sys::now(), is_lost).is_none() {
+        return drop_as_written(file, &range, is_lost).bytes;
+    }
+    if is_lost() {
+        return 0;
     }
     let dropped = drop_written(file, range.clone());
     if sys::cachestat(file, range.clone()).map_or(0, |seen| seen.cached) == 0 {
@@ -79,7 +85,7 @@ pub(super) struct Went {
 
 /// Drops the pages of a range until all of them are gone, window by window: one that is not written yet stays, is begun to be written
 /// by that advice, and goes the next time. So it is seen, without counts, that the range is written. As long as pages go.
-pub(super) fn drop_as_written(file: c_int, range: &Range<u64>) -> Went {
+pub(super) fn drop_as_written(file: c_int, range: &Range<u64>, is_lost: &dyn Fn() -> bool) -> Went {
     let size = sys::fstat(file).map_or(0, |stat| stat.st_size.max(0) as u64);
     let page = sys::page_size();
     if is_in_memory(file) || !sees_pages(file, size) {
@@ -94,8 +100,8 @@ pub(super) fn drop_as_written(file: c_int, range: &Range<u64>) -> Went {
     while start < end && went.all {
         let next = down(start, length).saturating_add(length);
         let is_whole = down(start, length) == start && (next <= end || end >= size);
-        let all = drop_window(file, start..end.min(next), is_whole, &mut went.bytes);
-        went.all = all || !is_whole;
+        let all = drop_window(file, start..end.min(next), is_whole, &mut went.bytes, is_lost);
+        went.all = (all || !is_whole) && !is_lost();
         start = next;
     }
     went
@@ -112,7 +118,13 @@ fn up(at: u64, unit: u64) -> u64 {
 }
 
 /// Whether all of a window went.
-fn drop_window(file: c_int, window: Range<u64>, is_whole: bool, went: &mut u64) -> bool {
+fn drop_window(
+    file: c_int,
+    window: Range<u64>,
+    is_whole: bool,
+    went: &mut u64,
+    is_lost: &dyn Fn() -> bool,
+) -> bool {
     let resident = || resident_pages(file, &window, &mut [0; PAGES]);
     let Some(mut least) = resident() else { return false };
     let give_up = if is_whole { GIVE_UP } else { GIVE_UP_PART };
@@ -129,7 +141,7 @@ fn drop_window(file: c_int, window: Range<u64>, is_whole: bool, went: &mut u64) 
             *went = went.saturating_add(least - stay);
             // What somebody else brings in again is no reason to go on.
             (least, since) = (stay, now);
-        } else if now.saturating_sub(since) > give_up {
+        } else if now.saturating_sub(since) > give_up || is_lost() {
             return false;
         }
         if stay > 0 {

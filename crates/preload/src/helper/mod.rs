@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //! 1. Nobody waits for the helper, but who makes it (until it has its own table), who ends the process in order ([`drain`]), a writer
-//!    whose output goes, where writeback can't be looked at ([`wait_dropped`]), and a first thread that leaves its process to the others.
+//!    whose output goes, where writeback can't be looked at ([`wait_dropped`]), who takes the last name of a file away that it has in hand,
+//!    or unmounts ([`let_go`]), and a first thread that leaves its process to the others.
 //!    All but the last of these waits are bounded.
 //! 2. Nothing is sent to a descriptor that is not the socket made here: its inode is looked at before.
 //! 3. A child of fork has no helper until it opens a file that may need one; nothing that its parent sent is done twice.
@@ -19,6 +20,7 @@
 mod channel;
 mod drop;
 mod handler;
+mod held;
 mod start;
 mod thread;
 
@@ -31,6 +33,8 @@ use crate::counters::Count;
 use crate::{process, sys};
 
 pub(crate) use drop::{begin, drop_written, write_and_drop};
+pub(crate) use held::has_no_name;
+pub use held::{Place, holds_some, let_go, let_go_of_all};
 pub use start::{Find, set_up};
 
 /// Nanoseconds that the end of a process waits for the helper, at most.
@@ -227,6 +231,7 @@ pub fn leave_now() {
 pub fn after_fork() {
     SENDING.store(0, Ordering::Relaxed);
     channel::close_sender();
+    held::after_fork();
     SENT.store(0, Ordering::Relaxed);
     DONE.store(0, Ordering::Relaxed);
     ASKED.store(0, Ordering::Relaxed);

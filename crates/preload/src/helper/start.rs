@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use libc::{c_int, c_void, pthread_attr_t, pthread_key_t, pthread_t, sigset_t};
 
 use super::{
-    NONE, OFF, ON, OWN_TABLE, SENDER, SENDER_INODE, STARTING, STATE, STATES, channel, handler, thread,
+    NONE, OFF, ON, OWN_TABLE, SENDER, SENDER_INODE, STARTING, STATE, STATES, channel, handler, held, thread,
 };
 use crate::counters::Count;
 use crate::{process, sys};
@@ -239,6 +239,7 @@ fn make(calls: Calls, starting: u32) -> bool {
     let Ok((sending, receiving)) = channel::pair() else {
         return false;
     };
+    held::reset();
     let inode = channel::socket_inode(sending);
     if inode.is_some() && make_thread(calls, receiving, starting) {
         let end = sys::now().saturating_add(START_MAX);

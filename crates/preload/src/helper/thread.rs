@@ -10,6 +10,7 @@ use libc::{c_int, c_void};
 
 use super::channel::{self, Received};
 use super::drop::{begin, drop_as_written, write_and_drop};
+use super::held::{Place, is_lost};
 use super::{Job, OWN_TABLE, STARTING, STATE};
 use crate::counters::Count;
 use crate::rules::watch::{Subject, Watches};
@@ -84,10 +85,11 @@ struct Closed {
     start: u64,
     end: u64,
     count: Count,
+    place: Place,
 }
 
 impl Closed {
-    const NONE: Self = Self { file: -1, start: 0, end: 0, count: Count::StreamReleased };
+    const NONE: Self = Self { file: -1, start: 0, end: 0, count: Count::StreamReleased, place: Place::NONE };
 }
 
 /// Those in hand, the oldest first.
@@ -110,11 +112,26 @@ impl Queue {
 
     fn finish_oldest(&mut self) {
         if self.length > 0
-            && let Some(&Closed { file, start, end, count }) = self.files.get(self.first)
+            && let Some(&closed) = self.files.get(self.first)
         {
             self.first = (self.first + 1) % CLOSED_MAX;
             self.length -= 1;
-            release(file, start..end, count);
+            let Closed { file, start, end, count, place } = closed;
+            release(file, start..end, count, place);
+        }
+    }
+
+    /// Lets go of those that are lost.
+    fn let_go(&mut self) {
+        let length = core::mem::take(&mut self.length);
+        for at in self.first..self.first + length {
+            let Some(&closed) = self.files.get(at % CLOSED_MAX) else { continue };
+            if is_lost(closed.file, closed.place) {
+                give_up(closed.file, closed.place);
+            } else if let Some(free) = self.files.get_mut((self.first + self.length) % CLOSED_MAX) {
+                *free = closed;
+                self.length += 1;
+            }
         }
     }
 }
@@ -122,7 +139,13 @@ impl Queue {
 fn work(socket: c_int) {
     let mut queue = Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 };
     let mut watches = Watches::none();
+    let mut looked_at = sys::now();
     loop {
+        // Where jobs keep coming, those that are deleted meanwhile would wait for a place in the queue to be needed.
+        if queue.length > 0 && sys::now().saturating_sub(looked_at) > IDLE {
+            queue.let_go();
+            looked_at = sys::now();
+        }
         let idle = (queue.length > 0).then_some(IDLE);
         let wait = match (idle, watches.due(sys::now())) {
             (Some(idle), Some(due)) => Some(idle.min(due)),
@@ -137,29 +160,34 @@ fn work(socket: c_int) {
             continue;
         }
         match channel::receive(socket) {
-            Received::Job { job, file, fd, size } => match job {
+            Received::Job { job, file, fd, size, place } => match job {
+                Job::AfterClose { .. } if is_lost(file, place) => give_up(file, place),
                 Job::AfterClose { range, release, count } => {
                     let _ = begin(file, &range, sys::has_counts(file), release);
                     if release {
-                        queue.push(Closed { file, start: range.start, end: range.end, count });
+                        queue.push(Closed { file, start: range.start, end: range.end, count, place });
                     } else {
-                        sys::close(file);
-                        super::done();
+                        give_up(file, place);
                     }
                 }
-                Job::Release { range, count } => release(file, range, count),
+                Job::Release { range, count } => release(file, range, count, place),
                 Job::Drop { range, count, number } => {
-                    let went = drop_as_written(file, &range);
+                    // Its writer waits, who needs it with a name or without.
+                    let went = drop_as_written(file, &range, &|| place.is_unwanted());
                     process::count(count, went.bytes);
-                    sys::close(file);
                     super::saw_to(number, went.all);
-                    super::done();
+                    give_up(file, place);
                 }
                 Job::Watch { flags, release, count } => {
-                    watches.add(Subject { file, fd, flags, size, release, count }, sys::now());
+                    watches.add(Subject { file, fd, flags, size, release, count, place }, sys::now());
                     super::done();
                 }
             },
+            Received::Look => {
+                queue.let_go();
+                watches.let_go();
+                super::done();
+            }
             Received::Drain => {
                 while queue.length > 0 {
                     queue.finish_oldest();
@@ -180,8 +208,14 @@ fn work(socket: c_int) {
 }
 
 /// Has the range be written, drops its pages, and gives the file up.
-fn release(file: c_int, range: Range<u64>, count: Count) {
-    process::count(count, write_and_drop(file, range));
+fn release(file: c_int, range: Range<u64>, count: Count, place: Place) {
+    process::count(count, write_and_drop(file, range, &|| is_lost(file, place)));
+    give_up(file, place);
+}
+
+/// Gives a file up, with which nothing more is to be done.
+fn give_up(file: c_int, place: Place) {
     sys::close(file);
+    place.give_back();
     super::done();
 }

@@ -6,7 +6,7 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::descriptors::closing_all;
-use super::{closing, duplicated, keeping_errno, opened};
+use super::{closing, duplicated, keeping_errno, names, opened};
 use crate::process::Concern;
 use crate::settings::Part;
 use crate::table;
@@ -124,7 +124,10 @@ fn is_left_for(number: c_long) -> bool {
 #[inline]
 fn is_told(number: c_long) -> bool {
     #[cfg(target_arch = "x86_64")]
-    if matches!(number, libc::SYS_open | libc::SYS_creat | libc::SYS_dup2) {
+    if matches!(
+        number,
+        libc::SYS_open | libc::SYS_creat | libc::SYS_dup2 | libc::SYS_unlink | libc::SYS_rename
+    ) {
         return true;
     }
     matches!(
@@ -152,6 +155,10 @@ fn is_told(number: c_long) -> bool {
             | libc::SYS_io_uring_setup
             | libc::SYS_seccomp
             | libc::SYS_prctl
+            | libc::SYS_unlinkat
+            | libc::SYS_renameat
+            | libc::SYS_renameat2
+            | libc::SYS_umount2
     ) || is_left_for(number)
 }
 
@@ -188,6 +195,7 @@ unsafe extern "C" fn told(
     let on = process::is_on();
     if on {
         told_before(number, [a, b, c]);
+        names::told_before(number, [a, b, c, d], e);
     }
     // SAFETY: with what the program gave.
     let done = unsafe { real::syscall.get()(number, a, b, c, d, e, f) };

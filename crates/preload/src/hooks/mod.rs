@@ -49,6 +49,7 @@ mod copy;
 mod descriptors;
 mod exec;
 mod map;
+mod names;
 mod open;
 mod read;
 pub(crate) mod stdio;

@@ -18,7 +18,7 @@ use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
 use super::reader::{STALE, Sight};
 use crate::counters::Count;
-use crate::helper::{drop_written, write_and_drop};
+use crate::helper::{self, Place, drop_written, write_and_drop};
 use crate::{process, sys};
 
 /// Files that are watched at a time.
@@ -54,6 +54,12 @@ pub fn closing(fd: c_int) {
             // One that has the same number may have been closed before.
             let _ = closed.position.compare_exchange(0, told, Ordering::AcqRel, Ordering::Relaxed);
         }
+        // Its room is free as it is closed.
+        if let Ok(stat) = sys::fstat(fd)
+            && stat.st_nlink == 0
+        {
+            helper::let_go(Place::of(&stat));
+        }
     }
 }
 
@@ -72,6 +78,8 @@ pub struct Subject {
     pub release: bool,
     /// Counts the bytes that were dropped.
     pub count: Count,
+    /// Where the file is counted.
+    pub place: Place,
 }
 
 /// One file.
@@ -82,6 +90,7 @@ struct Watch {
     fd: c_int,
     device: u64,
     inode: u64,
+    place: Place,
     writes: bool,
     release: bool,
     count: Count,
@@ -156,6 +165,7 @@ impl Watches {
             (free, sys::fstat(subject.file), has_counts || !is_written)
         else {
             sys::close(subject.file);
+            subject.place.give_back();
             process::count(Count::NotFollowed, 1);
             return;
         };
@@ -165,6 +175,17 @@ impl Watches {
         watch.begin(&subject, &stat, has_counts);
         watch.due = now.saturating_add(SOON);
         self.count += 1;
+    }
+
+    /// Ends the watch of files that are to be let go of: what of them is resident stays.
+    pub fn let_go(&mut self) {
+        for (watch, closed) in self.files.iter_mut().zip(&CLOSED) {
+            if watch.file >= 0 && watch.place.is_unwanted() {
+                watch.close();
+                closed.fd.store(-1, Ordering::Relaxed);
+                self.count -= 1;
+            }
+        }
     }
 
     /// Looks at all for the last time: the process is about to end.
@@ -183,6 +204,7 @@ impl Watch {
         fd: -1,
         device: 0,
         inode: 0,
+        place: Place::NONE,
         writes: false,
         release: false,
         count: Count::StreamReleased,
@@ -201,7 +223,8 @@ impl Watch {
     };
 
     fn begin(&mut self, subject: &Subject, stat: &libc::stat, has_counts: bool) {
-        let &Subject { file, fd, flags, size, release, count } = subject;
+        let &Subject { file, fd, flags, size, release, count, place } = subject;
+        self.place = place;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         (self.file, self.fd, self.device, self.inode) = (file, fd, stat.st_dev, stat.st_ino);
         (self.writes, self.interval, self.moved_at) = (writes, SOON, sys::now());
@@ -372,17 +395,27 @@ impl Watch {
 
     /// The last of it: waits for what was written, and drops all that is to go.
     fn end(&mut self) {
+        let (file, place) = (self.file, self.place);
+        let is_lost = || place.is_unwanted() || helper::has_no_name(file);
+        if is_lost() {
+            return self.close();
+        }
         if self.writes {
             self.note_written();
             for own in self.own() {
                 if self.release && !own.is_empty() {
-                    process::count(self.count, write_and_drop(self.file, own));
+                    process::count(self.count, write_and_drop(file, own, &is_lost));
                 }
             }
         } else {
             self.drop_left();
         }
+        self.close();
+    }
+
+    fn close(&mut self) {
         sys::close(self.file);
+        self.place.give_back();
         self.file = -1;
     }
 }

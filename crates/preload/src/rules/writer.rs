@@ -280,7 +280,7 @@ fn begin(fd: c_int, range: &Range<u64>, output: Output) -> bool {
 
 /// Waits from `start` on until the range is written, as long as there is hope. `false`: where that can't be seen.
 fn wait(fd: c_int, range: &Range<u64>, start: u64) -> bool {
-    table::has_counts(fd) && paused(start, || wait_by_looking(fd, range, start).is_some())
+    table::has_counts(fd) && paused(start, || wait_by_looking(fd, range, start, &|| false).is_some())
 }
 
 /// Counts the pause that a writer makes from `start` on.
@@ -294,13 +294,22 @@ fn paused(start: u64, wait: impl FnOnce() -> bool) -> bool {
     was_seen
 }
 
-/// Waits, from `start` on, until the range is written: whether it is. `None`: cachestat(2) can't be had.
-pub fn wait_by_looking(fd: c_int, range: &Range<u64>, start: u64) -> Option<bool> {
+/// Waits, from `start` on, until the range is written, or `is_lost` says that nobody needs it: whether it is. `None`: cachestat(2) can't
+/// be had.
+pub fn wait_by_looking(
+    fd: c_int,
+    range: &Range<u64>,
+    start: u64,
+    is_lost: &dyn Fn() -> bool,
+) -> Option<bool> {
     let (mut pause, mut begun) = (LOOK, 0);
     loop {
         let seen = sys::cachestat(fd, range.clone()).ok()?;
         if seen.dirty == 0 && seen.writeback == 0 {
             return Some(true);
+        }
+        if is_lost() {
+            return Some(false);
         }
         if sys::now().saturating_sub(start) > WAIT_MAX {
             count(Count::Failures, 1);

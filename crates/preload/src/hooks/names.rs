@@ -1,0 +1,76 @@
+//! Names of files are taken away, and file systems: a file that the helper holds would keep its room, and its file system busy. (NFS and
+//! FUSE would give a file that is open another name, so that its directory isn't empty: so the helper lets go before the call.)
+//!
+//! Not seen: names that other processes take away, and file systems that they unmount. The helper looks for the first from time to time.
+
+use core::ffi::{c_char, c_int, c_uint};
+
+use super::keeping_errno;
+use crate::helper::{self, Place};
+use crate::{process, real, sys};
+
+/// A name is about to be taken from a file.
+#[inline]
+fn losing(at: c_int, path: *const c_char) {
+    if helper::holds_some() {
+        lost(at, path);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn lost(at: c_int, path: *const c_char) {
+    if !process::is_on() {
+        return;
+    }
+    // One that has other names keeps its room.
+    if let Ok(stat) = sys::stat_at(at, path.addr())
+        && stat.st_mode & libc::S_IFMT == libc::S_IFREG
+        && stat.st_nlink <= 1
+    {
+        keeping_errno(|| helper::let_go(Place::of(&stat)));
+    }
+}
+
+/// Before one of these calls is made by its number.
+pub(super) fn told_before(number: i64, [a, b, c, d]: [i64; 4], flags: i64) {
+    let path = |at: i64| core::ptr::with_exposed_provenance(at as usize);
+    #[cfg(target_arch = "x86_64")]
+    match number {
+        libc::SYS_unlink => losing(libc::AT_FDCWD, path(a)),
+        libc::SYS_rename => losing(libc::AT_FDCWD, path(b)),
+        _ => {}
+    }
+    match number {
+        libc::SYS_unlinkat if c as c_int & libc::AT_REMOVEDIR == 0 => losing(a as c_int, path(b)),
+        libc::SYS_renameat => losing(c as c_int, path(d)),
+        libc::SYS_renameat2 if flags as c_uint & KEEPS == 0 => losing(c as c_int, path(d)),
+        libc::SYS_umount2 => keeping_errno(helper::let_go_of_all),
+        _ => {}
+    }
+}
+
+/// With one of these a rename takes no file's name away.
+const KEEPS: c_uint = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
+
+macro_rules! before {
+    ($($name:ident($($arg:ident: $type:ty),*): $before:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            $before;
+            // SAFETY: with what the program gave.
+            unsafe { real::$name.get()($($arg),*) }
+        }
+    )*};
+}
+before! {
+    unlink(path: *const c_char): losing(libc::AT_FDCWD, path);
+    unlinkat(at: c_int, path: *const c_char, flags: c_int): if flags & libc::AT_REMOVEDIR == 0 { losing(at, path) };
+    remove(path: *const c_char): losing(libc::AT_FDCWD, path);
+    rename(from: *const c_char, to: *const c_char): losing(libc::AT_FDCWD, to);
+    renameat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char): losing(to_at, to);
+    renameat2(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint):
+        if flags & KEEPS == 0 { losing(to_at, to) };
+    umount(path: *const c_char): keeping_errno(helper::let_go_of_all);
+    umount2(path: *const c_char, flags: c_int): keeping_errno(helper::let_go_of_all);
+}
