@@ -76,6 +76,11 @@ fn children_of_a_process_with_threads_go_on() {
 }
 
 #[test]
+fn children_have_the_descriptors_of_the_program_alone() {
+    compare("children", &[]);
+}
+
+#[test]
 fn what_is_closed_is_closed_at_once() {
     compare("lets_go", &[]);
 }

@@ -66,7 +66,7 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
         });
         return;
     }
-    if !real::in_children(forked) {
+    if !real::around_forks(forks, has_forked, forked) {
         return;
     }
     // SAFETY: the one call, before the program's own code runs.
@@ -120,6 +120,16 @@ fn map(path: &[u8]) -> Option<&'static counters::Mapped> {
     let mapped = sys::map_report(fd).ok();
     sys::close(fd);
     mapped
+}
+
+/// Before a fork, in the thread that forks.
+unsafe extern "C" fn forks() {
+    helper::before_fork();
+}
+
+/// After it, in the parent.
+unsafe extern "C" fn has_forked() {
+    helper::forked();
 }
 
 /// In a child of fork.

@@ -102,8 +102,12 @@ pub(crate) fn is_for_this() -> bool {
     [c"__register_atfork", c"__libc_stack_end"].iter().all(|name| !address(name).is_null())
 }
 
-/// Has `act` be done in each child of fork. False if it won't be.
-pub(crate) fn in_children(act: unsafe extern "C" fn()) -> bool {
+/// Has these be done around each fork: before it, after it in the parent, and in the child. False if they won't be.
+pub(crate) fn around_forks(
+    before: unsafe extern "C" fn(),
+    parent: unsafe extern "C" fn(),
+    child: unsafe extern "C" fn(),
+) -> bool {
     type Act = Option<unsafe extern "C" fn()>;
     type Register = unsafe extern "C" fn(Act, Act, Act, *mut c_void) -> c_int;
     let register = address(c"__register_atfork");
@@ -112,7 +116,7 @@ pub(crate) fn in_children(act: unsafe extern "C" fn()) -> bool {
     !register.is_null()
         && unsafe {
             let register = core::mem::transmute::<*mut c_void, Register>(register);
-            register(None, None, Some(act), core::ptr::null_mut()) == 0
+            register(Some(before), Some(parent), Some(child), core::ptr::null_mut()) == 0
         }
 }
 

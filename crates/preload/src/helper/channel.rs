@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering;
 
 use libc::{c_int, c_void};
 
+use super::forks::Moment;
 use super::held::Place;
 use super::{
     ASKS_NOBODY, AWAITED, DONE, DRAIN_MAX, Job, NONE, ON, SENDER, SENDER_INODE, SENDING, SENT, STATE, STATES,
@@ -144,6 +145,8 @@ fn index_of(count: Count) -> u32 {
 }
 
 pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
+    // Until the file's name is closed.
+    let Some(_moment) = Moment::begin() else { return false };
     let file = match sys::name_of(fd) {
         Ok(file) => file,
         Err(error) => {

@@ -19,6 +19,7 @@
 
 mod channel;
 mod drop;
+mod forks;
 mod handler;
 mod held;
 mod start;
@@ -33,6 +34,7 @@ use crate::counters::Count;
 use crate::{process, sys};
 
 pub(crate) use drop::{begin, drop_written, write_and_drop};
+pub use forks::{before_fork, forked};
 pub(crate) use held::has_no_name;
 pub use held::{Place, holds_some, let_go, let_go_of_all};
 pub use start::{Find, set_up};
@@ -231,6 +233,7 @@ pub fn leave_now() {
 pub fn after_fork() {
     SENDING.store(0, Ordering::Relaxed);
     channel::close_sender();
+    forks::after_fork();
     held::after_fork();
     SENT.store(0, Ordering::Relaxed);
     DONE.store(0, Ordering::Relaxed);

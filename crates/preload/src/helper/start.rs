@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use libc::{c_int, c_void, pthread_attr_t, pthread_key_t, pthread_t, sigset_t};
 
+use super::forks::Moment;
 use super::{
     NONE, OFF, ON, OWN_TABLE, SENDER, SENDER_INODE, STARTING, STATE, STATES, channel, handler, held, thread,
 };
@@ -236,6 +237,8 @@ fn is_on_other_stack() -> bool {
 }
 
 fn make(calls: Calls, starting: u32) -> bool {
+    // Until the receiving end is closed, and what is left is known. Made all the same where a fork takes long.
+    let _moment = Moment::begin();
     let Ok((sending, receiving)) = channel::pair() else {
         return false;
     };

@@ -1,0 +1,88 @@
+//! Forks, and descriptors that are in the program's table for a moment: what names a file while it is sent, and the helper's own before it
+//! is made. A child of fork would have them for good, so who forks waits until there is none, and none comes until the child is there.
+//!
+//! Not seen: forks by the system call itself, and by `_Fork`. Programs that are started (`posix_spawn`, vfork and exec) have none: each is
+//! close-on-exec.
+//!
+//! Invariant: no wait is longer than [`MOMENT_MAX`]: a signal's handler may fork or close files where the thread that it interrupts
+//! is in the middle of the other.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::sys;
+
+/// Nanoseconds that are waited, at most, and between two looks.
+const MOMENT_MAX: u64 = 50_000_000;
+const LOOK: u64 = 1_000_000;
+
+/// Threads that have such a descriptor, or are about to.
+static MOMENTS: AtomicU32 = AtomicU32::new(0);
+/// Threads that fork.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+
+/// As long as it is there, no child is born.
+pub(super) struct Moment(());
+
+impl Moment {
+    /// Waits until nobody forks. `None`: that takes too long.
+    pub(super) fn begin() -> Option<Self> {
+        let mut end = None;
+        loop {
+            let moment = Self::enter();
+            let forking = FORKING.load(Ordering::SeqCst);
+            if forking == 0 {
+                return Some(moment);
+            }
+            // Left before the wait: who forks waits for it.
+            drop(moment);
+            let now = sys::now();
+            if now >= *end.get_or_insert(now.saturating_add(MOMENT_MAX)) {
+                return None;
+            }
+            sys::futex_wait(&FORKING, forking, LOOK);
+        }
+    }
+
+    fn enter() -> Self {
+        MOMENTS.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Moment {
+    fn drop(&mut self) {
+        let left = MOMENTS.fetch_sub(1, Ordering::SeqCst);
+        if left == 1 && FORKING.load(Ordering::SeqCst) > 0 {
+            sys::futex_wake(&MOMENTS);
+        }
+    }
+}
+
+/// A thread is about to fork.
+pub fn before_fork() {
+    FORKING.fetch_add(1, Ordering::SeqCst);
+    let mut end = None;
+    loop {
+        let moments = MOMENTS.load(Ordering::SeqCst);
+        if moments == 0 {
+            return;
+        }
+        let now = sys::now();
+        if now >= *end.get_or_insert(now.saturating_add(MOMENT_MAX)) {
+            return;
+        }
+        sys::futex_wait(&MOMENTS, moments, LOOK);
+    }
+}
+
+/// It has forked, or could not: in the parent.
+pub fn forked() {
+    FORKING.fetch_sub(1, Ordering::SeqCst);
+    sys::futex_wake(&FORKING);
+}
+
+/// In the child there is but this thread.
+pub(super) fn after_fork() {
+    MOMENTS.store(0, Ordering::SeqCst);
+    FORKING.store(0, Ordering::SeqCst);
+}
