@@ -3,17 +3,21 @@
 //! What another limit would change is an estimate from the rates that were watched: it holds if all goes on as it did,
 //! and it says so. Nothing here promises.
 
+mod device;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
 use pagekeeper_guard::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit};
-use pagekeeper_kernel::trace::Task;
+use pagekeeper_kernel::trace::{PauseCounts, Task};
 
 use crate::case::called;
 use crate::phrases::time;
 use crate::written::database_of;
 use crate::{Case, Evidence, Finding, Kind, Mend, MendKind, Severity};
+
+pub(crate) use device::is_own as is_devices_own;
 
 /// A limit that would take more of the memory than this, in percent of what can be dirty, is not advised.
 const MOST_PERCENT: u64 = 40;
@@ -31,6 +35,7 @@ pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
     if !paused.is_zero() || fullest >= begins(&in_force(report)) {
         findings.push(full(case, paused, fullest));
     }
+    findings.extend(device::find(case));
     findings.extend(odd(&report.parameters, &in_force(report), report.dirtyable));
     findings
 }
@@ -45,10 +50,18 @@ fn begins(thresholds: &DirtyThresholds) -> u64 {
     thresholds.background.midpoint(thresholds.limit)
 }
 
-/// How long the databases' tasks were paused.
+/// The pauses for the limits on the whole, those that a device's own limit made left out.
+fn pauses<'a>(case: &Case<'a>) -> impl Iterator<Item = &'a PauseCounts> + use<'a> {
+    let all = case.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten();
+    all.filter(|pause| !is_devices_own(pause))
+}
+
+/// How long the databases' tasks were paused so.
 fn database_pauses(case: &Case<'_>) -> Duration {
-    let pauses = case.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten();
-    pauses.filter(|pause| database_of(case, &pause.task).is_some()).map(|pause| pause.pauses.total()).sum()
+    pauses(case)
+        .filter(|pause| database_of(case, &pause.task).is_some())
+        .map(|pause| pause.pauses.total())
+        .sum()
 }
 
 /// The most that was seen dirty or on its way to storage: at both looks, and when tasks were paused.
@@ -94,7 +107,7 @@ impl Flow {
 fn held_back(case: &Case<'_>, period: Duration) -> u64 {
     let Some(trace) = case.trace() else { return 0 };
     let mut paused: HashMap<&Task, Duration> = HashMap::new();
-    for pause in trace.pauses.iter().flatten() {
+    for pause in pauses(case) {
         *paused.entry(&pause.task).or_default() += pause.pauses.total();
     }
     let added = trace.by_task();

@@ -86,7 +86,12 @@ impl Paused<'_> {
         let database = &case.after.databases[self.index];
         let mut mends = case.mends(Kind::WritersPaused, self.index);
         // The command, with what it would change, is in the finding about the limits, which comes with this one.
-        if limits::raise(case).is_some() {
+        let (own_limit, whole): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
+            self.pauses.iter().partition(|pause| limits::is_devices_own(pause));
+        if !own_limit.is_empty() {
+            mends.push(advice("the device has a limit of its own: see the finding on it"));
+        }
+        if !whole.is_empty() && limits::raise(case).is_some() {
             mends
                 .push(advice("a higher limit on dirty pages bridges a burst: see the finding on the limits"));
         }

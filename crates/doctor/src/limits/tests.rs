@@ -99,6 +99,60 @@ fn full_limits_with_what_others_would_change() {
 }
 
 #[test]
+fn a_devices_own_limit_is_not_taken_for_that_on_the_whole() {
+    let (before, mut after) = low(400, 380);
+    // Pauses would begin at 24 MiB; 5 MiB were dirty.
+    let levels = DirtyLevels {
+        dirty: 5 * MIB,
+        setpoint: 28 * MIB,
+        limit: 32 * MIB,
+        device_dirty: 4 * MIB,
+        device_setpoint: 3 * MIB,
+    };
+    let dirty = &mut after.host.dirty;
+    (dirty.dirty, dirty.writeback) = (4 * MIB, 0);
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pauses.as_mut().unwrap().push(pauses(100, "db", &[60; 20], levels));
+    let found = find(&Case::new(&before, &after));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].title, "device 8:0 has a limit on dirty pages of its own, and that was full");
+    assert_eq!(found[0].severity, Severity::Warning);
+    assert!(text(&found[0]).contains("which could not be read"), "{}", text(&found[0]));
+    let device = BackingDevice {
+        name: "8:0".to_owned(),
+        read_ahead: 0,
+        min_ratio: 0,
+        max_ratio: 1,
+        min_bytes: None,
+        max_bytes: Some(2 * MIB),
+        strict_limit: Some(true),
+        stable_pages: None,
+        stats: None,
+    };
+    after.host.devices = vec![(DEV, device)];
+    let found = find(&Case::new(&before, &after));
+    let said = text(&found[0]);
+    for part in [
+        "5 MiB were dirty on the whole host, of 24 MiB where pauses begin; for device 8:0 it was 4 MiB",
+        "in /sys/class/bdi/8:0: strict_limit=1",
+        "max_ratio=1, max_bytes=2097152",
+    ] {
+        assert!(said.contains(part), "{part:?} in {said}");
+    }
+    assert!(!said.contains("estimated"), "{said}");
+    let acts: Vec<&str> = found[0].mends.iter().map(|mend| mend.act.as_str()).collect();
+    assert_eq!(
+        acts,
+        ["echo 0 >/sys/class/bdi/8:0/strict_limit", "echo 4 >/sys/class/bdi/8:0/max_ratio"],
+        "a higher vm.dirty_bytes does nothing"
+    );
+    // Where the whole was full as well, both are told.
+    pause(&mut after, 101, 100);
+    after.databases[0].workers = vec![101];
+    assert_eq!(find(&Case::new(&before, &after)).len(), 2);
+}
+
+#[test]
 fn pauses_of_others_are_a_note_at_most() {
     let (before, mut after) = low(400, 400);
     pause(&mut after, 77, 10);

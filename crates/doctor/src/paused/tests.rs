@@ -130,6 +130,22 @@ fn a_log_elsewhere_shares_nothing() {
 }
 
 #[test]
+fn no_higher_limit_is_named_for_a_device_with_its_own() {
+    let (before, mut after) = rocksdb();
+    let machine = &mut after.change.as_mut().unwrap().machine;
+    (machine.dirtied, machine.written) = (Some(100 * MIB), Some(90 * MIB));
+    let named = |after: &Look| {
+        let found = find_in(&before, after).into_iter().find(|found| found.kind == Kind::WritersPaused);
+        let mends = found.unwrap().mends.into_iter().map(|mend| mend.act);
+        mends.filter(|act| act.contains("see the finding")).collect::<Vec<_>>()
+    };
+    assert!(named(&after)[0].starts_with("a higher limit"), "{:?}", named(&after));
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pauses.as_mut().unwrap().iter_mut().for_each(|pause| pause.levels.dirty = 5 * MIB);
+    assert_eq!(named(&after), ["the device has a limit of its own: see the finding on it"]);
+}
+
+#[test]
 fn lost_events_are_said() {
     let (before, mut after) = rocksdb();
     after.change.as_mut().unwrap().trace.as_mut().unwrap().losses.no_room = 3;

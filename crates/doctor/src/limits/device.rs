@@ -1,0 +1,111 @@
+//! A device's own limit on dirty pages (`strict_limit`): it pauses writers while dirty memory as a whole is far below the
+//! limits, so that no other limit on the whole helps.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_kernel::pressure::BackingDevice;
+use pagekeeper_kernel::trace::PauseCounts;
+
+use crate::phrases::time;
+use crate::written::database_of;
+use crate::{Case, Evidence, Finding, Kind, Mend, MendKind, Severity};
+
+/// Whether these pauses came from the device's own limit: the whole was below where it pauses anybody.
+pub(crate) fn is_own(pause: &PauseCounts) -> bool {
+    pause.levels.dirty < pause.levels.threshold()
+}
+
+/// The devices whose own limits paused databases.
+pub(super) fn find(case: &Case<'_>) -> Vec<Finding> {
+    let pauses = case.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten();
+    let mut devices: BTreeMap<&str, Vec<&PauseCounts>> = BTreeMap::new();
+    for pause in pauses.filter(|pause| is_own(pause) && database_of(case, &pause.task).is_some()) {
+        devices.entry(&pause.device).or_default().push(pause);
+    }
+    devices.into_iter().map(|(name, pauses)| limited(case, name, &pauses)).collect()
+}
+
+fn limited(case: &Case<'_>, name: &str, pauses: &[&PauseCounts]) -> Finding {
+    let total: Duration = pauses.iter().map(|pause| pause.pauses.total()).sum();
+    let most = |of: fn(&PauseCounts) -> u64| pauses.iter().map(|pause| of(pause)).max().unwrap_or_default();
+    let (dirty, begins) = (most(|pause| pause.levels.dirty), most(|pause| pause.levels.threshold()));
+    let (on_device, steered) =
+        (most(|pause| pause.levels.device_dirty), most(|pause| pause.levels.device_setpoint));
+    let device = case.after.host.devices.iter().map(|(_, device)| device).find(|device| device.name == name);
+    let whole = Evidence::new(format!(
+        "when they were paused {} were dirty on the whole host, of {} where pauses begin; for device {name} it was {}, of a \
+         share of {} that the kernel steers towards",
+        Size(dirty),
+        Size(begins),
+        Size(on_device),
+        Size(steered)
+    ))
+    .with("device", name)
+    .with("dirty_bytes", dirty)
+    .with("pauses_begin_bytes", begins)
+    .with("device_dirty_bytes", on_device)
+    .with("device_setpoint_bytes", steered);
+    Finding {
+        kind: Kind::DirtyLimits,
+        severity: Severity::Warning,
+        database: None,
+        title: format!("device {name} has a limit on dirty pages of its own, and that was full"),
+        evidence: vec![whole, in_force(name, device)],
+        cost: format!(
+            "the databases' tasks were paused for {} in {}, however few pages were dirty elsewhere; a higher limit \
+             on the whole (vm.dirty_bytes, vm.dirty_ratio) changes next to nothing",
+            time(total),
+            time(case.period())
+        ),
+        mends: mends(name, device),
+        pagekeeper: None,
+    }
+}
+
+/// The device's settings, as far as they can be read.
+fn in_force(name: &str, device: Option<&BackingDevice>) -> Evidence {
+    let place = format!("/sys/class/bdi/{name}");
+    let Some(device) = device else {
+        return Evidence::new(format!(
+            "its limit is set by {place}/strict_limit, max_ratio and max_bytes, which could not be read"
+        ));
+    };
+    let strict = match device.strict_limit {
+        Some(true) => "strict_limit=1: its share holds however little is dirty elsewhere".to_owned(),
+        Some(false) => "strict_limit=0: it does not hold now while little is dirty elsewhere".to_owned(),
+        None => "this kernel does not show strict_limit, which FUSE sets for its file systems".to_owned(),
+    };
+    let most = device.max_bytes.map(|bytes| format!(", max_bytes={bytes}")).unwrap_or_default();
+    let mut evidence = Evidence::new(format!("in {place}: {strict}; max_ratio={}{most}", device.max_ratio))
+        .with("device", name)
+        .with("max_ratio_percent", device.max_ratio);
+    if let Some(strict) = device.strict_limit {
+        evidence = evidence.with("strict_limit", strict);
+    }
+    if let Some(bytes) = device.max_bytes {
+        evidence = evidence.with("max_bytes", bytes);
+    }
+    evidence
+}
+
+fn mends(name: &str, device: Option<&BackingDevice>) -> Vec<Mend> {
+    let set = |setting: &str, value: u64, why: &str| Mend {
+        kind: MendKind::System,
+        act: format!("echo {value} >/sys/class/bdi/{name}/{setting}"),
+        note: format!("at once, until the device comes anew (of FUSE: until it is mounted again); {why}"),
+    };
+    let mut mends = Vec::new();
+    if device.is_none_or(|device| device.strict_limit == Some(true)) {
+        let why = "its writers are then paused only where the limits on the whole are full. Such a limit may be meant: it \
+                   keeps a slow or untrusted device, as FUSE's, from filling memory with pages that take long to write";
+        mends.push(set("strict_limit", 0, why));
+    }
+    if let Some(ratio) = device.map(|device| device.max_ratio).filter(|ratio| *ratio < 100) {
+        let why = "or a larger share of the limit, in percent, where it is to keep a limit of its own; max_bytes sets the \
+                   same in bytes (Linux 6.2)";
+        mends.push(set("max_ratio", (ratio.max(1) * 4).min(100), why));
+    }
+    mends
+}
