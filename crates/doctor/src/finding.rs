@@ -15,6 +15,8 @@ pub enum Kind {
     MixedIo,
     /// A stream (backup, archiver, dump) pushes a database's hot set out.
     Stream,
+    /// Pages of a database's data are taken for being idle, however much memory is free (DAMON, `memory.reclaim`).
+    IdleReclaim,
     /// Writers are paused for dirty pages.
     WritersPaused,
     /// A log and bulk output share a device whose dirty pages pause writers.

@@ -2,9 +2,11 @@
 //!
 //! Found are processes that are no database and bring many pages in, or drop a database's pages, while pages of its data
 //! files leave the page cache; a database's own workers that send a backup or a copy are taken for streams, too. Nothing
-//! is found where nothing was pushed out: a stream in plenty of memory harms nobody. It takes tracing: without it
-//! nobody is blamed.
+//! is found where nothing was pushed out, or where it was not for want of memory: a stream in plenty of memory harms
+//! nobody. What takes pages however much is free is told by itself ([`idle`]). It takes tracing: without it nobody is
+//! blamed.
 
+mod idle;
 mod mends;
 #[cfg(test)]
 mod tests;
@@ -22,6 +24,7 @@ use pagekeeper_observe::{Database, File};
 use crate::limits::per_second;
 use crate::written::{database_of, is_log};
 use crate::{Case, Finding, Streamer, StreamerFile};
+use idle::Takers;
 
 /// Who brings less in is no stream, in bytes ...
 const LEAST: u64 = 32 << 20;
@@ -34,15 +37,18 @@ const PUSHED: u64 = 16 << 20;
 pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
     let Some(trace) = case.trace() else { return Vec::new() };
     let Some(pages) = &trace.pages else { return Vec::new() };
-    let found = case.databases().filter_map(|(index, database)| {
+    let found = case.databases().map(|(index, database)| {
         let data = data_files(case, index);
-        let streams = streams(case, trace, pages, index, &data);
-        let loss = Loss::of(case, pages, index, database, &data, &streams);
+        let takers = Takers::of(case, trace, pages, &data);
+        let streams = streams(case, trace, pages, index, &data, &takers);
+        let loss = Loss::of(case, pages, index, database, &data, &streams, &takers);
         let streams: Vec<Stream<'_>> =
             streams.into_iter().filter(|stream| stream.is_to_blame(case, database, &loss)).collect();
-        (loss.is_one() && !streams.is_empty()).then(|| told::finding(case, index, &loss, &streams))
+        let pushed =
+            (loss.is_one() && !streams.is_empty()).then(|| told::finding(case, index, &loss, &streams));
+        [pushed, takers.finding(case, index, &loss)]
     });
-    found.collect()
+    found.flatten().flatten().collect()
 }
 
 /// The files whose pages a database wants to keep: those that were there all the time and are no logs.
@@ -85,9 +91,14 @@ fn streams<'a>(
     pages: &'a [PageCounts],
     index: usize,
     data: &HashMap<Inode, &File>,
+    takers: &Takers<'_>,
 ) -> Vec<Stream<'a>> {
     let mut all: BTreeMap<u32, Stream<'a>> = BTreeMap::new();
     for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
+        // What reclaims for others drops nothing of its own accord.
+        if takers.has(task) || idle::is_background(case, task) {
+            continue;
+        }
         let streamer = case.streamers.iter().find(|streamer| streamer.pid == task.process);
         let worker = match database_of(case, task) {
             None => false,
@@ -139,6 +150,11 @@ fn reclaimed_by(trace: &TraceCounts, pid: u32) -> u64 {
     reclaim.filter(|reclaim| reclaim.task.process == pid).map(|reclaim| reclaim.reclaimed).sum()
 }
 
+/// "tar (process 77)".
+fn named(name: &str, pid: u32) -> String {
+    format!("{name} (process {pid})")
+}
+
 /// Whether a worker with such a title reads for a copy: a PostgreSQL process that sends a backup, or serves `COPY`.
 fn copies(title: &str) -> bool {
     title.contains("sending backup") || title.contains("walsender") || title.ends_with(" COPY")
@@ -168,11 +184,12 @@ impl Stream<'_> {
             return false;
         }
         let group = database.cgroup.as_ref();
-        match self.streamer.filter(|streamer| !streamer.title.is_empty()) {
-            Some(streamer) => share_memory(case, streamer.cgroup.as_ref(), group),
-            // It has ended. What it had to reclaim of the database's shows whose memory it took.
-            None => self.removed_own >= PUSHED || group.is_none_or(|group| group.effective_limit.is_none()),
+        if let Some(streamer) = self.streamer.filter(|streamer| !streamer.title.is_empty()) {
+            return share_memory(case, streamer.cgroup.as_ref(), group);
         }
+        // It has ended. What it had to reclaim of the database's shows whose memory it took.
+        let unlimited = group.is_none_or(|group| group.effective_limit.is_none());
+        self.removed_own >= PUSHED || (unlimited && has_reclaimed(case))
     }
 
     /// What it does with the file that it brought in most of.
@@ -206,15 +223,21 @@ fn share_memory(case: &Case<'_>, stream: Option<&MemoryCgroup>, database: Option
             let above = a.directory.starts_with(&b.directory) || b.directory.starts_with(&a.directory);
             let inherited = |group: &MemoryCgroup| group.limit != group.effective_limit;
             let beside = a.directory.parent() == b.directory.parent() && inherited(a) && inherited(b);
-            a.effective_limit == b.effective_limit && (unlimited || above || beside)
+            a.effective_limit == b.effective_limit
+                && if unlimited { has_reclaimed(case) } else { above || beside }
         }
         // The one can't be seen: it has no limit but the machine's.
-        (Some(group), None) | (None, Some(group)) => group.effective_limit.is_none() || is_short(case),
-        (None, None) => true,
+        (Some(group), None) | (None, Some(group)) if group.effective_limit.is_some() => is_short(case),
+        _ => has_reclaimed(case),
     }
 }
 
-/// Whether the machine had to reclaim while watching.
+/// Whether the machine reclaimed for want of memory while watching, as far as it tells.
+fn has_reclaimed(case: &Case<'_>) -> bool {
+    idle::reclaimed_by_host(case).is_none_or(|bytes| bytes >= PUSHED)
+}
+
+/// Whether tasks had to reclaim the machine's memory themselves while watching.
 fn is_short(case: &Case<'_>) -> bool {
     let stalls = case.change().and_then(|change| change.machine.allocation_stalls);
     stalls.is_some_and(|stalls| stalls > 0)
@@ -222,12 +245,12 @@ fn is_short(case: &Case<'_>) -> bool {
 
 /// What a database lost meanwhile, in bytes.
 struct Loss {
-    /// Of its data left the page cache.
+    /// Of its data left the page cache, what was taken for being idle left out.
     pushed: u64,
     /// Its own processes brought in again, growth and streams left out.
     came_back: u64,
-    /// A stream dropped as much itself.
-    dropped: bool,
+    /// Streams dropped so much themselves; the kernel does not remember such pages.
+    dropped: u64,
     /// More of it is remembered by the kernel as pushed out than before; `None` where that is not known.
     evicted: Option<u64>,
     /// The kernel counted so much as read in again after it had been pushed out, and where.
@@ -239,8 +262,16 @@ impl Loss {
     fn is_one(&self) -> bool {
         let taken = self.evicted.is_none_or(|bytes| bytes > 0)
             || self.refaulted.is_none_or(|(bytes, _)| bytes > 0)
-            || self.dropped;
+            || self.dropped > 0;
         self.pushed >= PUSHED && taken
+    }
+
+    /// What it had to read from storage again, at most: no more than the kernel knows to have come back.
+    fn missed(&self) -> u64 {
+        match self.refaulted {
+            Some((bytes, _)) => self.came_back.min(bytes.saturating_add(self.dropped)),
+            None => self.came_back,
+        }
     }
 
     fn of(
@@ -250,12 +281,15 @@ impl Loss {
         database: &Database,
         data: &HashMap<Inode, &File>,
         streams: &[Stream<'_>],
+        takers: &Takers<'_>,
     ) -> Self {
         let is_stream = |task: &Task| streams.iter().any(|stream| stream.pid == task.process);
         let mut files: HashMap<Inode, [u64; 3]> = HashMap::new();
         for counts in pages.iter().filter(|counts| data.contains_key(&counts.file)) {
             let [removed, streamed, own] = files.entry(counts.file).or_default();
-            *removed += counts.flow.removed.bytes;
+            if !counts.task.as_ref().is_some_and(|task| takers.has(task)) {
+                *removed += counts.flow.removed.bytes;
+            }
             match &counts.task {
                 Some(task) if is_stream(task) => *streamed += counts.flow.added.bytes,
                 Some(task) if database_of(case, task) == Some(index) => {
@@ -272,7 +306,7 @@ impl Loss {
             // What a stream read of the files itself and lost again was not the database's.
             pushed: files.values().map(|[removed, streamed, _]| removed.saturating_sub(*streamed)).sum(),
             came_back: files.iter().map(|(inode, [_, _, own])| own.saturating_sub(grown(*inode))).sum(),
-            dropped: streams.iter().any(|stream| stream.dropped() >= PUSHED),
+            dropped: streams.iter().map(Stream::dropped).filter(|bytes| *bytes >= PUSHED).sum(),
             evicted: evicted(case, data),
             refaulted: refaulted(case, database),
         }

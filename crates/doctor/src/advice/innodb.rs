@@ -42,7 +42,7 @@ pub(super) fn mends(kind: Kind, settings: &Settings, mends: &mut Vec<Mend>) {
         }
         // How much of the redo log is before the last checkpoint can't be seen: what bounds it is its size.
         Kind::LongRecovery => mends.extend(smaller_redo(settings)),
-        Kind::SharedDevice | Kind::Stream => {}
+        Kind::SharedDevice | Kind::Stream | Kind::IdleReclaim => {}
     }
 }
 

@@ -72,6 +72,6 @@ pub(super) fn mends(kind: Kind, settings: &Settings, mends: &mut Vec<Mend>) {
                 mends.push(set(settings, "recovery_prefetch", "try", Effect::Reload, why));
             }
         }
-        Kind::MemoryShort | Kind::MixedIo | Kind::SharedDevice | Kind::Stream => {}
+        Kind::MemoryShort | Kind::MixedIo | Kind::SharedDevice | Kind::Stream | Kind::IdleReclaim => {}
     }
 }

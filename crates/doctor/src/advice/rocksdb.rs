@@ -59,7 +59,7 @@ pub(super) fn mends(kind: Kind, settings: &Settings, mends: &mut Vec<Mend>) {
                 mends.extend(own_option(settings, "avoid_flush_during_shutdown", "false", why));
             }
         }
-        Kind::MemoryShort | Kind::SharedDevice | Kind::Stream | Kind::ColdStart => {}
+        Kind::MemoryShort | Kind::SharedDevice | Kind::Stream | Kind::IdleReclaim | Kind::ColdStart => {}
     }
 }
 

@@ -1,10 +1,11 @@
 use super::*;
 
-const KINDS: [Kind; 10] = [
+const KINDS: [Kind; 11] = [
     Kind::LogsInCache,
     Kind::MemoryShort,
     Kind::MixedIo,
     Kind::Stream,
+    Kind::IdleReclaim,
     Kind::WritersPaused,
     Kind::SharedDevice,
     Kind::DirtyLimits,

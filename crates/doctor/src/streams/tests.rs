@@ -91,6 +91,11 @@ impl Host {
         self.trace().pages.as_mut().unwrap()
     }
 
+    /// It was short of memory.
+    fn host_reclaims(&mut self) {
+        self.after.change.as_mut().unwrap().machine.reclaimed_directly = Some(500 * MIB);
+    }
+
     fn find(&self) -> Vec<Finding> {
         let mut case = Case::new(&self.before, &self.after);
         case.settings = vec![Settings::new(Engine::PostgreSql)];
@@ -174,9 +179,12 @@ fn one_in_memory_of_its_own_is_not_to_blame() {
     // The database has no limit, the stream has.
     host.after.databases[0].cgroup = Some(group("/m", None));
     assert_eq!(host.find(), []);
-    // Neither has.
+    // Neither has: that matters where the host is short of memory.
     host.streamers[0].cgroup = Some(group("/m/backup", None));
+    assert_eq!(host.find(), []);
+    host.host_reclaims();
     assert_eq!(host.find().len(), 1);
+    host.after.change.as_mut().unwrap().machine.reclaimed_directly = Some(0);
     // Groups below one that has.
     let below = |name: &str| MemoryCgroup { limit: None, ..group(name, Some(GIB)) };
     host.streamers[0].cgroup = Some(below("/m/pod/backup"));
@@ -244,7 +252,63 @@ fn one_that_has_ended_is_told_by_its_name() {
     host.pages()[1].flow.removed.bytes = 300 * MIB;
     assert_eq!(host.find(), []);
     host.after.databases[0].cgroup = None;
+    assert_eq!(host.find(), [], "there was memory enough");
+    host.host_reclaims();
     assert_eq!(host.find().len(), 1);
+}
+
+#[test]
+fn what_is_taken_for_being_idle_is_no_streams_doing() {
+    let mut host = Host::new();
+    host.after.databases[0].cgroup = None;
+    host.streamers[0].cgroup = None;
+    let table = host.table();
+    host.trace().reclaim = Some(Vec::new());
+    *host.pages() = vec![
+        pages(BIG, TAR, "dd", 510 * MIB, 0),
+        pages(table, 57, "kdamond.0", 0, 39 * MIB),
+        pages(table, BACKEND, "postgres", 480 * MIB, 0),
+    ];
+    let machine = &mut host.after.change.as_mut().unwrap().machine;
+    machine.refaulted = Some(4 * MIB);
+    let findings = host.find();
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    let found = &findings[0];
+    assert_eq!((found.kind, found.severity), (Kind::IdleReclaim, Severity::Note));
+    assert!(
+        found.title.starts_with("kdamond.0 (process 57) takes idle pages of its data"),
+        "{}",
+        found.title
+    );
+    assert!(text(found).contains("removed 39 MiB of the database's data"), "{}", text(found));
+    // Not what its processes brought in, first reads among it, but what the kernel knows to have come back.
+    assert!(found.cost.starts_with("estimated 409.6 KiB/s"), "{}", found.cost);
+    assert!(found.mends[0].act.contains("/sys/kernel/mm/damon/admin/kdamonds"), "{:?}", found.mends);
+    assert!(found.mends[0].note.contains("whose pid is 57"), "{:?}", found.mends);
+    // A program that has the name.
+    host.streamers[0].title = "kdamond --from user space".to_owned();
+    host.streamers[0].pid = 57;
+    assert!(host.find().iter().all(|found| found.kind == Kind::Stream), "{:?}", host.find());
+}
+
+#[test]
+fn the_kernels_background_reclaim_is_no_stream() {
+    let mut host = Host::new();
+    host.after.databases[0].cgroup = None;
+    host.streamers[0].cgroup = None;
+    host.host_reclaims();
+    let table = host.table();
+    *host.pages() = vec![
+        pages(BIG, TAR, "dd", 510 * MIB, 0),
+        pages(table, 58, "kswapd0", 0, 600 * MIB),
+        pages(table, BACKEND, "postgres", 200 * MIB, 0),
+    ];
+    let findings = host.find();
+    assert_eq!(findings.len(), 1);
+    assert!(findings[0].title.starts_with("dd (process 77) reads"), "{findings:?}");
+    // Of 200 MiB that its processes brought in the kernel had reclaimed half.
+    host.after.change.as_mut().unwrap().machine.refaulted = Some(100 * MIB);
+    assert!(host.find()[0].cost.starts_with("estimated 10 MiB/s"), "{}", host.find()[0].cost);
 }
 
 #[test]

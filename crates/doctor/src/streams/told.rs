@@ -6,6 +6,7 @@ use pagekeeper_guard::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_observe::{Database, File};
 
+use super::idle::reclaimed_by_host;
 use super::mends::{mends, pagekeeper};
 use super::{Loss, Stream, data_files};
 use crate::case::called;
@@ -14,16 +15,16 @@ use crate::phrases::time;
 use crate::{Case, Evidence, Finding, Kind, Severity};
 
 /// From so many bytes a second on that a database reads again, it is serious.
-const MISSED: u64 = 1 << 20;
+pub(super) const MISSED: u64 = 1 << 20;
 /// So many streams are told apart.
-const TOLD: usize = 3;
+pub(super) const TOLD: usize = 3;
 
 /// What a database loses to streams, of which there is at least one.
 pub(super) fn finding(case: &Case<'_>, index: usize, loss: &Loss, streams: &[Stream<'_>]) -> Finding {
     let database = &case.after.databases[index];
     let data = data_files(case, index);
     let main = &streams[0];
-    let missed = per_second(loss.came_back, case.period()).unwrap_or_default();
+    let missed = per_second(loss.missed(), case.period()).unwrap_or_default();
     let added = per_second(main.added, case.period()).unwrap_or_default();
     let mut evidence: Vec<Evidence> =
         streams.iter().take(TOLD).map(|stream| of_stream(case, stream, &data)).collect();
@@ -38,7 +39,7 @@ pub(super) fn finding(case: &Case<'_>, index: usize, loss: &Loss, streams: &[Str
     }
     evidence.push(of_loss(case, loss));
     evidence.extend(of_refaults(case, loss));
-    evidence.push(of_memory(database, main));
+    evidence.push(of_memory(case, database, main));
     Finding {
         kind: Kind::Stream,
         severity: if missed >= MISSED { Severity::Serious } else { Severity::Warning },
@@ -132,7 +133,7 @@ fn of_loss(case: &Case<'_>, loss: &Loss) -> Evidence {
     evidence
 }
 
-fn of_refaults(case: &Case<'_>, loss: &Loss) -> Option<Evidence> {
+pub(super) fn of_refaults(case: &Case<'_>, loss: &Loss) -> Option<Evidence> {
     let (bytes, place) = loss.refaulted?;
     let per_second = per_second(bytes, case.period())?;
     Some(
@@ -147,7 +148,7 @@ fn of_refaults(case: &Case<'_>, loss: &Loss) -> Option<Evidence> {
 }
 
 /// Which memory both share.
-fn of_memory(database: &Database, stream: &Stream<'_>) -> Evidence {
+fn of_memory(case: &Case<'_>, database: &Database, stream: &Stream<'_>) -> Evidence {
     let own = database.cgroup.as_ref();
     let limited = own.and_then(|group| Some((group, group.effective_limit?)));
     let same = own.zip(stream.streamer.and_then(|streamer| streamer.cgroup.as_ref()));
@@ -165,7 +166,14 @@ fn of_memory(database: &Database, stream: &Stream<'_>) -> Evidence {
             group.directory.display(),
             Size(limit)
         ),
-        None => "no memory cgroup sets a limit to the database: both share the host's memory".to_owned(),
+        None => {
+            let reclaimed =
+                reclaimed_by_host(case).map(|bytes| format!(", which had to reclaim {}", Size(bytes)));
+            format!(
+                "no memory cgroup sets a limit to the database: both share the host's memory{}",
+                reclaimed.unwrap_or_default()
+            )
+        }
     };
     let mut evidence = Evidence::new(text).with("same_memory_cgroup", same);
     if let Some((group, limit)) = limited {

@@ -1,0 +1,183 @@
+//! Pages of a database's data that are taken because nobody touched them for a while, however much memory is free: by
+//! DAMON's threads in the kernel (`kdamond`), or by a program that writes to `memory.reclaim`.
+//!
+//! Invariant: what they took is no stream's doing, and is not laid at one's door.
+
+use std::collections::{BTreeMap, HashMap};
+
+use pagekeeper_guard::units::Size;
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::page_size;
+use pagekeeper_kernel::pressure::VmStat;
+use pagekeeper_kernel::trace::{PageCounts, Task, TraceCounts};
+use pagekeeper_observe::File;
+
+use super::{Loss, PUSHED, named, reclaimed_by};
+use crate::case::called;
+use crate::limits::{per_second, rate};
+use crate::phrases::time;
+use crate::written::database_of;
+use crate::{Case, Evidence, Finding, Kind, Mend, MendKind, Severity};
+
+/// Who took how much of a database's data so, the most first.
+pub(super) struct Takers<'a> {
+    all: Vec<Taker<'a>>,
+}
+
+struct Taker<'a> {
+    task: &'a Task,
+    bytes: u64,
+    damon: bool,
+}
+
+impl<'a> Takers<'a> {
+    pub(super) fn of(
+        case: &Case<'_>,
+        trace: &TraceCounts,
+        pages: &'a [PageCounts],
+        data: &HashMap<Inode, &File>,
+    ) -> Self {
+        let proactive =
+            between(case, |vmstat| vmstat.get("pgsteal_proactive")).is_some_and(|bytes| bytes >= PUSHED);
+        let mut taken: BTreeMap<u32, (&Task, u64)> = BTreeMap::new();
+        for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
+            if data.contains_key(&counts.file) {
+                taken.entry(task.process).or_insert((task, 0)).1 += counts.flow.removed.bytes;
+            }
+        }
+        let added = |pid| {
+            let own =
+                pages.iter().filter(|counts| counts.task.as_ref().is_some_and(|task| task.process == pid));
+            own.map(|counts| counts.flow.added.bytes).sum::<u64>()
+        };
+        let takers = taken.into_values().filter_map(|(task, bytes)| {
+            let damon = is_damon(case, task);
+            let by_hand = || {
+                proactive
+                    && bytes >= PUSHED
+                    && !is_background(case, task)
+                    && database_of(case, task).is_none()
+                    && reclaimed_by(trace, task.process) >= bytes / 2
+                    && added(task.process) < bytes
+            };
+            (bytes > 0 && (damon || by_hand())).then_some(Taker { task, bytes, damon })
+        });
+        let mut all: Vec<Taker<'a>> = takers.collect();
+        all.sort_by_key(|taker| (std::cmp::Reverse(taker.bytes), taker.task.process));
+        Self { all }
+    }
+
+    pub(super) fn has(&self, task: &Task) -> bool {
+        self.all.iter().any(|taker| taker.task.process == task.process)
+    }
+
+    /// That so much was taken so that it is worth a word.
+    pub(super) fn finding(&self, case: &Case<'_>, index: usize, loss: &Loss) -> Option<Finding> {
+        let main = self.all.first()?;
+        let taken: u64 = self.all.iter().map(|taker| taker.bytes).sum();
+        if taken < PUSHED {
+            return None;
+        }
+        let period = case.period();
+        let missed = per_second(loss.missed().min(taken), period).unwrap_or_default();
+        let mut evidence: Vec<Evidence> =
+            self.all.iter().take(super::told::TOLD).map(|taker| taker.told(case)).collect();
+        let host = &case.after.host;
+        evidence.push(
+            Evidence::new(format!(
+                "{} of memory are free; background reclaim begins below {}",
+                Size(host.memory.free),
+                Size(host.watermarks.low)
+            ))
+            .with("free_bytes", host.memory.free)
+            .with("watermark_low_bytes", host.watermarks.low),
+        );
+        evidence.extend(super::told::of_refaults(case, loss));
+        Some(Finding {
+            kind: Kind::IdleReclaim,
+            severity: if missed >= super::told::MISSED { Severity::Warning } else { Severity::Note },
+            database: Some(called(&case.after.databases[index])),
+            title: format!(
+                "{} takes idle pages of its data out of the page cache, {}, however much memory is free",
+                named(&main.task.name, main.task.process),
+                rate(per_second(taken, period).unwrap_or_default())
+            ),
+            evidence,
+            cost: format!("estimated {} at most that it has to read from storage again", rate(missed)),
+            mends: vec![main.mend()],
+            pagekeeper: None,
+        })
+    }
+}
+
+impl Taker<'_> {
+    fn told(&self, case: &Case<'_>) -> Evidence {
+        Evidence::new(format!(
+            "{} removed {} of the database's data from the page cache in {}{}",
+            named(&self.task.name, self.task.process),
+            Size(self.bytes),
+            time(case.period()),
+            if self.damon {
+                ": DAMON in the kernel, which takes what nobody touched for a while"
+            } else {
+                ""
+            }
+        ))
+        .with("process", self.task.process)
+        .with("task", self.task.name.as_str())
+        .with("removed_bytes", self.bytes)
+    }
+
+    fn mend(&self) -> Mend {
+        let pid = self.task.process;
+        if self.damon {
+            return Mend {
+                kind: MendKind::System,
+                act: "echo off >/sys/kernel/mm/damon/admin/kdamonds/N/state".to_owned(),
+                note: format!(
+                    "at once; N is the directory whose pid is {pid}. Who has set it up can leave the database out \
+                     instead (schemes/*/filters, type memcg), or raise the age from which on pages are taken. Where no \
+                     directory has that pid it is DAMON_RECLAIM: echo N >/sys/module/damon_reclaim/parameters/enabled"
+                ),
+            };
+        }
+        Mend {
+            kind: MendKind::Advice,
+            act: format!("have {} leave the database's memory cgroup alone", named(&self.task.name, pid)),
+            note: "it asks the kernel to reclaim (memory.reclaim), as tools for idle memory and container managers do"
+            .to_owned(),
+        }
+    }
+}
+
+/// Whether it is a thread of the kernel that takes idle pages.
+fn is_damon(case: &Case<'_>, task: &Task) -> bool {
+    task.name.starts_with("kdamond") && is_kernels(case, task)
+}
+
+/// Whether it is the kernel's background reclaim, for want of memory.
+pub(super) fn is_background(case: &Case<'_>, task: &Task) -> bool {
+    task.name.starts_with("kswapd") && is_kernels(case, task)
+}
+
+/// The kernel's own threads have no command line.
+fn is_kernels(case: &Case<'_>, task: &Task) -> bool {
+    let known = case.streamers.iter().find(|streamer| streamer.pid == task.process);
+    known.is_none_or(|streamer| streamer.title.is_empty())
+}
+
+/// Bytes that the host reclaimed for want of memory, in the background or directly; `None` where it does not tell.
+pub(super) fn reclaimed_by_host(case: &Case<'_>) -> Option<u64> {
+    let background = between(case, VmStat::reclaimed_in_background);
+    let direct = case.change().and_then(|change| change.machine.reclaimed_directly);
+    match (background, direct) {
+        (None, None) => None,
+        (background, direct) => Some(background.unwrap_or_default() + direct.unwrap_or_default()),
+    }
+}
+
+/// What a counter of pages grew by while watching, in bytes.
+fn between(case: &Case<'_>, of: impl Fn(&VmStat) -> Option<u64>) -> Option<u64> {
+    let pages = of(&case.after.host.vmstat)?.saturating_sub(of(&case.before.host.vmstat)?);
+    Some(pages.saturating_mul(page_size()))
+}
