@@ -4,14 +4,18 @@
 //! A write into the page cache returns at once until too much is dirty; then the kernel makes whoever writes wait
 //! (`balance_dirty_pages`), whoever made the pages dirty. Whose output it is comes from page-cache adds ([`written`](crate::written)).
 //!
+//! Threads that work in the background are told apart: being braked is what they are for.
+//!
 //! Without tracing there are no tasks: then [`limits`] says that so much is dirty that writers are being paused.
+
+mod help;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
 use pagekeeper_guard::units::Size;
-use pagekeeper_kernel::trace::{DirtyLevels, PauseCounts};
+use pagekeeper_kernel::trace::{DirtyLevels, PauseCounts, Task};
 use pagekeeper_observe::{File, OpenerKind};
 use pagekeeper_policy::FileClass;
 
@@ -31,9 +35,8 @@ const LARGE_SHARE: u32 = 100;
 /// A log that is this part (one in so many) of all that was written to logs is worth moving.
 const WORTH_MOVING: u64 = 10;
 
-const PAGEKEEPER: &str = "nothing from outside: a guard can start writeback, but it can't brake who writes, and releases \
-                          logs only. Authors of a database: pagekeeper's library has BulkWriter, which keeps its \
-                          output from heaping up as dirty pages";
+/// PostgreSQL's processes in the background.
+const POSTGRESQL: [&str; 4] = ["checkpointer", "background writer", "walwriter", "autovacuum worker"];
 
 /// Databases whose writers were paused, and those whose log shares the device with what they were paused for.
 pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
@@ -73,7 +76,7 @@ impl Paused<'_> {
 
     fn finding(&self, case: &Case<'_>) -> Finding {
         let (background, own): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
-            self.pauses.iter().partition(|pause| is_background(&pause.task.name));
+            self.pauses.iter().partition(|pause| is_background(case, &pause.task));
         let of = if own.is_empty() { &background } else { &own };
         let all = Sum::of(of);
         let mut evidence = Vec::new();
@@ -85,6 +88,8 @@ impl Paused<'_> {
         evidence.extend(losses(case));
         let database = &case.after.databases[self.index];
         let mut mends = case.mends(Kind::WritersPaused, self.index);
+        let other = help::most_by_another(case, self.devices().into_keys());
+        mends.extend(other.iter().flat_map(|name| help::of_another(name)));
         // The command, with what it would change, is in the finding about the limits, which comes with this one.
         let (own_limit, whole): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
             self.pauses.iter().partition(|pause| limits::is_devices_own(pause));
@@ -121,7 +126,7 @@ impl Paused<'_> {
                 )
             },
             mends,
-            pagekeeper: Some(PAGEKEEPER.to_owned()),
+            pagekeeper: Some(help::pagekeeper(database, other.as_deref())),
         }
     }
 
@@ -143,16 +148,17 @@ impl Paused<'_> {
             let log = own.iter().find_map(|written| written.path).unwrap_or(&largest.path);
             let mends = self.moves(case, &own, largest);
             let (own, output) = (sum(&own), sum(&bulk));
-            if output < BULK || output < own / 4 {
+            // A log that is written over in place brings no pages in, but it has dirty ones.
+            let unwritten: u64 = logs.iter().filter_map(|file| Some(file.residency?.unwritten())).sum();
+            if output < BULK || output < own / 4 || own.max(unwritten) == 0 {
                 return None;
             }
+            let log_pages = match own {
+                0 => format!("{} of log are dirty, for", Size(unwritten)),
+                own => format!("{} of log came to", Size(own)),
+            };
             let mut evidence = vec![
-                Evidence::new(format!(
-                    "{} of log came to {} (such as {})",
-                    Size(own),
-                    device_words(case, device),
-                    file_name(log)
-                ))
+                Evidence::new(format!("{log_pages} {} (such as {})", device_words(case, device), file_name(log)))
                 .with("device", *device)
                 .with("log_bytes", own)
                 .with("log_path", log.to_string_lossy()),
@@ -217,10 +223,14 @@ impl Sum {
     }
 }
 
-/// Whether a thread of this name does work in the background: being braked is what it is for. RocksDB names its threads
-/// for flushing and merging so, in every program that embeds it.
-fn is_background(name: &str) -> bool {
-    name.starts_with("rocksdb:")
+/// Whether a thread does work in the background: being braked is what it is for. RocksDB names its threads for flushing
+/// and merging so, in every program that embeds it; PostgreSQL has processes, which say it in their titles.
+fn is_background(case: &Case<'_>, task: &Task) -> bool {
+    // "postgres: checkpointer", or "postgres: NAME OF THE CLUSTER: checkpointer".
+    let work = |title: &str| Some(title.strip_prefix("postgres: ")?.rsplit(": ").next()?.to_owned());
+    let streamer = case.streamers.iter().find(|streamer| streamer.pid == task.process);
+    let work = streamer.and_then(|streamer| work(&streamer.title)).unwrap_or_default();
+    task.name.starts_with("rocksdb:") || POSTGRESQL.iter().any(|name| work.starts_with(name))
 }
 
 /// Whether all who have the file open leave the page cache aside.
@@ -231,7 +241,7 @@ fn is_direct(file: &File) -> bool {
 /// Who was paused for a device, the longest first.
 fn tasks(case: &Case<'_>, device: &str, mut pauses: Vec<&PauseCounts>) -> Vec<Evidence> {
     pauses.sort_by_key(|pause| {
-        (is_background(&pause.task.name), std::cmp::Reverse(pause.pauses.total()), pause.task.thread)
+        (is_background(case, &pause.task), std::cmp::Reverse(pause.pauses.total()), pause.task.thread)
     });
     let (told, others) = pauses.split_at(pauses.len().min(TASKS));
     let on = device_words(case, device);
@@ -250,7 +260,7 @@ fn tasks(case: &Case<'_>, device: &str, mut pauses: Vec<&PauseCounts>) -> Vec<Ev
             .with("task", pause.task.name.as_str())
             .with("process", pause.task.process)
             .with("thread", pause.task.thread)
-            .with("background", is_background(&pause.task.name))
+            .with("background", is_background(case, &pause.task))
             .with("device", device)
             .with("pauses", pause.pauses.count())
             .with("waits", pause.waits)

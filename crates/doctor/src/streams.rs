@@ -26,6 +26,8 @@ use crate::written::{database_of, is_log};
 use crate::{Case, Finding, Streamer, StreamerFile};
 use idle::Takers;
 
+pub(crate) use mends::{STATIC, usual};
+
 /// Who brings less in is no stream, in bytes ...
 const LEAST: u64 = 32 << 20;
 /// ... nor who does so more slowly, in bytes a second.

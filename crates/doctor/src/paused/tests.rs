@@ -1,6 +1,7 @@
 use super::*;
 use crate::settings::{Engine, Settings};
-use crate::testing::{MIB, database, file, look, opener, pages, pauses};
+use crate::testing::{DEV, MIB, database, file, look, opener, pages, pauses, residency};
+use crate::{MendKind, Streamer};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::Look;
@@ -143,6 +144,75 @@ fn no_higher_limit_is_named_for_a_device_with_its_own() {
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pauses.as_mut().unwrap().iter_mut().for_each(|pause| pause.levels.dirty = 5 * MIB);
     assert_eq!(named(&after), ["the device has a limit of its own: see the finding on it"]);
+}
+
+#[test]
+fn a_log_that_nothing_comes_to_shares_nothing() {
+    let (before, mut after) = rocksdb();
+    let log = after.files[0].inode;
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pages.as_mut().unwrap().retain(|counts| counts.file != log);
+    assert!(find_in(&before, &after).iter().all(|found| found.kind == Kind::WritersPaused));
+    // It is written over in place.
+    after.files[0].residency = Some(residency(MIB, 8192));
+    let found = find_in(&before, &after);
+    assert!(text(&found[0]).starts_with("8 KiB of log are dirty, for device 8:0"), "{}", text(&found[0]));
+}
+
+#[test]
+fn who_wrote_most_is_what_pagekeeper_is_offered_for() {
+    let (before, mut after) = rocksdb();
+    after.databases[0].name = "db_bench".to_owned();
+    let paused = |after: &Look| {
+        let mut found = find_in(&before, after);
+        found.pop().unwrap()
+    };
+    let own = paused(&after);
+    let now = own.pagekeeper.unwrap();
+    assert!(now.starts_with("`pagekeeper run --profile rocksdb -- db_bench ...`"), "{now}");
+    assert!(own.mends.iter().all(|mend| mend.kind != MendKind::Command), "{:?}", own.mends);
+    // Another program writes more.
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pages.as_mut().unwrap().push(pages(Inode { dev: DEV, ino: 2 }, 56, "dd", 900 * MIB, 0));
+    let other = paused(&after);
+    let acts: Vec<&str> = other
+        .mends
+        .iter()
+        .filter(|mend| mend.kind == MendKind::Command)
+        .map(|mend| mend.act.as_str())
+        .collect();
+    assert_eq!(acts, ["pagekeeper run -- dd ...", "dd oflag=direct bs=1M ..."]);
+    assert!(other.pagekeeper.unwrap().contains("before dd"));
+    // What no library is preloaded into is not named.
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pages.as_mut().unwrap().last_mut().unwrap().task.as_mut().unwrap().name = "kworker/u8:1".to_owned();
+    assert!(paused(&after).mends.iter().all(|mend| mend.kind != MendKind::Command));
+}
+
+#[test]
+fn processes_of_postgresql_in_the_background_serve_nobody() {
+    let (before, mut after) = rocksdb();
+    after.databases = vec![database("postgresql", 100, "/data")];
+    after.databases[0].workers = vec![101, 102];
+    let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+    trace.pauses =
+        Some(vec![pauses(101, "postgres", &[200; 9], LEVELS), pauses(102, "postgres", &[10], LEVELS)]);
+    let mut case = Case::new(&before, &after);
+    let titled = |pid, title: &str| Streamer {
+        pid,
+        title: title.to_owned(),
+        cgroup: None,
+        group_beside: None,
+        files: Vec::new(),
+    };
+    case.streamers = vec![
+        titled(101, "postgres: 15/main: background writer"),
+        titled(102, "postgres: app app [local] INSERT"),
+    ];
+    let title = |case: &Case<'_>| find(case).pop().unwrap().title;
+    assert_eq!(title(&case), "its writers were paused once for dirty pages, for 10.0 ms in 10.0 s");
+    case.streamers[1].title = "postgres: checkpointer ".to_owned();
+    assert!(title(&case).starts_with("its background threads were paused 10 times"), "{}", title(&case));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::{Case, Kind, Mend, MendKind};
 const GROUP: &str = "256M";
 
 /// Streaming programs that no library can be preloaded into: they are linked statically, and make their own system calls.
-const STATIC: [&str; 5] = ["restic", "rclone", "kopia", "wal-g", "duplicacy"];
+pub(crate) const STATIC: [&str; 5] = ["restic", "rclone", "kopia", "wal-g", "duplicacy"];
 
 /// What helps: the program under pagekeeper first, then its own options, where it has any.
 pub(super) fn mends(case: &Case<'_>, index: usize, stream: &Stream<'_>) -> Vec<Mend> {
@@ -59,7 +59,7 @@ pub(super) fn mends(case: &Case<'_>, index: usize, stream: &Stream<'_>) -> Vec<M
 }
 
 /// Whether pagekeeper knows it for a stream by its name.
-fn usual(name: &str) -> bool {
+pub(crate) fn usual(name: &str) -> bool {
     Streams::default().processes.iter().any(|glob| glob.is_match(name))
 }
 
