@@ -45,9 +45,7 @@ pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     for (index, _) in case.databases() {
-        let own = pauses.iter().filter(|pause| {
-            pause.pauses.count() > 0 && written::database_of(case, &pause.task) == Some(index)
-        });
+        let own = pauses.iter().filter(|pause| is_paused(case, pause, index));
         let found = Paused { index, pauses: own.collect() };
         if !found.pauses.is_empty() {
             let finding = found.finding(case);
@@ -56,6 +54,16 @@ pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Whether there is such a finding of this database.
+pub(crate) fn is_told(case: &Case<'_>, database: usize) -> bool {
+    let mut pauses = case.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten();
+    pauses.any(|pause| is_paused(case, pause, database))
+}
+
+fn is_paused(case: &Case<'_>, pause: &PauseCounts, database: usize) -> bool {
+    pause.pauses.count() > 0 && written::database_of(case, &pause.task) == Some(database)
 }
 
 /// The pauses of one database's tasks, of each at least one.

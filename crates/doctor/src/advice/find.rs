@@ -11,12 +11,15 @@ use super::rocksdb::{self, is_on, own_option, rocks_setting, size};
 use super::{Effect, advice, set};
 use crate::settings::mysql::BUFFERED;
 use crate::settings::{Engine, Origin, Setting, Settings};
-use crate::{Case, Evidence, Finding, Kind, Severity, called, logs};
+use crate::{Case, Evidence, Finding, Kind, Severity, called, logs, paused};
 
 /// Pages of a log or of tables are worth a word from so many bytes on.
 const WORTH_A_WORD: u64 = 16 << 20;
 /// And cost something from so many on.
 const COSTS: u64 = 64 << 20;
+
+/// `MyRocks` without tables of users has smaller files, for its own dictionary.
+const DICTIONARY: u64 = 1 << 20;
 
 /// Where `O_DIRECT` is set and not had.
 const REFUSED: &str = "no setting helps: O_DIRECT is set, and the file system of these files refuses it (tmpfs, some network \
@@ -134,6 +137,9 @@ impl About<'_> {
         if !settings.holds_rocksdb()
             || is_on(settings, direct) != Some(false)
             || size(settings, "bytes_per_sync") != Some(0)
+            // A finding about writers that it made wait names the same mends.
+            || paused::is_told(self.case, self.index)
+            || self.is_without_rocksdb_tables()
         {
             return None;
         }
@@ -144,6 +150,12 @@ impl About<'_> {
         }
         rocksdb::mends(Kind::Setting, settings, &mut finding.mends);
         Some(finding)
+    }
+
+    /// Whether it is a server that has `MyRocks` and keeps next to nothing there.
+    fn is_without_rocksdb_tables(&self) -> bool {
+        let tables = self.case.files_of(self.index).filter(|file| is_rocksdb(file));
+        self.settings.myrocks && tables.map(|file| file.size).sum::<u64>() < DICTIONARY
     }
 
     fn recycled_wal(&self) -> Option<Finding> {
@@ -257,6 +269,11 @@ pub(crate) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
     names.iter().filter_map(|name| settings.get(name)).map(told).collect()
 }
 
+/// Whether a file is a table file of `RocksDB`, which it names so in every program.
+pub(crate) fn is_rocksdb(file: &File) -> bool {
+    file.path.extension().is_some_and(|ending| ending == "sst")
+}
+
 fn is_innodb_redo(file: &File) -> bool {
     file.path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ib_"))
 }
@@ -283,7 +300,8 @@ fn told(setting: &Setting) -> Evidence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{GIB, MIB, database, file, look};
+    use crate::testing::{GIB, MIB, database, file, look, pauses};
+    use pagekeeper_kernel::trace::DirtyLevels;
 
     fn found(profile: &str, engine: Engine, pairs: &[(&str, &str)], files: Vec<File>) -> Vec<Finding> {
         let mut after = look();
@@ -378,6 +396,45 @@ mod tests {
         assert_eq!(kinds(&[(direct, "true"), ("bytes_per_sync", "0")]), 0);
         assert_eq!(kinds(&[(direct, "false"), ("bytes_per_sync", "1048576")]), 0);
         assert_eq!(kinds(&[]), 0);
+    }
+
+    #[test]
+    fn unsynced_tables_are_left_out_where_writers_that_wait_tell_them() {
+        let before = look();
+        let mut after = look();
+        after.databases = vec![database("rocksdb", 100, "/data")];
+        let mut case = Case::new(&before, &after);
+        let mut settings = Settings::new(Engine::RocksDb);
+        for (name, value) in [("use_direct_io_for_flush_and_compaction", "false"), ("bytes_per_sync", "0")] {
+            settings.add(name, value, Origin::CommandLine);
+        }
+        case.settings = vec![settings.clone()];
+        assert_eq!(find(&case).len(), 1);
+        let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+        trace.pauses = Some(vec![pauses(100, "db_bench", &[60], DirtyLevels::default())]);
+        let mut case = Case::new(&before, &after);
+        case.settings = vec![settings];
+        assert_eq!(find(&case), []);
+        let paused = paused::find(&case);
+        assert_eq!(paused[0].mends[0].act, "use_direct_io_for_flush_and_compaction=true");
+    }
+
+    #[test]
+    fn myrocks_without_tables_leaves_nothing_to_the_kernel() {
+        let found = |size| {
+            let mut after = look();
+            after.files = vec![file("/var/lib/mysql/#rocksdb/000012.sst", FileClass::Data, size, 0)];
+            let mut case = Case::new(&after, &after);
+            let mut settings = Settings::new(Engine::MariaDb);
+            settings.myrocks = true;
+            let direct = "rocksdb_use_direct_io_for_flush_and_compaction";
+            for (name, value) in [(direct, "OFF"), ("rocksdb_bytes_per_sync", "0")] {
+                settings.add(name, value, Origin::Default);
+            }
+            case.settings = vec![settings];
+            find(&case).len()
+        };
+        assert_eq!((found(2000), found(64 * MIB)), (0, 1));
     }
 
     #[test]
