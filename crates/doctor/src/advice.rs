@@ -15,7 +15,7 @@ use crate::settings::{Engine, Origin, Setting, Settings};
 use crate::{Kind, Mend, MendKind};
 
 pub(crate) use elsewhere::log_elsewhere;
-pub(crate) use find::{find, redo_settings};
+pub(crate) use find::{find, is_rocksdb, redo_settings};
 
 /// What is said of a setting of `PostgreSQL` that a reload puts in force.
 const RELOAD: &str = "SELECT pg_reload_conf() puts it in force";

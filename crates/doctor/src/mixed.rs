@@ -14,7 +14,7 @@ use pagekeeper_policy::MixedProfile;
 
 use crate::case::{Case, called};
 use crate::phrases::{file_name, number};
-use crate::{Evidence, Finding, Kind, Mend, MendKind, Severity};
+use crate::{Evidence, Finding, Kind, Mend, MendKind, Severity, advice};
 
 /// Files that are told of each database and kind.
 const NAMED: usize = 5;
@@ -126,7 +126,7 @@ fn found(case: &Case<'_>, index: Option<usize>, company: Company, mut files: Vec
         },
         None => String::new(),
     };
-    let mut mends = index.map(|index| case.mends(Kind::MixedIo, index)).unwrap_or_default();
+    let mut mends = index.map(|index| settings_for(case, index, &files)).unwrap_or_default();
     mends.extend(mend(company, &files));
     Finding {
         kind: Kind::MixedIo,
@@ -144,6 +144,17 @@ fn found(case: &Case<'_>, index: Option<usize>, company: Company, mut files: Vec
             Company::Writer | Company::Reader => None,
         },
     }
+}
+
+/// The settings that mend it; those of `MyRocks` only where a file is its own.
+fn settings_for(case: &Case<'_>, index: usize, files: &[&File]) -> Vec<Mend> {
+    let Some(settings) = case.settings_of(index) else { return Vec::new() };
+    if settings.myrocks && !files.iter().any(|file| advice::is_rocksdb(file)) {
+        let mut without = settings.clone();
+        without.myrocks = false;
+        return advice::mends(Kind::MixedIo, &without);
+    }
+    advice::mends(Kind::MixedIo, settings)
 }
 
 /// One file: who has it and how, and where its pages are.
@@ -461,6 +472,26 @@ mod tests {
         let found = find_in(&after, None);
         assert_eq!(found[0].severity, Severity::Warning);
         assert!(found[0].cost.starts_with("Not measured on this file system; "), "{found:?}");
+    }
+
+    #[test]
+    fn mends_of_myrocks_are_for_its_own_files() {
+        use crate::settings::{Engine, Origin, Settings};
+        let acts = |name: &str| {
+            let after = look_at(vec![table(name, Vec::new())]);
+            let before = look();
+            let mut case = Case::new(&before, &after);
+            let mut settings = Settings::new(Engine::MariaDb);
+            settings.myrocks = true;
+            let direct = "rocksdb_use_direct_io_for_flush_and_compaction";
+            for (name, value) in [(direct, "ON"), ("rocksdb_use_direct_reads", "OFF")] {
+                settings.add(name, value, Origin::CommandLine);
+            }
+            case.settings = vec![settings];
+            find(&case)[0].mends.iter().map(|mend| mend.act.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(acts("t.ibd"), [""; 0]);
+        assert_eq!(acts("000012.sst"), ["rocksdb_use_direct_reads=ON"]);
     }
 
     #[test]
