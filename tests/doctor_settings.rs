@@ -104,6 +104,11 @@ fn myrocks_options_in_force_are_told_and_mended() {
     let scratch = scratch();
     let settings = "[mysqld]\nplugin-load-add=ha_rocksdb\n";
     let mut server = MariaDb::start(scratch.path(), settings);
+    // Without tables of its own there is nothing to set.
+    assert!(evidence(&doctor(server.pid(), &[]), "rocksdb_use_direct_io_for_flush_and_compaction").is_none());
+    server.query("CREATE DATABASE d; CREATE TABLE d.t (n INT PRIMARY KEY, b BLOB) ENGINE=ROCKSDB");
+    server.query("INSERT INTO d.t SELECT seq, RANDOM_BYTES(1024) FROM d.seq_1_to_4000");
+    server.query("SET GLOBAL rocksdb_force_flush_memtable_now = 1");
     let told = doctor(server.pid(), &[]);
     let direct = evidence(&told, "rocksdb_use_direct_io_for_flush_and_compaction").expect("reported");
     assert_eq!(direct["value"], "false");

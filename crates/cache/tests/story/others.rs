@@ -8,7 +8,7 @@ use std::thread;
 use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, await_coalesced, check, sim, sim_cache, write_patterned};
 use pagekeeper_cache::{Backend, PageCache};
-use pagekeeper_testing::{Mounted, disk_dir, skip};
+use pagekeeper_testing::{Mounted, disk_dir, skip, unmount};
 
 /// Bytes of a page.
 const LEN: u64 = PAGE as u64;
@@ -185,11 +185,11 @@ impl Forked {
 #[test]
 fn a_file_whose_data_is_journaled_is_said_to_be_cached_by_the_kernel() {
     let Some(mounted) = Mounted::new("ext4") else { return };
+    assert!(unmount(mounted.path()), "it stays busy");
+    let mut mount = Command::new("mount");
+    mount.args(["-o", "loop,data=journal"]).arg(mounted.image()).arg(mounted.path());
+    assert!(mount.status().unwrap().success());
     let path = mounted.path().join("file");
-    std::fs::File::create(&path).unwrap();
-    if !Command::new("chattr").arg("+j").arg(&path).status().is_ok_and(|status| status.success()) {
-        return skip("the data of a file can't be journaled here (chattr +j)");
-    }
     write_patterned(&path, 1, 0..20 * LEN);
     let cache = PageCache::builder().memory(4 << 20).build().unwrap();
     let file = cache.open(&path).unwrap();
@@ -246,7 +246,7 @@ fn a_device_with_blocks_larger_than_a_page_is_read_through_the_kernel() {
         check(1, 0, &buf);
         assert_eq!(file.is_direct(), is_direct, "pages of {page_size}");
     }
-    assert!(pagekeeper_testing::unmount(&point), "it stays busy");
+    assert!(unmount(&point), "it stays busy");
 }
 
 #[test]
