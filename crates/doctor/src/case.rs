@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pagekeeper_kernel::trace::TraceCounts;
+use pagekeeper_kernel::trace::{PauseCounts, TraceCounts};
 use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_observe::{Database, File, HostChange, Look};
 use pagekeeper_policy::DiskProfile;
@@ -83,6 +83,11 @@ impl<'a> Case<'a> {
     /// What tracing counted while watching; `None` without tracing.
     pub fn trace(&self) -> Option<&'a TraceCounts> {
         self.change()?.trace.as_ref()
+    }
+
+    /// The tasks that were paused for dirty pages while watching; none where that was not traced.
+    pub(crate) fn pauses(&self) -> impl Iterator<Item = &'a PauseCounts> + use<'a> {
+        self.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten()
     }
 
     /// The databases with their indices.

@@ -52,8 +52,7 @@ fn begins(thresholds: &DirtyThresholds) -> u64 {
 
 /// The pauses for the limits on the whole, those that a device's own limit made left out.
 fn pauses<'a>(case: &Case<'a>) -> impl Iterator<Item = &'a PauseCounts> + use<'a> {
-    let all = case.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten();
-    all.filter(|pause| !is_devices_own(pause))
+    case.pauses().filter(|pause| !is_devices_own(pause))
 }
 
 /// How long the databases' tasks were paused so.
@@ -67,7 +66,7 @@ fn database_pauses(case: &Case<'_>) -> Duration {
 /// The most that was seen dirty or on its way to storage: at both looks, and when tasks were paused.
 fn fullest(case: &Case<'_>) -> u64 {
     let looks = [case.before, case.after].map(|look| look.host.dirty.dirty + look.host.dirty.writeback);
-    let pauses = case.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten();
+    let pauses = case.pauses();
     pauses.map(|pause| pause.levels.dirty).chain(looks).max().unwrap_or_default()
 }
 

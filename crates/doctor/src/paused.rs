@@ -58,8 +58,7 @@ pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
 
 /// Whether there is such a finding of this database.
 pub(crate) fn is_told(case: &Case<'_>, database: usize) -> bool {
-    let mut pauses = case.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten();
-    pauses.any(|pause| is_paused(case, pause, database))
+    case.pauses().any(|pause| is_paused(case, pause, database))
 }
 
 fn is_paused(case: &Case<'_>, pause: &PauseCounts, database: usize) -> bool {

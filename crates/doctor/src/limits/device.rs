@@ -19,7 +19,7 @@ pub(crate) fn is_own(pause: &PauseCounts) -> bool {
 
 /// The devices whose own limits paused databases.
 pub(super) fn find(case: &Case<'_>) -> Vec<Finding> {
-    let pauses = case.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten();
+    let pauses = case.pauses();
     let mut devices: BTreeMap<&str, Vec<&PauseCounts>> = BTreeMap::new();
     for pause in pauses.filter(|pause| is_own(pause) && database_of(case, &pause.task).is_some()) {
         devices.entry(&pause.device).or_default().push(pause);
