@@ -16,18 +16,16 @@ use super::readers::Readers;
 use super::sync::Ordering;
 use super::table::PART;
 use super::translation::Translation;
+use crate::sys::table::PART_BYTES;
 
 /// Frames looked at under one lock when many are lent.
 const AT_ONCE: u32 = 1024;
 
 /// What an open file takes up beside its table, about: its handle, its path, its places in maps.
-const FILE_BYTES: usize = 1152;
+const FILE_BYTES: u64 = 1152;
 
 /// Open files may take up one part in this many of the frames beside their tables; what more they take is beside the budget.
 const FILES_SHARE: u32 = 4;
-
-/// What a part of a table takes up.
-const PART_BYTES: usize = 4096;
 
 /// Parts looked at for one in which nothing is live.
 const LOOKS: usize = 16;
@@ -53,7 +51,8 @@ impl Pool {
         let as_frames =
             |parts: usize| u32::try_from(parts.div_ceil(self.parts_per_frame)).unwrap_or(u32::MAX);
         let tables = as_frames(book.parts).max(self.reserved.load(Ordering::Relaxed));
-        let files = as_frames(book.files.len() * FILE_BYTES / PART_BYTES).min(self.frames / FILES_SHARE);
+        let files = usize::try_from(book.files.len() as u64 * FILE_BYTES / PART_BYTES).unwrap_or(usize::MAX);
+        let files = as_frames(files).min(self.frames / FILES_SHARE);
         self.frames.saturating_sub(tables).saturating_sub(files).max(1)
     }
 

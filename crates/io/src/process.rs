@@ -49,14 +49,13 @@ impl Process {
 
     /// An error, [`Error::Unavailable`], where this is a child.
     pub fn require(self) -> Result<(), Error> {
-        if self.is_current() { Ok(()) } else { Err(Self::error()) }
-    }
-
-    pub(crate) fn error() -> Error {
-        Error::Unavailable {
+        if self.is_current() {
+            return Ok(());
+        }
+        Err(Error::Unavailable {
             what: "what was made before this process was forked",
             call: "fork",
             errno: libc::EOPNOTSUPP,
-        }
+        })
     }
 }
