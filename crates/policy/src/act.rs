@@ -26,7 +26,7 @@ pub enum Act {
         /// Bytes. Starts at a multiple of [`crate::WINDOW`]; ends at one, or at the size of the file.
         range: Range<u64>,
     },
-    /// Tell the operator, once for each file and warning.
+    /// Warn the operator, once for each file and warning.
     Warn {
         /// The file.
         file: FileId,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{
     Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite, Rule,
-    State, WINDOW, Warning, Window, step,
+    StepState, WINDOW, Warning, Window, step,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -62,7 +62,7 @@ pub(crate) fn flush(file: u64, windows: Range<u64>) -> Act {
 }
 
 fn first_step(facts: &Facts) -> Vec<Act> {
-    step(&mut State::default(), facts)
+    step(&mut StepState::default(), facts)
 }
 
 const BEHIND: Rule = Rule::ReleaseBehindWriter { slack: 0 };
@@ -81,7 +81,7 @@ fn keep_leaves_everything_alone() {
 #[test]
 fn direct_releases_all_and_warns_once() {
     let facts = log_of([file(1, Rule::Direct, 8 * MIB, &[clean(0), clean(3)])]);
-    let mut state = State::default();
+    let mut state = StepState::default();
     let warning = Act::Warn { file: FileId(1), warning: Warning::DirectButResident };
     assert_eq!(step(&mut state, &facts), [warning, release(1, 0..1), release(1, 3..4)]);
     assert_eq!(step(&mut state, &log_of([file(1, Rule::Direct, 8 * MIB, &[])])), []);
@@ -190,7 +190,7 @@ fn a_far_follower_holds_its_readahead_while_it_moves_and_nothing_once_it_stalls(
         ];
         with_follower(1, Position::At(position), log_of(files))
     };
-    let mut state = State::default();
+    let mut state = StepState::default();
     assert_eq!(step(&mut state, &far(3 * MIB)), [release(1, 0..1), release(1, 6..10)]);
     assert_eq!(step(&mut state, &far(5 * MIB)), [release(1, 1..2)], "the others were asked for");
     assert_eq!(step(&mut state, &far(5 * MIB)), [release(1, 2..6)], "it did not move");
@@ -218,7 +218,7 @@ fn what_a_near_follower_needs_is_written_but_not_released() {
     let windows = [clean(0), dirty(1), clean(2), dirty(3)];
     let facts = log_of([written_at(Position::At(7 * MIB), file(1, FOLLOWED, 8 * MIB, &windows))]);
     let facts = with_follower(1, Position::At(0), facts);
-    let mut state = State::default();
+    let mut state = StepState::default();
     assert_eq!(step(&mut state, &facts), [flush(1, 1..2)]);
     assert_eq!(step(&mut state, &facts), [], "once");
 }
@@ -246,7 +246,7 @@ fn a_recycled_log_of_part_pages_is_kept_and_warned_of_once() {
     let recycled = |windows: &[Window]| {
         log_of([FileFacts { rewrite: Rewrite::SubPages, ..file(1, BEHIND, 8 * MIB, windows) }])
     };
-    let mut state = State::default();
+    let mut state = StepState::default();
     assert_eq!(step(&mut state, &recycled(&[])), []);
     let warning = Act::Warn { file: FileId(1), warning: Warning::RecycledSubPages };
     assert_eq!(step(&mut state, &recycled(&[clean(0), dirty(1)])), [warning]);
@@ -258,7 +258,7 @@ fn a_recycled_log_of_part_pages_is_kept_and_warned_of_once() {
 #[test]
 fn dirty_windows_are_flushed_first_and_released_in_the_next_step() {
     let facts = log_of([file(1, BEHIND, 8 * MIB, &[dirty(0), clean(1), dirty(2), dirty(3)])]);
-    let mut state = State::default();
+    let mut state = StepState::default();
     assert_eq!(step(&mut state, &facts), [flush(1, 0..1), release(1, 1..2), flush(1, 2..4)]);
     assert_eq!(step(&mut state, &facts), [release(1, 0..1), release(1, 2..4)], "still unwritten: it waits");
     assert_eq!(step(&mut state, &facts), []);
@@ -267,7 +267,7 @@ fn dirty_windows_are_flushed_first_and_released_in_the_next_step() {
 #[test]
 fn what_resists_is_left_alone_until_retry_changes() {
     let mut facts = log_of([file(1, BEHIND, 4 * MIB, &all_clean(2))]);
-    let mut state = State::default();
+    let mut state = StepState::default();
     assert_eq!(step(&mut state, &facts), [release(1, 0..2)]);
     assert_eq!(step(&mut state, &facts), []);
     facts.retry += 1;

@@ -40,10 +40,10 @@ pub enum Rewrite {
     SubPages,
 }
 
-/// A stretch of a file that has resident pages.
+/// A part of a file that has resident pages.
 ///
 /// Windows of one file do not overlap, ascend, and are aligned to [`crate::WINDOW`] but for the last, which
-/// ends at the end of the file. A stretch without resident pages is left out.
+/// ends at the end of the file. A part without resident pages is left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {
     /// First byte.
@@ -75,7 +75,7 @@ pub struct FileFacts {
     pub size: u64,
     /// Where the writer is, if this is the file it writes now.
     pub writer: Option<Position>,
-    /// The stretches that have resident pages.
+    /// The parts that have resident pages.
     pub windows: Vec<Window>,
 }
 

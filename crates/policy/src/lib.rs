@@ -2,7 +2,7 @@
 //! release, keep or warn about.
 //!
 //! No I/O, no clock, no threads: plain data in, plain data out. The same function serves the guard, which
-//! observes positions from outside, and an engine's own logs, which know them exactly. [`behind`], [`log`] and [`stream`] allocate
+//! observes positions from outside, and an engine's own logs, which know them exactly. [`write_behind`], [`log`] and [`stream`] allocate
 //! nothing and need no standard library, for the library that is preloaded into other programs.
 
 #![cfg_attr(not(feature = "std"), no_std)]
@@ -10,19 +10,18 @@
 #[cfg(feature = "std")]
 mod act;
 #[cfg(feature = "std")]
-mod acted;
-pub mod behind;
+mod allowance;
 #[cfg(feature = "std")]
 mod disk;
 #[cfg(all(test, feature = "std"))]
 mod examples;
 #[cfg(feature = "std")]
+pub mod external_stream;
+#[cfg(feature = "std")]
 mod facts;
 #[cfg(feature = "std")]
-mod limit;
+mod history;
 pub mod log;
-#[cfg(feature = "std")]
-pub mod outside;
 #[cfg(feature = "std")]
 mod rule;
 #[cfg(feature = "std")]
@@ -31,7 +30,8 @@ mod state;
 mod step;
 pub mod stream;
 #[cfg(feature = "std")]
-mod tail;
+mod tail_inference;
+pub mod write_behind;
 
 #[cfg(feature = "std")]
 pub use act::{Act, Warning};
@@ -42,7 +42,7 @@ pub use facts::{Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Posi
 #[cfg(feature = "std")]
 pub use rule::{FileClass, Rule};
 #[cfg(feature = "std")]
-pub use state::State;
+pub use state::StepState;
 #[cfg(feature = "std")]
 pub use step::step;
 

@@ -244,16 +244,16 @@ mod tests {
     fn a_recycled_log_is_kept_if_parts_of_its_pages_are_overwritten() {
         let mut parts = Run::new(10 * W, true, true);
         let mut pages = Run::new(10 * W, true, true);
-        let mut told = Run::new(10 * W, false, true);
+        let mut by_rule = Run::new(10 * W, false, true);
         for at in 0..4 * W / 8192 {
             parts.wrote(at * 8000..at * 8000 + 8000);
             pages.wrote(at * 8192..at * 8192 + 8192);
-            told.wrote(at * 8000..at * 8000 + 8000);
+            by_rule.wrote(at * 8000..at * 8000 + 8000);
         }
         assert!(parts.overwrites_parts() && parts.due(u64::MAX).is_none() && parts.left().is_none());
         assert_eq!(pages.due(u64::MAX), Some(0..4 * W));
         assert_eq!(pages.left(), Some(0..4 * W), "what was there before is not the run's");
-        assert_eq!(told.due(u64::MAX), Some(0..3 * W));
+        assert_eq!(by_rule.due(u64::MAX), Some(0..3 * W));
     }
 
     #[test]

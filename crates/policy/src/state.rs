@@ -1,4 +1,4 @@
-//! State: what [`crate::step()`] remembers from one step to the next.
+//! StepState: what [`crate::step()`] remembers from one step to the next.
 //!
 //! Plain data, bounded by the facts: an entry exists only for a file of the last facts, a remembered window
 //! only while it has resident pages, a follower only while it is reported. A lost state does no harm: some
@@ -6,25 +6,25 @@
 
 use std::collections::BTreeMap;
 
-use crate::acted::Acted;
-use crate::tail::Tail;
+use crate::history::History;
+use crate::tail_inference::TailInference;
 use crate::{FileId, FollowerId, LogId, Position, Warning};
 
 /// What is remembered between two calls of [`crate::step()`].
 ///
-/// Start with [`State::default`], hand the same one to each step, and keep one for each set of facts: files
+/// Start with [`StepState::default`], hand the same one to each step, and keep one for each set of facts: files
 /// that are not in the facts are forgotten.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct State {
+pub struct StepState {
     /// Only files that have something to remember.
-    pub(crate) files: BTreeMap<FileId, FileState>,
+    pub(crate) files: BTreeMap<FileId, FileHistory>,
     /// Where each follower was in the last step.
-    pub(crate) followers: BTreeMap<FollowerId, Place>,
+    pub(crate) followers: BTreeMap<FollowerId, FollowerPosition>,
 }
 
 /// Where a follower was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct FollowerPosition {
     pub(crate) log: LogId,
     pub(crate) sequence: u64,
     pub(crate) position: Position,
@@ -32,24 +32,24 @@ pub(crate) struct Place {
 
 /// What is remembered of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct FileState {
+pub(crate) struct FileHistory {
     /// The warnings given, at most one of each kind.
     pub(crate) warned: Vec<Warning>,
-    /// The windows acted on that are still resident, ascending by start.
-    pub(crate) acted: Vec<Acted>,
+    /// What was done to the windows that are still resident, ascending by start.
+    pub(crate) history: Vec<History>,
     /// Where the writer may be, while its position is unknown.
-    pub(crate) tail: Option<Tail>,
+    pub(crate) tail: Option<TailInference>,
 }
 
-impl FileState {
+impl FileHistory {
     /// Nothing worth an entry is left.
     pub(crate) fn is_empty(&self) -> bool {
-        self.warned.is_empty() && self.acted.is_empty() && self.tail.is_none()
+        self.warned.is_empty() && self.history.is_empty() && self.tail.is_none()
     }
 
-    /// Forgets the windows, which have no resident pages any more, but not what the operator was told.
+    /// Forgets the windows, which have no resident pages any more, but not of what the operator was warned.
     pub(crate) fn forget_windows(&mut self) {
-        self.acted = Vec::new();
+        self.history = Vec::new();
         self.tail = None;
     }
 
@@ -72,27 +72,27 @@ mod tests {
     #[test]
     fn keeps_no_entry_for_files_without_windows() {
         let files = (0..100).map(|n| file(n, Rule::ReleaseBehindWriter { slack: 0 }, 4 * MIB, &[]));
-        let mut state = State::default();
+        let mut state = StepState::default();
         step(&mut state, &log_of(files));
-        assert_eq!(state, State::default());
+        assert_eq!(state, StepState::default());
     }
 
     #[test]
     fn forgets_windows_that_are_gone_and_files_that_are_gone() {
         let rule = Rule::ReleaseBehindWriter { slack: 0 };
-        let mut state = State::default();
+        let mut state = StepState::default();
         step(
             &mut state,
             &log_of([file(1, rule, 4 * MIB, &[clean(0), clean(1)]), file(2, rule, 2 * MIB, &[clean(0)])]),
         );
-        assert_eq!(state.files[&FileId(1)].acted.len(), 2);
-        assert_eq!(state.files[&FileId(2)].acted.len(), 1);
+        assert_eq!(state.files[&FileId(1)].history.len(), 2);
+        assert_eq!(state.files[&FileId(2)].history.len(), 1);
 
         step(&mut state, &log_of([file(1, rule, 4 * MIB, &[clean(1)])]));
-        assert_eq!(state.files[&FileId(1)].acted.len(), 1);
+        assert_eq!(state.files[&FileId(1)].history.len(), 1);
         assert!(!state.files.contains_key(&FileId(2)));
 
         step(&mut state, &Facts::default());
-        assert_eq!(state, State::default());
+        assert_eq!(state, StepState::default());
     }
 }

@@ -16,10 +16,10 @@
 use std::collections::BTreeMap;
 use std::mem;
 
-use crate::acted::{Acted, Deed, Stretch, Verdict, decide};
-use crate::limit::{FollowedLog, Limit};
+use crate::allowance::{Allowance, FollowedLog};
+use crate::history::{Action, History, ResidentWindow, Verdict, decide};
 use crate::log::align_down;
-use crate::state::{FileState, Place, State};
+use crate::state::{FileHistory, FollowerPosition, StepState};
 use crate::{Act, Facts, FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Warning};
 
 /// Decides what to do now.
@@ -29,7 +29,7 @@ use crate::{Act, Facts, FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Warni
 ///
 /// ```
 /// use pagekeeper_policy::{
-///     Act, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, State, WINDOW, Window, step,
+///     Act, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, StepState, WINDOW, Window, step,
 /// };
 ///
 /// // A log of 5 MiB, all of it resident and written; its writer appends at the end.
@@ -54,7 +54,7 @@ use crate::{Act, Facts, FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Warni
 /// };
 ///
 /// // What lies behind the writer's window goes.
-/// let mut state = State::default();
+/// let mut state = StepState::default();
 /// assert_eq!(step(&mut state, &facts), [Act::Release { file: FileId(7), range: 0..2 * WINDOW }]);
 ///
 /// // The caller did that. Later the writer has moved on to another file: the rest goes too.
@@ -62,12 +62,14 @@ use crate::{Act, Facts, FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Warni
 /// facts.files[0].writer = None;
 /// assert_eq!(step(&mut state, &facts), [Act::Release { file: FileId(7), range: 2 * WINDOW..size }]);
 /// ```
-pub fn step(state: &mut State, facts: &Facts) -> Vec<Act> {
+pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
     let logs = FollowedLog::survey(facts, &state.followers);
     state.followers = facts
         .followers
         .iter()
-        .map(|seen| (seen.id, Place { log: seen.log, sequence: seen.sequence, position: seen.position }))
+        .map(|seen| {
+            (seen.id, FollowerPosition { log: seen.log, sequence: seen.sequence, position: seen.position })
+        })
         .collect();
 
     let mut past = mem::take(&mut state.files);
@@ -120,7 +122,7 @@ fn resident_in_newer(files: &[&FileFacts]) -> Vec<u64> {
 }
 
 /// The windows of a file that can be worked with.
-fn stretches(file: &FileFacts) -> Vec<Stretch> {
+fn windows(file: &FileFacts) -> Vec<ResidentWindow> {
     let mut from = 0;
     let mut all = Vec::with_capacity(file.windows.len());
     for window in &file.windows {
@@ -130,7 +132,7 @@ fn stretches(file: &FileFacts) -> Vec<Stretch> {
         let end = if window.end >= file.size { file.size } else { align_down(window.end) };
         if start < end && window.resident > 0 {
             let unwritten = window.unwritten.min(window.resident);
-            all.push(Stretch { range: start..end, resident: window.resident, unwritten });
+            all.push(ResidentWindow { range: start..end, resident: window.resident, unwritten });
             from = end;
         }
     }
@@ -138,7 +140,7 @@ fn stretches(file: &FileFacts) -> Vec<Stretch> {
 }
 
 fn step_file(
-    known: &mut FileState,
+    known: &mut FileHistory,
     file: &FileFacts,
     log: Option<&FollowedLog>,
     newer: u64,
@@ -149,62 +151,62 @@ fn step_file(
         known.forget_windows();
         return;
     }
-    let stretches = stretches(file);
+    let windows = windows(file);
     let mut tail =
         known.tail.take().filter(|_| infers_tail(file)).or_else(|| infers_tail(file).then(Default::default));
     if let Some(tail) = &mut tail {
-        tail.observe(&stretches, &known.acted, file, retry);
+        tail.observe(&windows, &known.history, file, retry);
     }
-    let verdicts = verdicts(&Limit::of(file, log, tail.as_ref()), &stretches, newer);
+    let verdicts = verdicts(&Allowance::of(file, log, tail.as_ref()), &windows, newer);
 
-    if file.rule == Rule::Direct && !stretches.is_empty() && known.warn_once(Warning::DirectButResident) {
+    if file.rule == Rule::Direct && !windows.is_empty() && known.warn_once(Warning::DirectButResident) {
         acts.push(Act::Warn { file: file.id, warning: Warning::DirectButResident });
     }
-    let mut acted = Vec::new();
+    let mut history = Vec::new();
     if file.rewrite == Rewrite::SubPages {
         if verdicts.contains(&Verdict::Release) && known.warn_once(Warning::RecycledSubPages) {
             acts.push(Act::Warn { file: file.id, warning: Warning::RecycledSubPages });
         }
     } else {
-        for (index, (stretch, verdict)) in stretches.iter().zip(verdicts).enumerate() {
-            let past = Acted::find(&known.acted, stretch.range.start);
-            let deed = decide(verdict, past, stretch, retry);
-            acted.extend(match deed {
-                Some(deed) => Some(Acted::now(stretch, deed, retry)),
-                None => past.map(|past| past.aged(stretch)),
+        for (index, (window, verdict)) in windows.iter().zip(verdicts).enumerate() {
+            let past = History::find(&known.history, window.range.start);
+            let action = decide(verdict, past, window, retry);
+            history.extend(match action {
+                Some(action) => Some(History::now(window, action, retry)),
+                None => past.map(|past| past.aged(window)),
             });
-            if let Some(deed) = deed {
-                push(acts, file, stretch, deed);
+            if let Some(action) = action {
+                push(acts, file, window, action);
             }
-            if let (Some(Deed::Release), Some(tail)) = (deed, &mut tail) {
+            if let (Some(Action::Release), Some(tail)) = (action, &mut tail) {
                 tail.released(index);
             }
         }
     }
-    known.acted = acted;
+    known.history = history;
     known.tail = tail;
 }
 
-fn verdicts(limit: &Limit<'_>, stretches: &[Stretch], mut newer: u64) -> Vec<Verdict> {
-    let mut verdicts = vec![Verdict::Stay; stretches.len()];
-    for (stretch, verdict) in stretches.iter().zip(&mut verdicts).rev() {
-        newer = newer.saturating_add(stretch.resident);
-        *verdict = limit.verdict(stretch, newer);
+fn verdicts(limit: &Allowance<'_>, windows: &[ResidentWindow], mut newer: u64) -> Vec<Verdict> {
+    let mut verdicts = vec![Verdict::Stay; windows.len()];
+    for (window, verdict) in windows.iter().zip(&mut verdicts).rev() {
+        newer = newer.saturating_add(window.resident);
+        *verdict = limit.verdict(window, newer);
     }
     verdicts
 }
 
 /// Adds an act, as one with the last if they join.
-fn push(acts: &mut Vec<Act>, in_file: &FileFacts, stretch: &Stretch, deed: Deed) {
-    let new = stretch.range.clone();
-    match (acts.last_mut(), deed) {
-        (Some(Act::Release { file, range }), Deed::Release)
-        | (Some(Act::StartWriteback { file, range }), Deed::StartWriteback)
+fn push(acts: &mut Vec<Act>, in_file: &FileFacts, window: &ResidentWindow, action: Action) {
+    let new = window.range.clone();
+    match (acts.last_mut(), action) {
+        (Some(Act::Release { file, range }), Action::Release)
+        | (Some(Act::StartWriteback { file, range }), Action::StartWriteback)
             if *file == in_file.id && range.end == new.start =>
         {
             range.end = new.end;
         }
-        (_, Deed::Release) => acts.push(Act::Release { file: in_file.id, range: new }),
-        (_, Deed::StartWriteback) => acts.push(Act::StartWriteback { file: in_file.id, range: new }),
+        (_, Action::Release) => acts.push(Act::Release { file: in_file.id, range: new }),
+        (_, Action::StartWriteback) => acts.push(Act::StartWriteback { file: in_file.id, range: new }),
     }
 }

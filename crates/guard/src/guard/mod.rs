@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_policy::{State, step};
+use pagekeeper_policy::{StepState, step};
 
 use self::look::{LIST_AGAIN, RETRY};
 use crate::config::Options;
@@ -73,7 +73,7 @@ pub struct Guard {
     others: Descriptors,
     discovery: Discovery,
     notifications: Notifications<(Option<u32>, PathBuf)>,
-    state: State,
+    state: StepState,
     ids: Ids,
     trail: Trail,
     problems: HashSet<(PathBuf, String)>,
@@ -121,7 +121,7 @@ impl Guard {
             others: Descriptors::new(now),
             discovery: Discovery::default(),
             notifications: Notifications::new(),
-            state: State::default(),
+            state: StepState::default(),
             ids: Ids::default(),
             trail: Trail::default(),
             problems: HashSet::new(),

@@ -12,7 +12,7 @@ use pagekeeper_kernel::{
     FileSystem, Flush, Inode, InspectedFile, Links, ReleaseOptions, Result, page_size, release, residency,
     resident_extents, start_writeback,
 };
-use pagekeeper_policy::outside::{Acts, Explained, Facts, Filled, Outside, Place};
+use pagekeeper_policy::external_stream::{Acts, Explained, ExternalStream, Filled, Sample, StreamPosition};
 use pagekeeper_policy::{READ_AHEAD, WINDOW};
 
 /// The fastest stream whose next tick is looked at ahead of it for sure, in bytes a second.
@@ -74,7 +74,7 @@ pub(super) struct StreamFile {
     pub(super) writes: bool,
     size: u64,
     first_size: u64,
-    outside: Outside,
+    stream: ExternalStream,
     position: u64,
     /// Whether its position was seen to move.
     moves: bool,
@@ -105,9 +105,9 @@ impl StreamFile {
     /// was `ahead`.
     pub(super) fn met(shown: &Shown, own: Option<&Range<u64>>, ahead: Ahead) -> Self {
         let position = shown.file.position;
-        let mut outside = Outside::met(position, own.cloned());
+        let mut stream = ExternalStream::met(position, own.cloned());
         if let Some(own) = own.filter(|own| own.end < ahead.end) {
-            outside.saw(ahead.end, ahead.resident.into_iter().filter(|extent| extent.start >= own.end));
+            stream.saw(ahead.end, ahead.resident.into_iter().filter(|extent| extent.start >= own.end));
         }
         Self {
             path: shown.file.path.clone(),
@@ -116,7 +116,7 @@ impl StreamFile {
             size: shown.file.size,
             first_size: shown.file.size,
             owned: own.map_or(0, |own| own.end),
-            outside,
+            stream,
             position,
             moves: position >= WINDOW,
             fastest: 0,
@@ -146,11 +146,11 @@ impl StreamFile {
         (self.position, self.writes, self.size) = (position, shown.writes, shown.file.size);
         self.path.clone_from(&shown.file.path);
         if self.moves && !self.writes {
-            self.outside.reads_at(position);
+            self.stream.reads_at(position);
             self.look_again(file, shown.furthest, moves, brought)?;
         }
         let furthest = if self.writes { shown.furthest.max(self.size) } else { shown.furthest };
-        let unseen = self.outside.unseen(if self.moves || self.writes {
+        let unseen = self.stream.unseen(if self.moves || self.writes {
             let ahead = (bytes_in(tick * 2) + READ_AHEAD).max(3 * self.fastest + READ_AHEAD);
             let end = (furthest.max(self.reached.unwrap_or(0)) + ahead).next_multiple_of(WINDOW);
             // What others add to a file that is read is theirs.
@@ -162,9 +162,9 @@ impl StreamFile {
             let (end, resident) = resident_in(file, unseen, Some(Instant::now() + LOOK_AT_MOST))?;
             // What it has added since its descriptors were looked at nobody had before.
             let most = if self.writes { self.size.next_multiple_of(page_size()) } else { u64::MAX };
-            self.outside.saw(end, up_to(most, resident));
+            self.stream.saw(end, up_to(most, resident));
         }
-        if !self.outside.is_all_own() {
+        if !self.stream.is_all_own() {
             if self.looks.is_multiple_of(ASK_AGAIN) {
                 self.shared = shared();
             }
@@ -172,7 +172,7 @@ impl StreamFile {
         }
         self.ahead = 0;
         if !self.writes {
-            for own in self.outside.own(shown.furthest..shown.furthest + MOST_AHEAD, false) {
+            for own in self.stream.own(shown.furthest..shown.furthest + MOST_AHEAD, false) {
                 self.ahead += residency(file, own)?.resident;
             }
         }
@@ -200,7 +200,7 @@ impl StreamFile {
         let deadline = Instant::now() + LOOK_AT_MOST;
         let mut others = Vec::new();
         let mut late = None;
-        for gap in self.outside.own(furthest..self.outside.seen_to(), false) {
+        for gap in self.stream.own(furthest..self.stream.seen_to(), false) {
             let (end, resident) = resident_in(file, gap.clone(), Some(deadline))?;
             others.extend(resident);
             if end < gap.end {
@@ -220,35 +220,35 @@ impl StreamFile {
         let reached = run.min(reached.saturating_add(READ_AHEAD));
         if let Some(end) = late {
             // Up to where it has read ahead nothing would count as somebody else's anyway.
-            self.outside.forget_from(end.max(reached));
+            self.stream.forget_from(end.max(reached));
         }
         let beyond = others.into_iter().map(|range| range.start.max(reached)..range.end);
-        self.outside.others(beyond.filter(|range| range.start < range.end));
+        self.stream.others(beyond.filter(|range| range.start < range.end));
         Ok(())
     }
 
-    /// How much came into a file without a position, at most, since the last look; see [`Outside::grown`].
+    /// How much came into a file without a position, at most, since the last look; see [`ExternalStream::grown`].
     pub(super) fn grown(&self, found: &Found, brought: u64) -> u64 {
         match found {
             Found::At(_) => 0,
-            Found::Windows(windows) => self.outside.grown(windows, brought),
+            Found::Windows(windows) => self.stream.grown(windows, brought),
         }
     }
 
     /// What to do behind the stream. `brought` is what its process may have brought into files where it has no position, in bytes,
     /// and `explained` whether that is enough for all that came into them.
     pub(super) fn step(&mut self, found: Found, brought: u64, explained: Explained) -> Acts {
-        let place = match found {
-            Found::At(position) => Place::At(position),
-            Found::Windows(windows) => Place::Somewhere(Filled { windows, brought, explained }),
+        let position = match found {
+            Found::At(position) => StreamPosition::At(position),
+            Found::Windows(windows) => StreamPosition::Unknown(Filled { windows, brought, explained }),
         };
-        self.outside.step(&Facts { place, writes: self.writes, shared: self.shared })
+        self.stream.step(&Sample { position, writes: self.writes, shared: self.shared })
     }
 
     /// Of the windows that were empty before, those that are not now, and how much of each is resident.
     fn windows(&self, file: &InspectedFile) -> Result<Vec<(Range<u64>, u64)>> {
         let mut filled = Vec::new();
-        for own in self.outside.own(0..self.size, true) {
+        for own in self.stream.own(0..self.size, true) {
             let (mut start, mut length) = (own.start, PIECE);
             while start < own.end {
                 let piece = start..start.saturating_add(length).min(own.end);
@@ -290,7 +290,7 @@ impl StreamFile {
         patience: Duration,
     ) -> Result<Worked> {
         let (worked, resisted) = release_all(file, ranges, patience)?;
-        self.outside.resisted(resisted);
+        self.stream.resisted(resisted);
         Ok(worked)
     }
 
@@ -306,7 +306,7 @@ impl StreamFile {
         } else {
             size
         };
-        let rest = self.outside.rest(end, brought, self.shared);
+        let rest = self.stream.rest(end, brought, self.shared);
         if self.writes {
             for range in &rest {
                 start_writeback(&file, range.clone())?;

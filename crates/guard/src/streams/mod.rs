@@ -2,7 +2,7 @@
 //!
 //! For programs that can't be started by `pagekeeper run`. At each tick the large files of each such process are looked at ahead of
 //! where it reads or writes, and what was not resident then is released once the process is past it. The rule is
-//! `pagekeeper_policy::outside`. A file that is opened, read and closed between two ticks is not seen.
+//! `pagekeeper_policy::external_stream`. A file that is opened, read and closed between two ticks is not seen.
 //!
 //! Invariants: nothing that was resident before a stream came near is released; no file is held open between ticks; with no stream
 //! running the names of processes are all that is looked at. What fails for one file or process keeps no other from being followed.

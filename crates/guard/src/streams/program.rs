@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use pagekeeper_kernel::process::{Access, IoCounters, ProcRoot};
 use pagekeeper_kernel::{Inode, InspectedFile, Result};
 use pagekeeper_policy::READ_AHEAD;
-use pagekeeper_policy::outside::{Acts, Explained, all_fetched};
+use pagekeeper_policy::external_stream::{Acts, Explained, all_fetched};
 use rustix::fs::{AtFlags, StatxFlags};
 
 use super::file::{Ahead, Found, MOST_AHEAD, Shown, StreamFile, Worked, resident_of};

@@ -24,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use pagekeeper_io::{Error as IoError, IoFile};
 use pagekeeper_policy::{
     Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position as At, READ_AHEAD,
-    Rewrite, Rule, State as PolicyState, WINDOW, Window, step,
+    Rewrite, Rule, StepState as PolicyState, WINDOW, Window, step,
 };
 
 use super::Position;

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use pagekeeper_policy::{
-    Act, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, State, WINDOW, Window, step,
+    Act, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, StepState, WINDOW, Window, step,
 };
 
 use super::core::Core;
@@ -30,7 +30,7 @@ pub(super) struct Releaser {
     /// All before this was looked at.
     at: u64,
     windows: Vec<Open>,
-    state: State,
+    state: StepState,
     steps: u64,
 }
 
@@ -46,7 +46,7 @@ struct Open {
 impl Releaser {
     /// For what is written from `lsn` on.
     pub(super) fn new(lsn: u64) -> Self {
-        Self { at: lsn, windows: Vec::new(), state: State::default(), steps: 0 }
+        Self { at: lsn, windows: Vec::new(), state: StepState::default(), steps: 0 }
     }
 
     /// Releases what is behind the writer; all, if there is none any more.

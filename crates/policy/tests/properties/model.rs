@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use pagekeeper_policy::{Act, Facts, FileId, State, WINDOW, Window, step};
+use pagekeeper_policy::{Act, Facts, FileId, StepState, WINDOW, Window, step};
 use proptest::prelude::*;
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -208,7 +208,7 @@ pub(crate) fn check_ranges(facts: &Facts, acts: &[Act]) -> Result<(), TestCaseEr
 
 /// The same facts again: what was flushed is released, what a follower was about to read too; then nothing more.
 pub(crate) fn check_repeats(
-    state: &State,
+    state: &StepState,
     facts: &Facts,
     acts: &[Act],
     follower_moved: bool,
@@ -220,11 +220,11 @@ pub(crate) fn check_repeats(
     }
     if !follower_moved {
         for (file, range) in releases(&second) {
-            let told = writebacks(acts)
-                .any(|(id, told)| id == file && told.start < range.end && range.start < told.end);
-            prop_assert!(told, "{range:?} released in the second step after {acts:?}");
+            let flushed = writebacks(acts)
+                .any(|(id, flushed)| id == file && flushed.start < range.end && range.start < flushed.end);
+            prop_assert!(flushed, "{range:?} released in the second step after {acts:?}");
         }
-        prop_assert_eq!(writebacks(&second).count(), 0, "told again: {:?}", second);
+        prop_assert_eq!(writebacks(&second).count(), 0, "flushed again: {:?}", second);
     }
     if follower_moved {
         step(&mut state, facts);

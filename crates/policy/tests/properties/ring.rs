@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use pagekeeper_policy::{
-    Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, State, WINDOW, step,
+    Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, StepState, WINDOW, step,
 };
 use proptest::prelude::*;
 
@@ -69,7 +69,7 @@ struct Ring {
     /// How far the writer has gone since the last step.
     gone: u64,
     retry: u64,
-    state: State,
+    state: StepState,
 }
 
 impl Ring {
@@ -80,7 +80,7 @@ impl Ring {
         }
         let dirtied =
             (0..).zip(&pages.cells).filter(|(_, cell)| **cell == Cell::Dirty).map(|(at, _)| at).collect();
-        Self { rule, rewrite, slow, pages, dirtied, last, gone: 0, retry: 0, state: State::default() }
+        Self { rule, rewrite, slow, pages, dirtied, last, gone: 0, retry: 0, state: StepState::default() }
     }
 
     fn dirty(&mut self, offset: u64) {
@@ -173,7 +173,7 @@ proptest! {
             ring.apply(op)?;
         }
         step(&mut ring.state, &Facts::default());
-        prop_assert_eq!(ring.state, State::default());
+        prop_assert_eq!(ring.state, StepState::default());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use pagekeeper_policy::{
     Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, READ_AHEAD,
-    Rewrite, Rule, State, WINDOW, Window, step,
+    Rewrite, Rule, StepState, WINDOW, Window, step,
 };
 use proptest::prelude::*;
 
@@ -99,7 +99,7 @@ pub(crate) struct Log {
     places: Vec<(u64, Position)>,
     held: bool,
     pub(crate) retry: u64,
-    state: State,
+    state: StepState,
     done: BTreeMap<(u64, u64), Done>,
 }
 
@@ -117,7 +117,7 @@ impl Log {
             places: Vec::new(),
             held: false,
             retry: 0,
-            state: State::default(),
+            state: StepState::default(),
             done: BTreeMap::new(),
         }
     }
@@ -336,32 +336,35 @@ impl Log {
                 let overlaps = |kept: &Range<u64>| kept.start < window.end && window.start < kept.end;
                 let stays = in_budget || kept.iter().any(overlaps);
                 let released = covers(releases(acts), file.id, window);
-                let told = covers(writebacks(acts), file.id, window);
+                let flushed = covers(writebacks(acts), file.id, window);
                 let key = (file.sequence, window.start);
                 let past = self.done.get(&key).copied();
                 if self.rewrite == Rewrite::SubPages {
-                    prop_assert!(!released && !told, "recycled in parts of pages: {window:?}");
+                    prop_assert!(!released && !flushed, "recycled in parts of pages: {window:?}");
                 } else if stays {
                     prop_assert!(!released, "released, though it is to stay: {window:?} of {file:?}");
                     let awaited = self.awaited(file.sequence).iter().any(overlaps);
                     let passing = self.being_read(file.sequence).iter().any(overlaps);
-                    prop_assert!(!told || awaited || passing, "told without need: {window:?} of {file:?}");
+                    prop_assert!(
+                        !flushed || awaited || passing,
+                        "flushed without need: {window:?} of {file:?}"
+                    );
                     let behind = match file.writer {
                         Some(Position::At(position)) => window.end <= position / WINDOW * WINDOW,
                         _ => true,
                     };
                     if awaited && behind && window.unwritten > 0 && past.is_none() {
-                        prop_assert!(told, "dirty pages pile up: {window:?} of {file:?}");
+                        prop_assert!(flushed, "dirty pages pile up: {window:?} of {file:?}");
                     }
                 } else {
-                    check_goes(window, past, facts.retry, released, told)?;
+                    check_goes(window, past, facts.retry, released, flushed)?;
                 }
                 let figures = |release| (window.resident, window.unwritten, facts.retry, release);
                 let mut past = past;
                 if let Some((_, unwritten, _, false)) = &mut past {
                     *unwritten = window.unwritten.min(*unwritten);
                 }
-                let now = if released { Some(figures(true)) } else { told.then(|| figures(false)) };
+                let now = if released { Some(figures(true)) } else { flushed.then(|| figures(false)) };
                 done.extend(now.or(past).map(|done| (key, done)));
             }
         }
@@ -395,30 +398,30 @@ impl Log {
     /// When all files are gone, so is the memory of them.
     pub(crate) fn end(mut self) -> Result<(), TestCaseError> {
         prop_assert_eq!(step(&mut self.state, &Facts::default()), []);
-        prop_assert_eq!(self.state, State::default());
+        prop_assert_eq!(self.state, StepState::default());
         Ok(())
     }
 }
 
-/// What is ruled goes: clean at once; dirty a step after it was told to be written; unless it refused just so.
+/// What is ruled goes: clean at once; dirty a step after it was its writeback was started; unless it refused just so.
 fn check_goes(
     window: &Window,
     past: Option<Done>,
     retry: u64,
     released: bool,
-    told: bool,
+    flushed: bool,
 ) -> Result<(), TestCaseError> {
     let refused = past == Some((window.resident, window.unwritten, retry, true));
     if refused {
-        prop_assert!(!released && !told, "asked again without a change: {window:?}");
+        prop_assert!(!released && !flushed, "asked again without a change: {window:?}");
     } else if window.unwritten == 0 {
-        prop_assert!(released && !told, "clean and ruled, but left: {window:?}");
+        prop_assert!(released && !flushed, "clean and ruled, but left: {window:?}");
     } else if past.is_some_and(|(_, unwritten, _, release)| !release && window.unwritten <= unwritten) {
-        prop_assert!(released, "told before, but not released: {window:?}");
+        prop_assert!(released, "flushed before, but not released: {window:?}");
     } else if past.is_none() {
-        prop_assert!(told && !released, "dirty and ruled, but not told first: {window:?}");
+        prop_assert!(flushed && !released, "dirty and ruled, but not flushed first: {window:?}");
     } else {
-        prop_assert!(released || told, "dirty and ruled, but left: {window:?}");
+        prop_assert!(released || flushed, "dirty and ruled, but left: {window:?}");
     }
     Ok(())
 }
@@ -452,7 +455,7 @@ proptest! {
         let facts = log.facts();
         let mut rest = facts.clone();
         rest.files.remove(0);
-        let mut alone = State::default();
+        let mut alone = StepState::default();
         step(&mut log.state, &facts);
         step(&mut log.state, &rest);
         step(&mut log.state, &Facts { files: vec![], ..facts.clone() });

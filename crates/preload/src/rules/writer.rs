@@ -13,7 +13,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::c_int;
-use pagekeeper_policy::behind::{Behind, Lead, Pace, Work};
+use pagekeeper_policy::write_behind::{Due, Lead, Pace, WriteBehind};
 
 use super::reader::inside;
 use crate::counters::Count;
@@ -55,7 +55,7 @@ pub struct Output {
 /// What is known of a file that is written.
 #[allow(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub struct Writer {
-    behind: Behind,
+    behind: WriteBehind,
     lead: Lead,
     is_active: bool,
     begun: bool,
@@ -75,7 +75,7 @@ pub struct Writer {
 impl Writer {
     /// Nothing known.
     pub const NEW: Self = Self {
-        behind: Behind::NEW,
+        behind: WriteBehind::NEW,
         lead: Lead::NEW,
         is_active: false,
         begun: false,
@@ -89,7 +89,7 @@ impl Writer {
 
     /// The file was opened, with its size.
     pub fn open(&mut self, size: u64) {
-        self.behind = Behind::of(size);
+        self.behind = WriteBehind::of(size);
     }
 
     /// Says that the write that was just made may not wait (`RWF_NOWAIT`): what is due is waited for, and goes, with a later one.
@@ -154,7 +154,7 @@ impl Writer {
             }
         });
         self.set_active(false);
-        self.behind = Behind::NEW;
+        self.behind = WriteBehind::NEW;
     }
 
     /// Asks for the position, for what was written since; the last write was of `last` bytes.
@@ -177,29 +177,29 @@ impl Writer {
         }
         let mut pace = pace(self.lead.bytes(most), output.released.is_some());
         if self.is_hurried {
-            pace.window = u64::MAX;
+            pace.budget = u64::MAX;
         }
-        let work = self.behind.wrote(range, pace);
-        if work.is_none() {
+        let due = self.behind.wrote(range, pace);
+        if due.is_none() {
             return;
         }
         self.set_active(true);
-        inside(|| self.act(fd, &work, most, output));
+        inside(|| self.act(fd, &due, most, output));
     }
 
-    fn act(&mut self, fd: c_int, work: &Work, most: u64, output: Output) {
-        if let Some(range) = &work.start
+    fn act(&mut self, fd: c_int, due: &Due, most: u64, output: Output) {
+        if let Some(range) = &due.start
             && !begin(fd, range, output)
         {
             return;
         }
-        if let Some(range) = &work.wait {
+        if let Some(range) = &due.wait {
             let start = sys::now();
             self.unpaced = self.unpaced.saturating_add(range.end.saturating_sub(range.start));
             let mut was_seen = wait(fd, range, start);
             // Window by window: a page of several parts goes only as a whole.
             if let (false, Some(range), Some(released)) =
-                (was_seen || self.is_blind, &work.release, output.released)
+                (was_seen || self.is_blind, &due.release, output.released)
             {
                 was_seen = paused(start, || helper::wait_dropped(fd, range, released, WAIT_MAX));
                 self.is_blind = !was_seen;
@@ -212,7 +212,7 @@ impl Writer {
             }
         }
         // What is dirty all the same stays: it isn't dropped.
-        if let (Some(range), Some(released)) = (&work.release, output.released) {
+        if let (Some(range), Some(released)) = (&due.release, output.released) {
             release(fd, range, released);
         }
     }
@@ -265,7 +265,7 @@ fn pace(lead: u64, release: bool) -> Pace {
     let step = (lead / 4).clamp(STEP_MIN, STEP);
     // Whole pages, whatever their size.
     let step = step - step % STEP_MIN;
-    Pace { step, window: lead.max(step), release }
+    Pace { step, budget: lead.max(step), release }
 }
 
 /// Begins to write the range.

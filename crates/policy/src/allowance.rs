@@ -4,17 +4,17 @@
 //! 1. The window that holds a writer's known position stays, and so does all from `slack` before it on (but for
 //!    a file in direct I/O, which has no page that the writer would come back to).
 //! 2. Nothing at or above the lowest near follower's place in the log goes.
-//! 3. A far follower holds nothing, but for the stretch ahead of it while it moves.
+//! 3. A far follower holds nothing, but for the range ahead of it while it moves.
 //! 4. The last window of a file, if short, stays while a writer is known to be at or beyond it, even if the
 //!    size was seen before the position and lies below it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::acted::{Stretch, Verdict};
+use crate::history::{ResidentWindow, Verdict};
 use crate::log::{align_down, behind_writer, is_near, needed_from};
-use crate::state::Place;
-use crate::tail::Tail;
+use crate::state::FollowerPosition;
+use crate::tail_inference::TailInference;
 use crate::{Facts, FileFacts, FollowerId, LogId, Position, READ_AHEAD, Rule, WINDOW};
 
 /// A log that has followers.
@@ -37,11 +37,14 @@ struct Follower {
 impl FollowedLog {
     /// All followed logs. `past` tells where the followers were in the last step; one not seen before counts as
     /// moving, since nothing says that it is stuck.
-    pub(crate) fn survey(facts: &Facts, past: &BTreeMap<FollowerId, Place>) -> BTreeMap<LogId, Self> {
+    pub(crate) fn survey(
+        facts: &Facts,
+        past: &BTreeMap<FollowerId, FollowerPosition>,
+    ) -> BTreeMap<LogId, Self> {
         let mut logs: BTreeMap<LogId, Self> = BTreeMap::new();
         for follower in &facts.followers {
             let (log, sequence, position) = (follower.log, follower.sequence, follower.position);
-            let moved = past.get(&follower.id) != Some(&Place { log, sequence, position });
+            let moved = past.get(&follower.id) != Some(&FollowerPosition { log, sequence, position });
             logs.entry(log).or_default().followers.push(Follower { sequence, position, moved });
         }
         if !logs.is_empty() {
@@ -72,7 +75,7 @@ impl FollowedLog {
         needed_from(sequence, near.map(place))
     }
 
-    /// The stretches of the file with this sequence that moving far followers are about to read.
+    /// The ranges of the file with this sequence that moving far followers are about to read.
     fn being_read(&self, sequence: u64, near_files: u64) -> Vec<Range<u64>> {
         let far = self.followers.iter().filter(|follower| !self.is_near(follower, near_files));
         far.filter(|follower| follower.moved && follower.sequence == sequence)
@@ -99,12 +102,12 @@ enum Reserve<'a> {
     /// The writer is taken to be in one of these.
     Inferred {
         ranges: Vec<Range<u64>>,
-        tail: &'a Tail,
+        tail: &'a TailInference,
     },
 }
 
 impl<'a> Reserve<'a> {
-    fn behind_writer(file: &FileFacts, slack: u64, tail: Option<&'a Tail>) -> Self {
+    fn behind_writer(file: &FileFacts, slack: u64, tail: Option<&'a TailInference>) -> Self {
         match file.writer {
             None => Self::Nothing,
             Some(Position::At(offset)) => {
@@ -152,9 +155,9 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The limit of one file in one step.
+/// The allowance of one file in one step.
 #[derive(Debug)]
-pub(crate) struct Limit<'a> {
+pub(crate) struct Allowance<'a> {
     reserve: Reserve<'a>,
     /// Near followers have yet to read from here on.
     needed_from: u64,
@@ -164,41 +167,43 @@ pub(crate) struct Limit<'a> {
     budget: Option<u64>,
 }
 
-impl<'a> Limit<'a> {
-    pub(crate) fn of(file: &FileFacts, log: Option<&FollowedLog>, tail: Option<&'a Tail>) -> Self {
-        let mut limit =
+impl<'a> Allowance<'a> {
+    pub(crate) fn of(file: &FileFacts, log: Option<&FollowedLog>, tail: Option<&'a TailInference>) -> Self {
+        let mut allowance =
             Self { reserve: Reserve::Nothing, needed_from: u64::MAX, being_read: Vec::new(), budget: None };
         match file.rule {
-            Rule::Keep => limit.reserve = Reserve::Everything,
+            Rule::Keep => allowance.reserve = Reserve::Everything,
             Rule::Direct => {}
             Rule::ReleaseOnRotation => {
                 if file.writer.is_some() {
-                    limit.reserve = Reserve::Everything;
+                    allowance.reserve = Reserve::Everything;
                 }
             }
-            Rule::ReleaseBehindWriter { slack } => limit.reserve = Reserve::behind_writer(file, slack, tail),
+            Rule::ReleaseBehindWriter { slack } => {
+                allowance.reserve = Reserve::behind_writer(file, slack, tail)
+            }
             Rule::ReleaseBehindFollowers { near_files, slack } => {
-                limit.reserve = Reserve::behind_writer(file, slack, tail);
+                allowance.reserve = Reserve::behind_writer(file, slack, tail);
                 if let Some(log) = log {
-                    limit.needed_from = log.needed_from(file.sequence, near_files);
-                    limit.being_read = log.being_read(file.sequence, near_files);
+                    allowance.needed_from = log.needed_from(file.sequence, near_files);
+                    allowance.being_read = log.being_read(file.sequence, near_files);
                 }
             }
             Rule::Budget { bytes } => {
-                limit.budget = Some(bytes);
-                limit.reserve = match Reserve::behind_writer(file, 0, tail) {
+                allowance.budget = Some(bytes);
+                allowance.reserve = match Reserve::behind_writer(file, 0, tail) {
                     Reserve::Known { tail, .. } => Reserve::Window(tail),
                     other => other,
                 };
             }
         }
-        limit
+        allowance
     }
 
     /// What the rule wants of a window. `newer` is, for a budget, what the log has resident in this window and
     /// all newer ones.
-    pub(crate) fn verdict(&self, stretch: &Stretch, newer: u64) -> Verdict {
-        let range = &stretch.range;
+    pub(crate) fn verdict(&self, window: &ResidentWindow, newer: u64) -> Verdict {
+        let range = &window.range;
         let needed = range.end > self.needed_from;
         if self.reserve.keeps(range) {
             let flush = (needed && self.reserve.is_behind_tail(range)) || self.reserve.is_left_behind(range);

@@ -1,7 +1,7 @@
 //! Write-behind: what of a writer's output is to be written, waited for and released now.
 //!
 //! A writer that is ahead of its disk fills the page cache with dirty pages, until the kernel makes every writer of that disk wait.
-//! So writeback of each step is begun as soon as it is whole, and the writer itself waits for what lies a window behind it.
+//! So writeback of each step is begun as soon as it is whole, and the writer itself waits for what lies a budget of bytes behind it.
 //!
 //! Followed is one run of output in order, which may leave holes where the file ends. What is written anew inside of it is written
 //! and released once there is a step of it, and again at the end. Output elsewhere begins a new run; what is left of a few runs before is kept in mind.
@@ -24,20 +24,20 @@ pub struct Pace {
     /// Writeback is begun in steps of so much.
     pub step: u64,
     /// The writer waits for what lies so far behind it; with `u64::MAX` for nothing: a later write does.
-    pub window: u64,
+    pub budget: u64,
     /// Whether pages are released once they are written.
     pub release: bool,
 }
 
 /// Nanoseconds of a disk's work that a writer may have unwritten. What others want of the disk stands behind it: a commit of the file
 /// system's journal, and whoever writes to a file of that commit (ext4: the longest put of RocksDB beside compaction was 16 ms with a
-/// window of 1 MiB, 22 ms with 2 MiB and 100 to 366 ms with 8 MiB, at 60 MB/s).
-pub const AHEAD_NS: u64 = 15_000_000;
+/// budget of 1 MiB, 22 ms with 2 MiB and 100 to 366 ms with 8 MiB, at 60 MB/s).
+pub const LEAD_NS: u64 = 15_000_000;
 /// Bytes that a writer may have unwritten at least, and before anything is known of its disk.
-pub const AHEAD_LEAST: u64 = 512 << 10;
-const AHEAD_FIRST: u64 = 2 << 20;
+pub const LEAD_MIN: u64 = 512 << 10;
+const LEAD_FIRST: u64 = 2 << 20;
 
-/// How far a writer may be ahead of its disk: as much as the disk writes for it in [`AHEAD_NS`], by how long it had to wait before.
+/// How far a writer may be ahead of its disk: as much as the disk writes for it in [`LEAD_NS`], by how long it had to wait before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lead {
     /// Bytes; 0 before anything is known.
@@ -55,42 +55,42 @@ impl Lead {
         Self { bytes, ..Self::NEW }
     }
 
-    /// Bytes, `most` at most.
-    pub fn bytes(&self, most: u64) -> u64 {
-        let bytes = if self.bytes == 0 { AHEAD_FIRST } else { self.bytes };
-        bytes.min(most)
+    /// Bytes, at most `max`.
+    pub fn bytes(&self, max: u64) -> u64 {
+        let bytes = if self.bytes == 0 { LEAD_FIRST } else { self.bytes };
+        bytes.min(max)
     }
 
     /// The writer came to the end of a wait for `length` bytes at `now` (nanoseconds of any clock), and had to wait indeed, or not.
     ///
     /// ```
-    /// use pagekeeper_policy::behind::{AHEAD_LEAST, Lead};
+    /// use pagekeeper_policy::write_behind::{LEAD_MIN, Lead};
     ///
     /// // A MiB each 40 ms.
     /// let mut lead = Lead::NEW;
     /// for nth in 1..20 {
     ///     lead.waited(1 << 20, nth * 40_000_000, true, 8 << 20);
     /// }
-    /// assert_eq!(lead.bytes(8 << 20), AHEAD_LEAST);
+    /// assert_eq!(lead.bytes(8 << 20), LEAD_MIN);
     /// ```
-    pub fn waited(&mut self, length: u64, now: u64, had_to: bool, most: u64) {
-        let bytes = self.bytes(most);
+    pub fn waited(&mut self, length: u64, now: u64, had_to: bool, max: u64) {
+        let bytes = self.bytes(max);
         let took = now.saturating_sub(self.waited_at);
         self.bytes = match (had_to, self.waited_at) {
             // The disk keeps up.
             (false, _) => bytes + bytes / 8,
             (true, 0) => bytes,
-            (true, _) => bytes - bytes / 4 + length.saturating_mul(AHEAD_NS) / took.max(1) / 4,
+            (true, _) => bytes - bytes / 4 + length.saturating_mul(LEAD_NS) / took.max(1) / 4,
         }
-        .min(most)
-        .max(AHEAD_LEAST);
+        .min(max)
+        .max(LEAD_MIN);
         self.waited_at = if had_to { now } else { 0 };
     }
 }
 
 /// What is to be done now, in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Work {
+pub struct Due {
     /// Begin to write these.
     pub start: Option<Range<u64>>,
     /// Wait until these are written.
@@ -99,7 +99,7 @@ pub struct Work {
     pub release: Option<Range<u64>>,
 }
 
-impl Work {
+impl Due {
     /// Whether there is nothing to do.
     pub fn is_none(&self) -> bool {
         self.start.is_none() && self.wait.is_none() && self.release.is_none()
@@ -108,7 +108,7 @@ impl Work {
 
 /// What is known of a file that is written.
 #[derive(Debug, Clone, Copy)]
-pub struct Behind {
+pub struct WriteBehind {
     /// The run: where it began, and up to where it is released, waited for, started and written.
     from: u64,
     released: u64,
@@ -126,13 +126,13 @@ pub struct Behind {
     next_old: usize,
 }
 
-impl Default for Behind {
+impl Default for WriteBehind {
     fn default() -> Self {
         Self::NEW
     }
 }
 
-impl Behind {
+impl WriteBehind {
     /// Nothing written yet: all zero, so that static memory of it takes no room in a program's file.
     pub const NEW: Self = Self {
         from: 0,
@@ -156,10 +156,10 @@ impl Behind {
     /// The same file, of which nothing was written yet by who goes on with it.
     ///
     /// ```
-    /// use pagekeeper_policy::behind::{Behind, Pace};
+    /// use pagekeeper_policy::write_behind::{WriteBehind, Pace};
     ///
-    /// let mut behind = Behind::NEW;
-    /// behind.wrote(0..1000, Pace { step: 1 << 20, window: 4 << 20, release: true });
+    /// let mut behind = WriteBehind::NEW;
+    /// behind.wrote(0..1000, Pace { step: 1 << 20, budget: 4 << 20, release: true });
     /// assert_eq!(behind.forgotten().rest(true).next(), None);
     /// ```
     #[must_use]
@@ -170,17 +170,17 @@ impl Behind {
     /// The range was written.
     ///
     /// ```
-    /// use pagekeeper_policy::behind::{Behind, Pace};
+    /// use pagekeeper_policy::write_behind::{WriteBehind, Pace};
     ///
-    /// let mut behind = Behind::NEW;
-    /// let pace = Pace { step: 1 << 20, window: 4 << 20, release: true };
+    /// let mut behind = WriteBehind::NEW;
+    /// let pace = Pace { step: 1 << 20, budget: 4 << 20, release: true };
     /// assert!(behind.wrote(0..1000, pace).is_none());
-    /// let work = behind.wrote(1000..9 << 20, pace);
-    /// assert_eq!((work.start, work.wait, work.release), (Some(0..9 << 20), Some(0..5 << 20), Some(0..4 << 20)));
+    /// let due = behind.wrote(1000..9 << 20, pace);
+    /// assert_eq!((due.start, due.wait, due.release), (Some(0..9 << 20), Some(0..5 << 20), Some(0..4 << 20)));
     /// ```
-    pub fn wrote(&mut self, range: Range<u64>, pace: Pace) -> Work {
+    pub fn wrote(&mut self, range: Range<u64>, pace: Pace) -> Due {
         if range.is_empty() {
-            return Work::default();
+            return Due::default();
         }
         let step = pace.step.max(1);
         if self.from <= range.start && range.end <= self.written {
@@ -192,30 +192,30 @@ impl Behind {
         let start = if continues { None } else { self.begin(range.start, step) };
         self.written = range.end;
         self.size = self.size.max(range.end);
-        let mut work = Work { start, ..Work::default() };
+        let mut due = Due { start, ..Due::default() };
         let whole = self.written - self.written % step;
         // If an older run's rest is to be started too, this one's is with the next write.
-        if whole > self.started && work.start.is_none() {
-            work.start = Some(self.started..whole);
+        if whole > self.started && due.start.is_none() {
+            due.start = Some(self.started..whole);
             self.started = whole;
         }
-        let behind = self.written.saturating_sub(pace.window.max(step));
-        let due = (behind - behind % step).min(self.started);
-        if due > self.waited {
-            work.wait = Some(self.waited..due);
-            self.waited = due;
+        let behind = self.written.saturating_sub(pace.budget.max(step));
+        let end = (behind - behind % step).min(self.started);
+        if end > self.waited {
+            due.wait = Some(self.waited..end);
+            self.waited = end;
         }
         if pace.release {
-            let due = self.waited - self.waited % WINDOW;
-            if due > self.released {
-                work.release = Some(self.release_from()..due);
-                self.released = due;
+            let end = self.waited - self.waited % WINDOW;
+            if end > self.released {
+                due.release = Some(self.release_from()..end);
+                self.released = end;
             }
         }
-        work
+        due
     }
 
-    /// All that was written is on disk: what can be dropped without waiting, of what is told to be released.
+    /// All that was written is on disk: what can be dropped without waiting, if its pages are to be released.
     pub fn synced(&mut self, release: bool) -> Option<Range<u64>> {
         (self.started, self.waited) = (self.written, self.written);
         self.forget_again();
@@ -254,31 +254,31 @@ impl Behind {
         self.forget_again();
     }
 
-    fn wrote_again(&mut self, range: &Range<u64>, step: u64, pace: Pace) -> Work {
+    fn wrote_again(&mut self, range: &Range<u64>, step: u64, pace: Pace) -> Due {
         if range.start >= self.started {
             // Not started yet: it will be.
-            return Work::default();
+            return Due::default();
         }
         let first = if self.again_bytes == 0 { range.start } else { self.again.0 };
         self.again = (first.min(range.start), self.again.1.max(range.end));
         self.again_bytes += range.end - range.start;
         let all = self.again.0..self.again.1;
-        let mut work = Work::default();
+        let mut due = Due::default();
         if self.again_bytes - self.again_started >= step {
             self.again_started = self.again_bytes;
-            work.start = Some(all.clone());
+            due.start = Some(all.clone());
         }
-        if self.again_bytes >= pace.window.max(step) && work.start.is_some() {
-            work.wait = Some(all.clone());
+        if self.again_bytes >= pace.budget.max(step) && due.start.is_some() {
+            due.wait = Some(all.clone());
             // The window that is written stays.
             let end = all.end.min(self.written - self.written % WINDOW);
             let start = all.start.max(self.from).div_ceil(PAGE) * PAGE;
             if pace.release && start < end {
-                work.release = Some(start..end);
+                due.release = Some(start..end);
             }
             self.forget_again();
         }
-        work
+        due
     }
 
     fn forget_again(&mut self) {
@@ -319,72 +319,69 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const PACE: Pace = Pace { step: MIB, window: 4 * MIB, release: true };
+    const PACE: Pace = Pace { step: MIB, budget: 4 * MIB, release: true };
 
-    fn work(start: Range<u64>, wait: Range<u64>, release: Range<u64>) -> Work {
+    fn due(start: Range<u64>, wait: Range<u64>, release: Range<u64>) -> Due {
         let some = |range: Range<u64>| (!range.is_empty()).then_some(range);
-        Work { start: some(start), wait: some(wait), release: some(release) }
+        Due { start: some(start), wait: some(wait), release: some(release) }
     }
 
     #[test]
     fn the_lead_is_what_the_disk_writes_in_the_time() {
-        let most = 8 * MIB;
+        let max = 8 * MIB;
         let after = |mut lead: Lead, took: u64, had_to: bool| {
             for nth in 1..60 {
-                lead.waited(MIB / 4, nth * took, had_to, most);
+                lead.waited(MIB / 4, nth * took, had_to, max);
             }
             lead
         };
-        assert_eq!(Lead::NEW.bytes(most), AHEAD_FIRST);
+        assert_eq!(Lead::NEW.bytes(max), LEAD_FIRST);
         assert_eq!(Lead::NEW.bytes(MIB), MIB);
         // 62 MB/s, 250 MB/s, 2.5 GB/s.
         let slow = after(Lead::NEW, 4_200_000, true);
-        assert!((MIB * 7 / 8..MIB).contains(&slow.bytes(most)), "{slow:?}");
-        assert_eq!(after(slow, 40_000_000, true).bytes(most), AHEAD_LEAST);
-        let usual = after(Lead::NEW, 1_050_000, true).bytes(most);
+        assert!((MIB * 7 / 8..MIB).contains(&slow.bytes(max)), "{slow:?}");
+        assert_eq!(after(slow, 40_000_000, true).bytes(max), LEAD_MIN);
+        let usual = after(Lead::NEW, 1_050_000, true).bytes(max);
         assert!((3 * MIB..4 * MIB).contains(&usual), "{usual}");
-        assert_eq!(after(Lead::NEW, 105_000, true).bytes(most), most);
+        assert_eq!(after(Lead::NEW, 105_000, true).bytes(max), max);
         // One that keeps up is given more.
-        assert_eq!(after(slow, 4_200_000, false).bytes(most), most);
+        assert_eq!(after(slow, 4_200_000, false).bytes(max), max);
     }
 
     #[test]
-    fn steps_are_started_and_waited_for_a_window_behind() {
-        let mut behind = Behind::NEW;
+    fn steps_are_started_and_waited_for_a_budget_behind() {
+        let mut behind = WriteBehind::NEW;
         let mut write = |from: u64, to: u64| behind.wrote(from..to, PACE);
-        assert_eq!(write(0, MIB - 1), work(0..0, 0..0, 0..0));
-        assert_eq!(write(MIB - 1, MIB + 5), work(0..MIB, 0..0, 0..0));
-        assert_eq!(write(MIB + 5, 5 * MIB), work(MIB..5 * MIB, 0..MIB, 0..0));
-        assert_eq!(write(5 * MIB, 6 * MIB), work(5 * MIB..6 * MIB, MIB..2 * MIB, 0..2 * MIB));
-        assert_eq!(write(6 * MIB, 10 * MIB), work(6 * MIB..10 * MIB, 2 * MIB..6 * MIB, 0..6 * MIB));
+        assert_eq!(write(0, MIB - 1), due(0..0, 0..0, 0..0));
+        assert_eq!(write(MIB - 1, MIB + 5), due(0..MIB, 0..0, 0..0));
+        assert_eq!(write(MIB + 5, 5 * MIB), due(MIB..5 * MIB, 0..MIB, 0..0));
+        assert_eq!(write(5 * MIB, 6 * MIB), due(5 * MIB..6 * MIB, MIB..2 * MIB, 0..2 * MIB));
+        assert_eq!(write(6 * MIB, 10 * MIB), due(6 * MIB..10 * MIB, 2 * MIB..6 * MIB, 0..6 * MIB));
         // The window before once more.
-        assert_eq!(write(10 * MIB, 12 * MIB), work(10 * MIB..12 * MIB, 6 * MIB..8 * MIB, 4 * MIB..8 * MIB));
+        assert_eq!(write(10 * MIB, 12 * MIB), due(10 * MIB..12 * MIB, 6 * MIB..8 * MIB, 4 * MIB..8 * MIB));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [6 * MIB..u64::MAX]);
         assert_eq!(behind.rest(false).collect::<Vec<_>>(), [8 * MIB..u64::MAX]);
         assert_eq!(behind.synced(true), Some(6 * MIB..12 * MIB));
         assert_eq!(behind.synced(true), None);
         let kept = Pace { release: false, ..PACE };
-        assert_eq!(
-            behind.wrote(12 * MIB..17 * MIB, kept),
-            work(12 * MIB..17 * MIB, 12 * MIB..13 * MIB, 0..0)
-        );
+        assert_eq!(behind.wrote(12 * MIB..17 * MIB, kept), due(12 * MIB..17 * MIB, 12 * MIB..13 * MIB, 0..0));
     }
 
     #[test]
     fn what_is_not_waited_for_now_is_waited_for_later() {
-        let mut behind = Behind::NEW;
-        let hurried = Pace { window: u64::MAX, ..PACE };
-        assert_eq!(behind.wrote(0..9 * MIB, hurried), work(0..9 * MIB, 0..0, 0..0));
-        assert_eq!(behind.wrote(9 * MIB..12 * MIB, hurried), work(9 * MIB..12 * MIB, 0..0, 0..0));
-        assert_eq!(behind.wrote(0..8 * MIB, hurried), work(0..8 * MIB, 0..0, 0..0));
+        let mut behind = WriteBehind::NEW;
+        let hurried = Pace { budget: u64::MAX, ..PACE };
+        assert_eq!(behind.wrote(0..9 * MIB, hurried), due(0..9 * MIB, 0..0, 0..0));
+        assert_eq!(behind.wrote(9 * MIB..12 * MIB, hurried), due(9 * MIB..12 * MIB, 0..0, 0..0));
+        assert_eq!(behind.wrote(0..8 * MIB, hurried), due(0..8 * MIB, 0..0, 0..0));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [0..u64::MAX]);
-        assert_eq!(behind.wrote(12 * MIB..13 * MIB, PACE), work(12 * MIB..13 * MIB, 0..9 * MIB, 0..8 * MIB));
+        assert_eq!(behind.wrote(12 * MIB..13 * MIB, PACE), due(12 * MIB..13 * MIB, 0..9 * MIB, 0..8 * MIB));
     }
 
     #[test]
     fn what_is_not_in_order_is_seen_to_at_the_end() {
         // Appended to a file that is there.
-        let mut behind = Behind::of(10 * MIB + 5);
+        let mut behind = WriteBehind::of(10 * MIB + 5);
         assert!(behind.wrote(10 * MIB + 5..10 * MIB + 9, PACE).is_none());
         assert_eq!(behind.rest(true).count(), 0);
         let start = 10 * MIB + PAGE;
@@ -393,16 +390,16 @@ mod tests {
         // A hole at the end, filled later: still one run.
         assert_eq!(
             behind.wrote(18 * MIB..19 * MIB, PACE),
-            work(10 * MIB + 5..19 * MIB, 10 * MIB + 5..15 * MIB, start..14 * MIB)
+            due(10 * MIB + 5..19 * MIB, 10 * MIB + 5..15 * MIB, start..14 * MIB)
         );
         assert!(behind.wrote(17 * MIB..17 * MIB + 9, PACE).is_none());
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [12 * MIB..u64::MAX]);
         assert_eq!(behind.wrote(12 * MIB..13 * MIB, PACE).start, Some(12 * MIB..17 * MIB + 9));
         assert!(behind.wrote(12 * MIB..13 * MIB - 1, PACE).is_none());
         let again = 12 * MIB..17 * MIB + 9;
-        assert_eq!(behind.wrote(12 * MIB..15 * MIB, PACE), work(again.clone(), again.clone(), again));
+        assert_eq!(behind.wrote(12 * MIB..15 * MIB, PACE), due(again.clone(), again.clone(), again));
         // Somewhere else in what was there: what is left of the run before is started, and kept in mind.
-        assert_eq!(behind.wrote(0..9, PACE), work(12 * MIB..19 * MIB, 0..0, 0..0));
+        assert_eq!(behind.wrote(0..9, PACE), due(12 * MIB..19 * MIB, 0..0, 0..0));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [12 * MIB..19 * MIB, 0..9]);
         // Writers here and there are left to the kernel.
         for nth in 1..100 {
@@ -428,12 +425,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_writer_in_order_has_no_more_than_a_window_unwritten(
+        fn a_writer_in_order_has_no_more_than_its_budget_unwritten(
             writes in prop::collection::vec(1..60_u64, 1..300),
-            window in 1..12_u64, step in 1..3_u64,
+            budget in 1..12_u64, step in 1..3_u64,
         ) {
-            let pace = Pace { step: step * MIB, window: window * MIB, release: true };
-            let (mut behind, mut at) = (Behind::NEW, 0);
+            let pace = Pace { step: step * MIB, budget: budget * MIB, release: true };
+            let (mut behind, mut at) = (WriteBehind::NEW, 0);
             let mut file = vec![Cell::Clean; 300 * 60];
             let mut resident = vec![false; file.len()];
             for length in writes {
@@ -441,24 +438,24 @@ mod tests {
                 at = range.end;
                 file[cells(&range, usize::MAX)].fill(Cell::Dirty);
                 resident[cells(&range, usize::MAX)].fill(true);
-                let work = behind.wrote(range, pace);
+                let due = behind.wrote(range, pace);
                 let count = file.len();
-                for cell in work.start.iter().flat_map(|range| cells(range, count)) {
+                for cell in due.start.iter().flat_map(|range| cells(range, count)) {
                     prop_assert_eq!(file[cell], Cell::Dirty);
                     file[cell] = Cell::Started;
                 }
-                for cell in work.wait.iter().flat_map(|range| cells(range, count)) {
+                for cell in due.wait.iter().flat_map(|range| cells(range, count)) {
                     prop_assert_eq!(file[cell], Cell::Started);
                     file[cell] = Cell::Clean;
                 }
-                for cell in work.release.iter().flat_map(|range| cells(range, count)) {
+                for cell in due.release.iter().flat_map(|range| cells(range, count)) {
                     prop_assert_eq!(file[cell], Cell::Clean);
                     resident[cell] = false;
                 }
                 let unwritten = file.iter().filter(|&&cell| cell != Cell::Clean).count() as u64 * CELL;
-                prop_assert!(unwritten < pace.window.max(pace.step) + pace.step);
+                prop_assert!(unwritten < pace.budget.max(pace.step) + pace.step);
                 let left = resident.iter().filter(|&&is| is).count() as u64 * CELL;
-                prop_assert!(left < pace.window.max(pace.step) + pace.step + WINDOW);
+                prop_assert!(left < pace.budget.max(pace.step) + pace.step + WINDOW);
             }
             let rest: Vec<_> = behind.rest(true).collect();
             prop_assert_eq!(rest.len(), 1);
@@ -472,21 +469,21 @@ mod tests {
             writes in prop::collection::vec((0..200_u64, 1..80_u64), 1..200),
             release: bool, size in 0..200_u64,
         ) {
-            let pace = Pace { step: MIB, window: 4 * MIB, release };
-            let mut behind = Behind::of(size * CELL);
+            let pace = Pace { step: MIB, budget: 4 * MIB, release };
+            let mut behind = WriteBehind::of(size * CELL);
             let mut written = vec![false; 300];
             for (from, length) in writes {
                 let range = from * CELL..(from + length) * CELL;
                 written[cells(&range, usize::MAX)].fill(true);
-                let work = behind.wrote(range, pace);
-                if let Some(range) = &work.release {
+                let due = behind.wrote(range, pace);
+                if let Some(range) = &due.release {
                     prop_assert!(release && range.start < range.end);
                     // Nothing that is somebody else's.
                     for cell in cells(range, 300) {
                         prop_assert!(written[cell] || cell as u64 >= size, "{:?}: {}", range, cell);
                     }
                 }
-                if let (Some(wait), Some(release)) = (&work.wait, &work.release) {
+                if let (Some(wait), Some(release)) = (&due.wait, &due.release) {
                     prop_assert!(release.end <= wait.end);
                 }
             }

@@ -1,31 +1,31 @@
 //! Streams seen from outside: what another process brought into the page cache of one file, and what of it is to be given back.
 //!
-//! The caller looks at the file now and then (a tick). Before the stream gets to a place, [`Outside::saw`] is told which pages are
+//! The caller looks at the file now and then (a tick). Before the stream gets to a position, [`ExternalStream::saw`] is told which pages are
 //! resident there: those are somebody else's. What is resident behind the stream and was not resident before is the stream's, once:
 //! what is there again after it was released, somebody else brought in.
 //!
 //! Invariants: no page that was resident before the stream came near is ever given back; of what has not been looked at in time
 //! nothing is known, and it is left alone; the window at the stream's position stays; nothing is given back a second time but pages
 //! that resisted and have stayed since. Memory is bounded: of a file whose resident pages are scattered in too many places, whole
-//! stretches count as somebody else's.
+//! ranges count as somebody else's.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::{READ_AHEAD, WINDOW};
 
-/// Stretches that are remembered of a file; more are told together with what lies between them.
-const MOST_STRETCHES: usize = 1024;
+/// Ranges that are remembered of a file; more are told together with what lies between them.
+const MAX_RANGES: usize = 1024;
 /// What a program reads besides its files, from the page cache: libraries' headers and settings, in bytes.
-const BESIDES: u64 = 256 << 10;
+const OTHER_READS: u64 = 256 << 10;
 
 /// Where a stream is in a file, as one tick sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum StreamPosition {
     /// At this byte, and it moves from tick to tick.
     At(u64),
     /// Somewhere: it reads by `pread`, `copy_file_range` or a mapping.
-    Somewhere(Filled),
+    Unknown(Filled),
 }
 
 /// What is resident now of a file's windows that had no resident page before the stream came.
@@ -35,7 +35,7 @@ pub struct Filled {
     pub windows: Vec<(Range<u64>, u64)>,
     /// What the process has brought into the page cache since the last tick, of all its files, in bytes.
     pub brought: u64,
-    /// Whether that is as much as has come since into all the files where it may be, by [`Outside::grown`].
+    /// Whether that is as much as has come since into all the files where it may be, by [`ExternalStream::grown`].
     pub explained: Explained,
 }
 
@@ -53,9 +53,9 @@ pub enum Explained {
 
 /// What one tick sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct Sample {
     /// Where the stream is.
-    pub place: Place,
+    pub position: StreamPosition,
     /// Whether it writes the file: its pages are dirty at first.
     pub writes: bool,
     /// Whether a database has the file open as well: then only windows without any page before are the stream's.
@@ -73,7 +73,7 @@ pub struct Acts {
 
 /// What is known of one file that a stream reads or writes. See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outside {
+pub struct ExternalStream {
     /// What was looked at before the stream came there.
     seen: Range<u64>,
     /// What was resident there: ascending, disjoint.
@@ -92,7 +92,7 @@ pub struct Outside {
     somewhere: bool,
 }
 
-impl Outside {
+impl ExternalStream {
     /// A stream that was met at byte `position`. Nothing is known of what was resident before it came, but for `own`: where nothing
     /// was.
     pub fn met(position: u64, own: Option<Range<u64>>) -> Self {
@@ -162,7 +162,7 @@ impl Outside {
 
     fn bound(&mut self) {
         let mut gap = WINDOW;
-        while self.before.len() > MOST_STRETCHES {
+        while self.before.len() > MAX_RANGES {
             self.before = close_gaps(&self.before, gap);
             gap *= 2;
         }
@@ -194,10 +194,10 @@ impl Outside {
     }
 
     /// What is to be done at this tick.
-    pub fn step(&mut self, facts: &Facts) -> Acts {
-        let position = match &facts.place {
-            Place::At(position) => floor(*position).min(floor(self.seen.end)),
-            Place::Somewhere(filled) => return self.step_by_windows(filled),
+    pub fn step(&mut self, facts: &Sample) -> Acts {
+        let position = match &facts.position {
+            StreamPosition::At(position) => floor(*position).min(floor(self.seen.end)),
+            StreamPosition::Unknown(filled) => return self.step_by_windows(filled),
         };
         self.somewhere = false;
         // It writes again what it had been at.
@@ -257,7 +257,7 @@ impl Outside {
                 self.last_filled = self.last_filled.max(Some(window.start));
             }
         }
-        if own.len() > MOST_STRETCHES {
+        if own.len() > MAX_RANGES {
             // That many are filled by no stream.
             others.extend(own.drain(..).map(|(window, _)| window));
         }
@@ -276,7 +276,7 @@ impl Outside {
         again.sort_unstable_by_key(|range| range.start);
         let mut again = close_gaps(&again, 1);
         // Of too many the first are let go.
-        again.drain(..again.len().saturating_sub(MOST_STRETCHES));
+        again.drain(..again.len().saturating_sub(MAX_RANGES));
         self.again = again;
     }
 
@@ -322,12 +322,12 @@ impl Outside {
 /// bytes it was given, `fetched` came from a disk, and `ahead` bytes of these it has yet to be given. In bytes.
 ///
 /// ```
-/// use pagekeeper_policy::outside::all_fetched;
+/// use pagekeeper_policy::external_stream::all_fetched;
 /// assert!(all_fetched(20 << 20, 28 << 20, 8 << 20));
 /// assert!(!all_fetched(20 << 20, 10 << 20, 8 << 20));
 /// ```
 pub fn all_fetched(read: u64, fetched: u64, ahead: u64) -> bool {
-    fetched.saturating_sub(ahead) + BESIDES >= read
+    fetched.saturating_sub(ahead) + OTHER_READS >= read
 }
 
 fn floor(position: u64) -> u64 {
@@ -339,15 +339,15 @@ fn floor_or(position: u64, end: u64) -> u64 {
     if position == end { end } else { floor(position) }
 }
 
-/// The stretches, with gaps of less than `least` bytes closed.
-fn close_gaps(stretches: &[Range<u64>], least: u64) -> Vec<Range<u64>> {
+/// The ranges, with gaps of less than `least` bytes closed.
+fn close_gaps(ranges: &[Range<u64>], least: u64) -> Vec<Range<u64>> {
     let mut closed: Vec<Range<u64>> = Vec::new();
-    for stretch in stretches {
+    for range in ranges {
         match closed.last_mut() {
-            Some(previous) if stretch.start < previous.end.saturating_add(least) => {
-                previous.end = previous.end.max(stretch.end);
+            Some(previous) if range.start < previous.end.saturating_add(least) => {
+                previous.end = previous.end.max(range.end);
             }
-            _ => closed.push(stretch.clone()),
+            _ => closed.push(range.clone()),
         }
     }
     closed
@@ -360,8 +360,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn at(position: u64) -> Facts {
-        Facts { place: Place::At(position), writes: false, shared: false }
+    fn at(position: u64) -> Sample {
+        Sample { position: StreamPosition::At(position), writes: false, shared: false }
     }
 
     fn mib(range: Range<u64>) -> Range<u64> {
@@ -370,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_cold_file_is_released_behind_the_reader_but_for_the_window_it_is_in() {
-        let mut file = Outside::met(0, None);
+        let mut file = ExternalStream::met(0, None);
         file.saw(128 * MIB, []);
         assert_eq!(file.step(&at(3 * MIB)).release, [mib(0..2)]);
         assert_eq!(file.step(&at(9 * MIB)).release, [mib(2..8)], "nothing a second time");
@@ -385,17 +385,17 @@ mod tests {
 
     #[test]
     fn what_was_resident_before_is_never_released() {
-        let mut file = Outside::met(0, None);
+        let mut file = ExternalStream::met(0, None);
         file.saw(16 * MIB, [mib(3..5), mib(8..12)]);
         assert_eq!(file.clone().step(&at(16 * MIB)).release, [mib(0..3), mib(5..8), mib(12..16)]);
-        let shared = Facts { shared: true, ..at(14 * MIB) };
+        let shared = Sample { shared: true, ..at(14 * MIB) };
         assert_eq!(file.step(&shared).release, [mib(0..2), mib(6..8), mib(12..14)]);
         assert_eq!(file.rest(15 * MIB, 0, true), [mib(14..15)]);
     }
 
     #[test]
     fn what_comes_before_the_stream_or_after_a_second_look_is_somebody_else_s() {
-        let mut file = Outside::met(0, None);
+        let mut file = ExternalStream::met(0, None);
         file.saw(40 * MIB, [mib(30..31)]);
         file.others([mib(8..10), mib(4..6)]);
         assert_eq!(file.step(&at(20 * MIB)).release, [mib(0..4), mib(6..8), mib(10..20)]);
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn of_what_was_not_looked_at_in_time_nothing_is_known() {
-        let mut late = Outside::met(5 * MIB, None);
+        let mut late = ExternalStream::met(5 * MIB, None);
         assert_eq!(late.unseen(20 * MIB), mib(4..20));
         late.saw(20 * MIB, [mib(4..13)]);
         assert_eq!(late.step(&at(18 * MIB)).release, [mib(13..18)]);
@@ -416,15 +416,15 @@ mod tests {
         assert_eq!(late.step(&at(60 * MIB)).release, [mib(18..20)]);
         late.saw(80 * MIB, [mib(20..68)]);
         assert_eq!(late.step(&at(76 * MIB)).release, [mib(68..76)]);
-        let mut known = Outside::met(5 * MIB, Some(mib(0..13)));
+        let mut known = ExternalStream::met(5 * MIB, Some(mib(0..13)));
         known.saw(20 * MIB, []);
         assert_eq!(known.step(&at(18 * MIB)).release, [mib(0..18)]);
     }
 
     #[test]
     fn a_writer_s_pages_are_written_out_at_one_tick_and_released_at_the_next() {
-        let writer = |position| Facts { writes: true, ..at(position) };
-        let mut file = Outside::met(0, None);
+        let writer = |position| Sample { writes: true, ..at(position) };
+        let mut file = ExternalStream::met(0, None);
         file.saw(200 * MIB, []);
         let first = file.step(&writer(11 * MIB));
         assert_eq!((first.release, first.start_writeback), (vec![], Some(mib(0..10))));
@@ -437,7 +437,7 @@ mod tests {
 
     #[test]
     fn one_that_reads_again_is_followed_again() {
-        let mut file = Outside::met(0, None);
+        let mut file = ExternalStream::met(0, None);
         file.saw(100 * MIB, []);
         file.step(&at(80 * MIB));
         file.reads_at(0);
@@ -454,16 +454,16 @@ mod tests {
     }
 
     /// One tick of the only file of a process.
-    fn fill(file: &mut Outside, windows: &[(u64, u64)], brought: u64) -> Vec<Range<u64>> {
+    fn fill(file: &mut ExternalStream, windows: &[(u64, u64)], brought: u64) -> Vec<Range<u64>> {
         let (windows, brought) = filled(windows, brought);
         let explained = if file.grown(&windows, brought) <= brought { Explained::Yes } else { Explained::No };
-        let place = Place::Somewhere(Filled { windows, brought, explained });
-        file.step(&Facts { place, writes: false, shared: false }).release
+        let position = StreamPosition::Unknown(Filled { windows, brought, explained });
+        file.step(&Sample { position, writes: false, shared: false }).release
     }
 
     #[test]
     fn without_a_position_windows_go_when_the_stream_is_well_past_them() {
-        let mut file = Outside::met(0, None);
+        let mut file = ExternalStream::met(0, None);
         file.saw(100 * MIB, [mib(10..12)]);
         assert_eq!(fill(&mut file, &[], 0), []);
         assert_eq!(fill(&mut file, &[(0, 2), (2, 2), (4, 1)], 6), []);
@@ -478,7 +478,7 @@ mod tests {
 
     #[test]
     fn what_the_stream_can_not_have_brought_in_is_somebody_else_s() {
-        let mut file = Outside::met(0, None);
+        let mut file = ExternalStream::met(0, None);
         file.saw(200 * MIB, []);
         assert_eq!(fill(&mut file, &[(0, 1)], 1), []);
         // Another reads all of it.
@@ -487,15 +487,15 @@ mod tests {
         assert!(file.own(0..200 * MIB, true).is_empty());
         assert_eq!(file.rest(200 * MIB, 0, false), []);
         // What is not known to be fetched yet waits for the next tick.
-        let mut file = Outside::met(0, None);
+        let mut file = ExternalStream::met(0, None);
         file.saw(200 * MIB, []);
         let (windows, brought) = filled(&[(0, 2), (2, 2)], 3);
-        let place = Place::Somewhere(Filled { windows, brought, explained: Explained::NotYet });
-        assert_eq!(file.step(&Facts { place, writes: false, shared: false }), Acts::default());
+        let position = StreamPosition::Unknown(Filled { windows, brought, explained: Explained::NotYet });
+        assert_eq!(file.step(&Sample { position, writes: false, shared: false }), Acts::default());
         assert_eq!(fill(&mut file, &[(0, 2), (2, 2), (4, 2)], 6), []);
         assert_eq!(file.rest(200 * MIB, 0, false), [mib(0..6)]);
         // Two read at once: what is too far for the stream is not its own, the rest is.
-        let mut file = Outside::met(0, None);
+        let mut file = ExternalStream::met(0, None);
         file.saw(200 * MIB, []);
         assert_eq!(fill(&mut file, &[(0, 2)], 2), []);
         assert_eq!(fill(&mut file, &[(0, 2), (2, 2), (4, 2), (100, 2)], 4), []);
@@ -526,11 +526,11 @@ mod tests {
                 from = start + length * page;
                 before.push(start..from);
             }
-            let mut file = Outside::met(0, None);
+            let mut file = ExternalStream::met(0, None);
             file.saw(40_000 * page, before.clone());
             for position in positions {
                 let position = position * page;
-                let acts = file.step(&Facts { place: Place::At(position), writes, shared });
+                let acts = file.step(&Sample { position: StreamPosition::At(position), writes, shared });
                 for range in &acts.release {
                     prop_assert!(range.start < range.end && range.end <= position);
                     prop_assert!(!before.iter().any(|extent| extent.start < range.end && range.start < extent.end));

@@ -25,8 +25,8 @@
 //! 5. Time alone forgets nothing: but for invariant 7, the last window of an idle writer stays protected for as
 //!    long as it is idle, and the same sample twice changes nothing.
 //! 6. A window that the caller released and that has pages again is fresh, unless its figures are exactly those
-//!    of before (it refused). A window that shrank (reclaimed by the kernel) is not. A dirty window that was
-//!    told to be written and has not changed since is not hot: it would never be released if its writeback
+//!    of before (it refused). A window that shrank (reclaimed by the kernel) is not. A dirty window whose
+//!    writeback was started, and that has not changed since, is not hot: it would never be released if its writeback
 //!    hung.
 //! 7. A writer of whole pages that has shown nothing since `retry` changed is idle: only dirty windows stay for
 //!    it, since it needs no old page to go on.
@@ -42,7 +42,7 @@
 
 use std::ops::Range;
 
-use crate::acted::{Acted, Stretch};
+use crate::history::{History, ResidentWindow};
 use crate::log::align_down;
 use crate::{FileFacts, Rewrite, WINDOW};
 
@@ -54,7 +54,7 @@ pub(crate) const AHEAD: u64 = 4 * WINDOW;
 
 /// What is known of a writer whose position is not shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Tail {
+pub(crate) struct TailInference {
     /// The windows of the last step, ascending; `None` before the first.
     samples: Option<Vec<Sample>>,
     /// The remembered windows, ascending.
@@ -99,13 +99,20 @@ enum Heat {
     Fresh,
 }
 
-impl Tail {
-    /// Takes in the windows of this step, before anything is decided on them. `acted` is what was done before.
-    pub(crate) fn observe(&mut self, stretches: &[Stretch], acted: &[Acted], file: &FileFacts, retry: u64) {
-        let mut heats: Vec<Heat> = stretches.iter().map(|now| self.heat(now, acted)).collect();
-        self.suspect_filled_again(stretches, &mut heats, file.size);
-        let fresh = |(heat, stretch): (&Heat, &Stretch)| *heat == Heat::Fresh && stretch.range.start != 0;
-        let writer_seen = heats.iter().zip(stretches).any(fresh);
+impl TailInference {
+    /// Takes in the windows of this step, before anything is decided on them. `history` is what was done before.
+    pub(crate) fn observe(
+        &mut self,
+        windows: &[ResidentWindow],
+        history: &[History],
+        file: &FileFacts,
+        retry: u64,
+    ) {
+        let mut heats: Vec<Heat> = windows.iter().map(|now| self.heat(now, history)).collect();
+        self.suspect_filled_again(windows, &mut heats, file.size);
+        let fresh =
+            |(heat, window): (&Heat, &ResidentWindow)| *heat == Heat::Fresh && window.range.start != 0;
+        let writer_seen = heats.iter().zip(windows).any(fresh);
         self.known |= writer_seen;
         if writer_seen || self.seen_at.is_none() {
             self.seen_at = Some(retry);
@@ -117,33 +124,33 @@ impl Tail {
         for hot in &mut self.hot {
             hot.quiet += u8::from(writer_seen);
         }
-        for (heat, stretch) in heats.iter().zip(stretches) {
+        for (heat, window) in heats.iter().zip(windows) {
             if *heat != Heat::Cold {
-                self.remember(stretch, *heat);
+                self.remember(window, *heat);
             }
         }
         self.hot.retain(|hot| hot.quiet < QUIET_STEPS && hot.range.start < file.size);
         self.forget_passed();
         if self.idle {
-            let dirty = |start| stretches.iter().any(|now| now.range.start == start && now.unwritten > 0);
+            let dirty = |start| windows.iter().any(|now| now.range.start == start && now.unwritten > 0);
             self.hot.retain(|hot| dirty(hot.range.start));
         }
         let data = self.hot.iter().filter(|hot| hot.range.start != 0);
         self.newest = data.map(|hot| hot.last_fresh).max().unwrap_or(0);
         self.samples = Some(
-            stretches
+            windows
                 .iter()
-                .map(|stretch| Sample {
-                    start: stretch.range.start,
-                    resident: stretch.resident,
-                    unwritten: stretch.unwritten,
+                .map(|window| Sample {
+                    start: window.range.start,
+                    resident: window.resident,
+                    unwritten: window.unwritten,
                     released: false,
                 })
                 .collect(),
         );
     }
 
-    /// Notes that the stretch at `index` of the last [`Tail::observe`] is released now.
+    /// Notes that the window at `index` of the last [`TailInference::observe`] is released now.
     pub(crate) fn released(&mut self, index: usize) {
         if let Some(sample) = self.samples.as_mut().and_then(|samples| samples.get_mut(index)) {
             sample.released = true;
@@ -180,7 +187,7 @@ impl Tail {
         self.known && own.map_or(0, |at| self.hot[at].last_fresh) < self.newest
     }
 
-    fn heat(&self, now: &Stretch, acted: &[Acted]) -> Heat {
+    fn heat(&self, now: &ResidentWindow, history: &[History]) -> Heat {
         if self.samples.is_none() {
             return if now.unwritten > 0 { Heat::Dirty } else { Heat::Cold };
         }
@@ -191,10 +198,10 @@ impl Tail {
             }
             _ => (0, 0),
         };
-        let told = Acted::find(acted, now.range.start).is_some_and(|acted| acted.unchanged(now));
+        let asked = History::find(history, now.range.start).is_some_and(|history| history.unchanged(now));
         if now.resident > resident || now.unwritten > unwritten {
             Heat::Fresh
-        } else if now.unwritten > 0 && !(told && figures == (resident, unwritten)) {
+        } else if now.unwritten > 0 && !(asked && figures == (resident, unwritten)) {
             Heat::Dirty
         } else {
             Heat::Cold
@@ -202,9 +209,9 @@ impl Tail {
     }
 
     /// Invariant 8.
-    fn suspect_filled_again(&self, stretches: &[Stretch], heats: &mut [Heat], size: u64) {
+    fn suspect_filled_again(&self, windows: &[ResidentWindow], heats: &mut [Heat], size: u64) {
         let Some(mut kept) = self.protected(0, size).filter(|_| self.known) else { return };
-        for (now, heat) in stretches.iter().zip(heats) {
+        for (now, heat) in windows.iter().zip(heats) {
             let released = self.sample(now.range.start).is_some_and(|past| past.released);
             let joined = kept.iter_mut().find(|kept| kept.end == now.range.start);
             if let (Heat::Cold, true, Some(joined)) = (*heat, released, joined) {
@@ -219,19 +226,19 @@ impl Tail {
         samples.binary_search_by_key(&start, |sample| sample.start).ok().map(|at| &samples[at])
     }
 
-    fn remember(&mut self, stretch: &Stretch, heat: Heat) {
-        let at = match self.hot.binary_search_by_key(&stretch.range.start, |hot| hot.range.start) {
+    fn remember(&mut self, window: &ResidentWindow, heat: Heat) {
+        let at = match self.hot.binary_search_by_key(&window.range.start, |hot| hot.range.start) {
             Ok(at) => at,
             Err(at) => {
                 self.hot.insert(
                     at,
-                    Trace { range: stretch.range.clone(), last_hot: self.clock, last_fresh: 0, quiet: 0 },
+                    Trace { range: window.range.clone(), last_hot: self.clock, last_fresh: 0, quiet: 0 },
                 );
                 at
             }
         };
         let hot = &mut self.hot[at];
-        hot.range.end = stretch.range.end;
+        hot.range.end = window.range.end;
         hot.last_hot = self.clock;
         hot.quiet = 0;
         if heat == Heat::Fresh {
@@ -261,11 +268,11 @@ impl Tail {
 mod tests {
     use super::QUIET_STEPS;
     use crate::examples::{MIB, clean, dirty, file, flush, log_of, release, written_at};
-    use crate::{Act, Facts, FileFacts, Position, Rewrite, Rule, State, Window, step};
+    use crate::{Act, Facts, FileFacts, Position, Rewrite, Rule, StepState, Window, step};
 
     /// One file of 20 windows, written with `pwrite`, and what the executor made of the acts so far.
     struct Ring {
-        state: State,
+        state: StepState,
         rule: Rule,
         windows: Vec<Window>,
     }
@@ -273,7 +280,7 @@ mod tests {
     impl Ring {
         fn new(slack: u64, windows: impl IntoIterator<Item = Window>) -> Self {
             let rule = Rule::ReleaseBehindWriter { slack };
-            Self { state: State::default(), rule, windows: windows.into_iter().collect() }
+            Self { state: StepState::default(), rule, windows: windows.into_iter().collect() }
         }
 
         fn facts(&self) -> FileFacts {
@@ -336,7 +343,7 @@ mod tests {
         let later = facts(&ring, 1);
         assert_eq!(step(&mut ring.state, &later), [release(1, 1..3), release(1, 19..20)]);
         let appends = Facts { retry: 1, ..log_of([ring.facts()]) };
-        assert_eq!(step(&mut State::default(), &appends), [], "one that appends needs its tail page");
+        assert_eq!(step(&mut StepState::default(), &appends), [], "one that appends needs its tail page");
     }
 
     #[test]

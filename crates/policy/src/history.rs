@@ -1,0 +1,168 @@
+//! Memory of acts: what to do with one window, given what the rule wants of it and what was done to it before.
+//!
+//! Invariants:
+//! 1. A window whose figures and whose `retry` are those of its last release is not released again: what it
+//!    keeps is mapped, locked or being read, and asking each step costs without gain.
+//! 2. Writeback of a dirty window is started first (without waiting), and the window is released one step later,
+//!    written or not: the release itself waits. It is started again only if more of it became dirty or `retry` changed.
+//! 3. A window without resident pages is not remembered.
+
+use std::ops::Range;
+
+/// A window as this crate works with it: inside the file, start aligned to [`crate::WINDOW`], end aligned to it
+/// or at the end of the file, some pages resident. All in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ResidentWindow {
+    pub(crate) range: Range<u64>,
+    pub(crate) resident: u64,
+    pub(crate) unwritten: u64,
+}
+
+/// What a rule wants of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Leave it alone.
+    Stay,
+    /// Its pages stay, but dirty ones are not to pile up.
+    Flush,
+    /// Its pages are of no more use.
+    Release,
+}
+
+/// What was done, or is to be done, to a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    StartWriteback,
+    Release,
+}
+
+/// The last action done to a window, and the window as it was then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct History {
+    pub(crate) start: u64,
+    pub(crate) resident: u64,
+    pub(crate) unwritten: u64,
+    pub(crate) retry: u64,
+    pub(crate) action: Action,
+}
+
+impl History {
+    /// The memory of `start` in `all`, which ascends by start.
+    pub(crate) fn find(all: &[Self], start: u64) -> Option<&Self> {
+        all.binary_search_by_key(&start, |history| history.start).ok().map(|at| &all[at])
+    }
+
+    /// Whether the window looks exactly as it did at the action.
+    pub(crate) fn unchanged(&self, now: &ResidentWindow) -> bool {
+        (self.resident, self.unwritten) == (now.resident, now.unwritten)
+    }
+
+    /// The memory of a action done now.
+    pub(crate) fn now(window: &ResidentWindow, action: Action, retry: u64) -> Self {
+        Self {
+            start: window.range.start,
+            resident: window.resident,
+            unwritten: window.unwritten,
+            retry,
+            action,
+        }
+    }
+
+    /// The same memory one step later. What has been written since is not dirty any more, so that new dirt
+    /// shows.
+    pub(crate) fn aged(&self, now: &ResidentWindow) -> Self {
+        let mut aged = self.clone();
+        if self.action == Action::StartWriteback {
+            aged.resident = aged.resident.min(now.resident);
+            aged.unwritten = aged.unwritten.min(now.unwritten);
+        }
+        aged
+    }
+}
+
+/// What to do with a window now.
+pub(crate) fn decide(
+    verdict: Verdict,
+    past: Option<&History>,
+    now: &ResidentWindow,
+    retry: u64,
+) -> Option<Action> {
+    let dirtier = past.is_none_or(|past| now.unwritten > past.unwritten);
+    match verdict {
+        Verdict::Stay => None,
+        Verdict::Flush => {
+            let again = dirtier || past.is_none_or(|past| past.retry != retry);
+            (now.unwritten > 0 && again).then_some(Action::StartWriteback)
+        }
+        Verdict::Release => {
+            let refused = past.is_some_and(|past| {
+                past.action == Action::Release && past.unchanged(now) && past.retry == retry
+            });
+            if refused {
+                None
+            } else if now.unwritten > 0 && dirtier {
+                Some(Action::StartWriteback)
+            } else {
+                Some(Action::Release)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(resident: u64, unwritten: u64) -> ResidentWindow {
+        ResidentWindow { range: 0..crate::WINDOW, resident, unwritten }
+    }
+
+    #[test]
+    fn clean_windows_are_released_at_once_and_only_once() {
+        let now = window(100, 0);
+        assert_eq!(decide(Verdict::Release, None, &now, 0), Some(Action::Release));
+        let past = History::now(&now, Action::Release, 0);
+        assert_eq!(decide(Verdict::Release, Some(&past), &now, 0), None);
+        assert_eq!(decide(Verdict::Release, Some(&past), &now, 1), Some(Action::Release), "another retry");
+        assert_eq!(
+            decide(Verdict::Release, Some(&past), &window(60, 0), 0),
+            Some(Action::Release),
+            "changed"
+        );
+    }
+
+    #[test]
+    fn dirty_windows_are_flushed_and_released_a_step_later() {
+        let dirty = window(100, 40);
+        assert_eq!(decide(Verdict::Release, None, &dirty, 0), Some(Action::StartWriteback));
+        let past = History::now(&dirty, Action::StartWriteback, 0);
+        assert_eq!(
+            decide(Verdict::Release, Some(&past), &dirty, 0),
+            Some(Action::Release),
+            "still unwritten"
+        );
+        assert_eq!(
+            decide(Verdict::Release, Some(&past), &window(100, 0), 0),
+            Some(Action::Release),
+            "written"
+        );
+        assert_eq!(
+            decide(Verdict::Release, Some(&past), &window(100, 60), 0),
+            Some(Action::StartWriteback),
+            "dirtied again"
+        );
+    }
+
+    #[test]
+    fn writeback_of_windows_that_only_need_writing_is_started_once() {
+        let dirty = window(100, 40);
+        assert_eq!(decide(Verdict::Flush, None, &dirty, 0), Some(Action::StartWriteback));
+        let past = History::now(&dirty, Action::StartWriteback, 0);
+        assert_eq!(decide(Verdict::Flush, Some(&past), &dirty, 0), None);
+        assert_eq!(decide(Verdict::Flush, Some(&past), &window(100, 20), 0), None, "on its way");
+        let aged = past.aged(&window(100, 0));
+        assert_eq!(decide(Verdict::Flush, Some(&aged), &window(100, 4), 0), Some(Action::StartWriteback));
+        assert_eq!(decide(Verdict::Flush, None, &window(100, 0), 0), None, "clean");
+        assert_eq!(decide(Verdict::Stay, None, &dirty, 0), None);
+    }
+}
