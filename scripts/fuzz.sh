@@ -35,7 +35,7 @@ for one in $targets; do
         tail -c +11 "$golden" | head -c -4 >"$corpus/v1-content"
         ;;
     profile)
-        cp crates/guard/profiles/*.toml "$corpus/"
+        cp crates/catalog/profiles/*.toml "$corpus/"
         ;;
     pattern)
         printf '*.{n}\n/d/binlog.000012' >"$corpus/binlog"

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use pagekeeper_guard::Pattern;
+use pagekeeper_catalog::Pattern;
 
 /// The longest name of a file on Linux.
 const NAME_MAX: usize = 255;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use pagekeeper_guard::Profile;
+use pagekeeper_catalog::Profile;
 
 fuzz_target!(|text: &str| {
     if let Ok(profile) = Profile::parse(text, Path::new("profile.toml")) {

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, openat, statx, unlinkat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 

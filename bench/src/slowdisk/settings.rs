@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pagekeeper_guard::units::{Period, Size, parse_size};
+use pagekeeper_catalog::units::{Period, Size, parse_size};
 
 use super::schedule::Model;
 

@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pagekeeper_guard::units::{Size, parse_period};
-use pagekeeper_guard::{BUILT_IN, Control, Event, Guard, Options, ProfileError, Streams, Summary, Tick};
+use pagekeeper_catalog::units::{Size, parse_period};
+use pagekeeper_catalog::{BUILT_IN, ProfileError};
+use pagekeeper_guard::{Control, Event, Guard, Options, Streams, Summary, Tick};
 use pagekeeper_kernel::process::ProcRoot;
 use signal_hook::consts::SIGHUP;
 

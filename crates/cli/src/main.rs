@@ -24,7 +24,7 @@ mod warm;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use pagekeeper_guard::units as size;
+use pagekeeper_catalog::units as size;
 
 /// Keeps a database's log files out of the page cache, and shows, evicts, warms and restores what is in it
 #[derive(Debug, Parser)]

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         try_to_write(parent(path))?;
     }
     if args.save {
-        let disks = Path::new(pagekeeper_probe::DIRECTORY);
+        let disks = Path::new(pagekeeper_catalog::disks::DIRECTORY);
         std::fs::create_dir_all(disks).with_context(|| format!("make {}", disks.display()))?;
         try_to_write(disks)?;
     }
@@ -89,9 +89,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error.into()),
     };
     if let Some(path) = &args.output {
-        pagekeeper_probe::write(&report.profile, path)?;
+        pagekeeper_catalog::disks::write(&report.profile, path)?;
     }
-    let saved = args.save.then(|| pagekeeper_probe::save(&report.profile, &args.dir)).transpose()?;
+    let saved = args.save.then(|| pagekeeper_catalog::disks::save(&report.profile, &args.dir)).transpose()?;
     if args.json {
         output::json(&report)?;
     } else {

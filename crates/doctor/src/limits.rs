@@ -8,7 +8,7 @@ mod device;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit};
 use pagekeeper_kernel::trace::{PauseCounts, Task};
 

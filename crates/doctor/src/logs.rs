@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 

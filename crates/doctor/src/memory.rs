@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 use pagekeeper_kernel::trace::{Durations, ReclaimKind};
 use pagekeeper_observe::Database;

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::{File, Opener, OpenerKind};
 use pagekeeper_policy::MixedProfile;

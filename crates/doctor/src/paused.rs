@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::trace::{DirtyLevels, PauseCounts, Task};
 use pagekeeper_observe::{File, OpenerKind};
 use pagekeeper_policy::FileClass;

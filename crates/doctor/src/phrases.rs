@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 
 /// A share in percent that says neither 0 nor 100 when it is not quite that.
 pub(crate) fn percent(part: u64, whole: u64) -> String {

@@ -7,7 +7,7 @@ use std::fmt::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_observe::Database;
 use serde::Serialize;
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;

@@ -8,11 +8,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use globset::{Glob, GlobMatcher};
+use pagekeeper_catalog::units::Period;
+use pagekeeper_catalog::{Profile, ProfileError, RuleText, Spelled, disks, find_profile, streaming_programs};
 use pagekeeper_policy::{DiskProfile, FileClass, Rule};
 use serde::Deserialize;
-
-use crate::profile::{Profile, ProfileError, RuleText, Spelled};
-use crate::units::Period;
 
 /// What the guard watches and how.
 #[derive(Debug, Clone)]
@@ -35,70 +34,19 @@ pub struct Options {
     pub profiles: Vec<Profile>,
     /// Rules that replace those of every profile, by file class.
     pub rules: BTreeMap<FileClass, Rule>,
-    /// What `pagekeeper probe` measured of disks, beside what is saved in [`pagekeeper_probe::DIRECTORY`]: whether leftover pages
+    /// What `pagekeeper probe` measured of disks, beside what is saved in [`disks::DIRECTORY`]: whether leftover pages
     /// of a file in direct I/O are worth a warning.
     pub disk_profiles: Vec<DiskProfile>,
     /// What is done about streaming programs.
     pub streams: Streams,
 }
 
-/// Programs that stream: that read or write much, once and in order, by their names (`/proc/PID/comm`, at most 15 bytes), as
-/// globs. Backups, dumps, archivers and copies, and what compresses or sums up files.
-pub const STREAMING_PROGRAMS: [&str; 46] = [
-    "tar",
-    "bsdtar",
-    "cpio",
-    "cp",
-    "dd",
-    "rsync",
-    "scp",
-    "sftp",
-    "sftp-server",
-    "rclone",
-    "gzip",
-    "pigz",
-    "bzip2",
-    "xz",
-    "zstd",
-    "lz4",
-    "md5sum",
-    "sha1sum",
-    "sha256sum",
-    "sha512sum",
-    "b2sum",
-    "cksum",
-    "pg_basebackup",
-    "pg_dump",
-    "pg_dumpall",
-    "pg_receivewal",
-    "pg_verifybackup",
-    "pg_checksums",
-    "pgbackrest",
-    "barman*",
-    "wal-g",
-    "mariabackup",
-    "mariadb-backup",
-    "mariadb-dump",
-    "mbstream",
-    "mysqldump",
-    "mysqlpump",
-    "mydumper",
-    "xtrabackup",
-    "xbstream",
-    "mongodump",
-    "restic",
-    "borg",
-    "kopia",
-    "duplicity",
-    "duplicacy",
-];
-
 /// What is done about streaming programs: what such a process brings into the page cache is released behind it.
 #[derive(Debug, Clone)]
 pub struct Streams {
     /// Whether the guard looks for them.
     pub on: bool,
-    /// Names of the processes, as globs; [`STREAMING_PROGRAMS`] unless others are given.
+    /// Names of the processes, as globs; [`streaming_programs`] unless others are given.
     pub processes: Vec<GlobMatcher>,
     /// Time between looks while such a process runs.
     pub tick: Duration,
@@ -106,12 +54,7 @@ pub struct Streams {
 
 impl Default for Streams {
     fn default() -> Self {
-        let matcher = |name: &&str| Glob::new(name).ok().map(|glob| glob.compile_matcher());
-        Self {
-            on: false,
-            processes: STREAMING_PROGRAMS.iter().filter_map(matcher).collect(),
-            tick: Duration::from_millis(250),
-        }
+        Self { on: false, processes: streaming_programs(), tick: Duration::from_millis(250) }
     }
 }
 
@@ -199,12 +142,12 @@ impl Options {
             rules.insert(class, rule);
         }
         if let Some(name) = &text.profile {
-            crate::profile::find_profile(&profiles, name).map_err(|error| refuse(error.to_string()))?;
+            find_profile(&profiles, name).map_err(|error| refuse(error.to_string()))?;
         }
         let mut disk_profiles = Vec::new();
         for disk in &text.disk_profiles {
             let disk = path.parent().unwrap_or(Path::new("")).join(disk);
-            let disk = pagekeeper_probe::read(&disk);
+            let disk = disks::read(&disk);
             disk_profiles.push(disk.map_err(|error| refuse(format!("disk_profiles: {error}")))?);
         }
         let tick = text.tick.map_or(defaults.tick, |period| period.0.0);
@@ -227,6 +170,7 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagekeeper_catalog::STREAMING_PROGRAMS;
 
     fn parse(text: &str) -> Result<Options, ProfileError> {
         Options::parse(text, Path::new("guard.toml"))
@@ -263,12 +207,6 @@ mod tests {
             (vec!["tar".into(), "my-*".into()], Duration::from_secs(1))
         );
         assert!(!parse("[streams]\nprocesses = []\n").unwrap().streams.on);
-    }
-
-    #[test]
-    fn names_of_streaming_programs_fit_the_kernels_field() {
-        assert!(STREAMING_PROGRAMS.iter().all(|name| (1..=15).contains(&name.len())));
-        assert_eq!(Streams::default().processes.len(), STREAMING_PROGRAMS.len());
     }
 
     #[test]
@@ -313,7 +251,7 @@ mod tests {
     fn profiles_of_disks_are_read_with_it() {
         let dir = tempfile::tempdir().unwrap();
         let disk = DiskProfile { kernel: "6.18".to_owned(), ..DiskProfile::default() };
-        pagekeeper_probe::write(&disk, &dir.path().join("disk.toml")).unwrap();
+        disks::write(&disk, &dir.path().join("disk.toml")).unwrap();
         let config = dir.path().join("guard.toml");
         std::fs::write(&config, "disk_profiles = [\"disk.toml\"]\n").unwrap();
         assert_eq!(Options::read(&config).unwrap().disk_profiles, [disk]);

@@ -16,6 +16,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use pagekeeper_catalog::settings::{says_recycled, size_option};
+use pagekeeper_catalog::{LogSpec, Profile, RewriteSpec};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{
     Error, Inode, InspectedFile, Links, Result, open_directory, page_size, physical_block_size,
@@ -23,9 +25,7 @@ use pagekeeper_kernel::{
 use pagekeeper_policy::{FileId, LogId, Rewrite};
 use rustix::fs::{AtFlags, RawDir, StatxFlags};
 
-use crate::profile::{LogSpec, Profile, RewriteSpec};
 use crate::sample::{Sample, sample};
-use crate::settings::{says_recycled, size_option};
 
 /// Ticks between looks at a file where nothing happens.
 const SELDOM: u32 = 32;

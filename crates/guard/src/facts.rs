@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec, RewriteSpec, postgresql};
 use pagekeeper_kernel::process::Access;
 use pagekeeper_policy::{
     Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite,
@@ -15,7 +16,6 @@ use pagekeeper_policy::{
 
 use crate::descriptors::Descriptor;
 use crate::directory::{Directory, Entry, Log};
-use crate::profile::{LogSpec, NewestSpec, PositionSpec, RewriteSpec};
 
 /// The descriptors of each file.
 pub(crate) type ByFile<'a> = HashMap<FileId, Vec<&'a Descriptor>>;
@@ -180,11 +180,18 @@ fn follower(spec: &LogSpec, entry: &Entry, descriptor: &Descriptor) -> Option<Fo
     })
 }
 
+/// The follower that a process's title tells of, in a directory of WAL segments.
+pub(crate) fn follower_in_title(directory: &Directory, pid: u32, title: &str) -> Option<FollowerFacts> {
+    let segment = directory.entries.values().max_by_key(|entry| entry.size)?;
+    let (sequence, position) = postgresql::follower(title, segment.size)?;
+    Some(FollowerFacts { id: FollowerId(u64::from(pid)), log: segment.log, sequence, position })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::directory::Ids;
-    use crate::profile::{Profile, find_profile};
+    use pagekeeper_catalog::{Profile, find_profile};
     use pagekeeper_kernel::Inode;
     use pagekeeper_policy::Rule;
     use std::os::fd::AsFd;
@@ -220,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_binlog_has_its_writer_at_the_end_of_its_newest_file() {
-        let dir = crate::testing::disk_dir();
+        let dir = pagekeeper_testing::disk_dir();
         for (name, len) in
             [("binlog.000001", 9000), ("binlog.000002", 5000), ("binlog.index", 10), ("t.000009", 1)]
         {
@@ -244,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_shared_descriptor_of_a_relay_log_is_a_follower_somewhere_in_it() {
-        let dir = crate::testing::disk_dir();
+        let dir = pagekeeper_testing::disk_dir();
         for (name, len) in [("host-relay-bin.000001", 9000), ("host-relay-bin.index", 10)] {
             std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
         }
@@ -257,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_wal_written_short_of_its_end_is_recycled() {
-        let dir = crate::testing::disk_dir();
+        let dir = pagekeeper_testing::disk_dir();
         std::fs::write(dir.path().join("000007.log"), vec![1; 1 << 20]).unwrap();
         let mut ids = Ids::default();
         let mut directory = directory(dir.path(), "rocksdb", &mut ids);
@@ -279,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_wal_renamed_to_a_later_number_is_recycled() {
-        let dir = crate::testing::disk_dir();
+        let dir = pagekeeper_testing::disk_dir();
         let write = |name: &str| std::fs::write(dir.path().join(name), b"x").unwrap();
         write("000003.log");
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -294,7 +301,7 @@ mod tests {
 
     #[test]
     fn binlogs_restored_in_another_order_are_not_recycled() {
-        let dir = crate::testing::disk_dir();
+        let dir = pagekeeper_testing::disk_dir();
         std::fs::write(dir.path().join("binlog.index"), b"").unwrap();
         std::fs::write(dir.path().join("binlog.000004"), b"x").unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -305,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_rocksdb_that_says_it_recycles_is_believed_from_the_start() {
-        let dir = crate::testing::disk_dir();
+        let dir = pagekeeper_testing::disk_dir();
         std::fs::write(dir.path().join("000003.log"), b"x").unwrap();
         std::fs::write(dir.path().join("OPTIONS-000005"), "[DBOptions]\n  recycle_log_file_num=2\n").unwrap();
         let directory = directory(dir.path(), "rocksdb", &mut Ids::default());
@@ -314,7 +321,7 @@ mod tests {
 
     #[test]
     fn of_postgresql_segments_the_one_changed_last_is_the_writers() {
-        let dir = crate::testing::disk_dir();
+        let dir = pagekeeper_testing::disk_dir();
         let wal = dir.path().join("pg_wal");
         std::fs::create_dir(&wal).unwrap();
         std::fs::write(wal.join("000000010000000000000009"), vec![0; 4096]).unwrap();

@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn windows_add_up_and_lie_where_the_pages_are() {
-        let dir = crate::testing::disk_dir();
+        let dir = pagekeeper_testing::disk_dir();
         let path = dir.path().join("log");
         let out = std::fs::File::create(&path).unwrap();
         out.set_len(3 * 1024 * WINDOW + 5000).unwrap();
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn an_empty_file_has_nothing() {
-        let dir = crate::testing::disk_dir();
+        let dir = pagekeeper_testing::disk_dir();
         let path = dir.path().join("empty");
         std::fs::File::create(&path).unwrap();
         let file = InspectedFile::open(&path, Links::Refuse).unwrap();

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_guard::{Profile, recognise_process};
+use pagekeeper_catalog::{Profile, recognise_process};
 use pagekeeper_kernel::process::{Access, ProcRoot};
 
 use crate::OpenerKind;

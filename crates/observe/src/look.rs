@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use pagekeeper_guard::Profile;
+use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::{
     BackingDevice, DirtyReport, MemInfo, MemoryCgroup, Pressure, VmStat, Watermarks,
 };

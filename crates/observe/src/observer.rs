@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use pagekeeper_guard::Profile;
+use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::MemoryCgroup;
 use pagekeeper_kernel::trace::{MachineCounts, TraceSource, Tracer};
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pagekeeper_guard::Profile;
+use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::trace::TraceOptions;
 

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_guard::{Finder, Profile, logs_below, recognise_process, workers_of};
+use pagekeeper_catalog::{Finder, Profile, logs_below, recognise_process, workers_of};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::FileClass;
@@ -250,7 +250,7 @@ fn linked_directories(proc: &ProcRoot, pid: u32, profile: &Profile, base: &Path)
 mod tests {
     use super::*;
     use crate::testing::disk_dir;
-    use pagekeeper_guard::find_profile;
+    use pagekeeper_catalog::find_profile;
     use std::os::unix::fs::symlink;
 
     /// A process that works in `cwd` and holds these files.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use pagekeeper_guard::Profile;
+use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, walk};
 use pagekeeper_policy::FileClass;
@@ -306,7 +306,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::testing::disk_dir;
-    use pagekeeper_guard::find_profile;
+    use pagekeeper_catalog::find_profile;
 
     struct Looks {
         tree: Tree,

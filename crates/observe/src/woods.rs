@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pagekeeper_guard::Profile;
+use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
 

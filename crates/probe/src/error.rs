@@ -91,34 +91,6 @@ pub enum Error {
     /// Bulk output failed.
     #[error(transparent)]
     Log(#[from] pagekeeper_log::Error),
-    /// A profile can't be understood; the message names line and key.
-    #[error("{}: not a profile of a disk: {message}", path.display())]
-    Text {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// A profile was written by a newer pagekeeper.
-    #[error(
-        "{}: a profile of version {version}, which this pagekeeper does not know: use a newer one, or measure again \
-         with \"pagekeeper probe\"",
-        path.display()
-    )]
-    UnknownVersion {
-        /// The file.
-        path: PathBuf,
-        /// What it says.
-        version: u64,
-    },
-    /// The file system has no number to find its profile by.
-    #[error("{}: this file system ({kind}) has no number of its own to find its profile by: name a file for it", path.display())]
-    NoNumber {
-        /// The directory.
-        path: PathBuf,
-        /// The kind of file system.
-        kind: String,
-    },
 }
 
 /// The result of measuring.

@@ -2,8 +2,7 @@
 //! uncached and atomic writes, how wide and how slow reads are, what a sync and a release cost.
 //!
 //! [`Probe`] measures in a directory, in about a minute, and gives a [`Report`]: all figures, and the
-//! [`DiskProfile`](pagekeeper_policy::DiskProfile) that the guard, the bulk writer and the page store can be given. [`write()`]
-//! and [`save`] put a profile on disk, [`read`] and [`saved`] find it again.
+//! [`DiskProfile`](pagekeeper_policy::DiskProfile) that the guard, the bulk writer and the page store can be given.
 //!
 //! Invariants: all files are without a name and gone afterwards, whatever ends it; nothing else in the directory is touched; no
 //! setting of the machine is changed; all that is read is checked. What is compared is measured in turn, in an order
@@ -21,7 +20,6 @@ mod pages;
 mod place;
 mod probe;
 mod reads;
-mod saved;
 mod sync;
 mod words;
 mod work;
@@ -35,7 +33,6 @@ pub use mixed::{Access, Beside, MixedCase, MixedReport, Subject};
 pub use pages::{ReadAheadReport, ReleaseReport};
 pub use probe::{FILE_BYTES_LEAST, Found, Probe, Report};
 pub use reads::ReadsReport;
-pub use saved::{DIRECTORY, is_of, read, save, save_in, saved, saved_in, write};
 pub use sync::{SyncReport, SyncTimes};
 pub use words::sentence;
 pub use work::{Part, Progress};

@@ -3,7 +3,6 @@
 //! Fails in a plain sentence where it is no directory, in memory, read-only, full or forbidden, before anything is written.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -55,7 +54,7 @@ impl Place {
         if stat.f_flag.contains(StatVfsMountFlags::RDONLY) {
             return Err(Error::ReadOnly { path: directory.to_path_buf() });
         }
-        let mount = mount_of(&roots, &File::from(open));
+        let mount = roots.proc.own_mount_of(&open);
         let backing = backing_device(&roots, metadata.dev(), mount.as_ref());
         Ok(Self {
             directory: directory.to_path_buf(),
@@ -106,12 +105,6 @@ impl Place {
 /// As [`Place::unnamed`].
 pub(crate) fn unnamed(directory: &Path) -> Result<File> {
     tempfile::tempfile_in(directory).map_err(|error| Error::making(directory, error))
-}
-
-/// The mount that an open directory is on; nothing where the process has no `/proc`.
-fn mount_of(roots: &SysRoots, open: &File) -> Option<Mount> {
-    let id = roots.proc.fd_info(std::process::id(), open.as_raw_fd()).ok()?.mount_id?;
-    roots.proc.own_mounts().ok()?.into_iter().find(|mount| mount.id == id)
 }
 
 fn backing_device(roots: &SysRoots, dev: u64, mount: Option<&Mount>) -> Option<BackingDevice> {

@@ -167,7 +167,7 @@ impl StoreOptions {
         self
     }
 
-    /// What `pagekeeper probe` measured of the disk (`pagekeeper_probe::saved`). How many writes are in flight then follows its width
+    /// What `pagekeeper probe` measured of the disk (`pagekeeper_catalog::disks::saved`). How many writes are in flight then follows its width
     /// from the start, where otherwise a recovery finds that out: twice the width in a recovery, half of it (16 to 256) beside
     /// commits. Where nothing is atomic by the profile, a new store does not try it; that something is atomic is tried all the
     /// same. A profile of another file system, by its number, is not used.
@@ -179,7 +179,7 @@ impl StoreOptions {
     /// let directory = tempfile::tempdir_in("/var/tmp")?;
     /// let read = |depth, per_second| DepthProfile { depth, per_second, p50_us: 2000.0, p99_us: 2100.0 };
     /// let disk = DiskProfile {
-    ///     // As `pagekeeper probe` has it: `pagekeeper_probe::saved(directory)`, or `read(file)`.
+    ///     // As `pagekeeper probe` has it: `pagekeeper_catalog::disks::saved(directory)`, or `read(file)`.
     ///     file_system_id: pagekeeper_kernel::file_system_id(directory.path())?.unwrap_or_default(),
     ///     reads: vec![read(1, 500.0), read(64, 30_000.0), read(256, 31_000.0)],
     ///     ..DiskProfile::default()

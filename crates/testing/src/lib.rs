@@ -4,6 +4,7 @@
 
 mod chance;
 mod mounted;
+mod processes;
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use tempfile::TempDir;
 
 pub use chance::{Chance, Seed};
 pub use mounted::{Mounted, unmount};
+pub use processes::fake_process;
 
 /// A directory for test files, without links in its path: under the build's own target directory, since /tmp may be a tmpfs.
 ///

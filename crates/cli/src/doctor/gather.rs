@@ -67,8 +67,10 @@ pub(super) fn disks(look: &Look, given: Option<&DiskProfile>) -> (Vec<(u64, Disk
     for file in look.files.iter().filter(|file| seen.insert(file.inode.dev)) {
         let Some(directory) = file.reach.parent() else { continue };
         let profile = match given {
-            Some(given) => pagekeeper_probe::is_of(given, directory).map(|same| same.then(|| given.clone())),
-            None => pagekeeper_probe::saved(directory),
+            Some(given) => {
+                pagekeeper_catalog::disks::is_of(given, directory).map(|same| same.then(|| given.clone()))
+            }
+            None => pagekeeper_catalog::disks::saved(directory),
         };
         let why = match profile {
             Ok(Some(profile)) => {

@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use pagekeeper_catalog::units::parse_period;
 use pagekeeper_doctor::{Case, Report, Severity, examine};
-use pagekeeper_guard::units::parse_period;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::trace::{TraceLevel, TraceOptions, TraceSource};
 use pagekeeper_observe::{Observer, ObserverOptions, Scope};
@@ -85,7 +85,7 @@ struct Told {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("catch signals")?;
-    let given = args.disk_profile.as_deref().map(pagekeeper_probe::read).transpose()?;
+    let given = args.disk_profile.as_deref().map(pagekeeper_catalog::disks::read).transpose()?;
     let snapshot = args.snapshot.as_deref().map(gather::snapshot).transpose()?;
     let roots = SysRoots::default();
     let mut observer = Observer::start(ObserverOptions {

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use pagekeeper_guard::{Options, Profile};
+use pagekeeper_catalog::Profile;
+use pagekeeper_guard::Options;
 use pagekeeper_kernel::trace::TraceOptions;
 use pagekeeper_observe::{Look, ObserveError, Observer, ObserverOptions, Scope};
 

@@ -6,9 +6,10 @@
 use std::path::PathBuf;
 
 use globset::GlobMatcher;
-use pagekeeper_guard::{
-    BulkSpec, FileSpec, LogSpec, Options, Profile, RewriteSpec, STREAMING_PROGRAMS, find_profile,
+use pagekeeper_catalog::{
+    BulkSpec, FileSpec, LogSpec, Profile, RewriteSpec, STREAMING_PROGRAMS, find_profile,
 };
+use pagekeeper_guard::Options;
 use pagekeeper_policy::{FileClass, Rule};
 use pagekeeper_preload::settings::{
     Action, FileRule, ProfileRules, RULES_MAX, Rewrite, Role, Settings, TEXT_MAX,

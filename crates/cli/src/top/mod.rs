@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pagekeeper_guard::units::parse_period;
+use pagekeeper_catalog::units::parse_period;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_observe::{Census, CensusOptions, Group, ObserveError, Query, Sort};
 

@@ -2,7 +2,7 @@
 //!
 //! Only what is known to be set so, or seen to be so, is reported: a setting that was not found is no finding.
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::BackingDevice;
 use pagekeeper_kernel::trace::PauseCounts;
 

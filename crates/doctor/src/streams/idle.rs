@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::pressure::VmStat;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use pagekeeper_guard::Streams;
+use pagekeeper_catalog::streaming_programs;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::CgroupVersion;
 use pagekeeper_observe::File;
@@ -60,7 +60,7 @@ pub(super) fn mends(case: &Case<'_>, index: usize, stream: &Stream<'_>) -> Vec<M
 
 /// Whether pagekeeper knows it for a stream by its name.
 pub(crate) fn usual(name: &str) -> bool {
-    Streams::default().processes.iter().any(|glob| glob.is_match(name))
+    streaming_programs().iter().any(|glob| glob.is_match(name))
 }
 
 /// A memory cgroup of the stream's own, in which it reclaims its own pages.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use pagekeeper_guard::units::Size;
+use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_observe::{Database, File};
 

@@ -188,9 +188,9 @@ fn file_of(act: &Act) -> Option<FileId> {
 mod tests {
     use super::*;
     use crate::config::Options;
-    use crate::testing::disk_dir;
     use pagekeeper_kernel::process::ProcRoot;
     use pagekeeper_policy::{DiskProfile, FileClass, MixedProfile};
+    use pagekeeper_testing::disk_dir;
 
     #[test]
     fn what_a_tick_did_is_told_by_directory_and_class() {
@@ -271,7 +271,7 @@ mod tests {
                 find: false,
                 directories: vec![path.clone()],
                 profile: Some("own".to_owned()),
-                profiles: vec![crate::Profile::read(&profile).unwrap()],
+                profiles: vec![pagekeeper_catalog::Profile::read(&profile).unwrap()],
                 disk_profiles: vec![disk],
                 ..Options::default()
             };

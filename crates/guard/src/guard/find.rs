@@ -5,14 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::{Profile, Recognised, logs_below, recognise};
 use pagekeeper_kernel::process::ProcRoot;
 
 use super::{Database, Guard};
 use crate::descriptors::Descriptors;
 use crate::directory::Directory;
-use crate::discover::{Recognised, recognise};
 use crate::event::Event;
-use crate::profile::Profile;
 
 /// A scan of all processes that takes a millisecond is repeated after this many, but not sooner than a second.
 const SCAN_SHARE: u32 = 1000;
@@ -177,7 +176,7 @@ impl Guard {
             };
             // The profile that was chosen once stays: its files may all be purged by now.
             let chosen = watched(&self.directories, &path).map_or(candidates, |profile| vec![profile]);
-            let Some((profile, mut found)) = crate::named::logs_below(&path, &chosen) else {
+            let Some((profile, mut found)) = logs_below(&path, &chosen) else {
                 self.problem(path, &"no file in it looks like a log of any profile: name one with --profile");
                 continue;
             };

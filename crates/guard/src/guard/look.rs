@@ -16,9 +16,8 @@ use super::{Database, Guard};
 use crate::descriptors::Descriptor;
 use crate::directory::{Directory, Entry};
 use crate::event::Event;
-use crate::facts::{add, by_file, overwritten_logs};
+use crate::facts::{add, by_file, follower_in_title, overwritten_logs};
 use crate::notify::Change;
-use crate::postgresql;
 
 /// What resisted a release is tried again this often.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
@@ -215,7 +214,7 @@ impl Guard {
                 for directory in
                     self.directories.iter().filter(|directory| directory.owner == Some(database.pid))
                 {
-                    facts.followers.extend(postgresql::follower_in(directory, pid, &title));
+                    facts.followers.extend(follower_in_title(directory, pid, &title));
                 }
             }
         }

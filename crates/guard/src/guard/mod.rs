@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::{Discovery, Profile, ProfileError, find_profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::{StepState, step};
 
@@ -24,10 +25,8 @@ use self::look::{LIST_AGAIN, RETRY};
 use crate::config::Options;
 use crate::descriptors::Descriptors;
 use crate::directory::{Directory, Ids};
-use crate::discover::Discovery;
 use crate::event::{Done, Event, Summary, Tick};
 use crate::notify::Notifications;
-use crate::profile::{Profile, ProfileError, find_profile};
 use crate::streams::{Around, StreamWatch};
 use crate::trail::Trail;
 use crate::usage;
@@ -107,7 +106,7 @@ impl Guard {
     /// let mut guard = Guard::new(options, ProcRoot::default())?;
     /// guard.tick(&mut |event| println!("{event:?}"));
     /// assert_eq!(guard.summary().released_total_bytes, 0);
-    /// # Ok::<(), pagekeeper_guard::ProfileError>(())
+    /// # Ok::<(), pagekeeper_catalog::ProfileError>(())
     /// ```
     pub fn new(options: Options, proc: ProcRoot) -> Result<Self, ProfileError> {
         if let Some(name) = &options.profile {

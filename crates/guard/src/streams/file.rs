@@ -457,7 +457,7 @@ fn release_all(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::disk_dir;
+    use pagekeeper_testing::disk_dir;
     use std::os::unix::fs::FileExt;
 
     const MIB: u64 = 1 << 20;

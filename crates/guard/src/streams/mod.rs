@@ -24,8 +24,8 @@ use self::names::Names;
 use self::program::Program;
 use crate::config::Streams;
 use crate::event::Event;
-use crate::profile::Profile;
 use crate::usage;
+use pagekeeper_catalog::Profile;
 
 /// A pass over the names of all processes that takes a millisecond of CPU time is repeated after this many.
 const NAMES_SHARE: u32 = 100;
@@ -217,9 +217,9 @@ fn tell(problems: &mut Vec<(PathBuf, String)>, path: PathBuf, error: &Error) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{disk_dir, profiles};
     use globset::Glob;
     use pagekeeper_kernel::{InspectedFile, Links, residency};
+    use pagekeeper_testing::disk_dir;
     use std::io::Read;
     use std::os::unix::fs::FileExt;
     use std::process::{Child, Command, Stdio};
@@ -247,7 +247,7 @@ mod tests {
         std::fs::hard_link(&path, &name).unwrap();
         let database =
             Command::new("sleep").arg("1000").stdin(std::fs::File::open(&name).unwrap()).spawn().unwrap();
-        let databases = [(database.id(), Arc::clone(&profiles()[0]))];
+        let databases = [(database.id(), Arc::new(Profile::built_in().remove(0)))];
         let mut stream = Command::new("cat").arg(&path).stdout(Stdio::piped()).spawn().unwrap();
         let options = Streams {
             on: true,

@@ -56,7 +56,7 @@ impl Names {
 mod tests {
     use super::*;
     use crate::config::Streams;
-    use crate::testing::fake_process;
+    use pagekeeper_testing::fake_process;
 
     #[test]
     fn a_process_is_known_by_its_name_also_when_it_becomes_another_program() {

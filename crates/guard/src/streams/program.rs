@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 
+use pagekeeper_catalog::workers_of;
 use pagekeeper_kernel::process::{Access, IoCounters, ProcRoot};
 use pagekeeper_kernel::{Inode, InspectedFile, Result};
 use pagekeeper_policy::READ_AHEAD;
@@ -13,7 +14,6 @@ use rustix::fs::{AtFlags, StatxFlags};
 use super::file::{Ahead, Found, MOST_AHEAD, Shown, StreamFile, Worked, resident_of};
 use super::{Around, tell};
 use crate::event::Event;
-use crate::finder::workers_of;
 
 /// Smaller files are not worth a look, in bytes.
 const SMALLEST: u64 = 4 << 20;

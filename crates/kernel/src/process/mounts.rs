@@ -1,6 +1,7 @@
 //! The mounts a process sees (`proc_pid_mountinfo(5)`).
 
 use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -42,6 +43,12 @@ impl ProcRoot {
     /// The mounts this process sees.
     pub fn own_mounts(&self) -> Result<Vec<Mount>> {
         read_mounts(&self.path().join("self/mountinfo"))
+    }
+
+    /// The mount that a file or directory is on which this process has open; nothing where it has no `/proc`.
+    pub fn own_mount_of(&self, open: impl AsFd) -> Option<Mount> {
+        let id = self.fd_info(std::process::id(), open.as_fd().as_raw_fd()).ok()?.mount_id?;
+        self.own_mounts().ok()?.into_iter().find(|mount| mount.id == id)
     }
 }
 

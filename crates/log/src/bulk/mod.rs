@@ -125,7 +125,7 @@ impl BulkOptions {
         self
     }
 
-    /// What `pagekeeper probe` measured of the disk (`pagekeeper_probe::saved`). Of what works there, [`BulkMode::Auto`] then takes the
+    /// What `pagekeeper probe` measured of the disk (`pagekeeper_catalog::disks::saved`). Of what works there, [`BulkMode::Auto`] then takes the
     /// mode that did best: direct, unless paced output (or uncached) was half as fast again, or small writes beside it
     /// waited less. The window is what the disk takes in 20 ms, where nothing else is said and the kernel's limits leave
     /// room for more. A profile of another file system, by its number, is not used, and [`BulkWriter::why`] says so.
@@ -136,7 +136,7 @@ impl BulkOptions {
     ///
     /// let directory = tempfile::tempdir_in("/var/tmp")?;
     /// let disk = DiskProfile {
-    ///     // As `pagekeeper probe` has it: `pagekeeper_probe::saved(directory)`, or `read(file)`.
+    ///     // As `pagekeeper probe` has it: `pagekeeper_catalog::disks::saved(directory)`, or `read(file)`.
     ///     file_system_id: pagekeeper_kernel::file_system_id(directory.path())?.unwrap_or_default(),
     ///     bulk: Some(BulkProfile { paced_us: 30.0, bytes_per_second: 1e8, ..BulkProfile::default() }),
     ///     ..DiskProfile::default()

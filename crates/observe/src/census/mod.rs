@@ -45,7 +45,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use pagekeeper_guard::Profile;
+use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots, VmStat, Watermarks};
 use pagekeeper_kernel::trace::{

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_guard::Profile;
+use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::process::{Access, CgroupPath, OpenFile, ProcRoot};
 use pagekeeper_kernel::{Inode, InspectedFile};
 

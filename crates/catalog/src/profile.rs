@@ -231,7 +231,7 @@ struct RecycledText {
     key: String,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum RuleName {
     Keep,
@@ -243,9 +243,9 @@ enum RuleName {
 }
 
 /// A rule as it is written in a configuration: its name, and the figures that it takes.
-#[derive(Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct RuleText {
+pub struct RuleText {
     rule: RuleName,
     near_files: Option<u64>,
     slack: Option<Spelled<Size>>,
@@ -254,7 +254,7 @@ pub(crate) struct RuleText {
 
 impl RuleText {
     /// The rule, or a sentence on the figure that is missing or out of place.
-    pub(crate) fn rule(&self) -> Result<Rule, String> {
+    pub fn rule(&self) -> Result<Rule, String> {
         let slack = self.slack.as_ref().map(|size| size.0.0);
         let budget = self.budget.as_ref().map(|size| size.0.0);
         let allowed: &[&str] = match self.rule {
@@ -291,8 +291,8 @@ impl RuleText {
 
 /// A value written as text, such as a pattern or a size; what is wrong with it is said at its place in the
 /// file.
-#[derive(Clone)]
-pub(crate) struct Spelled<T>(pub(crate) T);
+#[derive(Debug, Clone)]
+pub struct Spelled<T>(pub T);
 
 impl<'de, T: FromStr<Err: std::fmt::Display>> Deserialize<'de> for Spelled<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -393,7 +393,7 @@ impl Profile {
     /// [`Self::class_beside`].
     ///
     /// ```
-    /// use pagekeeper_guard::{Profile, find_profile};
+    /// use pagekeeper_catalog::{Profile, find_profile};
     /// use pagekeeper_policy::FileClass;
     /// use std::path::Path;
     ///
@@ -402,7 +402,7 @@ impl Profile {
     /// assert_eq!(mariadb.class_of(Path::new("/var/lib/mysql/ib_logfile0")), Some(FileClass::Redo));
     /// assert_eq!(mariadb.class_of(Path::new("/var/lib/mysql/shop/orders.ibd")), Some(FileClass::Data));
     /// assert_eq!(mariadb.class_of(Path::new("/var/lib/mysql/server.cnf")), None);
-    /// # Ok::<(), pagekeeper_guard::ProfileError>(())
+    /// # Ok::<(), pagekeeper_catalog::ProfileError>(())
     /// ```
     pub fn class_of(&self, path: &Path) -> Option<FileClass> {
         self.class_beside(path, |_| true)

@@ -30,7 +30,7 @@ pub struct FoundDatabase {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use pagekeeper_guard::{Profile, find_databases};
+/// use pagekeeper_catalog::{Profile, find_databases};
 /// use pagekeeper_kernel::process::ProcRoot;
 ///
 /// let profiles: Vec<_> = Profile::built_in().into_iter().map(Arc::new).collect();

@@ -1,4 +1,4 @@
-//! Profiles as files: TOML, one for each file system, where the guard and the doctor find them.
+//! What was measured of disks, as files: TOML, one for each file system, where the guard and the doctor find them.
 //!
 //! Invariants: a profile is written aside, synced and renamed, so that readers see the old one or the new one, whole. One of
 //! another kind of file system, or of an unknown version, or with keys that are unknown, is never taken for what it
@@ -7,18 +7,79 @@
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::{InspectedFile, Links};
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::{FileSystem, InspectedFile, Links, file_system_id, open_directory};
 use pagekeeper_policy::DiskProfile;
 use serde::Deserialize;
-
-use crate::place::Place;
-use crate::{Error, Result};
 
 /// Where profiles are saved, each as the number of its file system and ".toml".
 pub const DIRECTORY: &str = "/var/lib/pagekeeper/disks";
 
 /// No profile is longer, in bytes: real ones have one or two KiB.
 const LONGEST: u64 = 1 << 20;
+
+/// Why a profile could not be read, saved or found.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The path names something else than a directory.
+    #[error("{}: not a directory: name the directory that a database's files are to lie in", path.display())]
+    NotADirectory {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// A system call failed.
+    #[error("{call} {}: {source}", path.display())]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The kernel could not be asked.
+    #[error(transparent)]
+    Kernel(#[from] pagekeeper_kernel::Error),
+    /// A profile can't be understood; the message names line and key.
+    #[error("{}: not a profile of a disk: {message}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A profile was written by a newer pagekeeper.
+    #[error(
+        "{}: a profile of version {version}, which this pagekeeper does not know: use a newer one, or measure again \
+         with \"pagekeeper probe\"",
+        path.display()
+    )]
+    UnknownVersion {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        version: u64,
+    },
+    /// The file system has no number to find its profile by.
+    #[error("{}: this file system ({kind}) has no number of its own to find its profile by: name a file for it", path.display())]
+    NoNumber {
+        /// The directory.
+        path: PathBuf,
+        /// The kind of file system.
+        kind: String,
+    },
+}
+
+/// The result of reading, saving or finding a profile.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    fn call(call: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Call { call, path: path.to_path_buf(), source }
+    }
+}
 
 /// What every version has.
 #[derive(Deserialize)]
@@ -75,7 +136,7 @@ pub fn write(profile: &DiskProfile, path: &Path) -> Result<()> {
     std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
 }
 
-/// Saves a profile in [`DIRECTORY`], which is made if it is missing; tells the file.
+/// Saves a profile in [`DIRECTORY`], which is made if it is missing; returns the file.
 pub fn save(profile: &DiskProfile, directory: &Path) -> Result<PathBuf> {
     save_in(Path::new(DIRECTORY), profile, directory)
 }
@@ -95,11 +156,11 @@ pub fn save_in(disks: &Path, profile: &DiskProfile, directory: &Path) -> Result<
 /// The saved profile of the file system that a directory is on; `None` where none was saved.
 ///
 /// ```
-/// match pagekeeper_probe::saved("/var/tmp".as_ref())? {
+/// match pagekeeper_catalog::disks::saved("/var/tmp".as_ref())? {
 ///     Some(profile) => println!("measured on Linux {}", profile.kernel),
 ///     None => println!("not measured: pagekeeper probe /var/tmp --save"),
 /// }
-/// # Ok::<(), pagekeeper_probe::Error>(())
+/// # Ok::<(), pagekeeper_catalog::disks::Error>(())
 /// ```
 pub fn saved(directory: &Path) -> Result<Option<DiskProfile>> {
     saved_in(Path::new(DIRECTORY), directory)
@@ -107,18 +168,40 @@ pub fn saved(directory: &Path) -> Result<Option<DiskProfile>> {
 
 /// As [`saved`], among other profiles than those of this machine.
 pub fn saved_in(disks: &Path, directory: &Path) -> Result<Option<DiskProfile>> {
-    let place = match Place::look(directory) {
-        Ok(place) => place,
-        // There is no disk: nothing can have been measured.
-        Err(Error::NoDisk { .. } | Error::ReadOnly { .. }) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let Some(name) = file_name(&place.file_system_id()) else { return Ok(None) };
+    // Where there is no disk, nothing can have been measured.
+    let Some(there) = FileSystemOf::directory(directory)? else { return Ok(None) };
+    let Some(name) = there.id.as_deref().and_then(file_name) else { return Ok(None) };
     match read(&disks.join(name)) {
         // XFS has the number of its device, which another file system may have had before.
-        Ok(profile) => Ok((profile.file_system == place.file_system).then_some(profile)),
+        Ok(profile) => Ok((profile.file_system == there.kind).then_some(profile)),
         Err(Error::Kernel(error)) if error.is_gone() => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// The file system that a directory is on, as a profile names it.
+struct FileSystemOf {
+    /// `ext4`, as the mounts have it.
+    kind: String,
+    /// `None` where it has none.
+    id: Option<String>,
+}
+
+impl FileSystemOf {
+    /// `None` where there is no disk below it.
+    fn directory(path: &Path) -> Result<Option<Self>> {
+        let metadata = std::fs::metadata(path).map_err(|error| Error::call("stat", path, error))?;
+        if !metadata.is_dir() {
+            return Err(Error::NotADirectory { path: path.to_path_buf() });
+        }
+        let open = open_directory(path, Links::Follow)?;
+        let kind = FileSystem::of(&open, path)?;
+        if kind.release_refusal().is_some() {
+            return Ok(None);
+        }
+        let mount = ProcRoot::default().own_mount_of(&open);
+        let kind = mount.map_or_else(|| kind.to_string(), |mount| mount.kind);
+        Ok(Some(Self { kind, id: file_system_id(path)? }))
     }
 }
 
@@ -130,10 +213,10 @@ fn file_name(id: &str) -> Option<String> {
 
 /// Whether a profile is of the file system that a directory is on.
 pub fn is_of(profile: &DiskProfile, directory: &Path) -> Result<bool> {
-    let place = Place::look(directory)?;
-    Ok(place.number != 0
-        && profile.file_system_id == place.file_system_id()
-        && profile.file_system == place.file_system)
+    let there = FileSystemOf::directory(directory)?;
+    Ok(there.is_some_and(|there| {
+        there.id.is_some_and(|id| id == profile.file_system_id) && there.kind == profile.file_system
+    }))
 }
 
 #[cfg(test)]
@@ -145,13 +228,13 @@ mod tests {
 
     /// With something everywhere.
     fn full(directory: &Path) -> DiskProfile {
-        let place = Place::look(directory).unwrap();
+        let place = FileSystemOf::directory(directory).unwrap().unwrap();
         DiskProfile {
             measured_at: 1_700_000_000,
             kernel: "6.18.0".to_owned(),
-            file_system: place.file_system.clone(),
-            device: place.device.clone(),
-            file_system_id: place.file_system_id(),
+            file_system: place.kind,
+            device: "8:1".to_owned(),
+            file_system_id: place.id.unwrap_or_else(|| "0000000000000000".to_owned()),
             file_bytes: 1 << 30,
             read_ahead_bytes: Some(131_072),
             small_read_bytes: Some(16_384),

@@ -17,7 +17,7 @@ const LONGEST: u64 = 1 << 20;
 
 /// The size that `--NAME=SIZE` gives, with `-` and `_` alike as MySQL and MariaDB have them; the last one
 /// counts.
-pub(crate) fn size_option(command_line: &[OsString], name: &str) -> Option<u64> {
+pub fn size_option(command_line: &[OsString], name: &str) -> Option<u64> {
     let same = |byte: u8| if byte == b'-' { b'_' } else { byte };
     command_line.iter().rev().find_map(|argument| {
         let option = argument.as_bytes().strip_prefix(b"--")?;
@@ -33,7 +33,7 @@ pub(crate) fn size_option(command_line: &[OsString], name: &str) -> Option<u64> 
 }
 
 /// Whether a file beside the log says that the log's files are recycled.
-pub(crate) fn says_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec: &RecycledIf) -> bool {
+pub fn says_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec: &RecycledIf) -> bool {
     let Some(name) = newest(names, &spec.file) else {
         return false;
     };

@@ -1,19 +1,13 @@
-//! Helpers of this crate's own tests.
+//! Processes that are not there: a `/proc` in a directory.
 
 use std::path::Path;
-use std::sync::Arc;
-
-pub(crate) use pagekeeper_testing::disk_dir;
-
-use crate::Profile;
-
-/// The built-in profiles.
-pub(crate) fn profiles() -> Vec<Arc<Profile>> {
-    Profile::built_in().into_iter().map(Arc::new).collect()
-}
 
 /// A process in a fake `/proc`: its name, parent and what its descriptors lead to.
-pub(crate) fn fake_process(proc: &Path, pid: u32, name: &str, parent: u32, files: &[&str]) {
+///
+/// # Panics
+///
+/// Where it can't be made.
+pub fn fake_process(proc: &Path, pid: u32, name: &str, parent: u32, files: &[&str]) {
     let dir = proc.join(pid.to_string());
     std::fs::create_dir_all(dir.join("fd")).unwrap();
     std::fs::write(dir.join("comm"), format!("{name}\n")).unwrap();

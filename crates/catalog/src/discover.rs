@@ -19,22 +19,25 @@ const LOOK_AGAIN: (u32, u32) = (2, 64);
 
 /// A process that is a database.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
-    pub(crate) pid: u32,
-    pub(crate) recognised: Recognised,
+pub struct Found {
+    /// Its id.
+    pub pid: u32,
+    /// What it was taken for.
+    pub recognised: Recognised,
 }
 
 /// What a process was taken for.
 #[derive(Debug, Clone)]
-pub(crate) struct Recognised {
-    pub(crate) profile: Arc<Profile>,
+pub struct Recognised {
+    /// The profile that fits it best.
+    pub profile: Arc<Profile>,
     /// By its open files; by its name alone another profile may fit better once it has opened them.
-    pub(crate) certain: bool,
+    pub certain: bool,
 }
 
 /// What is known of the processes that are no databases.
 #[derive(Debug, Default)]
-pub(crate) struct Discovery {
+pub struct Discovery {
     others: HashMap<u32, Other>,
 }
 
@@ -47,8 +50,8 @@ struct Other {
 }
 
 impl Discovery {
-    /// Looks for databases among `pids` that are not in `known`.
-    pub(crate) fn scan(
+    /// Looks for databases among `pids`, ascending, that are not in `known`.
+    pub fn scan(
         &mut self,
         proc: &ProcRoot,
         pids: &[u32],
@@ -95,13 +98,13 @@ impl Discovery {
     }
 
     /// Looks at every process again at the next scan.
-    pub(crate) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.others.clear();
     }
 }
 
 /// The profile that fits a process best: its name counts one, its open files two.
-pub(crate) fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Recognised> {
+pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Recognised> {
     let name = proc.name(pid).ok()?;
     let mut seen: Vec<Vec<bool>> =
         profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();

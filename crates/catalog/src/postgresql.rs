@@ -4,21 +4,13 @@
 //!
 //! A title that is not understood says nothing.
 
-use pagekeeper_policy::{FollowerFacts, FollowerId, Position};
+use pagekeeper_policy::Position;
 
-use crate::directory::Directory;
 use crate::pattern::segment_number;
 
-/// The follower that a process's title tells of, in a directory of WAL segments.
-pub(crate) fn follower_in(directory: &Directory, pid: u32, title: &str) -> Option<FollowerFacts> {
-    let segment = directory.entries.values().max_by_key(|entry| entry.size)?;
-    let (sequence, position) = follower(title, segment.size)?;
-    Some(FollowerFacts { id: FollowerId(u64::from(pid)), log: segment.log, sequence, position })
-}
-
-/// A place in the WAL that something of PostgreSQL still reads from: a segment's number as
-/// [`segment_number`] orders them, and where in it.
-pub(crate) fn follower(title: &str, segment_bytes: u64) -> Option<(u64, Position)> {
+/// Where in the WAL a process still reads, by its title: a segment's number, as the profile's patterns order them, and
+/// where in it. `None` for a title that says nothing of it.
+pub fn follower(title: &str, segment_bytes: u64) -> Option<(u64, Position)> {
     let title = title.strip_prefix("postgres: ")?;
     // With cluster_name set the title is "postgres: NAME: walsender …".
     if title.contains("walsender ") {

@@ -1,0 +1,30 @@
+//! What is known of databases: what their files and processes are called, what the files are to them, how to find them
+//! on a host, and what was measured of disks.
+//!
+//! Data, and how to read it; nothing here acts on a file of a database. A [`Profile`] describes one kind of database,
+//! [`Finder`] finds the processes that fit one, [`logs_below`] the profile that fits a directory, [`disks`] the saved
+//! measurements of a file system. What can't be read is refused with file, line and key; what can't be seen of a process
+//! counts as not there.
+
+mod discover;
+pub mod disks;
+mod finder;
+mod named;
+mod pattern;
+pub mod postgresql;
+mod profile;
+pub mod settings;
+mod streaming;
+#[cfg(test)]
+mod testing;
+pub mod units;
+
+pub use discover::{Discovery, Found, Recognised, recognise};
+pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
+pub use named::logs_below;
+pub use pattern::{Matched, Pattern, PatternError};
+pub use profile::{
+    BUILT_IN, BulkSpec, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf,
+    RewriteSpec, RuleText, Spelled, find_profile,
+};
+pub use streaming::{STREAMING_PROGRAMS, streaming_programs};

@@ -1,0 +1,75 @@
+//! The programs that are known to stream, by their names.
+
+use globset::{Glob, GlobMatcher};
+
+/// Programs that stream: that read or write much, once and in order, by their names (`/proc/PID/comm`, at most 15 bytes), as
+/// globs. Backups, dumps, archivers and copies, and what compresses or sums up files.
+pub const STREAMING_PROGRAMS: [&str; 46] = [
+    "tar",
+    "bsdtar",
+    "cpio",
+    "cp",
+    "dd",
+    "rsync",
+    "scp",
+    "sftp",
+    "sftp-server",
+    "rclone",
+    "gzip",
+    "pigz",
+    "bzip2",
+    "xz",
+    "zstd",
+    "lz4",
+    "md5sum",
+    "sha1sum",
+    "sha256sum",
+    "sha512sum",
+    "b2sum",
+    "cksum",
+    "pg_basebackup",
+    "pg_dump",
+    "pg_dumpall",
+    "pg_receivewal",
+    "pg_verifybackup",
+    "pg_checksums",
+    "pgbackrest",
+    "barman*",
+    "wal-g",
+    "mariabackup",
+    "mariadb-backup",
+    "mariadb-dump",
+    "mbstream",
+    "mysqldump",
+    "mysqlpump",
+    "mydumper",
+    "xtrabackup",
+    "xbstream",
+    "mongodump",
+    "restic",
+    "borg",
+    "kopia",
+    "duplicity",
+    "duplicacy",
+];
+
+/// [`STREAMING_PROGRAMS`], to match names of processes with.
+///
+/// # Panics
+///
+/// Never in a build that passed its tests: each is read there.
+pub fn streaming_programs() -> Vec<GlobMatcher> {
+    let matcher = |name: &&str| Glob::new(name).expect("the names are tested").compile_matcher();
+    STREAMING_PROGRAMS.iter().map(matcher).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_streaming_programs_fit_the_kernels_field() {
+        assert!(STREAMING_PROGRAMS.iter().all(|name| (1..=15).contains(&name.len())));
+        assert_eq!(streaming_programs().len(), STREAMING_PROGRAMS.len());
+    }
+}
