@@ -10,6 +10,7 @@ mod extents;
 mod filesystem;
 #[cfg(test)]
 mod model;
+pub mod mutex;
 mod open;
 pub mod pressure;
 pub mod process;
