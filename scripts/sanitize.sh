@@ -49,7 +49,7 @@ all() {
             # loom runs its threads on stacks of its own, which sanitizers take for a crash.
             under "$1" --package pagekeeper-cache --lib --test stress --test regressions --test story -- --skip model::
             ;;
-        log) under "$1" --package pagekeeper-log --lib -- --skip model:: --skip crash --skip planted ;;
+        log) under "$1" --package pagekeeper-log --lib -- --skip model:: --skip crash --skip injected ;;
         store)
             # One after the other: ThreadSanitizer does not see that memory is unmapped (rustix asks the kernel itself), and takes
             # the cache of one test for that of another which had the same addresses.

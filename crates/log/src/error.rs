@@ -82,12 +82,12 @@ pub enum Error {
         wanted: &'static str,
     },
     /// The record is longer than the log can take. Nothing of it was appended.
-    #[error("a record of {bytes} bytes: this log takes at most {most}")]
+    #[error("a record of {bytes} bytes: this log takes at max {max}")]
     RecordTooLarge {
         /// Bytes of its body.
         bytes: u64,
         /// The longest body that goes, in bytes.
-        most: u64,
+        max: u64,
     },
     /// The ring has no room before the checkpoint is moved. Nothing was appended.
     #[error("the ring is full: records from LSN {checkpoint} on are still needed; move the checkpoint")]
@@ -153,12 +153,12 @@ pub enum Error {
         path: PathBuf,
     },
     /// A group that is larger than a segment. Nothing of it was appended.
-    #[error("a group that takes up {bytes} bytes: a segment of this log takes at most {most}, a record {longest}", longest = crate::record::LONGEST)]
+    #[error("a group that takes up {bytes} bytes: a segment of this log takes at max {max}, a record {longest}", longest = crate::record::LONGEST)]
     GroupTooLarge {
         /// Bytes that it takes up, 24 and a few for each record included.
         bytes: u64,
         /// Bytes that fit into a segment.
-        most: u64,
+        max: u64,
     },
     /// A group without records.
     #[error("a group without records")]

@@ -210,7 +210,7 @@ impl Follow<'_> {
             "tmpfs" | "ramfs" | "hugetlbfs" => Some(Backing::Memory),
             "btrfs" => self.btrfs(mount, depth)?,
             "overlay" => unknown("overlayfs: its files lie on the file systems below it".to_owned()),
-            kind => unknown(format!("{kind} does not tell what it lies on")),
+            kind => unknown(format!("{kind} does not report its devices")),
         })
     }
 
@@ -462,7 +462,7 @@ mod tests {
         assert_eq!(shown(&on("btrfs", "/dev/nowhere/sdc")), "sdc, sdd");
         assert!(shown(&on("btrfs", "/dev/nowhere/sde")).contains("no block device here"));
         assert!(shown(&on("overlay", "overlay")).contains("overlayfs"));
-        assert_eq!(shown(&on("nfs4", "server:/export")), "unknown (nfs4 does not tell what it lies on)");
+        assert_eq!(shown(&on("nfs4", "server:/export")), "unknown (nfs4 does not report its devices)");
         machine.write("proc/self/mountinfo", "");
         let layout = DiskLayout::with_roots(&machine.roots, [memory]).unwrap();
         assert!(shown(layout.backing(memory).unwrap()).contains("no mount"));

@@ -47,8 +47,8 @@ pub use bulk::{BulkMode, BulkOptions, BulkReport, BulkWriter};
 pub use error::Error;
 pub use layout::{Backing, Disk, DiskLayout};
 pub use mode::{Chosen, LogMode, Syncs, Use};
-#[cfg(feature = "planted")]
-pub use redo::planted::Planted;
+#[cfg(feature = "injected-faults")]
+pub use redo::injected_fault::InjectedFault;
 pub use redo::{
     Backpressure, FlushPolicy, Lsn, Recovered, RedoLog, RedoMetrics, RedoOptions, RedoReader, RedoRecord,
 };

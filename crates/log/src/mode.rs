@@ -119,7 +119,7 @@ impl LogMode {
                 Some(why) => chosen(Self::Buffered, format!("direct I/O {why}")),
             },
             (Self::Direct, ..) => match Probed::of(directory)?.direct {
-                Offer::Real | Offer::Untold => {
+                Offer::Real | Offer::Unconfirmed => {
                     chosen(Self::Direct, "as asked for, and no page stays here".to_owned())
                 }
                 other => {
@@ -167,7 +167,7 @@ pub(crate) enum Offer {
     Refused(Errno),
     /// No page stays, but the file system does not say so of itself: statx(2) tells no `STATX_DIOALIGN`. On btrfs (Linux
     /// 6.18) such writes are copied through the page cache, at half the rate of buffered ones.
-    Untold,
+    Unconfirmed,
     /// It works, and pages stay all the same.
     Stays,
     /// It works, and what stays can't be seen here.
@@ -180,7 +180,9 @@ impl Offer {
         match self {
             Self::Real => None,
             Self::Refused(errno) => Some(format!("is refused here ({errno})")),
-            Self::Untold => Some("is not vouched for by the file system here, which may copy".to_owned()),
+            Self::Unconfirmed => {
+                Some("is not vouched for by the file system here, which may copy".to_owned())
+            }
             Self::Stays => Some("leaves its pages in the page cache here".to_owned()),
             Self::Unseen => Some("works here, but what it leaves in the page cache can't be seen".to_owned()),
         }
@@ -254,7 +256,7 @@ impl<'a> Probe<'a> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
         let direct = match rustix::fs::openat(CWD, link, flags, Mode::empty()) {
             Ok(direct) => match self.try_write(&direct.into(), ReadWriteFlags::empty())? {
-                Offer::Real if !self.is_told() => Offer::Untold,
+                Offer::Real if !self.is_reported() => Offer::Unconfirmed,
                 offer => offer,
             },
             Err(errno) => Offer::Refused(errno),
@@ -292,7 +294,7 @@ impl<'a> Probe<'a> {
     }
 
     /// Whether the file system tells what direct I/O it has (statx(2), Linux 6.1).
-    fn is_told(&self) -> bool {
+    fn is_reported(&self) -> bool {
         let stat = rustix::fs::statx(&self.file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
         stat.is_ok_and(|stat| {
             StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN)
@@ -412,7 +414,7 @@ mod tests {
     #[test]
     fn reasons_are_sentences() {
         assert_eq!(Offer::Real.why_not(), None);
-        for offer in [Offer::Refused(Errno::INVAL), Offer::Untold, Offer::Stays, Offer::Unseen] {
+        for offer in [Offer::Refused(Errno::INVAL), Offer::Unconfirmed, Offer::Stays, Offer::Unseen] {
             assert!(offer.why_not().unwrap().contains("here"));
         }
     }

@@ -21,13 +21,13 @@
 //! Reading ([`Reader`]) ends at the first place where no record stands, unless the epoch that begins behind it names that
 //! place. It fails only where a later record of the same epoch says that the place was durable.
 
+mod buffered;
 mod reader;
 #[cfg(test)]
 mod tests;
-mod window;
 
+pub(crate) use buffered::{Buffered, Source};
 pub(crate) use reader::{Entry, EpochAt, Reach, Reader};
-pub(crate) use window::{Source, Windowed};
 
 /// What is written and synced at once at the least, in bytes; a sync ends at a multiple of it.
 pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;
@@ -47,7 +47,7 @@ pub(crate) enum Kind {
     /// An entry, and with it all of the group that the parts before it belong to.
     Data,
     /// Nothing: it fills up a block.
-    Pad,
+    Padding,
     /// A new epoch.
     Epoch,
     /// An entry of a group that goes on with the next record: it counts only with the data record that ends the group.
@@ -82,7 +82,7 @@ pub(crate) const fn size(body: usize) -> u64 {
 }
 
 /// Bytes of the pad that is due at `lsn`: at least a header, and up to the start of a block. 0 if one starts there.
-pub(crate) const fn pad_size(lsn: u64) -> u64 {
+pub(crate) const fn padding_size(lsn: u64) -> u64 {
     let rest = lsn.next_multiple_of(BLOCK) - lsn;
     if rest == 0 || rest >= HEADER as u64 { rest } else { rest + BLOCK }
 }
@@ -104,7 +104,7 @@ impl Header {
         let mut bytes = [0; HEADER];
         let kind: u32 = match self.kind {
             Kind::Data => 1,
-            Kind::Pad => 2,
+            Kind::Padding => 2,
             Kind::Epoch => 3,
             Kind::Part => 4,
         };
@@ -132,7 +132,7 @@ impl Header {
         let len_kind = word(4)?;
         let kind = match len_kind >> LEN_BITS {
             1 => Kind::Data,
-            2 => Kind::Pad,
+            2 => Kind::Padding,
             3 => Kind::Epoch,
             4 => Kind::Part,
             _ => return None,
@@ -179,10 +179,10 @@ pub(crate) fn encode(kind: Kind, body: &[u8], lsn: u64, salt: u32, durable_upto:
 }
 
 /// The bytes of the pad that is due at `lsn`; none if a block starts there.
-pub(crate) fn encode_pad(lsn: u64, salt: u32, durable_upto: u64) -> Vec<u8> {
+pub(crate) fn encode_padding(lsn: u64, salt: u32, durable_upto: u64) -> Vec<u8> {
     static ZEROS: [u8; 2 * BLOCK_LEN] = [0; 2 * BLOCK_LEN];
-    match usize::try_from(pad_size(lsn)) {
-        Ok(size) if size >= HEADER => encode(Kind::Pad, &ZEROS[..size - HEADER], lsn, salt, durable_upto),
+    match usize::try_from(padding_size(lsn)) {
+        Ok(size) if size >= HEADER => encode(Kind::Padding, &ZEROS[..size - HEADER], lsn, salt, durable_upto),
         _ => Vec::new(),
     }
 }
@@ -193,8 +193,8 @@ pub(crate) fn encode_epoch(previous_end: u64, salt_before: u32, salt: u32) -> (u
     let lsn = previous_end.next_multiple_of(BLOCK);
     let mut bytes =
         encode(Kind::Epoch, &Epoch { previous_end, salt }.encode(), lsn, salt_before, previous_end);
-    let pad = encode_pad(lsn + bytes.len() as u64, salt, previous_end);
-    bytes.extend_from_slice(&pad);
+    let padding = encode_padding(lsn + bytes.len() as u64, salt, previous_end);
+    bytes.extend_from_slice(&padding);
     (lsn, bytes)
 }
 

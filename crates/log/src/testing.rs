@@ -13,7 +13,7 @@ pub(crate) fn resident(dir: &Path) -> Option<u64> {
         match residency(&file, 0..u64::MAX) {
             Ok(found) => sum += found.resident,
             Err(error) => {
-                skip(format!("what is resident is not told here: {error}"));
+                skip(format!("residency can't be read here: {error}"));
                 return None;
             }
         }

@@ -1,4 +1,4 @@
-//! Logs that are told not to release: what they wrote stays resident, also after they are closed. Some kernels reclaim a few
+//! Logs that are configured not to release: what they wrote stays resident, also after they are closed. Some kernels reclaim a few
 //! pages also while there is memory enough.
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use pagekeeper_testing::{disk_dir, skip};
 
 const MIB: u64 = 1 << 20;
 
-/// Resident bytes of all files; `None`, and said, where the kernel does not tell.
+/// Resident bytes of all files; `None`, and reported, where the kernel does not say.
 fn resident(dir: &Path) -> Option<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -17,7 +17,7 @@ fn resident(dir: &Path) -> Option<u64> {
         match residency(&file, 0..u64::MAX) {
             Ok(found) => sum += found.resident,
             Err(error) => {
-                skip(format!("what is resident is not told here: {error}"));
+                skip(format!("residency can't be read here: {error}"));
                 return None;
             }
         }
@@ -26,8 +26,8 @@ fn resident(dir: &Path) -> Option<u64> {
 }
 
 #[test]
-fn a_redo_log_keeps_its_pages_only_if_told_so() {
-    for (release, least, most) in [(true, 0, MIB), (false, 36 * MIB, u64::MAX)] {
+fn a_redo_log_keeps_its_pages_only_if_asked() {
+    for (release, min, max) in [(true, 0, MIB), (false, 36 * MIB, u64::MAX)] {
         let temp = disk_dir();
         let dir = temp.path().join("redo");
         let options = RedoLog::options().files(2).file_bytes(32 * MIB).mode(LogMode::Buffered);
@@ -39,13 +39,13 @@ fn a_redo_log_keeps_its_pages_only_if_told_so() {
         assert!(release || log.metrics().released == 0);
         log.close().unwrap();
         let Some(found) = resident(&dir) else { return };
-        assert!((least..=most).contains(&found), "release {release}: {found} bytes are resident");
+        assert!((min..=max).contains(&found), "release {release}: {found} bytes are resident");
     }
 }
 
 #[test]
-fn a_binlog_keeps_its_pages_only_if_told_so() {
-    for (release, least, most) in [(true, 0, 16 * MIB), (false, 54 * MIB, u64::MAX)] {
+fn a_binlog_keeps_its_pages_only_if_asked() {
+    for (release, min, max) in [(true, 0, 16 * MIB), (false, 54 * MIB, u64::MAX)] {
         let temp = disk_dir();
         let dir = temp.path().join("binlog");
         let options = BinLogOptions::new().max_segment_bytes(16 * MIB).mode(LogMode::Buffered);
@@ -59,6 +59,6 @@ fn a_binlog_keeps_its_pages_only_if_told_so() {
         drop(follower);
         log.close().unwrap();
         let Some(found) = resident(&dir) else { return };
-        assert!((least..=most).contains(&found), "release {release}: {found} bytes are resident");
+        assert!((min..=max).contains(&found), "release {release}: {found} bytes are resident");
     }
 }

@@ -188,7 +188,7 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
 fn journal_options(options: &StoreOptions, io: &Arc<dyn Io>, cap: u64) -> RedoOptions {
     let buffer = buffer_bytes(options.memory, cap);
     let journal = RedoLog::options().io(Arc::clone(io)).buffer_bytes(buffer);
-    let journal = journal.most_unsynced(MOST_UNSYNCED.min(buffer as u64));
+    let journal = journal.max_unsynced(MOST_UNSYNCED.min(buffer as u64));
     // Read once, by a recovery: a mode that keeps its pages out of the page cache, and syncs with the write.
     let journal = journal.mode(LogMode::Auto);
     #[cfg(test)]

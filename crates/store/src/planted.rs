@@ -38,7 +38,7 @@ pub(crate) enum Planted {
     /// Checksums of pages are not looked at.
     NoPageChecksum,
     /// A bug of the journal.
-    Journal(pagekeeper_log::Planted),
+    Journal(pagekeeper_log::InjectedFault),
 }
 
 /// The journal's options for a test.
@@ -48,7 +48,7 @@ pub(crate) fn of_journal(
     options: &crate::StoreOptions,
 ) -> pagekeeper_log::RedoOptions {
     let journal = match options.planted {
-        Some(Planted::Journal(bug)) => journal.planted(bug),
+        Some(Planted::Journal(bug)) => journal.injected_fault(bug),
         _ => journal,
     };
     journal.mode(options.journal_mode)

@@ -17,9 +17,9 @@ use pagekeeper_io::{AlignedBuf, IoFile};
 use pagekeeper_policy::WINDOW;
 
 use super::Position;
+use super::progress::{ReadLimit, Registration, Segment};
 use super::segment::HEADER as START;
 use super::shared::Shared;
-use super::watch::{Limit, Registered, Segment};
 use crate::Error;
 use crate::record::{self, BLOCK, BLOCK_LEN, HEADER, Header, Kind};
 
@@ -70,7 +70,7 @@ pub struct Follower {
     file: Arc<dyn IoFile>,
     size: u64,
     cut_off: Arc<AtomicBool>,
-    read: Read,
+    read: ReadBuffer,
     /// Nothing was read yet: `at` is as the caller gave it.
     is_new: bool,
     ended: bool,
@@ -78,7 +78,7 @@ pub struct Follower {
 
 /// What was read and not handed out yet.
 #[derive(Default)]
-struct Read {
+struct ReadBuffer {
     memory: AlignedBuf,
     /// Where in the segment it begins.
     start: u64,
@@ -86,7 +86,7 @@ struct Read {
     end: u64,
 }
 
-impl Read {
+impl ReadBuffer {
     /// The bytes from an offset on.
     fn from(&self, offset: u64) -> &[u8] {
         let skip = offset.checked_sub(self.start).filter(|_| offset < self.end);
@@ -107,10 +107,10 @@ enum Found {
 
 impl Follower {
     pub(super) fn new(shared: &Arc<Shared>, from: Position, durable_only: bool) -> Result<Self, Error> {
-        let Registered { id, segment, cut_off } = shared.watch.register(from, durable_only)?;
+        let Registration { id, segment, cut_off } = shared.progress.register(from, durable_only)?;
         let opened = open(shared, segment, from, &cut_off);
         if opened.is_err() {
-            shared.watch.left(id);
+            shared.progress.left(id);
         }
         let (file, size) = opened?;
         Ok(Self {
@@ -122,7 +122,7 @@ impl Follower {
             file,
             size,
             cut_off,
-            read: Read::default(),
+            read: ReadBuffer::default(),
             is_new: true,
             ended: false,
         })
@@ -150,7 +150,7 @@ impl Follower {
                 Found::End => return Ok(None),
                 Found::Nothing => {}
             }
-            if !self.shared.watch.wait(self.at, self.durable_only, &self.cut_off, until) {
+            if !self.shared.progress.wait(self.at, self.durable_only, &self.cut_off, until) {
                 return Ok(None);
             }
         }
@@ -166,7 +166,7 @@ impl Follower {
                 Ok(Found::Nothing) => {}
                 Err(error) => return Poll::Ready(Some(Err(error))),
             }
-            if self.shared.watch.poll(self.id, self.at, context).is_pending() {
+            if self.shared.progress.poll(self.id, self.at, context).is_pending() {
                 return Poll::Pending;
             }
         }
@@ -189,20 +189,20 @@ impl Follower {
     fn find_next(&mut self) -> Result<Found, Error> {
         loop {
             if self.cut_off.load(Ordering::Acquire) {
-                return Err(Error::Purged { position: self.at, first: self.shared.watch.first() });
+                return Err(Error::Purged { position: self.at, first: self.shared.progress.first() });
             }
             let wanted = match self.take()? {
                 Ok(event) => return Ok(Found::Event(event)),
                 Err(wanted) => wanted,
             };
-            let limit = match self.shared.watch.limit(self.at, self.durable_only)? {
+            let limit = match self.shared.progress.limit(self.at, self.durable_only)? {
                 None => return Ok(Found::End),
-                Some(Limit::Sealed(end)) if self.at.offset >= end => {
+                Some(ReadLimit::Sealed(end)) if self.at.offset >= end => {
                     self.go_on()?;
                     continue;
                 }
-                Some(Limit::Now(end)) if self.at.offset >= end => return Ok(Found::Nothing),
-                Some(Limit::Sealed(end) | Limit::Now(end)) => end,
+                Some(ReadLimit::Now(end)) if self.at.offset >= end => return Ok(Found::Nothing),
+                Some(ReadLimit::Sealed(end) | ReadLimit::Now(end)) => end,
             };
             if self.at.offset + wanted > limit {
                 return Err(self.damaged());
@@ -262,8 +262,8 @@ impl Follower {
         }
         self.read.memory.set_len(len);
         (self.read.start, self.read.end) = (start, start);
-        if let Some(keeper) = &self.shared.keeper {
-            keeper.reads(self.segment.number, &self.file, &(start..end), self.size.max(limit));
+        if let Some(releaser) = &self.shared.releaser {
+            releaser.reads(self.segment.number, &self.file, &(start..end), self.size.max(limit));
         }
         let got = self.file.read_at(start, &mut self.read.memory)?;
         self.read.end = end.min(start + got as u64);
@@ -276,20 +276,20 @@ impl Follower {
     /// Goes on to the next segment, which is there: this one is sealed.
     fn go_on(&mut self) -> Result<(), Error> {
         let next = Position { segment: self.at.segment + 1, offset: START };
-        let Some(segment) = self.shared.watch.segment(next.segment) else {
-            return Err(Error::Purged { position: self.at, first: self.shared.watch.first() });
+        let Some(segment) = self.shared.progress.segment(next.segment) else {
+            return Err(Error::Purged { position: self.at, first: self.shared.progress.first() });
         };
         (self.file, self.size) = open(&self.shared, segment, self.at, &self.cut_off)?;
-        (self.at, self.segment, self.read) = (next, segment, Read::default());
+        (self.at, self.segment, self.read) = (next, segment, ReadBuffer::default());
         self.moved();
         Ok(())
     }
 
     /// Tells the log where this follower is, and lets go of what is behind it.
     fn moved(&mut self) {
-        let last = self.shared.watch.moved(self.id, self.at);
+        let last = self.shared.progress.moved(self.id, self.at);
         if last.segment != self.at.segment || last.offset / WINDOW != self.at.offset / WINDOW {
-            self.shared.tend();
+            self.shared.release_pages();
         }
     }
 }
@@ -301,11 +301,11 @@ fn open(
     position: Position,
     cut_off: &AtomicBool,
 ) -> Result<(Arc<dyn IoFile>, u64), Error> {
-    match shared.site.io.open(&shared.site.segment_path(segment.number), shared.site.access) {
+    match shared.store.io.open(&shared.store.segment_path(segment.number), shared.store.access) {
         Ok(file) => Ok((file, segment.sealed.unwrap_or(0))),
         // Removed since the follower was told of it: it was cut off before.
         Err(_) if cut_off.load(Ordering::Acquire) => {
-            Err(Error::Purged { position, first: shared.watch.first() })
+            Err(Error::Purged { position, first: shared.progress.first() })
         }
         Err(error) => Err(error.into()),
     }
@@ -322,14 +322,14 @@ impl Iterator for Follower {
                 Ok(Found::Nothing) => {}
                 Err(error) => return Some(Err(error)),
             }
-            self.shared.watch.wait(self.at, self.durable_only, &self.cut_off, None);
+            self.shared.progress.wait(self.at, self.durable_only, &self.cut_off, None);
         }
     }
 }
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        self.shared.watch.left(self.id);
-        self.shared.tend();
+        self.shared.progress.left(self.id);
+        self.shared.release_pages();
     }
 }

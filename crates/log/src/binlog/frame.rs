@@ -11,7 +11,7 @@ const GOES_ON: u64 = 1 << 63;
 /// Bytes that a group takes up at the start of a segment, with the pad up to the next block.
 pub(super) fn padded_size(records: &[&[u8]]) -> u64 {
     let size = records.iter().map(|record| record::size(record.len())).sum();
-    size + record::pad_size(size)
+    size + record::padding_size(size)
 }
 
 /// Adds a group to `bytes`; `sums` are the CRC-32C of its records.
@@ -54,7 +54,7 @@ mod tests {
         stage(&mut bytes, &records, &sums);
         stage(&mut bytes, &records[3..], &sums[3..]);
         let whole = bytes.len() as u64;
-        assert_eq!(padded_size(&[&records[..], &records[3..]].concat()), whole + record::pad_size(whole));
+        assert_eq!(padded_size(&[&records[..], &records[3..]].concat()), whole + record::padding_size(whole));
         seal(&mut bytes, 4096, 5, 4096);
         let mut expected = Vec::new();
         let kinds = [Kind::Part, Kind::Part, Kind::Part, Kind::Data, Kind::Data];

@@ -1,15 +1,15 @@
-//! Whose turn it is to write: group commit by leader and followers.
+//! Group commit of the binlog: one caller, the leader, writes and syncs for all who append at the same time.
 //!
 //! Callers copy their groups into the batch that is being filled. The first one takes the batch and the writer and does the
-//! I/O for all; those who come meanwhile fill the next batch, and one of them leads it when the turn is passed on. What
-//! needs the writer for itself (a rotation, a purge) waits for its turn in the same way.
+//! I/O for all; those who come meanwhile fill the next batch, and one of them leads it when the leader hands over. A caller
+//! that needs the writer for itself (a rotation, a purge) waits to become leader in the same way.
 //!
 //! Invariants:
-//! 1. The writer is either here or with the one whose turn it is.
-//! 2. A batch is answered once, after its I/O; its groups stand in the log in the order in which they came.
-//! 3. Nothing waits behind this lock but copies into memory.
+//! 1. The writer is either here or with the leader.
+//! 2. A batch is completed once, after its I/O; its groups stand in the log in the order in which they were submitted.
+//! 3. Under this lock there are copies into memory, and no I/O.
 //!
-//! A turn that ends by a panic ends the log: all who wait or come are told [`Error::Abandoned`].
+//! A leader that panics ends the log: all who wait or come get [`Error::Abandoned`].
 
 use std::collections::VecDeque;
 use std::mem;
@@ -31,21 +31,21 @@ pub(super) struct Batch {
     pub(super) ends: Vec<usize>,
     /// Somebody wants all to be synced.
     pub(super) sync: bool,
-    answer: Arc<Answer>,
-    /// Others than the leader wait for the answer.
+    ticket: Arc<WaitTicket>,
+    /// Callers other than the leader wait for the ticket.
     awaited: bool,
 }
 
 impl Batch {
-    /// Tells those who wait.
-    pub(super) fn answer(mut self, placed: &Arc<[Placed]>) {
-        self.tell(placed);
+    /// Gives the result to the callers that wait.
+    pub(super) fn complete(mut self, placed: &Arc<[PlacedPart]>) {
+        self.notify(placed);
     }
 
-    fn tell(&mut self, placed: &Arc<[Placed]>) {
+    fn notify(&mut self, placed: &Arc<[PlacedPart]>) {
         if mem::take(&mut self.awaited) {
-            self.answer.lock().placed = Some(Arc::clone(placed));
-            self.answer.changed.notify_all();
+            self.ticket.lock().placed = Some(Arc::clone(placed));
+            self.ticket.changed.notify_all();
         }
     }
 }
@@ -53,13 +53,13 @@ impl Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         let at = Err(Error::Abandoned);
-        self.tell(&[Placed { from: 0, upto: usize::MAX, at }].into());
+        self.notify(&[PlacedPart { from: 0, upto: usize::MAX, at }].into());
     }
 }
 
-/// A part of a batch, and where it came to stand, or why it did not.
+/// A part of a batch, and where it was written, or why it was not.
 #[derive(Debug, Clone)]
-pub(super) struct Placed {
+pub(super) struct PlacedPart {
     /// The part, from this byte of the batch …
     pub(super) from: usize,
     /// … up to this one.
@@ -68,59 +68,60 @@ pub(super) struct Placed {
     pub(super) at: Result<(u64, u64), Error>,
 }
 
+/// What the callers of one batch wait for, or one who wants the writer for itself.
 #[derive(Debug, Default)]
-struct Answer {
-    told: Mutex<Told>,
+struct WaitTicket {
+    state: Mutex<TicketState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Told {
-    /// It is the turn of one of those who wait.
-    turn: bool,
-    placed: Option<Arc<[Placed]>>,
+struct TicketState {
+    /// One of those who wait is to lead.
+    leads: bool,
+    placed: Option<Arc<[PlacedPart]>>,
 }
 
-impl Answer {
-    fn lock(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+impl WaitTicket {
+    fn lock(&self) -> MutexGuard<'_, TicketState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the answer; `None` if it is the caller's turn instead.
-    fn wait(&self) -> Option<Arc<[Placed]>> {
-        let mut told = self.lock();
+    /// Waits for the result; `None` if the caller is to lead instead.
+    fn wait(&self) -> Option<Arc<[PlacedPart]>> {
+        let mut state = self.lock();
         loop {
-            if mem::take(&mut told.turn) {
+            if mem::take(&mut state.leads) {
                 return None;
             }
-            if told.placed.is_some() {
-                return told.placed.clone();
+            if state.placed.is_some() {
+                return state.placed.clone();
             }
-            told = self.changed.wait(told).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn give_turn(&self) {
-        self.lock().turn = true;
+    fn make_leader(&self) {
+        self.lock().leads = true;
         self.changed.notify_one();
     }
 }
 
 #[derive(Debug)]
-struct State {
+struct QueueState {
     writer: Option<Writer>,
-    /// It is someone's turn: the writer, if it is here, waits for that one.
-    taken: bool,
+    /// There is a leader: the writer, if it is here, waits for that one.
+    has_leader: bool,
     filling: Batch,
-    /// Those who want the writer for themselves.
-    alone: VecDeque<Arc<Answer>>,
+    /// Callers that want the writer for themselves.
+    exclusive: VecDeque<Arc<WaitTicket>>,
     spare: Vec<u8>,
     /// Groups in the last batch.
     together: usize,
     failed: Option<Error>,
 }
 
-impl State {
+impl QueueState {
     /// The batch that was being filled; the next one is begun.
     fn take_batch(&mut self) -> Batch {
         let batch = mem::take(&mut self.filling);
@@ -130,33 +131,33 @@ impl State {
     }
 }
 
-/// The queue, and the writer while nobody has it.
+/// The queue, and the writer while there is no leader.
 #[derive(Debug)]
-pub(super) struct Turns {
-    state: Mutex<State>,
+pub(super) struct CommitQueue {
+    state: Mutex<QueueState>,
 }
 
-/// The writer, for as long as it is one's turn.
-pub(super) struct Turn<'a> {
-    turns: &'a Turns,
+/// The right to write, and the writer.
+pub(super) struct Leader<'a> {
+    queue: &'a CommitQueue,
     writer: Option<Writer>,
 }
 
-/// What became of a group that was brought.
-pub(super) enum Brought<'a> {
-    /// It is the caller's turn to write the batch.
-    Lead(Turn<'a>, Batch),
+/// What became of a group that was submitted.
+pub(super) enum Submitted<'a> {
+    /// The caller leads: it writes the batch.
+    Leader(Leader<'a>, Batch),
     /// Another wrote it.
-    Written(Arc<[Placed]>),
+    Written(Arc<[PlacedPart]>),
 }
 
-impl Turns {
+impl CommitQueue {
     pub(super) fn new(writer: Writer) -> Self {
-        let state = State {
+        let state = QueueState {
             writer: Some(writer),
-            taken: false,
+            has_leader: false,
             filling: Batch::default(),
-            alone: VecDeque::new(),
+            exclusive: VecDeque::new(),
             spare: Vec::new(),
             together: 0,
             failed: None,
@@ -164,12 +165,12 @@ impl Turns {
         Self { state: Mutex::new(state) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Brings a group (no records: only the wish for a sync), and tells where it ends in the batch.
-    pub(super) fn bring(&self, records: &[&[u8]], sync: bool) -> Result<(Brought<'_>, usize), Error> {
+    /// Submits a group (no records: only a request for a sync), and returns where it ends in the batch as well.
+    pub(super) fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Submitted<'_>, usize), Error> {
         let sums: Vec<_> = records.iter().map(|record| crc32c::crc32c(record)).collect();
         let mut state = self.lock();
         if let Some(error) = &state.failed {
@@ -182,52 +183,52 @@ impl Turns {
         }
         batch.sync |= sync;
         let end = batch.bytes.len();
-        if mem::replace(&mut state.taken, true) {
+        if mem::replace(&mut state.has_leader, true) {
             state.filling.awaited = true;
-            let answer = Arc::clone(&state.filling.answer);
+            let ticket = Arc::clone(&state.filling.ticket);
             drop(state);
-            if let Some(placed) = answer.wait() {
-                return Ok((Brought::Written(placed), end));
+            if let Some(placed) = ticket.wait() {
+                return Ok((Submitted::Written(placed), end));
             }
             state = self.lock();
             if state.filling.ends.len() < state.together {
-                // Those who were just answered bring their next group as soon as they run: without this, every other batch is
-                // half of them.
+                // Callers of the last batch submit their next group as soon as they run: without this, every other batch has half
+                // of them.
                 drop(state);
                 yield_now();
                 state = self.lock();
             }
         }
         let batch = state.take_batch();
-        Ok((Brought::Lead(self.turn(state), batch), end))
+        Ok((Submitted::Leader(self.lead(state), batch), end))
     }
 
-    /// Waits for a turn of one's own.
-    pub(super) fn alone(&self) -> Result<Turn<'_>, Error> {
+    /// Waits to become leader, without a batch.
+    pub(super) fn exclusive(&self) -> Result<Leader<'_>, Error> {
         let mut state = self.lock();
-        if mem::replace(&mut state.taken, true) {
-            let answer = Arc::<Answer>::default();
-            state.alone.push_back(Arc::clone(&answer));
+        if mem::replace(&mut state.has_leader, true) {
+            let ticket = Arc::<WaitTicket>::default();
+            state.exclusive.push_back(Arc::clone(&ticket));
             drop(state);
-            answer.wait();
+            ticket.wait();
             state = self.lock();
         }
         let failed = state.failed.clone();
-        let turn = self.turn(state);
+        let leader = self.lead(state);
         match failed {
-            None => Ok(turn),
+            None => Ok(leader),
             Some(error) => {
-                turn.pass_on(None);
+                leader.hand_over(None);
                 Err(error)
             }
         }
     }
 
-    fn turn(&self, mut state: MutexGuard<'_, State>) -> Turn<'_> {
-        Turn { turns: self, writer: state.writer.take() }
+    fn lead(&self, mut state: MutexGuard<'_, QueueState>) -> Leader<'_> {
+        Leader { queue: self, writer: state.writer.take() }
     }
 
-    /// Ends the log: from now on nothing is taken. The first reason stays, and is returned.
+    /// Ends the log: from now on nothing is taken. The first error stays, and is returned.
     pub(super) fn fail(&self, error: Error) -> Error {
         self.lock().failed.get_or_insert(error).clone()
     }
@@ -238,39 +239,39 @@ impl Turns {
     }
 }
 
-impl Turn<'_> {
+impl Leader<'_> {
     /// The writer.
     pub(super) fn writer(&mut self) -> &mut Writer {
-        self.writer.as_mut().expect("a turn has the writer until it is passed on")
+        self.writer.as_mut().expect("the leader has the writer until it hands over")
     }
 
-    /// Ends the turn, and begins the next one if somebody waits for it. `spare` is memory for a later batch.
-    pub(super) fn pass_on(mut self, spare: Option<Vec<u8>>) {
+    /// Makes the next one leader if somebody waits for that. `spare` is memory for a later batch.
+    pub(super) fn hand_over(mut self, spare: Option<Vec<u8>>) {
         self.give_back(spare);
     }
 
     fn give_back(&mut self, spare: Option<Vec<u8>>) {
         let Some(writer) = self.writer.take() else { return };
-        let mut state = self.turns.lock();
+        let mut state = self.queue.lock();
         state.writer = Some(writer);
         if let Some(mut spare) = spare.filter(|spare| spare.capacity() <= SPARE) {
             spare.clear();
             state.spare = spare;
         }
-        let next = state.alone.pop_front();
-        let next = next.or_else(|| state.filling.awaited.then(|| Arc::clone(&state.filling.answer)));
-        state.taken = next.is_some();
+        let next = state.exclusive.pop_front();
+        let next = next.or_else(|| state.filling.awaited.then(|| Arc::clone(&state.filling.ticket)));
+        state.has_leader = next.is_some();
         drop(state);
-        if let Some(answer) = next {
-            answer.give_turn();
+        if let Some(ticket) = next {
+            ticket.make_leader();
         }
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Leader<'_> {
     fn drop(&mut self) {
         if self.writer.is_some() {
-            self.turns.fail(Error::Abandoned);
+            self.queue.fail(Error::Abandoned);
             self.give_back(None);
         }
     }

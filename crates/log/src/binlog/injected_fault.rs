@@ -1,8 +1,8 @@
-//! Faults that the tests of crash safety plant, to see that they are found. Outside of tests there are none.
+//! Faults that the tests of crash safety inject, to see that they are found. Outside of tests there are none.
 
 /// One fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Planted {
+pub(super) enum InjectedFault {
     /// Acknowledged without a sync.
     NoSync,
     /// A failed sync is taken for a good one.

@@ -4,32 +4,32 @@
 //! |---|---|
 //! | `options` | settings, and opening |
 //! | `position`, `segment`, `index`, `frame` | what is in the directory, and in a segment |
-//! | `site`, `recover` | how segments come to be, and what is made of what a crash left |
-//! | `turn`, `writer` | who writes, and how |
-//! | `watch`, `follower` | how far the log is, and its readers |
-//! | `keeper` | which pages stay resident |
-//! | `sync` | what `turn` and `watch` coordinate threads with, which the models replace |
+//! | `segment_store`, `recover` | how segments are made, and what is done with what a crash left |
+//! | `group_commit`, `writer` | who writes, and how |
+//! | `progress`, `follower` | how far the log is, and its readers |
+//! | `page_releaser` | which pages stay resident |
+//! | `sync` | what `group_commit` and `progress` coordinate threads with, which the models replace |
 //!
 //! Durable is what was synced: see [`BinLogOptions::sync_every`]. A group is there as a whole or not at all, also after a crash.
 
 mod follower;
 mod frame;
+mod group_commit;
 mod index;
-mod keeper;
+mod injected_fault;
 #[cfg(test)]
 mod model;
 mod options;
-mod planted;
+mod page_releaser;
 mod position;
+mod progress;
 mod recover;
 mod segment;
+mod segment_store;
 mod shared;
-mod site;
 mod sync;
 #[cfg(test)]
 mod tests;
-mod turn;
-mod watch;
 mod writer;
 
 use std::fmt;
@@ -41,12 +41,12 @@ use pagekeeper_io::{Access, Lock, WriteMode};
 use crate::record::LONGEST;
 use crate::{Error, LogMode};
 pub use follower::{Event, Follower};
+use group_commit::{Leader, PlacedPart, Submitted};
 pub use options::BinLogOptions;
 pub use position::{Position, PositionError};
+use progress::Progress;
+use segment_store::SegmentStore;
 use shared::Shared;
-use site::Site;
-use turn::{Brought, Placed, Turn};
-use watch::Watch;
 
 /// Whether [`BinLog::purge_to`] minds followers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,16 +92,16 @@ impl BinLog {
     fn open(dir: &Path, options: BinLogOptions) -> Result<Self, Error> {
         options.check()?;
         let io = options.io.clone().unwrap_or_else(pagekeeper_io::best);
-        let mut site = Site {
+        let mut store = SegmentStore {
             io,
             dir: dir.to_path_buf(),
             options,
             access: Access::Buffered,
             write_mode: WriteMode::Plain,
         };
-        let opened = recover::open(&mut site)?;
-        let watch = Watch::new(opened.segments);
-        let shared = Shared::new(site, opened.writer, watch);
+        let opened = recover::open(&mut store)?;
+        let progress = Progress::new(opened.segments);
+        let shared = Shared::new(store, opened.writer, progress);
         Ok(Self { shared, why: opened.why, _lock: opened.lock })
     }
 
@@ -116,64 +116,64 @@ impl BinLog {
         if records.is_empty() {
             return Err(Error::EmptyGroup);
         }
-        let (len, room) = (frame::padded_size(records), self.shared.site.options.room());
+        let (len, room) = (frame::padded_size(records), self.shared.store.options.room());
         let longest = records.iter().map(|record| record.len()).max().unwrap_or(0);
         if len > room || longest > LONGEST {
-            return Err(Error::GroupTooLarge { bytes: len, most: room });
+            return Err(Error::GroupTooLarge { bytes: len, max: room });
         }
-        let (placed, end) = self.bring(records, false)?;
-        let of_group = |part: &&Placed| end <= part.upto;
+        let (placed, end) = self.submit(records, false)?;
+        let of_group = |part: &&PlacedPart| end <= part.upto;
         match placed.iter().find(of_group) {
-            Some(Placed { from, at: Ok((segment, offset)), .. }) => {
+            Some(PlacedPart { from, at: Ok((segment, offset)), .. }) => {
                 Ok(Position { segment: *segment, offset: offset + (end - from) as u64 })
             }
-            Some(Placed { at: Err(error), .. }) => Err(error.clone()),
+            Some(PlacedPart { at: Err(error), .. }) => Err(error.clone()),
             None => Err(Error::Abandoned),
         }
     }
 
     /// Makes durable all that was appended before, and gives the end of what is durable.
     pub fn sync(&self) -> Result<Position, Error> {
-        let (placed, _) = self.bring(&[], true)?;
+        let (placed, _) = self.submit(&[], true)?;
         match placed.last() {
-            Some(Placed { at: Err(error), .. }) => Err(error.clone()),
+            Some(PlacedPart { at: Err(error), .. }) => Err(error.clone()),
             _ => Ok(self.durable_end()),
         }
     }
 
     /// Brings a group or a wish to sync, and leads the batch if it is this caller's turn; what was placed where, and where the
     /// caller's group ends in it.
-    fn bring(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[Placed]>, usize), Error> {
-        let (brought, end) = self.shared.turns.bring(records, sync)?;
-        let placed = match brought {
-            Brought::Written(placed) => placed,
-            Brought::Lead(mut turn, mut batch) => {
-                let placed: Arc<[Placed]> = turn.writer().write_batch(&self.shared, &mut batch).into();
+    fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[PlacedPart]>, usize), Error> {
+        let (submitted, end) = self.shared.queue.submit(records, sync)?;
+        let placed = match submitted {
+            Submitted::Written(placed) => placed,
+            Submitted::Leader(mut leader, mut batch) => {
+                let placed: Arc<[PlacedPart]> = leader.writer().write_batch(&self.shared, &mut batch).into();
                 let spare = std::mem::take(&mut batch.bytes);
-                self.pass_on(turn, Some(spare));
-                batch.answer(&placed);
+                self.hand_over(leader, Some(spare));
+                batch.complete(&placed);
                 placed
             }
         };
         Ok((placed, end))
     }
 
-    fn pass_on(&self, mut turn: Turn<'_>, spare: Option<Vec<u8>>) {
-        let tend = std::mem::take(&mut turn.writer().tend);
-        turn.pass_on(spare);
-        if tend {
-            self.shared.tend();
+    fn hand_over(&self, mut leader: Leader<'_>, spare: Option<Vec<u8>>) {
+        let may_release = std::mem::take(&mut leader.writer().may_release);
+        leader.hand_over(spare);
+        if may_release {
+            self.shared.release_pages();
         }
     }
 
     /// Seals the segment that is written to, and goes on in a new one; gives where that begins. All that was appended is
     /// durable then. An empty segment is left as it is.
     pub fn rotate(&self) -> Result<Position, Error> {
-        let mut turn = self.shared.turns.alone()?;
-        let writer = turn.writer();
+        let mut leader = self.shared.queue.exclusive()?;
+        let writer = leader.writer();
         let rotated = if writer.end > segment::HEADER { writer.rotate(&self.shared) } else { Ok(()) };
         let at = Position { segment: writer.segment, offset: writer.end };
-        self.pass_on(turn, None);
+        self.hand_over(leader, None);
         rotated.map(|()| at)
     }
 
@@ -199,38 +199,38 @@ impl BinLog {
         if position.segment > end.segment {
             return Err(Error::BehindEnd { position, end });
         }
-        let mut turn = self.shared.turns.alone()?;
-        let purged = turn.writer().purge(&self.shared, position.segment, purge == Purge::Forced);
-        self.pass_on(turn, None);
+        let mut leader = self.shared.queue.exclusive()?;
+        let purged = leader.writer().purge(&self.shared, position.segment, purge == Purge::Forced);
+        self.hand_over(leader, None);
         let purged = purged?;
-        if let Some(keeper) = &self.shared.keeper {
-            keeper.purged(position.segment);
+        if let Some(releaser) = &self.shared.releaser {
+            releaser.purged(position.segment);
         }
         for segment in &purged {
-            index::remove_if_there(&*self.shared.site.io, &self.shared.site.segment_path(segment.number))?;
+            index::remove_if_there(&*self.shared.store.io, &self.shared.store.segment_path(segment.number))?;
         }
         Ok(purged.len() as u64)
     }
 
     /// Where the oldest record of the log stands, or will.
     pub fn first(&self) -> Position {
-        self.shared.watch.first()
+        self.shared.progress.first()
     }
 
     /// Behind the last record that was appended.
     pub fn end(&self) -> Position {
-        self.shared.watch.end()
+        self.shared.progress.end()
     }
 
     /// All before this is durable.
     pub fn durable_end(&self) -> Position {
-        self.shared.watch.durable()
+        self.shared.progress.durable()
     }
 
     /// How segments are written, and why so.
     pub fn mode(&self) -> (LogMode, &str) {
-        let site = &self.shared.site;
-        let mode = match (site.access, site.write_mode) {
+        let store = &self.shared.store;
+        let mode = match (store.access, store.write_mode) {
             (Access::Direct, _) => LogMode::Direct,
             (Access::Buffered, WriteMode::Uncached) => LogMode::Uncached,
             (Access::Buffered, _) => LogMode::Buffered,
@@ -241,31 +241,31 @@ impl BinLog {
     /// Bytes of the log that are resident, as far as it knows where to look, and the kernel tells; `None` where it leaves its
     /// pages to the kernel.
     pub fn resident(&self) -> Option<u64> {
-        match &self.shared.keeper {
-            Some(keeper) => keeper.resident(),
-            None => (self.shared.site.access == Access::Direct).then_some(0),
+        match &self.shared.releaser {
+            Some(releaser) => releaser.resident(),
+            None => (self.shared.store.access == Access::Direct).then_some(0),
         }
     }
 
     /// Makes all durable and seals the last segment. Followers get what is left to read, and end.
     pub fn close(self) -> Result<(), Error> {
-        let mut turn = self.shared.turns.alone()?;
-        let sealed = turn.writer().seal(&self.shared);
-        self.pass_on(turn, None);
+        let mut leader = self.shared.queue.exclusive()?;
+        let sealed = leader.writer().seal(&self.shared);
+        self.hand_over(leader, None);
         sealed
     }
 }
 
 impl Drop for BinLog {
     fn drop(&mut self) {
-        self.shared.watch.closed();
+        self.shared.progress.closed();
     }
 }
 
 impl fmt::Debug for BinLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BinLog")
-            .field("dir", &self.shared.site.dir)
+            .field("dir", &self.shared.store.dir)
             .field("end", &self.end())
             .field("durable_end", &self.durable_end())
             .finish_non_exhaustive()

@@ -7,13 +7,13 @@ use pagekeeper_io::Io;
 
 use super::BinLog;
 #[cfg(test)]
-use super::planted::Planted;
+use super::injected_fault::InjectedFault;
 use super::segment::HEADER;
 use crate::record::BLOCK;
 use crate::{Error, LogMode};
 
 /// Least size of a segment, in bytes: the header and three blocks.
-const LEAST_SEGMENT: u64 = HEADER + 3 * BLOCK;
+const MIN_SEGMENT: u64 = HEADER + 3 * BLOCK;
 
 /// Settings of a [`BinLog`], and how it is opened.
 ///
@@ -38,7 +38,7 @@ pub struct BinLogOptions {
     pub(super) release: bool,
     pub(super) io: Option<Arc<dyn Io>>,
     #[cfg(test)]
-    pub(super) planted: Option<Planted>,
+    pub(super) injected_fault: Option<InjectedFault>,
 }
 
 impl Default for BinLogOptions {
@@ -53,7 +53,7 @@ impl Default for BinLogOptions {
             release: true,
             io: None,
             #[cfg(test)]
-            planted: None,
+            injected_fault: None,
         }
     }
 }
@@ -137,7 +137,7 @@ impl BinLogOptions {
 
     pub(super) fn check(&self) -> Result<(), Error> {
         let bytes = self.max_segment_bytes;
-        if bytes < LEAST_SEGMENT || !bytes.is_multiple_of(BLOCK) {
+        if bytes < MIN_SEGMENT || !bytes.is_multiple_of(BLOCK) {
             let wanted = "a multiple of 4096 bytes, at least 16384";
             return Err(Error::Setting { what: "a segment", given: bytes, wanted });
         }

@@ -12,7 +12,7 @@
 //! 1. Writeback is started for each window that the writer has left and that is not synced yet, and waited for when it is
 //!    more than the slack behind the writer, whether its pages are released then or a follower needs them: no more than the
 //!    slack and [`UNWRITTEN`] stay dirty.
-//! 2. Errors of writeback end the log. They are seen through a descriptor of the keeper's own, so that a sync by
+//! 2. Errors of writeback end the log. They are seen through a descriptor of the releaser's own, so that a sync by
 //!    the writer's still tells them, too.
 //! 3. That advice is refused is no error: it costs memory, never data.
 
@@ -32,11 +32,11 @@ use super::Position;
 /// Bytes beside the slack that a writer may be ahead of writeback while another thread waits for it.
 const UNWRITTEN: u64 = 4 * WINDOW;
 
-/// After so many rounds, what resisted is tried again.
+/// After so many passes, what resisted is tried again.
 const RETRY: u64 = 16;
 
 /// Rounds that one thread does for others before it goes back to its own work.
-const ROUNDS: usize = 4;
+const MAX_PASSES: usize = 4;
 
 const PAGE: u64 = 4096;
 
@@ -62,41 +62,41 @@ impl Pages {
     }
 }
 
-struct State {
+struct ReleaserState {
     segments: BTreeMap<u64, Pages>,
     /// The segment that is written to.
     writer: Position,
     policy: PolicyState,
-    rounds: u64,
+    passes: u64,
     /// Someone is at it.
     busy: bool,
     /// Someone else would have been.
     again: bool,
 }
 
-/// The keeper of a log's pages.
-pub(super) struct Keeper {
-    state: Mutex<State>,
+/// The releaser of a log's pages.
+pub(super) struct PageReleaser {
+    state: Mutex<ReleaserState>,
     idle: Condvar,
     near_files: u64,
     slack: u64,
 }
 
 /// What is to be done, and to which file.
-struct Deed {
+struct PageAction {
     file: Arc<dyn IoFile>,
     segment: u64,
-    what: What,
+    what: PageOperation,
 }
 
-enum What {
+enum PageOperation {
     StartWriteback(Range<u64>),
     WaitForWriteback(Range<u64>),
     Release(Range<u64>),
 }
 
 /// What was done to a segment.
-enum Done {
+enum Completed {
     Started,
     /// Nothing in the range is dirty any more.
     Written(u64, Range<u64>),
@@ -104,25 +104,25 @@ enum Done {
     Released(u64, Range<u64>, Vec<u64>),
 }
 
-impl Keeper {
+impl PageReleaser {
     pub(super) fn new(near_files: u64, slack: u64) -> Self {
         let writer = Position { segment: 0, offset: 0 };
-        let state = State {
+        let state = ReleaserState {
             segments: BTreeMap::new(),
             writer,
             policy: PolicyState::default(),
-            rounds: 0,
+            passes: 0,
             busy: false,
             again: false,
         };
         Self { state: Mutex::new(state), idle: Condvar::new(), near_files, slack }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ReleaserState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The writer goes on in a new segment, of which `file` is a descriptor of the keeper's own. The one before is synced.
+    /// The writer goes on in a new segment, of which `file` is a descriptor of the releaser's own. The one before is synced.
     pub(super) fn begun(&self, segment: u64, file: Arc<dyn IoFile>, offset: u64) {
         let mut state = self.lock();
         let last = state.writer;
@@ -178,7 +178,7 @@ impl Keeper {
     }
 
     /// Does what is to be done now. `followers` tells where they are. An error is the log's end.
-    pub(super) fn tend(&self, followers: impl Fn() -> Vec<(u64, Position)>) -> Result<(), IoError> {
+    pub(super) fn run(&self, followers: impl Fn() -> Vec<(u64, Position)>) -> Result<(), IoError> {
         let mut state = self.lock();
         while state.busy {
             state.again = true;
@@ -189,15 +189,15 @@ impl Keeper {
         }
         state.busy = true;
         let mut result = Ok(());
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_PASSES {
             state.again = false;
-            let deeds = self.decide(&mut state, &followers());
+            let actions = self.decide(&mut state, &followers());
             drop(state);
-            let done: Vec<_> = deeds.into_iter().map(Deed::run).collect();
+            let done: Vec<_> = actions.into_iter().map(PageAction::run).collect();
             state = self.lock();
             for done in done {
                 match done {
-                    Ok(done) => state.note(done),
+                    Ok(done) => state.record(done),
                     Err(error) => result = Err(error),
                 }
             }
@@ -213,44 +213,44 @@ impl Keeper {
     }
 
     /// Whether the writer should wait for whoever is waiting for writeback.
-    fn is_too_far_ahead(&self, state: &State) -> bool {
+    fn is_too_far_ahead(&self, state: &ReleaserState) -> bool {
         let clean = state.segments.get(&state.writer.segment).map_or(0, |pages| pages.clean);
         state.writer.offset.saturating_sub(clean) > self.slack.saturating_add(UNWRITTEN)
     }
 
-    fn decide(&self, state: &mut State, followers: &[(u64, Position)]) -> Vec<Deed> {
-        state.rounds += 1;
-        let mut deeds = Vec::new();
+    fn decide(&self, state: &mut ReleaserState, followers: &[(u64, Position)]) -> Vec<PageAction> {
+        state.passes += 1;
+        let mut actions = Vec::new();
         let writer = state.writer;
         if let Some(pages) = state.segments.get_mut(&writer.segment) {
             let left = writer.offset - writer.offset % WINDOW;
             if pages.started < left {
                 let range = pages.started - pages.started % PAGE..left;
                 pages.started = left;
-                deeds.push(Deed::new(pages, writer.segment, What::StartWriteback(range)));
+                actions.push(PageAction::new(pages, writer.segment, PageOperation::StartWriteback(range)));
             }
             let behind = writer.offset.saturating_sub(self.slack);
             let behind = behind - behind % WINDOW;
             if pages.clean < behind {
                 let range = pages.clean - pages.clean % PAGE..behind;
-                deeds.push(Deed::new(pages, writer.segment, What::WaitForWriteback(range)));
+                actions.push(PageAction::new(pages, writer.segment, PageOperation::WaitForWriteback(range)));
             }
         }
         let facts = self.facts(state, followers);
         for act in step(&mut state.policy, &facts) {
             let (FileId(segment), what) = match act {
-                Act::Release { file, range } => (file, What::Release(range)),
-                Act::StartWriteback { file, range } => (file, What::StartWriteback(range)),
+                Act::Release { file, range } => (file, PageOperation::Release(range)),
+                Act::StartWriteback { file, range } => (file, PageOperation::StartWriteback(range)),
                 _ => continue,
             };
             if let Some(pages) = state.segments.get(&segment) {
-                deeds.push(Deed::new(pages, segment, what));
+                actions.push(PageAction::new(pages, segment, what));
             }
         }
-        deeds
+        actions
     }
 
-    fn facts(&self, state: &State, followers: &[(u64, Position)]) -> Facts {
+    fn facts(&self, state: &ReleaserState, followers: &[(u64, Position)]) -> Facts {
         let log = LogId(0);
         let rule = Rule::ReleaseBehindFollowers { near_files: self.near_files, slack: self.slack };
         let window = |pages: &Pages, start: u64| {
@@ -281,7 +281,7 @@ impl Keeper {
             sequence: at.segment,
             position: At::At(at.offset),
         });
-        Facts { files: files.collect(), followers: followers.collect(), retry: state.rounds / RETRY }
+        Facts { files: files.collect(), followers: followers.collect(), retry: state.passes / RETRY }
     }
 
     /// Bytes resident of the log's segments, as far as the kernel tells.
@@ -292,16 +292,16 @@ impl Keeper {
     }
 }
 
-impl State {
-    fn note(&mut self, done: Done) {
+impl ReleaserState {
+    fn record(&mut self, done: Completed) {
         match done {
-            Done::Started => {}
-            Done::Written(segment, range) => {
+            Completed::Started => {}
+            Completed::Written(segment, range) => {
                 if let Some(pages) = self.segments.get_mut(&segment) {
                     pages.clean = pages.clean.max(range.end);
                 }
             }
-            Done::Released(segment, range, stayed) => {
+            Completed::Released(segment, range, stayed) => {
                 if let Some(pages) = self.segments.get_mut(&segment) {
                     pages.windows.retain(|start| !range.contains(start));
                     pages.windows.extend(stayed);
@@ -316,23 +316,23 @@ impl State {
     }
 }
 
-impl Deed {
-    fn new(pages: &Pages, segment: u64, what: What) -> Self {
+impl PageAction {
+    fn new(pages: &Pages, segment: u64, what: PageOperation) -> Self {
         Self { file: Arc::clone(&pages.file), segment, what }
     }
 
-    fn run(self) -> Result<Done, IoError> {
+    fn run(self) -> Result<Completed, IoError> {
         let (file, segment) = (self.file, self.segment);
         match self.what {
-            What::StartWriteback(range) => {
+            PageOperation::StartWriteback(range) => {
                 unless_missing(file.start_writeback(range))?;
-                Ok(Done::Started)
+                Ok(Completed::Started)
             }
-            What::WaitForWriteback(range) => {
+            PageOperation::WaitForWriteback(range) => {
                 unless_missing(file.wait_writeback(range.clone()))?;
-                Ok(Done::Written(segment, range))
+                Ok(Completed::Written(segment, range))
             }
-            What::Release(range) => {
+            PageOperation::Release(range) => {
                 // The last page goes only if the advice reaches its end.
                 let pages = range.start..range.end.next_multiple_of(PAGE);
                 let stayed = match file.release(pages.clone()) {
@@ -343,7 +343,7 @@ impl Deed {
                         .collect(),
                     Err(_) => windows(&range).map(|window| window.start).collect(),
                 };
-                Ok(Done::Released(segment, range, stayed))
+                Ok(Completed::Released(segment, range, stayed))
             }
         }
     }

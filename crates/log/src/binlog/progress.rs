@@ -28,7 +28,7 @@ pub(super) struct Segment {
 
 /// Up to where a follower may read in its segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Limit {
+pub(super) enum ReadLimit {
     /// Up to this byte now, and perhaps more later.
     Now(u64),
     /// Up to this byte, then the next segment follows.
@@ -37,7 +37,7 @@ pub(super) enum Limit {
 
 /// One follower, as the log sees it.
 #[derive(Debug)]
-struct Follows {
+struct FollowerState {
     at: Position,
     durable_only: bool,
     waker: Option<Waker>,
@@ -45,11 +45,11 @@ struct Follows {
 }
 
 #[derive(Debug)]
-struct State {
+struct ProgressState {
     end: Position,
     durable: Position,
     segments: VecDeque<Segment>,
-    followers: BTreeMap<u64, Follows>,
+    followers: BTreeMap<u64, FollowerState>,
     next_follower: u64,
     /// Threads that wait for the condition variable.
     asleep: usize,
@@ -57,7 +57,7 @@ struct State {
     closed: bool,
 }
 
-impl State {
+impl ProgressState {
     fn first(&self) -> Position {
         Position {
             segment: self.segments.front().map_or(self.end.segment, |first| first.number),
@@ -83,23 +83,23 @@ impl State {
 
 /// What writer and followers share.
 #[derive(Debug)]
-pub(super) struct Watch {
-    state: Mutex<State>,
+pub(super) struct Progress {
+    state: Mutex<ProgressState>,
     news: Condvar,
 }
 
 /// A follower's registration.
 #[derive(Debug)]
-pub(super) struct Registered {
+pub(super) struct Registration {
     pub(super) id: u64,
     pub(super) segment: Segment,
     pub(super) cut_off: Arc<AtomicBool>,
 }
 
-impl Watch {
+impl Progress {
     pub(super) fn new(segments: VecDeque<Segment>) -> Self {
         let end = Position { segment: segments.back().map_or(1, |last| last.number), offset: HEADER };
-        let state = State {
+        let state = ProgressState {
             end,
             durable: end,
             segments,
@@ -112,12 +112,12 @@ impl Watch {
         Self { state: Mutex::new(state), news: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProgressState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state, and tells all followers.
-    fn tell(&self, change: impl FnOnce(&mut State)) {
+    fn update(&self, change: impl FnOnce(&mut ProgressState)) {
         let mut state = self.lock();
         change(&mut state);
         let wakers: Vec<_> =
@@ -131,16 +131,16 @@ impl Watch {
     }
 
     pub(super) fn wrote(&self, end: Position) {
-        self.tell(|state| state.end = end);
+        self.update(|state| state.end = end);
     }
 
     pub(super) fn synced(&self, durable: Position) {
-        self.tell(|state| state.durable = durable);
+        self.update(|state| state.durable = durable);
     }
 
     /// The last segment is sealed, and this one follows.
     pub(super) fn rotated(&self, sealed: u64, new: Segment) {
-        self.tell(|state| {
+        self.update(|state| {
             if let Some(last) = state.segments.back_mut() {
                 last.sealed = Some(sealed);
             }
@@ -151,13 +151,13 @@ impl Watch {
     }
 
     pub(super) fn failed(&self, error: &Error) {
-        self.tell(|state| {
+        self.update(|state| {
             state.failed.get_or_insert_with(|| error.clone());
         });
     }
 
     pub(super) fn closed(&self) {
-        self.tell(|state| state.closed = true);
+        self.update(|state| state.closed = true);
     }
 
     pub(super) fn first(&self) -> Position {
@@ -178,7 +178,7 @@ impl Watch {
     }
 
     /// Registers a follower.
-    pub(super) fn register(&self, from: Position, durable_only: bool) -> Result<Registered, Error> {
+    pub(super) fn register(&self, from: Position, durable_only: bool) -> Result<Registration, Error> {
         let mut state = self.lock();
         let first = state.first();
         let at = Position { offset: from.offset.max(HEADER), ..from };
@@ -198,9 +198,9 @@ impl Watch {
         let id = state.next_follower;
         state.next_follower += 1;
         let cut_off = Arc::<AtomicBool>::default();
-        let follows = Follows { at, durable_only, waker: None, cut_off: Arc::clone(&cut_off) };
+        let follows = FollowerState { at, durable_only, waker: None, cut_off: Arc::clone(&cut_off) };
         state.followers.insert(id, follows);
-        Ok(Registered { id, segment, cut_off })
+        Ok(Registration { id, segment, cut_off })
     }
 
     /// A follower has read all before `at`; where it was.
@@ -220,7 +220,7 @@ impl Watch {
 
     /// How far a follower may read in the segment of `at`; the end of the log for it, or why it goes no further, where
     /// there is nothing more. `Ok(None)`: the log is closed, and all was read.
-    pub(super) fn limit(&self, at: Position, durable_only: bool) -> Result<Option<Limit>, Error> {
+    pub(super) fn limit(&self, at: Position, durable_only: bool) -> Result<Option<ReadLimit>, Error> {
         let state = self.lock();
         let readable = state.readable(durable_only);
         if readable <= at {
@@ -232,9 +232,9 @@ impl Watch {
             }
         }
         Ok(Some(match state.segment(at.segment).and_then(|segment| segment.sealed) {
-            Some(sealed) => Limit::Sealed(sealed),
-            None if readable.segment == at.segment => Limit::Now(readable.offset),
-            None => Limit::Now(HEADER),
+            Some(sealed) => ReadLimit::Sealed(sealed),
+            None if readable.segment == at.segment => ReadLimit::Now(readable.offset),
+            None => ReadLimit::Now(HEADER),
         }))
     }
 
@@ -286,7 +286,7 @@ impl Watch {
     pub(super) fn purge(&self, number: u64, forced: bool) -> Result<Vec<Segment>, Error> {
         let mut purged = Vec::new();
         let mut result = Ok(());
-        self.tell(|state| {
+        self.update(|state| {
             let inside = state
                 .followers
                 .values()

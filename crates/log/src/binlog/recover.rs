@@ -16,10 +16,10 @@ use std::sync::Arc;
 use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock, open_past_cache};
 
 use super::index::{INDEX, INDEX_NEW, Index, Listed};
-use super::planted::Planted;
+use super::injected_fault::InjectedFault;
+use super::progress::Segment;
 use super::segment::{HEADER, Header, segment_number};
-use super::site::{Begun, Failure, Site, random};
-use super::watch::Segment;
+use super::segment_store::{Begun, Failure, SegmentStore, random};
 use super::writer::Writer;
 use crate::record::{Reader, Source};
 use crate::{Error, Syncs, Use};
@@ -33,7 +33,7 @@ pub(super) struct Opened {
     pub(super) writer: Writer,
     /// All segments, the writer's last.
     pub(super) segments: VecDeque<Segment>,
-    /// Why it is written in the mode that the site has now.
+    /// Why it is written in the mode that the store has now.
     pub(super) why: String,
 }
 
@@ -48,8 +48,8 @@ struct Names {
 }
 
 /// Opens the log, or makes it.
-pub(super) fn open(site: &mut Site) -> Result<Opened, Error> {
-    let (io, dir) = (&*Arc::clone(&site.io), &*site.dir.clone());
+pub(super) fn open(store: &mut SegmentStore) -> Result<Opened, Error> {
+    let (io, dir) = (&*Arc::clone(&store.io), &*store.dir.clone());
     match names(io, dir)? {
         Some(names) => names.check(dir)?,
         None => io.create_dir(dir)?,
@@ -57,11 +57,11 @@ pub(super) fn open(site: &mut Site) -> Result<Opened, Error> {
     let lock = io.lock(&dir.join(LOCK))?;
     let names = names(io, dir)?.unwrap_or_default();
     names.check(dir)?;
-    let syncs = if site.options.sync_every == 1 { Syncs::EachCommit } else { Syncs::Seldom };
-    let chosen = site.options.mode.choose(io, dir, Use::Append, syncs)?;
-    site.write_as(chosen.mode);
+    let syncs = if store.options.sync_every == 1 { Syncs::EachCommit } else { Syncs::Seldom };
+    let chosen = store.options.mode.choose(io, dir, Use::Append, syncs)?;
+    store.write_as(chosen.mode);
     let (index, segments, leftovers) = if let Some(index) = Index::read(io, dir)? {
-        let (segments, leftovers) = survey(site, &index, &names)?;
+        let (segments, leftovers) = survey(store, &index, &names)?;
         (index, segments, leftovers)
     } else {
         // The log's own name: whoever made the directory may not have got to this.
@@ -69,7 +69,7 @@ pub(super) fn open(site: &mut Site) -> Result<Opened, Error> {
         io.sync_dir(parent.unwrap_or(Path::new(".")))?;
         (Index { log_id: random(), segments: Vec::new() }, VecDeque::new(), Vec::new())
     };
-    let (writer, segments) = begin(site, index, segments, &leftovers)?;
+    let (writer, segments) = begin(store, index, segments, &leftovers)?;
     Ok(Opened { lock, writer, segments, why: chosen.why })
 }
 
@@ -114,14 +114,18 @@ impl Names {
 
 /// Looks at each segment without changing anything; gives them, the last one's end found if it was left open, and the numbers of
 /// files that a crash left over.
-fn survey(site: &Site, index: &Index, names: &Names) -> Result<(VecDeque<Segment>, Vec<u64>), Error> {
+fn survey(
+    store: &SegmentStore,
+    index: &Index,
+    names: &Names,
+) -> Result<(VecDeque<Segment>, Vec<u64>), Error> {
     let first = index.segments.first().map_or(1, |first| first.number);
     let next = index.segments.last().map_or(1, |last| last.number + 1);
     let mut leftovers = Vec::new();
     for &number in names.segments.iter().filter(|number| !(first..next).contains(number)) {
         // Purged, but not removed yet; or begun, but not listed yet: then it is empty.
-        let path = site.segment_path(number);
-        if number >= next && site.io.open(&path, site.access)?.stat()?.size > HEADER {
+        let path = store.segment_path(number);
+        if number >= next && store.io.open(&path, store.access)?.stat()?.size > HEADER {
             return Err(Error::Unlisted { path });
         }
         leftovers.push(number);
@@ -129,8 +133,8 @@ fn survey(site: &Site, index: &Index, names: &Names) -> Result<(VecDeque<Segment
     let mut segments = VecDeque::new();
     let mut previous_end = None;
     for &Listed { number, sealed } in &index.segments {
-        let path = site.segment_path(number);
-        let file = match open_past_cache(&*site.io, &path) {
+        let path = store.segment_path(number);
+        let file = match open_past_cache(&*store.io, &path) {
             Err(error) if error.errno() == Some(libc::ENOENT) => {
                 return Err(Error::MissingFile { path });
             }
@@ -153,21 +157,21 @@ fn survey(site: &Site, index: &Index, names: &Names) -> Result<(VecDeque<Segment
     if let Some(last) = segments.back_mut()
         && last.sealed.is_none()
     {
-        last.sealed = Some(find_end(site, last)?);
+        last.sealed = Some(find_end(store, last)?);
     }
     Ok((segments, leftovers))
 }
 
 /// Syncs the segment that was left open, and finds its end.
-fn find_end(site: &Site, segment: &Segment) -> Result<u64, Error> {
-    let path = site.segment_path(segment.number);
-    if !site.planted(Planted::NoSyncAtOpen) {
-        site.io.open_writable(&path, site.access, Create::Never)?.sync_all()?;
+fn find_end(store: &SegmentStore, segment: &Segment) -> Result<u64, Error> {
+    let path = store.segment_path(segment.number);
+    if !store.injected_fault(InjectedFault::NoSyncAtOpen) {
+        store.io.open_writable(&path, store.access, Create::Never)?.sync_all()?;
     }
-    let file = if site.planted(Planted::ReadThroughCache) {
-        site.io.open(&path, Access::Buffered)?
+    let file = if store.injected_fault(InjectedFault::ReadThroughCache) {
+        store.io.open(&path, Access::Buffered)?
     } else {
-        open_past_cache(&*site.io, &path)?
+        open_past_cache(&*store.io, &path)?
     };
     let len = file.stat()?.size;
     let mut reader = Reader::new(Scanned { file, len }, HEADER, segment.salt);
@@ -176,7 +180,7 @@ fn find_end(site: &Site, segment: &Segment) -> Result<u64, Error> {
     let mut torn = false;
     while let Some(entry) = reader.next()? {
         torn = entry.part;
-        if !torn || site.planted(Planted::TornGroups) {
+        if !torn || store.injected_fault(InjectedFault::TornGroups) {
             end = entry.next;
         }
     }
@@ -202,50 +206,50 @@ impl Source for Scanned {
         self.len
     }
 
-    fn place(&self, lsn: u64) -> (PathBuf, u64) {
+    fn locate(&self, lsn: u64) -> (PathBuf, u64) {
         (self.file.path().to_path_buf(), lsn)
     }
 }
 
 /// Puts in order what was found, and opens a segment to append to.
 fn begin(
-    site: &Site,
+    store: &SegmentStore,
     mut index: Index,
     mut segments: VecDeque<Segment>,
     leftovers: &[u64],
 ) -> Result<(Writer, VecDeque<Segment>), Error> {
     // What is seen now may not be durable yet.
-    told(site.sync_dir())?;
+    final_error(store.sync_dir())?;
     for &number in leftovers {
-        site.io.remove(&site.segment_path(number))?;
+        store.io.remove(&store.segment_path(number))?;
     }
     let was_open = index.segments.last().is_some_and(|last| last.sealed.is_none());
     if let (Some(listed), Some(found)) = (index.segments.last_mut(), segments.back()) {
         listed.sealed = found.sealed;
     }
-    if site.planted(Planted::AppendAfterTorn) && was_open {
-        return append_after_torn(site, index, segments);
+    if store.injected_fault(InjectedFault::AppendAfterTorn) && was_open {
+        return append_after_torn(store, index, segments);
     }
     let begun = match segments.back() {
         None => {
             // From here on the directory is a log's, also after a crash.
-            told(site.replace_index(&index))?;
-            told(site.begin_segment(&mut index, 0))?
+            final_error(store.replace_index(&index))?;
+            final_error(store.begin_segment(&mut index, 0))?
         }
         Some(last) if last.sealed == Some(HEADER) && !was_open => {
             if let Some(listed) = index.segments.last_mut() {
                 listed.sealed = None;
             }
-            let path = site.segment_path(last.number);
-            let file = site.io.open_writable(&path, site.access, Create::Never)?;
-            told(site.replace_index(&index))?;
+            let path = store.segment_path(last.number);
+            let file = store.io.open_writable(&path, store.access, Create::Never)?;
+            final_error(store.replace_index(&index))?;
             let Segment { number, salt, .. } = *last;
             segments.pop_back();
             Begun { file, number, salt }
         }
         Some(last) => {
             let end = last.sealed.unwrap_or(HEADER);
-            told(site.begin_segment(&mut index, end))?
+            final_error(store.begin_segment(&mut index, end))?
         }
     };
     segments.push_back(Segment { number: begun.number, salt: begun.salt, sealed: None });
@@ -254,21 +258,21 @@ fn begin(
 
 /// The fault of that name.
 fn append_after_torn(
-    site: &Site,
+    store: &SegmentStore,
     mut index: Index,
     mut segments: VecDeque<Segment>,
 ) -> Result<(Writer, VecDeque<Segment>), Error> {
     let last = segments.back_mut().expect("one was left open");
     let (number, salt, end) = (last.number, last.salt, last.sealed.take().unwrap_or(HEADER));
     index.segments.last_mut().expect("it is listed").sealed = None;
-    let file = site.io.open_writable(&site.segment_path(number), site.access, Create::Never)?;
+    let file = store.io.open_writable(&store.segment_path(number), store.access, Create::Never)?;
     let mut writer = Writer::new(Begun { file, number, salt }, index);
     (writer.end, writer.durable) = (end, end);
     Ok((writer, segments))
 }
 
 /// Whoever opens a log is told any failure alike.
-fn told<T>(result: Result<T, Failure>) -> Result<T, IoError> {
+fn final_error<T>(result: Result<T, Failure>) -> Result<T, IoError> {
     result.map_err(|failure| match failure {
         Failure::Passing(error) | Failure::Final(error) => error,
     })

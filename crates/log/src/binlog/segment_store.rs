@@ -11,14 +11,14 @@ use std::sync::Arc;
 use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, WriteMode};
 
 use super::index::{Index, Listed, remove_if_there};
+use super::injected_fault::InjectedFault;
 use super::options::BinLogOptions;
-use super::planted::Planted;
 use super::segment::{Header, segment_name};
 use crate::LogMode;
 
 /// Where a log is, and how it is written.
 #[derive(Clone)]
-pub(super) struct Site {
+pub(super) struct SegmentStore {
     pub(super) io: Arc<dyn Io>,
     pub(super) dir: PathBuf,
     pub(super) options: BinLogOptions,
@@ -55,17 +55,17 @@ pub(super) struct Begun {
     pub(super) salt: u32,
 }
 
-impl Site {
-    /// Whether a test planted this fault.
+impl SegmentStore {
+    /// Whether a test injected this fault.
     #[cfg(test)]
-    pub(super) fn planted(&self, fault: Planted) -> bool {
-        self.options.planted == Some(fault)
+    pub(super) fn injected_fault(&self, fault: InjectedFault) -> bool {
+        self.options.injected_fault == Some(fault)
     }
 
-    /// Tests only plant faults.
+    /// Only tests inject faults.
     #[cfg(not(test))]
     #[expect(clippy::unused_self, reason = "as in tests")]
-    pub(super) const fn planted(&self, _: Planted) -> bool {
+    pub(super) const fn injected_fault(&self, _: InjectedFault) -> bool {
         false
     }
 
@@ -87,7 +87,7 @@ impl Site {
     pub(super) fn begin_segment(&self, index: &mut Index, previous_end: u64) -> Result<Begun, Failure> {
         let number = index.segments.last().map_or(1, |last| last.number + 1);
         index.segments.push(Listed { number, sealed: None });
-        if self.planted(Planted::IndexFirst) {
+        if self.injected_fault(InjectedFault::IndexFirst) {
             self.replace_index(index)?;
         }
         let header = Header { log_id: index.log_id, number, salt: (random() >> 32) as u32, previous_end };
@@ -107,10 +107,10 @@ impl Site {
         remove_if_there(&*self.io, &path)?;
         let file = self.io.open_writable(&path, self.access, Create::New)?;
         file.write_at(0, &header.encode(), WriteMode::Plain)?;
-        if !self.planted(Planted::NoHeaderSync) {
+        if !self.injected_fault(InjectedFault::NoHeaderSync) {
             file.sync_all()?;
         }
-        if !self.planted(Planted::NoNameSync) {
+        if !self.injected_fault(InjectedFault::NoNameSync) {
             self.sync_dir()?;
         }
         Ok(file)
@@ -118,8 +118,10 @@ impl Site {
 
     /// Puts an index in place of the one that is there.
     pub(super) fn replace_index(&self, index: &Index) -> Result<(), Failure> {
-        index.prepare(&*self.io, &self.dir, !self.planted(Planted::NoIndexSync))?.rename(&*self.io)?;
-        if !self.planted(Planted::NoRenameSync) {
+        index
+            .prepare(&*self.io, &self.dir, !self.injected_fault(InjectedFault::NoIndexSync))?
+            .rename(&*self.io)?;
+        if !self.injected_fault(InjectedFault::NoRenameSync) {
             self.sync_dir()?;
         }
         Ok(())

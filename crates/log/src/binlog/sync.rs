@@ -1,4 +1,4 @@
-//! What the turns and the followers' watch take of the standard library to coordinate threads.
+//! What the queue and the followers' progress take of the standard library to coordinate threads.
 //!
 //! It is named here alone, so that the models can compile the same sources with loom's in its place.
 

@@ -20,15 +20,15 @@ use std::sync::Arc;
 use pagekeeper_io::{Access, AlignedBuf, IoFile, WriteMode};
 
 use super::frame;
+use super::group_commit::{Batch, PlacedPart};
 use super::index::Index;
-use super::planted::Planted;
+use super::injected_fault::InjectedFault;
+use super::progress::Segment;
 use super::segment::HEADER;
+use super::segment_store::{Begun, Failure, SegmentStore};
 use super::shared::Shared;
-use super::site::{Begun, Failure, Site};
-use super::turn::{Batch, Placed};
-use super::watch::Segment;
 use crate::Error;
-use crate::record::{BLOCK, BLOCK_LEN, encode_pad, pad_size};
+use crate::record::{BLOCK, BLOCK_LEN, encode_padding, padding_size};
 
 /// So many bytes are written back at once, and not only by the next sync.
 const WRITE_BACK: u64 = 128 << 10;
@@ -53,7 +53,7 @@ pub(super) struct Writer {
     pub(super) tail: Vec<u8>,
     pub(super) index: Index,
     /// There may be something to release, when the turn is over.
-    pub(super) tend: bool,
+    pub(super) may_release: bool,
     /// Up to here there are zeros behind the end, if it is behind the end.
     zeroed: u64,
     /// What failed was not cut off yet.
@@ -73,38 +73,38 @@ impl Writer {
             unsynced: 0,
             tail: Vec::new(),
             index,
-            tend: false,
+            may_release: false,
             zeroed: HEADER,
             ragged: false,
         }
     }
 
     /// Writes a batch; the parts of it, in order, with where they stand or why they do not.
-    pub(super) fn write_batch(&mut self, shared: &Shared, batch: &mut Batch) -> Vec<Placed> {
+    pub(super) fn write_batch(&mut self, shared: &Shared, batch: &mut Batch) -> Vec<PlacedPart> {
         let mut placed = Vec::new();
         let mut from = 0;
         let mut groups = 0;
-        if let Some(error) = shared.turns.failed() {
-            return vec![Placed { from, upto: usize::MAX, at: Err(error) }];
+        if let Some(error) = shared.queue.failed() {
+            return vec![PlacedPart { from, upto: usize::MAX, at: Err(error) }];
         }
         while groups < batch.ends.len() {
             let fitting = self.fitting(shared, &batch.ends[groups..], from);
             let Some(upto) = fitting.checked_sub(1).map(|last| batch.ends[groups + last]) else {
                 if let Err(error) = self.rotate(shared) {
-                    placed.push(Placed { from, upto: usize::MAX, at: Err(error) });
+                    placed.push(PlacedPart { from, upto: usize::MAX, at: Err(error) });
                     return placed;
                 }
                 continue;
             };
             groups += fitting;
             let is_last = groups == batch.ends.len();
-            let every = shared.site.options.sync_every;
+            let every = shared.store.options.sync_every;
             let due = every > 0 && self.unsynced + fitting as u64 >= every;
             // What does not fit goes to the next segment, and this one is synced before.
             let sync = due || !is_last || batch.sync;
             let at = self.write_part(shared, batch, from..upto, fitting as u64, sync);
             let failed = at.is_err();
-            placed.push(Placed { from, upto: if failed { usize::MAX } else { upto }, at });
+            placed.push(PlacedPart { from, upto: if failed { usize::MAX } else { upto }, at });
             if failed {
                 return placed;
             }
@@ -112,7 +112,7 @@ impl Writer {
         }
         if batch.ends.is_empty() && batch.sync {
             let at = self.sync(shared).map(|()| (self.segment, self.end));
-            placed.push(Placed { from, upto: usize::MAX, at });
+            placed.push(PlacedPart { from, upto: usize::MAX, at });
         }
         placed
     }
@@ -122,7 +122,7 @@ impl Writer {
     fn fitting(&self, shared: &Shared, ends: &[usize], from: usize) -> usize {
         let room = |&&end: &&usize| {
             let end = self.end + (end - from) as u64;
-            end + pad_size(end) <= shared.site.options.max_segment_bytes
+            end + padding_size(end) <= shared.store.options.max_segment_bytes
         };
         ends.iter().take_while(room).count()
     }
@@ -143,10 +143,10 @@ impl Writer {
         if !sync {
             self.write(shared, &batch.bytes[part])?;
         } else if part.end == batch.bytes.len() {
-            batch.bytes.extend(encode_pad(end, self.salt, self.durable));
+            batch.bytes.extend(encode_padding(end, self.salt, self.durable));
             self.write(shared, &batch.bytes[part.start..])?;
         } else {
-            let padded = [&batch.bytes[part], &encode_pad(end, self.salt, self.durable)].concat();
+            let padded = [&batch.bytes[part], &encode_padding(end, self.salt, self.durable)].concat();
             self.write(shared, &padded)?;
         }
         self.unsynced += groups;
@@ -160,9 +160,9 @@ impl Writer {
     /// Writes zeros behind the end, where small groups are synced one by one: a sync that has to note where new blocks are
     /// and how long the file is takes half as long again (ext4, Linux 6.18; blocks that are only allocated do not help).
     fn zero_ahead(&mut self, shared: &Shared, written: u64) -> Result<(), Error> {
-        let Site { options, write_mode, .. } = &shared.site;
-        let most = options.max_segment_bytes;
-        let upto = most.min(self.end + options.zero_ahead.min(most).next_multiple_of(BLOCK));
+        let SegmentStore { options, write_mode, .. } = &shared.store;
+        let max = options.max_segment_bytes;
+        let upto = max.min(self.end + options.zero_ahead.min(max).next_multiple_of(BLOCK));
         // What is uncached stays in the page cache when it is overwritten.
         let helps = *write_mode == WriteMode::Plain && written <= SMALL;
         if self.end < self.zeroed || self.end >= upto || !helps {
@@ -194,16 +194,16 @@ impl Writer {
         if self.durable == self.end {
             return Ok(());
         }
-        let pad = encode_pad(self.end, self.salt, self.durable);
-        self.write(shared, &pad)?;
+        let padding = encode_padding(self.end, self.salt, self.durable);
+        self.write(shared, &padding)?;
         self.sync_written(shared)
     }
 
     fn sync_written(&mut self, shared: &Shared) -> Result<(), Error> {
         debug_assert!(self.end.is_multiple_of(BLOCK));
-        if !shared.site.planted(Planted::NoSync) {
+        if !shared.store.injected_fault(InjectedFault::NoSync) {
             let synced = self.file.sync_data();
-            if !shared.site.planted(Planted::SyncErrorIgnored) {
+            if !shared.store.injected_fault(InjectedFault::SyncErrorIgnored) {
                 synced.map_err(|error| shared.stop(error))?;
             }
         }
@@ -218,7 +218,7 @@ impl Writer {
         if bytes.is_empty() {
             return Ok(());
         }
-        let Site { access, write_mode, .. } = shared.site;
+        let SegmentStore { access, write_mode, .. } = shared.store;
         let written = match (access, write_mode) {
             (Access::Buffered, WriteMode::Plain) => self.file.write_at(self.end, bytes, write_mode),
             _ => self.write_blocks(write_mode, bytes),
@@ -234,7 +234,7 @@ impl Writer {
             }
             Err(error) => match Failure::from(error) {
                 Failure::Passing(error) => {
-                    self.ragged = !shared.site.planted(Planted::RaggedEnd);
+                    self.ragged = !shared.store.injected_fault(InjectedFault::RaggedEnd);
                     self.cut_off(shared)?;
                     Err(error.into())
                 }
@@ -280,7 +280,7 @@ impl Writer {
 
     /// Seals this segment and goes on in a new one. Where that fails for want of space or descriptors, this one stays.
     pub(super) fn rotate(&mut self, shared: &Shared) -> Result<(), Error> {
-        if !shared.site.planted(Planted::NoSyncAtRotation) {
+        if !shared.store.injected_fault(InjectedFault::NoSyncAtRotation) {
             self.sync(shared)?;
         }
         self.cut_zeros(shared)?;
@@ -289,9 +289,9 @@ impl Writer {
             last.sealed = Some(self.end);
         }
         let begun =
-            shared.site.begin_segment(&mut index, self.end).map_err(|failure| shared.failure(failure))?;
+            shared.store.begin_segment(&mut index, self.end).map_err(|failure| shared.failure(failure))?;
         let sealed = self.end;
-        *self = Self { tend: self.tend, ..Self::new(begun, index) };
+        *self = Self { may_release: self.may_release, ..Self::new(begun, index) };
         shared.rotated(self, sealed);
         Ok(())
     }
@@ -314,26 +314,26 @@ impl Writer {
         number: u64,
         forced: bool,
     ) -> Result<Vec<Segment>, Error> {
-        let purged = shared.watch.purge(number, forced)?;
+        let purged = shared.progress.purge(number, forced)?;
         if purged.is_empty() {
             return Ok(purged);
         }
-        if shared.site.planted(Planted::PurgeFilesFirst) {
+        if shared.store.injected_fault(InjectedFault::PurgeFilesFirst) {
             purged
                 .iter()
-                .try_for_each(|segment| shared.site.io.remove(&shared.site.segment_path(segment.number)))?;
+                .try_for_each(|segment| shared.store.io.remove(&shared.store.segment_path(segment.number)))?;
         }
         let mut index = self.index.clone();
         index.segments.retain(|listed| listed.number >= number);
         let listed = self.list(shared, index);
         if listed.is_err() {
-            shared.watch.restore(&purged);
+            shared.progress.restore(&purged);
         }
         listed.map(|()| purged)
     }
 
     fn list(&mut self, shared: &Shared, index: Index) -> Result<(), Error> {
-        shared.site.replace_index(&index).map_err(|failure| shared.failure(failure))?;
+        shared.store.replace_index(&index).map_err(|failure| shared.failure(failure))?;
         self.index = index;
         Ok(())
     }

@@ -8,8 +8,8 @@
 //!
 //! Size: the kernel leaves pages lie up to the background limit, and slows down all who write from the middle between that and
 //! the other limit on (`balance_dirty_pages`, mm/page-writeback.c). What is unwritten here comes on top of what others leave
-//! lying, so all windows of a process together have half the room between the two: enough for a disk of 100 MB/s at limits of 8
-//! and 16 MiB, where the window is 2 MiB.
+//! lying, so all budgets of a process together have half the room between the two: enough for a disk of 100 MB/s at limits of 8
+//! and 16 MiB, where the budget is 2 MiB.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -24,9 +24,9 @@ use crate::Error;
 use crate::layout::DiskKey;
 
 /// More than this in flight makes no disk faster.
-const MOST: u64 = 16 << 20;
+const MAX: u64 = 16 << 20;
 /// Less than this is no stream any more.
-const LEAST: u64 = 256 << 10;
+const MIN: u64 = 256 << 10;
 /// Windows and steps are multiples of this.
 const GRAIN: u64 = 64 << 10;
 /// The longest step.
@@ -34,19 +34,19 @@ const LONGEST_STEP: u64 = 1 << 20;
 /// The kernel drops folios that lie wholly in a range, and builds them up to 2 MiB.
 const FOLIO: u64 = 2 << 20;
 
-/// The windows that are in use.
-static WINDOWS: Mutex<Option<HashMap<DiskKey, Weak<Window>>>> = Mutex::new(None);
+/// The budgets that are in use.
+static BUDGETS: Mutex<Option<HashMap<DiskKey, Weak<Budget>>>> = Mutex::new(None);
 
 /// One disk's.
-pub(super) struct Window {
+pub(super) struct Budget {
     limit: u64,
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
     /// Told when room came free.
     freed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct BudgetState {
     /// Bytes that were admitted, and not waited for.
     unwritten: u64,
     /// Writeback of these was started; the oldest first.
@@ -81,38 +81,38 @@ impl Step {
     }
 }
 
-/// One of the window's writers.
+/// One of the budget's writers.
 struct Writer {
     file: Arc<dyn IoFile>,
     /// Whether its pages are dropped here.
     releases: bool,
-    /// Bytes of its steps that were not waited for. Changed under the window's lock.
+    /// Bytes of its steps that were not waited for. Changed under the budget's lock.
     unwritten: AtomicU64,
     failed: OnceLock<Error>,
 }
 
-impl Window {
-    /// The window of the disk: the one in use, or a new one of the size wished for, or by the kernel's limits as they are now,
+impl Budget {
+    /// The budget of the disk: the one in use, or a new one of the size wished for, or by the kernel's limits as they are now,
     /// but no more than is `enough`.
     pub(super) fn of(key: DiskKey, wish: Option<u64>, enough: Option<u64>) -> Arc<Self> {
         let room = if wish.is_none() { room_below_limits() } else { None };
-        let mut windows = WINDOWS.lock().unwrap_or_else(PoisonError::into_inner);
-        let windows = windows.get_or_insert_default();
-        windows.retain(|_, window| window.strong_count() > 0);
-        if let Some(window) = windows.get(&key).and_then(Weak::upgrade) {
-            return window;
+        let mut budgets = BUDGETS.lock().unwrap_or_else(PoisonError::into_inner);
+        let budgets = budgets.get_or_insert_default();
+        budgets.retain(|_, budget| budget.strong_count() > 0);
+        if let Some(budget) = budgets.get(&key).and_then(Weak::upgrade) {
+            return budget;
         }
-        let others = windows.values().filter_map(Weak::upgrade).map(|window| window.limit).sum();
+        let others = budgets.values().filter_map(Weak::upgrade).map(|budget| budget.limit).sum();
         let limit = wish.unwrap_or_else(|| {
-            room.map_or(MOST, |room| size_within(room, others)).min(enough.unwrap_or(u64::MAX))
+            room.map_or(MAX, |room| size_within(room, others)).min(enough.unwrap_or(u64::MAX))
         });
-        let window = Arc::new(Self::new(limit));
-        windows.insert(key, Arc::downgrade(&window));
-        window
+        let budget = Arc::new(Self::new(limit));
+        budgets.insert(key, Arc::downgrade(&budget));
+        budget
     }
 
     fn new(limit: u64) -> Self {
-        let limit = (limit / GRAIN * GRAIN).max(LEAST);
+        let limit = (limit / GRAIN * GRAIN).max(MIN);
         Self { limit, state: Mutex::default(), freed: Condvar::new() }
     }
 
@@ -121,7 +121,7 @@ impl Window {
         self.limit
     }
 
-    /// Bytes of a step: a quarter of the window, so that there is always one in flight while another is filled.
+    /// Bytes of a step: a quarter of the budget, so that there is always one in flight while another is filled.
     fn step(&self) -> u64 {
         let quarter = (self.limit / 4).clamp(GRAIN, LONGEST_STEP);
         // A power of two, so that steps and folios begin together.
@@ -134,7 +134,7 @@ impl Window {
         self.lock().unwritten
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -157,9 +157,9 @@ impl Window {
     /// Waits for the oldest step of those, or if others wait for all of them, until one of the others has.
     fn make_room<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, BudgetState>,
         of: impl Fn(&Step) -> bool,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, BudgetState> {
         let oldest = state.steps.iter().position(of);
         let Some(step) = oldest.and_then(|oldest| state.steps.remove(oldest)) else {
             return self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -181,40 +181,40 @@ fn room_below_limits() -> Option<u64> {
     Some(limits.background.midpoint(limits.limit).saturating_sub(limits.background))
 }
 
-/// Half of what other windows leave of the room.
+/// Half of what other budgets leave of the room.
 fn size_within(room: u64, others: u64) -> u64 {
-    (room.saturating_sub(others) / 2).min(MOST)
+    (room.saturating_sub(others) / 2).min(MAX)
 }
 
-/// A writer's part in a window. Dropped, it leaves its steps for others to wait for.
+/// A writer's part in a budget. Dropped, it leaves its steps for others to wait for.
 pub(super) struct Share {
-    window: Arc<Window>,
+    budget: Arc<Budget>,
     writer: Arc<Writer>,
 }
 
 impl Share {
     /// `releases`: whether pages are to be dropped once they are written.
-    pub(super) fn new(window: Arc<Window>, file: Arc<dyn IoFile>, releases: bool) -> Self {
+    pub(super) fn new(budget: Arc<Budget>, file: Arc<dyn IoFile>, releases: bool) -> Self {
         let writer = Writer { file, releases, unwritten: AtomicU64::new(0), failed: OnceLock::new() };
-        Self { window, writer: Arc::new(writer) }
+        Self { budget, writer: Arc::new(writer) }
     }
 
     /// How long steps should be, in bytes.
     pub(super) fn step(&self) -> usize {
-        usize::try_from(self.window.step()).unwrap_or(usize::MAX)
+        usize::try_from(self.budget.step()).unwrap_or(usize::MAX)
     }
 
     /// Waits until so many bytes, a step at most, may become dirty; tells how long that took.
     pub(super) fn admit(&self, len: u64) -> (Admitted<'_>, Duration) {
         let began = Instant::now();
-        self.window.admit(len);
+        self.budget.admit(len);
         (Admitted { share: self, len }, began.elapsed())
     }
 
     /// Waits for the writeback of all steps; tells how long that took.
     pub(super) fn end(&self) -> Result<Duration, Error> {
         let began = Instant::now();
-        self.window.drain(&self.writer);
+        self.budget.drain(&self.writer);
         self.check()?;
         Ok(began.elapsed())
     }
@@ -234,13 +234,13 @@ pub(super) struct Admitted<'a> {
 impl Admitted<'_> {
     /// They are dirty, and writeback of them was started.
     pub(super) fn hand_over(mut self, range: Range<u64>) {
-        let Share { window, writer } = self.share;
+        let Share { budget, writer } = self.share;
         debug_assert_eq!(range.end - range.start, self.len);
-        let mut state = window.lock();
+        let mut state = budget.lock();
         writer.unwritten.fetch_add(self.len, Ordering::Relaxed);
         state.steps.push_back(Step { writer: Arc::clone(writer), range });
         self.len = 0;
-        window.freed.notify_all();
+        budget.freed.notify_all();
     }
 }
 
@@ -248,8 +248,8 @@ impl Drop for Admitted<'_> {
     /// Gives room back that was not used: its holder panicked.
     fn drop(&mut self) {
         if self.len > 0 {
-            self.share.window.lock().unwritten -= self.len;
-            self.share.window.freed.notify_all();
+            self.share.budget.lock().unwritten -= self.len;
+            self.share.budget.freed.notify_all();
         }
     }
 }
@@ -261,9 +261,9 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn windows_stay_within_the_room_below_the_limits() {
+    fn budgets_stay_within_the_room_below_the_limits() {
         assert_eq!(size_within(4 * MIB, 0), 2 * MIB);
-        assert_eq!(size_within(u64::MAX, 0), MOST);
+        assert_eq!(size_within(u64::MAX, 0), MAX);
         assert_eq!(size_within(MIB, 2 * MIB), 0);
         for room in [0, MIB, 12 * MIB, 100 * MIB] {
             let mut sum = 0;
@@ -276,30 +276,30 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_a_part_of_the_window() {
-        for (limit, window, step) in
-            [(0, LEAST, GRAIN), (MIB, MIB, 256 << 10), (3 * MIB + 1, 3 * MIB, 512 << 10), (MOST, MOST, MIB)]
+    fn steps_are_a_part_of_the_budget() {
+        for (limit, budget, step) in
+            [(0, MIN, GRAIN), (MIB, MIB, 256 << 10), (3 * MIB + 1, 3 * MIB, 512 << 10), (MAX, MAX, MIB)]
         {
-            let found = Window::new(limit);
-            assert_eq!((found.limit(), found.step()), (window, step));
+            let found = Budget::new(limit);
+            assert_eq!((found.limit(), found.step()), (budget, step));
         }
     }
 
     #[test]
-    fn writers_of_a_disk_share_its_window_while_there_are_any() {
+    fn writers_of_a_disk_share_its_budget_while_there_are_any() {
         let key = |dev: u64| DiskKey::of_device(0xffe << 32 | dev);
-        let first = Window::of(key(1), Some(MIB), None);
-        let same = Window::of(key(1), Some(2 * MIB), None);
+        let first = Budget::of(key(1), Some(MIB), None);
+        let same = Budget::of(key(1), Some(2 * MIB), None);
         assert!(Arc::ptr_eq(&first, &same));
-        assert_eq!(Window::of(key(2), Some(2 * MIB), None).limit(), 2 * MIB);
+        assert_eq!(Budget::of(key(2), Some(2 * MIB), None).limit(), 2 * MIB);
         drop((first, same));
-        assert_eq!(Window::of(key(1), Some(2 * MIB), None).limit(), 2 * MIB);
+        assert_eq!(Budget::of(key(1), Some(2 * MIB), None).limit(), 2 * MIB);
     }
 
     #[test]
-    fn a_window_is_no_larger_than_the_disk_needs() {
+    fn a_budget_is_no_larger_than_the_disk_needs() {
         let key = |dev: u64| DiskKey::of_device(0xffd << 32 | dev);
-        let limit = |dev, wish, enough| Window::of(key(dev), wish, enough).limit();
+        let limit = |dev, wish, enough| Budget::of(key(dev), wish, enough).limit();
         assert_eq!(limit(1, None, Some(512 << 10)), 512 << 10);
         assert_eq!(limit(2, None, Some(u64::MAX)), limit(3, None, None));
         assert_eq!(limit(4, Some(2 * MIB), Some(MIB)), 2 * MIB, "who asks for a size gets it");

@@ -107,14 +107,14 @@ fn through_pages_by_profile(disk: &DiskProfile, bulk: &BulkProfile) -> Choice {
     Choice { mode: BulkMode::Paced, why: "paced output waits for its own writeback".to_owned() }
 }
 
-/// What a window needs to hold to keep the disk busy: what it takes in so many milliseconds.
-const WINDOW_MS: f64 = 20.0;
+/// What a budget needs to hold to keep the disk busy: what it takes in so many milliseconds.
+const BUDGET_MS: f64 = 20.0;
 
-/// The window that the disk is kept busy with, in bytes; nothing where that was not measured.
-pub(super) fn window(disk: &DiskProfile) -> Option<u64> {
+/// The budget that the disk is kept busy with, in bytes; nothing where that was not measured.
+pub(super) fn budget(disk: &DiskProfile) -> Option<u64> {
     let rate = disk.bulk?.bytes_per_second;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is not negative")]
-    (rate > 0.0).then_some((rate * WINDOW_MS / 1e3) as u64)
+    (rate > 0.0).then_some((rate * BUDGET_MS / 1e3) as u64)
 }
 
 fn of_probed(wish: BulkMode, probed: Probed) -> Choice {
@@ -123,7 +123,7 @@ fn of_probed(wish: BulkMode, probed: Probed) -> Choice {
         (BulkMode::Auto, Offer::Real, _) => {
             choice(BulkMode::Direct, "direct I/O is real here: no page is made that others could wait for")
         }
-        (BulkMode::Direct, Offer::Real | Offer::Untold, _) | (BulkMode::Uncached, _, Offer::Real) => {
+        (BulkMode::Direct, Offer::Real | Offer::Unconfirmed, _) | (BulkMode::Uncached, _, Offer::Real) => {
             choice(wish, "as asked for, and no page stays here")
         }
         (BulkMode::Paced, ..) => through_pages(probed.release, "as asked for"),
@@ -164,9 +164,9 @@ mod tests {
     };
 
     #[test]
-    fn the_next_best_is_taken_and_the_reason_told() {
+    fn the_next_best_is_taken_and_the_reason_given() {
         let refused = Offer::Refused(Errno::OPNOTSUPP);
-        let btrfs = Probed { direct: Offer::Untold, uncached_append: refused, ..ALL };
+        let btrfs = Probed { direct: Offer::Unconfirmed, uncached_append: refused, ..ALL };
         let memory = Probed { direct: Offer::Stays, uncached_append: refused, release: Offer::Stays, ..ALL };
         for (wish, probed, mode, why) in [
             (BulkMode::Auto, ALL, BulkMode::Direct, "direct I/O is real"),
@@ -260,9 +260,9 @@ mod tests {
     }
 
     #[test]
-    fn a_window_follows_the_disk() {
+    fn a_budget_follows_the_disk() {
         let disk = measured(None, (90.0, 50.0), None);
-        assert_eq!(window(&disk), Some(2_000_000));
-        assert_eq!(window(&DiskProfile::default()), None);
+        assert_eq!(budget(&disk), Some(2_000_000));
+        assert_eq!(budget(&DiskProfile::default()), None);
     }
 }

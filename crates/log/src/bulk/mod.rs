@@ -4,14 +4,15 @@
 //! | mode | how | leaves |
 //! |---|---|---|
 //! | [`BulkMode::Direct`] | some MiB in flight past the page cache | nothing |
-//! | [`BulkMode::Paced`] | through the page cache; writeback is started at once, and waited for a bounded distance behind | at most the window |
-//! | [`BulkMode::Uncached`] | as paced, but the kernel drops the pages by itself (`RWF_DONTCACHE`) | at most the window |
+//! | [`BulkMode::Paced`] | through the page cache; writeback is started at once, and waited for a bounded distance behind | at most the budget |
+//! | [`BulkMode::Uncached`] | as paced, but the kernel drops the pages by itself (`RWF_DONTCACHE`) | at most the budget |
 //! | [`BulkMode::Buffered`] | as any write(2) | everything, and stalls others on the disk |
 //!
 //! Invariants: a file is written from its start to its end, once. What a write or writeback failed with is told by every call
 //! from then on, and by [`BulkWriter::finish`] at the latest; nothing is tried again. No lock is held over I/O.
 //! Fails with the file and the byte range that could not be written (`EIO`, `ENOSPC`).
 
+mod budget;
 mod choose;
 mod direct;
 mod pages;
@@ -19,7 +20,6 @@ mod pages;
 mod simulated;
 #[cfg(test)]
 mod tests;
-mod window;
 
 use std::fmt;
 use std::io;
@@ -33,9 +33,9 @@ use pagekeeper_policy::DiskProfile;
 
 use crate::layout::{self, DiskKey, DiskLayout};
 use crate::{Error, mode};
+use budget::{Budget, Share};
 use direct::Direct;
 use pages::Pages;
-use window::{Share, Window};
 
 /// How bulk output is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -46,7 +46,7 @@ pub enum BulkMode {
     Auto,
     /// Past the page cache (`O_DIRECT`), several writes of 1 MiB in flight.
     Direct,
-    /// Through the page cache, with no more than a window unwritten at any time. The window is shared by all writers of
+    /// Through the page cache, with no more than a budget unwritten at any time. The budget is shared by all writers of
     /// one disk in this process, and stays well below where the kernel begins to slow writers down.
     Paced,
     /// As paced, with writes whose pages the kernel drops once they are written (`RWF_DONTCACHE`, Linux 6.14). Such writes
@@ -78,7 +78,7 @@ pub struct BulkOptions {
     mode: BulkMode,
     io: Option<Arc<dyn Io>>,
     expected: u64,
-    window: Option<u64>,
+    budget: Option<u64>,
     logs: Vec<PathBuf>,
     warn: Option<Warn>,
     disk: Option<DiskProfile>,
@@ -90,7 +90,7 @@ impl fmt::Debug for BulkOptions {
             .field("mode", &self.mode)
             .field("io", &self.io.as_ref().map(|io| io.name()))
             .field("expected", &self.expected)
-            .field("window", &self.window)
+            .field("budget", &self.budget)
             .field("logs", &self.logs)
             .finish_non_exhaustive()
     }
@@ -120,14 +120,14 @@ impl BulkOptions {
     /// 256 KiB. The first of the writers that are at it at a time decides. If not said: half of the room that others
     /// leave between the kernel's background limit of dirty pages and where it begins to slow writers down, but at most
     /// 16 MiB.
-    pub fn window(mut self, bytes: u64) -> Self {
-        self.window = Some(bytes);
+    pub fn budget(mut self, bytes: u64) -> Self {
+        self.budget = Some(bytes);
         self
     }
 
     /// What `pagekeeper probe` measured of the disk (`pagekeeper_catalog::disks::saved`). Of what works there, [`BulkMode::Auto`] then takes the
     /// mode that did best: direct, unless paced output (or uncached) was half as fast again, or small writes beside it
-    /// waited less. The window is what the disk takes in 20 ms, where nothing else is said and the kernel's limits leave
+    /// waited less. The budget is what the disk takes in 20 ms, where nothing else is said and the kernel's limits leave
     /// room for more. A profile of another file system, by its number, is not used, and [`BulkWriter::why`] says so.
     ///
     /// ```
@@ -201,7 +201,7 @@ impl BulkOptions {
             let _ = io.remove(path);
             return Err(error.into());
         }
-        let window = match mode {
+        let budget = match mode {
             BulkMode::Paced | BulkMode::Uncached => {
                 let key = if is_real {
                     DiskLayout::of([directory]).ok().and_then(|layout| layout.key(directory))
@@ -212,17 +212,17 @@ impl BulkOptions {
                     Some(key) => key,
                     None => DiskKey::of_device(file.stat()?.device),
                 };
-                Some(Window::of(key, self.window, disk.and_then(choose::window)))
+                Some(Budget::of(key, self.budget, disk.and_then(choose::budget)))
             }
             _ => None,
         };
-        let size = window.as_ref().map(|window| window.limit());
-        let way = match (mode, window) {
+        let size = budget.as_ref().map(|budget| budget.limit());
+        let way = match (mode, budget) {
             (BulkMode::Direct, _) => {
                 Way::Direct(Direct::new(Arc::clone(&io), Arc::clone(&file), self.expected))
             }
-            (mode, Some(window)) => {
-                let share = Share::new(window, Arc::clone(&file), mode == BulkMode::Paced);
+            (mode, Some(budget)) => {
+                let share = Share::new(budget, Arc::clone(&file), mode == BulkMode::Paced);
                 Way::Pages(Pages::new(Arc::clone(&file), Some(share), mode == BulkMode::Uncached))
             }
             (_, None) => Way::Pages(Pages::new(Arc::clone(&file), None, false)),
@@ -233,7 +233,7 @@ impl BulkOptions {
             directory: directory.to_path_buf(),
             mode,
             why,
-            window: size,
+            budget: size,
             expected: self.expected,
             way,
             failed: None,
@@ -289,7 +289,7 @@ pub struct BulkWriter {
     directory: PathBuf,
     mode: BulkMode,
     why: String,
-    window: Option<u64>,
+    budget: Option<u64>,
     expected: u64,
     way: Way,
     failed: Option<Error>,
@@ -347,7 +347,7 @@ pub struct BulkReport {
     /// Why so, in plain words.
     pub why: String,
     /// How many bytes could be unwritten, of all paced writers of the disk together; `None` for other modes.
-    pub window: Option<u64>,
+    pub budget: Option<u64>,
     /// From when it was made to when it was durable.
     pub took: Duration,
     /// The part of it that the writer waited for the disk to keep up: for a buffer to come free, or for writeback.
@@ -409,7 +409,7 @@ impl BulkWriter {
             bytes,
             mode: self.mode,
             why: self.why,
-            window: self.window,
+            budget: self.budget,
             took: self.began.elapsed(),
             waited: self.way.waited(),
             synced,

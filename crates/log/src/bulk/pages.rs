@@ -1,7 +1,7 @@
 //! Through the page cache, in steps: paced, uncached, or plainly buffered.
 //!
 //! Invariants: a step is written in one call, at a multiple of its length, so that the kernel can build large folios and
-//! a release takes whole ones. A paced step is admitted to the window before it becomes dirty, and writeback of it is
+//! a release takes whole ones. A paced step is admitted to the budget before it becomes dirty, and writeback of it is
 //! started before anybody waits for it.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pagekeeper_io::{IoFile, WriteMode};
 
-use super::window::Share;
+use super::budget::Share;
 use crate::Error;
 
 /// Bytes of a step of a buffered file.
@@ -18,7 +18,7 @@ const STEP: usize = 1 << 20;
 /// A file that is written through the page cache.
 pub(super) struct Pages {
     file: Arc<dyn IoFile>,
-    /// Its part in the window; `None` if it is not paced.
+    /// Its part in the budget; `None` if it is not paced.
     share: Option<Share>,
     mode: WriteMode,
     step: usize,

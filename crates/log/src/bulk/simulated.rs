@@ -9,12 +9,12 @@ use super::*;
 
 const ALL: [BulkMode; 4] = [BulkMode::Direct, BulkMode::Paced, BulkMode::Uncached, BulkMode::Buffered];
 const KIB: u64 = 1 << 10;
-/// The least window, and a step of it.
-const WINDOW: u64 = 256 * KIB;
+/// The least budget, and a step of it.
+const BUDGET: u64 = 256 * KIB;
 const STEP: usize = 64 << 10;
 
 fn options(disk: &SimDisk, mode: BulkMode) -> BulkOptions {
-    BulkWriter::options().io(Arc::new(disk.clone())).mode(mode).window(WINDOW)
+    BulkWriter::options().io(Arc::new(disk.clone())).mode(mode).budget(BUDGET)
 }
 
 /// Bytes that tell their place in which file.
@@ -39,7 +39,7 @@ fn what_is_finished_is_durable_and_leaves_nothing() {
         let report = output.finish().unwrap();
         assert_eq!((report.mode, report.bytes), (mode, 3_000_001));
         let paced = matches!(mode, BulkMode::Paced | BulkMode::Uncached);
-        assert_eq!(report.window, paced.then_some(WINDOW));
+        assert_eq!(report.budget, paced.then_some(BUDGET));
         assert_eq!(report.resident == Some(0), mode != BulkMode::Buffered, "{report:?}");
         let after = disk.after_power_cut(pagekeeper_io::Persistence::None, 0);
         assert!(read(&after, "/file") == bytes, "{mode}");
@@ -159,34 +159,34 @@ fn where_there_is_no_direct_io_it_is_paced() {
 
 /// What a story's writers do next.
 #[derive(Debug, Clone)]
-enum Turn {
+enum Action {
     Write { writer: usize, len: usize },
     Finish { writer: usize },
     GiveUp { writer: usize },
 }
 
-fn turns() -> impl Strategy<Value = Vec<Turn>> {
-    let turn = (0..20, 0..4_usize, 1..=STEP).prop_map(|(what, writer, len)| match what {
-        0 => Turn::Finish { writer },
-        1 => Turn::GiveUp { writer },
-        _ => Turn::Write { writer, len },
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let action = (0..20, 0..4_usize, 1..=STEP).prop_map(|(what, writer, len)| match what {
+        0 => Action::Finish { writer },
+        1 => Action::GiveUp { writer },
+        _ => Action::Write { writer, len },
     });
-    prop::collection::vec(turn, 1..120)
+    prop::collection::vec(action, 1..120)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// One thread, so that a writer which had to wait for an idle one would hang. No turn writes more than a step, so that
+    /// One thread, so that a writer which had to wait for an idle one would hang. No action writes more than a step, so that
     /// what is unwritten is looked at as often as it grows.
     #[test]
-    fn no_more_than_the_window_is_ever_unwritten(turns in turns(), uncached in any::<bool>()) {
+    fn no_more_than_the_budget_is_ever_unwritten(actions in actions(), uncached in any::<bool>()) {
         let mode = if uncached { BulkMode::Uncached } else { BulkMode::Paced };
         let disk = SimDisk::new();
         let mut writers: [Option<BulkWriter>; 4] = Default::default();
         let (mut made, mut files) = (0, Vec::new());
-        for turn in turns {
-            let (Turn::Write { writer, .. } | Turn::Finish { writer } | Turn::GiveUp { writer }) = turn;
+        for action in actions {
+            let (Action::Write { writer, .. } | Action::Finish { writer } | Action::GiveUp { writer }) = action;
             let output = writers[writer].get_or_insert_with(|| {
                 made += 1;
                 let path = format!("/{made}");
@@ -194,21 +194,21 @@ proptest! {
                 files.push(disk.open(path.as_ref(), Access::Buffered).unwrap());
                 output
             });
-            match turn {
-                Turn::Write { len, .. } => output.write_all(&vec![7; len]).unwrap(),
-                Turn::Finish { .. } => {
+            match action {
+                Action::Write { len, .. } => output.write_all(&vec![7; len]).unwrap(),
+                Action::Finish { .. } => {
                     let output = writers[writer].take().unwrap();
                     let bytes = output.written();
                     let report = output.finish().unwrap();
                     prop_assert_eq!((report.bytes, report.resident), (bytes, Some(0)));
                 }
-                Turn::GiveUp { .. } => drop(writers[writer].take()),
+                Action::GiveUp { .. } => drop(writers[writer].take()),
             }
             let unwritten = |file: &Arc<dyn IoFile>| file.residency(0..u64::MAX).unwrap().unwrap().unwritten;
             // All that was given up with the last of the writers is nobody's any more.
             if writers.iter().any(Option::is_some) {
                 let sum: u64 = files.iter().map(unwritten).sum();
-                prop_assert!(sum <= WINDOW, "{} bytes unwritten", sum);
+                prop_assert!(sum <= BUDGET, "{} bytes unwritten", sum);
             } else {
                 files.clear();
             }
@@ -217,39 +217,39 @@ proptest! {
 }
 
 #[test]
-fn many_threads_share_a_window() {
+fn many_threads_share_a_budget() {
     let faults =
         RandomWriteFaults { short_per_mille: 50, interrupted_per_mille: 50, ..RandomWriteFaults::default() };
     let disk = SimDisk::builder().random_faults(RandomFaults::default()).random_write_faults(faults).build();
-    // Keeps the window while the others come and go.
+    // Keeps the budget while the others come and go.
     let mut idle = options(&disk, BulkMode::Paced).create("/idle").unwrap();
     idle.write_all(&vec![1; 3 * STEP]).unwrap();
     let device = disk.open("/idle".as_ref(), Access::Buffered).unwrap().stat().unwrap().device;
-    let window = Window::of(DiskKey::of_device(device), None, None);
-    assert_eq!(window.limit(), WINDOW);
+    let budget = Budget::of(DiskKey::of_device(device), None, None);
+    assert_eq!(budget.limit(), BUDGET);
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
-            let mut most = 0;
+            let mut peak = 0;
             while !ended.load(Ordering::Relaxed) {
-                most = most.max(window.unwritten());
+                peak = peak.max(budget.unwritten());
                 std::thread::yield_now();
             }
-            most
+            peak
         });
         let writers: Vec<_> = (0..6)
             .map(|thread| {
                 let disk = &disk;
                 scope.spawn(move || {
-                    for turn in 0..4_u64 {
-                        let path = format!("/{thread}-{turn}");
-                        let mode = if turn % 2 == 0 { BulkMode::Paced } else { BulkMode::Uncached };
+                    for round in 0..4_u64 {
+                        let path = format!("/{thread}-{round}");
+                        let mode = if round % 2 == 0 { BulkMode::Paced } else { BulkMode::Uncached };
                         let mut output = options(disk, mode).create(&path).unwrap();
-                        let bytes = content(thread, 0..30 * STEP as u64 + turn);
+                        let bytes = content(thread, 0..30 * STEP as u64 + round);
                         for piece in bytes.chunks(50_000 + thread * 7001) {
                             output.write_all(piece).unwrap();
                         }
-                        if turn == 3 {
+                        if round == 3 {
                             continue; // given up
                         }
                         assert_eq!(output.finish().unwrap().resident, Some(0));
@@ -262,8 +262,8 @@ fn many_threads_share_a_window() {
             writer.join().unwrap();
         }
         ended.store(true, Ordering::Relaxed);
-        let most = watcher.join().unwrap();
-        assert!(most > 0 && most <= WINDOW, "{most} bytes");
+        let peak = watcher.join().unwrap();
+        assert!(peak > 0 && peak <= BUDGET, "{peak} bytes");
     });
     idle.finish().unwrap();
 }

@@ -161,6 +161,6 @@ fn a_profile_of_another_file_system_is_not_used() {
         assert!(output.why().starts_with("the disk's profile has no direct output"), "{}", output.why());
     }
     if output.mode() == BulkMode::Paced {
-        assert!(output.finish().unwrap().window.unwrap() <= 600_000);
+        assert!(output.finish().unwrap().budget.unwrap() <= 600_000);
     }
 }

@@ -23,56 +23,56 @@ pub(crate) trait Source {
     fn end(&self) -> u64;
 
     /// The file, and the byte in it, that an LSN stands for.
-    fn place(&self, lsn: u64) -> (PathBuf, u64);
+    fn locate(&self, lsn: u64) -> (PathBuf, u64);
 }
 
-/// A source, and a window into it.
+/// A source, and a buffer into it.
 #[derive(Debug)]
-pub(crate) struct Windowed<S> {
+pub(crate) struct Buffered<S> {
     source: S,
-    window: Window,
+    buffer: Buffer,
 }
 
-impl<S: Source> Windowed<S> {
+impl<S: Source> Buffered<S> {
     pub(super) fn new(source: S) -> Self {
-        Self { source, window: Window::default() }
+        Self { source, buffer: Buffer::default() }
     }
 }
 
-impl<S: Source> Reach for Windowed<S> {
+impl<S: Source> Reach for Buffered<S> {
     fn load(&mut self, lsn: u64, len: usize, limit: u64) -> Result<(), Error> {
-        if self.window.get(lsn, len).is_some() {
+        if self.buffer.get(lsn, len).is_some() {
             return Ok(());
         }
         let limit = limit.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
-        self.window.move_to(lsn - lsn % BLOCK);
-        let from = self.window.end();
+        self.buffer.move_to(lsn - lsn % BLOCK);
+        let from = self.buffer.end();
         let wanted =
             lsn.saturating_add(len.max(self.source.chunk()) as u64).min(limit).next_multiple_of(BLOCK);
         if from < wanted {
             let source = &mut self.source;
             let more = usize::try_from(wanted - from).unwrap_or(usize::MAX);
-            self.window.fill(more, |bytes| source.read(from, bytes))?;
+            self.buffer.fill(more, |bytes| source.read(from, bytes))?;
         }
         Ok(())
     }
 
     fn get(&self, lsn: u64, len: usize) -> Option<&[u8]> {
-        self.window.get(lsn, len)
+        self.buffer.get(lsn, len)
     }
 
     fn end(&self) -> u64 {
         self.source.end()
     }
 
-    fn place(&self, lsn: u64) -> (PathBuf, u64) {
-        self.source.place(lsn)
+    fn locate(&self, lsn: u64) -> (PathBuf, u64) {
+        self.source.locate(lsn)
     }
 }
 
 /// A stretch of the log in memory that is aligned for direct reads.
 #[derive(Debug, Default)]
-struct Window {
+struct Buffer {
     /// The LSN of its first byte: a multiple of [`BLOCK`].
     start: u64,
     /// Bytes that it holds.
@@ -82,7 +82,7 @@ struct Window {
     skipped: usize,
 }
 
-impl Window {
+impl Buffer {
     /// Just behind it.
     fn end(&self) -> u64 {
         self.start + self.len as u64

@@ -4,7 +4,7 @@
 //! 1. What is given out is what was appended, in order, without a gap: reading stops where no record stands, and goes on
 //!    behind that only where an epoch names that very place as the end of what was before it.
 //! 2. An end is taken for one only if no block start behind it has a record under the same salt that knows it as durable; of a
-//!    log with a bound B on what is not synced ([`Reader::with_most_unsynced`]), none of those up to 3 B behind it.
+//!    log with a bound B on what is not synced ([`Reader::with_max_unsynced`]), none of those up to 3 B behind it.
 //! 3. The bytes are asked for in whole blocks, forwards.
 //!
 //! # Why 3 B are enough
@@ -33,10 +33,10 @@
 
 use std::path::PathBuf;
 
-use super::window::Windowed;
+use super::buffered::Buffered;
 use super::{BLOCK, Epoch, HEADER, Header, Kind, Source, is_whole};
 use crate::Error;
-use crate::redo::planted::planted;
+use crate::redo::injected_fault::injected_fault;
 
 /// The bytes of a log, as far as they were brought into memory.
 pub(crate) trait Reach {
@@ -61,7 +61,7 @@ pub(crate) trait Reach {
     fn end(&self) -> u64;
 
     /// The file, and the byte in it, that an LSN stands for.
-    fn place(&self, lsn: u64) -> (PathBuf, u64);
+    fn locate(&self, lsn: u64) -> (PathBuf, u64);
 }
 
 /// One entry as it was read.
@@ -96,17 +96,17 @@ pub(crate) struct Reader<R> {
     /// Where the log is known to end, if it is.
     until: Option<u64>,
     /// How far behind an end records are that know of it, if that is known.
-    most_behind: u64,
+    max_behind: u64,
     ended: bool,
     epochs: Vec<EpochAt>,
-    #[cfg(any(test, feature = "planted"))]
-    pub(crate) planted: Option<crate::redo::planted::Planted>,
+    #[cfg(any(test, feature = "injected-faults"))]
+    pub(crate) injected_fault: Option<crate::redo::injected_fault::InjectedFault>,
 }
 
-impl<S: Source> Reader<Windowed<S>> {
+impl<S: Source> Reader<Buffered<S>> {
     /// Reads from `lsn` on, where `salt` is in force, up to an end that is to be found.
     pub(crate) fn new(source: S, lsn: u64, salt: u32) -> Self {
-        Self::over(Windowed::new(source), lsn, salt)
+        Self::over(Buffered::new(source), lsn, salt)
     }
 
     /// As [`Self::new`], up to a known end: a multiple of [`BLOCK`], or where a record ends. All before it is there, or
@@ -124,17 +124,17 @@ impl<R: Reach> Reader<R> {
             lsn,
             salt,
             until: None,
-            most_behind: u64::MAX,
+            max_behind: u64::MAX,
             ended: false,
             epochs: Vec::new(),
-            #[cfg(any(test, feature = "planted"))]
-            planted: None,
+            #[cfg(any(test, feature = "injected-faults"))]
+            injected_fault: None,
         }
     }
 
     /// Of a log whose writer lets no more than so many bytes be appended and not synced: a multiple of [`BLOCK`].
-    pub(crate) fn with_most_unsynced(self, bytes: u64) -> Self {
-        Self { most_behind: bytes.saturating_mul(3), ..self }
+    pub(crate) fn with_max_unsynced(self, bytes: u64) -> Self {
+        Self { max_behind: bytes.saturating_mul(3), ..self }
     }
 
     /// Where its bytes are.
@@ -165,13 +165,13 @@ impl<R: Reach> Reader<R> {
             }
             self.reach.look_ahead(self.lsn, self.salt, self.limit())?;
             let found = self.record_at(self.lsn)?;
-            #[cfg(any(test, feature = "planted"))]
+            #[cfg(any(test, feature = "injected-faults"))]
             if found.is_none() && self.skip_bad_record() {
                 continue;
             }
             match found.map(|header| header.kind) {
                 Some(Kind::Data | Kind::Part) => break found,
-                Some(Kind::Pad) => self.lsn = found.and_then(|header| header.next()).unwrap_or(u64::MAX),
+                Some(Kind::Padding) => self.lsn = found.and_then(|header| header.next()).unwrap_or(u64::MAX),
                 Some(Kind::Epoch) | None => self.find_epoch()?,
             }
         };
@@ -198,7 +198,7 @@ impl<R: Reach> Reader<R> {
             return Ok(());
         }
         if self.until.is_some() || self.was_durable(end)? {
-            let (path, offset) = self.reach.place(end);
+            let (path, offset) = self.reach.locate(end);
             return Err(Error::Corrupt { path, offset, lsn: end });
         }
         self.ended = true;
@@ -208,12 +208,13 @@ impl<R: Reach> Reader<R> {
     /// Whether a record at a block start behind `end` says that what stands there was durable.
     fn was_durable(&mut self, end: u64) -> Result<bool, Error> {
         let mut at = end.next_multiple_of(BLOCK);
-        let limit = self.limit().min(at.saturating_add(self.most_behind).saturating_add(BLOCK));
+        let limit = self.limit().min(at.saturating_add(self.max_behind).saturating_add(BLOCK));
         while at < limit {
             self.reach.load(at, HEADER, limit)?;
             let Some(bytes) = self.reach.get(at, HEADER) else { break };
-            let told = Header::decode(bytes, at, self.salt).is_some_and(|header| header.durable_upto > end);
-            if told && self.record_at(at)?.is_some() {
+            let says_durable =
+                Header::decode(bytes, at, self.salt).is_some_and(|header| header.durable_upto > end);
+            if says_durable && self.record_at(at)?.is_some() {
                 return Ok(true);
             }
             at += BLOCK;
@@ -234,17 +235,17 @@ impl<R: Reach> Reader<R> {
             return Ok(None);
         }
         self.reach.load(lsn, HEADER + header.len, limit)?;
-        Ok((planted!(self, NoChecksum) || self.reach.is_whole(&header)).then_some(header))
+        Ok((injected_fault!(self, NoChecksum) || self.reach.is_whole(&header)).then_some(header))
     }
 
     fn limit(&self) -> u64 {
         self.until.map_or(self.reach.end(), |end| end.min(self.reach.end()))
     }
 
-    /// The bug of [`crate::redo::planted::Planted::SkipBadRecord`].
-    #[cfg(any(test, feature = "planted"))]
+    /// The fault [`crate::redo::injected_fault::InjectedFault::SkipBadRecord`].
+    #[cfg(any(test, feature = "injected-faults"))]
     fn skip_bad_record(&mut self) -> bool {
-        if !planted!(self, SkipBadRecord) {
+        if !injected_fault!(self, SkipBadRecord) {
             return false;
         }
         let header =

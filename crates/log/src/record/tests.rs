@@ -21,8 +21,8 @@ fn a_record_looks_as_it_always_did() {
 #[test]
 fn a_pad_ends_where_a_block_starts() {
     for lsn in (0..3 * BLOCK).step_by(8) {
-        let bytes = encode_pad(lsn, 7, 0).len() as u64;
-        assert_eq!(bytes, pad_size(lsn));
+        let bytes = encode_padding(lsn, 7, 0).len() as u64;
+        assert_eq!(bytes, padding_size(lsn));
         assert!((lsn + bytes).is_multiple_of(BLOCK) && (bytes == 0 || bytes >= HEADER as u64));
         assert!(bytes < BLOCK + HEADER as u64);
     }
@@ -37,8 +37,8 @@ fn an_epoch_begins_at_a_block_and_fills_one() {
         assert!(header.kind == Kind::Epoch && is_whole(&bytes, header.len));
         let epoch = Epoch::decode(&bytes[HEADER..HEADER + header.len]);
         assert_eq!(epoch, Some(Epoch { previous_end: end, salt: 2 }));
-        let pad = &bytes[usize::try_from(header.size()).unwrap()..];
-        assert!(is_whole(pad, Header::decode(pad, lsn + header.size(), 2).unwrap().len));
+        let padding = &bytes[usize::try_from(header.size()).unwrap()..];
+        assert!(is_whole(padding, Header::decode(padding, lsn + header.size(), 2).unwrap().len));
     }
 }
 
@@ -106,7 +106,7 @@ impl Source for &Tape {
         self.bytes.len() as u64
     }
 
-    fn place(&self, lsn: u64) -> (PathBuf, u64) {
+    fn locate(&self, lsn: u64) -> (PathBuf, u64) {
         ("/tape".into(), lsn)
     }
 }
@@ -121,8 +121,8 @@ impl Tape {
         self.bytes.extend(record);
     }
 
-    fn pad(&mut self, salt: u32) {
-        self.bytes.extend(encode_pad(self.lsn(), salt, 0));
+    fn padding(&mut self, salt: u32) {
+        self.bytes.extend(encode_padding(self.lsn(), salt, 0));
     }
 
     /// All entries, and where the log ends, under which salt.
@@ -158,9 +158,9 @@ fn reading_goes_on_behind_a_torn_tail_where_an_epoch_names_it() {
     tape.append(&body(1, 5000), 1, 0);
     let torn = usize::try_from(end + BLOCK).unwrap();
     tape.bytes[torn..torn + 8].fill(0xee);
-    tape.pad(1);
+    tape.padding(1);
     tape.append(b"ghost", 1, 0);
-    tape.pad(1);
+    tape.padding(1);
     let (at, epoch) = encode_epoch(end, 1, 2);
     let at = usize::try_from(at).unwrap();
     tape.bytes[at..at + epoch.len()].copy_from_slice(&epoch);
@@ -181,10 +181,10 @@ fn reading_goes_on_behind_a_torn_tail_where_an_epoch_names_it() {
 fn a_hole_that_was_durable_is_corruption() {
     let mut tape = Tape { chunk: 4096, ..Tape::default() };
     tape.append(b"first", 1, 0);
-    tape.pad(1);
+    tape.padding(1);
     let hole = tape.lsn();
     tape.append(b"second", 1, BLOCK);
-    tape.pad(1);
+    tape.padding(1);
     let synced = tape.lsn();
     tape.append(b"third", 1, synced);
     let mut rotten = tape.clone();
@@ -224,7 +224,7 @@ proptest! {
             tape.append(&body(number, *len), salt, 0);
             ends.push(tape.lsn());
             match what {
-                0 => tape.pad(salt),
+                0 => tape.padding(salt),
                 1 => {
                     let (start, epoch) = encode_epoch(tape.lsn(), salt, salt + 1);
                     tape.bytes.resize(usize::try_from(start).unwrap(), garbage);

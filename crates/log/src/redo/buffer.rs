@@ -126,10 +126,10 @@ impl Buffer {
     }
 
     /// Room for the pad that is due, and behind it the LSN that a sync may end with; no span where a block starts.
-    pub(super) fn reserve_pad(&self) -> (Option<Span>, u64) {
+    pub(super) fn reserve_padding(&self) -> (Option<Span>, u64) {
         let mut lsn = self.reserved.0.load(Ordering::Relaxed);
         loop {
-            let len = record::pad_size(lsn);
+            let len = record::padding_size(lsn);
             if len == 0 {
                 return (None, lsn);
             }
@@ -210,13 +210,13 @@ impl Taker {
         self.at
     }
 
-    /// The next whole blocks, as far as they lie together in memory and up to `most` bytes.
-    pub(super) fn ready(&self, most: u64) -> &[u8] {
+    /// The next whole blocks, as far as they lie together in memory and up to `max` bytes.
+    pub(super) fn ready(&self, max: u64) -> &[u8] {
         let buffer = &*self.buffer;
         let at = buffer.at(self.at);
-        let most = most.min(buffer.capacity - at as u64);
+        let max = max.min(buffer.capacity - at as u64);
         let mut len = 0;
-        while len < most
+        while len < max
             && buffer.filled[(at + length(len)) / BLOCK_LEN].load(Ordering::Acquire) == bytes(BLOCK)
         {
             len += BLOCK;

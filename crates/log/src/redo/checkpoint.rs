@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use pagekeeper_io::AlignedBuf;
 
-use super::control::State;
+use super::control::ControlState;
 use super::core::{Core, lock};
 use super::metrics::count;
 use super::ring::RingSource;
@@ -30,7 +30,7 @@ impl Core {
         self.wait_durable(lsn)?;
         self.check_is_record(lsn)?;
         let salt = lock(&self.epochs).salt_at(lsn);
-        control.write(State { checkpoint: lsn, salt, ..now }).map_err(|error| self.poison(error))?;
+        control.write(ControlState { checkpoint: lsn, salt, ..now }).map_err(|error| self.poison(error))?;
         {
             let mut epochs = lock(&self.epochs);
             epochs.first = salt;

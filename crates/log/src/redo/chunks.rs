@@ -1,4 +1,4 @@
-//! Stretches of the log in memory, one behind the other.
+//! Chunks of the log in memory, one behind the other.
 //!
 //! Invariant: there is no gap between them. Memory of which nobody was given a part is used again.
 
@@ -7,32 +7,32 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::map::Map;
+use super::mapping::Mapping;
 use crate::record::{self, HEADER, Header};
 
 /// Bytes of memory that come and go together.
-pub(super) const STRETCH: usize = 4 << 20;
+pub(super) const CHUNK: usize = 4 << 20;
 
 /// Whose memory it is.
 #[derive(Debug)]
 enum Memory {
-    Ours(Map),
+    Ours(Mapping),
     /// Others may have parts of it.
     Shared(Bytes),
 }
 
 /// A part of the log in memory.
 #[derive(Debug)]
-pub(super) struct Stretch {
+pub(super) struct Chunk {
     start: u64,
     /// Bytes of the memory that are the log's.
     len: usize,
     memory: Memory,
 }
 
-impl Stretch {
+impl Chunk {
     /// As it was read: the log from `start` on is in the first `len` bytes.
-    pub(super) fn read(start: u64, map: Map, len: usize) -> Self {
+    pub(super) fn read(start: u64, map: Mapping, len: usize) -> Self {
         Self { start, len, memory: Memory::Ours(map) }
     }
 
@@ -51,77 +51,77 @@ impl Stretch {
             Memory::Ours(map) => &map[..],
             Memory::Shared(bytes) => bytes,
         };
-        &memory[self.place(lsns)]
+        &memory[self.offsets(lsns)]
     }
 
-    /// The same, without a copy: it outlives the stretch.
+    /// The same, without a copy: it outlives the chunk.
     pub(super) fn share(&mut self, lsns: &Range<u64>) -> Bytes {
-        let place = self.place(lsns);
+        let offsets = self.offsets(lsns);
         let memory = std::mem::replace(&mut self.memory, Memory::Shared(Bytes::new()));
         let bytes = match memory {
             Memory::Ours(map) => Bytes::from_owner(map),
             Memory::Shared(bytes) => bytes,
         };
-        let part = bytes.slice(place);
+        let part = bytes.slice(offsets);
         self.memory = Memory::Shared(bytes);
         part
     }
 
-    fn place(&self, lsns: &Range<u64>) -> Range<usize> {
-        let place = |lsn: u64| usize::try_from(lsn.clamp(self.start, self.end()) - self.start).unwrap_or(0);
-        place(lsns.start)..place(lsns.end)
+    fn offsets(&self, lsns: &Range<u64>) -> Range<usize> {
+        let offset = |lsn: u64| usize::try_from(lsn.clamp(self.start, self.end()) - self.start).unwrap_or(0);
+        offset(lsns.start)..offset(lsns.end)
     }
 }
 
-/// Stretches without a gap.
+/// Chunks without a gap.
 #[derive(Debug, Default)]
-pub(super) struct Held {
-    stretches: VecDeque<Stretch>,
-    /// Memory of [`STRETCH`] bytes each that is of no more use.
-    spare: Vec<Map>,
+pub(super) struct Chunks {
+    chunks: VecDeque<Chunk>,
+    /// Memory of [`CHUNK`] bytes each that is of no more use.
+    spare: Vec<Mapping>,
 }
 
-impl Held {
-    pub(super) fn extend(&mut self, stretches: Vec<Stretch>) {
-        self.stretches.extend(stretches);
+impl Chunks {
+    pub(super) fn extend(&mut self, chunks: Vec<Chunk>) {
+        self.chunks.extend(chunks);
     }
 
     /// Memory to read into.
-    pub(super) fn take_spare(&mut self) -> Vec<Map> {
+    pub(super) fn take_spare(&mut self) -> Vec<Mapping> {
         std::mem::take(&mut self.spare)
     }
 
     /// Where the one is that has this byte.
     fn index(&self, lsn: u64) -> Option<usize> {
-        let index = self.stretches.partition_point(|stretch| stretch.start <= lsn).checked_sub(1)?;
-        self.stretches.get(index).is_some_and(|stretch| lsn < stretch.end()).then_some(index)
+        let index = self.chunks.partition_point(|chunk| chunk.start <= lsn).checked_sub(1)?;
+        self.chunks.get(index).is_some_and(|chunk| lsn < chunk.end()).then_some(index)
     }
 
     /// The one that has all of this.
-    pub(super) fn one_with(&self, lsns: &Range<u64>) -> Option<&Stretch> {
-        self.stretches.get(self.index(lsns.start)?).filter(|stretch| stretch.has(lsns))
+    pub(super) fn one_with(&self, lsns: &Range<u64>) -> Option<&Chunk> {
+        self.chunks.get(self.index(lsns.start)?).filter(|chunk| chunk.has(lsns))
     }
 
     /// The same, to share it.
-    pub(super) fn one_with_mut(&mut self, lsns: &Range<u64>) -> Option<&mut Stretch> {
+    pub(super) fn one_with_mut(&mut self, lsns: &Range<u64>) -> Option<&mut Chunk> {
         let index = self.index(lsns.start)?;
-        self.stretches.get_mut(index).filter(|stretch| stretch.has(lsns))
+        self.chunks.get_mut(index).filter(|chunk| chunk.has(lsns))
     }
 
     /// What there is of this, in turn.
     fn parts(&self, lsns: Range<u64>) -> impl Iterator<Item = &[u8]> {
-        let first = self.stretches.partition_point(|stretch| stretch.end() <= lsns.start);
+        let first = self.chunks.partition_point(|chunk| chunk.end() <= lsns.start);
         let end = lsns.end;
-        self.stretches
+        self.chunks
             .range(first..)
-            .take_while(move |stretch| stretch.start < end)
-            .map(move |stretch| stretch.part(&lsns))
+            .take_while(move |chunk| chunk.start < end)
+            .map(move |chunk| chunk.part(&lsns))
     }
 
     /// A copy of this, in one.
-    pub(super) fn join(&self, lsns: &Range<u64>) -> Stretch {
+    pub(super) fn join(&self, lsns: &Range<u64>) -> Chunk {
         let bytes = Bytes::from(self.parts(lsns.clone()).collect::<Vec<_>>().concat());
-        Stretch { start: lsns.start, len: bytes.len(), memory: Memory::Shared(bytes) }
+        Chunk { start: lsns.start, len: bytes.len(), memory: Memory::Shared(bytes) }
     }
 
     /// The bytes of a header; `None` where not all of it is there.
@@ -148,10 +148,10 @@ impl Held {
 
     /// Lets go of what is before `lsn`.
     pub(super) fn forget(&mut self, lsn: u64) {
-        let behind = self.stretches.partition_point(|stretch| stretch.end() <= lsn);
-        for stretch in self.stretches.drain(..behind) {
-            if let Memory::Ours(map) = stretch.memory
-                && map.len() == STRETCH
+        let behind = self.chunks.partition_point(|chunk| chunk.end() <= lsn);
+        for chunk in self.chunks.drain(..behind) {
+            if let Memory::Ours(map) = chunk.memory
+                && map.len() == CHUNK
             {
                 self.spare.push(map);
             }

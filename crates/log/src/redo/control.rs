@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_writable_past_cache};
 
-use super::planted::planted;
+use super::injected_fault::injected_fault;
 use super::ring::Geometry;
 use crate::Error;
 use crate::record::{BLOCK, BLOCK_LEN};
@@ -41,19 +41,19 @@ const LEN: usize = CHECKED + 4;
 /// The same of [`VERSION_BOUNDED`].
 const CHECKED_BOUNDED: usize = LEN + 8;
 const LEN_BOUNDED: usize = CHECKED_BOUNDED + 4;
-/// What may be asked for as [`State::most_unsynced`], in bytes.
+/// What may be asked for as [`ControlState::max_unsynced`], in bytes.
 pub(super) const UNSYNCED: RangeInclusive<u64> = 8 * BLOCK..=1 << 32;
 /// More would be no ring but a mistake.
-pub(super) const MOST_FILES: u32 = 4096;
+pub(super) const MAX_FILES: u32 = 4096;
 
 /// What a slot says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct ControlState {
     pub(super) number: u64,
     pub(super) log_id: u64,
     pub(super) geometry: Geometry,
     /// Bytes that may be appended and not synced.
-    pub(super) most_unsynced: Option<u64>,
+    pub(super) max_unsynced: Option<u64>,
     /// All files are there.
     pub(super) in_use: bool,
     pub(super) checkpoint: u64,
@@ -62,16 +62,16 @@ pub(super) struct State {
 
 /// What a control file holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum DecodedControl {
     /// The newest slot that is whole.
-    State(State),
+    State(ControlState),
     /// A slot that is whole, of a version that is not known here.
     Version(u16),
     /// No slot that is whole.
     Nothing,
 }
 
-impl State {
+impl ControlState {
     fn encode(&self) -> [u8; LEN_BOUNDED] {
         let mut bytes = [0; LEN_BOUNDED];
         let mut at = 0;
@@ -80,7 +80,7 @@ impl State {
             at += part.len();
         };
         put(&MAGIC);
-        put(&if self.most_unsynced.is_some() { VERSION_BOUNDED } else { VERSION }.to_le_bytes());
+        put(&if self.max_unsynced.is_some() { VERSION_BOUNDED } else { VERSION }.to_le_bytes());
         put(&self.number.to_le_bytes());
         put(&self.log_id.to_le_bytes());
         put(&self.geometry.file_bytes.to_le_bytes());
@@ -90,49 +90,49 @@ impl State {
         put(&self.salt.to_le_bytes());
         let crc = crc32c::crc32c(&bytes[..CHECKED]);
         bytes[CHECKED..LEN].copy_from_slice(&crc.to_le_bytes());
-        if let Some(most) = self.most_unsynced {
-            bytes[LEN..CHECKED_BOUNDED].copy_from_slice(&most.to_le_bytes());
+        if let Some(max) = self.max_unsynced {
+            bytes[LEN..CHECKED_BOUNDED].copy_from_slice(&max.to_le_bytes());
             let crc = crc32c::crc32c(&bytes[..CHECKED_BOUNDED]);
             bytes[CHECKED_BOUNDED..].copy_from_slice(&crc.to_le_bytes());
         }
         bytes
     }
 
-    fn decode(slot: &[u8]) -> Found {
+    fn decode(slot: &[u8]) -> DecodedControl {
         let (Some(checked), Some(crc)) = (slot.get(..CHECKED), slot.get(CHECKED..CHECKED + 4)) else {
-            return Found::Nothing;
+            return DecodedControl::Nothing;
         };
         if checked[..6] != MAGIC || crc32c::crc32c(checked).to_le_bytes() != crc {
-            return Found::Nothing;
+            return DecodedControl::Nothing;
         }
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| checked[at + byte]));
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| checked[at + byte]));
         let version = u16::from_le_bytes([checked[6], checked[7]]);
-        let most_unsynced = match version {
+        let max_unsynced = match version {
             VERSION => None,
             VERSION_BOUNDED => match slot.get(..LEN_BOUNDED).and_then(<[u8]>::split_last_chunk::<4>) {
                 Some((checked, crc)) if crc32c::crc32c(checked).to_le_bytes() == *crc => {
                     Some(u64::from_le_bytes(std::array::from_fn(|byte| checked[LEN + byte])))
                 }
-                _ => return Found::Nothing,
+                _ => return DecodedControl::Nothing,
             },
-            version => return Found::Version(version),
+            version => return DecodedControl::Version(version),
         };
         let geometry = Geometry { file_bytes: long(24), files: word(32) };
         let is_sound = geometry.file_bytes > 0
             && geometry.file_bytes.is_multiple_of(BLOCK)
-            && (1..=MOST_FILES).contains(&geometry.files)
+            && (1..=MAX_FILES).contains(&geometry.files)
             && geometry.file_bytes <= u64::MAX >> 16
             && word(36) <= 1
-            && most_unsynced.is_none_or(|most| UNSYNCED.contains(&most) && most.is_multiple_of(BLOCK));
+            && max_unsynced.is_none_or(|max| UNSYNCED.contains(&max) && max.is_multiple_of(BLOCK));
         if !is_sound {
-            return Found::Nothing;
+            return DecodedControl::Nothing;
         }
-        Found::State(Self {
+        DecodedControl::State(Self {
             number: long(8),
             log_id: long(16),
             geometry,
-            most_unsynced,
+            max_unsynced,
             in_use: word(36) == 1,
             checkpoint: long(40),
             salt: word(48),
@@ -141,18 +141,18 @@ impl State {
 }
 
 /// The newest of what the file holds.
-pub(super) fn decode(bytes: &[u8]) -> Found {
-    bytes.chunks(BLOCK_LEN).take(2).map(State::decode).fold(Found::Nothing, |best, slot| {
+pub(super) fn decode(bytes: &[u8]) -> DecodedControl {
+    bytes.chunks(BLOCK_LEN).take(2).map(ControlState::decode).fold(DecodedControl::Nothing, |best, slot| {
         match (&best, &slot) {
-            (_, Found::Nothing) | (Found::Version(_), _) => best,
-            (Found::State(a), Found::State(b)) if a.number > b.number => best,
+            (_, DecodedControl::Nothing) | (DecodedControl::Version(_), _) => best,
+            (DecodedControl::State(a), DecodedControl::State(b)) if a.number > b.number => best,
             _ => slot,
         }
     })
 }
 
 /// Reads the control file of a log.
-pub(super) fn read(file: &dyn IoFile) -> Result<Found, Error> {
+pub(super) fn read(file: &dyn IoFile) -> Result<DecodedControl, Error> {
     let mut bytes = AlignedBuf::new(2 * BLOCK_LEN);
     let got = file.read_at(0, &mut bytes)?;
     Ok(decode(&bytes[..got]))
@@ -161,15 +161,15 @@ pub(super) fn read(file: &dyn IoFile) -> Result<Found, Error> {
 /// The control file of an open log.
 pub(super) struct Control {
     file: Arc<dyn IoFile>,
-    state: State,
+    state: ControlState,
     slot: AlignedBuf,
-    #[cfg(any(test, feature = "planted"))]
-    pub(super) planted: Option<super::planted::Planted>,
+    #[cfg(any(test, feature = "injected-faults"))]
+    pub(super) injected_fault: Option<super::injected_fault::InjectedFault>,
 }
 
 impl Control {
     /// Makes the file, durably but for its name, and says that the log is being made.
-    pub(super) fn create(io: &dyn Io, path: &Path, state: State) -> Result<Self, Error> {
+    pub(super) fn create(io: &dyn Io, path: &Path, state: ControlState) -> Result<Self, Error> {
         let file = open_writable_past_cache(io, path, Create::New)?;
         file.set_len(2 * BLOCK)?;
         let mut control = Self::on(file, state);
@@ -179,23 +179,23 @@ impl Control {
     }
 
     /// To go on from what was read.
-    pub(super) fn open(io: &dyn Io, path: &Path, state: State) -> Result<Self, Error> {
+    pub(super) fn open(io: &dyn Io, path: &Path, state: ControlState) -> Result<Self, Error> {
         let file = open_writable_past_cache(io, path, Create::Never)?;
         Ok(Self::on(file, state))
     }
 
-    fn on(file: Arc<dyn IoFile>, state: State) -> Self {
+    fn on(file: Arc<dyn IoFile>, state: ControlState) -> Self {
         Self {
             file,
             state,
             slot: AlignedBuf::new(BLOCK_LEN),
-            #[cfg(any(test, feature = "planted"))]
-            planted: None,
+            #[cfg(any(test, feature = "injected-faults"))]
+            injected_fault: None,
         }
     }
 
     /// What it says now.
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> ControlState {
         self.state
     }
 
@@ -205,13 +205,13 @@ impl Control {
     }
 
     /// Says something new, durably, in the slot that does not hold what counts now.
-    pub(super) fn write(&mut self, state: State) -> Result<(), Error> {
-        let state = State { number: self.state.number + 1, ..state };
+    pub(super) fn write(&mut self, state: ControlState) -> Result<(), Error> {
+        let state = ControlState { number: self.state.number + 1, ..state };
         let bytes = state.encode();
         self.slot[..bytes.len()].copy_from_slice(&bytes);
-        let slot = if planted!(self, OneSlot) { 0 } else { state.number % 2 };
+        let slot = if injected_fault!(self, OneSlot) { 0 } else { state.number % 2 };
         self.file.write_at(slot * BLOCK, &self.slot, WriteMode::Plain)?;
-        if !planted!(self, NoSyncOfControl) {
+        if !injected_fault!(self, NoSyncOfControl) {
             self.file.sync_data()?;
         }
         self.state = state;
@@ -225,11 +225,11 @@ mod tests {
 
     use super::*;
 
-    const STATE: State = State {
+    const STATE: ControlState = ControlState {
         number: 4,
         log_id: 0x0102_0304_0506_0708,
         geometry: Geometry { file_bytes: 1 << 20, files: 3 },
-        most_unsynced: None,
+        max_unsynced: None,
         in_use: true,
         checkpoint: 8192,
         salt: 0xdead_beef,
@@ -244,37 +244,40 @@ mod tests {
         expected.extend(crc32c::crc32c(&expected).to_le_bytes());
         assert_eq!(STATE.encode()[..LEN], expected);
         assert_eq!(STATE.encode()[LEN..], [0; LEN_BOUNDED - LEN]);
-        assert_eq!(decode(&expected), Found::State(STATE));
+        assert_eq!(decode(&expected), DecodedControl::State(STATE));
         for at in 0..expected.len() {
             let mut rotten = expected.clone();
             rotten[at] ^= 1;
-            assert_eq!(decode(&rotten), Found::Nothing);
+            assert_eq!(decode(&rotten), DecodedControl::Nothing);
         }
         expected[6] = 3;
         let crc = crc32c::crc32c(&expected[..CHECKED]);
         expected[CHECKED..].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(decode(&expected), Found::Version(3));
-        assert_eq!(decode(&[]), Found::Nothing);
+        assert_eq!(decode(&expected), DecodedControl::Version(3));
+        assert_eq!(decode(&[]), DecodedControl::Nothing);
     }
 
     /// Its first part is as that of version 1, so that what knows no more tells the version.
     #[test]
     fn a_slot_with_a_bound_looks_as_it_always_did() {
-        let state = State { most_unsynced: Some(1 << 20), ..STATE };
+        let state = ControlState { max_unsynced: Some(1 << 20), ..STATE };
         let mut expected = STATE.encode()[..CHECKED].to_vec();
         expected[6] = 2;
         expected.extend(crc32c::crc32c(&expected).to_le_bytes());
         expected.extend(b"\0\0\x10\0\0\0\0\0");
         expected.extend(crc32c::crc32c(&expected).to_le_bytes());
         assert_eq!(state.encode()[..], expected);
-        assert_eq!(decode(&expected), Found::State(state));
+        assert_eq!(decode(&expected), DecodedControl::State(state));
         for at in 0..expected.len() {
             let mut rotten = expected.clone();
             rotten[at] ^= 1;
-            assert_eq!(decode(&rotten), Found::Nothing);
+            assert_eq!(decode(&rotten), DecodedControl::Nothing);
         }
-        for most in [0, BLOCK, (1 << 20) + 8, 1 << 33] {
-            assert_eq!(decode(&State { most_unsynced: Some(most), ..STATE }.encode()), Found::Nothing);
+        for max in [0, BLOCK, (1 << 20) + 8, 1 << 33] {
+            assert_eq!(
+                decode(&ControlState { max_unsynced: Some(max), ..STATE }.encode()),
+                DecodedControl::Nothing
+            );
         }
     }
 
@@ -285,13 +288,13 @@ mod tests {
         let found = || read(&*disk.open(path, Access::Direct).unwrap()).unwrap();
         let mut control = Control::create(&disk, path, STATE).unwrap();
         for checkpoint in [100, 200, 300] {
-            control.write(State { checkpoint, ..control.state() }).unwrap();
-            assert_eq!(found(), Found::State(control.state()));
+            control.write(ControlState { checkpoint, ..control.state() }).unwrap();
+            assert_eq!(found(), DecodedControl::State(control.state()));
         }
         // The last write was torn.
         let file = disk.open_writable(path, Access::Buffered, Create::Never).unwrap();
         file.write_at(control.state().number % 2 * BLOCK + 40, &[9], WriteMode::Plain).unwrap();
-        let Found::State(found) = found() else { panic!("one slot is whole") };
+        let DecodedControl::State(found) = found() else { panic!("one slot is whole") };
         assert_eq!((found.checkpoint, found.number), (200, control.state().number - 1));
     }
 }

@@ -1,15 +1,14 @@
-//! The log itself, as all its threads share it: appending, writing in turn, syncing in groups.
+//! The log itself, as all its threads share it: appending, writing in order, syncing in groups.
 //!
-//! Two turns, each a mutex that is held over its I/O: the writer's (takes whole blocks out of the buffer and writes them, in
-//! order) and the syncer's (pads, has all written, syncs). Whoever needs a turn takes it: the log's threads, or a caller that
-//! would else have to wait for one of them.
+//! Two locks are held over I/O: the writer's (takes whole blocks out of the buffer and writes them, in order) and the syncer's
+//! (pads, has all written, syncs). Any thread may take them: the log's own, or a caller that would otherwise wait for one of those.
 //!
 //! Invariants:
 //! 1. `durable <= taken <= reserved`. `durable` is raised by the syncer alone, after all before it was written and the sync
 //!    of that succeeded; it is a block start.
-//! 2. After the first error of a write or sync nothing is written any more, `durable` stays, and everyone is told.
-//! 3. The limit of the buffer is at most a lap behind the block of the checkpoint that is durable in the control file, and at
-//!    most `most_unsynced` behind `durable`.
+//! 2. After the first error of a write or sync nothing is written any more, `durable` stays, and every call fails.
+//! 3. The limit of the buffer is at most the ring's capacity behind the block of the checkpoint that is durable in the control file, and
+//!    at most `max_unsynced` behind `durable`.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,22 +16,22 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use pagekeeper_io::{Io, IoFile, Lock, WriteMode};
 
-use super::bell::Bell;
 use super::buffer::{Buffer, NoRoom, SLACK, Span, Taker};
 use super::control::Control;
-use super::group::Groups;
+use super::event_count::EventCount;
+use super::group_commit::GroupCommit;
+use super::injected_fault::injected_fault;
 use super::metrics::{Counters, count};
 use super::options::{Backpressure, FlushPolicy, OnBackpressure};
-use super::planted::planted;
 use super::release::Releaser;
 use super::ring::Ring;
 use crate::record::{self, BLOCK, EpochAt, HEADER, Header, Kind};
 use crate::{Error, LogMode};
 
-/// Bytes of a write at most: more at once gains nothing, and the turn is let go between writes.
-const MOST_WRITE: u64 = 1 << 20;
-/// The same where the kernel has to be told to begin writing back: the device is at work on a piece while the next one is copied.
-const MOST_WRITE_BACK: u64 = 256 << 10;
+/// Bytes of a write at most: more at once gains nothing, and the lock is released between writes.
+const MAX_WRITE: u64 = 1 << 20;
+/// The same where writeback is started explicitly: the device writes one piece while the next one is copied.
+const MAX_WRITE_BACK: u64 = 256 << 10;
 /// Bytes of a write that are worth a call to have them written back at once, and not only by the next sync.
 const WRITE_BACK: usize = 128 << 10;
 
@@ -40,10 +39,10 @@ const WRITE_BACK: usize = 128 << 10;
 pub(super) struct Core {
     pub(super) io: Arc<dyn Io>,
     pub(super) buffer: Arc<Buffer>,
-    /// Where the lap ends that begins at the checkpoint, or appends have to stop for an epoch that is due.
+    /// Where the ring wraps around to the checkpoint's block, or appends have to stop for an epoch that is due.
     pub(super) ring_limit: AtomicU64,
     /// Bytes that may be appended and not synced; all there are, if the log has no bound.
-    pub(super) most_unsynced: u64,
+    pub(super) max_unsynced: u64,
     pub(super) ring: Ring,
     /// The same files, to read.
     pub(super) sources: Arc<[Arc<dyn IoFile>]>,
@@ -51,20 +50,20 @@ pub(super) struct Core {
     pub(super) mode: LogMode,
     /// The salt of the epoch that is written now. It changes before the first record only.
     pub(super) salt: AtomicU32,
-    /// The writer's turn.
+    /// The writer's lock.
     pub(super) writer: Mutex<Taker>,
-    /// The syncer's turn.
+    /// The syncer's lock: its holder leads a group commit.
     pub(super) syncer: Mutex<()>,
     pub(super) durable: AtomicU64,
-    pub(super) groups: Groups,
-    /// Rung when there is room in the buffer or the ring.
-    pub(super) room: Bell,
-    /// Rung when there is much to write.
-    pub(super) to_write: Bell,
-    /// Rung when there is much to sync or release.
-    pub(super) to_flush: Bell,
-    /// Rung when pages were released.
-    pub(super) released: Bell,
+    pub(super) group_commit: GroupCommit,
+    /// Notified when there is room in the buffer or the ring.
+    pub(super) room: EventCount,
+    /// Notified when there is much to write.
+    pub(super) to_write: EventCount,
+    /// Notified when there is much to sync or release.
+    pub(super) to_flush: EventCount,
+    /// Notified when pages were released.
+    pub(super) released: EventCount,
     /// Set while somebody waits for room, so that little is much.
     pub(super) hurry: AtomicBool,
     pub(super) stopped: AtomicBool,
@@ -76,7 +75,7 @@ pub(super) struct Core {
     /// Whether pages are given back at all.
     pub(super) releases: bool,
     pub(super) releaser: Mutex<Releaser>,
-    /// How far the releaser has looked.
+    /// How far the releaser has come.
     pub(super) release_at: AtomicU64,
     pub(super) counters: Counters,
     pub(super) start: u64,
@@ -85,8 +84,8 @@ pub(super) struct Core {
     pub(super) has_threads: bool,
     /// Bytes in the buffer that are worth waking the writer.
     pub(super) much: u64,
-    #[cfg(any(test, feature = "planted"))]
-    pub(super) planted: Option<super::planted::Planted>,
+    #[cfg(any(test, feature = "injected-faults"))]
+    pub(super) injected_fault: Option<super::injected_fault::InjectedFault>,
     pub(super) _lock: Lock,
 }
 
@@ -123,8 +122,8 @@ impl Core {
 
     /// The longest body that goes.
     pub(super) fn longest(&self) -> usize {
-        let least = self.buffer.capacity().min(self.ring.geometry.capacity()).min(self.most_unsynced);
-        let room = least - SLACK - 2 * BLOCK;
+        let limit = self.buffer.capacity().min(self.ring.geometry.capacity()).min(self.max_unsynced);
+        let room = limit - SLACK - 2 * BLOCK;
         usize::try_from(room).unwrap_or(usize::MAX).saturating_sub(HEADER).min(record::LONGEST)
     }
 
@@ -133,24 +132,24 @@ impl Core {
         self.poison.get().map_or(Ok(()), |cause| Err(Error::Poisoned { cause: Box::new(cause.clone()) }))
     }
 
-    /// Ends all appending for ever, and tells everyone.
+    /// Ends all appending for ever, and wakes everyone.
     pub(super) fn poison(&self, cause: Error) -> Error {
         let cause = match cause {
             Error::Poisoned { cause } => *cause,
             cause => cause,
         };
         let _ = self.poison.set(cause);
-        self.groups.wake_all();
-        self.room.ring();
-        self.to_write.ring();
-        self.to_flush.ring();
+        self.group_commit.wake_all();
+        self.room.notify_all();
+        self.to_write.notify_all();
+        self.to_flush.notify_all();
         self.check().err().unwrap_or_else(|| unreachable!("it was just set"))
     }
 
     /// Appends a record, and gives the LSN just behind it. Waits for room, but not for the ring if `wait` is false.
     pub(super) fn append(&self, body: &[u8], wait: bool) -> Result<u64, Error> {
         if body.len() > self.longest() {
-            return Err(Error::RecordTooLarge { bytes: body.len() as u64, most: self.longest() as u64 });
+            return Err(Error::RecordTooLarge { bytes: body.len() as u64, max: self.longest() as u64 });
         }
         let len = record::size(body.len());
         // Before the room is reserved: others wait behind it until it is filled.
@@ -163,26 +162,26 @@ impl Core {
         self.buffer.fill(span, [&header, body]);
         count(&self.counters.appends);
         // May miss that the writer falls asleep just now: the next append wakes it, or the flusher's tick.
-        if self.to_write.has_sleepers() && self.is_much_to_write() {
-            self.to_write.ring();
+        if self.to_write.has_waiters() && self.is_much_to_write() {
+            self.to_write.notify_all();
         }
-        if self.is_much_unsynced() && self.to_flush.has_sleepers() {
-            self.to_flush.ring();
+        if self.is_much_unsynced() && self.to_flush.has_waiters() {
+            self.to_flush.notify_all();
         }
         Ok(end)
     }
 
     /// Whether the log flusher should sync now, so that appends need not wait for it.
     pub(super) fn is_much_unsynced(&self) -> bool {
-        self.most_unsynced != u64::MAX
-            && self.buffer.reserved().saturating_sub(self.durable()) > self.most_unsynced / 2
+        self.max_unsynced != u64::MAX
+            && self.buffer.reserved().saturating_sub(self.durable()) > self.max_unsynced / 2
     }
 
     /// Lets appends go as far as they may.
     pub(super) fn raise_limit(&self) {
         // Whoever comes last, here or where the ring's limit is raised, sees both.
         let durable = self.durable.load(Ordering::SeqCst);
-        let limit = self.ring_limit.load(Ordering::SeqCst).min(durable.saturating_add(self.most_unsynced));
+        let limit = self.ring_limit.load(Ordering::SeqCst).min(durable.saturating_add(self.max_unsynced));
         self.buffer.raise_limit(limit);
     }
 
@@ -198,10 +197,10 @@ impl Core {
     }
 
     fn room_for(&self, len: u64, wait: bool) -> Result<Span, Error> {
-        let mut told = None;
+        let mut reported = None;
         loop {
             self.check()?;
-            let rung = self.room.count();
+            let seen = self.room.count();
             let why = match self.buffer.reserve(len) {
                 Ok(span) => return Ok(span),
                 Err(why) => why,
@@ -216,13 +215,13 @@ impl Core {
             if why == NoRoom::Limit && !wait {
                 return Err(Error::RingFull { checkpoint: self.checkpoint() });
             }
-            if told.replace(why) != Some(why) {
-                self.tell(why);
+            if reported.replace(why) != Some(why) {
+                self.report_wait(why);
             }
             match why {
                 NoRoom::Buffer if self.has_threads => {
                     self.hurry.store(true, Ordering::SeqCst);
-                    self.to_write.ring();
+                    self.to_write.notify_all();
                 }
                 NoRoom::Buffer => {
                     self.write_whole_blocks()?;
@@ -231,18 +230,18 @@ impl Core {
                 NoRoom::Limit => {}
             }
             self.check()?;
-            self.room.wait(rung, None);
+            self.room.wait(seen, None);
         }
     }
 
-    /// Counts a wait, and tells of one for the ring. No lock is held.
-    fn tell(&self, why: NoRoom) {
+    /// Counts a wait, and reports one for the ring. No lock is held.
+    fn report_wait(&self, why: NoRoom) {
         match why {
             NoRoom::Buffer => count(&self.counters.waits_for_buffer),
             NoRoom::Limit => {
                 count(&self.counters.waits_for_ring);
-                if let Some(told) = &self.on_backpressure {
-                    told(Backpressure {
+                if let Some(report) = &self.on_backpressure {
+                    report(Backpressure {
                         checkpoint: self.checkpoint(),
                         end: self.buffer.reserved(),
                         capacity: self.ring.geometry.capacity(),
@@ -255,12 +254,12 @@ impl Core {
     /// Pads to the start of a block; all before the LSN that it gives can be written.
     fn seal(&self) -> u64 {
         static ZEROS: [u8; 2 * record::BLOCK_LEN] = [0; 2 * record::BLOCK_LEN];
-        let (span, end) = self.buffer.reserve_pad();
+        let (span, end) = self.buffer.reserve_padding();
         if let Some(span) = span {
             let body =
                 usize::try_from(span.end() - span.lsn()).map_or(&ZEROS[..], |len| &ZEROS[..len - HEADER]);
             let salt = self.salt.load(Ordering::Relaxed);
-            let header = Header::new(Kind::Pad, body, span.lsn(), salt, self.durable()).encode(body);
+            let header = Header::new(Kind::Padding, body, span.lsn(), salt, self.durable()).encode(body);
             self.buffer.fill(span, [&header, body]);
         }
         end
@@ -274,15 +273,15 @@ impl Core {
 
     /// Writes all before `upto`, which was sealed. Appends that are still filling their part are waited for.
     fn write_upto(&self, taker: &mut Taker, upto: u64, mode: WriteMode) -> Result<(), Error> {
-        let mut looks = 0;
+        let mut attempts = 0;
         while taker.at() < upto {
             if self.write_ready(taker, upto, mode)? > 0 {
-                looks = 0;
+                attempts = 0;
                 continue;
             }
             // A copy takes microseconds, if whoever does it runs.
-            looks += 1;
-            if looks < 20 {
+            attempts += 1;
+            if attempts < 20 {
                 std::hint::spin_loop();
             } else {
                 std::thread::yield_now();
@@ -294,8 +293,8 @@ impl Core {
     /// One write of what is whole; gives its length.
     fn write_ready(&self, taker: &mut Taker, upto: u64, mode: WriteMode) -> Result<usize, Error> {
         self.check()?;
-        let most = if self.writes_back() { MOST_WRITE_BACK } else { MOST_WRITE };
-        let bytes = taker.ready(most.min(upto - taker.at()));
+        let max = if self.writes_back() { MAX_WRITE_BACK } else { MAX_WRITE };
+        let bytes = taker.ready(max.min(upto - taker.at()));
         if bytes.is_empty() {
             return Ok(0);
         }
@@ -306,7 +305,7 @@ impl Core {
         taker.give_back(written);
         count(&self.counters.writes);
         self.hurry.store(false, Ordering::SeqCst);
-        self.room.ring();
+        self.room.notify_all();
         Ok(written)
     }
 
@@ -322,7 +321,7 @@ impl Core {
 
     /// How blocks are written that are to be durable at once.
     fn committing(&self) -> WriteMode {
-        if self.mode == LogMode::Direct && !planted!(self, NoSync) {
+        if self.mode == LogMode::Direct && !injected_fault!(self, NoSync) {
             WriteMode::Durable
         } else {
             self.plain()
@@ -350,38 +349,38 @@ impl Core {
         }
         count(&self.counters.commits);
         loop {
-            let seat = self.groups.seat(lsn);
+            let ticket = self.group_commit.ticket(lsn);
             if self.durable() >= lsn {
                 return Ok(());
             }
             self.check()?;
             match self.syncer.try_lock() {
-                Ok(turn) => self.sync_in_turn(turn, lsn)?,
-                Err(TryLockError::Poisoned(turn)) => self.sync_in_turn(turn.into_inner(), lsn)?,
-                Err(TryLockError::WouldBlock) => seat.wait(),
+                Ok(guard) => self.sync_as_leader(guard, lsn)?,
+                Err(TryLockError::Poisoned(guard)) => self.sync_as_leader(guard.into_inner(), lsn)?,
+                Err(TryLockError::WouldBlock) => ticket.wait(),
             }
         }
     }
 
-    fn sync_in_turn(&self, turn: MutexGuard<'_, ()>, lsn: u64) -> Result<(), Error> {
+    fn sync_as_leader(&self, guard: MutexGuard<'_, ()>, lsn: u64) -> Result<(), Error> {
         let result = if self.durable() < lsn { self.sync_round() } else { Ok(()) };
-        let round = self.groups.round();
-        drop(turn);
-        self.groups.end(round);
+        let round = self.group_commit.round();
+        drop(guard);
+        self.group_commit.end(round);
         result
     }
 
-    /// Makes all durable that was appended before. Only with the syncer's turn.
+    /// Makes all durable that was appended before. For the holder of the syncer's lock.
     fn sync_round(&self) -> Result<(), Error> {
         let upto = self.seal();
-        self.groups.begin(upto);
+        self.group_commit.begin(upto);
         let from = self.durable();
         let mut taker = lock(&self.writer);
         let mode = self.committing();
         let began = taker.at();
         self.write_upto(&mut taker, upto, mode)?;
         drop(taker);
-        if planted!(self, AckBeforeSync) {
+        if injected_fault!(self, AckBeforeSync) {
             self.set_durable(upto);
             return Ok(());
         }
@@ -396,11 +395,11 @@ impl Core {
     }
 
     fn sync_ring(&self, lsns: Range<u64>) -> Result<(), Error> {
-        if planted!(self, NoSync) {
+        if injected_fault!(self, NoSync) {
             return Ok(());
         }
         match self.ring.sync(lsns.clone()) {
-            Err(_) if planted!(self, SyncRetried) => self.ring.sync(lsns),
+            Err(_) if injected_fault!(self, SyncRetried) => self.ring.sync(lsns),
             synced => synced,
         }
     }
@@ -409,8 +408,8 @@ impl Core {
     pub(super) fn nudge_flusher(&self) {
         if self.unreleased() >= super::release::STEP {
             if self.has_threads {
-                if self.to_flush.has_sleepers() {
-                    self.to_flush.ring();
+                if self.to_flush.has_waiters() {
+                    self.to_flush.notify_all();
                 }
             } else {
                 self.release();
@@ -418,7 +417,7 @@ impl Core {
         }
     }
 
-    /// Bytes that were written and not yet looked at for release; 0 where none are released.
+    /// Bytes that were written and not yet considered for release; 0 where none are released.
     pub(super) fn unreleased(&self) -> u64 {
         if !self.releases {
             return 0;

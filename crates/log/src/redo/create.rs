@@ -12,8 +12,8 @@ use pagekeeper_io::{
     AlignedBuf, Create, Error as IoError, Io, WriteMode, open_past_cache, open_writable_past_cache,
 };
 
-use super::control::{self, Control, Found, State};
-use super::planted::planted;
+use super::control::{self, Control, ControlState, DecodedControl};
+use super::injected_fault::injected_fault;
 use super::{RedoLog, RedoOptions, open, ring};
 use crate::Error;
 
@@ -50,16 +50,19 @@ pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<RedoLog,
     }
 }
 
-#[cfg_attr(not(any(test, feature = "planted")), expect(unused_variables, reason = "tests plant bugs in it"))]
+#[cfg_attr(
+    not(any(test, feature = "injected-faults")),
+    expect(unused_variables, reason = "tests inject faults")
+)]
 fn sync_names(options: &RedoOptions, directory: &Path, io: &dyn Io) -> Result<(), IoError> {
-    if planted!(options, NoSyncOfDirectory) { Ok(()) } else { io.sync_dir(directory) }
+    if injected_fault!(options, NoSyncOfDirectory) { Ok(()) } else { io.sync_dir(directory) }
 }
 
 fn make(
     options: &RedoOptions,
     directory: &Path,
     made: &mut Made<'_>,
-) -> Result<(pagekeeper_io::Lock, State), Error> {
+) -> Result<(pagekeeper_io::Lock, ControlState), Error> {
     let io = made.io;
     let lock = io.lock(&directory.join(LOCK))?;
     made.paths.push(directory.join(LOCK));
@@ -67,11 +70,11 @@ fn make(
     for left in check_empty(io, directory)? {
         io.remove(&directory.join(left))?;
     }
-    let state = State {
+    let state = ControlState {
         number: 0,
-        log_id: open::by_chance(),
+        log_id: open::random(),
         geometry: options.geometry(),
-        most_unsynced: options.most_unsynced,
+        max_unsynced: options.max_unsynced,
         in_use: false,
         checkpoint: 0,
         salt: open::salt_unlike(0),
@@ -87,7 +90,7 @@ fn make(
         make_file(io, &path, options.file_bytes, &zeros)?;
     }
     sync_names(options, directory, io)?;
-    control.write(State { in_use: true, ..control.state() })?;
+    control.write(ControlState { in_use: true, ..control.state() })?;
     Ok((lock, control.state()))
 }
 
@@ -129,12 +132,12 @@ fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
     let found = if has_control {
         control::read(&*open_past_cache(io, &directory.join(control::NAME))?)?
     } else {
-        Found::Nothing
+        DecodedControl::Nothing
     };
     match found {
-        Found::State(state) if !state.in_use => Ok(left),
+        DecodedControl::State(state) if !state.in_use => Ok(left),
         // The very first thing to be made was interrupted.
-        Found::Nothing if has_control && left.len() == 1 => Ok(left),
+        DecodedControl::Nothing if has_control && left.len() == 1 => Ok(left),
         _ => not_empty(left.swap_remove(0)),
     }
 }

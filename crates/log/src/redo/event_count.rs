@@ -1,60 +1,59 @@
-//! A bell: threads sleep until it is rung.
+//! An event count: threads sleep until it is notified.
 //!
-//! Who waits takes the [`Bell::count`] first, then looks whether there is anything to wait for, and then waits with that count:
-//! a ring in between is not missed. Waking may be without a reason. Sleeping is a futex, so that all are woken by one
-//! system call and nobody has to take a lock to go on.
+//! A waiter reads [`EventCount::count`], checks its condition, and then waits with that count: a notification in between is
+//! not missed. Wakeups may be spurious. It is a futex, so one system call wakes all, and no waiter takes a lock to go on.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::thread::futex::{Flags, Timespec, wait, wake};
 
-/// A bell.
+/// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Bell {
-    rung: AtomicU32,
-    asleep: AtomicU32,
+pub(super) struct EventCount {
+    notified: AtomicU32,
+    waiters: AtomicU32,
 }
 
-impl Bell {
-    /// How often it was rung, modulo 2^32.
+impl EventCount {
+    /// Number of notifications, modulo 2^32.
     pub(super) fn count(&self) -> u32 {
-        self.rung.load(Ordering::SeqCst)
+        self.notified.load(Ordering::SeqCst)
     }
 
-    /// Whether somebody sleeps; may be seen late.
-    pub(super) fn has_sleepers(&self) -> bool {
-        self.asleep.load(Ordering::Relaxed) > 0
+    /// Whether a thread waits; may lag behind.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// Sleeps until it was rung more often than `count`, at most so long.
-    pub(super) fn wait(&self, count: u32, at_most: Option<Duration>) {
-        // The count of sleepers is raised before the kernel looks at the rings, and read after they are raised: one of the two sees.
-        self.asleep.fetch_add(1, Ordering::SeqCst);
-        let timeout = at_most.and_then(|at_most| {
-            let tv_sec = at_most.as_secs().try_into().ok()?;
-            Some(Timespec { tv_sec, tv_nsec: at_most.subsec_nanos().into() })
+    /// Sleeps until there are more notifications than `count`, but no longer than `timeout`.
+    pub(super) fn wait(&self, count: u32, timeout: Option<Duration>) {
+        // Waiters are counted before the kernel compares the count, and read after it is raised: one of the two sides sees the other.
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let timeout = timeout.and_then(|timeout| {
+            let tv_sec = timeout.as_secs().try_into().ok()?;
+            Some(Timespec { tv_sec, tv_nsec: timeout.subsec_nanos().into() })
         });
-        // Whatever it says, the caller looks again.
-        let _ = wait(&self.rung, Flags::PRIVATE, count, timeout.as_ref());
-        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        // Whatever it returns, the caller checks again.
+        let _ = wait(&self.notified, Flags::PRIVATE, count, timeout.as_ref());
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Wakes all.
-    pub(super) fn ring(&self) {
+    pub(super) fn notify_all(&self) {
         self.wake(i32::MAX.unsigned_abs());
     }
 
-    /// Wakes one, if one sleeps; those who were about to sleep look again.
-    pub(super) fn ring_for_one(&self) {
+    /// Wakes one waiter, if there is any; threads that were about to sleep check again.
+    pub(super) fn notify_one(&self) {
         self.wake(1);
     }
 
-    fn wake(&self, most: u32) {
-        self.rung.fetch_add(1, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) > 0 {
+    fn wake(&self, max: u32) {
+        self.notified.fetch_add(1, Ordering::SeqCst);
+        if self.waiters.load(Ordering::SeqCst) > 0 {
             // Fails for no address that is a variable's.
-            let _ = wake(&self.rung, Flags::PRIVATE, most);
+            let _ = wake(&self.notified, Flags::PRIVATE, max);
         }
     }
 }
@@ -66,40 +65,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_before_the_wait_is_not_missed() {
-        let bell = Bell::default();
-        let count = bell.count();
-        bell.ring();
-        bell.wait(count, None);
-        assert!(!bell.has_sleepers());
+    fn a_notification_before_the_wait_is_not_missed() {
+        let event = EventCount::default();
+        let count = event.count();
+        event.notify_all();
+        event.wait(count, None);
+        assert!(!event.has_waiters());
     }
 
     #[test]
     fn all_are_woken() {
-        let (bell, go) = (Bell::default(), AtomicU64::new(0));
+        let (event, go) = (EventCount::default(), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
                     loop {
-                        let count = bell.count();
+                        let count = event.count();
                         if go.load(Ordering::Acquire) == 1 {
                             return;
                         }
-                        bell.wait(count, None);
+                        event.wait(count, None);
                     }
                 });
             }
-            while bell.asleep.load(Ordering::SeqCst) < 8 {
+            while event.waiters.load(Ordering::SeqCst) < 8 {
                 std::thread::yield_now();
             }
             go.store(1, Ordering::Release);
-            bell.ring();
+            event.notify_all();
         });
     }
 
     #[test]
-    fn a_wait_ends_by_its_time() {
-        let bell = Bell::default();
-        bell.wait(bell.count(), Some(Duration::from_millis(1)));
+    fn a_wait_ends_at_its_timeout() {
+        let event = EventCount::default();
+        event.wait(event.count(), Some(Duration::from_millis(1)));
     }
 }

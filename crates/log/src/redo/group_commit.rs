@@ -1,19 +1,19 @@
-//! Group commit: who waits for which sync, and who does the next.
+//! Group commit of the redo log: who waits for which sync, and who leads the next.
 //!
-//! Syncs are numbered rounds, one after the other, each done by whoever has the turn. A round covers all that was appended
-//! before it began. Those that it covers sleep at its bell; those that came later sleep at the bell of the
-//! next round, which has the other parity, and one of them is woken when the turn is free.
+//! Syncs are numbered rounds, one after the other, each done by the leader: the thread that holds the syncer's lock. A round
+//! covers all that was appended before it began. Threads that it covers wait on its event count; threads that came later wait
+//! on that of the next round, which has the other parity, and one of them is woken when the lock is free.
 //!
-//! Invariant: who sleeps failed to get the turn after it took its seat, so somebody had the turn then, and rings both bells
-//! once the turn is free: nobody is forgotten.
+//! Invariant: a thread sleeps only if it failed to get the lock after it took its ticket. So there was a leader then, which
+//! notifies both event counts once the lock is free: nobody is forgotten.
 
-use super::sync::{Bell, Mutex, MutexGuard, PoisonError};
+use super::sync::{EventCount, Mutex, MutexGuard, PoisonError};
 
 /// The rounds.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
+pub(super) struct GroupCommit {
     rounds: Mutex<Rounds>,
-    bells: [Bell; 2],
+    events: [EventCount; 2],
 }
 
 #[derive(Debug, Default)]
@@ -24,23 +24,23 @@ struct Rounds {
     upto: u64,
 }
 
-/// A place to wait at.
+/// What a thread waits with: an event count, and its count before the thread tried to lead.
 #[derive(Debug)]
-pub(super) struct Seat<'a> {
-    bell: &'a Bell,
+pub(super) struct WaitTicket<'a> {
+    event: &'a EventCount,
     count: u32,
 }
 
-impl Groups {
-    /// Where to wait for `lsn`. To be taken before the turn is tried for.
-    pub(super) fn seat(&self, lsn: u64) -> Seat<'_> {
+impl GroupCommit {
+    /// A ticket to wait for `lsn`. To be taken before trying to lead.
+    pub(super) fn ticket(&self, lsn: u64) -> WaitTicket<'_> {
         let rounds = self.lock();
         let round = if lsn <= rounds.upto { rounds.round } else { rounds.round + 1 };
-        let bell = self.bell(round);
-        Seat { bell, count: bell.count() }
+        let event = self.event(round);
+        WaitTicket { event, count: event.count() }
     }
 
-    /// Begins a round that covers all before `upto`. Only with the turn.
+    /// Begins a round that covers all before `upto`. For the leader.
     pub(super) fn begin(&self, upto: u64) {
         let mut rounds = self.lock();
         *rounds = Rounds { round: rounds.round + 1, upto };
@@ -51,19 +51,19 @@ impl Groups {
         self.lock().round
     }
 
-    /// Wakes those that a round covered, and one to do the next. To be called once the turn is free again.
+    /// Wakes the threads that a round covered, and one to lead the next. To be called once the syncer's lock is free.
     pub(super) fn end(&self, round: u64) {
-        self.bell(round).ring();
-        self.bell(round + 1).ring_for_one();
+        self.event(round).notify_all();
+        self.event(round + 1).notify_one();
     }
 
     /// Wakes all.
     pub(super) fn wake_all(&self) {
-        self.bells.iter().for_each(Bell::ring);
+        self.events.iter().for_each(EventCount::notify_all);
     }
 
-    fn bell(&self, round: u64) -> &Bell {
-        &self.bells[usize::from(round % 2 == 1)]
+    fn event(&self, round: u64) -> &EventCount {
+        &self.events[usize::from(round % 2 == 1)]
     }
 
     fn lock(&self) -> MutexGuard<'_, Rounds> {
@@ -71,9 +71,9 @@ impl Groups {
     }
 }
 
-impl Seat<'_> {
-    /// Sleeps until the round ended, or the turn may be free.
+impl WaitTicket<'_> {
+    /// Sleeps until the round ended, or the syncer's lock may be free.
     pub(super) fn wait(self) {
-        self.bell.wait(self.count, None);
+        self.event.wait(self.count, None);
     }
 }

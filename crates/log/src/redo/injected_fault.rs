@@ -1,25 +1,25 @@
-//! Bugs that crash tests plant, to see that they would be found: those of this crate, and those of crates that rest on it
-//! (feature `planted`). There are none but in tests.
+//! Faults that crash tests inject, to see that they would be found: tests of this crate, and of crates built on it (feature
+//! `injected-faults`). Outside of tests there are none.
 
-/// Whether this bug is planted.
-macro_rules! planted {
-    ($of:expr, $bug:ident) => {{
-        #[cfg(any(test, feature = "planted"))]
-        let is_planted = $of.planted == Some($crate::redo::planted::Planted::$bug);
-        #[cfg(not(any(test, feature = "planted")))]
-        let is_planted = false;
-        is_planted
+/// Whether this fault is injected.
+macro_rules! injected_fault {
+    ($of:expr, $fault:ident) => {{
+        #[cfg(any(test, feature = "injected-faults"))]
+        let is_injected = $of.injected_fault == Some($crate::redo::injected_fault::InjectedFault::$fault);
+        #[cfg(not(any(test, feature = "injected-faults")))]
+        let is_injected = false;
+        is_injected
     }};
 }
 
-pub(crate) use planted;
+pub(crate) use injected_fault;
 
-/// One bug of a [`RedoLog`](crate::RedoLog), for [`RedoOptions::planted`](crate::RedoOptions::planted). Only with the feature
-/// `planted`, for tests of what rests on the log: a crash test that does not find it is no test.
-#[cfg(any(test, feature = "planted"))]
+/// A fault of a [`RedoLog`](crate::RedoLog), for [`RedoOptions::injected_fault`](crate::RedoOptions::injected_fault). Only with the
+/// feature `injected-faults`, for tests of what is built on the log: a crash test that does not find it is no test.
+#[cfg(any(test, feature = "injected-faults"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Planted {
+pub enum InjectedFault {
     /// What is kept is not synced when a log is opened.
     NoSyncAtOpen,
     /// No new epoch is begun when a log is opened.
@@ -34,7 +34,7 @@ pub enum Planted {
     OneSlot,
     /// The log goes on in the block that it ended in.
     AppendIntoTornBlock,
-    /// The checksums of records are not looked at.
+    /// The checksums of records are not checked.
     NoChecksum,
     /// A record that is not whole is left out, and reading goes on behind it.
     SkipBadRecord,
@@ -48,8 +48,8 @@ pub enum Planted {
     NoSync,
 }
 
-#[cfg(any(test, feature = "planted"))]
-impl Planted {
+#[cfg(any(test, feature = "injected-faults"))]
+impl InjectedFault {
     /// Each of them.
     pub const ALL: [Self; 13] = [
         Self::NoSyncAtOpen,
@@ -68,8 +68,8 @@ impl Planted {
     ];
 }
 
-/// The bug of [`Planted::AppendIntoTornBlock`]: the block in which the log ended is filled as it was.
-#[cfg(any(test, feature = "planted"))]
+/// The fault [`InjectedFault::AppendIntoTornBlock`]: the block in which the log ended is filled as it was.
+#[cfg(any(test, feature = "injected-faults"))]
 pub(super) fn go_on_in_block(
     buffer: &super::buffer::Buffer,
     files: &[std::sync::Arc<dyn pagekeeper_io::IoFile>],
@@ -78,7 +78,7 @@ pub(super) fn go_on_in_block(
 ) -> Result<(), crate::Error> {
     use crate::record::{BLOCK, BLOCK_LEN};
     let mut block = pagekeeper_io::AlignedBuf::new(BLOCK_LEN);
-    let (file, offset) = geometry.place(end - end % BLOCK);
+    let (file, offset) = geometry.locate(end - end % BLOCK);
     files[file].read_at(offset, &mut block)?;
     if let Some(span) = buffer.reserve_beyond_limit(end % BLOCK) {
         let len = usize::try_from(end % BLOCK).unwrap_or(0);

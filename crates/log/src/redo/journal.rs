@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 
-use super::held::{Held, STRETCH, Stretch};
-use super::map::Map;
+use super::chunks::{CHUNK, Chunk, Chunks};
+use super::mapping::Mapping;
 use super::ring::RingSource;
 use crate::Error;
 use crate::record::{BLOCK, HEADER, Header, Kind, Reach, Source};
@@ -42,14 +42,14 @@ pub struct Recovered {
     pub lsn: u64,
     /// Just behind it: what its append returned.
     pub end: u64,
-    /// What was appended: a part of the memory that the log was read into, but for records that lie in two stretches of it.
+    /// What was appended: a part of the memory that the log was read into, but for records that lie in two chunks of it.
     pub body: Bytes,
 }
 
 /// What a step brought.
 #[derive(Debug)]
 struct Step {
-    stretches: Vec<Stretch>,
+    chunks: Vec<Chunk>,
     /// Why it did not bring all.
     failed: Option<Error>,
 }
@@ -59,9 +59,9 @@ struct Step {
 pub(super) struct Journal {
     source: Arc<RingSource>,
     has_threads: bool,
-    held: Held,
-    /// What stands in two stretches, and was asked for last.
-    joined: Option<Stretch>,
+    held: Chunks,
+    /// What stands in two chunks, and was asked for last.
+    joined: Option<Chunk>,
     /// All before it was read.
     read: u64,
     /// Why there is no more to be had.
@@ -82,7 +82,7 @@ impl Journal {
         Self {
             source: Arc::new(source),
             has_threads,
-            held: Held::default(),
+            held: Chunks::default(),
             joined: None,
             read: lsn - lsn % BLOCK,
             failed: None,
@@ -97,13 +97,13 @@ impl Journal {
     /// The bytes from `lsn` on, which were loaded: a part of what is in memory.
     pub(super) fn bytes(&mut self, lsn: u64, len: usize) -> Option<Bytes> {
         let lsns = lsn..lsn.checked_add(len as u64)?;
-        let joined = self.joined.as_mut().filter(|stretch| stretch.has(&lsns));
-        self.held.one_with_mut(&lsns).or(joined).map(|stretch| stretch.share(&lsns))
+        let joined = self.joined.as_mut().filter(|chunk| chunk.has(&lsns));
+        self.held.one_with_mut(&lsns).or(joined).map(|chunk| chunk.share(&lsns))
     }
 
     /// The one that has all of this.
-    fn stretch(&self, lsns: &Range<u64>) -> Option<&Stretch> {
-        self.held.one_with(lsns).or_else(|| self.joined.as_ref().filter(|stretch| stretch.has(lsns)))
+    fn chunk(&self, lsns: &Range<u64>) -> Option<&Chunk> {
+        self.held.one_with(lsns).or_else(|| self.joined.as_ref().filter(|chunk| chunk.has(lsns)))
     }
 
     /// What the next step reads.
@@ -121,8 +121,8 @@ impl Journal {
             (self.asked, self.is_begun) = (lsns.end, true);
             read(&self.source, lsns, self.held.take_spare())
         };
-        self.read = step.stretches.last().map_or(self.read, Stretch::end);
-        self.held.extend(step.stretches);
+        self.read = step.chunks.last().map_or(self.read, Chunk::end);
+        self.held.extend(step.chunks);
         self.failed = step.failed;
     }
 
@@ -207,7 +207,7 @@ impl Reach for Journal {
             }
             self.read_on(limit);
         }
-        if !lsns.is_empty() && self.stretch(&lsns).is_none() {
+        if !lsns.is_empty() && self.chunk(&lsns).is_none() {
             self.joined = Some(self.held.join(&lsns));
         }
         Ok(())
@@ -215,7 +215,7 @@ impl Reach for Journal {
 
     fn get(&self, lsn: u64, len: usize) -> Option<&[u8]> {
         let lsns = lsn..lsn.checked_add(len as u64)?;
-        Some(self.stretch(&lsns)?.part(&lsns))
+        Some(self.chunk(&lsns)?.part(&lsns))
     }
 
     fn look_ahead(&mut self, lsn: u64, salt: u32, limit: u64) -> Result<(), Error> {
@@ -246,8 +246,8 @@ impl Reach for Journal {
         self.source.end()
     }
 
-    fn place(&self, lsn: u64) -> (PathBuf, u64) {
-        self.source.place(lsn)
+    fn locate(&self, lsn: u64) -> (PathBuf, u64) {
+        self.source.locate(lsn)
     }
 }
 
@@ -262,18 +262,18 @@ impl Drop for Journal {
 }
 
 /// Reads a step into such memory, and more where that does not do.
-fn read(source: &RingSource, lsns: Range<u64>, mut memory: Vec<Map>) -> Step {
+fn read(source: &RingSource, lsns: Range<u64>, mut memory: Vec<Mapping>) -> Step {
     let len = usize::try_from(lsns.end - lsns.start).unwrap_or(usize::MAX);
-    let last = len % STRETCH;
-    memory.resize_with(len / STRETCH, || Map::new(STRETCH));
-    memory.extend((last > 0).then(|| Map::new(last)));
+    let last = len % CHUNK;
+    memory.resize_with(len / CHUNK, || Mapping::new(CHUNK));
+    memory.extend((last > 0).then(|| Mapping::new(last)));
     let (upto, failed) = source.read_all(lsns.start, memory.iter_mut().map(|map| &mut **map));
-    let starts = (lsns.start..upto).step_by(STRETCH);
-    let stretch = |(start, map): (u64, Map)| {
+    let starts = (lsns.start..upto).step_by(CHUNK);
+    let chunk = |(start, map): (u64, Mapping)| {
         let len = usize::try_from(upto - start).unwrap_or(usize::MAX).min(map.len());
-        Stretch::read(start, map, len)
+        Chunk::read(start, map, len)
     };
-    Step { stretches: starts.zip(memory).map(stretch).collect(), failed }
+    Step { chunks: starts.zip(memory).map(chunk).collect(), failed }
 }
 
 #[cfg(test)]
@@ -283,7 +283,7 @@ mod tests {
 
     use super::super::ring::Geometry;
     use super::*;
-    use crate::record::{Reader, encode, encode_epoch, encode_pad};
+    use crate::record::{Reader, encode, encode_epoch, encode_padding};
 
     /// Entries, and how reading ended: where and under which salt, or why not.
     type Found = (Vec<(u64, u64, Vec<u8>)>, Result<(u64, u32), Error>);
@@ -315,7 +315,7 @@ mod tests {
                 bytes.extend(encode(Kind::Data, &vec![*what; *len], lsn, salt, lsn.saturating_sub(behind * 8)));
                 let lsn = bytes.len() as u64;
                 match what {
-                    0..3 => bytes.extend(encode_pad(lsn, salt, lsn.saturating_sub(behind * 8))),
+                    0..3 => bytes.extend(encode_padding(lsn, salt, lsn.saturating_sub(behind * 8))),
                     3 => {
                         let (start, epoch) = encode_epoch(lsn, salt, salt + 1);
                         bytes.resize(usize::try_from(start).unwrap(), 0xee);
@@ -344,10 +344,10 @@ mod tests {
             let io: Arc<dyn Io> = Arc::new(disk);
             let source = || RingSource::new(Arc::clone(&io), geometry, Arc::clone(&files), geometry.capacity());
             let bound = bound.map_or(u64::MAX, |blocks| blocks * BLOCK);
-            let expected = all(Reader::new(source(), 0, 1).with_most_unsynced(bound));
+            let expected = all(Reader::new(source(), 0, 1).with_max_unsynced(bound));
             for has_threads in [false, true] {
                 let journal = Journal::new(source(), 0, has_threads);
-                prop_assert_eq!(&all(Reader::over(journal, 0, 1).with_most_unsynced(bound)), &expected);
+                prop_assert_eq!(&all(Reader::over(journal, 0, 1).with_max_unsynced(bound)), &expected);
             }
         }
     }

@@ -18,7 +18,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 const HUGE: usize = 2 << 20;
 
 /// Memory of its own, aligned to [`AlignedBuf::ALIGN`] and, from a huge page on, to that.
-pub(super) struct Map {
+pub(super) struct Mapping {
     start: NonNull<u8>,
     len: usize,
     /// What was mapped: the bytes of the map, and what aligns them.
@@ -27,11 +27,11 @@ pub(super) struct Map {
 }
 
 // SAFETY: it owns its memory, as a Vec does.
-unsafe impl Send for Map {}
+unsafe impl Send for Mapping {}
 // SAFETY: a shared reference only reads.
-unsafe impl Sync for Map {}
+unsafe impl Sync for Mapping {}
 
-impl Map {
+impl Mapping {
     /// `len` bytes, at least one, all zero.
     pub(super) fn new(len: usize) -> Self {
         let align = if len >= HUGE { HUGE } else { AlignedBuf::ALIGN };
@@ -54,7 +54,7 @@ impl Map {
     }
 }
 
-impl Deref for Map {
+impl Deref for Mapping {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -63,29 +63,29 @@ impl Deref for Map {
     }
 }
 
-impl DerefMut for Map {
+impl DerefMut for Mapping {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: by the invariant, and it is borrowed alone.
         unsafe { NonNull::slice_from_raw_parts(self.start, self.len).as_mut() }
     }
 }
 
-impl AsRef<[u8]> for Map {
+impl AsRef<[u8]> for Mapping {
     fn as_ref(&self) -> &[u8] {
         self
     }
 }
 
-impl Drop for Map {
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: what `new` mapped, as it mapped it, and nobody has a reference to it any more.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
 
-impl fmt::Debug for Map {
+impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Map").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Mapping").field("len", &self.len).finish_non_exhaustive()
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn it_is_aligned_zero_and_as_long_as_asked() {
         for len in [1, 4096, 100_000, HUGE, 2 * HUGE + 4096] {
-            let mut map = Map::new(len);
+            let mut map = Mapping::new(len);
             let align = if len >= HUGE { HUGE } else { 4096 };
             assert!(map.as_ptr().addr().is_multiple_of(align));
             assert!(map.len() == len && map.iter().all(|byte| *byte == 0));

@@ -6,7 +6,7 @@
 
 use std::ptr::NonNull;
 
-use super::map::Map;
+use super::mapping::Mapping;
 
 /// Aligned memory without a rule.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(super) struct Memory {
     start: NonNull<u8>,
     len: usize,
     /// Owns what `start` points to, and is not touched before it is dropped.
-    _owner: Map,
+    _owner: Mapping,
 }
 
 // SAFETY: plain memory that it owns; each access states that it meets no other.
@@ -24,7 +24,7 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     pub(super) fn new(len: usize) -> Self {
-        let mut owner = Map::new(len);
+        let mut owner = Mapping::new(len);
         Self { start: NonNull::from(&mut owner[..]).cast(), len, _owner: owner }
     }
 

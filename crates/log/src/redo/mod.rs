@@ -1,22 +1,22 @@
 //! The redo log: a ring of preallocated files that many threads append to.
 
-mod bell;
 mod buffer;
 mod checkpoint;
+mod chunks;
 mod control;
 mod core;
 mod create;
-mod group;
-mod held;
+mod event_count;
+mod group_commit;
+pub(crate) mod injected_fault;
 mod journal;
-mod map;
+mod mapping;
 mod memory;
 mod metrics;
 #[cfg(test)]
 mod model;
 mod open;
 mod options;
-pub(crate) mod planted;
 mod read;
 mod release;
 mod ring;
@@ -163,7 +163,7 @@ impl RedoLog {
     }
 
     /// Bytes of the longest body that can be appended: the smallest of log buffer, ring and
-    /// [`RedoOptions::most_unsynced`], less five blocks.
+    /// [`RedoOptions::max_unsynced`], less five blocks.
     pub fn longest_record(&self) -> usize {
         self.core.longest()
     }

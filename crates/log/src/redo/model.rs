@@ -2,12 +2,12 @@
 //! or three threads, and with every value that the memory model lets a load see. A thread can be stopped at most
 //! [`PREEMPTIONS`] times where it could go on.
 //!
-//! A model fails by an assertion, by loom's "Causality violation" where a stretch of the buffer is written while another may
+//! A model fails by an assertion, by loom's "Causality violation" where a chunk of the buffer is written while another may
 //! read or write it, or by its "deadlock" where a thread that waits for a sync is never woken. No chance is in it.
 //!
-//! What is not modelled: bells as futexes (they are a lock and a condition here), the writes and syncs.
+//! What is not modelled: events as futexes (they are a lock and a condition here), the writes and syncs.
 //!
-//! Each model was seen to fail. What was broken in turn, and which models found it:
+//! Each model was seen to fail. What was broken in leader, and which models found it:
 //!
 //! | broken | found by |
 //! |---|---|
@@ -18,9 +18,9 @@
 //! | what is taken is given back while it is still read | many blocks, a pad |
 //! | the counts are zeroed after `taken` is raised | many blocks, a pad |
 //! | a pad does not acquire what its neighbour saw, or the neighbour does not release it | a pad |
-//! | the seat is taken after the turn was tried for | commits in groups |
-//! | the turn is free only after the bells were rung | commits in groups |
-//! | nobody is woken to do the next round, or none of those that a round covered | commits in groups |
+//! | the ticket is taken after the leader was tried for | commits in group_commit |
+//! | the leader is free only after the events were seen | commits in group_commit |
+//! | nobody is woken to do the next round, or none of those that a round covered | commits in group_commit |
 
 mod sync;
 
@@ -35,13 +35,13 @@ macro_rules! modelled {
 
 modelled! {
     "buffer.rs" buffer
-    "group.rs" group
+    "group_commit.rs" group_commit
 }
 
 use loom::thread;
 
 use buffer::{Buffer, NoRoom, Taker};
-use group::Groups;
+use group_commit::GroupCommit;
 use sync::{Arc, AtomicU64, Mutex, Ordering};
 
 /// Of two threads, and of three: all orders are too many to try.
@@ -66,8 +66,8 @@ fn append(buffer: &Buffer, kib: u64, byte: u8) -> Result<u64, NoRoom> {
     Ok(lsn)
 }
 
-fn pad(buffer: &Buffer) -> u64 {
-    let (span, end) = buffer.reserve_pad();
+fn append_padding(buffer: &Buffer) -> u64 {
+    let (span, end) = buffer.reserve_padding();
     if let Some(span) = span {
         let body = vec![0xff; usize::try_from(span.end() - span.lsn()).unwrap()];
         buffer.fill(span, [&body, &[]]);
@@ -97,7 +97,7 @@ fn appends_side_by_side() {
         let mut bytes = Vec::new();
         take(&mut taker, &mut bytes);
         let lsns: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        assert_eq!(pad(&buffer), 2 * BLOCK);
+        assert_eq!(append_padding(&buffer), 2 * BLOCK);
         take(&mut taker, &mut bytes);
         let expected =
             if lsns[0] == 0 { [1, 1, 1, 2, 2, 255, 255, 255] } else { [2, 2, 1, 1, 1, 255, 255, 255] };
@@ -152,13 +152,13 @@ fn a_pad_into_room_that_was_given_back() {
         assert_eq!(append(&buffer, 24, 1), Ok(0));
         let appends = Arc::clone(&buffer);
         let appender = thread::spawn(move || append_waiting(&appends, 11, 2));
-        let pads = Arc::clone(&buffer);
-        let padder = thread::spawn(move || pad(&pads));
+        let appends = Arc::clone(&buffer);
+        let padder = thread::spawn(move || append_padding(&appends));
         let mut bytes = take_until(&mut taker, 24);
         appender.join().unwrap();
         padder.join().unwrap();
         // If that one came too early.
-        pad(&buffer);
+        append_padding(&buffer);
         take(&mut taker, &mut bytes);
         // Up to where its memory ends, and on from the front.
         take(&mut taker, &mut bytes);
@@ -185,27 +185,27 @@ fn commits_in_groups() {
     check(3, || {
         let reserved = Arc::new(AtomicU64::new(0));
         let durable = Arc::new(AtomicU64::new(0));
-        let turn = Arc::new(Mutex::new(()));
-        let groups = Arc::new(Groups::default());
+        let leader = Arc::new(Mutex::new(()));
+        let group_commit = Arc::new(GroupCommit::default());
         let commit = move || {
             let lsn = reserved.fetch_add(8, Ordering::AcqRel) + 8;
             // As `Core::wait_durable`.
             while durable.load(Ordering::Acquire) < lsn {
-                let seat = groups.seat(lsn);
+                let ticket = group_commit.ticket(lsn);
                 if durable.load(Ordering::Acquire) >= lsn {
                     break;
                 }
-                if let Ok(turn) = turn.try_lock() {
+                if let Ok(leader) = leader.try_lock() {
                     if durable.load(Ordering::Acquire) < lsn {
                         let upto = reserved.load(Ordering::Acquire);
-                        groups.begin(upto);
+                        group_commit.begin(upto);
                         durable.store(upto, Ordering::Release);
                     }
-                    let round = groups.round();
-                    drop(turn);
-                    groups.end(round);
+                    let round = group_commit.round();
+                    drop(leader);
+                    group_commit.end(round);
                 } else {
-                    seat.wait();
+                    ticket.wait();
                 }
             }
         };

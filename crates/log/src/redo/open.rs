@@ -16,11 +16,11 @@ use std::thread::Builder;
 
 use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock};
 
-use super::control::{self, Control, Found, State};
+use super::control::{self, Control, ControlState, DecodedControl};
 use super::core::{Core, Epochs, lock};
 use super::create::LOCK;
+use super::injected_fault::injected_fault;
 use super::journal::Journal;
-use super::planted::planted;
 use super::release::Releaser;
 use super::ring::{self, Ring, RingSource};
 use super::{Lsn, Recovered, RedoLog, RedoOptions, buffer, metrics};
@@ -69,16 +69,17 @@ fn open_and_read(
     }
     let held = io.lock(&directory.join(LOCK))?;
     let state = match control::read(&*ring::open_to_recover(options, &*io, &path)?)? {
-        Found::State(state) if state.in_use => state,
-        Found::State(_) => return Err(Error::Unfinished { path: directory.to_path_buf() }),
-        Found::Nothing if !has(&ring::is_name) => {
+        DecodedControl::State(state) if state.in_use => state,
+        DecodedControl::State(_) => return Err(Error::Unfinished { path: directory.to_path_buf() }),
+        DecodedControl::Nothing if !has(&ring::is_name) => {
             return Err(Error::Unfinished { path: directory.to_path_buf() });
         }
-        Found::Nothing => return Err(Error::BrokenControl { path }),
-        Found::Version(version) => return Err(Error::UnknownVersion { path, version }),
+        DecodedControl::Nothing => return Err(Error::BrokenControl { path }),
+        DecodedControl::Version(version) => return Err(Error::UnknownVersion { path, version }),
     };
     let sources = open_sources(options, &*io, directory, state.geometry)?;
-    let source = RingSource::new(Arc::clone(&io), state.geometry, Arc::clone(&sources), lap_end(&state));
+    let source =
+        RingSource::new(Arc::clone(&io), state.geometry, Arc::clone(&sources), wraparound_end(&state));
     let choose = || choose_mode(options, &*io, directory);
     let (found, mode) = std::thread::scope(|scope| {
         // Trying how the disk can be written takes it some time, too.
@@ -101,7 +102,7 @@ pub(super) fn open_new(
     options: &RedoOptions,
     directory: &Path,
     held: Lock,
-    state: State,
+    state: ControlState,
 ) -> Result<RedoLog, Error> {
     let io = options.io_or_best();
     let sources = open_sources(options, &*io, directory, state.geometry)?;
@@ -110,7 +111,7 @@ pub(super) fn open_new(
 }
 
 /// Where the lap that begins at the checkpoint ends.
-fn lap_end(state: &State) -> u64 {
+fn wraparound_end(state: &ControlState) -> u64 {
     state.checkpoint - state.checkpoint % BLOCK + state.geometry.capacity()
 }
 
@@ -132,23 +133,23 @@ struct Walked {
 fn walk(
     options: &RedoOptions,
     source: RingSource,
-    state: &State,
+    state: &ControlState,
     mut wanted: Option<Wanted<'_>>,
 ) -> Result<Walked, Error> {
     let journal = Journal::new(source, state.checkpoint, options.threads);
     let mut reader = Reader::over(journal, state.checkpoint, state.salt);
-    if let Some(most) = state.most_unsynced {
-        reader = reader.with_most_unsynced(most);
+    if let Some(max) = state.max_unsynced {
+        reader = reader.with_max_unsynced(max);
     }
-    #[cfg(any(test, feature = "planted"))]
+    #[cfg(any(test, feature = "injected-faults"))]
     {
-        reader.planted = options.planted;
+        reader.injected_fault = options.injected_fault;
     }
     let from = wanted.as_ref().and_then(|wanted| wanted.from).unwrap_or(state.checkpoint);
     // Whether `from` is a place where a record begins or ends.
-    let mut is_place = from == state.checkpoint;
+    let mut is_boundary = from == state.checkpoint;
     while let Some(Entry { lsn, next, body, .. }) = reader.next()? {
-        is_place |= lsn == from || next == from;
+        is_boundary |= lsn == from || next == from;
         let len = body.len();
         if let Some(Wanted { records, .. }) = &mut wanted
             && lsn >= from
@@ -161,7 +162,7 @@ fn walk(
     if !(state.checkpoint..=end).contains(&from) {
         return Err(Error::NotInLog { lsn: from, from: state.checkpoint, upto: end });
     }
-    if !is_place && from != end {
+    if !is_boundary && from != end {
         return Err(Error::NotARecord { lsn: from });
     }
     Ok(Walked { end, salt: reader.salt(), epochs: reader.epochs().to_vec() })
@@ -172,14 +173,14 @@ fn start(
     options: &RedoOptions,
     directory: &Path,
     held: Lock,
-    state: State,
+    state: ControlState,
     found: Option<Walked>,
     sources: Arc<[Arc<dyn IoFile>]>,
     mode: LogMode,
 ) -> Result<RedoLog, Error> {
     let io = options.io_or_best();
     let geometry = state.geometry;
-    let limit = lap_end(&state);
+    let limit = wraparound_end(&state);
     let mut epochs = Epochs { first: state.salt, later: Vec::new(), due: None };
     let mut salt = state.salt;
     if let Some(found) = found {
@@ -192,44 +193,47 @@ fn start(
         .map(|index| io.open_writable(&directory.join(ring::name(index)), access, Create::Never))
         .collect();
     let ring = Ring { geometry, files: files? };
-    #[cfg_attr(not(any(test, feature = "planted")), expect(unused_mut, reason = "tests plant bugs in it"))]
+    #[cfg_attr(
+        not(any(test, feature = "injected-faults")),
+        expect(unused_mut, reason = "tests inject faults")
+    )]
     let mut control = Control::open(&*io, &directory.join(control::NAME), state)?;
-    #[cfg(any(test, feature = "planted"))]
+    #[cfg(any(test, feature = "injected-faults"))]
     {
-        control.planted = options.planted;
+        control.injected_fault = options.injected_fault;
     }
     let start = epochs.due.unwrap_or(0).next_multiple_of(BLOCK);
-    if epochs.due.is_some() && !planted!(options, NoSyncAtOpen) {
+    if epochs.due.is_some() && !injected_fault!(options, NoSyncAtOpen) {
         sync_kept(&ring, state.checkpoint - state.checkpoint % BLOCK..start, &control, options.threads)?;
     }
-    if planted!(options, NoEpoch) {
+    if injected_fault!(options, NoEpoch) {
         epochs.due = None;
     }
-    #[cfg(any(test, feature = "planted"))]
+    #[cfg(any(test, feature = "injected-faults"))]
     let goes_on_at = epochs.due;
-    if planted!(options, AppendIntoTornBlock) {
+    if injected_fault!(options, AppendIntoTornBlock) {
         epochs.due = None;
     }
     // As long as an epoch is due nothing else gets room.
     let open_limit = if epochs.due.is_some() { start } else { limit };
-    #[cfg(any(test, feature = "planted"))]
-    let start = if planted!(options, AppendIntoTornBlock) {
+    #[cfg(any(test, feature = "injected-faults"))]
+    let start = if injected_fault!(options, AppendIntoTornBlock) {
         goes_on_at.map_or(0, |end| end - end % BLOCK)
     } else {
         start
     };
-    let most_unsynced = state.most_unsynced.unwrap_or(u64::MAX);
+    let max_unsynced = state.max_unsynced.unwrap_or(u64::MAX);
     let (buffer, taker) =
-        buffer::Buffer::new(options.buffer_bytes, start, open_limit.min(start.saturating_add(most_unsynced)));
-    #[cfg(any(test, feature = "planted"))]
-    if planted!(options, AppendIntoTornBlock) {
-        super::planted::go_on_in_block(&buffer, &sources, geometry, goes_on_at.unwrap_or(0))?;
+        buffer::Buffer::new(options.buffer_bytes, start, open_limit.min(start.saturating_add(max_unsynced)));
+    #[cfg(any(test, feature = "injected-faults"))]
+    if injected_fault!(options, AppendIntoTornBlock) {
+        super::injected_fault::go_on_in_block(&buffer, &sources, geometry, goes_on_at.unwrap_or(0))?;
     }
     let core = Core {
         much: buffer.capacity().min(1 << 20) / 4,
         buffer,
         ring_limit: AtomicU64::new(open_limit),
-        most_unsynced,
+        max_unsynced,
         ring,
         sources,
         policy: options.flush_policy,
@@ -238,11 +242,11 @@ fn start(
         writer: Mutex::new(taker),
         syncer: Mutex::new(()),
         durable: AtomicU64::new(start),
-        groups: super::group::Groups::default(),
-        room: super::bell::Bell::default(),
-        to_write: super::bell::Bell::default(),
-        to_flush: super::bell::Bell::default(),
-        released: super::bell::Bell::default(),
+        group_commit: super::group_commit::GroupCommit::default(),
+        room: super::event_count::EventCount::default(),
+        to_write: super::event_count::EventCount::default(),
+        to_flush: super::event_count::EventCount::default(),
+        released: super::event_count::EventCount::default(),
         hurry: AtomicBool::new(false),
         stopped: AtomicBool::new(false),
         poison: OnceLock::new(),
@@ -256,8 +260,8 @@ fn start(
         start,
         on_backpressure: options.on_backpressure.clone(),
         has_threads: options.threads,
-        #[cfg(any(test, feature = "planted"))]
-        planted: options.planted,
+        #[cfg(any(test, feature = "injected-faults"))]
+        injected_fault: options.injected_fault,
         io,
         _lock: held,
     };
@@ -275,7 +279,7 @@ impl Core {
                 return Ok(());
             }
             let salt_before = self.salt.load(Ordering::Relaxed);
-            let salt = if planted!(self, SameSalt) { salt_before } else { salt_unlike(salt_before) };
+            let salt = if injected_fault!(self, SameSalt) { salt_before } else { salt_unlike(salt_before) };
             let (_, block) = record::encode_epoch(previous_end, salt_before, salt);
             if let Some(span) = self.buffer.reserve_beyond_limit(BLOCK) {
                 self.buffer.fill(span, [&block, &[]]);
@@ -288,7 +292,7 @@ impl Core {
         self.ring_limit.fetch_max(limit, Ordering::SeqCst);
         // Releases the salt to all whom it lets in.
         self.raise_limit();
-        self.room.ring();
+        self.room.notify_all();
         Ok(())
     }
 }
@@ -343,14 +347,14 @@ fn open_sources(
 }
 
 /// A number that nobody foresees.
-pub(super) fn by_chance() -> u64 {
+pub(super) fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
 /// A salt other than this.
 pub(super) fn salt_unlike(other: u32) -> u32 {
-    let chance = by_chance();
-    let salt = (chance ^ (chance >> 32)) & u64::from(u32::MAX);
+    let random = random();
+    let salt = (random ^ (random >> 32)) & u64::from(u32::MAX);
     let salt = u32::try_from(salt).unwrap_or(1);
     if salt == other { !salt } else { salt }
 }

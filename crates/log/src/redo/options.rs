@@ -12,10 +12,10 @@ use crate::record::{BLOCK, BLOCK_LEN};
 use crate::{Error, LogMode};
 
 /// The smallest ring, in bytes.
-pub(super) const LEAST_RING: u64 = 16 * BLOCK;
+pub(super) const MIN_RING: u64 = 16 * BLOCK;
 /// The smallest log buffer, in bytes.
-const LEAST_BUFFER: usize = 8 * BLOCK_LEN;
-const MOST_BUFFER: usize = 1 << 32;
+const MIN_BUFFER: usize = 8 * BLOCK_LEN;
+const MAX_BUFFER: usize = 1 << 32;
 
 /// When what was appended is durable: what [`RedoLog::wait_flushed`] waits for.
 ///
@@ -83,13 +83,13 @@ pub struct RedoOptions {
     pub(super) buffer_bytes: usize,
     pub(super) flush_policy: FlushPolicy,
     pub(super) mode: LogMode,
-    pub(super) most_unsynced: Option<u64>,
+    pub(super) max_unsynced: Option<u64>,
     pub(super) release: bool,
     pub(super) io: Option<Arc<dyn Io>>,
     pub(super) on_backpressure: Option<OnBackpressure>,
     pub(super) threads: bool,
-    #[cfg(any(test, feature = "planted"))]
-    pub(super) planted: Option<super::planted::Planted>,
+    #[cfg(any(test, feature = "injected-faults"))]
+    pub(super) injected_fault: Option<super::injected_fault::InjectedFault>,
 }
 
 impl Default for RedoOptions {
@@ -100,13 +100,13 @@ impl Default for RedoOptions {
             buffer_bytes: 16 << 20,
             flush_policy: FlushPolicy::default(),
             mode: LogMode::default(),
-            most_unsynced: None,
+            max_unsynced: None,
             release: true,
             io: None,
             on_backpressure: None,
             threads: true,
-            #[cfg(any(test, feature = "planted"))]
-            planted: None,
+            #[cfg(any(test, feature = "injected-faults"))]
+            injected_fault: None,
         }
     }
 }
@@ -143,8 +143,8 @@ impl RedoOptions {
     /// which knows that something before was durable. Without a bound all of the ring is looked through, to tell a torn
     /// tail from records that were lost.
     #[must_use]
-    pub fn most_unsynced(mut self, bytes: u64) -> Self {
-        self.most_unsynced = (bytes > 0).then_some(bytes);
+    pub fn max_unsynced(mut self, bytes: u64) -> Self {
+        self.max_unsynced = (bytes > 0).then_some(bytes);
         self
     }
 
@@ -199,19 +199,19 @@ impl RedoOptions {
         self
     }
 
-    /// Plants a bug, for tests of what rests on the log: they must find it.
-    #[cfg(any(test, feature = "planted"))]
+    /// Injects a fault, for tests of what is built on the log: they must find it.
+    #[cfg(any(test, feature = "injected-faults"))]
     #[must_use]
-    pub fn planted(mut self, bug: super::planted::Planted) -> Self {
-        self.planted = Some(bug);
+    pub fn injected_fault(mut self, fault: super::injected_fault::InjectedFault) -> Self {
+        self.injected_fault = Some(fault);
         self
     }
 
     /// Called by an append that finds the ring full up to the checkpoint, before it waits: once for each such wait, on
     /// its own thread. It must not append; it may well move the checkpoint, or wake who does.
     #[must_use]
-    pub fn on_backpressure(mut self, told: impl Fn(Backpressure) + Send + Sync + 'static) -> Self {
-        self.on_backpressure = Some(Arc::new(told));
+    pub fn on_backpressure(mut self, callback: impl Fn(Backpressure) + Send + Sync + 'static) -> Self {
+        self.on_backpressure = Some(Arc::new(callback));
         self
     }
 
@@ -237,7 +237,7 @@ impl RedoOptions {
 
     /// Opens a log as [`Self::open`] does, with the same errors, and gives the records that it has: from the checkpoint on, or
     /// from `from` on, an LSN behind the checkpoint that an append or a reader gave. The journal is read once, wide, and its
-    /// checksums are verified on all processors; bodies are parts of the memory that was read into, which goes in stretches of
+    /// checksums are verified on all processors; bodies are parts of the memory that was read into, which goes in chunks of
     /// 4 MiB when nobody has a part of it any more.
     ///
     /// Fails as well, having changed nothing, where `from` is not in the log ([`Error::NotInLog`]), or no record begins or ends
@@ -281,26 +281,25 @@ impl RedoOptions {
 
     fn check(&self) -> Result<(), Error> {
         let files = u64::from(self.files);
-        if !(1..=super::control::MOST_FILES).contains(&self.files) {
+        if !(1..=super::control::MAX_FILES).contains(&self.files) {
             return Err(Error::Setting { what: "a number of files", given: files, wanted: "give 1 to 4096" });
         }
         if !self.file_bytes.is_multiple_of(BLOCK) || self.file_bytes > 1 << 44 {
             let (what, given) = ("a file size", self.file_bytes);
             return Err(Error::Setting { what, given, wanted: "give a multiple of 4096 up to 16 TiB" });
         }
-        if self.geometry().capacity() < LEAST_RING {
+        if self.geometry().capacity() < MIN_RING {
             let given = self.geometry().capacity();
             return Err(Error::Setting { what: "a ring", given, wanted: "give 65536 bytes or more in all" });
         }
-        if let Some(given) = self.most_unsynced
+        if let Some(given) = self.max_unsynced
             && !(given.is_multiple_of(BLOCK) && super::control::UNSYNCED.contains(&given))
         {
             let (what, wanted) =
                 ("a bound on what is not synced", "give a multiple of 4096 from 32 KiB to 4 GiB");
             return Err(Error::Setting { what, given, wanted });
         }
-        if !self.buffer_bytes.is_power_of_two() || !(LEAST_BUFFER..=MOST_BUFFER).contains(&self.buffer_bytes)
-        {
+        if !self.buffer_bytes.is_power_of_two() || !(MIN_BUFFER..=MAX_BUFFER).contains(&self.buffer_bytes) {
             let (what, given) = ("a log buffer", self.buffer_bytes as u64);
             return Err(Error::Setting { what, given, wanted: "give a power of two from 32 KiB to 4 GiB" });
         }
@@ -316,7 +315,7 @@ impl fmt::Debug for RedoOptions {
             .field("buffer_bytes", &self.buffer_bytes)
             .field("flush_policy", &self.flush_policy)
             .field("mode", &self.mode)
-            .field("most_unsynced", &self.most_unsynced)
+            .field("max_unsynced", &self.max_unsynced)
             .field("release", &self.release)
             .finish_non_exhaustive()
     }

@@ -10,7 +10,7 @@ use super::core::{Core, lock};
 use super::options::FlushPolicy;
 use super::ring::RingSource;
 use crate::Error;
-use crate::record::{Reader, Source, Windowed};
+use crate::record::{Buffered, Reader, Source};
 
 /// A record that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct RedoRecord {
 /// Reads the records of a log in order; from [`RedoLog::read_from`](crate::RedoLog::read_from). After an error it has ended.
 #[derive(Debug)]
 pub struct RedoReader {
-    reader: Reader<Windowed<LiveSource>>,
+    reader: Reader<Buffered<LiveSource>>,
     failed: bool,
 }
 
@@ -89,8 +89,8 @@ impl Source for LiveSource {
         self.ring.end()
     }
 
-    fn place(&self, lsn: u64) -> (PathBuf, u64) {
-        self.ring.place(lsn)
+    fn locate(&self, lsn: u64) -> (PathBuf, u64) {
+        self.ring.locate(lsn)
     }
 }
 

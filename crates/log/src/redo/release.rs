@@ -29,14 +29,14 @@ const TRIES: u32 = 4;
 pub(super) struct Releaser {
     /// All before this was looked at.
     at: u64,
-    windows: Vec<Open>,
+    windows: Vec<UnreleasedWindow>,
     state: StepState,
     steps: u64,
 }
 
 /// A window that may have resident pages.
 #[derive(Debug)]
-struct Open {
+struct UnreleasedWindow {
     file: usize,
     range: Range<u64>,
     /// Whether it was ever seen to have pages, and released.
@@ -58,7 +58,7 @@ impl Releaser {
         }
         self.add(core, written);
         let geometry = core.ring.geometry;
-        let place = has_writer.then(|| geometry.place(written));
+        let place = has_writer.then(|| geometry.locate(written));
         let mut files: Vec<FileFacts> = Vec::new();
         let mut resident = 0;
         self.windows.sort_by_key(|window| (window.file, window.range.start));
@@ -138,7 +138,7 @@ impl Releaser {
                 let end = (start + WINDOW).min(geometry.file_bytes);
                 match self.windows.iter_mut().find(|known| known.file == file && known.range.start == start) {
                     Some(known) => known.tries = 0,
-                    None => self.windows.push(Open { file, range: start..end, tries: 0 }),
+                    None => self.windows.push(UnreleasedWindow { file, range: start..end, tries: 0 }),
                 }
                 start = end;
             }
@@ -148,7 +148,7 @@ impl Releaser {
     fn reached(&mut self, core: &Core, written: u64) {
         self.at = written;
         core.release_at.store(written, Ordering::Relaxed);
-        core.released.ring();
+        core.released.notify_all();
     }
 }
 

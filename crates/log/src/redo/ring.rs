@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pagekeeper_io::{Access, BatchRead, Error as IoError, Io, IoFile, WriteMode, open_past_cache};
 
 use super::RedoOptions;
-use super::planted::planted;
+use super::injected_fault::injected_fault;
 use crate::Error;
 use crate::record::{BLOCK, Source};
 
@@ -32,7 +32,7 @@ impl Geometry {
     }
 
     /// Which file, and where in it.
-    pub(super) fn place(self, lsn: u64) -> (usize, u64) {
+    pub(super) fn locate(self, lsn: u64) -> (usize, u64) {
         let index = (lsn / self.file_bytes) % u64::from(self.files);
         (usize::try_from(index).unwrap_or(usize::MAX), lsn % self.file_bytes)
     }
@@ -41,7 +41,7 @@ impl Geometry {
     pub(super) fn pieces(self, lsns: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
         let mut from = lsns.start;
         std::iter::from_fn(move || {
-            let (index, offset) = self.place(from);
+            let (index, offset) = self.locate(from);
             let len = (lsns.end.checked_sub(from)?).min(self.file_bytes - offset);
             from += len;
             (len > 0).then_some((index, offset..offset + len))
@@ -60,13 +60,16 @@ pub(super) fn is_name(name: &str) -> bool {
 }
 
 /// Opens a file of the log to find out what it has.
-#[cfg_attr(not(any(test, feature = "planted")), expect(unused_variables, reason = "tests plant bugs in it"))]
+#[cfg_attr(
+    not(any(test, feature = "injected-faults")),
+    expect(unused_variables, reason = "tests inject faults")
+)]
 pub(super) fn open_to_recover(
     options: &RedoOptions,
     io: &dyn Io,
     path: &Path,
 ) -> Result<Arc<dyn IoFile>, IoError> {
-    if planted!(options, ReadThroughCache) {
+    if injected_fault!(options, ReadThroughCache) {
         return io.open(path, Access::Buffered);
     }
     open_past_cache(io, path)
@@ -81,7 +84,7 @@ pub(super) struct Ring {
 impl Ring {
     /// As many of the bytes from `lsn` on as go into one file; says how many.
     pub(super) fn write(&self, lsn: u64, bytes: &[u8], mode: WriteMode) -> Result<usize, Error> {
-        let (index, offset) = self.geometry.place(lsn);
+        let (index, offset) = self.geometry.locate(lsn);
         let room = usize::try_from(self.geometry.file_bytes - offset).unwrap_or(usize::MAX);
         let bytes = &bytes[..bytes.len().min(room)];
         self.files[index].write_at(offset, bytes, mode)?;
@@ -90,15 +93,15 @@ impl Ring {
 
     /// Has the device begin with what one write took.
     pub(super) fn start_writeback(&self, lsn: u64, len: usize) -> Result<(), Error> {
-        let (index, offset) = self.geometry.place(lsn);
+        let (index, offset) = self.geometry.locate(lsn);
         Ok(self.files[index].start_writeback(offset..offset + len as u64)?)
     }
 
     /// Makes durable what was written to these LSNs.
     pub(super) fn sync(&self, lsns: Range<u64>) -> Result<(), Error> {
-        let lap = lsns.end.saturating_sub(self.geometry.capacity()).max(lsns.start);
+        let from = lsns.end.saturating_sub(self.geometry.capacity()).max(lsns.start);
         let mut synced = Vec::new();
-        for (index, _) in self.geometry.pieces(lap..lsns.end) {
+        for (index, _) in self.geometry.pieces(from..lsns.end) {
             if !synced.contains(&index) {
                 self.files[index].sync_data()?;
                 synced.push(index);
@@ -156,7 +159,7 @@ impl RingSource {
             let error = match result {
                 Ok(got) if got == len => return,
                 Ok(got) => {
-                    let (path, offset) = self.place(start);
+                    let (path, offset) = self.locate(start);
                     let found = offset + got as u64;
                     Error::WrongSize { path, expected: self.geometry.file_bytes, found }
                 }
@@ -192,8 +195,8 @@ impl Source for RingSource {
         self.end
     }
 
-    fn place(&self, lsn: u64) -> (PathBuf, u64) {
-        let (index, offset) = self.geometry.place(lsn);
+    fn locate(&self, lsn: u64) -> (PathBuf, u64) {
+        let (index, offset) = self.geometry.locate(lsn);
         (self.files[index].path().to_path_buf(), offset)
     }
 }
@@ -206,7 +209,7 @@ mod tests {
     fn lsns_go_round_and_ranges_are_cut_where_files_end() {
         let ring = Geometry { file_bytes: 8192, files: 3 };
         assert_eq!(ring.capacity(), 24_576);
-        assert_eq!((ring.place(0), ring.place(8192 * 3 + 100)), ((0, 0), (0, 100)));
+        assert_eq!((ring.locate(0), ring.locate(8192 * 3 + 100)), ((0, 0), (0, 100)));
         let pieces: Vec<_> = ring.pieces(20_000..30_000).collect();
         assert_eq!(pieces, [(2, 3616..8192), (0, 0..5424)]);
         assert_eq!(ring.pieces(5..5).count(), 0);

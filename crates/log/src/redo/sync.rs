@@ -5,5 +5,5 @@
 pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(super) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(super) use super::bell::Bell;
+pub(super) use super::event_count::EventCount;
 pub(super) use super::memory::Memory;

@@ -1,6 +1,6 @@
-//! The log's two threads. Each sleeps at its bell until there is something to do.
+//! The log's two threads. Each waits on its event count until there is something to do.
 //!
-//! They end when the log is closed, and for good after an error, which the log then tells to everyone else.
+//! They end when the log is closed, and for good after an error, which every later call of the log returns.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,9 +41,9 @@ pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>, Error> {
 /// Ends them, and waits for that.
 pub(super) fn stop(core: &Core, threads: Vec<JoinHandle<()>>) {
     core.stopped.store(true, Ordering::SeqCst);
-    core.to_write.ring();
-    core.to_flush.ring();
-    core.released.ring();
+    core.to_write.notify_all();
+    core.to_flush.notify_all();
+    core.released.notify_all();
     for thread in threads {
         // It panicked: the panic hook has said so.
         let _ = thread.join();
@@ -57,18 +57,18 @@ fn is_over(core: &Core) -> bool {
 /// The log writer: writes whole blocks when there are many, or somebody waits for room.
 fn write(core: &Core) {
     loop {
-        let rung = core.to_write.count();
+        let seen = core.to_write.count();
         if is_over(core) {
             return;
         }
         if !core.is_much_to_write() {
-            core.to_write.wait(rung, None);
+            core.to_write.wait(seen, None);
             continue;
         }
         wait_for_release(core);
         match core.write_whole_blocks() {
             // The first of them is still being filled.
-            Ok(0) => core.to_write.wait(rung, Some(SOON)),
+            Ok(0) => core.to_write.wait(seen, Some(SOON)),
             Ok(_) => core.nudge_flusher(),
             Err(_) => return,
         }
@@ -78,12 +78,12 @@ fn write(core: &Core) {
 /// Writes no faster than pages are released, so that they stay few.
 fn wait_for_release(core: &Core) {
     loop {
-        let rung = core.released.count();
+        let seen = core.released.count();
         if core.unreleased() < release::MOST || is_over(core) {
             return;
         }
-        core.to_flush.ring();
-        core.released.wait(rung, Some(TICK));
+        core.to_flush.notify_all();
+        core.released.wait(seen, Some(TICK));
     }
 }
 
@@ -95,7 +95,7 @@ fn flush(core: &Core) {
     };
     let mut due = Instant::now() + interval;
     loop {
-        let rung = core.to_flush.count();
+        let seen = core.to_flush.count();
         if is_over(core) {
             return;
         }
@@ -119,7 +119,7 @@ fn flush(core: &Core) {
         if core.unreleased() >= release::STEP {
             core.release();
         } else {
-            core.to_flush.wait(rung, Some(due.saturating_duration_since(now)));
+            core.to_flush.wait(seen, Some(due.saturating_duration_since(now)));
         }
     }
 }

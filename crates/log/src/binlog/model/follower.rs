@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
 use super::Position;
+use super::progress::{ReadLimit, Registration};
 use super::segment::HEADER;
 use super::sync::{AtomicBool, Condvar, Mutex, Ordering};
-use super::watch::{Limit, Registered};
 use super::world::Log;
 use crate::Error;
 
@@ -33,7 +33,7 @@ impl<'a> Follower<'a> {
     /// From the start of the first segment on.
     pub(super) fn new(log: &'a Log, durable_only: bool) -> Result<Self, Error> {
         let at = Position { segment: 1, offset: HEADER };
-        let Registered { id, cut_off, .. } = log.watch.register(at, durable_only)?;
+        let Registration { id, cut_off, .. } = log.progress.register(at, durable_only)?;
         let follower = Self { log, id, at, durable_only, cut_off, read: Vec::new() };
         follower.assert_is_there();
         Ok(follower)
@@ -52,7 +52,7 @@ impl<'a> Follower<'a> {
                 Found::Groups => {}
                 Found::End => break,
                 Found::Nothing => {
-                    assert!(self.log.watch.wait(self.at, self.durable_only, &self.cut_off, None));
+                    assert!(self.log.progress.wait(self.at, self.durable_only, &self.cut_off, None));
                 }
             }
         }
@@ -73,7 +73,7 @@ impl<'a> Follower<'a> {
                 Found::Groups => {}
                 Found::End => return Ok(()),
                 Found::Nothing => {
-                    if self.log.watch.poll(self.id, self.at, &Context::from_waker(&waker)).is_pending() {
+                    if self.log.progress.poll(self.id, self.at, &Context::from_waker(&waker)).is_pending() {
                         alarm.wait();
                     }
                 }
@@ -84,19 +84,19 @@ impl<'a> Follower<'a> {
     fn find(&mut self) -> Result<Found, Error> {
         loop {
             if self.cut_off.load(Ordering::Acquire) {
-                return Err(Error::Purged { position: self.at, first: self.log.watch.first() });
+                return Err(Error::Purged { position: self.at, first: self.log.progress.first() });
             }
             let failed = self.log.disk(|disk| disk.failed);
-            let end = match self.log.watch.limit(self.at, self.durable_only)? {
+            let end = match self.log.progress.limit(self.at, self.durable_only)? {
                 None => return Ok(Found::End),
-                Some(Limit::Sealed(end)) if self.at.offset >= end => {
+                Some(ReadLimit::Sealed(end)) if self.at.offset >= end => {
                     self.go_on()?;
                     continue;
                 }
-                Some(Limit::Now(end)) if self.at.offset >= end => return Ok(Found::Nothing),
-                Some(Limit::Sealed(end) | Limit::Now(end)) => end,
+                Some(ReadLimit::Now(end)) if self.at.offset >= end => return Ok(Found::Nothing),
+                Some(ReadLimit::Sealed(end) | ReadLimit::Now(end)) => end,
             };
-            self.log.watch.moved(self.id, self.at);
+            self.log.progress.moved(self.id, self.at);
             self.assert_is_there();
             self.take(end, self.durable_only || failed);
             return Ok(Found::Groups);
@@ -118,20 +118,20 @@ impl<'a> Follower<'a> {
 
     fn go_on(&mut self) -> Result<(), Error> {
         let next = Position { segment: self.at.segment + 1, offset: HEADER };
-        if self.log.watch.segment(next.segment).is_none() {
+        if self.log.progress.segment(next.segment).is_none() {
             assert!(self.cut_off.load(Ordering::Acquire));
-            return Err(Error::Purged { position: self.at, first: self.log.watch.first() });
+            return Err(Error::Purged { position: self.at, first: self.log.progress.first() });
         }
         self.at = next;
         self.assert_is_there();
-        self.log.watch.moved(self.id, self.at);
+        self.log.progress.moved(self.id, self.at);
         Ok(())
     }
 }
 
 impl Drop for Follower<'_> {
     fn drop(&mut self) {
-        self.log.watch.left(self.id);
+        self.log.progress.left(self.id);
     }
 }
 

@@ -23,7 +23,7 @@ fn read_one(log: &Log, durable_only: bool) {
 fn write(log: &Log) {
     log.append(1).unwrap();
     log.append(2).unwrap();
-    log.watch.closed();
+    log.progress.closed();
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn followers_of_what_is_written_and_of_what_is_durable() {
                 log.append(1).unwrap();
                 log.sync().unwrap();
                 log.append(2).unwrap();
-                log.watch.closed();
+                log.progress.closed();
             },
             read,
             |log| {
@@ -75,7 +75,7 @@ fn a_follower_over_a_rotation() {
                 log.append(1).unwrap();
                 log.rotate().unwrap();
                 log.append(2).unwrap();
-                log.watch.closed();
+                log.progress.closed();
             },
             read,
             |log| {
@@ -89,7 +89,7 @@ fn a_follower_over_a_rotation() {
 }
 
 #[test]
-fn followers_that_are_told_of_each_step() {
+fn followers_that_are_woken_by_each_step() {
     check(
         || Log { sync_every: false, ..Log::new() },
         &[
@@ -123,13 +123,13 @@ fn a_follower_of_two_who_append() {
 
 #[test]
 fn followers_of_a_log_that_fails() {
-    fn read(log: &Log, durable_only: bool, most: usize) {
+    fn read(log: &Log, durable_only: bool, max: usize) {
         let mut follower = Follower::new(log, durable_only).unwrap();
         assert!(matches!(follower.read_all(), Err(Error::Poisoned { .. })));
-        assert!((1..=most).contains(&follower.read.len()), "{:?}", follower.read);
+        assert!((1..=max).contains(&follower.read.len()), "{:?}", follower.read);
     }
     check(
-        || Log { most: HEADER + GROUP, ..Log::new() },
+        || Log { max_synced: HEADER + GROUP, ..Log::new() },
         &[
             |log| {
                 log.append(1).unwrap();

@@ -40,7 +40,7 @@ fn groups_of_callers_who_come_again() {
 }
 
 #[test]
-fn turns_of_ones_own() {
+fn exclusive_leaders() {
     check(
         Log::new,
         &[
@@ -62,7 +62,7 @@ fn synced(log: &Log, byte: u8) {
 }
 
 #[test]
-fn wishes_for_a_sync() {
+fn requests_for_a_sync() {
     check(
         || Log { sync_every: false, ..Log::new() },
         &[|log| synced(log, 1), |log| synced(log, 2), |log| _ = log.append(3).unwrap()],
@@ -70,7 +70,7 @@ fn wishes_for_a_sync() {
     );
 }
 
-/// If the log is over everyone is told the first reason.
+/// If the log has failed everyone gets the first error.
 fn assert_over(log: &Log) {
     let over = || log.disk(|disk| disk.over.clone());
     assert_eq!(log.append(5).err(), over());
@@ -105,7 +105,7 @@ fn a_leader_that_panics() {
 #[test]
 fn a_sync_that_fails() {
     check(
-        || Log { most: HEADER + GROUP, ..Log::new() },
+        || Log { max_synced: HEADER + GROUP, ..Log::new() },
         &[|log| _ = log.append(1), |log| _ = log.append(2), |log| _ = log.rotate()],
         assert_over,
     );
@@ -114,7 +114,7 @@ fn a_sync_that_fails() {
 #[test]
 fn a_sync_that_fails_and_a_leader_that_panics() {
     check(
-        || Log { most: HEADER + GROUP, ..Log::new() },
+        || Log { max_synced: HEADER + GROUP, ..Log::new() },
         &[|log| _ = log.append(1), |log| _ = log.append(2), |log| _ = log.panic(3)],
         assert_over,
     );

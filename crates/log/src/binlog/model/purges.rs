@@ -11,7 +11,7 @@ fn two_segments() -> Log {
     log.append(1).unwrap();
     log.rotate().unwrap();
     log.append(2).unwrap();
-    log.watch.closed();
+    log.progress.closed();
     log
 }
 
@@ -50,7 +50,7 @@ fn a_purge_by_force() {
                 log.rotate().unwrap();
                 assert_eq!(log.purge_to(2, true), Ok(1));
                 log.append(2).unwrap();
-                log.watch.closed();
+                log.progress.closed();
             },
             |log| {
                 let Ok(mut follower) = Follower::new(log, false) else { return };

@@ -5,9 +5,9 @@ use std::mem;
 use std::sync::{Arc, Mutex};
 
 use super::Position;
+use super::group_commit::{CommitQueue, PlacedPart, Submitted};
+use super::progress::{Progress, Segment};
 use super::segment::HEADER;
-use super::turn::{Brought, Placed, Turns};
-use super::watch::{Segment, Watch};
 use super::writer::Writer;
 use crate::Error;
 
@@ -27,13 +27,13 @@ pub(super) struct Disk {
 
 /// A log.
 pub(super) struct Log {
-    pub(super) turns: Turns,
-    pub(super) watch: Watch,
+    pub(super) queue: CommitQueue,
+    pub(super) progress: Progress,
     pub(super) disk: Mutex<Disk>,
     /// Each batch is synced.
     pub(super) sync_every: bool,
     /// A sync of more than this fails, in bytes.
-    pub(super) most: u64,
+    pub(super) max_synced: u64,
 }
 
 impl Log {
@@ -42,38 +42,38 @@ impl Log {
         let durable = Position { segment: 1, offset: HEADER };
         let segments = BTreeMap::from([(1, Vec::new())]);
         Self {
-            turns: Turns::new(Writer::new(1)),
-            watch: Watch::new(VecDeque::from([segment])),
+            queue: CommitQueue::new(Writer::new(1)),
+            progress: Progress::new(VecDeque::from([segment])),
             disk: Mutex::new(Disk { segments, durable, failed: false, over: None }),
             sync_every: true,
-            most: u64::MAX,
+            max_synced: u64::MAX,
         }
     }
 
-    pub(super) fn disk<T>(&self, look: impl FnOnce(&mut Disk) -> T) -> T {
-        look(&mut self.disk.lock().unwrap())
+    pub(super) fn disk<T>(&self, access: impl FnOnce(&mut Disk) -> T) -> T {
+        access(&mut self.disk.lock().unwrap())
     }
 
     /// As `Shared::stop`.
     pub(super) fn stop(&self) -> Error {
         let cause = Box::new(Error::EmptyGroup);
-        let error = self.turns.fail(Error::Poisoned { cause });
+        let error = self.queue.fail(Error::Poisoned { cause });
         self.disk(|disk| disk.over = Some(error.clone()));
-        self.watch.failed(&error);
+        self.progress.failed(&error);
         self.disk(|disk| disk.failed = true);
         error
     }
 
-    /// As `BinLog::bring`.
-    fn bring(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[Placed]>, usize), Error> {
-        let (brought, end) = self.turns.bring(records, sync)?;
-        let placed = match brought {
-            Brought::Written(placed) => placed,
-            Brought::Lead(mut turn, mut batch) => {
-                let placed: Arc<[Placed]> = turn.writer().write_batch(self, &batch).into();
+    /// As `BinLog::submit`.
+    fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[PlacedPart]>, usize), Error> {
+        let (submitted, end) = self.queue.submit(records, sync)?;
+        let placed = match submitted {
+            Submitted::Written(placed) => placed,
+            Submitted::Leader(mut leader, mut batch) => {
+                let placed: Arc<[PlacedPart]> = leader.writer().write_batch(self, &batch).into();
                 let spare = mem::take(&mut batch.bytes);
-                turn.pass_on(Some(spare));
-                batch.answer(&placed);
+                leader.hand_over(Some(spare));
+                batch.complete(&placed);
                 placed
             }
         };
@@ -82,14 +82,14 @@ impl Log {
 
     /// As `BinLog::append_group`, of one record of one byte.
     pub(super) fn append(&self, byte: u8) -> Result<Position, Error> {
-        let (placed, end) = self.bring(&[&[byte]], false)?;
+        let (placed, end) = self.submit(&[&[byte]], false)?;
         match placed.iter().find(|part| end <= part.upto) {
-            Some(Placed { from, at: Ok((segment, offset)), .. }) => {
+            Some(PlacedPart { from, at: Ok((segment, offset)), .. }) => {
                 let position = Position { segment: *segment, offset: offset + (end - from) as u64 };
                 self.assert_is_at(position, byte);
                 Ok(position)
             }
-            Some(Placed { at: Err(error), .. }) => Err(error.clone()),
+            Some(PlacedPart { at: Err(error), .. }) => Err(error.clone()),
             None => Err(Error::Abandoned),
         }
     }
@@ -106,27 +106,27 @@ impl Log {
 
     /// As `BinLog::sync`.
     pub(super) fn sync(&self) -> Result<Position, Error> {
-        let (placed, _) = self.bring(&[], true)?;
+        let (placed, _) = self.submit(&[], true)?;
         match placed.last() {
-            Some(Placed { at: Err(error), .. }) => Err(error.clone()),
-            _ => Ok(self.watch.durable()),
+            Some(PlacedPart { at: Err(error), .. }) => Err(error.clone()),
+            _ => Ok(self.progress.durable()),
         }
     }
 
     /// As `BinLog::rotate`.
     pub(super) fn rotate(&self) -> Result<(), Error> {
-        let mut turn = self.turns.alone()?;
-        let writer = turn.writer();
+        let mut leader = self.queue.exclusive()?;
+        let writer = leader.writer();
         let rotated = if writer.end > HEADER { writer.rotate(self) } else { Ok(()) };
-        turn.pass_on(None);
+        leader.hand_over(None);
         rotated
     }
 
     /// As `BinLog::purge_to`.
     pub(super) fn purge_to(&self, number: u64, forced: bool) -> Result<u64, Error> {
-        let turn = self.turns.alone()?;
-        let purged = self.watch.purge(number, forced);
-        turn.pass_on(None);
+        let leader = self.queue.exclusive()?;
+        let purged = self.progress.purge(number, forced);
+        leader.hand_over(None);
         let purged = purged?;
         for segment in &purged {
             self.disk(|disk| disk.segments.remove(&segment.number));
@@ -134,17 +134,17 @@ impl Log {
         Ok(purged.len() as u64)
     }
 
-    /// Brings a group, and panics where it would be this caller's to write: unwinding drops the batch, then the turn. Whether it
+    /// Brings a group, and panics where it would be this caller's to write: unwinding drops the batch, then the leader. Whether it
     /// did.
     pub(super) fn panic(&self, byte: u8) -> bool {
-        match self.turns.bring(&[&[byte]], false) {
-            Ok((Brought::Lead(turn, batch), _)) => {
+        match self.queue.submit(&[&[byte]], false) {
+            Ok((Submitted::Leader(leader, batch), _)) => {
                 self.disk(|disk| _ = disk.over.get_or_insert(Error::Abandoned));
                 drop(batch);
-                drop(turn);
+                drop(leader);
                 true
             }
-            Ok((Brought::Written(_), _)) | Err(_) => false,
+            Ok((Submitted::Written(_), _)) | Err(_) => false,
         }
     }
 

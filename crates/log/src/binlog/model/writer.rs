@@ -1,9 +1,9 @@
 //! In place of the writer: segments are vectors, and a sync is a number.
 
 use super::Position;
+use super::group_commit::{Batch, PlacedPart};
+use super::progress::Segment;
 use super::segment::HEADER;
-use super::turn::{Batch, Placed};
-use super::watch::Segment;
 use super::world::Log;
 use crate::Error;
 
@@ -24,13 +24,13 @@ impl Writer {
     }
 
     /// As the real one, but that a batch is never split.
-    pub(super) fn write_batch(&mut self, log: &Log, batch: &Batch) -> Vec<Placed> {
+    pub(super) fn write_batch(&mut self, log: &Log, batch: &Batch) -> Vec<PlacedPart> {
         let at = self.write(log, batch);
-        vec![Placed { from: 0, upto: usize::MAX, at }]
+        vec![PlacedPart { from: 0, upto: usize::MAX, at }]
     }
 
     fn write(&mut self, log: &Log, batch: &Batch) -> Result<(u64, u64), Error> {
-        if let Some(error) = log.turns.failed() {
+        if let Some(error) = log.queue.failed() {
             return Err(error);
         }
         assert_eq!(log.disk(|disk| disk.over.clone()), None);
@@ -38,7 +38,7 @@ impl Writer {
         if !batch.bytes.is_empty() {
             self.end += batch.bytes.len() as u64;
             log.disk(|disk| disk.segments.entry(self.segment).or_default().extend(&batch.bytes));
-            log.watch.wrote(self.at());
+            log.progress.wrote(self.at());
         }
         if batch.sync || log.sync_every {
             self.sync(log)?;
@@ -47,11 +47,11 @@ impl Writer {
     }
 
     fn sync(&mut self, log: &Log) -> Result<(), Error> {
-        if self.end > log.most {
+        if self.end > log.max_synced {
             return Err(log.stop());
         }
         log.disk(|disk| disk.durable = self.at());
-        log.watch.synced(self.at());
+        log.progress.synced(self.at());
         Ok(())
     }
 
@@ -63,7 +63,7 @@ impl Writer {
             disk.segments.insert(self.segment, Vec::new());
             disk.durable = self.at();
         });
-        log.watch.rotated(sealed, Segment { number: self.segment, salt: 0, sealed: None });
+        log.progress.rotated(sealed, Segment { number: self.segment, salt: 0, sealed: None });
         Ok(())
     }
 }

@@ -133,7 +133,7 @@ fn a_group_is_never_split_and_one_too_large_changes_nothing() {
     let groups = [vec![1; room - 23], vec![1; room - 32], vec![1; room - 40]].map(|record| vec![record]);
     for group in groups.into_iter().chain([vec![vec![1; room / 2]; 2], vec![vec![]; room / 24 + 1]]) {
         let error = append(&log, &group).unwrap_err();
-        assert!(matches!(error, Error::GroupTooLarge { most: 12288, bytes } if bytes > 12288), "{error}");
+        assert!(matches!(error, Error::GroupTooLarge { max: 12288, bytes } if bytes > 12288), "{error}");
     }
     assert_eq!(append(&log, &[]), Err(Error::EmptyGroup));
     assert!(contents(&disk) == before);

@@ -13,7 +13,7 @@ use std::path::Path;
 use pagekeeper_io::{Error as IoError, Persistence, RandomFaults, RandomWriteFaults, SimDisk};
 
 use super::support::{DIR, append, group, options};
-use crate::binlog::planted::Planted;
+use crate::binlog::injected_fault::InjectedFault;
 use crate::{BinLog, BinLogOptions, Error, LogMode, Position, Purge};
 use pagekeeper_testing::{Chance, Seed};
 
@@ -286,11 +286,11 @@ struct Chances {
 }
 
 impl Chances {
-    fn new(seed: &Seed, which: u64, planted: Option<Planted>) -> Self {
+    fn new(seed: &Seed, which: u64, injected_fault: Option<InjectedFault>) -> Self {
         let mut chance = seed.chance(which);
         let all = settings();
         let mut options = all[chance.index(all.len())].clone();
-        options.planted = planted;
+        options.injected_fault = injected_fault;
         Self { chance, options }
     }
 
@@ -303,8 +303,8 @@ impl Chances {
             2 => Step::Purge(chance.of(0..3)),
             3 => Step::Reopen { close: chance.one_in(2) },
             _ => {
-                let most = [50, 800, 3000][chance.index(3)];
-                Step::Append(1 + chance.index(4), chance.index(most))
+                let max = [50, 800, 3000][chance.index(3)];
+                Step::Append(1 + chance.index(4), chance.index(max))
             }
         };
         (0..steps).map(|_| step()).collect()
@@ -381,31 +381,31 @@ fn crashes_by_chance() {
     println!("{crashes} crashes");
 }
 
-/// How many lives it takes to find a planted fault; each must be found within so many.
-const MOST_LIVES: u64 = 20_000;
+/// How many lives it takes to find an injected fault; each must be found within so many.
+const MAX_LIVES: u64 = 20_000;
 
 #[test]
-fn planted_faults_are_found() {
+fn injected_faults_are_found() {
     let seed = Seed::new();
-    for planted in [
-        Planted::NoSync,
-        Planted::SyncErrorIgnored,
-        Planted::NoSyncAtRotation,
-        Planted::RaggedEnd,
-        Planted::NoHeaderSync,
-        Planted::NoNameSync,
-        Planted::IndexFirst,
-        Planted::NoIndexSync,
-        Planted::NoRenameSync,
-        Planted::PurgeFilesFirst,
-        Planted::NoSyncAtOpen,
-        Planted::ReadThroughCache,
-        Planted::AppendAfterTorn,
-        Planted::TornGroups,
+    for injected_fault in [
+        InjectedFault::NoSync,
+        InjectedFault::SyncErrorIgnored,
+        InjectedFault::NoSyncAtRotation,
+        InjectedFault::RaggedEnd,
+        InjectedFault::NoHeaderSync,
+        InjectedFault::NoNameSync,
+        InjectedFault::IndexFirst,
+        InjectedFault::NoIndexSync,
+        InjectedFault::NoRenameSync,
+        InjectedFault::PurgeFilesFirst,
+        InjectedFault::NoSyncAtOpen,
+        InjectedFault::ReadThroughCache,
+        InjectedFault::AppendAfterTorn,
+        InjectedFault::TornGroups,
     ] {
-        let is_found = |which: &u64| Chances::new(&seed, *which, Some(planted)).live().is_err();
-        let found = (0..MOST_LIVES).find(is_found);
-        println!("{planted:?}: {found:?}");
-        assert!(found.is_some(), "{planted:?} was not found in {MOST_LIVES} lives");
+        let is_found = |which: &u64| Chances::new(&seed, *which, Some(injected_fault)).live().is_err();
+        let found = (0..MAX_LIVES).find(is_found);
+        println!("{injected_fault:?}: {found:?}");
+        assert!(found.is_some(), "{injected_fault:?} was not found in {MAX_LIVES} lives");
     }
 }

@@ -150,7 +150,7 @@ fn nothing_changes_where_the_log_cannot_be_made() {
 fn a_writer_that_panics_ends_the_log_and_keeps_nobody_waiting() {
     let disk = SimDisk::new();
     let log = options(&disk).open(DIR).unwrap();
-    let turn = log.shared.turns.alone().unwrap();
+    let leader = log.shared.queue.exclusive().unwrap();
     std::thread::scope(|scope| {
         let waiters: Vec<_> = (0..3)
             .map(|which| {
@@ -158,7 +158,7 @@ fn a_writer_that_panics_ends_the_log_and_keeps_nobody_waiting() {
                 scope.spawn(move || if which == 0 { log.rotate() } else { append(log, &group(which, 1, 1)) })
             })
             .collect();
-        drop(turn);
+        drop(leader);
         for waiter in waiters {
             assert_eq!(waiter.join().unwrap(), Err(Error::Abandoned));
         }

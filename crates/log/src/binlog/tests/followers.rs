@@ -93,7 +93,7 @@ fn together(io: Arc<dyn Io>, options: BinLogOptions, dir: &std::path::Path, writ
         let mut all: Vec<_> = writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect();
         all.sort_by_key(|(position, _)| *position);
         log.sync().unwrap();
-        log.shared.watch.closed();
+        log.shared.progress.closed();
         (all, followers.into_iter().map(|follower| follower.join().unwrap()).collect::<Vec<_>>())
     });
     for events in seen {

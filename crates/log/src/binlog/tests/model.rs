@@ -133,8 +133,8 @@ impl Model {
         let group = group(self.appended, records, len);
         let end = match append(self.log(), &group) {
             Ok(end) => end,
-            Err(Error::GroupTooLarge { bytes, most }) => {
-                prop_assert!(bytes > most);
+            Err(Error::GroupTooLarge { bytes, max }) => {
+                prop_assert!(bytes > max);
                 return Ok(());
             }
             Err(error) => return Err(TestCaseError::fail(error.to_string())),

@@ -15,7 +15,7 @@ const SEGMENT: u64 = 64 * MIB;
 const GROUP: u64 = 64 << 10;
 
 /// What a log may keep resident without followers, in bytes.
-const MOST: u64 = 16 * MIB;
+const MAX: u64 = 16 * MIB;
 
 /// Bytes that this thread had the disk read.
 fn read_from_disk() -> u64 {
@@ -61,8 +61,8 @@ fn without_followers_little_stays_in_each_mode() {
             fill(&log, SEGMENT * 3 / 4);
             let Some(found) = resident(&dir) else { return };
             eprintln!("{}: {mode}, {every}: {} KiB", dir.display(), found >> 10);
-            assert!(found <= MOST, "{mode}, {every}: {found} bytes are resident");
-            assert!(log.resident().is_none_or(|told| told <= found));
+            assert!(found <= MAX, "{mode}, {every}: {found} bytes are resident");
+            assert!(log.resident().is_none_or(|resident| resident <= found));
             log.close().unwrap();
             std::fs::remove_dir_all(&dir).unwrap();
         }
@@ -80,13 +80,13 @@ fn what_a_near_follower_has_yet_to_read_stays_and_goes_as_it_reads() {
         let Some(found) = resident(dir) else { return };
         // Some kernels reclaim a few pages also while there is memory enough, now or as it reads.
         assert!(found >= unread - unread / 10, "{found} resident, {unread} to read");
-        assert!(found <= unread + MOST, "{found} resident, {unread} to read");
+        assert!(found <= unread + MAX, "{found} resident, {unread} to read");
         let before = read_from_disk();
         while follower.try_next().unwrap().is_some() {}
         let read = read_from_disk() - before;
         assert!(read <= unread / 5, "{read} bytes were read from the disk");
         let found = resident(dir).unwrap();
-        assert!(found <= MOST, "{found} resident when all was read");
+        assert!(found <= MAX, "{found} resident when all was read");
         std::fs::remove_dir_all(dir).unwrap();
     });
 }
@@ -113,21 +113,21 @@ fn a_follower_that_falls_far_behind_holds_nothing() {
         let mut follower = log.follow(log.first()).unwrap();
         fill(&log, 4 * SEGMENT);
         let Some(found) = resident(dir) else { return };
-        assert!(log.end().segment > 2 && found <= MOST, "{found} resident");
+        assert!(log.end().segment > 2 && found <= MAX, "{found} resident");
         // It reads on, and lets go of what it has read.
-        let mut most = 0;
+        let mut peak = 0;
         let mut read = 0_u64;
         while let Some(event) = follower.try_next().unwrap() {
             read += event.bytes.len() as u64 + 24;
             if read.is_multiple_of(64 * GROUP) {
-                most = most.max(resident(dir).unwrap());
+                peak = peak.max(resident(dir).unwrap());
             }
         }
         assert_eq!(read, 4 * SEGMENT);
         // The last segments are near: they stay as it reads them only until it has.
-        assert!(most <= 2 * MOST, "{most} resident while it read");
+        assert!(peak <= 2 * MAX, "{peak} resident while it read");
         let found = resident(dir).unwrap();
-        assert!(found <= MOST, "{found} resident when all was read");
+        assert!(found <= MAX, "{found} resident when all was read");
         std::fs::remove_dir_all(dir).unwrap();
     });
 }
@@ -142,7 +142,7 @@ fn a_follower_that_leaves_lets_go_of_all() {
         assert!(found >= 2 * SEGMENT / 10 * 9, "{found} resident");
         drop(follower);
         let found = resident(dir).unwrap();
-        assert!(found <= MOST, "{found} resident");
+        assert!(found <= MAX, "{found} resident");
         assert_eq!(log.first(), Position { segment: 1, offset: 4096 });
         std::fs::remove_dir_all(dir).unwrap();
     });

@@ -14,7 +14,7 @@ use super::super::memory;
 /// Bytes that are watched as one: the models touch no less.
 const CELL: usize = 1024;
 
-/// The real memory, and for each stretch of it what loom sees of who touches it.
+/// The real memory, and for each chunk of it what loom sees of who touches it.
 #[derive(Debug)]
 pub(super) struct Memory {
     memory: memory::Memory,
@@ -65,32 +65,32 @@ impl Memory {
     }
 }
 
-/// A bell by a lock and a condition.
+/// An event count by a lock and a condition.
 #[derive(Debug, Default)]
-pub(super) struct Bell {
-    rung: Mutex<u32>,
+pub(super) struct EventCount {
+    notified: Mutex<u32>,
     condition: Condvar,
 }
 
-impl Bell {
+impl EventCount {
     pub(super) fn count(&self) -> u32 {
-        *self.rung.lock().unwrap()
+        *self.notified.lock().unwrap()
     }
 
     pub(super) fn wait(&self, count: u32, _: Option<std::time::Duration>) {
-        let rung = self.rung.lock().unwrap();
-        if *rung == count {
-            drop(self.condition.wait(rung).unwrap());
+        let notified = self.notified.lock().unwrap();
+        if *notified == count {
+            drop(self.condition.wait(notified).unwrap());
         }
     }
 
-    pub(super) fn ring(&self) {
-        *self.rung.lock().unwrap() += 1;
+    pub(super) fn notify_all(&self) {
+        *self.notified.lock().unwrap() += 1;
         self.condition.notify_all();
     }
 
-    pub(super) fn ring_for_one(&self) {
-        *self.rung.lock().unwrap() += 1;
+    pub(super) fn notify_one(&self) {
+        *self.notified.lock().unwrap() += 1;
         self.condition.notify_one();
     }
 }

@@ -1,12 +1,12 @@
-//! Crashes: at every operation of short scripts with every pattern of what persists, and at random. And bugs that are planted
-//! in the log, to see that such crashes would find them.
+//! Crashes: at every operation of short scripts with every pattern of what persists, and at random. And faults that are injected
+//! into the log, to see that such crashes would find them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pagekeeper_io::Persistence;
 
+use super::super::injected_fault::InjectedFault;
 use super::super::options::FlushPolicy;
-use super::super::planted::Planted;
 use super::world::{Crash, Op, World, live, lives};
 use crate::LogMode;
 use pagekeeper_testing::Seed;
@@ -115,11 +115,11 @@ fn lives_with_random_crashes() {
 
 /// Each bug must be found within this many lives.
 #[test]
-fn planted_bugs_are_found() {
+fn injected_faults_are_found() {
     let seed = Seed(12);
     let quiet = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let bugs = Planted::ALL;
+    let bugs = InjectedFault::ALL;
     let found = bugs.map(|bug| {
         (0..3000)
             .find(|which| catch_unwind(AssertUnwindSafe(|| live(seed.chance(*which), Some(bug), 4))).is_err())

@@ -21,8 +21,8 @@ fn a_failed_sync_ends_the_log_for_everyone_and_for_good() {
         for _ in 0..8 {
             let (log, expected) = (&log, &expected);
             scope.spawn(move || {
-                let told = log.append(b"lost").and_then(|lsn| log.wait_flushed(lsn));
-                assert_eq!(told.as_ref(), Err(expected));
+                let result = log.append(b"lost").and_then(|lsn| log.wait_flushed(lsn));
+                assert_eq!(result.as_ref(), Err(expected));
             });
         }
     });

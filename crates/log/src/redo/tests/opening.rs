@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pagekeeper_io::{Access, Create, Fault, Io, SimDisk, Times, WriteMode};
 
+use super::super::injected_fault::InjectedFault;
 use super::super::options::FlushPolicy;
-use super::super::planted::Planted;
 use super::super::{RedoLog, RedoOptions};
 use super::{all, dir, small};
 use crate::{Error, LogMode};
@@ -24,7 +24,7 @@ fn wide(bound: u64, more: u64) -> (SimDisk, RedoOptions) {
     let options = RedoLog::options()
         .files(5)
         .file_bytes(32 * MIB)
-        .most_unsynced(bound)
+        .max_unsynced(bound)
         .mode(LogMode::Direct)
         .io(Arc::new(disk.clone()))
         .without_threads();
@@ -94,12 +94,12 @@ fn records_are_given_from_where_they_are_wanted_with_threads_and_without() {
     let disk = SimDisk::new();
     let options = || {
         let options = RedoLog::options().files(3).file_bytes(24 * MIB).buffer_bytes(16 << 20);
-        options.most_unsynced(4 * MIB).io(Arc::new(disk.clone()))
+        options.max_unsynced(4 * MIB).io(Arc::new(disk.clone()))
     };
     let log = options().create(dir()).unwrap();
     let mut ends = vec![0];
     for number in 0..3000_usize {
-        // Some longer than a stretch of memory would be to their end, some empty.
+        // Some longer than a chunk of memory would be to their end, some empty.
         let len = if number % 500 == 7 { 3_000_000 } else { number * 37 % 20_000 };
         ends.push(log.append(&vec![number.to_le_bytes()[0]; len]).unwrap());
     }
@@ -140,7 +140,7 @@ fn flip(disk: &SimDisk, lsn: u64, file_bytes: u64) {
 fn a_damaged_record_is_refused_within_the_bound() {
     let file_bytes = 256 * KIB;
     let options = |disk: &SimDisk| {
-        let options = small(disk).file_bytes(file_bytes).most_unsynced(32 * KIB).without_threads();
+        let options = small(disk).file_bytes(file_bytes).max_unsynced(32 * KIB).without_threads();
         options.flush_policy(FlushPolicy::Os)
     };
     for commits in [true, false] {
@@ -183,7 +183,7 @@ fn a_damaged_record_is_refused_within_the_bound() {
 #[test]
 fn a_bound_is_kept_by_whoever_opens_the_log() {
     let disk = SimDisk::new();
-    let log = small(&disk).file_bytes(MIB).most_unsynced(32 * KIB).create(dir()).unwrap();
+    let log = small(&disk).file_bytes(MIB).max_unsynced(32 * KIB).create(dir()).unwrap();
     assert!(log.longest_record() < 16 << 10);
     log.close().unwrap();
     let options = small(&disk).buffer_bytes(1 << 20).flush_policy(FlushPolicy::Os);
@@ -202,15 +202,15 @@ fn a_bound_is_kept_by_whoever_opens_the_log() {
     });
     assert!(log.metrics().syncs >= 1_200_000 / (32 * KIB));
     for wrong in [4096, 40_000, 1 << 33] {
-        assert!(matches!(small(&disk).most_unsynced(wrong).open(dir()), Err(Error::Setting { .. })));
+        assert!(matches!(small(&disk).max_unsynced(wrong).open(dir()), Err(Error::Setting { .. })));
     }
 }
 
-/// A planted bug is one of this very log, and there is none if none is asked for.
+/// An injected fault is one of this very log, and there is none if none is asked for.
 #[test]
-fn bugs_can_be_planted_by_those_who_test_what_rests_on_the_log() {
+fn faults_can_be_injected_by_tests_of_crates_built_on_the_log() {
     let disk = SimDisk::new();
-    let log = small(&disk).planted(Planted::NoSync).create(dir()).unwrap();
+    let log = small(&disk).injected_fault(InjectedFault::NoSync).create(dir()).unwrap();
     let syncs = disk.stats().syncs;
     log.wait_flushed(log.append(b"x").unwrap()).unwrap();
     assert_eq!((disk.stats().syncs, log.durable_lsn()), (syncs, 4096));

@@ -31,7 +31,7 @@ fn settled(dir: &Path) -> Option<u64> {
     }
 }
 
-fn laps(dir: &Path) {
+fn rounds_of_the_ring(dir: &Path) {
     for (mode, policy, each) in [
         (LogMode::Buffered, FlushPolicy::EachCommit, 4),
         (LogMode::Buffered, FlushPolicy::Os, u64::MAX),
@@ -67,8 +67,8 @@ fn laps(dir: &Path) {
 #[test]
 fn little_stays_of_a_gib_in_each_mode_and_nothing_after_the_close() {
     let dir = disk_dir();
-    laps(&dir.path().join("redo"));
+    rounds_of_the_ring(&dir.path().join("redo"));
     if let Some(mounted) = Mounted::new("xfs") {
-        laps(&mounted.path().join("redo"));
+        rounds_of_the_ring(&mounted.path().join("redo"));
     }
 }

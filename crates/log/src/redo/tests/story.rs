@@ -117,10 +117,10 @@ fn threads_append_and_commit_while_the_ring_goes_round() {
 #[test]
 fn appends_wait_while_the_ring_is_full_and_somebody_is_told() {
     let disk = SimDisk::new();
-    let told = Arc::new(Mutex::new(Vec::<Backpressure>::new()));
-    let hears = Arc::clone(&told);
+    let reported = Arc::new(Mutex::new(Vec::<Backpressure>::new()));
+    let callback = Arc::clone(&reported);
     let log =
-        small(&disk).on_backpressure(move |full| hears.lock().unwrap().push(full)).create(dir()).unwrap();
+        small(&disk).on_backpressure(move |full| callback.lock().unwrap().push(full)).create(dir()).unwrap();
     let mut ends = vec![];
     let refused = loop {
         match log.try_append(&[1; 3000]) {
@@ -129,16 +129,16 @@ fn appends_wait_while_the_ring_is_full_and_somebody_is_told() {
         }
     };
     assert_eq!(refused, Error::RingFull { checkpoint: 0 });
-    assert!(told.lock().unwrap().is_empty());
+    assert!(reported.lock().unwrap().is_empty());
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| log.append(&[2; 3000]).unwrap());
-        while told.lock().unwrap().is_empty() {
+        while reported.lock().unwrap().is_empty() {
             std::thread::yield_now();
         }
         log.checkpoint(ends[3]).unwrap();
         assert!(waits.join().unwrap() > *ends.last().unwrap());
     });
-    let full = told.lock().unwrap()[0];
+    let full = reported.lock().unwrap()[0];
     assert_eq!((full.checkpoint, full.capacity), (0, 64 << 10));
     assert!(full.to_string().starts_with("redo ring full: "));
     assert_eq!(log.metrics().waits_for_ring, 1);
@@ -169,16 +169,16 @@ fn a_full_ring_can_be_opened_any_number_of_times() {
 fn records_up_to_the_longest_go_in_and_come_out() {
     let disk = SimDisk::new();
     let log = small(&disk).create(dir()).unwrap();
-    let most = log.longest_record();
+    let max = log.longest_record();
     for round in 0..20 {
-        let body: Vec<u8> = (0..most).map(|at| (at * 7 + round).to_le_bytes()[0]).collect();
+        let body: Vec<u8> = (0..max).map(|at| (at * 7 + round).to_le_bytes()[0]).collect();
         let end = log.append(&body).unwrap();
         log.wait_flushed(end).unwrap();
         assert_eq!(all(&log).pop().unwrap().body, body);
         log.checkpoint(end).unwrap();
     }
-    let error = log.append(&vec![0; most + 1]).unwrap_err();
-    assert_eq!(error, Error::RecordTooLarge { bytes: most as u64 + 1, most: most as u64 });
+    let error = log.append(&vec![0; max + 1]).unwrap_err();
+    assert_eq!(error, Error::RecordTooLarge { bytes: max as u64 + 1, max: max as u64 });
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! A log on a simulated disk, what was told of it, and what must therefore be found after a crash.
+//! A log on a simulated disk, what was appended of it, and what must therefore be found after a crash.
 
 use pagekeeper_io::{Persistence, SimDisk, Times, WriteFault};
 
+use super::super::injected_fault::InjectedFault;
 use super::super::options::FlushPolicy;
-use super::super::planted::Planted;
 use super::super::{RedoLog, RedoOptions};
 use super::{dir, small};
 use crate::{Error, LogMode};
@@ -28,7 +28,7 @@ pub(super) enum Op {
 
 /// What was appended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Told {
+struct Appended {
     end: u64,
     body: Vec<u8>,
 }
@@ -42,14 +42,14 @@ pub(super) enum Crash {
 
 pub(super) struct World {
     pub(super) disk: SimDisk,
-    planted: Option<Planted>,
+    injected_fault: Option<InjectedFault>,
     policy: FlushPolicy,
     mode: LogMode,
     /// Whether there is a bound on what is not synced.
     bounded: bool,
     log: Option<RedoLog>,
     /// All records that may be found, since the last checkpoint at least.
-    told: Vec<Told>,
+    appended: Vec<Appended>,
     /// All before it survives a power cut.
     durable: u64,
     /// All before it survives a kill.
@@ -60,15 +60,20 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(policy: FlushPolicy, mode: LogMode, planted: Option<Planted>, bounded: bool) -> Self {
+    pub(super) fn new(
+        policy: FlushPolicy,
+        mode: LogMode,
+        injected_fault: Option<InjectedFault>,
+        bounded: bool,
+    ) -> Self {
         let disk = SimDisk::new();
         let mut world = Self {
-            planted,
+            injected_fault,
             policy,
             mode,
             bounded,
             log: None,
-            told: Vec::new(),
+            appended: Vec::new(),
             durable: 0,
             written: 0,
             checkpoint: [0; 2],
@@ -81,9 +86,9 @@ impl World {
 
     fn options(&self) -> RedoOptions {
         let mut options = small(&self.disk).without_threads().flush_policy(self.policy).mode(self.mode);
-        options.planted = self.planted;
+        options.injected_fault = self.injected_fault;
         // A ring much larger than what is looked through behind an end.
-        if self.bounded { options.file_bytes(64 << 10).most_unsynced(32 << 10) } else { options }
+        if self.bounded { options.file_bytes(64 << 10).max_unsynced(32 << 10) } else { options }
     }
 
     /// Does it, and learns from it what must be found. Fails where the log did.
@@ -105,7 +110,7 @@ impl World {
                 let log = self.log();
                 let (from, end) = (log.checkpoint_lsn(), log.end());
                 let upto = from + (end - from) * percent / 100;
-                let lsn = self.told.iter().map(|told| told.end).filter(|end| *end <= upto).max();
+                let lsn = self.appended.iter().map(|appended| appended.end).filter(|end| *end <= upto).max();
                 self.checkpoint(lsn.unwrap_or(from).max(from))
             }
             Op::Reopen => {
@@ -126,7 +131,7 @@ impl World {
     }
 
     fn end(&self) -> u64 {
-        self.told.last().map_or(self.checkpoint[0], |told| told.end)
+        self.appended.last().map_or(self.checkpoint[0], |appended| appended.end)
     }
 
     fn append(&mut self, len: u64) -> Result<(), Error> {
@@ -141,7 +146,7 @@ impl World {
             appended => appended?,
         };
         assert!(end > self.end(), "LSNs ascend");
-        self.told.push(Told { end, body });
+        self.appended.push(Appended { end, body });
         Ok(())
     }
 
@@ -194,12 +199,20 @@ impl World {
                 .eq(found.iter().map(|record| (record.lsn, record.end, &record.body[..]))),
             "reading gives other records than opening"
         );
-        self.told.retain(|told| told.end > from);
-        let kept = self.told.iter().take_while(|told| told.end <= self.durable.max(self.written)).count();
+        self.appended.retain(|appended| appended.end > from);
+        let kept = self
+            .appended
+            .iter()
+            .take_while(|appended| appended.end <= self.durable.max(self.written))
+            .count();
         assert!(found.len() >= kept, "{} records of {kept} that were acknowledged", found.len());
-        assert!(found.len() <= self.told.len(), "more than was appended");
-        for (found, told) in found.iter().zip(&self.told) {
-            assert_eq!((found.end, &found.body), (told.end, &told.body), "another record than was appended");
+        assert!(found.len() <= self.appended.len(), "more than was appended");
+        for (found, appended) in found.iter().zip(&self.appended) {
+            assert_eq!(
+                (found.end, &found.body),
+                (appended.end, &appended.body),
+                "another record than was appended"
+            );
         }
         assert!(found.is_sorted_by(|a, b| a.end <= b.lsn));
         // From any of them on the same are read.
@@ -207,7 +220,7 @@ impl World {
             let again: Vec<_> = log.read_from(middle.lsn)?.collect::<Result<_, _>>()?;
             assert_eq!(again, found[found.len() / 2..]);
         }
-        self.told.truncate(found.len());
+        self.appended.truncate(found.len());
         self.checkpoint = [from; 2];
         self.durable = self.end();
         self.written = self.durable;
@@ -233,13 +246,13 @@ pub(super) fn op_by_chance(chance: &mut Chance) -> Op {
 }
 
 /// A whole life: a few crashes, each after some work, some of them while the log is opened again.
-pub(super) fn live(mut chance: Chance, planted: Option<Planted>, crashes: u64) {
+pub(super) fn live(mut chance: Chance, injected_fault: Option<InjectedFault>, crashes: u64) {
     let policy = match chance.of(0..4) {
         0 => FlushPolicy::Os,
         _ => FlushPolicy::EachCommit,
     };
     let mode = if chance.one_in(3) { LogMode::Direct } else { LogMode::Buffered };
-    let mut world = World::new(policy, mode, planted, chance.one_in(3));
+    let mut world = World::new(policy, mode, injected_fault, chance.one_in(3));
     for _ in 0..crashes {
         let mut cut = chance.one_in(3);
         if cut {
