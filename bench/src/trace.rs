@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagekeeper_kernel::trace::{TraceLevel, TraceOptions, Tracer, traced_inode};
 use pagekeeper_kernel::{Advice, InspectedFile, Links, advise};
+use pagekeeper_trace::{TraceLevel, TraceOptions, Tracer, traced_inode};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::Run;

@@ -14,7 +14,7 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use pagekeeper_kernel::trace::{TraceCounts, TraceOptions, Tracer};
+use pagekeeper_trace::{TraceCounts, TraceOptions, Tracer};
 
 use crate::Run;
 use crate::data::MIB;

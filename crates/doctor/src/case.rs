@@ -7,10 +7,10 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pagekeeper_kernel::trace::{PauseCounts, TraceCounts};
 use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_observe::{Database, File, HostChange, Look};
 use pagekeeper_policy::DiskProfile;
+use pagekeeper_trace::{PauseCounts, TraceCounts};
 
 use crate::settings::Settings;
 use crate::{Journal, Kind, Mend, Snapshot, Streamer};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit};
-use pagekeeper_kernel::trace::{PauseCounts, Task};
+use pagekeeper_trace::{PauseCounts, Task};
 
 use crate::case::called;
 use crate::phrases::time;

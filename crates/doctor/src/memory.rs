@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
-use pagekeeper_kernel::trace::{Durations, ReclaimKind};
 use pagekeeper_observe::Database;
+use pagekeeper_trace::{Durations, ReclaimKind};
 
 use crate::advice::advice;
 use crate::case::{Case, called};
@@ -373,10 +373,10 @@ mod tests {
     use crate::testing::{DEV, GIB, MIB, cgroup, change, file, look, pages, residency};
     use crate::{Streamer, StreamerFile};
     use pagekeeper_kernel::process::Access;
-    use pagekeeper_kernel::trace::{ReclaimCounts, Task};
     use pagekeeper_kernel::{Inode, Residency};
     use pagekeeper_observe::{HostChange, Look};
     use pagekeeper_policy::FileClass;
+    use pagekeeper_trace::{ReclaimCounts, Task};
 
     fn reclaim(process: u32, name: &str, kind: ReclaimKind, milliseconds: &[u64]) -> ReclaimCounts {
         ReclaimCounts {

@@ -350,9 +350,9 @@ fn mend(company: Company, files: &[&File]) -> Option<Mend> {
 mod tests {
     use super::*;
     use crate::testing::{DEV, MIB, change, disk, file, look, opener, residency};
-    use pagekeeper_kernel::trace::{PageCounts, PageFlow, PageTotals, Task};
     use pagekeeper_observe::Look;
     use pagekeeper_policy::FileClass;
+    use pagekeeper_trace::{PageCounts, PageFlow, PageTotals, Task};
 
     const DIRECT: OpenerKind = OpenerKind::Direct(Access::ReadWrite);
 

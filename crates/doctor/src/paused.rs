@@ -15,9 +15,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::trace::{DirtyLevels, PauseCounts, Task};
 use pagekeeper_observe::{File, OpenerKind};
 use pagekeeper_policy::FileClass;
+use pagekeeper_trace::{DirtyLevels, PauseCounts, Task};
 
 use crate::advice::{advice, log_elsewhere};
 use crate::case::called;

@@ -112,7 +112,7 @@ fn beside(pid: u32, roots: &SysRoots, present: &Path) -> PathBuf {
 mod tests {
     use super::*;
     use crate::testing::{DEV, MIB, look, pages, pauses};
-    use pagekeeper_kernel::trace::{DirtyLevels, TraceCounts};
+    use pagekeeper_trace::{DirtyLevels, TraceCounts};
 
     #[test]
     fn those_that_moved_much_are_looked_at() {

@@ -18,8 +18,8 @@ use std::path::Path;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::MemoryCgroup;
 use pagekeeper_kernel::process::Access;
-use pagekeeper_kernel::trace::{PageCounts, Task, TraceCounts};
 use pagekeeper_observe::{Database, File};
+use pagekeeper_trace::{PageCounts, Task, TraceCounts};
 
 use crate::limits::per_second;
 use crate::written::{database_of, is_log};

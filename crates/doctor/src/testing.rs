@@ -11,12 +11,12 @@ use pagekeeper_kernel::pressure::{
     CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit, MemInfo, MemoryCgroup, SysRoots,
     VmStat, Watermarks,
 };
-use pagekeeper_kernel::trace::{
-    DirtyLevels, Losses, MachineCounts, PageCounts, PageFlow, PageTotals, PauseCounts, Task, TraceCounts,
-};
 use pagekeeper_kernel::{Inode, Residency, Source};
 use pagekeeper_observe::{Database, File, Host, HostChange, Look, Opener, OpenerKind};
 use pagekeeper_policy::{DiskProfile, FileClass, MixedProfile};
+use pagekeeper_trace::{
+    DirtyLevels, Losses, MachineCounts, PageCounts, PageFlow, PageTotals, PauseCounts, Task, TraceCounts,
+};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;

@@ -9,9 +9,9 @@ use std::path::Path;
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
-use pagekeeper_kernel::trace::{PageCounts, Task};
 use pagekeeper_observe::{Database, File, Look, Opener, OpenerKind};
 use pagekeeper_policy::FileClass;
+use pagekeeper_trace::{PageCounts, Task};
 
 use crate::Case;
 

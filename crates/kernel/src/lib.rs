@@ -20,7 +20,6 @@ mod sync;
 mod sys;
 #[cfg(test)]
 mod testing;
-pub mod trace;
 mod walk;
 mod warm;
 mod work;

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::{BackingDevice, SysRoots};
-use pagekeeper_kernel::trace::traced_inode;
 use pagekeeper_kernel::{Inode, InspectedFile, Links};
+use pagekeeper_trace::traced_inode;
 
 use crate::limits::{Kind, Limits};
 

@@ -29,5 +29,5 @@ pub enum ObserveError {
     Kernel(#[from] pagekeeper_kernel::Error),
     /// Tracing failed: a file that was to be traced can't be opened, or its buffers can't be read.
     #[error(transparent)]
-    Trace(#[from] pagekeeper_kernel::trace::TraceError),
+    Trace(#[from] pagekeeper_trace::TraceError),
 }

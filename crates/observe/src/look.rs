@@ -12,9 +12,9 @@ use pagekeeper_kernel::pressure::{
     BackingDevice, DirtyReport, MemInfo, MemoryCgroup, Pressure, VmStat, Watermarks,
 };
 use pagekeeper_kernel::process::Access;
-use pagekeeper_kernel::trace::{MachineCounts, TraceCounts};
 use pagekeeper_kernel::{Inode, Residency};
 use pagekeeper_policy::FileClass;
+use pagekeeper_trace::{MachineCounts, TraceCounts};
 
 /// What one look saw.
 #[derive(Debug, Clone)]
@@ -89,7 +89,7 @@ pub struct Database {
 /// A file of a database, or one that a process has open.
 #[derive(Debug, Clone)]
 pub struct File {
-    /// Which file, as tracing names it ([`traced_inode`](pagekeeper_kernel::trace::traced_inode)).
+    /// Which file, as tracing names it ([`traced_inode`](pagekeeper_trace::traced_inode)).
     pub inode: Inode,
     /// Its path, as the database sees it, or as the process that has it open does.
     pub path: PathBuf,

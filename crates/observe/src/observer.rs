@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::MemoryCgroup;
-use pagekeeper_kernel::trace::{MachineCounts, TraceSource, Tracer};
+use pagekeeper_trace::{MachineCounts, TraceSource, Tracer};
 
 use crate::devices::Devices;
 use crate::files::Files;

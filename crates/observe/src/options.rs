@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::trace::TraceOptions;
+use pagekeeper_trace::TraceOptions;
 
 /// What to look at.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -275,7 +275,7 @@ fn a_later_look_says_what_changed_and_sees_what_is_new() {
 
 #[test]
 fn files_are_named_as_tracing_names_them() {
-    use pagekeeper_kernel::trace::{TraceLevel, TraceOptions};
+    use pagekeeper_trace::{TraceLevel, TraceOptions};
     let (_dir, base) = rocksdb_dir();
     let mut observer = Observer::start(ObserverOptions {
         scope: Scope::Directories(vec![base.clone()]),

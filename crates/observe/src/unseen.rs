@@ -1,7 +1,7 @@
 //! What can't be seen of the host as a whole: known from what it is, before anything fails.
 
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::trace::{Needs, TraceError, TraceSource, Tracer};
+use pagekeeper_trace::{Needs, TraceError, TraceSource, Tracer};
 use rustix::thread::CapabilitySet;
 
 use crate::Host;

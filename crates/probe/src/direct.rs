@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use pagekeeper_io::{AlignedBuf, IoFile, WriteMode};
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::trace::BlockOp;
 use pagekeeper_policy::DirectProfile;
+use pagekeeper_trace::BlockOp;
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
 use serde::Serialize;

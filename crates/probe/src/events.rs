@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::trace::{BlockOp, PageFilter, TraceCounts, TraceOptions, Tracer};
+use pagekeeper_trace::{BlockOp, PageFilter, TraceCounts, TraceOptions, Tracer};
 use serde::Serialize;
 
 use crate::place::Place;

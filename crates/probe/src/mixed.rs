@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_io::{AlignedBuf, IoFile, WriteMode};
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::trace::TraceCounts;
 use pagekeeper_policy::MixedProfile;
+use pagekeeper_trace::TraceCounts;
 use serde::Serialize;
 
 use crate::events::{EventRates, Events, rates};

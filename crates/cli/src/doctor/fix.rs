@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_doctor::{Company, company};
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::trace::traced_inode;
 use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, Result, release};
 use pagekeeper_observe::{File, Look};
+use pagekeeper_trace::traced_inode;
 use serde::{Serialize, Serializer};
 
 use crate::evict::Figures;

@@ -17,8 +17,8 @@ use anyhow::Context;
 use pagekeeper_catalog::units::parse_period;
 use pagekeeper_doctor::{Case, Report, Severity, examine};
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::trace::{TraceLevel, TraceOptions, TraceSource};
 use pagekeeper_observe::{Observer, ObserverOptions, Scope};
+use pagekeeper_trace::{TraceLevel, TraceOptions, TraceSource};
 use serde::Serialize;
 
 use crate::output;

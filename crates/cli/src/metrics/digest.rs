@@ -9,9 +9,9 @@ use std::path::{Component, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_kernel::process::{Access, CgroupPath, ProcRoot};
-use pagekeeper_kernel::trace::{Losses, Task, TraceCounts};
 use pagekeeper_observe::{Database, File, Limited, Look, Opener, OpenerKind};
 use pagekeeper_policy::FileClass;
+use pagekeeper_trace::{Losses, Task, TraceCounts};
 use serde::Serialize;
 
 /// Which database: what tells it apart in every series about it.

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use pagekeeper_kernel::trace::TraceLevel;
+use pagekeeper_trace::TraceLevel;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};

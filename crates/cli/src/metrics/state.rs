@@ -13,9 +13,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_guard::{Done, Event, Tick};
-use pagekeeper_kernel::trace::{Losses, TraceLevel};
 use pagekeeper_observe::Limited;
 use pagekeeper_policy::FileClass;
+use pagekeeper_trace::{Losses, TraceLevel};
 
 use super::digest::{Digest, Name, Seen, Top, Waited};
 use super::histogram::Histogram;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_guard::Options;
-use pagekeeper_kernel::trace::TraceOptions;
 use pagekeeper_observe::{Look, ObserveError, Observer, ObserverOptions, Scope};
+use pagekeeper_trace::TraceOptions;
 
 use super::digest::Digest;
 use super::state::State;
@@ -136,7 +136,7 @@ fn look_on(
     changes: &Receiver<Wanted>,
     sayings: &mut Sayings<'_>,
 ) -> Next {
-    let level = observer.source().map(pagekeeper_kernel::trace::TraceSource::level);
+    let level = observer.source().map(pagekeeper_trace::TraceSource::level);
     loop {
         let began = Instant::now();
         match observer.look() {

@@ -4,10 +4,10 @@
 
 use std::io::{self, Write};
 
-use pagekeeper_kernel::trace::{PauseCounts, ReclaimCounts};
 use pagekeeper_observe::{
     CensusTick, Explained, FileSystemSum, Flow, Group, Limited, Owner, Row, RowKey, Rows, Split,
 };
+use pagekeeper_trace::{PauseCounts, ReclaimCounts};
 use serde::Serialize;
 
 use super::figures::{explained, figure, rate, share, size, time};

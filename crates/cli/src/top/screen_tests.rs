@@ -1,7 +1,7 @@
 //! The screen as a terminal shows it.
 
-use pagekeeper_kernel::trace::{DirtyLevels, Durations, PauseCounts, Task};
 use pagekeeper_observe::Limited;
+use pagekeeper_trace::{DirtyLevels, Durations, PauseCounts, Task};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::Color;

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots, Watermarks};
-use pagekeeper_kernel::trace::Losses;
 use pagekeeper_observe::{CensusTick, Explained, Flow, Query, Row, RowKey, Rows, Split};
+use pagekeeper_trace::Losses;
 
 use super::model::{Model, Seen};
 

@@ -301,7 +301,7 @@ fn told(setting: &Setting) -> Evidence {
 mod tests {
     use super::*;
     use crate::testing::{GIB, MIB, database, file, look, pauses};
-    use pagekeeper_kernel::trace::DirtyLevels;
+    use pagekeeper_trace::DirtyLevels;
 
     fn found(profile: &str, engine: Engine, pairs: &[(&str, &str)], files: Vec<File>) -> Vec<Finding> {
         let mut after = look();

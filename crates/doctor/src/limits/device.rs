@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::BackingDevice;
-use pagekeeper_kernel::trace::PauseCounts;
+use pagekeeper_trace::PauseCounts;
 
 use crate::phrases::time;
 use crate::written::database_of;

@@ -2,8 +2,8 @@ use super::*;
 use crate::testing::{DEV, GIB, MIB, look, pages, pauses};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{BackingDevice, BackingDeviceStats};
-use pagekeeper_kernel::trace::DirtyLevels;
 use pagekeeper_observe::Look;
+use pagekeeper_trace::DirtyLevels;
 
 /// 16 and 32 MiB in force; in 10 s `dirtied` MiB were made dirty and `written` written.
 fn low(dirtied: u64, written: u64) -> (Look, Look) {

@@ -9,8 +9,8 @@ use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::pressure::VmStat;
-use pagekeeper_kernel::trace::{PageCounts, Task, TraceCounts};
 use pagekeeper_observe::File;
+use pagekeeper_trace::{PageCounts, Task, TraceCounts};
 
 use super::{Loss, PUSHED, named, reclaimed_by};
 use crate::case::called;

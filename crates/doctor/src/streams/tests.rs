@@ -7,9 +7,9 @@ use crate::testing::{DEV, GIB, MIB, database, file, look, pages};
 use crate::{Kind, Severity};
 use pagekeeper_kernel::pressure::CgroupVersion;
 use pagekeeper_kernel::process::Access;
-use pagekeeper_kernel::trace::{ReclaimCounts, ReclaimKind};
 use pagekeeper_observe::Look;
 use pagekeeper_policy::FileClass;
+use pagekeeper_trace::{ReclaimCounts, ReclaimKind};
 use std::path::PathBuf;
 
 const SERVER: u32 = 100;

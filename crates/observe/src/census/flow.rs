@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::trace::{PageCounts, ReclaimCounts};
+use pagekeeper_trace::{PageCounts, ReclaimCounts};
 
 /// Files whose flows are remembered; of more, those that were quiet longest are forgotten.
 const FILES: usize = 65_536;
@@ -139,7 +139,7 @@ impl FileFlow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_kernel::trace::{Durations, PageFlow, PageTotals, ReclaimKind, Task};
+    use pagekeeper_trace::{Durations, PageFlow, PageTotals, ReclaimKind, Task};
 
     fn task(process: u32, name: &str) -> Task {
         Task { process, thread: process + 1, name: name.into() }

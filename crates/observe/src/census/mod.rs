@@ -48,7 +48,7 @@ use std::time::{Duration, Instant, SystemTime};
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots, VmStat, Watermarks};
-use pagekeeper_kernel::trace::{
+use pagekeeper_trace::{
     Losses, MachineCounts, PageFilter, PauseCounts, ReclaimCounts, TraceCounts, TraceLevel, TraceOptions,
     Tracer,
 };

@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use pagekeeper_kernel::trace::TraceCounts;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size};
+use pagekeeper_trace::TraceCounts;
 
 use super::background::processor_time;
 use super::table::{Name, Pages};

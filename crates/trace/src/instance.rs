@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::TraceError;
 use super::error::Right;
 use super::tracefs::{Event, Tracefs};
-use crate::process::ProcRoot;
+use pagekeeper_kernel::process::ProcRoot;
 
 /// What the names of all instances begin with.
 const PREFIX: &str = "pagekeeper-";

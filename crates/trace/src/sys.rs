@@ -11,8 +11,6 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::cachestat::last_errno;
-
 /// One instruction of eight bytes (`struct bpf_insn`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -436,4 +434,9 @@ fn ioctl(event: &OwnedFd, request: u32, argument: i32) -> Result<(), Errno> {
 #[derive(Debug)]
 pub(crate) struct Attachment {
     _event: OwnedFd,
+}
+
+/// The calling thread's `errno`.
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

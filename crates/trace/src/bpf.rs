@@ -19,7 +19,7 @@ use super::record::{
 };
 use super::tracefs::{Event, Tracepoint};
 use super::{TraceError, TraceOptions, record};
-use crate::sys::bpf::{Attachment, LoadError, Map, MapKind, Program};
+use crate::sys::{Attachment, LoadError, Map, MapKind, Program};
 
 /// How many entries are read with one call.
 const BATCH: usize = 512;

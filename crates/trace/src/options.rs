@@ -7,8 +7,8 @@ use super::TraceError;
 use super::programs::Choice;
 use super::record::kernel_device;
 use super::tracefs::{Event, Tracefs, Tracepoint};
-use crate::pressure::SysRoots;
-use crate::{Inode, InspectedFile, Links};
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::{Inode, InspectedFile, Links};
 
 /// The most files or devices of a [`PageFilter`].
 const FILTER_MAX: usize = 64;
@@ -32,7 +32,7 @@ pub enum PageFilter {
     /// All.
     #[default]
     Everything,
-    /// Those of file systems on these devices, as `dev` of a [`Mount`](crate::process::Mount) names them.
+    /// Those of file systems on these devices, as `dev` of a [`Mount`](pagekeeper_kernel::process::Mount) names them.
     Devices(Vec<u64>),
     /// These. Links at their ends are followed; they have to exist when tracing starts.
     Files(Vec<PathBuf>),
@@ -41,7 +41,7 @@ pub enum PageFilter {
 /// What to trace, and how.
 ///
 /// ```
-/// use pagekeeper_kernel::trace::{PageFilter, TraceOptions};
+/// use pagekeeper_trace::{PageFilter, TraceOptions};
 /// let options = TraceOptions {
 ///     block: true,
 ///     filter: PageFilter::Files(vec!["/var/lib/mysql/ibdata1".into()]),
@@ -109,7 +109,7 @@ impl TraceOptions {
             }
             PageFilter::Files(paths) => {
                 within(paths.len())?;
-                let file = |path: &PathBuf| -> crate::Result<Inode> {
+                let file = |path: &PathBuf| -> pagekeeper_kernel::Result<Inode> {
                     let inode = traced_inode(&self.roots, &InspectedFile::open(path, Links::Follow)?, path)?;
                     Ok(Inode { dev: kernel_device(inode.dev), ..inode })
                 };
@@ -206,17 +206,17 @@ impl Points {
 /// How tracing names a file: by the device of its file system as a whole. That is `st_dev` but on btrfs, where
 /// each subvolume shows another.
 ///
-/// Fails with [`Error::Unsupported`](crate::Error::Unsupported) on overlayfs, whose pages belong to a file of the
+/// Fails with [`Error::Unsupported`](pagekeeper_kernel::Error::Unsupported) on overlayfs, whose pages belong to a file of the
 /// layer below.
-pub fn traced_inode(roots: &SysRoots, file: impl AsFd, path: &Path) -> crate::Result<Inode> {
+pub fn traced_inode(roots: &SysRoots, file: impl AsFd, path: &Path) -> pagekeeper_kernel::Result<Inode> {
     let file = file.as_fd();
-    let stat = rustix::fs::fstat(file).map_err(|e| crate::Error::call("fstat", path, e))?;
+    let stat = rustix::fs::fstat(file).map_err(|e| pagekeeper_kernel::Error::call("fstat", path, e))?;
     let inode = Inode::of(&stat);
     let Some(id) = roots.proc.fd_info(std::process::id(), file.as_raw_fd())?.mount_id else {
         return Ok(inode);
     };
     match roots.proc.own_mounts()?.iter().find(|mount| mount.id == id) {
-        Some(mount) if mount.kind == "overlay" => Err(crate::Error::Unsupported {
+        Some(mount) if mount.kind == "overlay" => Err(pagekeeper_kernel::Error::Unsupported {
             path: path.to_path_buf(),
             reason: "on overlayfs pages belong to a file of the layer below, which tracing can't tell from here",
         }),
@@ -236,7 +236,7 @@ mod tests {
         let roots = SysRoots::default();
         match traced_inode(&roots, &file, file.path()) {
             Ok(inode) => assert_eq!(inode.ino, file.inode().ino),
-            Err(error) => assert!(matches!(error, crate::Error::Unsupported { .. }), "{error}"),
+            Err(error) => assert!(matches!(error, pagekeeper_kernel::Error::Unsupported { .. }), "{error}"),
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::tracefs::Event;
 use super::{BlockOp, ReclaimKind};
-use crate::Inode;
+use pagekeeper_kernel::Inode;
 
 /// The width of the column of names; they have at most 15 bytes.
 const NAME_WIDTH: usize = 16;

@@ -10,7 +10,7 @@ use super::{
     BlockCounts, BlockOp, DirtyLevels, Durations, Losses, PageCounts, PageFlow, PauseCounts, ReclaimCounts,
     ReclaimKind, Task,
 };
-use crate::{Inode, page_size};
+use pagekeeper_kernel::{Inode, page_size};
 
 /// Sums over pauses, in pages: what [`DirtyLevels`] is the mean of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -213,7 +213,7 @@ impl Gathered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::PageTotals;
+    use crate::PageTotals;
 
     #[test]
     fn what_finds_no_room_is_counted_as_lost() {

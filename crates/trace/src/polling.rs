@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use super::gathered::Gathered;
 use super::options::traced_inode;
 use super::{PageFilter, PageFlow, PageTotals, TraceError, TraceOptions};
-use crate::pressure::SysRoots;
-use crate::{Inode, InspectedFile, Links, page_size, residency};
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size, residency};
 
 /// A file, and what was resident when it was last looked at.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl PollingSource {
         !self.files.is_empty()
     }
 
-    fn look(&self, path: &PathBuf) -> crate::Result<(Inode, u64)> {
+    fn look(&self, path: &PathBuf) -> pagekeeper_kernel::Result<(Inode, u64)> {
         let file = InspectedFile::open(path, Links::Follow)?;
         let resident = residency(&file, 0..u64::MAX)?.resident;
         Ok((traced_inode(&self.roots, &file, path)?, resident))

@@ -43,7 +43,7 @@ impl Durations {
     /// `None` of none.
     ///
     /// ```
-    /// use pagekeeper_kernel::trace::Durations;
+    /// use pagekeeper_trace::Durations;
     /// assert_eq!(Durations::default().at_most(0.99), None);
     /// ```
     pub fn at_most(&self, quantile: f64) -> Option<Duration> {
@@ -83,7 +83,7 @@ impl Durations {
 
 impl FromIterator<Duration> for Durations {
     /// ```
-    /// use pagekeeper_kernel::trace::Durations;
+    /// use pagekeeper_trace::Durations;
     /// use std::time::Duration;
     /// let durations: Durations = [1, 3].map(Duration::from_millis).into_iter().collect();
     /// assert_eq!((durations.count(), durations.total()), (2, Duration::from_millis(4)));

@@ -4,7 +4,7 @@
 //! never bound, or that is too far away, is an error of [`Assembler::finish`], never a wrong program. What the program
 //! may do is the verifier's to judge.
 
-use crate::sys::bpf::Instruction;
+use crate::sys::Instruction;
 
 /// A register. `R0` is a call's result, `R1` to `R5` its arguments (lost by it), `R6` to `R9` outlast it, `R10` is the
 /// end of the stack of 512 bytes.

@@ -9,10 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::programs::{Tables, program};
 use super::tracefs::{Event, Tracepoint};
 use super::*;
-use crate::pressure::SysRoots;
-use crate::process::ProcRoot;
 use crate::testing::{as_nobody, disk_dir, evict_all, file_of, skip};
-use crate::{Inode, InspectedFile, Links, page_size, residency};
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size, residency};
 
 const MIB: usize = 1 << 20;
 
@@ -505,7 +505,7 @@ fn the_verifiers_words_are_in_the_error() {
     let mut asm = asm::Assembler::new();
     asm.set(asm::Reg::R0, asm::Reg::R7);
     asm.exit();
-    let error = crate::sys::bpf::Program::load("pk_wrong", &asm.finish().unwrap()).unwrap_err();
+    let error = crate::sys::Program::load("pk_wrong", &asm.finish().unwrap()).unwrap_err();
     if error.errno == rustix::io::Errno::PERM {
         return skip("programs may not be loaded");
     }
@@ -534,7 +534,7 @@ fn trace_until_killed() {
 fn tracing_child(level: &str) -> (std::process::Child, String) {
     use std::io::{BufRead, BufReader};
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "trace::tests::trace_until_killed", "--ignored", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "tests::trace_until_killed", "--ignored", "--nocapture", "--test-threads=1"])
         .env("PAGEKEEPER_TRACE_LEVEL", level)
         .stdout(Stdio::piped())
         .spawn()
@@ -570,7 +570,7 @@ fn killed_tracers_leave_nothing_behind() {
     let (mut child, said) = tracing_child("bpf");
     if let Some(ids) = said.strip_prefix("programs ") {
         let ids: Vec<u32> = ids.trim_matches(['[', ']']).split(", ").map(|id| id.parse().unwrap()).collect();
-        let exists = |id: &u32| crate::sys::bpf::Program::exists(*id).unwrap();
+        let exists = |id: &u32| crate::sys::Program::exists(*id).unwrap();
         assert!(ids.len() >= 5 && ids.iter().all(exists), "{said}");
         child.kill().unwrap();
         child.wait().unwrap();

@@ -8,7 +8,7 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use super::{Durations, MachineCounts};
-use crate::Inode;
+use pagekeeper_kernel::Inode;
 
 /// A thread that an event happened in.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

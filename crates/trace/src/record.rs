@@ -12,63 +12,63 @@ use std::time::Duration;
 use super::durations::{CLASSES, Durations};
 use super::gathered::{LevelSums, Pauses, Requests, Stalls};
 use super::{BlockOp, PageFlow, PageTotals, ReclaimKind, Task};
-use crate::{Inode, page_size};
+use pagekeeper_kernel::{Inode, page_size};
 
 /// Key of the table of pages: inode number, device (4 bytes, as the kernel has it), thread (4 bytes).
 pub(super) mod page_key {
-    pub(in crate::trace) const INO: i16 = 0;
-    pub(in crate::trace) const DEV: i16 = 8;
-    pub(in crate::trace) const THREAD: i16 = 12;
-    pub(in crate::trace) const SIZE: i16 = 16;
+    pub(crate) const INO: i16 = 0;
+    pub(crate) const DEV: i16 = 8;
+    pub(crate) const THREAD: i16 = 12;
+    pub(crate) const SIZE: i16 = 16;
 }
 
 /// Value of the table of pages.
 pub(super) mod page {
-    pub(in crate::trace) const ADDED_FOLIOS: i16 = 0;
-    pub(in crate::trace) const ADDED_PAGES: i16 = 8;
-    pub(in crate::trace) const REMOVED_FOLIOS: i16 = 16;
-    pub(in crate::trace) const REMOVED_PAGES: i16 = 24;
-    pub(in crate::trace) const PROCESS: i16 = 32;
-    pub(in crate::trace) const NAME: i16 = 40;
-    pub(in crate::trace) const SIZE: i16 = 56;
+    pub(crate) const ADDED_FOLIOS: i16 = 0;
+    pub(crate) const ADDED_PAGES: i16 = 8;
+    pub(crate) const REMOVED_FOLIOS: i16 = 16;
+    pub(crate) const REMOVED_PAGES: i16 = 24;
+    pub(crate) const PROCESS: i16 = 32;
+    pub(crate) const NAME: i16 = 40;
+    pub(crate) const SIZE: i16 = 56;
 }
 
 /// Key of the table of pauses: thread (4 bytes), 4 of padding, name of the device.
 pub(super) mod pause_key {
-    pub(in crate::trace) const THREAD: i16 = 0;
-    pub(in crate::trace) const DEVICE: i16 = 8;
-    pub(in crate::trace) const SIZE: i16 = 40;
+    pub(crate) const THREAD: i16 = 0;
+    pub(crate) const DEVICE: i16 = 8;
+    pub(crate) const SIZE: i16 = 40;
 }
 
 /// Key of the table of stalls: thread and kind, of 4 bytes each.
 pub(super) mod stall_key {
-    pub(in crate::trace) const THREAD: i16 = 0;
-    pub(in crate::trace) const KIND: i16 = 4;
-    pub(in crate::trace) const SIZE: i16 = 8;
+    pub(crate) const THREAD: i16 = 0;
+    pub(crate) const KIND: i16 = 4;
+    pub(crate) const SIZE: i16 = 8;
 }
 
 /// Key of the table of requests: device (4 bytes, as the kernel has it), first letters (2) and processor (2). With the
 /// processor no two of them count in the same cache line.
 pub(super) mod request_key {
-    pub(in crate::trace) const DEV: i16 = 0;
-    pub(in crate::trace) const LETTERS: i16 = 4;
-    pub(in crate::trace) const PROCESSOR: i16 = 6;
-    pub(in crate::trace) const SIZE: i16 = 8;
+    pub(crate) const DEV: i16 = 0;
+    pub(crate) const LETTERS: i16 = 4;
+    pub(crate) const PROCESSOR: i16 = 6;
+    pub(crate) const SIZE: i16 = 8;
 }
 
 /// Key of the table of requests under way: sector, device (4 bytes), 4 of padding.
 pub(super) mod flight_key {
-    pub(in crate::trace) const SECTOR: i16 = 0;
-    pub(in crate::trace) const DEV: i16 = 8;
-    pub(in crate::trace) const SIZE: i16 = 16;
+    pub(crate) const SECTOR: i16 = 0;
+    pub(crate) const DEV: i16 = 8;
+    pub(crate) const SIZE: i16 = 16;
 }
 
 /// Value of the table of requests under way: nanoseconds, sectors (4 bytes), letters (2), 2 of padding.
 pub(super) mod flight {
-    pub(in crate::trace) const BEGUN: i16 = 0;
-    pub(in crate::trace) const SECTORS: i16 = 8;
-    pub(in crate::trace) const LETTERS: i16 = 12;
-    pub(in crate::trace) const SIZE: i16 = 16;
+    pub(crate) const BEGUN: i16 = 0;
+    pub(crate) const SECTORS: i16 = 8;
+    pub(crate) const LETTERS: i16 = 12;
+    pub(crate) const SIZE: i16 = 16;
 }
 
 /// Value of the tables of pauses, stalls and requests.
@@ -78,28 +78,28 @@ pub(super) mod timed {
     #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a few bytes")]
     const CLASSES_SIZE: i16 = 8 * CLASSES as i16;
 
-    pub(in crate::trace) const COUNT: i16 = 0;
+    pub(crate) const COUNT: i16 = 0;
     /// In nanoseconds.
-    pub(in crate::trace) const TOTAL: i16 = 8;
+    pub(crate) const TOTAL: i16 = 8;
     /// Two places of an epoch and nanoseconds.
-    pub(in crate::trace) const LONGEST: i16 = 16;
+    pub(crate) const LONGEST: i16 = 16;
     /// Two more: of whole waits, where one has several pauses.
-    pub(in crate::trace) const LONGEST_WAIT: i16 = 48;
-    pub(in crate::trace) const CLASS: i16 = 80;
-    pub(in crate::trace) const PROCESS: i16 = CLASS + CLASSES_SIZE;
-    pub(in crate::trace) const NAME: i16 = PROCESS + 8;
+    pub(crate) const LONGEST_WAIT: i16 = 48;
+    pub(crate) const CLASS: i16 = 80;
+    pub(crate) const PROCESS: i16 = CLASS + CLASSES_SIZE;
+    pub(crate) const NAME: i16 = PROCESS + 8;
     const MORE: i16 = NAME + 16;
-    pub(in crate::trace) const WAITS: i16 = MORE;
-    pub(in crate::trace) const DIRTY: i16 = MORE + 8;
-    pub(in crate::trace) const SETPOINT: i16 = MORE + 16;
-    pub(in crate::trace) const LIMIT: i16 = MORE + 24;
-    pub(in crate::trace) const DEVICE_DIRTY: i16 = MORE + 32;
-    pub(in crate::trace) const DEVICE_SETPOINT: i16 = MORE + 40;
+    pub(crate) const WAITS: i16 = MORE;
+    pub(crate) const DIRTY: i16 = MORE + 8;
+    pub(crate) const SETPOINT: i16 = MORE + 16;
+    pub(crate) const LIMIT: i16 = MORE + 24;
+    pub(crate) const DEVICE_DIRTY: i16 = MORE + 32;
+    pub(crate) const DEVICE_SETPOINT: i16 = MORE + 40;
     /// When the stall under way began, in nanoseconds; 0 where none is.
-    pub(in crate::trace) const BEGUN: i16 = MORE;
-    pub(in crate::trace) const RECLAIMED: i16 = MORE + 8;
-    pub(in crate::trace) const SECTORS: i16 = MORE;
-    pub(in crate::trace) const SIZE: i16 = MORE + 48;
+    pub(crate) const BEGUN: i16 = MORE;
+    pub(crate) const RECLAIMED: i16 = MORE + 8;
+    pub(crate) const SECTORS: i16 = MORE;
+    pub(crate) const SIZE: i16 = MORE + 48;
 }
 
 /// Which counter of lost events.

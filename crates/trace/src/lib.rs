@@ -16,7 +16,7 @@
 //! it to be, in its ticks.
 //!
 //! ```
-//! use pagekeeper_kernel::trace::{TraceOptions, Tracer};
+//! use pagekeeper_trace::{TraceOptions, Tracer};
 //!
 //! let mut tracer = Tracer::start(&TraceOptions::default())?;
 //! println!("{}", tracer.source());
@@ -47,6 +47,9 @@ mod pipe;
 mod polling;
 mod programs;
 mod record;
+mod sys;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 mod tracefs;

@@ -17,8 +17,8 @@ use super::options::Points;
 use super::programs::Choice;
 use super::tracefs::{Event, Tracefs};
 use super::{BlockOp, Durations, PageFlow, PageTotals, ReclaimKind, Task, TraceError, TraceOptions};
-use crate::page_size;
-use crate::process::ProcRoot;
+use pagekeeper_kernel::page_size;
+use pagekeeper_kernel::process::ProcRoot;
 
 /// The name the kernel gives to a task whose name it has forgotten.
 const FORGOTTEN: &[u8] = b"<...>";
@@ -103,7 +103,8 @@ fn filter(event: Event, choice: &Choice) -> Option<String> {
             Some(any(devices.iter().map(|dev| format!("s_dev == {dev}")).collect()))
         }
         (Event::Add | Event::Delete, Choice::Files(files)) => {
-            let term = |file: &crate::Inode| format!("(s_dev == {} && i_ino == {})", file.dev, file.ino);
+            let term =
+                |file: &pagekeeper_kernel::Inode| format!("(s_dev == {} && i_ino == {})", file.dev, file.ino);
             Some(any(files.iter().map(term).collect()))
         }
         (Event::Pause, _) => Some("pause > 0".to_owned()),
@@ -248,7 +249,7 @@ fn look_up(proc: &ProcRoot, thread: u32) -> Option<Task> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Inode;
+    use pagekeeper_kernel::Inode;
 
     fn counter() -> Counter {
         let nowhere = tempfile::tempdir().unwrap();

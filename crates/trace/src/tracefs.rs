@@ -14,7 +14,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 use super::TraceError;
 use super::error::Right;
 use super::format::{Field, Format};
-use crate::process::{Mount, ProcRoot};
+use pagekeeper_kernel::process::{Mount, ProcRoot};
 
 /// A mounted tracefs.
 #[derive(Debug, Clone)]

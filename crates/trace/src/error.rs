@@ -86,7 +86,7 @@ pub enum TraceError {
     },
     /// A file of `/proc` or `/sys`, or one that is to be watched, can't be read.
     #[error(transparent)]
-    Kernel(#[from] crate::Error),
+    Kernel(#[from] pagekeeper_kernel::Error),
 }
 
 /// What a refused call needs.

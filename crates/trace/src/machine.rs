@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::Result;
-use crate::page_size;
-use crate::pressure::{Pressure, Resource, SysRoots, VmStat};
+use pagekeeper_kernel::Result;
+use pagekeeper_kernel::page_size;
+use pagekeeper_kernel::pressure::{Pressure, Resource, SysRoots, VmStat};
 
 /// What `/proc/vmstat` and `/proc/pressure` counted in a period. What this kernel does not count is `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
