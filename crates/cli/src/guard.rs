@@ -281,9 +281,8 @@ impl Teller {
                     "the stream {program} (process {pid}) has ended: released {released} behind it, {files} file{s}, {seconds:.0} s"
                 )
             }
-            Event::Would { path, act, start, end } => {
-                let act = act.replace('_', " ");
-                format!("would {act} {}..{} of {}", Size(*start), Size(*end), path.display())
+            Event::Would { path, action, start, end } => {
+                format!("would {action} {}..{} of {}", Size(*start), Size(*end), path.display())
             }
             Event::Summary(summary) => summary_text(summary),
             Event::Limited { limit } => return self.complain(limit),

@@ -353,17 +353,23 @@ impl Directory {
         changed
     }
 
-    /// Opens a file of it for an act, if the name still leads to the same file.
-    pub(crate) fn open_file(&self, proc: &ProcRoot, name: &OsStr) -> Result<Option<InspectedFile>> {
+    /// Opens a file of it for an act, if the path still leads to that file.
+    pub(crate) fn open_file(
+        &self,
+        proc: &ProcRoot,
+        path: &Path,
+        inode: Inode,
+    ) -> Result<Option<InspectedFile>> {
+        let Some(name) = path.file_name() else { return Ok(None) };
         let fd = self.open(proc)?;
-        let file = InspectedFile::open_in(fd.as_fd(), name, self.path_of(name))?;
-        Ok((Some(file.inode()) == self.entries.get(name).map(|entry| entry.inode)).then_some(file))
+        let file = InspectedFile::open_in(fd.as_fd(), name, path.to_path_buf())?;
+        Ok((file.inode() == inode).then_some(file))
     }
 
     /// Takes a new sample of a file after an act on it.
-    pub(crate) fn take_sample(&mut self, name: &OsStr, file: &InspectedFile) -> Result<()> {
+    pub(crate) fn take_sample(&mut self, path: &Path, file: &InspectedFile) -> Result<()> {
         let found = sample(file)?;
-        if let Some(entry) = self.entries.get_mut(name) {
+        if let Some(entry) = path.file_name().and_then(|name| self.entries.get_mut(name)) {
             entry.sample = found;
             entry.look_now();
             entry.due = 1;

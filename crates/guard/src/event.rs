@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use pagekeeper_policy::FileClass;
 use serde::{Serialize, Serializer};
 
+use crate::decision::Action;
+
 /// One thing that happened. Sizes in bytes, times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -72,8 +74,8 @@ pub enum Event {
         /// The file.
         #[serde(serialize_with = "lossy")]
         path: PathBuf,
-        /// `release` or `start_writeback`.
-        act: &'static str,
+        /// What would be done.
+        action: Action,
         /// First byte.
         start: u64,
         /// One past the last byte.
@@ -114,7 +116,7 @@ pub struct Tick {
     pub unwritten_bytes: u64,
     /// Released in this tick.
     pub released_bytes: u64,
-    /// Acts done in this tick.
+    /// Acts decided in this tick: releases, and starts of writeback.
     pub acts: usize,
     /// Followers seen.
     pub followers: usize,

@@ -5,6 +5,7 @@
 //! it does can change a byte of a watched file.
 
 mod config;
+mod decision;
 mod descriptors;
 mod directory;
 mod disks;
@@ -19,5 +20,6 @@ mod trail;
 mod usage;
 
 pub use config::{Options, Streams};
+pub use decision::{Action, Decision, FileAct, FileWarning};
 pub use event::{Done, Event, Summary, Tick};
 pub use guard::{Control, Guard};

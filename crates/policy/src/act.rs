@@ -7,7 +7,6 @@ use crate::FileId;
 
 /// One thing to do to one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Act {
     /// Ask the kernel to write the dirty pages of the range, without waiting.
     StartWriteback {
@@ -37,7 +36,6 @@ pub enum Act {
 
 /// Something an operator should know about a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
 pub enum Warning {
     /// The writer overwrites parts of pages in a recycled log: it is kept, since each released page would be
     /// read again.

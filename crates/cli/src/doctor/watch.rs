@@ -3,7 +3,7 @@
 //! Invariants: nothing is released or written; the rules see several looks, since the place of a writer that shows no
 //! position is inferred from how its file changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, IsTerminal, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pagekeeper_doctor::Unread;
-use pagekeeper_guard::{Control, Event, Guard, Options};
+use pagekeeper_guard::{Action, Decision, Guard, Options};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{InspectedFile, Links, residency};
+use pagekeeper_kernel::{Inode, InspectedFile, Links, residency};
 use pagekeeper_observe::{File, Look};
 use pagekeeper_policy::FileClass;
 
@@ -26,10 +26,10 @@ const TICK: Duration = Duration::from_millis(500);
 /// What the guard's rules said while watching.
 #[derive(Debug, Default)]
 pub(super) struct Judged {
-    /// The directories whose logs they were asked about, as the database sees them.
-    directories: BTreeSet<PathBuf>,
+    /// The files that they were asked about.
+    asked: HashSet<Inode>,
     /// What they would release, by file.
-    ranges: BTreeMap<PathBuf, Vec<Range<u64>>>,
+    ranges: HashMap<Inode, Vec<Range<u64>>>,
     /// Why they keep a log, by the path of one of its files.
     pub(super) kept: Vec<(PathBuf, String)>,
 }
@@ -37,9 +37,6 @@ pub(super) struct Judged {
 /// Watches for as long as was asked, or until a signal.
 pub(super) fn watch(args: &Args, before: &Look, stop: &Stop) -> anyhow::Result<Judged> {
     let options = Options {
-        tick: TICK.min(args.watch),
-        idle_tick: TICK,
-        dry_run: true,
         find: false,
         pids: before.databases.iter().filter_map(|database| database.pid).collect(),
         directories: left_directories(before),
@@ -49,29 +46,22 @@ pub(super) fn watch(args: &Args, before: &Look, stop: &Stop) -> anyhow::Result<J
     let mut judged = Judged::default();
     let mut progress = Progress::new(before, args.watch);
     let began = Instant::now();
-    let mut failed = None;
-    guard.run(
-        |_, pause| {
-            let left = args.watch.saturating_sub(began.elapsed());
-            progress.tell(began.elapsed());
-            // To the end of the watch rather than into a look that would come after it.
-            let pause = if left <= pause + TICK { left } else { pause };
-            match stop.wait(pause) {
-                Ok(false) if left > pause => Control::Continue,
-                Ok(_) => Control::Stop,
-                Err(error) => {
-                    failed = Some(error);
-                    Control::Stop
-                }
-            }
-        },
-        &mut |event| judged.hear(event),
-    );
+    let waited = loop {
+        let decision = guard.decide(&mut |_| {});
+        judged.add(decision, guard.watched_files());
+        let left = args.watch.saturating_sub(began.elapsed());
+        progress.tell(began.elapsed());
+        // To the end of the watch rather than into a look that would come after it.
+        let is_last = left <= 2 * TICK;
+        match stop.wait(if is_last { left } else { TICK }) {
+            Ok(false) if !is_last => {}
+            Ok(_) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
     progress.clear();
-    match failed {
-        Some(error) => Err(error).context("wait"),
-        None => Ok(judged),
-    }
+    waited.context("wait")?;
+    Ok(judged)
 }
 
 /// Where the logs are of databases that do not run.
@@ -90,30 +80,27 @@ fn is_log(file: &File) -> bool {
 }
 
 impl Judged {
-    fn hear(&mut self, event: &Event) {
-        match event {
-            Event::Found { directories, .. } => self.directories.extend(directories.iter().cloned()),
-            // Dirty pages are to be written first, and released then.
-            Event::Would { path, start, end, .. } => {
-                self.ranges.entry(path.clone()).or_default().push(*start..*end);
+    fn add(&mut self, decision: Decision, asked: impl Iterator<Item = Inode>) {
+        self.asked.extend(asked);
+        for act in decision.acts {
+            match act.action {
+                // Dirty pages are to be written first, and released then.
+                Action::StartWriteback | Action::Release => {
+                    self.ranges.entry(act.inode).or_default().push(act.range);
+                }
             }
-            Event::Warning { path, warning } => self.kept.push((path.clone(), warning.clone())),
-            _ => {}
         }
+        self.kept.extend(decision.warnings.into_iter().map(|warning| (warning.path, warning.text)));
     }
 
-    /// How much of each log is resident that the rules would release. A file whose path another one has too, in another
-    /// container, is left out, as is one that can't be looked into.
+    /// How much of each log is resident that the rules would release. A file that can't be looked into is left out.
     pub(super) fn unread(&self, look: &Look) -> Vec<Unread> {
-        let asked = |file: &&File| {
-            is_log(file) && file.path.parent().is_some_and(|directory| self.directories.contains(directory))
-        };
-        let alone = |file: &&File| look.files.iter().filter(|other| other.path == file.path).count() == 1;
+        let asked = |file: &&File| is_log(file) && self.asked.contains(&file.inode);
         let unread = |file: &File| {
-            let ranges = self.ranges.get(&file.path).map_or(&[][..], Vec::as_slice);
+            let ranges = self.ranges.get(&file.inode).map_or(&[][..], Vec::as_slice);
             Some(Unread { file: file.inode, resident: resident(&file.reach, ranges)? })
         };
-        look.files.iter().filter(asked).filter(alone).filter_map(unread).collect()
+        look.files.iter().filter(asked).filter_map(unread).collect()
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::{Error, Flush, ReleaseOptions, release, start_writeback};
-use pagekeeper_policy::{Act, FileId, Warning};
+use pagekeeper_kernel::{Error, Flush, InspectedFile, ReleaseOptions, release, start_writeback};
+use pagekeeper_policy::{Act, Facts, FileId, Warning, step};
 
 use super::Guard;
+use crate::decision::{Action, Decision, FileAct, FileWarning};
+use crate::directory::{Directory, Entry};
 use crate::disks::{self, Leftovers};
 use crate::event::{Done, Event};
 
@@ -17,82 +18,83 @@ const LEAST_TIME: Duration = Duration::from_millis(250);
 /// Longer ranges are released in pieces of this many bytes, between which the time is looked at.
 const PIECE: u64 = 1 << 30;
 
-/// A file: which of the watched directories, and its name in it.
-type Place = (usize, OsString);
-
 impl Guard {
-    /// Does what the policy wants; the bytes released.
-    pub(super) fn act_on_all(&mut self, acts: Vec<Act>) -> u64 {
+    /// What is to be done with what was seen, by the rules of the policy.
+    pub(super) fn ask_policy(&mut self, facts: &Facts) -> Decision {
+        let acts = step(&mut self.state, facts);
         if acts.is_empty() {
+            return Decision::default();
+        }
+        let wanted: HashSet<FileId> = acts.iter().map(file_of).collect();
+        let directories = self.directories.iter().enumerate();
+        let entries = directories.flat_map(|(index, directory)| {
+            directory.entries.iter().map(move |(name, entry)| (index, name, entry))
+        });
+        let files: HashMap<FileId, (usize, &OsString, &Entry)> = entries
+            .filter(|(_, _, entry)| wanted.contains(&entry.id))
+            .map(|(index, name, entry)| (entry.id, (index, name, entry)))
+            .collect();
+        let mut decision = Decision::default();
+        for act in acts {
+            let Some(&(index, name, entry)) = files.get(&file_of(&act)) else { continue };
+            let directory = &self.directories[index];
+            let (path, inode, spec) = (directory.path_of(name), entry.inode, directory.spec(entry.log));
+            let (range, action) = match act {
+                Act::StartWriteback { range, .. } => (range, Action::StartWriteback),
+                Act::Release { range, .. } => (range, Action::Release),
+                Act::Warn { warning, .. } => {
+                    if let Some(text) = self.text_of(warning, directory) {
+                        let text =
+                            spec.hint.as_ref().map_or_else(|| text.clone(), |hint| format!("{text}; {hint}"));
+                        decision.warnings.push(FileWarning { path, inode, warning, text });
+                    }
+                    continue;
+                }
+            };
+            let (class, rule) = (spec.class, spec.rule);
+            decision.acts.push(FileAct { path, inode, range, action, class, rule, directory: index });
+        }
+        decision
+    }
+
+    /// Carries out what was decided, or reports it in a dry run; the bytes released.
+    pub(super) fn carry_out(&mut self, decision: Decision) -> u64 {
+        let warnings = decision.warnings.into_iter();
+        self.events
+            .extend(warnings.map(|warning| Event::Warning { path: warning.path, warning: warning.text }));
+        if self.options.dry_run {
+            self.events.extend(decision.acts.into_iter().map(|act| Event::Would {
+                path: act.path,
+                action: act.action,
+                start: act.range.start,
+                end: act.range.end,
+            }));
             return 0;
         }
-        let files: HashSet<FileId> = acts.iter().filter_map(file_of).collect();
-        let places: HashMap<FileId, Place> = self
-            .directories
-            .iter()
-            .enumerate()
-            .flat_map(|(index, directory)| {
-                let wanted = directory.entries.iter().filter(|(_, entry)| files.contains(&entry.id));
-                wanted.map(move |(name, entry)| (entry.id, (index, name.clone())))
-            })
-            .collect();
         let deadline = Instant::now() + self.options.tick.max(LEAST_TIME);
         let mut released = 0;
-        for act in acts {
+        for act in decision.acts {
             if Instant::now() >= deadline {
                 // The rest is decided anew at the next tick, so that signals are heeded in between.
                 self.retry += 1;
                 break;
             }
-            released += self.act(act, &places, deadline);
+            match self.act(&act, deadline) {
+                Ok(bytes) => released += bytes,
+                Err(error) if error.is_gone() => self.directories[act.directory].stale = true,
+                Err(error) => self.problem(act.path, &error),
+            }
         }
         released
     }
 
-    fn act(&mut self, act: Act, places: &HashMap<FileId, Place>, deadline: Instant) -> u64 {
-        let (file, range, kind) = match act {
-            Act::StartWriteback { file, range } => (file, range, "start_writeback"),
-            Act::Release { file, range } => (file, range, "release"),
-            Act::Warn { file, warning } => {
-                if let Some((directory, name)) = places.get(&file)
-                    && let Some(text) = self.words_of(warning, *directory)
-                {
-                    let directory = &self.directories[*directory];
-                    let hint = directory.spec(directory.entries[name].log).hint.clone();
-                    let warning = hint.map_or_else(|| text.clone(), |hint| format!("{text}; {hint}"));
-                    self.events.push(Event::Warning { path: directory.path_of(name), warning });
-                }
-                return 0;
-            }
-            _ => return 0,
-        };
-        let Some(&(index, ref name)) = places.get(&file) else {
-            return 0;
-        };
-        let path = self.directories[index].path_of(name);
-        if self.options.dry_run {
-            self.events.push(Event::Would { path, act: kind, start: range.start, end: range.end });
-            return 0;
-        }
-        match self.act_on(index, name, range, kind == "release", deadline) {
-            Ok(released) => released,
-            Err(error) if error.is_gone() => {
-                self.directories[index].stale = true;
-                0
-            }
-            Err(error) => {
-                self.problem(path, &error);
-                0
-            }
-        }
-    }
-
     /// A warning, with what was measured of the disk; nothing where that says that there is nothing to warn of.
-    fn words_of(&self, warning: Warning, directory: usize) -> Option<String> {
-        if warning != Warning::DirectButResident {
-            return Some(warning.to_string());
+    fn text_of(&self, warning: Warning, directory: &Directory) -> Option<String> {
+        match warning {
+            Warning::RecycledSubPages => return Some(warning.to_string()),
+            Warning::DirectButResident => {}
         }
-        let opened = self.directories[directory].open(&self.proc).ok();
+        let opened = directory.open(&self.proc).ok();
         let disk = opened.and_then(|opened| disks::of(&self.options.disk_profiles, opened));
         match Leftovers::of(disk.as_ref()) {
             Leftovers::Unknown => Some(warning.to_string()),
@@ -104,23 +106,32 @@ impl Guard {
         }
     }
 
-    fn act_on(
-        &mut self,
-        index: usize,
-        name: &OsString,
-        range: Range<u64>,
-        drop: bool,
-        deadline: Instant,
-    ) -> Result<u64, Error> {
-        let Some(file) = self.directories[index].open_file(&self.proc, name)? else {
-            self.directories[index].stale = true;
+    /// Does one thing to one file; the bytes released.
+    fn act(&mut self, act: &FileAct, deadline: Instant) -> Result<u64, Error> {
+        let directory = &mut self.directories[act.directory];
+        let Some(file) = directory.open_file(&self.proc, &act.path, act.inode)? else {
+            directory.stale = true;
             return Ok(0);
         };
-        if !drop {
-            start_writeback(&file, range)?;
-            self.note_done(index, name, 0, 0);
-            return Ok(0);
-        }
+        let (released, kept) = match act.action {
+            Action::StartWriteback => {
+                start_writeback(&file, act.range.clone())?;
+                (0, 0)
+            }
+            Action::Release => self.release(act, &file, deadline)?,
+        };
+        self.note_done(act, released, kept);
+        Ok(released)
+    }
+
+    /// Releases a range, as far as there is time; the bytes released and those that resisted.
+    fn release(
+        &mut self,
+        act: &FileAct,
+        file: &InspectedFile,
+        deadline: Instant,
+    ) -> Result<(u64, u64), Error> {
+        let range = &act.range;
         let (mut released, mut kept) = (0, 0);
         let mut start = range.start;
         while start < range.end {
@@ -136,25 +147,22 @@ impl Guard {
                 explain: false,
             };
             let end = (start + PIECE).min(range.end);
-            let report = release(&file, start..end, &options)?;
+            let report = release(file, start..end, &options)?;
             released += report.released;
             kept += report.kept();
             start = end;
         }
-        let directory = &mut self.directories[index];
-        directory.take_sample(name, &file)?;
-        let class = directory.spec(directory.entries[name].log).class;
-        *self.summary.released_bytes.entry(class).or_default() += released;
+        self.directories[act.directory].take_sample(&act.path, file)?;
+        *self.summary.released_bytes.entry(act.class).or_default() += released;
         self.summary.released_total_bytes += released;
         self.summary.kept_bytes += kept;
-        self.note_done(index, name, released, kept);
-        Ok(released)
+        Ok((released, kept))
     }
 
     /// Adds an act to those of this tick.
-    fn note_done(&mut self, index: usize, name: &OsString, released: u64, kept: u64) {
-        let directory = &self.directories[index];
-        let class = directory.spec(directory.entries[name].log).class;
+    fn note_done(&mut self, act: &FileAct, released: u64, kept: u64) {
+        let class = act.class;
+        let directory = &self.directories[act.directory];
         let same = |done: &&mut Done| {
             done.class == class && done.pid == directory.owner && done.directory == directory.path
         };
@@ -177,10 +185,9 @@ impl Guard {
 }
 
 /// The file that an act is about.
-fn file_of(act: &Act) -> Option<FileId> {
-    match act {
-        Act::StartWriteback { file, .. } | Act::Release { file, .. } | Act::Warn { file, .. } => Some(*file),
-        _ => None,
+fn file_of(act: &Act) -> FileId {
+    match *act {
+        Act::StartWriteback { file, .. } | Act::Release { file, .. } | Act::Warn { file, .. } => file,
     }
 }
 
@@ -189,7 +196,8 @@ mod tests {
     use super::*;
     use crate::config::Options;
     use pagekeeper_kernel::process::ProcRoot;
-    use pagekeeper_policy::{DiskProfile, FileClass, MixedProfile};
+    use pagekeeper_kernel::{Links, residency};
+    use pagekeeper_policy::{DiskProfile, FileClass, MixedProfile, Rule};
     use pagekeeper_testing::disk_dir;
 
     #[test]
@@ -225,6 +233,39 @@ mod tests {
         assert_eq!(guard.done(), [done]);
         guard.tick(&mut |_| {});
         assert!(guard.done().is_empty(), "the next tick had nothing to do");
+    }
+
+    #[test]
+    fn what_is_decided_is_left_to_the_caller() {
+        let dir = disk_dir();
+        let path = dir.path().canonicalize().unwrap();
+        let name = |number: u64| path.join(format!("binlog.{number:06}"));
+        std::fs::write(path.join("binlog.index"), "").unwrap();
+        for number in 1..=2 {
+            std::fs::write(name(number), vec![1; 1 << 20]).unwrap();
+            std::fs::File::open(name(number)).unwrap().sync_all().unwrap();
+        }
+        let options = Options {
+            find: false,
+            directories: vec![path.clone()],
+            profile: Some("generic".to_owned()),
+            ..Options::default()
+        };
+        let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+        let first = InspectedFile::open(&name(1), Links::Refuse).unwrap();
+        let mut found = Vec::new();
+        let decision = guard.decide(&mut |event| {
+            if let Event::Found { directories, .. } = event {
+                found.extend(directories.clone());
+            }
+        });
+        assert_eq!((found, guard.watched_files().count()), (vec![path.clone()], 2));
+        let [act] = &decision.acts[..] else { panic!("{decision:?}") };
+        assert_eq!((&act.path, act.inode, act.action), (&name(1), first.inode(), Action::Release));
+        assert_eq!((act.range.clone(), act.class), (0..1 << 20, FileClass::Binlog));
+        assert!(matches!(act.rule, Rule::ReleaseBehindFollowers { .. }), "{act:?}");
+        assert_eq!(residency(&first, 0..u64::MAX).unwrap().resident, 1 << 20);
+        assert_eq!(guard.decide(&mut |_| {}), Decision::default(), "it is taken to be done");
     }
 
     #[test]

@@ -18,11 +18,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::{Discovery, Profile, ProfileError, find_profile};
+use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_policy::{StepState, step};
+use pagekeeper_policy::{Facts, StepState};
 
 use self::look::{LIST_AGAIN, RETRY};
 use crate::config::Options;
+use crate::decision::Decision;
 use crate::descriptors::Descriptors;
 use crate::directory::{Directory, Ids};
 use crate::event::{Done, Event, Summary, Tick};
@@ -254,15 +256,29 @@ impl Guard {
             && self.summary.ticks > 0
     }
 
+    /// Looks at everything once, and decides what is to be done, which is left to the caller: nothing is released or
+    /// written. `report` is given what was found, and what could not be seen.
+    ///
+    /// What was decided once is taken to be done: it is decided again no sooner than ten seconds later, if it is there still.
+    pub fn decide(&mut self, report: &mut dyn FnMut(&Event)) -> Decision {
+        let (facts, _) = self.sample(Instant::now());
+        let decision = self.ask_policy(&facts);
+        for event in self.events.drain(..) {
+            report(&event);
+        }
+        decision
+    }
+
+    /// Which files the guard watches now.
+    pub fn watched_files(&self) -> impl Iterator<Item = Inode> {
+        self.directories.iter().flat_map(|directory| directory.entries.values().map(|entry| entry.inode))
+    }
+
     /// Looks at everything once, and acts.
-    pub fn tick(&mut self, tell: &mut dyn FnMut(&Event)) {
-        let now = Instant::now();
+    pub fn tick(&mut self, report: &mut dyn FnMut(&Event)) {
         self.ticked = true;
         self.done.clear();
-        self.find_databases(now);
-        self.list_directories(now);
-        let moved = self.look_at_descriptors(now) | self.look_at_files();
-        let facts = self.facts(now);
+        let (facts, moved) = self.sample(Instant::now());
         let mut tick = Tick {
             databases: self.databases.len(),
             files: self.directories.iter().map(|directory| directory.entries.len()).sum(),
@@ -276,11 +292,12 @@ impl Guard {
         }
         self.summary.resident_peak_bytes = self.summary.resident_peak_bytes.max(before);
 
-        let acts = step(&mut self.state, &facts);
-        tick.acts = acts.len();
-        tick.released_bytes = self.act_on_all(acts);
+        let decision = self.ask_policy(&facts);
+        tick.acts = decision.acts.len();
+        let idle = !moved && decision == Decision::default();
+        self.quiet_ticks = if idle { self.quiet_ticks.saturating_add(1) } else { 0 };
+        tick.released_bytes = self.carry_out(decision);
 
-        self.quiet_ticks = if moved || tick.acts > 0 { 0 } else { self.quiet_ticks.saturating_add(1) };
         for entry in self.directories.iter().flat_map(|directory| directory.entries.values()) {
             tick.resident_bytes += entry.sample.resident;
             tick.unwritten_bytes += entry.sample.unwritten;
@@ -292,8 +309,16 @@ impl Guard {
         self.summary.resident_after_bytes = tick.resident_bytes;
         self.events.push(Event::Tick(tick));
         for event in self.events.drain(..) {
-            tell(&event);
+            report(&event);
         }
+    }
+
+    /// Looks at everything once; whether anything has moved.
+    fn sample(&mut self, now: Instant) -> (Facts, bool) {
+        self.find_databases(now);
+        self.list_directories(now);
+        let moved = self.look_at_descriptors(now) | self.look_at_files();
+        (self.facts(now), moved)
     }
 
     /// What the last tick did, by directory and class; nothing in a dry run.

@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 
 use super::file::{Ahead, Found, MOST_AHEAD, Shown, StreamFile, Worked, resident_of};
 use super::{Around, tell};
+use crate::decision::Action;
 use crate::event::Event;
 
 /// Smaller files are not worth a look, in bytes.
@@ -300,7 +301,7 @@ impl Program {
 
 fn would(file: &StreamFile, acts: &Acts) -> Option<Event> {
     let (first, last) = (acts.release.first()?, acts.release.last()?);
-    Some(Event::Would { path: file.path.clone(), act: "release", start: first.start, end: last.end })
+    Some(Event::Would { path: file.path.clone(), action: Action::Release, start: first.start, end: last.end })
 }
 
 /// The files that the databases have open: by what they are, since in a container each goes by another name.
