@@ -6,9 +6,9 @@
 use pagekeeper_io::{IoFile, ReadStream, StreamRead};
 
 use crate::file::Handle;
-use crate::find::Look;
 use crate::frames::{self, Filling};
-use crate::pool::{Begin, OnBusy, Wish};
+use crate::lookup::Attempt;
+use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::{CachedFile, Error};
 
 /// Neighbouring pages in one read of the device, at most.
@@ -17,8 +17,8 @@ pub(crate) const RUN: usize = 16;
 /// Pages that one call has under way at once, at most.
 const AT_ONCE: usize = 256;
 
-/// Absent pieces after which the rest of a list is looked at as the reads of these are under way: a device waits for nobody.
-const LOOKED_AT: usize = 64;
+/// Absent pieces after which the rest of a list is probed while the reads of these are under way, so that the device is not kept idle.
+const MAX_PROBED: usize = 64;
 
 /// One of many reads of a file.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ impl Handle {
             let end = buf.len().min(done + (1 << shift) - from);
             #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
             let page = (at >> shift) as u32;
-            if !frames::copy(self, page, from, &mut buf[done..end], Look::First) {
+            if !frames::copy(self, page, from, &mut buf[done..end], Attempt::First) {
                 break;
             }
             done = end;
@@ -157,20 +157,20 @@ impl Handle {
         done
     }
 
-    /// Reads all pieces; `failed` is told of each that can't be.
+    /// Reads all pieces; `failed` is called for each that can't be.
     fn read_all(&self, mut pieces: Vec<Piece<'_>>, failed: &mut dyn FnMut(usize, Error)) {
         let mut absent = 0;
         pieces.retain_mut(|piece| {
-            let stays = absent == LOOKED_AT || !self.find_piece(piece);
-            absent += usize::from(stays && absent < LOOKED_AT);
+            let stays = absent == MAX_PROBED || !self.find_piece(piece);
+            absent += usize::from(stays && absent < MAX_PROBED);
             stays
         });
         pieces.sort_unstable_by_key(|piece| piece.page);
         let several = pieces.first().map(|piece| piece.page) != pieces.last().map(|piece| piece.page);
         let others = match self.shared.require_own_process().and_then(|()| self.io()) {
             Ok(io) if several => {
-                let is_looked_at = absent < LOOKED_AT;
-                let mut loads = Loads::new(self, &**io, &mut pieces, is_looked_at, failed);
+                let is_probed = absent < MAX_PROBED;
+                let mut loads = Loads::new(self, &**io, &mut pieces, is_probed, failed);
                 self.shared.settings.io.read_stream(&mut loads);
                 loads.others
             }
@@ -186,12 +186,12 @@ impl Handle {
 
     /// Copies a piece, if its page can be read.
     fn find_piece(&self, piece: &mut Piece<'_>) -> bool {
-        frames::copy(self, piece.page, piece.from, piece.buf, Look::First)
+        frames::copy(self, piece.page, piece.from, piece.buf, Attempt::First)
     }
 
     /// Takes a frame for an absent page; `None` if that is to be done alone: another loads it, or no frame is free.
     fn begin_load(&self, page: u32) -> Option<Filling<&Self>> {
-        let attempt = || self.shared.pool.begin(&self.translation, page, OnBusy::Leave);
+        let attempt = || self.shared.pool.begin(&self.page_table, page, OnBusy::Leave);
         let mut begun = attempt();
         if matches!(begun, Begin::Full) && self.shared.make_room_patiently() {
             begun = attempt();
@@ -224,7 +224,7 @@ struct Loads<'a, 'b, 'f> {
     /// The pieces that are yet to be begun, by page.
     rest: &'a mut [Piece<'b>],
     /// None of these was there as the call began.
-    is_looked_at: bool,
+    is_probed: bool,
     /// Under way, by token.
     runs: Vec<Option<Run<'a, 'b>>>,
     free: Vec<usize>,
@@ -242,14 +242,14 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
         handle: &'a Handle,
         io: &'a dyn IoFile,
         pieces: &'a mut [Piece<'b>],
-        is_looked_at: bool,
+        is_probed: bool,
         failed: &'f mut dyn FnMut(usize, Error),
     ) -> Self {
         Self {
             handle,
             io,
             rest: pieces,
-            is_looked_at,
+            is_probed,
             runs: Vec::new(),
             free: Vec::new(),
             pages: 0,
@@ -270,7 +270,7 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
             let len = self.rest.iter().take_while(|piece| piece.page == page).count();
             let (group, rest) = std::mem::take(&mut self.rest).split_at_mut(len);
             self.rest = rest;
-            if !self.is_looked_at && group.iter_mut().all(|piece| self.handle.find_piece(piece)) {
+            if !self.is_probed && group.iter_mut().all(|piece| self.handle.find_piece(piece)) {
                 // The page behind it is no neighbour of the last any more, and begins a run of its own.
                 continue;
             }
@@ -306,7 +306,7 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
                     for piece in pieces {
                         piece.buf.copy_from_slice(&bytes[piece.from..piece.from + piece.buf.len()]);
                     }
-                    filling.publish(Wish::Read);
+                    filling.publish(LoadReason::Read);
                 }
                 Err(error) => {
                     if filling.abandon(&error) {

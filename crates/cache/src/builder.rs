@@ -6,11 +6,11 @@ use std::sync::Arc;
 use pagekeeper_io::{Access, Io, Threads, Uring};
 
 use crate::cache::TABLES_SHARE;
+use crate::entry::FRAMES_MAX;
 use crate::pool::Pool;
 use crate::queues::Frame;
 use crate::sys::arena::Arena;
 use crate::sys::table::PART_BYTES;
-use crate::word::FRAMES_MAX;
 use crate::{BuildError, LoadedPage, PageCache};
 
 /// The fewest frames a cache works with.
@@ -47,7 +47,7 @@ pub enum Backend {
     Buffered,
 }
 
-/// Looks at a page that was loaded, before anyone reads it.
+/// Checks a page that was loaded, before anyone reads it.
 pub(crate) type Verifier = Arc<dyn Fn(&LoadedPage<'_>) -> Result<(), String> + Send + Sync>;
 
 /// The settings of a cache to be.
@@ -198,7 +198,7 @@ impl Builder {
         };
         let parts_max = usize::try_from(memory / TABLES_SHARE / PART_BYTES).unwrap_or(usize::MAX);
         let parts_per_frame = page_size / 4096;
-        let pool = Pool::new(arena, frames, parts_max.max(1)).lend_for_tables(parts_per_frame);
+        let pool = Pool::new(arena, frames, parts_max.max(1)).loan_frames_to_tables(parts_per_frame);
         Ok(PageCache::new(Settings { memory, page_shift, io, access, verifier, reserve_tables }, pool))
     }
 }

@@ -14,14 +14,14 @@ use pagekeeper_io::{Access, IoFile, Process};
 use crate::builder::{Builder, Settings};
 use crate::file::{Handle, Kind};
 use crate::file_table::FileTable;
-use crate::left;
+use crate::kernel_leftovers;
+use crate::page_table::PageTable;
 use crate::pool::Pool;
 use crate::readers::Readers;
 use crate::stats::{DeviceCounts, Stats};
 use crate::sync::Barrier;
 use crate::sys::table::Table;
 use crate::thread::Slots;
-use crate::translation::Translation;
 use crate::{CachedFile, Error, OpenOptions};
 
 /// A page cache in user space, for files that do not change while they are open: SST files, segments, blobs.
@@ -184,7 +184,7 @@ impl Shared {
         let Settings { access, page_shift, .. } = self.settings;
         match open(access) {
             Err(pagekeeper_io::Error::NoDirect { .. }) => Ok(open(Access::Buffered)?),
-            Ok(file) if access == Access::Direct && !left::is_direct(&*file, 1 << page_shift) => {
+            Ok(file) if access == Access::Direct && !kernel_leftovers::is_direct(&*file, 1 << page_shift) => {
                 Ok(open(Access::Buffered)?)
             }
             other => Ok(other?),
@@ -199,8 +199,8 @@ impl Shared {
         options: &OpenOptions,
     ) -> Result<CachedFile, Error> {
         let mut stat = file.stat()?;
-        if let Kind::Owned { most_bytes } = kind {
-            stat.size = most_bytes;
+        if let Kind::Owned { max_bytes } = kind {
+            stat.size = max_bytes;
         }
         let path = file.path().to_owned();
         let page_size = 1_usize << self.settings.page_shift;
@@ -212,17 +212,18 @@ impl Shared {
             .map_err(|errno| Error::NoMemory { path: path.clone(), errno: errno.raw_os_error() })?;
         self.pool.tidy(self.slots.readers());
         self.settle_budget();
-        let found_resident = if file.access() == Access::Direct { left::drop_left(&*file) } else { 0 };
-        let translation = Arc::new(Translation::new(self.next_number.fetch_add(1, Ordering::Relaxed), table));
+        let found_resident =
+            if file.access() == Access::Direct { kernel_leftovers::drop_leftovers(&*file) } else { 0 };
+        let page_table = Arc::new(PageTable::new(self.next_number.fetch_add(1, Ordering::Relaxed), table));
         if pages > 0 {
-            self.pool.add(Arc::clone(&translation));
+            self.pool.add(Arc::clone(&page_table));
         }
         let verifier = options.verifier.clone().or_else(|| self.settings.verifier.clone());
-        let handle = Handle::new(Arc::clone(this), translation, file, stat, verifier, kind, found_resident);
+        let handle = Handle::new(Arc::clone(this), page_table, file, stat, verifier, kind, found_resident);
         Ok(CachedFile::new(Arc::new(handle)))
     }
 
-    /// Lends frames for the whole tables of all open files, if that is wished.
+    /// Loans frames for the whole tables of all open files, if the cache was built so.
     pub(crate) fn settle_budget(&self) {
         if self.settings.reserve_tables {
             let tables = self.tables.load(Ordering::Relaxed).min(self.settings.memory / TABLES_SHARE);

@@ -1,4 +1,4 @@
-//! What can go wrong, in types. An error is `Clone`, so that one failed load can be told to all who waited for it.
+//! What can go wrong, in types. An error is `Clone`, so that one failed load can be reported to all who waited for it.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -84,7 +84,7 @@ pub enum Error {
         /// The page's number.
         page: u64,
     },
-    /// The file has more pages than a table can tell apart: 2^32 - 1.
+    /// The file has more pages than a table can number: 2^32 - 1.
     #[error("{}: {bytes} bytes are too many for pages of {page_size}: choose a larger page size", path.display())]
     TooLarge {
         /// The file.
@@ -173,7 +173,7 @@ pub enum BuildError {
         /// The least for this page size, in bytes.
         least: u64,
     },
-    /// More pages than the entries of a table can tell apart: 2^28.
+    /// More pages than the entries of a table can number: 2^28.
     #[error("{given} bytes of memory are too many for pages of {page_size}: choose a larger page size")]
     TooMuchMemory {
         /// Bytes given.

@@ -13,13 +13,13 @@ use pagekeeper_io::{Access, FileStat, IoFile};
 use crate::Error;
 use crate::builder::Verifier;
 use crate::cache::Shared;
-use crate::hot::Hot;
-use crate::translation::Translation;
+use crate::fast_path::FastPath;
+use crate::page_table::PageTable;
 
 /// A file whose pages are cached. Cheap to clone; all clones are one open file, which is closed with the last of them.
 ///
 /// The file must not change while it is open. Where it does all the same: a page that is loaded after the change is an
-/// error ([`Error::Cut`], [`Error::Grew`], [`Error::Changed`], told by length and time of change); a page that was loaded
+/// error ([`Error::Cut`], [`Error::Grew`], [`Error::Changed`], detected by length and time of change); a page that was loaded
 /// before is given as it was then. [`PageCache::open`](crate::PageCache::open) never gives such a file again.
 #[derive(Clone)]
 pub struct CachedFile {
@@ -28,9 +28,9 @@ pub struct CachedFile {
 
 /// What the clones of a [`CachedFile`] share.
 pub(crate) struct Handle {
-    pub(crate) hot: Hot,
+    pub(crate) fast_path: FastPath,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) translation: Arc<Translation>,
+    pub(crate) page_table: Arc<PageTable>,
     io: Arc<dyn IoFile>,
     closed: AtomicBool,
     access: Access,
@@ -46,14 +46,14 @@ pub(crate) struct Handle {
 pub(crate) enum Kind {
     /// Nothing: what is loaded later goes with what was loaded before.
     Immutable,
-    /// Its owner writes it, and says so. For its length passes the most that it may come to, in bytes.
-    Owned { most_bytes: u64 },
+    /// Its owner writes it, and says so. Its length is taken to be the maximum that it may grow to, in bytes.
+    Owned { max_bytes: u64 },
 }
 
 impl Handle {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        translation: Arc<Translation>,
+        page_table: Arc<PageTable>,
         io: Arc<dyn IoFile>,
         stat: FileStat,
         verifier: Option<Verifier>,
@@ -62,8 +62,8 @@ impl Handle {
     ) -> Self {
         let (access, path) = (io.access(), io.path().to_owned());
         let closed = AtomicBool::new(false);
-        let hot = Hot::new(&shared, &translation.table, stat.size);
-        Self { hot, shared, translation, io, closed, access, path, stat, verifier, kind, found_resident }
+        let fast_path = FastPath::new(&shared, &page_table.table, stat.size);
+        Self { fast_path, shared, page_table, io, closed, access, path, stat, verifier, kind, found_resident }
     }
 
     /// The file, if it was not closed.
@@ -77,14 +77,14 @@ impl Handle {
 
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.hot.close();
-        self.shared.pool.close(&self.translation);
+        self.fast_path.close();
+        self.shared.pool.close(&self.page_table);
     }
 
     /// Whether the file is open, and `path` still names it, unchanged.
     pub(crate) fn is_same(&self, path: &Path) -> bool {
         let Ok(io) = self.io() else { return false };
-        // What this handle has open tells whether it changed, what the path names whether it was replaced.
+        // The open handle shows whether the file changed, the path whether it was replaced.
         let Ok(named) = self.shared.settings.io.open(path, Access::Buffered).and_then(|file| file.stat())
         else {
             return false;
@@ -101,7 +101,7 @@ impl Handle {
 
     /// The page by its number as users give it.
     pub(crate) fn page_number(&self, page: u64) -> Result<u32, Error> {
-        let pages = self.translation.table.pages();
+        let pages = self.page_table.table.pages();
         u32::try_from(page).ok().filter(|&page| page < pages).ok_or_else(|| Error::NoSuchPage {
             path: self.path.clone(),
             page,
@@ -110,7 +110,7 @@ impl Handle {
     }
 
     /// Whether its pages may be read past the cache in parts: misses are buffered reads, and nobody verifies whole pages.
-    pub(crate) fn may_read_elsewhere(&self) -> bool {
+    pub(crate) fn may_read_from_kernel_cache(&self) -> bool {
         self.access == Access::Buffered && self.verifier.is_none() && !self.is_owned()
     }
 
@@ -188,7 +188,7 @@ impl CachedFile {
 
     /// How many pages it has; the last may be shorter than the others.
     pub fn pages(&self) -> u64 {
-        self.handle.translation.table.pages().into()
+        self.handle.page_table.table.pages().into()
     }
 
     /// Bytes of a page of the cache.
@@ -203,7 +203,7 @@ impl CachedFile {
 
     /// A number that no other open of this cache has, ever: two opens of one path that was replaced in between differ.
     pub fn id(&self) -> u64 {
-        self.handle.translation.number
+        self.handle.page_table.number
     }
 
     /// Whether reads go past the kernel's page cache. False on file systems without direct I/O, and with
@@ -219,7 +219,7 @@ impl CachedFile {
 
     /// Pages of it that are in the cache, or on their way; none once it is closed.
     pub fn resident_pages(&self) -> u64 {
-        if self.handle.io().is_ok() { self.handle.translation.live_pages() } else { 0 }
+        if self.handle.io().is_ok() { self.handle.page_table.live_pages() } else { 0 }
     }
 
     /// Closes the file for all its clones, in O(1) however many pages are cached. Reads that are under way end well, guards

@@ -1,6 +1,6 @@
 //! The bytes of frames: the one place where a frame number becomes memory.
 //!
-//! Everything here rests on the invariants of `pool` (which frame is whose) and of `readers` (who still looks); each block
+//! Everything here rests on the invariants of `pool` (which frame is whose) and of `readers` (who still reads); each block
 //! names those it needs. What is handed out are copies, guards that keep their frame, and frames that are their
 //! loader's alone.
 
@@ -13,37 +13,44 @@ use pagekeeper_io::Target;
 use crate::Error;
 use crate::cache::Shared;
 use crate::file::Handle;
-use crate::find::{self, Keeping, Look};
-use crate::pool::{Ticket, Wish};
+use crate::lookup::{self, Attempt, KeptFrame};
+use crate::pool::{LoadReason, Ticket};
 use crate::readers::Slot;
 
 /// Copies a part of a page, if it can be read. Takes no lock; `from + buf.len()` is at most a page.
 #[inline]
-pub(crate) fn copy(handle: &Handle, page: u32, from: usize, buf: &mut [u8], look: Look) -> bool {
+pub(crate) fn copy(handle: &Handle, page: u32, from: usize, buf: &mut [u8], attempt: Attempt) -> bool {
     let shared = &*handle.shared;
     let slots = &shared.slots;
-    find::find(slots.mine(), slots.readers().barrier(), &handle.translation.table, page, look, |frame| {
-        // SAFETY: the bounds are the caller's word. The frame was found in a section (invariant 1 of `readers`), so it
-        // is not loaded into before the section is left; the word was acquired, so it holds the page.
-        unsafe { shared.pool.arena.copy(frame, from, buf) };
-    })
+    lookup::lookup(
+        slots.mine(),
+        slots.readers().barrier(),
+        &handle.page_table.table,
+        page,
+        attempt,
+        |frame| {
+            // SAFETY: the bounds are the caller's promise. The frame was found in a section (invariant 1 of `readers`), so it
+            // is not loaded into before the section is left; the entry was acquired, so the frame holds the page.
+            unsafe { shared.pool.arena.copy(frame, from, buf) };
+        },
+    )
     .is_some()
 }
 
 /// Keeps the frame of a page that can be read: by the calling thread's slot if it may and can, else by a pin.
 #[inline]
-pub(crate) fn keep(handle: &Handle, page: u32, by_slot: bool, look: Look) -> Option<Keeping> {
+pub(crate) fn keep(handle: &Handle, page: u32, by_slot: bool, attempt: Attempt) -> Option<KeptFrame> {
     let shared = &*handle.shared;
     let slot = shared.slots.mine();
-    find::find(slot, shared.slots.readers().barrier(), &handle.translation.table, page, look, |frame| {
-        find::keep(slot, &shared.pool, frame, by_slot)
+    lookup::lookup(slot, shared.slots.readers().barrier(), &handle.page_table.table, page, attempt, |frame| {
+        lookup::keep(slot, &shared.pool, frame, by_slot)
     })
 }
 
 /// Lets a frame go. `slot` is that of the thread that kept it, if it was kept by the slot.
 #[inline]
-pub(crate) fn let_go(shared: &Shared, slot: Option<&Slot>, keeping: Keeping) {
-    find::let_go(slot, &shared.pool, keeping);
+pub(crate) fn release(shared: &Shared, slot: Option<&Slot>, kept: KeptFrame) {
+    lookup::release(slot, &shared.pool, kept);
 }
 
 /// The bytes of a frame that is kept.
@@ -53,11 +60,11 @@ pub(crate) fn let_go(shared: &Shared, slot: Option<&Slot>, keeping: Keeping) {
 /// The frame was kept when it held a page of `len` bytes or more, and is not let go, nor the cache dropped, before the end
 /// of `'a`.
 pub(crate) unsafe fn bytes<'a>(shared: &Shared, frame: u32, len: usize) -> &'a [u8] {
-    // SAFETY: a kept frame is not loaded into (invariant 3 of `pool`), by the caller's word for all of `'a`.
+    // SAFETY: a kept frame is not loaded into (invariant 3 of `pool`), by the caller's promise for all of `'a`.
     unsafe { shared.pool.arena.page(frame, len) }
 }
 
-/// A frame that is being loaded into. Dropped unsettled, the load has failed: who waits for it is told.
+/// A frame that is being loaded into. Dropped unsettled, the load has failed, and who waits for it gets an error.
 #[derive(Debug)]
 pub(crate) struct Filling<H: Deref<Target = Handle>> {
     handle: H,
@@ -95,42 +102,42 @@ impl<H: Deref<Target = Handle>> Filling<H> {
     pub(crate) fn target(&mut self) -> Target {
         let page_size = 1 << self.handle.shared.settings.page_shift;
         // SAFETY: the frame is this load's alone (invariant 2 of `pool`), and stays so until `self` is settled; the caller
-        // moves `self` into the `done` of the read that the target is for, or keeps it untouched until the stream was told
+        // moves `self` into the `done` of the read that the target is for, or keeps it untouched until the stream has learnt
         // of the read's end, so that is not before. The handle keeps the memory, which is initialised: it was mapped zeroed.
         unsafe { Target::new(self.handle.shared.pool.arena.address(self.ticket().frame), page_size) }
     }
 
     /// Adds one who waits.
     pub(crate) fn join(&self) -> crate::sync::Arc<crate::waiter::Waiter> {
-        self.handle.shared.pool.join(&self.handle.translation, self.ticket())
+        self.handle.shared.pool.join(&self.handle.page_table, self.ticket())
     }
 
     /// The page is there, checked and whole.
-    pub(crate) fn publish(mut self, wish: Wish) {
+    pub(crate) fn publish(mut self, reason: LoadReason) {
         if let Some(ticket) = self.ticket.take() {
             let handle = &*self.handle;
-            handle.shared.pool.publish(&handle.translation, ticket, wish, || handle.closed());
+            handle.shared.pool.publish(&handle.page_table, ticket, reason, || handle.closed());
         }
     }
 
     /// The page is there, and is kept for the caller.
-    pub(crate) fn publish_kept(self, by_slot: bool) -> Keeping {
+    pub(crate) fn publish_kept(self, by_slot: bool) -> KeptFrame {
         let shared = &self.handle.shared;
-        let keeping = find::keep(shared.slots.mine(), &shared.pool, self.ticket().frame, by_slot);
-        self.publish(Wish::Read);
-        keeping
+        let kept = lookup::keep(shared.slots.mine(), &shared.pool, self.ticket().frame, by_slot);
+        self.publish(LoadReason::Read);
+        kept
     }
 
     /// What was written to the frame takes the place of what the page had. False if the file was closed meanwhile.
-    pub(crate) fn install(mut self, wish: Wish) -> bool {
+    pub(crate) fn install(mut self, reason: LoadReason) -> bool {
         let Some(ticket) = self.ticket.take() else { return false };
-        self.handle.shared.pool.install(&self.handle.translation, ticket, wish)
+        self.handle.shared.pool.install(&self.handle.page_table, ticket, reason)
     }
 
     /// The load failed. False if the page was written anew meanwhile: then the failure says nothing.
     pub(crate) fn abandon(mut self, error: &Error) -> bool {
         let Some(ticket) = self.ticket.take() else { return true };
-        self.handle.shared.pool.abandon(&self.handle.translation, ticket, error)
+        self.handle.shared.pool.abandon(&self.handle.page_table, ticket, error)
     }
 }
 
@@ -138,7 +145,7 @@ impl<H: Deref<Target = Handle>> Drop for Filling<H> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             let error = Error::LoaderPanicked { path: self.handle.path.clone(), page: ticket.page.into() };
-            self.handle.shared.pool.abandon(&self.handle.translation, ticket, &error);
+            self.handle.shared.pool.abandon(&self.handle.page_table, ticket, &error);
         }
     }
 }

@@ -9,29 +9,29 @@ use std::task::{Context, Poll, ready};
 
 use pagekeeper_io::OwnedRead;
 
+use crate::bypass_buffer::BypassBuffer;
 use crate::file::Handle;
-use crate::find::Look;
 use crate::frames;
-use crate::pool::{Begin, OnBusy, Wish};
+use crate::lookup::Attempt;
+use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::prefetch::Begun;
-use crate::private::Private;
 use crate::sync::Mutex;
 use crate::waiter::Waiter;
 use crate::{CachedFile, Error};
 
-/// Pages of one read that are begun before the first of them is awaited: no more than a word has bits.
+/// Pages of one read that are begun before the first of them is awaited: no more than a `u64` has bits.
 const AHEAD: u32 = 64;
 
 /// What a read is waiting for.
 enum Awaited {
-    /// Nothing: look at the page.
+    /// Nothing: look the page up.
     Nothing,
-    /// Nothing, after a load that counts as this read's look at the page: look again.
+    /// Nothing, after a load that counts as this read's lookup of the page: look it up again.
     Counted,
     /// The load of the page, by whomever.
     Load(Arc<Waiter>),
     /// The page, read past the cache.
-    Bypass(Arc<Waiter>, Arc<Mutex<Option<Private>>>),
+    Bypass(Arc<Waiter>, Arc<Mutex<Option<BypassBuffer>>>),
 }
 
 /// Pages of a read that were begun before they are awaited.
@@ -99,7 +99,7 @@ impl CachedFile {
     /// As for [`read_at`](Self::read_at).
     pub async fn read_at_async(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let handle = self.handle();
-        if handle.hot.copy(offset, buf) {
+        if handle.fast_path.copy(offset, buf) {
             return Ok(buf.len());
         }
         let shift = handle.shared.settings.page_shift;
@@ -132,8 +132,8 @@ impl Handle {
         let mut begun = 0;
         let mut fillings = Vec::new();
         for page in first..end {
-            let readable = self.translation.table.entry(page).is_some_and(|entry| {
-                crate::word::Word(entry.load(crate::sync::Ordering::Relaxed)).readable().is_some()
+            let readable = self.page_table.table.entry(page).is_some_and(|entry| {
+                crate::entry::PageEntry(entry.load(crate::sync::Ordering::Relaxed)).readable().is_some()
             });
             if readable {
                 continue;
@@ -147,7 +147,7 @@ impl Handle {
                 Begun::Not => break,
             }
         }
-        self.submit(fillings, Wish::Read);
+        self.submit(fillings, LoadReason::Read);
         Ahead { first, end, begun }
     }
 
@@ -160,21 +160,21 @@ impl Handle {
         awaited: &mut Awaited,
     ) -> Poll<Result<(), Error>> {
         loop {
-            let mut look = Look::Again;
+            let mut attempt = Attempt::Again;
             match awaited {
-                Awaited::Nothing => look = Look::First,
+                Awaited::Nothing => attempt = Attempt::First,
                 Awaited::Counted => {}
                 Awaited::Load(waiter) => ready!(waiter.poll(context))?,
-                Awaited::Bypass(waiter, private) => {
+                Awaited::Bypass(waiter, buffer) => {
                     ready!(waiter.poll(context))?;
-                    let private = private.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-                    if let Some(private) = private {
-                        buf.copy_from_slice(&private.bytes(self.page_len(page))[from..from + buf.len()]);
+                    let buffer = buffer.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+                    if let Some(buffer) = buffer {
+                        buf.copy_from_slice(&buffer.bytes(self.page_len(page))[from..from + buf.len()]);
                         return Poll::Ready(Ok(()));
                     }
                 }
             }
-            if frames::copy(self, page, from, buf, look) {
+            if frames::copy(self, page, from, buf, attempt) {
                 return Poll::Ready(Ok(()));
             }
             let on_busy = if matches!(awaited, Awaited::Nothing) { OnBusy::Wait } else { OnBusy::Join };
@@ -185,7 +185,7 @@ impl Handle {
     /// A page is absent: has it loaded.
     fn begin_awaited(self: &Arc<Self>, page: u32, on_busy: OnBusy) -> Result<Awaited, Error> {
         self.shared.require_own_process()?;
-        let attempt = || self.shared.pool.begin(&self.translation, page, on_busy);
+        let attempt = || self.shared.pool.begin(&self.page_table, page, on_busy);
         let mut begun = attempt();
         if matches!(begun, Begin::Full) && self.shared.make_room() {
             begun = attempt();
@@ -194,7 +194,7 @@ impl Handle {
             Begin::Load(ticket) => {
                 let filling = frames::Filling::new(Arc::clone(self), ticket);
                 let waiter = filling.join();
-                self.submit(vec![filling], Wish::Read);
+                self.submit(vec![filling], LoadReason::Read);
                 Awaited::Load(waiter)
             }
             Begin::Busy(Some(waiter)) => Awaited::Load(waiter),
@@ -209,18 +209,18 @@ impl Handle {
     fn begin_bypass(self: &Arc<Self>, page: u32) -> Result<Awaited, Error> {
         let waiter = Arc::new(Waiter::new());
         let result = Arc::new(Mutex::new(None));
-        let mut private = Private::new(1 << self.shared.settings.page_shift);
-        let target = private.target();
+        let mut buffer = BypassBuffer::new(1 << self.shared.settings.page_shift);
+        let target = buffer.target();
         let (handle, filled) = (Arc::clone(self), Arc::clone(&result));
-        // If the verifier panics, the one who waits is told.
+        // If the verifier panics, the one who waits gets an error.
         let mut unsettled = Unsettled {
             waiter: Arc::clone(&waiter),
             outcome: Err(Error::LoaderPanicked { path: self.path.clone(), page: page.into() }),
         };
         let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
-            let outcome = handle.settle_bypass(page, read.map_err(Error::from), &private);
+            let outcome = handle.settle_bypass(page, read.map_err(Error::from), &buffer);
             if outcome.is_ok() {
-                *filled.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(private);
+                *filled.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(buffer);
             }
             unsettled.set(outcome);
         });

@@ -10,46 +10,46 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::bypass_buffer::BypassBuffer;
 use crate::cache::Shared;
 use crate::file::Handle;
-use crate::find::{Keeping, Look};
 use crate::frames;
-use crate::private::Private;
+use crate::lookup::{Attempt, KeptFrame};
 use crate::readers::Slot;
 use crate::{CachedFile, Error};
 
 /// Where a guard's bytes are.
 #[derive(Debug)]
-enum Place {
+enum PageBytes {
     /// In a frame that is kept; taken out when the guard is dropped.
-    Frame(Option<Keeping>),
+    Frame(Option<KeptFrame>),
     /// Beside the cache, since no frame could be had.
-    Private(Private),
+    Bypass(BypassBuffer),
 }
 
-impl Place {
+impl PageBytes {
     fn bytes(&self, shared: &Shared, len: usize) -> &[u8] {
         match self {
-            Self::Frame(Some(keeping)) => {
+            Self::Frame(Some(kept)) => {
                 // SAFETY: kept since it held the page of `len` bytes (the guards are made so), and let go only when
                 // `self` is dropped; the guards keep the cache. The borrow of `self` bounds the lifetime.
-                unsafe { frames::bytes(shared, keeping.frame, len) }
+                unsafe { frames::bytes(shared, kept.frame, len) }
             }
             Self::Frame(None) => &[],
-            Self::Private(private) => private.bytes(len),
+            Self::Bypass(buffer) => buffer.bytes(len),
         }
     }
 
-    fn let_go(&mut self, shared: &Shared, slot: Option<&Slot>) {
-        if let Self::Frame(keeping) = self
-            && let Some(keeping) = keeping.take()
+    fn release(&mut self, shared: &Shared, slot: Option<&Slot>) {
+        if let Self::Frame(kept) = self
+            && let Some(kept) = kept.take()
         {
-            frames::let_go(shared, slot, keeping);
+            frames::release(shared, slot, kept);
         }
     }
 }
 
-/// A page in place, for a short look: on one thread, and no longer than the file's handle is borrowed.
+/// A page in place, for a short read: on one thread, and no longer than the file's handle is borrowed.
 ///
 /// It costs two plain stores. A thread can have 16 of them at once by that means; more cost a pin each. Dereferences to the
 /// page's bytes.
@@ -60,7 +60,7 @@ impl Place {
 /// ```
 pub struct PageGuard<'a> {
     handle: &'a Handle,
-    place: Place,
+    place: PageBytes,
     len: usize,
     /// Of the thread that made the guard.
     slot: &'a Slot,
@@ -80,7 +80,7 @@ impl Deref for PageGuard<'_> {
 impl Drop for PageGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.place.let_go(&self.handle.shared, Some(self.slot));
+        self.place.release(&self.handle.shared, Some(self.slot));
     }
 }
 
@@ -99,7 +99,7 @@ impl fmt::Debug for PageGuard<'_> {
 /// page's bytes.
 pub struct PageRef {
     handle: Arc<Handle>,
-    place: Place,
+    place: PageBytes,
     len: usize,
 }
 
@@ -114,7 +114,7 @@ impl Deref for PageRef {
 
 impl Drop for PageRef {
     fn drop(&mut self) {
-        self.place.let_go(&self.handle.shared, None);
+        self.place.release(&self.handle.shared, None);
     }
 }
 
@@ -133,19 +133,19 @@ impl fmt::Debug for PageRef {
     }
 }
 
-fn keep(handle: &Handle, page: u32, by_slot: bool) -> Result<Place, Error> {
-    let found = frames::keep(handle, page, by_slot, Look::First);
+fn keep(handle: &Handle, page: u32, by_slot: bool) -> Result<PageBytes, Error> {
+    let found = frames::keep(handle, page, by_slot, Attempt::First);
     Ok(match found {
-        Some(keeping) => Place::Frame(Some(keeping)),
+        Some(kept) => PageBytes::Frame(Some(kept)),
         None => match handle.keep_missed(page, by_slot)? {
-            Ok(keeping) => Place::Frame(Some(keeping)),
-            Err(private) => Place::Private(private),
+            Ok(kept) => PageBytes::Frame(Some(kept)),
+            Err(buffer) => PageBytes::Bypass(buffer),
         },
     })
 }
 
 impl CachedFile {
-    /// A page in place, for a short look. It is loaded if it is absent.
+    /// A page in place, for a short read. It is loaded if it is absent.
     ///
     /// # Errors
     ///

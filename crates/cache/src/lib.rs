@@ -62,9 +62,9 @@
 //! | | copies | waits for a miss | for |
 //! |---|---|---|---|
 //! | [`read_at`](CachedFile::read_at) | yes | parks the thread | most reads; across pages, at any offset |
-//! | [`page`](CachedFile::page) | no | parks the thread | a short look at one page, on one thread |
+//! | [`page`](CachedFile::page) | no | parks the thread | a short read of one page, on one thread |
 //! | [`page_ref`](CachedFile::page_ref) | no | parks the thread | a page that is kept for long or goes to another thread |
-//! | [`read_many`](CachedFile::read_many) | yes | parks the thread, once for all | batches: point look-ups of one request, index scans |
+//! | [`read_many`](CachedFile::read_many) | yes | parks the thread, once for all | batches: point lookups of one request, index scans |
 //! | [`read_at_async`](CachedFile::read_at_async) | yes | as a future | any runtime |
 //!
 //! All of them are there for an [`OwnedFile`], too.
@@ -81,7 +81,7 @@
 //! [`id`](CachedFile::id), and shares nothing with the old.
 //!
 //! A file that the engine writes itself is opened by [`PageCache::open_owned`]. It may grow, and no load asks for its length and
-//! times; after each write of a page the engine tells the cache:
+//! times; after each write of a page the engine notifies the cache:
 //!
 //! | | the page is then | for |
 //! |---|---|---|
@@ -105,48 +105,48 @@
 //! there), what the back-end needs (rings, threads' stacks), and, while all frames are held by guards, a page for each read past
 //! the cache.
 
+mod admission;
 mod batch;
 mod builder;
+mod bypass_buffer;
 mod cache;
-mod elsewhere;
 mod error;
 mod evict;
+mod fast_path;
 mod file;
 mod file_table;
-mod find;
+mod frame_loan;
 mod frames;
 mod future;
 mod guard;
-mod hot;
-mod left;
-mod lend;
+mod kernel_leftovers;
 mod load;
+mod lookup;
 #[cfg(test)]
 mod model;
 mod options;
 mod owned;
 mod pool;
 mod prefetch;
-mod private;
 mod queues;
 mod read;
 mod readers;
 mod rewrite;
-mod rule;
+mod s3fifo;
 mod stats;
 mod sync;
 mod sys;
 /// Of the sources that `model` compiles a second time.
 #[cfg(test)]
 mod tests {
+    mod page_table;
     mod readers;
-    mod translation;
     mod waiter;
 }
+mod entry;
+mod page_table;
 mod thread;
-mod translation;
 mod waiter;
-mod word;
 
 use sys::{arena, table};
 

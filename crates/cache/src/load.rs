@@ -1,10 +1,10 @@
 //! Misses: one page, by the thread that wants it. Batches are in `batch`, futures in `future`.
 //!
-//! A page that is absent is loaded by one caller ([`Handle::miss`]); others wait for that one, parked, and look again when
+//! A page that is absent is loaded by one caller ([`Handle::miss`]); others wait for that one, parked, and retry when
 //! it is there, or get its error. Where no frame can be had at once (all held by guards, or waiting for a reader
 //! that was stopped) the page is read past the cache, into memory of the caller's own: slower, never wrong, and
 //! waiting for nobody. Where misses are buffered reads, and all pages here are in use, most of them are answered from the
-//! kernel's page cache alone (`elsewhere`).
+//! kernel's page cache alone (`admission`).
 //!
 //! Invariants: no lock is held over I/O or the verifier; a page is published only after it was read whole, the file was found
 //! unchanged after the read (unless its owner writes it, and says so), and the verifier accepted it.
@@ -15,12 +15,12 @@ use std::sync::atomic::Ordering;
 use pagekeeper_io::IoFile;
 
 use crate::Error;
-use crate::elsewhere;
+use crate::admission;
+use crate::bypass_buffer::BypassBuffer;
 use crate::file::Handle;
-use crate::find::{Keeping, Look};
 use crate::frames::{self, Filling};
-use crate::pool::{Begin, OnBusy, Wish};
-use crate::private::Private;
+use crate::lookup::{Attempt, KeptFrame};
+use crate::pool::{Begin, LoadReason, OnBusy};
 
 /// How often room is made before a page is read past the cache. Each but the first goes with an offer of the processor to
 /// whoever was preempted while reading.
@@ -32,15 +32,15 @@ const PATIENT: usize = 8;
 /// What a caller that missed is to do.
 #[derive(Debug)]
 pub(crate) enum Miss<H: Deref<Target = Handle>> {
-    /// Look again.
-    Again(Look),
+    /// Look the page up again.
+    Again(Attempt),
     /// Load it.
     Load(Filling<H>),
     /// Read it past the cache.
     Bypass,
 }
 
-/// A page that a verifier is to look at.
+/// A page that a verifier is to check.
 #[derive(Debug)]
 pub struct LoadedPage<'a> {
     handle: &'a Handle,
@@ -71,7 +71,7 @@ impl LoadedPage<'_> {
 
     /// [`CachedFile::id`](crate::CachedFile::id) of the file.
     pub fn file_id(&self) -> u64 {
-        self.handle.translation.number
+        self.handle.page_table.number
     }
 }
 
@@ -87,13 +87,13 @@ impl Handle {
         self.shared.require_own_process()?;
         let pool = &self.shared.pool;
         for attempt in 0..TRIES {
-            match pool.begin(&self.translation, page, OnBusy::Wait) {
-                Begin::Readable => return Ok(Miss::Again(Look::First)),
+            match pool.begin(&self.page_table, page, OnBusy::Wait) {
+                Begin::Readable => return Ok(Miss::Again(Attempt::First)),
                 Begin::Busy(waiter) => {
                     if let Some(waiter) = waiter {
                         waiter.wait()?;
                     }
-                    return Ok(Miss::Again(Look::Again));
+                    return Ok(Miss::Again(Attempt::Again));
                 }
                 Begin::Load(ticket) => {
                     let short = ticket.short;
@@ -164,26 +164,26 @@ impl Handle {
     }
 
     /// Reads one page past the cache.
-    fn bypass(&self, page: u32) -> Result<Private, Error> {
-        let mut private = Private::new(1 << self.shared.settings.page_shift);
+    fn bypass(&self, page: u32) -> Result<BypassBuffer, Error> {
+        let mut buffer = BypassBuffer::new(1 << self.shared.settings.page_shift);
         let start = self.range(page).start;
-        let read = self.io().and_then(|io| Ok(io.read_at(start, private.whole())?));
-        self.settle_bypass(page, read, &private)?;
-        Ok(private)
+        let read = self.io().and_then(|io| Ok(io.read_at(start, buffer.whole())?));
+        self.settle_bypass(page, read, &buffer)?;
+        Ok(buffer)
     }
 
-    /// Counts a read past the cache, and looks whether what was read is the page.
+    /// Counts a read past the cache, and checks whether what was read is the page.
     pub(crate) fn settle_bypass(
         &self,
         page: u32,
         read: Result<usize, Error>,
-        private: &Private,
+        buffer: &BypassBuffer,
     ) -> Result<(), Error> {
         let device = &self.shared.device;
         let checked = read.and_then(|read| {
             device.add(read);
             device.bypassed.fetch_add(1, Ordering::Relaxed);
-            self.check(&**self.io()?, page, read, private.bytes(self.page_len(page)))
+            self.check(&**self.io()?, page, read, buffer.bytes(self.page_len(page)))
         });
         if checked.is_err() {
             device.bypass_failures.fetch_add(1, Ordering::Relaxed);
@@ -193,9 +193,9 @@ impl Handle {
 
     /// Reads a part of a page from the kernel's cache without taking it into this one, if that is as well: the kernel has it,
     /// and here it would drive out a page that is as much in use. Single flight is the kernel's matter then.
-    fn read_elsewhere(&self, page: u32, from: usize, buf: &mut [u8]) -> Result<bool, Error> {
-        let may = self.may_read_elsewhere() && self.shared.pool.is_in_use();
-        if !may || !elsewhere::is_in_turn(self.translation.number, page) {
+    fn read_from_kernel_cache(&self, page: u32, from: usize, buf: &mut [u8]) -> Result<bool, Error> {
+        let may = self.may_read_from_kernel_cache() && self.shared.pool.is_in_use();
+        if !may || !admission::is_refused(self.page_table.number, page) {
             return Ok(false);
         }
         let io = self.io()?;
@@ -211,25 +211,25 @@ impl Handle {
     /// Copies a part of a page; `from + buf.len()` is at most the page's length.
     #[cold]
     pub(crate) fn read_missed(&self, page: u32, from: usize, buf: &mut [u8]) -> Result<(), Error> {
-        if self.read_elsewhere(page, from, buf)? {
+        if self.read_from_kernel_cache(page, from, buf)? {
             return Ok(());
         }
         loop {
             match self.miss(page)? {
-                Miss::Again(look) => {
-                    if frames::copy(self, page, from, buf, look) {
+                Miss::Again(attempt) => {
+                    if frames::copy(self, page, from, buf, attempt) {
                         return Ok(());
                     }
                 }
                 Miss::Load(filling) => {
                     let Some(filling) = self.fill(filling)? else { continue };
                     buf.copy_from_slice(&filling.bytes(self.page_len(page))[from..from + buf.len()]);
-                    filling.publish(Wish::Read);
+                    filling.publish(LoadReason::Read);
                     return Ok(());
                 }
                 Miss::Bypass => {
-                    let private = self.bypass(page)?;
-                    buf.copy_from_slice(&private.bytes(self.page_len(page))[from..from + buf.len()]);
+                    let buffer = self.bypass(page)?;
+                    buf.copy_from_slice(&buffer.bytes(self.page_len(page))[from..from + buf.len()]);
                     return Ok(());
                 }
             }
@@ -238,13 +238,17 @@ impl Handle {
 
     /// Keeps a page for a guard.
     #[cold]
-    pub(crate) fn keep_missed(&self, page: u32, by_slot: bool) -> Result<Result<Keeping, Private>, Error> {
+    pub(crate) fn keep_missed(
+        &self,
+        page: u32,
+        by_slot: bool,
+    ) -> Result<Result<KeptFrame, BypassBuffer>, Error> {
         loop {
             match self.miss(page)? {
-                Miss::Again(look) => {
-                    let found = frames::keep(self, page, by_slot, look);
-                    if let Some(keeping) = found {
-                        return Ok(Ok(keeping));
+                Miss::Again(attempt) => {
+                    let found = frames::keep(self, page, by_slot, attempt);
+                    if let Some(kept) = found {
+                        return Ok(Ok(kept));
                     }
                 }
                 Miss::Load(filling) => {

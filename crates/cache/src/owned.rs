@@ -1,11 +1,11 @@
 //! A file that its owner writes while it is open: the second kind of file in the cache.
 //!
-//! Its owner alone writes it, past the cache, and tells the cache of each page after it was written: by
+//! Its owner alone writes it, past the cache, and notifies the cache of each page after it was written: by
 //! [`OwnedFile::discard`], or with the new content by [`OwnedFile::install`]. So no load asks the file for its length and
 //! time of change. All else is as of a [`CachedFile`]: the same table, frames, guards and loads.
 //!
-//! Invariant: a read that begins after the cache was told gives no content of the device from before (see `rewrite`).
-//! Fails as reads do; telling the cache fails never.
+//! Invariant: a read that begins after the cache was notified gives no content of the device from before (see `rewrite`).
+//! Fails as reads do; notifying the cache never fails.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use pagekeeper_io::IoFile;
 
 use crate::file::{Handle, Kind};
 use crate::frames::Filling;
-use crate::pool::Wish;
+use crate::pool::LoadReason;
 use crate::{CachedFile, Error, OpenOptions, PageCache, PageGuard, PageRef, ReadRequest};
 
 /// How hot a page is that [`OwnedFile::install`] brings into the cache. One that is resident already stays as hot as it was.
@@ -34,7 +34,7 @@ pub enum InstallAs {
 /// The owner writes whole pages past the cache, one writer of a page at a time, and calls [`discard`](Self::discard) or
 /// [`install`](Self::install) when the write has returned. Reads that begin after that give the new content. Reads that
 /// began before give the old or the new; one that goes to the device while the page is being written may find some
-/// of both, which only a [verifier](OpenOptions::verifier) can tell: [`Error::Rejected`], unless the cache was told of the
+/// of both, which only a [verifier](OpenOptions::verifier) can detect: [`Error::Rejected`], unless the cache was notified of the
 /// write meanwhile and the page is loaded anew. An owner that lets pages be read while it writes them reads such a page again.
 ///
 /// ```
@@ -64,7 +64,7 @@ pub struct OwnedFile {
 }
 
 impl PageCache {
-    /// Caches a file that the caller writes, and that nobody else does. It may have up to `most_pages` pages, whatever its length
+    /// Caches a file that the caller writes, and that nobody else does. It may have up to `max_pages` pages, whatever its length
     /// is now: its table takes up address space for so many (four bytes each), and memory only where it is read, so that a
     /// terabyte costs no more to open than a megabyte.
     ///
@@ -75,8 +75,8 @@ impl PageCache {
     /// # Errors
     ///
     /// [`Error::TooLarge`] from 2^32 - 1 pages on, [`Error::NoMemory`], [`Error::Io`].
-    pub fn open_owned(&self, file: Arc<dyn IoFile>, most_pages: u64) -> Result<OwnedFile, Error> {
-        self.open_owned_with(file, most_pages, OpenOptions::default())
+    pub fn open_owned(&self, file: Arc<dyn IoFile>, max_pages: u64) -> Result<OwnedFile, Error> {
+        self.open_owned_with(file, max_pages, OpenOptions::default())
     }
 
     /// As [`open_owned`](Self::open_owned), with options: a verifier of its own.
@@ -84,10 +84,10 @@ impl PageCache {
     pub fn open_owned_with(
         &self,
         file: Arc<dyn IoFile>,
-        most_pages: u64,
+        max_pages: u64,
         options: OpenOptions,
     ) -> Result<OwnedFile, Error> {
-        let kind = Kind::Owned { most_bytes: most_pages.saturating_mul(self.page_size() as u64) };
+        let kind = Kind::Owned { max_bytes: max_pages.saturating_mul(self.page_size() as u64) };
         let cached = self.shared.adopt(&self.shared, file, kind, &options)?;
         Ok(OwnedFile { cached })
     }
@@ -148,7 +148,7 @@ impl OwnedFile {
     pub fn discard_many(&self, pages: &[u64]) {
         let handle = self.handle();
         let pages: Vec<_> = pages.iter().filter_map(|&page| handle.page_number(page).ok()).collect();
-        handle.shared.pool.discard(&handle.translation, &pages);
+        handle.shared.pool.discard(&handle.page_table, &pages);
     }
 
     /// As [`discard`](Self::discard), and puts the new content in place of the old at once: the page can be read, as if loaded. True
@@ -166,18 +166,18 @@ impl OwnedFile {
         let handle = &**self.handle();
         assert_eq!(bytes.len(), self.page_size(), "bytes to install as a page");
         let number = handle.page_number(page)?;
-        let (pool, translation) = (&handle.shared.pool, &handle.translation);
-        let attempt = || pool.begin_install(translation, number);
+        let (pool, page_table) = (&handle.shared.pool, &handle.page_table);
+        let attempt = || pool.begin_install(page_table, number);
         let Some(ticket) = attempt().or_else(|| handle.shared.make_room().then(attempt).flatten()) else {
-            pool.discard(translation, &[number]);
+            pool.discard(page_table, &[number]);
             return Ok(false);
         };
         let short = ticket.short;
         let mut filling = Filling::new(handle, ticket);
         filling.bytes_mut().copy_from_slice(bytes);
         let installed = filling.install(match how {
-            InstallAs::Read => Wish::Read,
-            InstallAs::Prefetched => Wish::Prefetch,
+            InstallAs::Read => LoadReason::Read,
+            InstallAs::Prefetched => LoadReason::Prefetch,
         });
         if short {
             handle.shared.make_room();
@@ -186,10 +186,10 @@ impl OwnedFile {
     }
 
     /// The pages that are in the cache, as ranges of page numbers in ascending order: what to prefetch another time. Takes no
-    /// lock; pages that come or go meanwhile may be in it or not. Its time goes by `most_pages` / 1024 and by what
+    /// lock; pages that come or go meanwhile may be in it or not. Its time goes by `max_pages` / 1024 and by what
     /// is resident.
     pub fn resident(&self) -> Vec<Range<u64>> {
-        self.handle().translation.readable()
+        self.handle().page_table.readable()
     }
 
     /// Pages of it that are in the cache, or on their way; none once it is closed.
@@ -198,7 +198,7 @@ impl OwnedFile {
     }
 
     /// How many pages it may come to.
-    pub fn most_pages(&self) -> u64 {
+    pub fn max_pages(&self) -> u64 {
         self.cached.pages()
     }
 
@@ -233,7 +233,7 @@ impl fmt::Debug for OwnedFile {
         f.debug_struct("OwnedFile")
             .field("path", &self.path())
             .field("id", &self.id())
-            .field("most_pages", &self.most_pages())
+            .field("max_pages", &self.max_pages())
             .finish_non_exhaustive()
     }
 }

@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!               begin              publish                     evict
-//!      Free ───────────▶ Loading ───────────▶ Queued(small) ───────────▶ Limbo
+//!      Free ───────────▶ Loading ───────────▶ Queued(small) ───────────▶ Retired
 //!        ▲                  │    ╲                 │    ▲                 │  │
 //!        │      abandon     │     ╲  publish       ▼    │ (frequency      │  │
 //!        ├──────────────────┘      ╲───────▶ Queued(main)┘  left)         │  │
 //!        │                                         │        evict         │  │
 //!        │                                         └─────────────────────▶│  │
 //!        ├────────────────────────────────────────────────────────────────┘  │
-//!        │       grace is over, nobody holds or pins it                      │
-//!        └──────────────────────────▶ Lent ◀─────────────────────────────────┘
+//!        │       grace period over, nobody holds or pins it                  │
+//!        └──────────────────────────▶ OnLoan ◀───────────────────────────────┘
 //!                    its memory goes to the tables of files, and comes back
 //! ```
 //!
@@ -18,26 +18,26 @@
 //! 1. An entry that is readable or loading names a frame that no other entry names, and that frame's record names the
 //!    entry's file and page.
 //! 2. A frame that is loading is its loader's alone: no entry that can be read names it, and nobody holds it.
-//! 3. A frame becomes free only after its entry was made absent, a grace that began after that is over, and no hold
+//! 3. A frame becomes free only after its entry was made absent, a grace period that began after that is over, and no hold
 //!    and no pin names it. Pins are made under a hold or of a pin, so once there are none, none can come.
 //! 4. An entry that is loading has one ticket, and is settled by it once: published or abandoned; or its page is written anew,
 //!    and the ticket is superseded (see `rewrite`): the entry no longer names its frame, and what it loads is seen by
-//!    its loader alone. All who wait are told.
-//! 5. Entries change under the lock only, but for the frequency (see `word`).
+//!    its loader alone. All who wait are woken.
+//! 5. Entries change under the lock only, but for the frequency (see `entry`).
 //!
-//! What fails is a load, and that is told to its waiters; the pool itself can only be full.
+//! A load can fail, which its waiters learn; the pool itself can only be full.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::arena::Arena;
+use super::entry::{EntryState, PageEntry, Queue};
 use super::error::Error;
-use super::queues::{Place, Queues};
-use super::readers::Grace;
-use super::rule::Rule;
+use super::page_table::PageTable;
+use super::queues::{FramePlace, Queues};
+use super::readers::GracePeriod;
+use super::s3fifo::S3Fifo;
 use super::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering};
-use super::translation::Translation;
 use super::waiter::Waiter;
-use super::word::{Queue, State, Word};
 
 /// How a caller that finds a page on its way wants to go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,14 +73,14 @@ pub(crate) struct Ticket {
     pub(crate) frame: u32,
     pub(super) queue: Queue,
     /// The entry as it was before.
-    pub(super) before: Word,
+    pub(super) before: PageEntry,
     /// Few frames are free: somebody should make room.
     pub(crate) short: bool,
 }
 
 /// How a page was brought in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum LoadReason {
     /// Somebody reads it.
     Read,
     /// It may be read later.
@@ -105,41 +105,41 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    fn add_load(&mut self, wish: Wish) {
+    fn add_load(&mut self, reason: LoadReason) {
         self.loads += 1;
-        self.prefetched += u64::from(wish == Wish::Prefetch);
+        self.prefetched += u64::from(reason == LoadReason::Prefetch);
     }
 }
 
 /// Frames that were taken out of their entries together.
 #[derive(Debug)]
-pub(super) struct Retired {
+pub(super) struct RetiredBatch {
     pub(super) frames: Vec<u32>,
-    pub(super) grace: Grace,
+    pub(super) grace_period: GracePeriod,
 }
 
 /// What the lock guards.
 #[derive(Debug)]
-pub(super) struct Book {
+pub(super) struct PoolState {
     pub(super) queues: Queues,
-    pub(super) rule: Rule,
+    pub(super) s3fifo: S3Fifo,
     /// Ready for use; the last one goes first.
     pub(super) free: Vec<u32>,
-    /// Frames from this one on are lent, or will be when they are free.
+    /// Frames from this one on are on loan, or will be when they are free.
     pub(super) limit: u32,
-    /// Taken out of their entries, with no grace begun yet.
-    pub(super) out: Vec<u32>,
-    /// In limbo, oldest first.
-    pub(super) limbo: VecDeque<Retired>,
-    /// In limbo with their grace over: guards keep them.
+    /// Taken out of their entries, with no grace period begun yet.
+    pub(super) removed: Vec<u32>,
+    /// Frames that wait for their grace period, oldest first.
+    pub(super) retired: VecDeque<RetiredBatch>,
+    /// Retired frames whose grace period is over: guards keep them.
     pub(super) held: Vec<u32>,
     waiters: HashMap<(u64, u32), Vec<Arc<Waiter>>>,
     /// Open files, and closed ones with pages left, by number.
-    pub(super) files: HashMap<u64, Arc<Translation>>,
+    pub(super) files: HashMap<u64, Arc<PageTable>>,
     /// Closed files with the next part to sweep.
-    pub(super) closed: VecDeque<(Arc<Translation>, u32)>,
+    pub(super) closed: VecDeque<(Arc<PageTable>, u32)>,
     /// Closed files that were swept, whose tables' memory is to be given back.
-    pub(super) swept: Vec<Arc<Translation>>,
+    pub(super) swept: Vec<Arc<PageTable>>,
     /// Parts of tables whose memory is taken up, oldest first; also some of files that are gone.
     pub(super) populated: VecDeque<(u64, u32)>,
     /// How many parts of tables are taken up.
@@ -154,16 +154,16 @@ pub(super) struct Book {
 pub(crate) struct Pool {
     pub(crate) arena: Arena,
     pub(super) pins: Box<[AtomicU32]>,
-    book: Mutex<Book>,
-    /// Files that were closed, until somebody makes room: apart from the book, so that closing waits for nobody.
-    pub(super) just_closed: Mutex<Vec<Arc<Translation>>>,
+    state: Mutex<PoolState>,
+    /// Files that were closed, until somebody makes room: apart from the state, so that closing waits for nobody.
+    pub(super) just_closed: Mutex<Vec<Arc<PageTable>>>,
     /// Parts of tables that may be taken up at once.
     pub(super) parts_max: usize,
-    /// All frames, lent or not.
+    /// All frames, on loan or not.
     pub(super) frames: u32,
-    /// How many parts of tables come to a frame; 0 if no frames are lent for them.
+    /// How many parts of tables come to a frame; 0 if no frames are loaned for them.
     pub(super) parts_per_frame: usize,
-    /// Frames to be lent at the least, whatever is taken up.
+    /// Frames on loan at the least, whatever the tables take up.
     pub(super) reserved: AtomicU32,
     /// The last victims could be had only by passing over many pages that are in use.
     pub(super) in_use: AtomicBool,
@@ -172,14 +172,14 @@ pub(crate) struct Pool {
 impl Pool {
     /// All of the arena's frames, free. Tables may take up `parts_max` parts.
     pub(crate) fn new(arena: Arena, frames: u32, parts_max: usize) -> Self {
-        let book = Book {
+        let state = PoolState {
             queues: Queues::new(frames),
-            rule: Rule::new(frames),
-            // Frames are first used from the lowest on, so that those to be lent are the last to be touched.
+            s3fifo: S3Fifo::new(frames),
+            // Frames are first used from the lowest on, so that those to be loaned are the last to be touched.
             free: (0..frames).rev().collect(),
             limit: frames,
-            out: Vec::new(),
-            limbo: VecDeque::new(),
+            removed: Vec::new(),
+            retired: VecDeque::new(),
             held: Vec::new(),
             waiters: HashMap::new(),
             files: HashMap::new(),
@@ -194,7 +194,7 @@ impl Pool {
         Self {
             arena,
             pins,
-            book: Mutex::new(book),
+            state: Mutex::new(state),
             just_closed: Mutex::new(Vec::with_capacity(64)),
             parts_max,
             frames,
@@ -204,23 +204,23 @@ impl Pool {
         }
     }
 
-    pub(super) fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    pub(super) fn lock(&self) -> MutexGuard<'_, PoolState> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Whether a page that is loaded drives out one that is as much in use, as far as the last victims told.
+    /// Whether a page that is loaded evicts one that is as much in use, judged by the last victims.
     pub(crate) fn is_in_use(&self) -> bool {
         self.in_use.load(Ordering::Relaxed)
     }
 
     /// Makes a file known.
-    pub(crate) fn add(&self, file: Arc<Translation>) {
-        self.book().files.insert(file.number, file);
+    pub(crate) fn add(&self, file: Arc<PageTable>) {
+        self.lock().files.insert(file.number, file);
     }
 
     /// Closes a file, in O(1): its pages can't be found any more, and their frames are the first to be used again. False
     /// if it was closed before.
-    pub(crate) fn close(&self, file: &Arc<Translation>) -> bool {
+    pub(crate) fn close(&self, file: &Arc<PageTable>) -> bool {
         let first = file.table.close();
         if first {
             // Its frames are there for the asking.
@@ -230,109 +230,121 @@ impl Pool {
         first
     }
 
-    pub(super) fn just_closed(&self) -> MutexGuard<'_, Vec<Arc<Translation>>> {
+    pub(super) fn just_closed(&self) -> MutexGuard<'_, Vec<Arc<PageTable>>> {
         self.just_closed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Looks at a page again under the lock, and takes a frame for it if it is absent.
-    pub(crate) fn begin(&self, file: &Translation, page: u32, on_busy: OnBusy) -> Begin {
-        let mut book = self.book();
-        let book = &mut *book;
+    /// Checks a page again under the lock, and takes a frame for it if it is absent.
+    pub(crate) fn begin(&self, file: &PageTable, page: u32, on_busy: OnBusy) -> Begin {
+        let mut state = self.lock();
+        let state = &mut *state;
         let Some(entry) = file.table.entry(page) else { return Begin::Closed };
-        let before = Word(entry.load(Ordering::Relaxed));
+        let before = PageEntry(entry.load(Ordering::Relaxed));
         match before.state() {
-            State::Resident { .. } | State::Unread { .. } => Begin::Readable,
-            State::Loading { .. } => Begin::Busy((on_busy != OnBusy::Leave).then(|| {
+            EntryState::Resident { .. } | EntryState::Unread { .. } => Begin::Readable,
+            EntryState::Loading { .. } => Begin::Busy((on_busy != OnBusy::Leave).then(|| {
                 let waiter = Arc::new(Waiter::new());
-                book.waiters.entry((file.number, page)).or_default().push(Arc::clone(&waiter));
-                book.counts.coalesced += u64::from(on_busy == OnBusy::Wait);
+                state.waiters.entry((file.number, page)).or_default().push(Arc::clone(&waiter));
+                state.counts.coalesced += u64::from(on_busy == OnBusy::Wait);
                 waiter
             })),
-            State::Absent(evicted) => {
-                let Some(frame) = book.free.pop() else { return Begin::Full };
-                let queue = book.rule.admit(evicted, book.queues.len(Queue::Small));
-                book.queues.set(frame, Place::Loading, Some((file.number, page)));
+            EntryState::Absent(evicted) => {
+                let Some(frame) = state.free.pop() else { return Begin::Full };
+                let queue = state.s3fifo.admit(evicted, state.queues.len(Queue::Small));
+                state.queues.set(frame, FramePlace::Loading, Some((file.number, page)));
                 if file.enters(page) {
-                    self.populate(book, file, page);
+                    self.populate(state, file, page);
                 }
-                entry.store(Word::loading(frame).0, Ordering::Release);
-                let short = self.is_short(book);
+                entry.store(PageEntry::loading(frame).0, Ordering::Release);
+                let short = self.is_short(state);
                 Begin::Load(Ticket { page, frame, queue, before, short })
             }
         }
     }
 
     /// Whether few frames are free, and nobody is about to change that.
-    pub(super) fn is_short(&self, book: &Book) -> bool {
-        let low = book.rule.batch() / 4;
-        !book.evicting && (book.free.len() < low || book.limit as usize > self.wished(book) as usize + low)
+    pub(super) fn is_short(&self, state: &PoolState) -> bool {
+        let low = state.s3fifo.batch() / 4;
+        !state.evicting
+            && (state.free.len() < low || state.limit as usize > self.usable_frames(state) as usize + low)
     }
 
     /// Adds one who waits for a page that the caller itself has begun to load.
-    pub(crate) fn join(&self, file: &Translation, ticket: &Ticket) -> Arc<Waiter> {
+    pub(crate) fn join(&self, file: &PageTable, ticket: &Ticket) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::new());
-        let mut book = self.book();
-        if book.is_superseded(ticket.frame) {
-            drop(book);
+        let mut state = self.lock();
+        if state.is_superseded(ticket.frame) {
+            drop(state);
             waiter.settle(Ok(()));
         } else {
-            book.waiters.entry((file.number, ticket.page)).or_default().push(Arc::clone(&waiter));
+            state.waiters.entry((file.number, ticket.page)).or_default().push(Arc::clone(&waiter));
         }
         waiter
     }
 
     /// The page is loaded: from now on it can be read, unless the file was closed meanwhile, or the page written anew.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
-    pub(crate) fn publish(&self, file: &Translation, ticket: Ticket, wish: Wish, closed: impl Fn() -> Error) {
-        let mut book = self.book();
+    pub(crate) fn publish(
+        &self,
+        file: &PageTable,
+        ticket: Ticket,
+        reason: LoadReason,
+        closed: impl Fn() -> Error,
+    ) {
+        let mut state = self.lock();
         let Ticket { page, frame, queue, .. } = ticket;
-        if book.is_superseded(frame) {
-            book.counts.add_load(wish);
-            return book.keep_out(frame);
+        if state.is_superseded(frame) {
+            state.counts.add_load(reason);
+            return state.keep_out(frame);
         }
         let entry = file.table.any_entry(page);
         if !file.table.is_open() {
-            entry.store(Word::NEVER_SEEN.0, Ordering::Release);
+            entry.store(PageEntry::NEVER_SEEN.0, Ordering::Release);
             file.leaves(page);
-            book.keep_out(frame);
-            return Self::tell(book, file, page, &Err(closed()));
+            state.keep_out(frame);
+            return Self::settle_waiters(state, file, page, &Err(closed()));
         }
-        book.queues.push(queue, frame);
-        book.counts.add_load(wish);
-        let word = match wish {
-            Wish::Read => Word::resident(frame, 0),
-            Wish::Prefetch => Word::unread(frame),
+        state.queues.push(queue, frame);
+        state.counts.add_load(reason);
+        let value = match reason {
+            LoadReason::Read => PageEntry::resident(frame, 0),
+            LoadReason::Prefetch => PageEntry::unread(frame),
         };
-        // Released: who finds the frame by this word sees the page in it.
-        entry.store(word.0, Ordering::Release);
-        Self::tell(book, file, page, &Ok(()));
+        // Released: who finds the frame by this value sees the page in it.
+        entry.store(value.0, Ordering::Release);
+        Self::settle_waiters(state, file, page, &Ok(()));
     }
 
-    /// Tells all who wait for a page, without the lock.
-    fn tell(mut book: MutexGuard<'_, Book>, file: &Translation, page: u32, outcome: &Result<(), Error>) {
-        let waiters = book.take_waiters(file.number, page);
-        drop(book);
+    /// Settles all who wait for a page, without the lock.
+    fn settle_waiters(
+        mut state: MutexGuard<'_, PoolState>,
+        file: &PageTable,
+        page: u32,
+        outcome: &Result<(), Error>,
+    ) {
+        let waiters = state.take_waiters(file.number, page);
+        drop(state);
         for waiter in waiters {
             waiter.settle(outcome.clone());
         }
     }
 
-    /// The load failed: the page is absent as before, and all who wait are told. False if the page was written anew
+    /// The load failed: the page is absent as before, and all who wait get the error. False if the page was written anew
     /// meanwhile, so that the failure says nothing of it: then nobody waits for this load any more.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
-    pub(crate) fn abandon(&self, file: &Translation, ticket: Ticket, error: &Error) -> bool {
-        let mut book = self.book();
+    pub(crate) fn abandon(&self, file: &PageTable, ticket: Ticket, error: &Error) -> bool {
+        let mut state = self.lock();
         let Ticket { page, frame, before, .. } = ticket;
-        if book.is_superseded(frame) {
-            self.free(&mut book, frame);
+        if state.is_superseded(frame) {
+            self.free(&mut state, frame);
             return false;
         }
         file.table.any_entry(page).store(before.0, Ordering::Release);
         file.leaves(page);
         // A reader may have seen the frame number in the entry, but only in one that can't be read.
-        self.free(&mut book, frame);
-        book.counts.failures += 1;
-        Self::tell(book, file, page, &Err(error.clone()));
+        self.free(&mut state, frame);
+        state.counts.failures += 1;
+        Self::settle_waiters(state, file, page, &Err(error.clone()));
         true
     }
 
@@ -350,22 +362,22 @@ impl Pool {
 
     /// Pages in frames, and what was counted.
     pub(crate) fn totals(&self) -> (u64, Counts) {
-        let book = self.book();
-        let pages = book.queues.len(Queue::Small) + book.queues.len(Queue::Main);
-        (pages as u64, book.counts)
+        let state = self.lock();
+        let pages = state.queues.len(Queue::Small) + state.queues.len(Queue::Main);
+        (pages as u64, state.counts)
     }
 }
 
-impl Book {
+impl PoolState {
     /// Whether the entry was taken from the load into this frame.
     fn is_superseded(&self, frame: u32) -> bool {
-        self.queues.frame(frame).place == Place::Apart
+        self.queues.frame(frame).place == FramePlace::Detached
     }
 
     /// A frame that was loaded for nobody but its loader, who may keep it already, for a guard. No entry that can be read
-    /// ever named it, so it needs no grace.
+    /// ever named it, so it needs no grace period.
     fn keep_out(&mut self, frame: u32) {
-        self.queues.set(frame, Place::Limbo, None);
+        self.queues.set(frame, FramePlace::Retired, None);
         self.held.push(frame);
     }
 

@@ -11,7 +11,7 @@ use pagekeeper_io::OwnedRead;
 use crate::batch::run_len;
 use crate::file::Handle;
 use crate::frames::Filling;
-use crate::pool::{Begin, OnBusy, Wish};
+use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::{CachedFile, Error};
 
 /// Pages that are begun before they go to the device.
@@ -21,7 +21,7 @@ impl CachedFile {
     /// Begins to load the pages of a byte range that are absent, and returns at once: how many pages were begun.
     ///
     /// No more than a quarter of the cache is begun by one call. A prefetched page that is not read is among the first to
-    /// be evicted. Failures are told to those who read the page meanwhile; else the page is just not there.
+    /// be evicted. Failures reach those who read the page meanwhile; else the page is just not there.
     pub fn prefetch(&self, range: Range<u64>) -> u64 {
         let handle = self.handle();
         let shift = handle.shared.settings.page_shift;
@@ -32,12 +32,12 @@ impl CachedFile {
         if handle.shared.require_own_process().is_err() {
             return 0;
         }
-        let most = u64::from(handle.shared.pool.limit() / 4).max(1);
+        let max = u64::from(handle.shared.pool.limit() / 4).max(1);
         let mut begun = 0;
         let mut fillings = Vec::with_capacity(AT_ONCE);
         for page in range.start >> shift..=(end - 1) >> shift {
             let Ok(page) = u32::try_from(page) else { break };
-            if begun == most {
+            if begun == max {
                 break;
             }
             match handle.begin_owned(page) {
@@ -47,15 +47,15 @@ impl CachedFile {
             }
             begun += 1;
             if fillings.len() == AT_ONCE {
-                handle.submit(std::mem::take(&mut fillings), Wish::Prefetch);
+                handle.submit(std::mem::take(&mut fillings), LoadReason::Prefetch);
             }
         }
-        handle.submit(fillings, Wish::Prefetch);
+        handle.submit(fillings, LoadReason::Prefetch);
         begun
     }
 }
 
-/// What became of the wish to load a page.
+/// What became of the reason to load a page.
 #[derive(Debug)]
 pub(crate) enum Begun {
     Load(Filling<Arc<Handle>>),
@@ -71,7 +71,7 @@ impl Handle {
         if self.shared.require_own_process().is_err() {
             return Begun::Not;
         }
-        let attempt = || self.shared.pool.begin(&self.translation, page, OnBusy::Leave);
+        let attempt = || self.shared.pool.begin(&self.page_table, page, OnBusy::Leave);
         let mut begun = attempt();
         if matches!(begun, Begin::Full) && self.shared.make_room() {
             begun = attempt();
@@ -84,7 +84,7 @@ impl Handle {
     }
 
     /// Sends pages in ascending order to the device, neighbours as one read.
-    pub(crate) fn submit(self: &Arc<Self>, fillings: Vec<Filling<Arc<Self>>>, wish: Wish) {
+    pub(crate) fn submit(self: &Arc<Self>, fillings: Vec<Filling<Arc<Self>>>, reason: LoadReason) {
         if fillings.is_empty() {
             return;
         }
@@ -101,7 +101,7 @@ impl Handle {
             let targets = run.iter_mut().map(Filling::target).collect();
             let handle = Arc::clone(self);
             let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
-                handle.settle(run, read.map_err(Error::from), wish);
+                handle.settle(run, read.map_err(Error::from), reason);
             });
             reads.push(OwnedRead { file: Arc::clone(io), offset, targets, done });
         }
@@ -109,10 +109,15 @@ impl Handle {
     }
 
     /// Settles the pages of one read that has ended.
-    fn settle(self: &Arc<Self>, run: Vec<Filling<Arc<Self>>>, read: Result<usize, Error>, wish: Wish) {
+    fn settle(
+        self: &Arc<Self>,
+        run: Vec<Filling<Arc<Self>>>,
+        read: Result<usize, Error>,
+        reason: LoadReason,
+    ) {
         if read.is_err() && run.len() > 1 {
             // One page of a run may be bad, and the others not.
-            return run.into_iter().for_each(|filling| self.submit(vec![filling], wish));
+            return run.into_iter().for_each(|filling| self.submit(vec![filling], reason));
         }
         let page_size = 1 << self.shared.settings.page_shift;
         let read = read.and_then(|read| {
@@ -127,8 +132,8 @@ impl Handle {
                 self.check_page(filling.page(), read, filling.bytes(self.page_len(filling.page())))
             });
             match checked {
-                Ok(()) => filling.publish(wish),
-                // Those who wait are told; if the page was written anew meanwhile, they were told already.
+                Ok(()) => filling.publish(reason),
+                // Those who wait get the error; if the page was written anew meanwhile, they were woken already.
                 Err(error) => {
                     let error = error.of_range(&self.range(filling.page()));
                     filling.abandon(&error);

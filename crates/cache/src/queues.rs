@@ -4,25 +4,25 @@
 //! Invariants: a frame is in at most one list, the one that its `place` names; the lists' lengths are those of their
 //! chains. Kept under the pool's lock.
 
-use crate::word::Queue;
+use crate::entry::Queue;
 
 const NONE: u32 = u32::MAX;
 
 /// Where a frame is. See the diagram in `pool`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum FramePlace {
     /// Holds nothing, ready for use.
     Free,
     /// Being loaded into.
     Loading,
     /// Being loaded into, and named by no entry: its page was written anew meanwhile.
-    Apart,
+    Detached,
     /// Holds a page, in this queue.
     Queued(Queue),
-    /// Taken out of its entry; readers may still look at it.
-    Limbo,
+    /// Taken out of its entry; readers may still read it.
+    Retired,
     /// Its memory is given back, since tables take up as much.
-    Lent,
+    OnLoan,
 }
 
 /// What is known of a frame.
@@ -34,7 +34,7 @@ pub(crate) struct Frame {
     pub(crate) page: u32,
     prev: u32,
     next: u32,
-    pub(crate) place: Place,
+    pub(crate) place: FramePlace,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +54,7 @@ pub(crate) struct Queues {
 
 impl Queues {
     pub(crate) fn new(frames: u32) -> Self {
-        let free = Frame { file: 0, page: 0, prev: NONE, next: NONE, place: Place::Free };
+        let free = Frame { file: 0, page: 0, prev: NONE, next: NONE, place: FramePlace::Free };
         let empty = List { front: NONE, back: NONE, len: 0 };
         Self { frames: vec![free; frames as usize], small: empty, main: empty }
     }
@@ -64,10 +64,10 @@ impl Queues {
     }
 
     /// Says where a frame is that is in no queue, and of which page it is.
-    pub(crate) fn set(&mut self, frame: u32, place: Place, of: Option<(u64, u32)>) {
+    pub(crate) fn set(&mut self, frame: u32, place: FramePlace, of: Option<(u64, u32)>) {
         let this = &mut self.frames[frame as usize];
-        debug_assert!(!matches!(this.place, Place::Queued(_)), "frame {frame} is in a queue");
-        debug_assert!(!matches!(place, Place::Queued(_)), "use push");
+        debug_assert!(!matches!(this.place, FramePlace::Queued(_)), "frame {frame} is in a queue");
+        debug_assert!(!matches!(place, FramePlace::Queued(_)), "use push");
         this.place = place;
         if let Some((file, page)) = of {
             (this.file, this.page) = (file, page);
@@ -99,8 +99,8 @@ impl Queues {
             self.frames[before as usize].next = frame;
         }
         let this = &mut self.frames[frame as usize];
-        debug_assert!(!matches!(this.place, Place::Queued(_)), "frame {frame} is in a queue already");
-        (this.prev, this.next, this.place) = (before, NONE, Place::Queued(queue));
+        debug_assert!(!matches!(this.place, FramePlace::Queued(_)), "frame {frame} is in a queue already");
+        (this.prev, this.next, this.place) = (before, NONE, FramePlace::Queued(queue));
     }
 
     /// The frame that has been in a queue longest.
@@ -112,14 +112,14 @@ impl Queues {
         (front != NONE).then_some(front)
     }
 
-    /// Takes a frame out of its queue; it is in limbo then.
+    /// Takes a frame out of its queue; it counts as retired then.
     ///
     /// # Panics
     ///
     /// If it is in none.
     pub(crate) fn remove(&mut self, frame: u32) -> Queue {
         let Frame { prev, next, place, .. } = self.frames[frame as usize];
-        let Place::Queued(queue) = place else { panic!("frame {frame} is in no queue: {place:?}") };
+        let FramePlace::Queued(queue) = place else { panic!("frame {frame} is in no queue: {place:?}") };
         if prev == NONE {
             self.list(queue).front = next;
         } else {
@@ -131,7 +131,7 @@ impl Queues {
             self.frames[next as usize].prev = prev;
         }
         self.list(queue).len -= 1;
-        self.frames[frame as usize].place = Place::Limbo;
+        self.frames[frame as usize].place = FramePlace::Retired;
         queue
     }
 
@@ -151,7 +151,7 @@ mod tests {
         let mut chain = Vec::new();
         let mut next = queues.front(queue);
         while let Some(frame) = next {
-            assert_eq!(queues.frame(frame).place, Place::Queued(queue));
+            assert_eq!(queues.frame(frame).place, FramePlace::Queued(queue));
             chain.push(frame);
             let after = queues.frame(frame).next;
             next = (after != NONE).then_some(after);
@@ -168,7 +168,7 @@ mod tests {
         }
         assert_eq!(chain(&queues, Queue::Small), [3, 1, 4]);
         assert_eq!(queues.remove(1), Queue::Small);
-        assert_eq!(queues.frame(1).place, Place::Limbo);
+        assert_eq!(queues.frame(1).place, FramePlace::Retired);
         queues.move_to(Queue::Main, 3);
         queues.move_to(Queue::Small, 4);
         assert_eq!((chain(&queues, Queue::Small), chain(&queues, Queue::Main)), (vec![4], vec![3]));
@@ -187,7 +187,7 @@ mod tests {
                 if let Some(at) = at {
                     model[at].retain(|&other| other != frame);
                     queues.remove(frame);
-                    queues.set(frame, Place::Free, Some((frame.into(), frame)));
+                    queues.set(frame, FramePlace::Free, Some((frame.into(), frame)));
                 }
                 if what < 2 {
                     model[usize::from(what)].push_back(frame);

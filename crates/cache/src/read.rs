@@ -4,8 +4,8 @@
 //! lock and makes no system call. Fails where a page that it needs can't be loaded; what the buffer holds then is
 //! unspecified.
 
-use crate::find::Look;
 use crate::frames;
+use crate::lookup::Attempt;
 use crate::{CachedFile, Error};
 
 impl CachedFile {
@@ -18,7 +18,7 @@ impl CachedFile {
     /// what was opened, [`Error::Rejected`] by the verifier, [`Error::Closed`]. The next call tries again.
     #[inline]
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
-        if self.handle().hot.copy(offset, buf) { Ok(buf.len()) } else { self.read_slowly(offset, buf) }
+        if self.handle().fast_path.copy(offset, buf) { Ok(buf.len()) } else { self.read_slowly(offset, buf) }
     }
 
     /// All that the shortest way leaves.
@@ -34,7 +34,7 @@ impl CachedFile {
         }
         #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
         let page = (offset >> shift) as u32;
-        if !frames::copy(handle, page, from, buf, Look::First) {
+        if !frames::copy(handle, page, from, buf, Attempt::First) {
             handle.read_missed(page, from, buf)?;
         }
         Ok(buf.len())

@@ -1,23 +1,23 @@
-//! Who is reading: how an evictor learns that nobody looks at a frame any more, without a lock or a locked instruction
+//! Who is reading: how an evictor learns that nobody reads a frame any more, without a lock or a locked instruction
 //! on any hit.
 //!
 //! Each thread that reads through a cache has a [`Slot`], which it alone writes. There are two ways to keep a frame:
 //!
-//! - A *section* lasts for one look at an entry and one copy. [`Slot::enter`] makes the slot's count odd,
+//! - A *section* lasts for one load of an entry and one copy. [`Slot::enter`] makes the slot's count odd,
 //!   [`Slot::leave`] makes it even: two plain stores. It holds all frames, so it must be short.
 //! - A *hold* names one frame, for as long as a guard lives. It is made within a section ([`Slot::hold`]), so that the
 //!   frame can't go before it is named.
 //!
-//! An evictor takes frames out of their entries, then asks for a [`Grace`]: a heavy barrier, and a note of every slot
-//! whose count is odd. When each of these counts has changed ([`Grace::is_over`]), whoever could have found the frames
+//! An evictor takes frames out of their entries, then asks for a [`GracePeriod`]: a heavy barrier, and a note of every slot
+//! whose count is odd. When each of these counts has changed ([`GracePeriod::is_over`]), whoever could have found the frames
 //! has left its section, and either named a frame ([`Readers::held`]) or is done with it.
 //!
 //! Invariants:
 //! 1. A reader's store that makes its count odd, a light barrier, its load of the entry; an evictor's store to the entry, a
 //!    heavy barrier, its load of the count: one of the two loads sees the other's store (see `sys::barrier`). So a reader
 //!    that is not noted does not find what was taken out.
-//! 2. A hold is stored before the count that ends its section (release), and the grace reads that count (acquire): when
-//!    a grace is over, all holds of frames that were taken out before it began can be seen.
+//! 2. A hold is stored before the count that ends its section (release), and the grace period reads that count (acquire): when
+//!    a grace period is over, all holds of frames that were taken out before it began can be seen.
 //! 3. The load that sees a count changed or a hold gone acquires what its reader released: the reader's copy happened
 //!    before the frame is loaded into again.
 //!
@@ -50,7 +50,7 @@ pub(crate) struct Slot {
 #[must_use = "a section that is not left holds all frames"]
 pub(crate) struct Section(u64);
 
-/// A hold; pass it back to [`Slot::let_go`].
+/// A hold; pass it back to [`Slot::release`].
 #[derive(Debug)]
 #[must_use = "a hold that is not let go keeps its frame"]
 pub(crate) struct Hold(usize);
@@ -106,10 +106,10 @@ impl Slot {
         Some(Hold(free))
     }
 
-    /// The frame is no longer looked at.
+    /// The frame is no longer read.
     #[inline]
     #[expect(clippy::needless_pass_by_value, reason = "a hold is let go once")]
-    pub(crate) fn let_go(&self, hold: Hold) {
+    pub(crate) fn release(&self, hold: Hold) {
         self.holds[hold.0].store(0, Ordering::Release);
     }
 
@@ -131,9 +131,9 @@ pub(crate) struct Readers {
 
 /// Waits for the sections that were under way when it began.
 #[derive(Debug, Default)]
-pub(crate) struct Grace(Vec<(Arc<Slot>, u64)>);
+pub(crate) struct GracePeriod(Vec<(Arc<Slot>, u64)>);
 
-impl Grace {
+impl GracePeriod {
     /// Whether all of them have ended.
     pub(crate) fn is_over(&mut self) -> bool {
         self.0.retain(|(slot, count)| slot.count.load(Ordering::Acquire) == *count);
@@ -168,8 +168,8 @@ impl Readers {
         slot
     }
 
-    /// Begins to wait for whoever could have found what has been taken out of its entry up to now. `None` if that can't be told.
-    pub(crate) fn grace(&self) -> Option<Grace> {
+    /// Begins to wait for whoever could have found what has been taken out of its entry up to now. `None` if that can't be known.
+    pub(crate) fn start_grace_period(&self) -> Option<GracePeriod> {
         if !self.barrier.heavy() {
             return None;
         }
@@ -178,7 +178,7 @@ impl Readers {
             let count = slot.count.load(Ordering::Acquire);
             (!count.is_multiple_of(2)).then(|| (Arc::clone(slot), count))
         });
-        Some(Grace(within.collect()))
+        Some(GracePeriod(within.collect()))
     }
 
     /// The frames that guards hold now, sorted.

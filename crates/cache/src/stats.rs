@@ -11,11 +11,11 @@ use crate::pool::Counts;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Looks at a page that found it: a read across three pages has three.
+    /// Lookups that found their page: a read across three pages counts three.
     pub hits: u64,
     /// Pages loaded because a reader found them absent; pages read past the cache included.
     pub misses: u64,
-    /// Looks at a page that another had under way already, and that were waited for.
+    /// Lookups of a page that another caller was loading already, and that were waited for.
     pub coalesced: u64,
     /// Pages loaded ahead of any reader.
     pub prefetched: u64,
@@ -68,10 +68,10 @@ impl Stats {
         }
     }
 
-    /// Hits among all looks: 0 to 1; 0 if nothing was read.
+    /// Hits among all lookups: 0 to 1; 0 if nothing was read.
     pub fn hit_ratio(&self) -> f64 {
-        let looks = self.hits + self.misses + self.coalesced;
-        if looks == 0 { 0.0 } else { self.hits as f64 / looks as f64 }
+        let lookups = self.hits + self.misses + self.coalesced;
+        if lookups == 0 { 0.0 } else { self.hits as f64 / lookups as f64 }
     }
 }
 

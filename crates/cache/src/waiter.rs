@@ -1,6 +1,6 @@
 //! Waiting for a load that another has under way: a thread is parked, a future leaves its waker.
 //!
-//! Invariants: a waiter is settled once, and whoever looks at it after that sees the outcome, whether or not it was
+//! Invariants: a waiter is settled once, and whoever reads it after that sees the outcome, whether or not it was
 //! waiting already. It fails never.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,12 +10,12 @@ use super::error::Error;
 use super::sync::{Condvar, Mutex, MutexGuard};
 
 #[derive(Debug)]
-enum State {
+enum WaiterState {
     Pending(Option<Waker>),
     Settled(Result<(), Error>),
 }
 
-/// Wakes a task. A waker that panics (an executor's own fault, which its panic hook tells) must not keep the next from being told.
+/// Wakes a task. A waker that panics (an executor's own fault, which its panic hook reports) must not keep the next from being woken.
 pub(crate) fn wake(waker: Waker) {
     let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
@@ -23,24 +23,24 @@ pub(crate) fn wake(waker: Waker) {
 /// One who waits.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    state: Mutex<State>,
+    state: Mutex<WaiterState>,
     settled: Condvar,
 }
 
 impl Waiter {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State::Pending(None)), settled: Condvar::new() }
+        Self { state: Mutex::new(WaiterState::Pending(None)), settled: Condvar::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WaiterState> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Tells the outcome.
+    /// Sets the outcome and wakes who waits.
     pub(crate) fn settle(&self, outcome: Result<(), Error>) {
-        let before = std::mem::replace(&mut *self.state(), State::Settled(outcome));
+        let before = std::mem::replace(&mut *self.state(), WaiterState::Settled(outcome));
         self.settled.notify_all();
-        if let State::Pending(Some(waker)) = before {
+        if let WaiterState::Pending(Some(waker)) = before {
             wake(waker);
         }
     }
@@ -49,7 +49,7 @@ impl Waiter {
     pub(crate) fn wait(&self) -> Result<(), Error> {
         let mut state = self.state();
         loop {
-            if let State::Settled(outcome) = &*state {
+            if let WaiterState::Settled(outcome) = &*state {
                 return outcome.clone();
             }
             state = self.settled.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -59,8 +59,8 @@ impl Waiter {
     /// The outcome if it is known; else the task is woken when it is.
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Result<(), Error>> {
         match &mut *self.state() {
-            State::Settled(outcome) => Poll::Ready(outcome.clone()),
-            State::Pending(waker) => {
+            WaiterState::Settled(outcome) => Poll::Ready(outcome.clone()),
+            WaiterState::Pending(waker) => {
                 match waker {
                     Some(waker) => waker.clone_from(context.waker()),
                     None => *waker = Some(context.waker().clone()),

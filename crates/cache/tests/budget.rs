@@ -146,7 +146,7 @@ fn a_cache_of_256_mib() {
     alone("a_cache_of_256_mib", || fill(256 * MIB, 4096, HugePages::Transparent));
 }
 
-/// A table of 1 GiB, were it there as a whole. Each read is in a part of the table that was not looked at before.
+/// A table of 1 GiB, were it there as a whole. Each read is in a part of the table that was not touched before.
 #[test]
 fn random_reads_of_a_file_of_a_tebibyte() {
     alone("random_reads_of_a_file_of_a_tebibyte", || {

@@ -1,4 +1,4 @@
-//! Files that their owner writes while they are open: what a read gives after the owner has told the cache, in each order of
+//! Files that their owner writes while they are open: what a read gives after the owner has notified the cache, in each order of
 //! load and write that matters. Orders of single steps are in `src/model/rewrites.rs`, chance in `owned_stress.rs`.
 
 mod support;
@@ -23,11 +23,11 @@ struct Owner {
 
 impl Owner {
     /// A file of `pages` pages, the first filled with 0, the next with 1 ….
-    fn new(pages: u64, most_pages: u64, options: OpenOptions) -> Self {
+    fn new(pages: u64, max_pages: u64, options: OpenOptions) -> Self {
         let disk = SimDisk::new();
         let data = disk.open_writable("/data".as_ref(), Access::Direct, Create::New).unwrap();
         let cache = sim_cache(&disk, 64, PAGE);
-        let file = cache.open_owned_with(Arc::clone(&data), most_pages, options).unwrap();
+        let file = cache.open_owned_with(Arc::clone(&data), max_pages, options).unwrap();
         let owner = Self { disk, cache, data, file };
         for page in 0..pages {
             owner.write(page, u8::try_from(page).unwrap());
@@ -58,13 +58,13 @@ fn content(byte: u8) -> AlignedBuf {
     page
 }
 
-/// A verifier that stops the first load after its read, and says of it what it is told to.
+/// A verifier that stops the first load after its read, and says of it what it is set to.
 fn stopping() -> (OpenOptions, Receiver<()>, Sender<Result<(), String>>) {
     let (read, has_read) = channel();
     let (answer, answered) = channel();
     let first = Mutex::new(Some((read, answered)));
     let options = OpenOptions::new().verifier(move |_| {
-        // Apart, so that the lock is not held by the one that is stopped.
+        // A statement of its own, so that the lock is not held by the one that is stopped.
         let first = first.lock().unwrap().take();
         let Some((read, answered)) = first else { return Ok(()) };
         read.send(()).unwrap();
@@ -79,7 +79,7 @@ fn a_page_is_old_until_it_is_discarded_or_installed() {
     for page in 0..8 {
         assert_eq!(owner.read(page), u8::try_from(page).unwrap());
         owner.write(page, 100);
-        assert_eq!(owner.read(page), u8::try_from(page).unwrap(), "the cache was not told");
+        assert_eq!(owner.read(page), u8::try_from(page).unwrap(), "the cache was not notified");
     }
     owner.file.discard(0);
     owner.file.discard_many(&[3, 1, 7, 7, 99]);
@@ -223,7 +223,7 @@ fn a_load_that_is_rejected_is_told_if_the_cache_was_not() {
 #[test]
 fn the_file_grows() {
     let owner = Owner::new(2, 1 << 20, OpenOptions::new());
-    assert_eq!(owner.file.most_pages(), 1 << 20);
+    assert_eq!(owner.file.max_pages(), 1 << 20);
     let past_the_end = |page: u64| {
         let error = owner.file.page(page).unwrap_err();
         assert_eq!(error.to_string(), format!("/data: ends before the end of page {page}"));
@@ -324,7 +324,7 @@ fn a_tebibyte_is_opened_within_64_mib() {
     }
     // A thousand of them, as fast as one by one.
     for _ in 0..1000 {
-        assert_eq!(open().most_pages(), 1 << 28);
+        assert_eq!(open().max_pages(), 1 << 28);
     }
     assert!(matches!(
         cache.open_owned(

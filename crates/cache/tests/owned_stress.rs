@@ -1,5 +1,5 @@
-//! Writers that rewrite the pages of a file, each its own, and tell the cache, while readers read in every way, on caches so
-//! small that nearly every read evicts. A page holds its number and its version all over: once the cache was told of a version,
+//! Writers that rewrite the pages of a file, each its own, and notify the cache, while readers read in every way, on caches so
+//! small that nearly every read evicts. A page holds its number and its version all over: once the cache was notified of a version,
 //! no read that begins after that gives an older one, none gives one that was not yet written, and none gives parts of two.
 //!
 //! What each thread does follows from a seed that is printed on failure: `PAGEKEEPER_SEED` repeats it, as far as threads can
@@ -43,8 +43,8 @@ fn duration() -> Duration {
 struct Versions {
     /// The last whose write was begun.
     begun: AtomicU64,
-    /// The last that the cache was told of.
-    told: AtomicU64,
+    /// The last that the cache was notified of.
+    notified: AtomicU64,
 }
 
 struct Arena {
@@ -115,7 +115,7 @@ impl Arena {
         }
     }
 
-    /// Writes a new version of a page that only the calling thread writes, and tells the cache.
+    /// Writes a new version of a page that only the calling thread writes, and notifies the cache.
     fn rewrite(&self, page: u64, chance: &mut Chance) {
         let of = &self.versions[usize::try_from(page).unwrap()];
         let next = of.begun.load(Ordering::Relaxed) + 1;
@@ -129,10 +129,10 @@ impl Arena {
             2 => _ = self.file.install(page, &bytes, InstallAs::Read).unwrap(),
             _ => _ = self.file.install(page, &bytes, InstallAs::Prefetched).unwrap(),
         }
-        of.told.store(next, Ordering::SeqCst);
+        of.notified.store(next, Ordering::SeqCst);
         self.writes.fetch_add(1, Ordering::Relaxed);
         if chance.one_in(8) {
-            // The writer itself looks.
+            // The writer itself reads.
             self.read(page, chance);
         }
     }
@@ -141,7 +141,7 @@ impl Arena {
     fn read(&self, page: u64, chance: &mut Chance) {
         let of = &self.versions[usize::try_from(page).unwrap()];
         loop {
-            let least = of.told.load(Ordering::SeqCst);
+            let least = of.notified.load(Ordering::SeqCst);
             let read = self.attempt(page, chance);
             let most = of.begun.load(Ordering::SeqCst);
             match read {

@@ -145,7 +145,7 @@ impl Arena<'_> {
                 let Some(guard) = self.allow(cached.page(page)) else { return };
                 check(*seed, start, &guard);
                 if chance.one_in(4) {
-                    // A second one, and something that evicts, while the first is looked at.
+                    // A second one, and something that evicts, while the first is read.
                     let other = chance.of(0..len.div_ceil(self.page_size));
                     let more = self.allow(cached.page(other));
                     self.allow(cached.read_at(0, &mut vec![0; 8 * usize::try_from(self.page_size).unwrap()]));

@@ -2,7 +2,7 @@
 
 use super::check;
 use super::error::Error;
-use super::pool::Wish;
+use super::pool::LoadReason;
 use super::readers::Slot;
 use super::world::{World, content};
 
@@ -66,7 +66,7 @@ fn a_close_that_is_tidied_up_against_a_hit() {
     fn closes_and_tidies(world: &World, _: &Slot) -> Read {
         world.close(0);
         world.pool.tidy(&world.readers);
-        world.load(1, 0, Wish::Read);
+        world.load(1, 0, LoadReason::Read);
         Err(World::closed())
     }
     check(resident, &[closes_and_tidies, reads], page_or_closed);

@@ -1,11 +1,11 @@
 //! Hits against evictions.
 
 use super::check;
+use super::entry::EntryState;
 use super::readers::{Section, Slot};
-use super::word::State;
 use super::world::{World, content};
 
-/// A look at page 0 that finds it or not.
+/// A read of page 0 that finds it or not.
 fn hits(world: &World, slot: &Slot) {
     let hit = world.copy(slot, 0, 0);
     assert!(hit.is_none_or(|read| read == content(0, 0)), "{hit:?}");
@@ -44,7 +44,7 @@ fn an_eviction_against_a_frequency_that_is_raised() {
     fn end(world: &World, _: Vec<()>) {
         // It goes however often it is read, and no read brings its frame back into the entry.
         match world.state(0, 0) {
-            State::Absent(stamp) => assert!(stamp.is_some()),
+            EntryState::Absent(stamp) => assert!(stamp.is_some()),
             other => panic!("{other:?}"),
         }
     }

@@ -1,8 +1,8 @@
 //! Guards: what they keep stays, whatever is evicted or closed meanwhile.
 
 use super::check;
-use super::find::Keeping;
-use super::pool::Wish;
+use super::lookup::KeptFrame;
+use super::pool::LoadReason;
 use super::readers::Slot;
 use super::world::{World, content};
 
@@ -11,43 +11,43 @@ fn one_frame() -> World {
     World::new(1, &[2, 2], 9).with(&[0])
 }
 
-/// Looks twice, so that a frame which is used again in between is noticed.
-fn looks(world: &World, keeping: &Keeping) {
+/// Reads twice, so that a frame which is used again in between is noticed.
+fn reads_twice(world: &World, kept: &KeptFrame) {
     for _ in 0..2 {
-        assert_eq!(world.look(keeping), content(0, 0));
+        assert_eq!(world.read_kept(kept), content(0, 0));
         loom::thread::yield_now();
     }
 }
 
-fn holds(world: &World, slot: &Slot) -> Option<Keeping> {
-    let keeping = world.keep(slot, 0, 0, true)?;
-    looks(world, &keeping);
-    world.let_go(slot, keeping);
+fn holds(world: &World, slot: &Slot) -> Option<KeptFrame> {
+    let kept = world.keep(slot, 0, 0, true)?;
+    reads_twice(world, &kept);
+    world.release(slot, kept);
     None
 }
 
 /// The second guard is named in the place of the first.
-fn holds_twice(world: &World, slot: &Slot) -> Option<Keeping> {
+fn holds_twice(world: &World, slot: &Slot) -> Option<KeptFrame> {
     holds(world, slot);
     holds(world, slot)
 }
 
 /// The pin goes to another thread.
-fn pins(world: &World, slot: &Slot) -> Option<Keeping> {
-    let keeping = world.keep(slot, 0, 0, false)?;
-    looks(world, &keeping);
-    Some(keeping)
+fn pins(world: &World, slot: &Slot) -> Option<KeptFrame> {
+    let kept = world.keep(slot, 0, 0, false)?;
+    reads_twice(world, &kept);
+    Some(kept)
 }
 
 /// And uses the frame again, if it is free.
-fn evicts(world: &World, _: &Slot) -> Option<Keeping> {
+fn evicts(world: &World, _: &Slot) -> Option<KeptFrame> {
     if world.make_room() {
-        world.load(0, 1, Wish::Read);
+        world.load(0, 1, LoadReason::Read);
     }
     None
 }
 
-fn closes(world: &World, slot: &Slot) -> Option<Keeping> {
+fn closes(world: &World, slot: &Slot) -> Option<KeptFrame> {
     world.close(0);
     for page in 0..2 {
         assert_eq!(world.read(slot, 1, page).unwrap(), content(1, page));
@@ -56,11 +56,11 @@ fn closes(world: &World, slot: &Slot) -> Option<Keeping> {
 }
 
 /// When all callers are done the pins are still there, and so is what they keep.
-fn lets_pins_go(world: &World, results: Vec<Option<Keeping>>) {
-    for keeping in results.into_iter().flatten() {
+fn lets_pins_go(world: &World, results: Vec<Option<KeptFrame>>) {
+    for kept in results.into_iter().flatten() {
         world.make_room();
-        looks(world, &keeping);
-        world.let_go(&world.slots[0], keeping);
+        reads_twice(world, &kept);
+        world.release(&world.slots[0], kept);
     }
 }
 
@@ -91,9 +91,9 @@ fn a_pin_that_outlives_a_close() {
 
 #[test]
 fn a_pin_that_is_let_go_against_an_eviction() {
-    fn pins_shortly(world: &World, slot: &Slot) -> Option<Keeping> {
-        let keeping = pins(world, slot)?;
-        world.let_go(slot, keeping);
+    fn pins_shortly(world: &World, slot: &Slot) -> Option<KeptFrame> {
+        let kept = pins(world, slot)?;
+        world.release(slot, kept);
         None
     }
     check(one_frame, &[evicts, pins_shortly], lets_pins_go);
@@ -101,11 +101,11 @@ fn a_pin_that_is_let_go_against_an_eviction() {
 
 #[test]
 fn a_hold_that_is_handed_over_to_a_pin() {
-    fn hands_over(world: &World, slot: &Slot) -> Option<Keeping> {
+    fn hands_over(world: &World, slot: &Slot) -> Option<KeptFrame> {
         let held = world.keep(slot, 0, 0, true)?;
         let pinned = world.pin(slot, &held);
-        world.let_go(slot, held);
-        looks(world, &pinned);
+        world.release(slot, held);
+        reads_twice(world, &pinned);
         Some(pinned)
     }
     check(one_frame, &[evicts, hands_over], lets_pins_go);
@@ -117,16 +117,16 @@ fn a_load_that_is_kept_against_an_eviction_and_a_close() {
     fn absent() -> World {
         World::new(1, &[2, 2], 9)
     }
-    fn loads_held(world: &World, slot: &Slot) -> Option<Keeping> {
-        let keeping = world.load_kept(slot, 0, 0, true)?;
-        looks(world, &keeping);
-        world.let_go(slot, keeping);
+    fn loads_held(world: &World, slot: &Slot) -> Option<KeptFrame> {
+        let kept = world.load_kept(slot, 0, 0, true)?;
+        reads_twice(world, &kept);
+        world.release(slot, kept);
         None
     }
-    fn loads_pinned(world: &World, slot: &Slot) -> Option<Keeping> {
-        let keeping = world.load_kept(slot, 0, 0, false)?;
-        looks(world, &keeping);
-        Some(keeping)
+    fn loads_pinned(world: &World, slot: &Slot) -> Option<KeptFrame> {
+        let kept = world.load_kept(slot, 0, 0, false)?;
+        reads_twice(world, &kept);
+        Some(kept)
     }
     check(absent, &[evicts, loads_held], lets_pins_go);
     check(absent, &[evicts, loads_pinned], lets_pins_go);

@@ -1,8 +1,8 @@
-//! Tables against hits: parts that are forgotten, and frames that are lent.
+//! Tables against hits: parts that are forgotten, and frames that are on loan.
 
 use super::check;
+use super::entry::EntryState;
 use super::readers::Slot;
-use super::word::State;
 use super::world::{World, content};
 
 fn hits<const PAGE: u32>(world: &World, slot: &Slot) {
@@ -21,7 +21,7 @@ fn a_part_of_a_table_that_is_forgotten_against_a_hit() {
         || World::new(1, &[2], 1).with(&[0]),
         &[reads::<1>, hits::<0>],
         |world, _| match (world.bypasses(), world.state(0, 0)) {
-            (0, State::Absent(None)) | (1, State::Absent(Some(_))) => {}
+            (0, EntryState::Absent(None)) | (1, EntryState::Absent(Some(_))) => {}
             other => panic!("{other:?}"),
         },
     );
@@ -35,16 +35,16 @@ fn a_part_of_a_table_that_is_forgotten_against_a_hit() {
             },
             hits::<0>,
         ],
-        |world, _| assert_eq!(world.state(0, 0), State::Absent(None)),
+        |world, _| assert_eq!(world.state(0, 0), EntryState::Absent(None)),
     );
 }
 
-/// Two frames, with a page in each; the second is lent, and comes back.
-fn lends(world: &World, _: &Slot) {
+/// Two frames, with a page in each; the second is loaned out, and comes back.
+fn loans_out(world: &World, _: &Slot) {
     world.pool.set_limit(1, &world.readers);
 }
 
-fn lent_and_taken_back(world: &World, _: Vec<()>) {
+fn loaned_and_returned(world: &World, _: Vec<()>) {
     world.make_room();
     assert_eq!((world.pool.limit(), world.bypasses()), (1, 0));
     world.pool.set_limit(2, &world.readers);
@@ -54,37 +54,37 @@ fn lent_and_taken_back(world: &World, _: Vec<()>) {
 }
 
 #[test]
-fn a_frame_that_is_lent_against_a_hit() {
-    check(|| World::new(2, &[2], 9).with(&[0, 1]), &[lends, hits::<1>], lent_and_taken_back);
-    check(|| World::new(2, &[2], 9).with(&[0, 1]), &[lends, hits::<1>, hits::<1>], lent_and_taken_back);
+fn a_frame_on_loan_against_a_hit() {
+    check(|| World::new(2, &[2], 9).with(&[0, 1]), &[loans_out, hits::<1>], loaned_and_returned);
+    check(|| World::new(2, &[2], 9).with(&[0, 1]), &[loans_out, hits::<1>, hits::<1>], loaned_and_returned);
 }
 
 #[test]
-fn a_frame_that_is_lent_against_a_guard() {
+fn a_frame_on_loan_against_a_guard() {
     fn holds(world: &World, slot: &Slot) {
-        if let Some(keeping) = world.keep(slot, 0, 1, true) {
-            assert_eq!(world.look(&keeping), content(0, 1));
-            world.let_go(slot, keeping);
+        if let Some(kept) = world.keep(slot, 0, 1, true) {
+            assert_eq!(world.read_kept(&kept), content(0, 1));
+            world.release(slot, kept);
         }
     }
-    check(|| World::new(2, &[2], 9).with(&[0, 1]), &[lends, holds], lent_and_taken_back);
+    check(|| World::new(2, &[2], 9).with(&[0, 1]), &[loans_out, holds], loaned_and_returned);
 }
 
 #[test]
-fn a_frame_that_is_lent_against_a_load() {
+fn a_frame_on_loan_against_a_load() {
     check(
         || World::new(2, &[2], 9).with(&[0]),
-        &[lends, reads::<1>],
+        &[loans_out, reads::<1>],
         |world, _| {
             // A page that was being loaded into the frame stays until it is evicted.
             world.read(&world.slots[0], 0, 1).unwrap();
             assert_eq!(world.pool.limit(), 1);
         },
     );
-    // Lent and taken back at the same time.
+    // Loaned and taken back at the same time.
     check(
         || World::new(2, &[2], 9).with(&[0, 1]),
-        &[lends, |world, _| world.pool.set_limit(2, &world.readers)],
+        &[loans_out, |world, _| world.pool.set_limit(2, &world.readers)],
         |world, _| assert!((1..=2).contains(&world.pool.limit())),
     );
 }

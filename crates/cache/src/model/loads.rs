@@ -1,9 +1,9 @@
 //! Loads: one for all who want the page at the same time, and its outcome for each of them.
 
 use super::check;
+use super::entry::EntryState;
 use super::error::Error;
 use super::readers::Slot;
-use super::word::State;
 use super::world::{World, content};
 
 type Read = Result<u64, Error>;
@@ -54,8 +54,8 @@ fn an_error_reaches_all_who_wait_and_the_next_caller_loads_again() {
         let mut loads: Vec<_> = results.into_iter().map(|read| load_of(&read.unwrap_err())).collect();
         loads.sort_unstable();
         loads.dedup();
-        assert_eq!(loads.len(), world.loads(), "each failure was somebody's, and was told to who waited");
-        assert_eq!(world.state(0, 0), State::Absent(None));
+        assert_eq!(loads.len(), world.loads(), "each failure was somebody's, and reached who waited");
+        assert_eq!(world.state(0, 0), EntryState::Absent(None));
         assert_eq!(world.read(&world.slots[0], 0, 0).unwrap(), content(0, 0));
         assert_eq!(world.loads(), loads.len() + 1);
     }

@@ -1,13 +1,13 @@
-//! Pages that their owner writes anew, against hits, loads and evictions. That nothing old is left, the world looks for at
+//! Pages that their owner writes anew, against hits, loads and evictions. That nothing old is left, the world checks at
 //! the end of each order.
 
 #![expect(clippy::unnecessary_wraps, reason = "the callers of a model are of one type")]
 
 use super::check;
+use super::entry::EntryState;
 use super::error::Error;
-use super::pool::Wish;
+use super::pool::LoadReason;
 use super::readers::Slot;
-use super::word::State;
 use super::world::{VERSION, World, content};
 
 type Read = Result<u64, Error>;
@@ -67,7 +67,7 @@ fn discards(world: &World, slot: &Slot) -> Read {
 
 fn installs(world: &World, slot: &Slot) -> Read {
     world.write(0);
-    let installed = world.install(0, Wish::Read);
+    let installed = world.install(0, LoadReason::Read);
     let read = world.copy(slot, 0, 0);
     assert!(!installed || read == Some(new()), "{read:?} after the install");
     Ok(new())
@@ -75,7 +75,7 @@ fn installs(world: &World, slot: &Slot) -> Read {
 
 fn installs_or_discards(world: &World, slot: &Slot) -> Read {
     world.write(0);
-    world.install(0, Wish::Prefetch);
+    world.install(0, LoadReason::Prefetch);
     assert_eq!(reads(world, slot).ok(), Some(new()), "after the install");
     Ok(new())
 }
@@ -122,7 +122,7 @@ fn a_discard_against_a_load_for_which_there_is_one_frame() {
 #[test]
 fn a_discard_against_a_load_that_fails() {
     fn old_or_new_or_failed(world: &World, results: Vec<Read>) {
-        // A failure of a load that is not superseded is told, as any.
+        // A failure of a load that is not superseded is reported, as any.
         old_or_new(world, results.into_iter().flatten().map(Ok).collect());
     }
     fn discards_only(world: &World, _: &Slot) -> Read {
@@ -164,7 +164,7 @@ fn installs_one_after_another_against_a_hit() {
     fn installs_twice(world: &World, slot: &Slot) -> Read {
         for version in 1..=2 {
             world.write(0);
-            world.install(0, Wish::Read);
+            world.install(0, LoadReason::Read);
             assert_eq!(reads(world, slot).ok(), Some(old() + version * VERSION), "after the install");
         }
         Ok(new())
@@ -207,13 +207,13 @@ fn an_install_against_an_eviction() {
 #[test]
 fn a_guard_keeps_what_it_had() {
     fn holds(world: &World, slot: &Slot) -> Read {
-        let Some(keeping) = world.keep(slot, 0, 0, true).or_else(|| world.load_kept(slot, 0, 0, true)) else {
+        let Some(kept) = world.keep(slot, 0, 0, true).or_else(|| world.load_kept(slot, 0, 0, true)) else {
             return Ok(old());
         };
-        let first = world.look(&keeping);
+        let first = world.read_kept(&kept);
         loom::thread::yield_now();
-        assert_eq!(world.look(&keeping), first, "under a guard");
-        world.let_go(slot, keeping);
+        assert_eq!(world.read_kept(&kept), first, "under a guard");
+        world.release(slot, kept);
         Ok(first)
     }
     for world in [absent, resident] {
@@ -231,13 +231,13 @@ fn a_discard_and_an_install_against_a_close() {
     }
     fn rewrites(world: &World, _: &Slot) -> Read {
         world.write(0);
-        world.install(0, Wish::Read);
+        world.install(0, LoadReason::Read);
         world.discard(0);
         Err(World::closed())
     }
     fn nothing_is_left(world: &World, _: Vec<Read>) {
         world.pool.tidy(&world.readers);
-        assert_eq!((world.files[0].live_pages(), world.state(0, 0)), (0, State::Absent(None)));
+        assert_eq!((world.files[0].live_pages(), world.state(0, 0)), (0, EntryState::Absent(None)));
     }
     check(resident, &[closes, rewrites], nothing_is_left);
     check(absent, &[closes, rewrites, reads], nothing_is_left);

@@ -8,16 +8,16 @@ use std::task::{Context, Poll, Wake, Waker};
 use loom::sync::{Condvar, Mutex};
 
 use super::arena::Arena;
+use super::entry::{EntryState, PageEntry};
 use super::error::Error;
-use super::find::{self, Keeping, Look};
-use super::pool::{Begin, OnBusy, Pool, Ticket, Wish};
-use super::queues::Place;
+use super::lookup::{self, Attempt, KeptFrame};
+use super::page_table::PageTable;
+use super::pool::{Begin, LoadReason, OnBusy, Pool, Ticket};
+use super::queues::FramePlace;
 use super::readers::{Readers, Section, Slot};
 use super::sync::{AtomicU64, Barrier};
 use super::table::Table;
-use super::translation::Translation;
 use super::waiter::Waiter;
-use super::word::{State, Word};
 
 /// How often room is made before a page is read past the cache.
 const TRIES: usize = 2;
@@ -26,7 +26,7 @@ const TRIES: usize = 2;
 pub(super) struct World {
     pub(super) pool: Pool,
     pub(super) readers: Readers,
-    pub(super) files: Vec<Arc<Translation>>,
+    pub(super) files: Vec<Arc<PageTable>>,
     /// Of the callers, in their order.
     pub(super) slots: Vec<Arc<Slot>>,
     frames: u32,
@@ -45,7 +45,7 @@ pub(super) fn content(file: usize, page: u32) -> u64 {
     file as u64 * 100 + u64::from(page) + 1
 }
 
-/// The failure of a load, which its number tells from others.
+/// The failure of a load, which its number distinguishes from others.
 fn failure(number: usize) -> Error {
     Error::Rejected { path: PathBuf::new(), page: 0, reason: number.to_string().into() }
 }
@@ -56,7 +56,7 @@ impl World {
         let pool = Pool::new(Arena::new(frames), frames, parts_max);
         let files: Vec<_> = (0..)
             .zip(pages)
-            .map(|(number, &pages)| Arc::new(Translation::new(number, Table::new(pages))))
+            .map(|(number, &pages)| Arc::new(PageTable::new(number, Table::new(pages))))
             .collect();
         for file in &files {
             pool.add(Arc::clone(file));
@@ -76,7 +76,7 @@ impl World {
     /// With these pages of the first file resident.
     pub(super) fn with(self, pages: &[u32]) -> Self {
         for &page in pages {
-            assert!(self.load(0, page, Wish::Read));
+            assert!(self.load(0, page, LoadReason::Read));
         }
         self.loads.store(0, Ordering::Relaxed);
         self
@@ -95,17 +95,17 @@ impl World {
 
     /// With a page of the first file prefetched.
     pub(super) fn with_unread(self, page: u32) -> Self {
-        assert!(self.load(0, page, Wish::Prefetch));
+        assert!(self.load(0, page, LoadReason::Prefetch));
         self.loads.store(0, Ordering::Relaxed);
         self
     }
 
     /// Loads a page if there is a frame for it.
-    pub(super) fn load(&self, file: usize, page: u32, wish: Wish) -> bool {
+    pub(super) fn load(&self, file: usize, page: u32, reason: LoadReason) -> bool {
         let begun = self.pool.begin(&self.files[file], page, OnBusy::Leave);
         let Begin::Load(ticket) = begun else { return false };
         self.fill(file, &ticket);
-        self.pool.publish(&self.files[file], ticket, wish, Self::closed);
+        self.pool.publish(&self.files[file], ticket, reason, Self::closed);
         true
     }
 
@@ -148,7 +148,7 @@ impl World {
     }
 
     /// `OwnedFile::install` of what the device has of a page of the first file.
-    pub(super) fn install(&self, page: u32, wish: Wish) -> bool {
+    pub(super) fn install(&self, page: u32, reason: LoadReason) -> bool {
         let file = &self.files[0];
         let attempt = || self.pool.begin_install(file, page);
         let Some(ticket) = attempt().or_else(|| self.make_room().then(attempt).flatten()) else {
@@ -156,7 +156,7 @@ impl World {
             return false;
         };
         self.pool.arena.write(ticket.frame, self.on_device(0, page));
-        self.pool.install(file, ticket, wish)
+        self.pool.install(file, ticket, reason)
     }
 
     /// The device: writes the page into the frame.
@@ -168,52 +168,52 @@ impl World {
     /// `frames::copy`: what the page holds, if it can be read.
     pub(super) fn copy(&self, slot: &Slot, file: usize, page: u32) -> Option<u64> {
         let (barrier, table) = (self.readers.barrier(), &self.files[file].table);
-        find::find(slot, barrier, table, page, Look::First, |frame| self.pool.arena.read(frame))
+        lookup::lookup(slot, barrier, table, page, Attempt::First, |frame| self.pool.arena.read(frame))
     }
 
     /// `frames::keep`.
-    pub(super) fn keep(&self, slot: &Slot, file: usize, page: u32, by_slot: bool) -> Option<Keeping> {
+    pub(super) fn keep(&self, slot: &Slot, file: usize, page: u32, by_slot: bool) -> Option<KeptFrame> {
         let (barrier, table) = (self.readers.barrier(), &self.files[file].table);
-        find::find(slot, barrier, table, page, Look::First, |frame| {
-            find::keep(slot, &self.pool, frame, by_slot)
+        lookup::lookup(slot, barrier, table, page, Attempt::First, |frame| {
+            lookup::keep(slot, &self.pool, frame, by_slot)
         })
     }
 
     /// Pins a frame that is kept.
-    pub(super) fn pin(&self, slot: &Slot, keeping: &Keeping) -> Keeping {
-        find::keep(slot, &self.pool, keeping.frame, false)
+    pub(super) fn pin(&self, slot: &Slot, kept: &KeptFrame) -> KeptFrame {
+        lookup::keep(slot, &self.pool, kept.frame, false)
     }
 
-    /// `frames::let_go`.
-    pub(super) fn let_go(&self, slot: &Slot, keeping: Keeping) {
-        find::let_go(Some(slot), &self.pool, keeping);
+    /// `frames::release`.
+    pub(super) fn release(&self, slot: &Slot, kept: KeptFrame) {
+        lookup::release(Some(slot), &self.pool, kept);
     }
 
     /// `Handle::keep_missed` of a page that is absent, up to `Filling::publish_kept`: `None` where there is no frame.
-    pub(super) fn load_kept(&self, slot: &Slot, file: usize, page: u32, by_slot: bool) -> Option<Keeping> {
+    pub(super) fn load_kept(&self, slot: &Slot, file: usize, page: u32, by_slot: bool) -> Option<KeptFrame> {
         let of = &self.files[file];
         let Begin::Load(ticket) = self.pool.begin(of, page, OnBusy::Leave) else { return None };
         self.fill(file, &ticket);
-        let keeping = find::keep(slot, &self.pool, ticket.frame, by_slot);
-        self.pool.publish(of, ticket, Wish::Read, Self::closed);
-        Some(keeping)
+        let kept = lookup::keep(slot, &self.pool, ticket.frame, by_slot);
+        self.pool.publish(of, ticket, LoadReason::Read, Self::closed);
+        Some(kept)
     }
 
     /// As a read that is stopped in the middle: the frame that it found, and the section that it does not leave.
     pub(super) fn stop_within(&self, slot: &Slot, file: usize, page: u32) -> (Option<u32>, Section) {
         let section = slot.enter(self.readers.barrier());
         let entry = self.files[file].table.entry(page);
-        (entry.and_then(|entry| Word(entry.load(Ordering::Acquire)).readable()), section)
+        (entry.and_then(|entry| PageEntry(entry.load(Ordering::Acquire)).readable()), section)
     }
 
     /// What the entry of a page says.
-    pub(super) fn state(&self, file: usize, page: u32) -> State {
-        Word(self.files[file].table.any_entry(page).load(Ordering::Relaxed)).state()
+    pub(super) fn state(&self, file: usize, page: u32) -> EntryState {
+        PageEntry(self.files[file].table.any_entry(page).load(Ordering::Relaxed)).state()
     }
 
-    /// A guard's look.
-    pub(super) fn look(&self, keeping: &Keeping) -> u64 {
-        self.pool.arena.read(keeping.frame)
+    /// A read through a guard.
+    pub(super) fn read_kept(&self, kept: &KeptFrame) -> u64 {
+        self.pool.arena.read(kept.frame)
     }
 
     /// `read_at`: a hit, or a load.
@@ -238,7 +238,7 @@ impl World {
         if let Begin::Load(ticket) = self.pool.begin(of, page, OnBusy::Leave) {
             let waiter = self.pool.join(of, &ticket);
             self.fill(file, &ticket);
-            self.pool.publish(of, ticket, Wish::Read, Self::closed);
+            self.pool.publish(of, ticket, LoadReason::Read, Self::closed);
             block_on(|context| waiter.poll(context))?;
         }
         self.read(slot, file, page)
@@ -254,16 +254,16 @@ impl World {
         wait: impl Fn(&Waiter) -> Result<(), Error>,
     ) -> Result<u64, Error> {
         let of = &self.files[file];
-        'look: loop {
+        'read: loop {
             if let Some(read) = self.copy(slot, file, page) {
                 return Ok(read);
             }
             for _ in 0..TRIES {
                 match self.pool.begin(of, page, OnBusy::Wait) {
-                    Begin::Readable => continue 'look,
+                    Begin::Readable => continue 'read,
                     Begin::Busy(waiter) => {
                         wait(&waiter.expect("one who waits"))?;
-                        continue 'look;
+                        continue 'read;
                     }
                     Begin::Load(ticket) => {
                         let load = self.fill(file, &ticket);
@@ -271,10 +271,10 @@ impl World {
                             if self.pool.abandon(of, ticket, &error) {
                                 return Err(error);
                             }
-                            continue 'look;
+                            continue 'read;
                         }
                         let read = self.pool.arena.read(ticket.frame);
-                        self.pool.publish(of, ticket, Wish::Read, Self::closed);
+                        self.pool.publish(of, ticket, LoadReason::Read, Self::closed);
                         return Ok(read);
                     }
                     Begin::Closed => return Err(Self::closed()),
@@ -291,16 +291,16 @@ impl World {
     /// When nobody reads or loads any more: each page that can be read has its frame and its content; each frame is in one
     /// place, and none is left over.
     pub(super) fn assert_sound(&self) {
-        // What is in limbo comes back, now that all have left.
+        // Retired frames come back, now that all readers have left.
         self.make_room();
-        let book = self.pool.book();
+        let state = self.pool.lock();
         let mut frames = Vec::new();
         for (number, file) in self.files.iter().enumerate() {
             let before = frames.len();
             for page in 0..file.table.pages() {
                 match self.state(number, page) {
-                    State::Resident { frame, .. } | State::Unread { frame } => {
-                        let record = book.queues.frame(frame);
+                    EntryState::Resident { frame, .. } | EntryState::Unread { frame } => {
+                        let record = state.queues.frame(frame);
                         assert_eq!((record.file, record.page), (number as u64, page), "frame {frame}");
                         assert_eq!(
                             self.pool.arena.read(frame),
@@ -309,19 +309,22 @@ impl World {
                         );
                         frames.push(frame);
                     }
-                    State::Absent(_) => {}
-                    loading @ State::Loading { .. } => panic!("page {page} of file {number}: {loading:?}"),
+                    EntryState::Absent(_) => {}
+                    loading @ EntryState::Loading { .. } => {
+                        panic!("page {page} of file {number}: {loading:?}")
+                    }
                 }
             }
             assert_eq!(file.live_pages(), (frames.len() - before) as u64, "of file {number}");
         }
-        let parts: usize = book.files.values().map(|file| file.populated()).sum();
-        assert_eq!(book.parts, parts, "parts of tables");
-        let queued = |frame: &u32| matches!(book.queues.frame(*frame).place, Place::Queued(_));
+        let parts: usize = state.files.values().map(|file| file.populated()).sum();
+        assert_eq!(state.parts, parts, "parts of tables");
+        let queued = |frame: &u32| matches!(state.queues.frame(*frame).place, FramePlace::Queued(_));
         assert!(frames.iter().all(queued), "pages in frames that are in no queue");
-        assert!(book.limbo.is_empty() && book.held.is_empty(), "nobody looks at them");
-        frames.extend(book.free.iter().chain(&book.out));
-        frames.extend((0..self.frames).filter(|&frame| book.queues.frame(frame).place == Place::Lent));
+        assert!(state.retired.is_empty() && state.held.is_empty(), "nobody reads them");
+        frames.extend(state.free.iter().chain(&state.removed));
+        frames
+            .extend((0..self.frames).filter(|&frame| state.queues.frame(frame).place == FramePlace::OnLoan));
         frames.sort_unstable();
         assert_eq!(frames, (0..self.frames).collect::<Vec<_>>(), "each frame in one place");
     }

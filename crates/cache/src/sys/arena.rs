@@ -89,7 +89,7 @@ impl Arena {
     #[inline]
     pub(crate) unsafe fn copy(&self, frame: u32, from: usize, buf: &mut [u8]) {
         debug_assert!(from + buf.len() <= 1 << self.page_shift);
-        // SAFETY: source: within the frame by the caller's word, not written meanwhile by the caller's word;
+        // SAFETY: source: within the frame by the caller's promise, not written meanwhile by the caller's promise;
         // destination: a borrowed slice, which is no part of the arena.
         unsafe {
             std::ptr::copy_nonoverlapping(self.at(frame).as_ptr().add(from), buf.as_mut_ptr(), buf.len());
@@ -105,7 +105,7 @@ impl Arena {
     pub(crate) unsafe fn page<'a>(&self, frame: u32, len: usize) -> &'a [u8] {
         debug_assert!(len <= 1 << self.page_shift);
         // SAFETY: mapped, within the frame, initialised (anonymous memory is zero until it is loaded into), and not
-        // written for `'a`, by the caller's word.
+        // written for `'a`, by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.at(frame).as_ptr(), len) }
     }
 
@@ -115,7 +115,7 @@ impl Arena {
     ///
     /// The frame is the caller's alone for all of `'a`: nobody reads it, nobody else loads into it.
     pub(crate) unsafe fn page_mut<'a>(&self, frame: u32) -> &'a mut [u8] {
-        // SAFETY: mapped, within the arena, and exclusive by the caller's word.
+        // SAFETY: mapped, within the arena, and exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.at(frame).as_ptr(), 1 << self.page_shift) }
     }
 
@@ -135,7 +135,7 @@ impl Arena {
             // the frames behind it.
             return;
         }
-        // SAFETY: the range is one frame of this value's mapping, which nobody reads or writes by the caller's word.
+        // SAFETY: the range is one frame of this value's mapping, which nobody reads or writes by the caller's promise.
         let _ = unsafe {
             memory::advise(self.at(frame).as_ptr().cast(), 1 << self.page_shift, Advice::LinuxDontNeed)
         };

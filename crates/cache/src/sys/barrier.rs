@@ -1,8 +1,8 @@
 //! The two halves of an asymmetric memory barrier: a light one on every hit, a heavy one once for each batch of
 //! evictions.
 //!
-//! A light barrier between a thread's announcement (a store) and its look at the entry (a load), and a heavy one
-//! between the evictor's change of the entry and its look at the announcements, make sure that at least one of the two
+//! A light barrier between a thread's announcement (a store) and its load of the entry, and a heavy one
+//! between the evictor's change of the entry and its load of the announcements, make sure that at least one of the two
 //! sees the other. With membarrier(2) the light half is nothing but an order to the compiler: the heavy half makes
 //! every running thread of the process execute a full barrier (`MEMBARRIER_CMD_PRIVATE_EXPEDITED`, Linux 4.14). Where
 //! the call is missing or forbidden both halves are `SeqCst` fences.

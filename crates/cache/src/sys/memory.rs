@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libc::c_void;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Private memory that no file is behind: zeros, taken up on first use.
+/// BypassBuffer memory that no file is behind: zeros, taken up on first use.
 pub(super) fn map(len: usize, flags: MapFlags) -> rustix::io::Result<*mut c_void> {
     let flags = if cfg!(miri) { MapFlags::PRIVATE } else { MapFlags::PRIVATE | flags };
     let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -25,7 +25,7 @@ pub(crate) fn zeros(len: usize) -> Box<[AtomicU32]> {
     unsafe { Box::from_raw(zeros as *mut [AtomicU32]) }
 }
 
-/// Tells the kernel how memory will be used.
+/// Advises the kernel how memory will be used.
 ///
 /// # Safety
 ///
@@ -41,6 +41,6 @@ pub(super) unsafe fn advise(start: *mut c_void, len: usize, advice: Advice) -> r
         }
         return Ok(());
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller's promise.
     unsafe { rustix::mm::madvise(start, len, advice) }
 }

@@ -1,4 +1,4 @@
-//! The translation table of a file: one 32-bit entry for each of its pages, in memory that is taken up on first use.
+//! The page table of a file: one 32-bit entry for each of its pages, in memory that is taken up on first use.
 //!
 //! The mapping is demand-zero, and a zero entry is an absent page, so a file of a terabyte costs address space until its
 //! pages are touched: the kernel's own page table is the upper level of the two. Parts in which no page is resident can
@@ -23,7 +23,7 @@ pub(crate) const PART: u32 = 1024;
 /// The memory of a part in bytes.
 pub(crate) const PART_BYTES: u64 = 4096;
 
-/// The translation table of a file.
+/// The page table of a file.
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: NonNull<AtomicU32>,
@@ -51,7 +51,7 @@ impl Table {
         Ok(Self { entries, open_pages: AtomicU32::new(pages), pages, total })
     }
 
-    /// One entry more than there are pages: an empty read at the end of the file looks at it.
+    /// One entry more than there are pages: an empty read at the end of the file accesses it.
     fn mapped(pages: u32) -> usize {
         (pages as usize + 1).div_ceil(PART as usize) * 4096
     }
@@ -108,7 +108,7 @@ impl Table {
     pub(crate) fn forget(&self, part: u32) {
         assert!(part * PART < self.pages, "part {part} of a table of {} pages", self.pages);
         // SAFETY: the range is one kernel page of this value's mapping. The kernel replaces it by zeros at once for all
-        // readers; every value an atomic load can see, old or zero, is an absent page by the caller's word, and no
+        // readers; every value an atomic load can see, old or zero, is an absent page by the caller's promise, and no
         // outcome of a race is more than a wrong guess at how hot a page is.
         let forgotten = unsafe {
             let start = self.entries.as_ptr().add((part * PART) as usize);

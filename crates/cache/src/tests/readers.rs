@@ -13,7 +13,7 @@ fn a_grace_is_over_at_once_when_nobody_reads() {
     let slot = readers.register();
     let section = slot.enter(readers.barrier());
     slot.leave(section);
-    assert!(readers.grace().unwrap().is_over());
+    assert!(readers.start_grace_period().unwrap().is_over());
 }
 
 #[test]
@@ -21,12 +21,12 @@ fn a_grace_waits_for_the_sections_under_way_and_for_no_later_ones() {
     let readers = readers();
     let (one, other) = (readers.register(), readers.register());
     let first = one.enter(readers.barrier());
-    let mut grace = readers.grace().unwrap();
+    let mut grace_period = readers.start_grace_period().unwrap();
     let late = other.enter(readers.barrier());
-    assert!(!grace.is_over());
+    assert!(!grace_period.is_over());
     one.leave(first);
     let again = one.enter(readers.barrier());
-    assert!(grace.is_over(), "the section that it waited for has ended");
+    assert!(grace_period.is_over(), "the section that it waited for has ended");
     one.leave(again);
     other.leave(late);
 }
@@ -38,7 +38,7 @@ fn holds_are_seen_until_they_are_let_go() {
     let holds: Vec<_> = [7, 0, 3].map(|frame| slot.hold(frame).unwrap()).into();
     assert_eq!(readers.held(), [0, 3, 7]);
     for hold in holds {
-        slot.let_go(hold);
+        slot.release(hold);
     }
     assert_eq!(readers.held(), []);
 }
@@ -50,7 +50,7 @@ fn holds_run_out() {
     let holds: Vec<_> = (0..).map_while(|frame| slot.hold(frame)).collect();
     assert_eq!(holds.len(), HOLDS);
     for hold in holds {
-        slot.let_go(hold);
+        slot.release(hold);
     }
 }
 

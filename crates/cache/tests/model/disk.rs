@@ -54,7 +54,7 @@ impl Disk for Simulated {
     }
 
     fn replace(&self, path: &Path, seed: u64, len: u64) {
-        // In two steps where one would be rename(2): nobody looks in between.
+        // In two steps where one would be rename(2): nobody reads in between.
         let _ = self.0.remove(path);
         self.0.create_patterned(path, len, seed).unwrap();
     }

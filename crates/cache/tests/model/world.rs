@@ -434,7 +434,7 @@ impl<D: Disk> World<D> {
     }
 
     fn resize(&mut self, file: usize, to: impl FnOnce(u64, u64) -> u64, size: &Size) {
-        let wished = self.len_of(size);
+        let wanted = self.len_of(size);
         let Some((path, number)) = self.path_of(file) else { return };
         // A fault may have cut it.
         while self.disk.step() {}
@@ -442,7 +442,7 @@ impl<D: Disk> World<D> {
             return;
         }
         let inode = &mut self.inodes[number];
-        let lengths = (inode.len, to(inode.len, wished));
+        let lengths = (inode.len, to(inode.len, wanted));
         if lengths.0 != lengths.1 {
             self.disk.resize(&path, inode.seed, lengths);
             inode.len = lengths.1;

@@ -8,7 +8,7 @@ use pagekeeper_testing::Seed;
 
 const LEN: u64 = PAGE as u64;
 
-fn looks(stats: &Stats) -> u64 {
+fn lookups(stats: &Stats) -> u64 {
     stats.hits + stats.misses + stats.coalesced
 }
 
@@ -35,7 +35,7 @@ fn each_look_at_a_page_is_counted_once() {
                 let (one, other) = buf.split_at_mut(len);
                 let mut requests = [ReadRequest::new(offset, one), ReadRequest::new(0, &mut other[..1])];
                 file.read_many(&mut requests).unwrap();
-                // Of two parts of one absent page only one is a look of its own.
+                // Of two parts of one absent page only one is a lookup of its own.
                 expected += pages;
             }
             _ => {
@@ -46,15 +46,15 @@ fn each_look_at_a_page_is_counted_once() {
         expected += 1;
         let stats = cache.stats();
         let together = u64::from(offset < LEN);
-        // Now and then a page is driven out before the one who had it loaded comes to copy it, and is looked at once more.
-        let again = looks(&stats).saturating_sub(expected);
+        // Now and then a page is driven out before the one who had it loaded comes to copy it, and is looked up once more.
+        let again = lookups(&stats).saturating_sub(expected);
         repeated += again;
         assert!(
-            again <= 1 && repeated <= 50 && looks(&stats) + together >= expected,
-            "step {step}: {} looks where {expected} are expected, {repeated} repeated: {stats}",
-            looks(&stats)
+            again <= 1 && repeated <= 50 && lookups(&stats) + together >= expected,
+            "step {step}: {} lookups where {expected} are expected, {repeated} repeated: {stats}",
+            lookups(&stats)
         );
-        expected = looks(&stats);
+        expected = lookups(&stats);
         assert_eq!(
             stats.misses - stats.bypassed,
             stats.evictions + stats.resident_pages,
@@ -64,7 +64,7 @@ fn each_look_at_a_page_is_counted_once() {
     let stats = cache.stats();
     assert_eq!((stats.device_reads, stats.device_bytes), (disk.stats().reads, disk.stats().bytes));
     assert!(stats.hits > 0 && stats.misses > 0 && stats.evictions > 0, "{stats}");
-    assert!((stats.hit_ratio() - stats.hits as f64 / looks(&stats) as f64).abs() < 1e-9);
+    assert!((stats.hit_ratio() - stats.hits as f64 / lookups(&stats) as f64).abs() < 1e-9);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn pages_that_are_prefetched_are_no_misses() {
     check(SEED, 5 * LEN, &buf);
     let stats = cache.stats();
     assert_eq!((stats.prefetched, stats.misses), (11, 9), "{stats}");
-    assert_eq!(looks(&stats), 20, "{stats}");
+    assert_eq!(lookups(&stats), 20, "{stats}");
     assert_eq!(stats.device_bytes, 20 * LEN);
     // Sixteen neighbours at most are one read: 11 ahead, 5 before them and 4 behind.
     assert_eq!(disk.stats().reads, 3);
@@ -119,7 +119,7 @@ fn how_full_it_is_is_told_in_pages_and_in_words() {
     file.read_at(0, &mut vec![0; 10 * PAGE]).unwrap();
     file.page(3).unwrap();
     assert_eq!((file.resident_pages(), cache.stats().resident_pages), (10, 10));
-    // A frame is lent to the file's table, once a miss has looked at that.
+    // A frame is loaned to the file's table, once a miss has touched that.
     file.page(20).unwrap();
     assert_eq!(cache.capacity_pages(), 99);
     assert_eq!(

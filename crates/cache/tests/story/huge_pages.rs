@@ -17,11 +17,11 @@ impl Reserved {
     fn more(pages: u64) -> Option<Self> {
         let read = || std::fs::read_to_string(POOL).ok()?.trim().parse::<u64>().ok();
         let reserved = Self { before: read()? };
-        let wished = reserved.before + pages;
+        let wanted = reserved.before + pages;
         // Where others have scattered memory it takes some tidying.
         for _ in 0..20 {
-            std::fs::write(POOL, wished.to_string()).ok()?;
-            if read()? >= wished {
+            std::fs::write(POOL, wanted.to_string()).ok()?;
+            if read()? >= wanted {
                 return Some(reserved);
             }
             let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
@@ -60,7 +60,7 @@ fn a_cache_of_huge_pages_reads_evicts_and_gives_them_back() {
     let file = cache.open(&path).unwrap();
     let mut page = vec![0; PAGE];
     let kept = file.page_ref(7).unwrap();
-    // Three times as much as there is room for, twice: tables grow, frames are lent, pages go.
+    // Three times as much as there is room for, twice: tables grow, frames are loaned, pages go.
     for _ in 0..2 {
         for offset in (0..len as u64).step_by(PAGE) {
             assert_eq!(file.read_at(offset, &mut page).unwrap(), PAGE);

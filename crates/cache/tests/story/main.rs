@@ -1,7 +1,7 @@
-//! What a user of the cache lives through, story by story: opening, checking pages, keeping them, counting.
+//! What a user of the cache lives through, story by story: opening, checking pages, kept them, counting.
 
+mod admission;
 mod counts;
-mod elsewhere;
 mod guards;
 mod huge_pages;
 mod open;

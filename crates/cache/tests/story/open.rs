@@ -1,4 +1,4 @@
-//! Opening: once for all who ask, the file that the name stands for now, regular files only, nothing of it left elsewhere.
+//! Opening: once for all who ask, the file that the name stands for now, regular files only, nothing of it left behind.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -15,7 +15,7 @@ use pagekeeper_testing::{disk_dir, skip};
 
 const LEN: u64 = PAGE as u64;
 
-/// A back-end that counts what is opened for reading (a look at what a path names now is for its metadata, buffered), and can
+/// A back-end that counts what is opened for reading (a check of what a path names now is for its metadata, buffered), and can
 /// have it wait.
 struct Counting {
     inner: Arc<dyn Io>,
@@ -159,7 +159,7 @@ fn a_path_that_was_replaced_gives_the_new_file() {
         }
     }
     assert_eq!(io.opens(), 5);
-    // Written to in place: whoever has it open is told, or gets what was there before, and who opens it gets what is there.
+    // Written to in place: whoever has it open gets an error, or what was there before, and who opens it gets what is there.
     let file = cache.open(&path).unwrap();
     let before = file.page_ref(2).unwrap();
     let written = std::fs::File::options().write(true).open(&path).unwrap();

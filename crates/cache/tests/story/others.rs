@@ -129,18 +129,18 @@ fn a_child_reads_what_is_resident_and_is_told_of_all_else() {
         block_on(file.read_at_async(100 * LEN, &mut buf[..PAGE])).unwrap();
         file.prefetch(1000 * LEN..1100 * LEN);
         let is_told = || {
-            let told = |result: Result<usize, pagekeeper_cache::Error>| {
+            let reports_fork = |result: Result<usize, pagekeeper_cache::Error>| {
                 result.is_err_and(|error| error.to_string().contains("before this process was forked"))
             };
             let mut buf = vec![0; 50 * PAGE];
             let is_right = file.read_at(0, &mut buf).is_ok();
             check(1, 0, &buf);
             is_right
-                && told(file.read_at(500 * LEN, &mut buf[..10]))
-                && told(file.read_at(500 * LEN, &mut buf))
-                && told(block_on(file.read_at_async(500 * LEN, &mut buf)))
-                && told(file.page(600).map(|page| page.len()))
-                && told(cache.open(&other).map(|_| 0))
+                && reports_fork(file.read_at(500 * LEN, &mut buf[..10]))
+                && reports_fork(file.read_at(500 * LEN, &mut buf))
+                && reports_fork(block_on(file.read_at_async(500 * LEN, &mut buf)))
+                && reports_fork(file.page(600).map(|page| page.len()))
+                && reports_fork(cache.open(&other).map(|_| 0))
                 && file.prefetch(500 * LEN..600 * LEN) == 0
         };
         let child = forked(is_told);

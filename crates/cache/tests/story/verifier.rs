@@ -21,7 +21,7 @@ struct Verifier {
     panics: AtomicBool,
 }
 
-/// A file of 20 pages and 100 bytes; the verifier looks at all of them and is wanted to mind page 7.
+/// A file of 20 pages and 100 bytes; the verifier checks all of them and is to reject page 7.
 fn set_up() -> (SimDisk, PageCache, Arc<Verifier>) {
     let disk = SimDisk::new();
     disk.create_patterned("/file", 20 * LEN + 100, SEED).unwrap();
@@ -110,7 +110,7 @@ fn a_page_that_is_rejected_is_an_error_for_all_who_wait_and_is_not_kept() {
     let failed: Vec<_> = requests.iter().map(|request| request.outcome().is_err()).collect();
     assert_eq!(failed.iter().position(|failed| *failed), Some(7));
     assert_eq!(failed.iter().filter(|failed| **failed).count(), 1);
-    // Once it is good, so is the next look.
+    // Once it is good, so is the next read.
     verifier.rejects.store(false, Ordering::SeqCst);
     check(SEED, 7 * LEN, &file.page(7).unwrap());
     read_all(&file);
@@ -122,7 +122,7 @@ fn a_verifier_that_panics_panics_its_reader_and_is_an_error_for_the_others() {
     let file = cache.open("/file").unwrap();
     verifier.panics.store(true, Ordering::SeqCst);
     let outcomes = read_together(&disk, &cache, &file);
-    assert!(outcomes[0].is_err(), "its own reader is told otherwise");
+    assert!(outcomes[0].is_err(), "its own reader gets the error");
     for outcome in &outcomes[1..] {
         let outcome = outcome.as_ref().unwrap();
         assert!(matches!(outcome, Err(Error::LoaderPanicked { page: 7, .. })), "{outcome:?}");

@@ -1,4 +1,4 @@
-//! The entry of a page in its file's translation table: one word of 32 bits, which a hit reads with one load.
+//! The entry of a page in its file's page table: 32 bits, which a hit reads with one load.
 //!
 //! ```text
 //! bits   31 … 4             3 2          1 0
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Invariants: all changes but the frequency's are made under the pool's lock; the frequency is raised by
-//! compare-and-swap, so a word that was changed meanwhile is never spoilt. Frame numbers are below [`FRAMES_MAX`].
+//! compare-and-swap, so an entry that was changed meanwhile is never spoilt. Frame numbers are below [`FRAMES_MAX`].
 
 /// Frame numbers have 28 bits: caches of up to 1 TiB of 4 KiB pages.
 pub(crate) const FRAMES_MAX: u32 = 1 << 28;
@@ -36,7 +36,7 @@ pub(crate) enum Queue {
 
 /// What an entry says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum EntryState {
     /// Not in a frame; if it was evicted not too long ago, when and from which queue.
     Absent(Option<(Queue, u32)>),
     /// In a frame.
@@ -49,9 +49,9 @@ pub(crate) enum State {
 
 /// An entry as it stands in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Word(pub(crate) u32);
+pub(crate) struct PageEntry(pub(crate) u32);
 
-impl Word {
+impl PageEntry {
     pub(crate) const NEVER_SEEN: Self = Self(0);
 
     pub(crate) fn resident(frame: u32, frequency: u32) -> Self {
@@ -76,16 +76,16 @@ impl Word {
         Self(stamp << 3 | u32::from(queue == Queue::Main) << 2)
     }
 
-    pub(crate) fn state(self) -> State {
+    pub(crate) fn state(self) -> EntryState {
         let frame = self.0 >> 4;
         match self.0 & STATE {
-            RESIDENT => State::Resident { frame, frequency: self.0 >> 2 & FREQUENCY_MAX },
-            LOADING => State::Loading { frame },
-            UNREAD => State::Unread { frame },
-            _ if self == Self::NEVER_SEEN => State::Absent(None),
+            RESIDENT => EntryState::Resident { frame, frequency: self.0 >> 2 & FREQUENCY_MAX },
+            LOADING => EntryState::Loading { frame },
+            UNREAD => EntryState::Unread { frame },
+            _ if self == Self::NEVER_SEEN => EntryState::Absent(None),
             _ => {
                 let queue = if self.0 >> 2 & 1 == 1 { Queue::Main } else { Queue::Small };
-                State::Absent(Some((queue, self.0 >> 3)))
+                EntryState::Absent(Some((queue, self.0 >> 3)))
             }
         }
     }
@@ -103,7 +103,7 @@ impl Word {
         (self.0 & (FREQUENCY_MAX << 2 | STATE) == SETTLED).then_some(self.0 >> 4)
     }
 
-    /// What a readable word becomes when it is read; the same if there is nothing more to remember.
+    /// What a readable entry becomes when it is read; the same if there is nothing more to remember.
     #[inline]
     pub(crate) fn touched(self) -> Self {
         match self.0 & STATE {
@@ -120,40 +120,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_says_what_it_was_made_of() {
+    fn an_entry_says_what_it_was_made_of() {
         for frame in [0, 1, 12345, FRAMES_MAX - 1] {
             for frequency in 0..=FREQUENCY_MAX {
-                assert_eq!(Word::resident(frame, frequency).state(), State::Resident { frame, frequency });
-                assert_eq!(Word::resident(frame, frequency).readable(), Some(frame));
+                assert_eq!(
+                    PageEntry::resident(frame, frequency).state(),
+                    EntryState::Resident { frame, frequency }
+                );
+                assert_eq!(PageEntry::resident(frame, frequency).readable(), Some(frame));
             }
-            assert_eq!(Word::loading(frame).state(), State::Loading { frame });
-            assert_eq!(Word::loading(frame).readable(), None);
-            assert_eq!(Word::unread(frame).state(), State::Unread { frame });
-            assert_eq!(Word::unread(frame).readable(), Some(frame));
+            assert_eq!(PageEntry::loading(frame).state(), EntryState::Loading { frame });
+            assert_eq!(PageEntry::loading(frame).readable(), None);
+            assert_eq!(PageEntry::unread(frame).state(), EntryState::Unread { frame });
+            assert_eq!(PageEntry::unread(frame).readable(), Some(frame));
         }
         for queue in [Queue::Small, Queue::Main] {
             for stamp in [1, 2, 77, STAMPS - 1] {
-                assert_eq!(Word::evicted(queue, stamp).state(), State::Absent(Some((queue, stamp))));
-                assert_eq!(Word::evicted(queue, stamp).readable(), None);
+                assert_eq!(
+                    PageEntry::evicted(queue, stamp).state(),
+                    EntryState::Absent(Some((queue, stamp)))
+                );
+                assert_eq!(PageEntry::evicted(queue, stamp).readable(), None);
             }
-            assert_eq!(Word::evicted(queue, 0).state(), State::Absent(Some((queue, 1))));
+            assert_eq!(PageEntry::evicted(queue, 0).state(), EntryState::Absent(Some((queue, 1))));
         }
-        assert_eq!(Word::NEVER_SEEN.state(), State::Absent(None));
+        assert_eq!(PageEntry::NEVER_SEEN.state(), EntryState::Absent(None));
     }
 
     #[test]
     fn reading_raises_the_frequency_up_to_three() {
-        let mut word = Word::unread(9);
+        let mut entry = PageEntry::unread(9);
         let mut seen = Vec::new();
         for _ in 0..6 {
-            word = word.touched();
-            seen.push(word);
+            entry = entry.touched();
+            seen.push(entry);
         }
-        let expected = [0, 1, 2, 3, 3, 3].map(|frequency| Word::resident(9, frequency));
+        let expected = [0, 1, 2, 3, 3, 3].map(|frequency| PageEntry::resident(9, frequency));
         assert_eq!(seen, expected);
-        let settled: Vec<_> = seen.iter().map(|word| word.settled()).collect();
+        let settled: Vec<_> = seen.iter().map(|entry| entry.settled()).collect();
         assert_eq!(settled, [None, None, None, Some(9), Some(9), Some(9)]);
-        for other in [Word::loading(9), Word::evicted(Queue::Small, 3), Word::NEVER_SEEN] {
+        for other in [PageEntry::loading(9), PageEntry::evicted(Queue::Small, 3), PageEntry::NEVER_SEEN] {
             assert_eq!(other.touched(), other);
             assert_eq!(other.settled(), None);
         }

@@ -2,7 +2,7 @@
 //!
 //! A page that the kernel has resident costs a copy when it is missed, and no device read. Where every page of this cache is
 //! in use, taking it in as well drives out another that will be missed just as soon: two copies and an eviction for
-//! nothing. So only one in [`TAKEN_IN`] is taken in, which is enough to follow when others come into use; and one that is
+//! nothing. So only one in [`ADMITTED_ONE_IN`] is taken in, which is enough to follow when others come into use; and one that is
 //! missed again at once by the same thread, as by small reads in order.
 //!
 //! Invariants: nothing here keeps a page from being read; no lock, no shared memory.
@@ -10,21 +10,21 @@
 use std::cell::Cell;
 
 /// One miss in so many is taken in all the same.
-const TAKEN_IN: u32 = 16;
+const ADMITTED_ONE_IN: u32 = 16;
 
 thread_local! {
-    /// The last miss of this thread that was answered elsewhere, by file and page, and how many there were.
+    /// The last miss of this thread that was answered by the kernel's cache, by file and page, and how many there were.
     static LAST: Cell<(u64, u32, u32)> = const { Cell::new((0, 0, 0)) };
 }
 
-/// Whether this miss is one to be answered elsewhere.
-pub(crate) fn is_in_turn(file: u64, page: u32) -> bool {
+/// Whether this miss is to be answered by the kernel's cache, and the page not admitted to this one.
+pub(crate) fn is_refused(file: u64, page: u32) -> bool {
     LAST.with(|last| {
         let (last_file, last_page, count) = last.get();
         let count = count.wrapping_add(1);
         let again = (last_file, last_page) == (file, page);
         last.set((file, page, count));
-        !again && !count.is_multiple_of(TAKEN_IN)
+        !again && !count.is_multiple_of(ADMITTED_ONE_IN)
     })
 }
 
@@ -38,7 +38,7 @@ mod tests {
             (0..160)
                 .filter(|n| {
                     let (file, page) = miss(*n);
-                    !is_in_turn(file, page)
+                    !is_refused(file, page)
                 })
                 .count()
         };

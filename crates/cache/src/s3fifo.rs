@@ -7,27 +7,27 @@
 //! of its frequency; without any left it is evicted, stamped by the main queue's own clock. Until the first eviction what
 //! the small queue has no room for goes to the main queue at once.
 //!
-//! A miss on a stamp that is younger than [`Rule::edge`] would have been a hit had that queue been that much longer: the
-//! wished size of the small queue ([`Rule::target`]) moves a step towards it, up for the small, down for the main queue.
+//! A miss on a stamp that is younger than [`S3Fifo::edge`] would have been a hit had that queue been that much longer: the
+//! target size of the small queue ([`S3Fifo::target`]) moves a step towards it, up for the small, down for the main queue.
 //!
 //! Invariants: all is O(1); the target stays within 1 % and 50 % of the frames; a hit changes nothing here. Which
 //! parameters, and how well they do, was found on published traces: `bench/README.md` shows how it is measured again.
 
-use crate::word::{Queue, STAMPS, Word};
+use crate::entry::{PageEntry, Queue, STAMPS};
 
 /// The target is kept in parts of a page, so that a step down can be 5/4 of a step up.
 const PARTS: u64 = 4;
 
-/// The rule's numbers.
+/// The state of the algorithm.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub(crate) struct S3Fifo {
     /// Frames to share out.
     frames: u64,
     /// Evictions from the small queue, modulo [`STAMPS`].
     small_clock: u32,
     /// Evictions from the main queue, modulo [`STAMPS`].
     main_clock: u32,
-    /// Wished size of the small queue, in parts of a page.
+    /// Target size of the small queue, in parts of a page.
     target: u64,
     /// Nothing was evicted yet: all that is loaded has room.
     filling: bool,
@@ -38,13 +38,13 @@ fn age(clock: u32, stamp: u32) -> u64 {
     u64::from(clock.wrapping_sub(stamp) % STAMPS)
 }
 
-impl Rule {
+impl S3Fifo {
     pub(crate) fn new(frames: u32) -> Self {
         let frames = u64::from(frames);
         // The first stamp is 1.
-        let mut rule = Self { frames, small_clock: 1, main_clock: 1, target: 0, filling: true };
-        rule.set_target(frames * PARTS / 10);
-        rule
+        let mut s3fifo = Self { frames, small_clock: 1, main_clock: 1, target: 0, filling: true };
+        s3fifo.set_target(frames * PARTS / 10);
+        s3fifo
     }
 
     /// There are `frames` frames to share out from now on.
@@ -54,9 +54,9 @@ impl Rule {
     }
 
     fn set_target(&mut self, parts: u64) {
-        let least = (self.frames / 100).max(1) * PARTS;
-        let most = (self.frames / 2).max(1) * PARTS;
-        self.target = parts.clamp(least, most.max(least));
+        let min = (self.frames / 100).max(1) * PARTS;
+        let max = (self.frames / 2).max(1) * PARTS;
+        self.target = parts.clamp(min, max.max(min));
     }
 
     /// How many evictions long a stamp of the small queue speaks for its page.
@@ -110,91 +110,91 @@ impl Rule {
     }
 
     /// The entry of a page that is evicted from `queue` now.
-    pub(crate) fn evict(&mut self, queue: Queue) -> Word {
+    pub(crate) fn evict(&mut self, queue: Queue) -> PageEntry {
         self.filling = false;
         let clock = match queue {
             Queue::Small => &mut self.small_clock,
             Queue::Main => &mut self.main_clock,
         };
-        let word = Word::evicted(queue, *clock);
+        let entry = PageEntry::evicted(queue, *clock);
         *clock = (*clock + 1) % STAMPS;
-        word
+        entry
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::word::State;
+    use crate::entry::EntryState;
 
-    fn stamp(rule: &mut Rule, queue: Queue) -> Option<(Queue, u32)> {
-        match rule.evict(queue).state() {
-            State::Absent(evicted) => evicted,
+    fn stamp(s3fifo: &mut S3Fifo, queue: Queue) -> Option<(Queue, u32)> {
+        match s3fifo.evict(queue).state() {
+            EntryState::Absent(evicted) => evicted,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn a_page_never_seen_is_on_probation() {
-        assert_eq!(Rule::new(1000).admit(None, 99), Queue::Small);
+        assert_eq!(S3Fifo::new(1000).admit(None, 99), Queue::Small);
     }
 
     #[test]
     fn while_the_cache_fills_the_small_queue_is_no_longer_than_wished() {
-        let mut rule = Rule::new(1000);
-        assert_eq!(rule.admit(None, 100), Queue::Main);
-        rule.evict(Queue::Main);
-        assert_eq!(rule.admit(None, 100), Queue::Small);
+        let mut s3fifo = S3Fifo::new(1000);
+        assert_eq!(s3fifo.admit(None, 100), Queue::Main);
+        s3fifo.evict(Queue::Main);
+        assert_eq!(s3fifo.admit(None, 100), Queue::Small);
     }
 
     #[test]
     fn a_page_evicted_from_the_small_queue_is_remembered_for_a_while() {
-        let mut rule = Rule::new(1000);
-        let evicted = stamp(&mut rule, Queue::Small);
+        let mut s3fifo = S3Fifo::new(1000);
+        let evicted = stamp(&mut s3fifo, Queue::Small);
         for _ in 1..1249 {
-            rule.evict(Queue::Small);
+            s3fifo.evict(Queue::Small);
         }
-        assert_eq!(rule.clone().admit(evicted, 0), Queue::Main);
-        rule.evict(Queue::Small);
-        assert_eq!(rule.admit(evicted, 0), Queue::Small);
+        assert_eq!(s3fifo.clone().admit(evicted, 0), Queue::Main);
+        s3fifo.evict(Queue::Small);
+        assert_eq!(s3fifo.admit(evicted, 0), Queue::Small);
     }
 
     #[test]
     fn a_page_evicted_from_the_main_queue_starts_anew() {
-        let mut rule = Rule::new(1000);
-        let evicted = stamp(&mut rule, Queue::Main);
-        assert_eq!(rule.admit(evicted, 0), Queue::Small);
+        let mut s3fifo = S3Fifo::new(1000);
+        let evicted = stamp(&mut s3fifo, Queue::Main);
+        assert_eq!(s3fifo.admit(evicted, 0), Queue::Small);
     }
 
     #[test]
     fn the_small_queue_grows_with_its_near_misses_and_shrinks_with_the_main_ones() {
-        let mut rule = Rule::new(1000);
-        let start = rule.target;
-        let evicted = stamp(&mut rule, Queue::Small);
-        rule.admit(evicted, 0);
-        assert_eq!(rule.target, start + 4);
-        let evicted = stamp(&mut rule, Queue::Main);
-        rule.admit(evicted, 0);
-        assert_eq!(rule.target, start - 1);
+        let mut s3fifo = S3Fifo::new(1000);
+        let start = s3fifo.target;
+        let evicted = stamp(&mut s3fifo, Queue::Small);
+        s3fifo.admit(evicted, 0);
+        assert_eq!(s3fifo.target, start + 4);
+        let evicted = stamp(&mut s3fifo, Queue::Main);
+        s3fifo.admit(evicted, 0);
+        assert_eq!(s3fifo.target, start - 1);
         // What is far past the edge moves nothing.
-        let evicted = stamp(&mut rule, Queue::Small);
+        let evicted = stamp(&mut s3fifo, Queue::Small);
         for _ in 0..40 {
-            rule.evict(Queue::Small);
+            s3fifo.evict(Queue::Small);
         }
-        rule.admit(evicted, 0);
-        assert_eq!(rule.target, start - 1);
+        s3fifo.admit(evicted, 0);
+        assert_eq!(s3fifo.target, start - 1);
     }
 
     #[test]
     fn the_target_stays_within_its_bounds() {
         for frames in [1, 2, 64, 1000, 1 << 20] {
-            let mut rule = Rule::new(frames);
+            let mut s3fifo = S3Fifo::new(frames);
             for queue in [Queue::Small, Queue::Main] {
                 for _ in 0..3000 {
-                    let evicted = stamp(&mut rule, queue);
-                    rule.admit(evicted, 0);
+                    let evicted = stamp(&mut s3fifo, queue);
+                    s3fifo.admit(evicted, 0);
                 }
-                let pages = rule.target / PARTS;
+                let pages = s3fifo.target / PARTS;
                 assert!(pages >= 1 && pages <= u64::from(frames.max(2)) / 2, "{pages} of {frames}");
             }
         }
@@ -202,21 +202,21 @@ mod tests {
 
     #[test]
     fn the_small_queue_gives_when_it_is_over_its_target() {
-        let rule = Rule::new(1000);
-        assert_eq!(rule.victim(100, 900), Queue::Small);
-        assert_eq!(rule.victim(99, 901), Queue::Main);
-        assert_eq!(rule.victim(10, 0), Queue::Small);
-        assert_eq!(rule.victim(0, 10), Queue::Main);
+        let s3fifo = S3Fifo::new(1000);
+        assert_eq!(s3fifo.victim(100, 900), Queue::Small);
+        assert_eq!(s3fifo.victim(99, 901), Queue::Main);
+        assert_eq!(s3fifo.victim(10, 0), Queue::Small);
+        assert_eq!(s3fifo.victim(0, 10), Queue::Main);
     }
 
     #[test]
     fn clocks_go_round() {
-        let mut rule = Rule::new(64);
-        rule.small_clock = STAMPS - 2;
-        let before = stamp(&mut rule, Queue::Small);
+        let mut s3fifo = S3Fifo::new(64);
+        s3fifo.small_clock = STAMPS - 2;
+        let before = stamp(&mut s3fifo, Queue::Small);
         for _ in 0..4 {
-            rule.evict(Queue::Small);
+            s3fifo.evict(Queue::Small);
         }
-        assert_eq!(rule.admit(before, 0), Queue::Main);
+        assert_eq!(s3fifo.admit(before, 0), Queue::Main);
     }
 }

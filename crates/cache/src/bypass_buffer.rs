@@ -15,18 +15,18 @@ const ALIGN: usize = 4096;
 
 /// Room for one page.
 #[derive(Debug)]
-pub(crate) struct Private {
+pub(crate) struct BypassBuffer {
     memory: NonNull<u8>,
     layout: Layout,
 }
 
 // SAFETY: plain memory that this value owns; it is written through `&mut self` only, or by the read that the contract of
 // `target` names.
-unsafe impl Send for Private {}
+unsafe impl Send for BypassBuffer {}
 // SAFETY: as above.
-unsafe impl Sync for Private {}
+unsafe impl Sync for BypassBuffer {}
 
-impl Private {
+impl BypassBuffer {
     /// Room for `len` bytes, zeros.
     ///
     /// # Panics
@@ -55,12 +55,12 @@ impl Private {
     /// The memory, for a read that fills it while `self` waits in the read's `done`.
     pub(crate) fn target(&mut self) -> Target {
         // SAFETY: the memory lives as long as `self`, wherever that is moved; the caller moves `self` into the `done` of the
-        // read that the target is for, and nobody looks at it before `done` is called.
+        // read that the target is for, and nobody accesses it before `done` is called.
         unsafe { Target::new(self.memory, self.layout.size()) }
     }
 }
 
-impl Drop for Private {
+impl Drop for BypassBuffer {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout by `new`, and freed nowhere else.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) };
@@ -74,12 +74,12 @@ mod tests {
     #[test]
     fn it_is_aligned_and_as_long_as_asked_for() {
         for len in [4096, 65536] {
-            let mut private = Private::new(len);
-            assert_eq!(private.whole().as_ptr().addr() % ALIGN, 0);
-            assert_eq!(private.whole().len(), len);
-            assert_eq!(private.bytes(len), vec![0; len]);
-            private.whole().fill(7);
-            assert_eq!(private.bytes(10), [7; 10]);
+            let mut buffer = BypassBuffer::new(len);
+            assert_eq!(buffer.whole().as_ptr().addr() % ALIGN, 0);
+            assert_eq!(buffer.whole().len(), len);
+            assert_eq!(buffer.bytes(len), vec![0; len]);
+            buffer.whole().fill(7);
+            assert_eq!(buffer.bytes(10), [7; 10]);
         }
     }
 }

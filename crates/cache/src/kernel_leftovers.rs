@@ -2,7 +2,7 @@
 //!
 //! Direct reads of a file with resident pages make XFS take the inode's lock and flush and invalidate on every read, for as
 //! long as a page stays. Dropping them changes no byte of the file. What can't be dropped (pages that are mapped, or
-//! dirty with a disk that is busy) stays, and costs what it costs; a look that fails counts as nothing found.
+//! dirty with a disk that is busy) stays, and costs what it costs; an inspection that fails counts as nothing found.
 
 use std::fs::File;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use pagekeeper_kernel::{FileSystem, Flush, InspectedFile, ReleaseOptions, releas
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Drops what is resident of a file; bytes that were.
-pub(crate) fn drop_left(file: &dyn IoFile) -> u64 {
+pub(crate) fn drop_leftovers(file: &dyn IoFile) -> u64 {
     let Some(fd) = file.fd() else { return 0 };
     let Ok(fd) = fd.try_clone_to_owned() else { return 0 };
     let Ok(inspected) = InspectedFile::from_fd(fd, file.path().to_owned()) else { return 0 };
@@ -28,14 +28,14 @@ pub(crate) fn drop_left(file: &dyn IoFile) -> u64 {
         retry_pause: Duration::from_millis(1),
         explain: false,
     };
-    // Reported by what is found at the next look; nothing depends on it.
+    // The next inspection shows what is left; nothing depends on it.
     let _ = release(&inspected, 0..u64::MAX, &options);
     found.resident
 }
 
 /// Whether direct reads of pages of so many bytes get what they are for from a file that was opened for them. They are allowed, and go through
 /// the kernel's page cache, on tmpfs (Linux 6.6), of files whose data ext4 journals, and of compressed ones on btrfs; and need
-/// larger pages on devices with large blocks. Told by the kernel, and tried where it tells nothing.
+/// larger pages on devices with large blocks. As the kernel reports it; tried where it reports nothing.
 pub(crate) fn is_direct(file: &dyn IoFile, page_size: usize) -> bool {
     let Some(fd) = file.fd() else { return true };
     if FileSystem::of(fd, file.path()).is_ok_and(|on| matches!(on, FileSystem::Tmpfs | FileSystem::Ramfs)) {

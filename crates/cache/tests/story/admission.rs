@@ -18,7 +18,7 @@ fn cache_of(path: &Path, backend: Backend) -> (PageCache, CachedFile) {
     (cache, file)
 }
 
-/// Reads anywhere, as often everywhere, and looks at what came.
+/// Reads anywhere, as often everywhere, and checks what came.
 fn read_anywhere(file: &CachedFile, chance: &mut Chance, times: u64) {
     let mut buf = [0; 500];
     for _ in 0..times {
@@ -40,8 +40,8 @@ fn where_all_pages_are_in_use_the_kernel_answers() {
     assert!(before.resident_pages * 20 > before.capacity_pages * 19, "the cache fills up first: {before}");
     read_anywhere(&file, &mut chance, 100_000);
     let stats = cache.stats();
-    let (missed, elsewhere) = (stats.misses - before.misses, stats.bypassed - before.bypassed);
-    assert!(elsewhere * 10 >= missed * 8 && elsewhere < missed, "{elsewhere} of {missed}: {stats}");
+    let (missed, refused) = (stats.misses - before.misses, stats.bypassed - before.bypassed);
+    assert!(refused * 10 >= missed * 8 && refused < missed, "{refused} of {missed}: {stats}");
     assert!(stats.hit_ratio() > 0.8, "{stats}");
 
     // A page that is read in small parts is taken in with its second.

@@ -1,7 +1,7 @@
 //! The shortest way of a hit: what [`read_at`](crate::CachedFile::read_at) does before anything else, and mostly all.
 //!
 //! Reads of more memory than the processor's caches hold are as fast as the processor can have their memory accesses under way
-//! side by side, and that is a matter of instructions: it looks ahead over a few hundred of them. So this path has one
+//! side by side, and that is a matter of instructions: it executes ahead over a few hundred of them. So this path has one
 //! branch for each thing that must be so, and whatever is not so is left to the long way in `read`: another
 //! thread's first read, a page that is absent or that has not been read four times, a file that was closed, a read across
 //! pages, a kernel without membarrier(2).
@@ -15,14 +15,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use crate::cache::Shared;
+use crate::entry::PageEntry;
 use crate::sys::table::Table;
 use crate::thread;
-use crate::word::Word;
 
 /// What a hit needs of its file and its cache, in one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Hot {
+pub(crate) struct FastPath {
     entries: NonNull<AtomicU32>,
     frames: NonNull<u8>,
     open_bytes: AtomicU64,
@@ -33,11 +33,11 @@ pub(crate) struct Hot {
 }
 
 // SAFETY: entries are accessed as atomics only, frames by the rules of `readers`; both outlive this value (see above).
-unsafe impl Send for Hot {}
+unsafe impl Send for FastPath {}
 // SAFETY: as above.
-unsafe impl Sync for Hot {}
+unsafe impl Sync for FastPath {}
 
-impl Hot {
+impl FastPath {
     /// Of a file of `bytes` bytes whose table this is.
     pub(crate) fn new(shared: &Shared, table: &Table, bytes: u64) -> Self {
         let page_shift = shared.settings.page_shift;
@@ -75,12 +75,12 @@ impl Hot {
         // SAFETY: the read ends within the file, so it begins in one of its pages, or is empty and begins at its end: the
         // table has an entry for each page and one more.
         #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
-        let word = unsafe { self.entries.add((offset >> self.page_shift) as usize).as_ref() };
-        let Some(frame) = Word(word.load(Ordering::Acquire)).settled() else {
+        let entry = unsafe { self.entries.add((offset >> self.page_shift) as usize).as_ref() };
+        let Some(frame) = PageEntry(entry.load(Ordering::Acquire)).settled() else {
             slot.leave_uncounted(section);
             return false;
         };
-        // SAFETY: `from + buf.len()` is at most a page. The frame was found in a section by an acquired word, so it holds
+        // SAFETY: `from + buf.len()` is at most a page. The frame was found in a section by an acquired load of the entry, so it holds
         // the page, and is not loaded into before the section is left (invariants of `pool` and `readers`). The buffer is
         // no part of the arena.
         unsafe {

@@ -5,16 +5,16 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::entry::PageEntry;
 use super::table::{PART, Table};
-use super::word::Word;
 use crate::sys::memory::zeros;
 
-/// The rest of a part's word counts its live pages.
+/// The other bits of a part's counter count its live pages.
 const POPULATED: u32 = 1 << 31;
 
 /// The pages of one file.
 #[derive(Debug)]
-pub(crate) struct Translation {
+pub(crate) struct PageTable {
     pub(crate) number: u64,
     pub(crate) table: Table,
     parts: Box<[AtomicU32]>,
@@ -24,7 +24,7 @@ pub(crate) struct Translation {
     populated: AtomicU32,
 }
 
-impl Translation {
+impl PageTable {
     pub(crate) fn new(number: u64, table: Table) -> Self {
         let parts = zeros(table.pages().div_ceil(PART) as usize);
         Self { number, table, parts, live: AtomicU32::new(0), populated: AtomicU32::new(0) }
@@ -78,7 +78,7 @@ impl Translation {
             let end = (part * PART).saturating_add(PART).min(self.table.pages());
             for page in part * PART..end {
                 let Some(entry) = self.table.entry(page) else { return Vec::new() };
-                if Word(entry.load(Ordering::Relaxed)).readable().is_none() {
+                if PageEntry(entry.load(Ordering::Relaxed)).readable().is_none() {
                     continue;
                 }
                 let page = u64::from(page);

@@ -1,0 +1,165 @@
+//! Frames loaned to tables: what the tables of open files take up is taken from the frames, so that both together stay
+//! within the budget. So is what a file takes up beside its table, which counts where there are thousands.
+//!
+//! The parts of tables that are taken up are counted, from the first page of a part that is loaded until the part is
+//! forgotten, or its file closed and swept. When they come to more than tables may have, parts are forgotten as others are
+//! taken up ([`Pool::populate`]), those in which nothing is live first, then the oldest.
+//!
+//! Invariants: frames from the state's `limit` on are on loan, or will be once they are free; the lowest frame is never
+//! loaned. Nothing fails.
+
+#![allow(unsafe_code)]
+
+use super::page_table::PageTable;
+use super::pool::{Pool, PoolState};
+use super::queues::FramePlace;
+use super::readers::Readers;
+use super::sync::Ordering;
+use super::table::PART;
+use crate::sys::table::PART_BYTES;
+
+/// Frames checked under one lock when many are loaned.
+const AT_ONCE: u32 = 1024;
+
+/// What an open file takes up beside its table, about: its handle, its path, its places in maps.
+const FILE_BYTES: u64 = 1152;
+
+/// Open files may take up one part in this many of the frames beside their tables; what more they take is beside the budget.
+const FILES_SHARE: u32 = 4;
+
+/// Parts checked for one in which nothing is live.
+const MAX_PROBES: usize = 16;
+
+impl Pool {
+    /// From now on one frame is loaned for every `parts_per_frame` parts of tables.
+    pub(crate) fn loan_frames_to_tables(mut self, parts_per_frame: usize) -> Self {
+        self.parts_per_frame = parts_per_frame;
+        self
+    }
+
+    /// From now on at least so many frames are on loan.
+    pub(crate) fn reserve(&self, frames: u32, readers: &Readers) {
+        self.reserved.store(frames, Ordering::Relaxed);
+        self.settle_loans(readers);
+    }
+
+    /// How many frames are to be used, by what tables take up.
+    pub(super) fn usable_frames(&self, state: &PoolState) -> u32 {
+        if self.parts_per_frame == 0 {
+            return self.frames;
+        }
+        let as_frames =
+            |parts: usize| u32::try_from(parts.div_ceil(self.parts_per_frame)).unwrap_or(u32::MAX);
+        let tables = as_frames(state.parts).max(self.reserved.load(Ordering::Relaxed));
+        let files = usize::try_from(state.files.len() as u64 * FILE_BYTES / PART_BYTES).unwrap_or(usize::MAX);
+        let files = as_frames(files).min(self.frames / FILES_SHARE);
+        self.frames.saturating_sub(tables).saturating_sub(files).max(1)
+    }
+
+    /// Loans frames to tables, or takes them back, by what they take up now.
+    pub(super) fn settle_loans(&self, readers: &Readers) {
+        if self.parts_per_frame == 0 {
+            return;
+        }
+        loop {
+            let usable = {
+                let state = self.lock();
+                let usable = self.usable_frames(&state);
+                if usable == state.limit {
+                    return;
+                }
+                usable
+            };
+            // Checked again after it was set, since tables grow meanwhile.
+            self.set_limit(usable, readers);
+        }
+    }
+
+    /// From now on `frames` frames are to be used; the rest is on loan.
+    pub(crate) fn set_limit(&self, frames: u32, readers: &Readers) {
+        while !self.step_to_limit(frames) {
+            self.retire(readers);
+            self.collect(&mut self.lock(), readers);
+        }
+    }
+
+    /// The frames that are to be used.
+    pub(crate) fn limit(&self) -> u32 {
+        self.lock().limit
+    }
+
+    /// One step of [`set_limit`](Self::set_limit); true when there is nothing left to do.
+    fn step_to_limit(&self, frames: u32) -> bool {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let before = state.limit;
+        if frames > before {
+            state.limit = before.saturating_add(AT_ONCE).min(frames);
+            for frame in (before..state.limit).rev() {
+                if state.queues.frame(frame).place == FramePlace::OnLoan {
+                    state.queues.set(frame, FramePlace::Free, None);
+                    state.free.push(frame);
+                }
+            }
+        } else if frames < before {
+            let end = before.saturating_sub(AT_ONCE).max(frames);
+            state.limit = end;
+            state.free.retain(|&frame| frame < end);
+            for frame in end..before {
+                self.loan(state, frame);
+            }
+        }
+        state.s3fifo.set_frames(state.limit);
+        frames == before
+    }
+
+    /// Loans a frame, now or when it is free.
+    fn loan(&self, state: &mut PoolState, frame: u32) {
+        let record = *state.queues.frame(frame);
+        match record.place {
+            FramePlace::Free => {
+                self.give_back(frame);
+                state.queues.set(frame, FramePlace::OnLoan, None);
+            }
+            FramePlace::Queued(_) => {
+                if let Some(file) = state.files.get(&record.file).cloned() {
+                    state.take_out_page(&file, record.page);
+                }
+            }
+            // Comes back through `free`, which loans it.
+            FramePlace::Loading | FramePlace::Detached | FramePlace::Retired | FramePlace::OnLoan => {}
+        }
+    }
+
+    /// A part of a table is taken up: if tables are at their limit, another is forgotten.
+    pub(super) fn populate(&self, state: &mut PoolState, file: &PageTable, page: u32) {
+        state.parts += 1;
+        state.populated.push_back((file.number, page / PART));
+        if state.populated.len() > 2 * state.parts + 1024 {
+            let files = &state.files;
+            state.populated.retain(|(number, _)| files.contains_key(number));
+        }
+        let mut probes = MAX_PROBES;
+        while state.parts > self.parts_max && probes > 0 {
+            let Some((number, part)) = state.populated.pop_front() else { return };
+            let Some(other) = state.files.get(&number).cloned() else { continue };
+            probes -= 1;
+            if probes == 0 {
+                state.take_out(&other, part);
+            }
+            if other.live(part) == 0 {
+                other.forget(part);
+                state.parts -= 1;
+            } else {
+                state.populated.push_back((number, part));
+            }
+        }
+    }
+
+    /// Gives a frame's memory back to the kernel. The frame is in no entry, and nobody accesses it.
+    pub(super) fn give_back(&self, frame: u32) {
+        // SAFETY: only called for a frame that is free, or is becoming free (invariant 3 of the pool), under the lock:
+        // nobody reads it, and nobody can begin to load into it.
+        unsafe { self.arena.drop_memory(frame) };
+    }
+}
