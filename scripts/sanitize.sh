@@ -54,7 +54,7 @@ all() {
             # One after the other: ThreadSanitizer does not see that memory is unmapped (rustix asks the kernel itself), and takes
             # the cache of one test for that of another which had the same addresses.
             under "$1" --package pagekeeper-store --lib --test story --test faults -- --test-threads=1 \
-                --skip model:: --skip crash --skip planted
+                --skip model:: --skip crash --skip injected
             ;;
         miri) ;;
         *)

@@ -84,8 +84,8 @@ fn figures_are_shown_and_what_a_recovery_would_do() {
         ("root", 3),
         ("metadata_bytes", 5),
         ("seq", 3),
-        ("synced_seq", 2),
-        ("journal_cap", 64 << 10),
+        ("checkpoint_seq", 2),
+        ("max_journal_bytes", 64 << 10),
     ] {
         assert_eq!(report[name], expected, "{name}: {report}");
     }

@@ -46,10 +46,10 @@ fn try_writing(entry: &Entry) {
     for (page, change) in &entry.changes {
         assert!(*page < entry.meta.pages);
         match change {
-            Change::Image { kind, crc, first, bytes } => {
+            Change::FullPageImage { kind, crc, first, bytes } => {
                 let mut payload = vec![0; PAYLOAD];
                 payload[*first as usize..][..bytes.len()].copy_from_slice(bytes);
-                writer.image(*page, *kind, *crc, &payload);
+                writer.full_page_image(*page, *kind, *crc, &payload);
             }
             Change::Diff { kind, crc, base_seq, ranges } => {
                 let ranges: Vec<_> = ranges.iter().collect();
@@ -75,7 +75,7 @@ fn try_writing(entry: &Entry) {
 fn put_together(change: &Change) -> Vec<u8> {
     let mut payload = vec![0xa5; PAYLOAD];
     match change {
-        Change::Image { first, bytes, .. } => {
+        Change::FullPageImage { first, bytes, .. } => {
             payload.fill(0);
             payload[*first as usize..][..bytes.len()].copy_from_slice(bytes);
         }

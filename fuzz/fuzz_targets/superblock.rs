@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 #[allow(dead_code, unused_imports)]
 mod format;
 
-use format::superblock::{Found, MOST_USER, SLOT, Superblock, newest};
+use format::superblock::{Found, MAX_USER_BYTES, SLOT, Superblock, newest};
 
 fuzz_target!(|data: &[u8]| {
     try_reading(data);
@@ -30,7 +30,7 @@ fn seal(content: &[u8]) -> [u8; SLOT] {
 
 fn try_reading(bytes: &[u8]) {
     if let (Found::Superblock(found), slot) = newest(bytes) {
-        assert!(slot < 2 && found.page_size.is_power_of_two() && found.meta.user.len() <= MOST_USER);
+        assert!(slot < 2 && found.page_size.is_power_of_two() && found.meta.user.len() <= MAX_USER_BYTES);
         assert_eq!(Superblock::decode(&bytes[slot * SLOT..]), Found::Superblock(found.clone()));
         assert_eq!(Superblock::decode(&found.encode()), Found::Superblock(found));
     }

@@ -86,7 +86,7 @@ pub(crate) fn run(run: &mut Run, minutes: u64) -> Result<()> {
     run.say(&format!("commits for {:.0} s", duration.as_secs_f64()))?;
     let load = Load { threads: THREADS, pages: PAGES, seed: run.random.next_u64() };
     let (seen, all) = watch(run, &store, &ledger, load, duration, before)?;
-    let cap = store.store.stat().journal_cap;
+    let cap = store.store.stat().max_journal_bytes;
     report(run, duration, &seen, &all, cap);
     drop(store);
     run.say("looking at all pages")?;

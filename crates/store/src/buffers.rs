@@ -15,14 +15,14 @@ use crate::core::lock;
 /// Where pages come from.
 pub(crate) struct Buffers {
     page_size: usize,
-    most_kept: usize,
+    max_kept: usize,
     kept: Mutex<Vec<Box<[u8]>>>,
 }
 
 impl Buffers {
     /// For pages of so many bytes, of which at most so many are kept that nobody uses.
-    pub(crate) fn new(page_size: usize, most_kept: usize) -> Arc<Self> {
-        Arc::new(Self { page_size, most_kept, kept: Mutex::default() })
+    pub(crate) fn new(page_size: usize, max_kept: usize) -> Arc<Self> {
+        Arc::new(Self { page_size, max_kept, kept: Mutex::default() })
     }
 
     fn take(self: &Arc<Self>) -> Option<Box<[u8]>> {
@@ -97,7 +97,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let mut kept = lock(&self.home.kept);
-        if kept.len() < self.home.most_kept {
+        if kept.len() < self.home.max_kept {
             kept.push(bytes);
         }
     }

@@ -1,6 +1,6 @@
 //! Committing: from a transaction's pages to an entry of the journal, versions in the index, and durability.
 //!
-//! Invariants: entries are appended in the order of their seqs, each with the whole of a page at its first change after a cut.
+//! Invariants: entries are appended in the order of their seqs, each with the whole of a page at its first change after a checkpoint start.
 //! An entry that is refused (too large, no room) leaves no trace. Once a part of one was appended nothing refuses it any more, or the
 //! store is poisoned.
 
@@ -21,28 +21,28 @@ pub enum Durability {
     #[default]
     Sync,
     /// When it is durable; but it leaves the sync to another who commits within
-    /// [`group_window`](crate::StoreOptions::group_window).
+    /// [`group_delay`](crate::StoreOptions::group_delay).
     Group,
     /// At once. It is durable with the next commit that is, or after a second where the store has threads; until then a crash may lose it, as a whole, and
     /// those after it. It can be seen before it is durable, as all before it.
     None,
 }
 
-/// Bytes of a pad at most.
-const PAD: u64 = 8 << 10;
-/// Bytes of the journal that no commit owns, behind the last one: a pad, and the beginning of an epoch.
-pub(crate) const PADS: u64 = 16 << 10;
+/// Maximum bytes of padding.
+const MAX_PADDING: u64 = 8 << 10;
+/// Bytes of the journal that no commit owns, behind the last one: padding, and the beginning of an epoch.
+pub(crate) const TAIL_OVERHEAD: u64 = 16 << 10;
 /// What a record takes up beside its body, and to be aligned.
 const RECORD: u64 = 32;
 
 pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
-    let WriteTxn { core, turn, base, meta, mut changed, .. } = txn;
+    let WriteTxn { core, writer, base, meta, mut changed, .. } = txn;
     if changed.is_empty() && meta == *base {
         let (seq, lsn) = {
             let tail = lock(&core.tail);
             (tail.seq, tail.lsn)
         };
-        drop(turn);
+        drop(writer);
         return finish(core, seq, lsn, durability);
     }
     let mut tail;
@@ -51,26 +51,26 @@ pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, E
         let (entry, pages) = encode(core, &tail, &mut changed, &meta);
         core.check()?;
         let bytes = journal_bytes(&entry);
-        if bytes > core.most_entry() {
-            return Err(Error::TransactionTooLarge { bytes, most: core.most_entry() });
+        if bytes > core.max_entry_bytes() {
+            return Err(Error::TransactionTooLarge { bytes, max: core.max_entry_bytes() });
         }
-        if core.unsynced() + bytes + PADS <= core.cap {
+        if core.bytes_to_recover() + bytes + TAIL_OVERHEAD <= core.max_journal_bytes {
             break (entry, pages);
         }
-        // What has to be a whole page may change when a round cuts meanwhile.
+        // What has to be a full-page image may change when a checkpoint starts meanwhile.
         drop(tail);
-        core.wait_for_room(bytes + PADS)?;
+        core.wait_for_room(bytes + TAIL_OVERHEAD)?;
     };
     let seq = tail.seq + 1;
     let mut lsn = tail.lsn;
     for body in &entry {
-        // Not to wait for a checkpoint, which would wait for the tail: there is room, by the cap.
+        // Not to wait for a log checkpoint, which would wait for the tail: there is room, by the limit.
         lsn = core.journal.try_append(body).map_err(|error| core.poison(error.into()))?;
     }
     let needed = core.snapshots.needed();
     for (page, whole, is_whole) in pages {
         if is_whole {
-            tail.imaged.insert(page);
+            tail.logged_since_checkpoint.insert(page);
         }
         core.index.push(page, seq, Content::Whole(whole), &needed);
     }
@@ -78,15 +78,15 @@ pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, E
     (tail.seq, tail.lsn, tail.meta) = (seq, lsn, Arc::clone(&meta));
     core.snapshots.committed(seq, lsn, meta);
     drop(tail);
-    drop(turn);
-    core.nudge();
+    drop(writer);
+    core.request_checkpoint_if_due();
     finish(core, seq, lsn, durability)
 }
 
-/// Bytes of the journal that an entry takes up at most, but for what comes behind it: each part may be followed by a pad.
+/// Bytes of the journal that an entry takes up at most, but for what comes behind it: each part may be followed by padding.
 fn journal_bytes(entry: &[Vec<u8>]) -> u64 {
-    let pads = if entry.len() > 1 { entry.len() as u64 * PAD } else { 0 };
-    entry.iter().map(|body| body.len() as u64 + RECORD).sum::<u64>() + pads
+    let padding = if entry.len() > 1 { entry.len() as u64 * MAX_PADDING } else { 0 };
+    entry.iter().map(|body| body.len() as u64 + RECORD).sum::<u64>() + padding
 }
 
 fn finish(core: &Core, seq: Seq, lsn: u64, durability: Durability) -> Result<Seq, Error> {
@@ -130,7 +130,9 @@ fn encode(
         };
         let payload = &bytes[HEADER..];
         let mut is_whole = true;
-        let may_differ = core.diffs_first || tail.imaged.contains(&page) || planted!(core.options, NoImages);
+        let may_differ = core.diffs_first
+            || tail.logged_since_checkpoint.contains(&page)
+            || injected!(core.options, NoFullPages);
         if kind == PageKind::Free {
             entry.free(page, crc);
         } else if let Some(before) = if in_part && may_differ { before(core, page) } else { None }
@@ -145,7 +147,7 @@ fn encode(
             entry.diff(page, kind, crc, base_seq, &ranges);
             is_whole = false;
         } else {
-            entry.image(page, kind, crc, payload);
+            entry.full_page_image(page, kind, crc, payload);
         }
         pages.push((page, Whole::new(kind, bytes), is_whole));
     }
@@ -167,7 +169,7 @@ fn before(core: &Core, page: PageNo) -> Option<Whole> {
 }
 
 impl Core {
-    /// Appends a record that says nothing, so that the synced LSN can move up to it: epochs, and the parts of a commit that never was,
+    /// Appends a record that says nothing, so that the checkpoint LSN can move up to it: epochs, and the parts of a commit that never was,
     /// take up room that no commit owns.
     pub(crate) fn mark_end(&self) -> Result<(), Error> {
         let mut tail = lock(&self.tail);
@@ -175,9 +177,9 @@ impl Core {
         Ok(())
     }
 
-    /// Bytes of the journal that one commit may take up: also when all before it is synced, the last pad is still there.
-    pub(crate) fn most_entry(&self) -> u64 {
-        self.cap - 2 * PADS
+    /// Bytes of the journal that one commit may take up: also when all before it is checkpointed, the last padding is still there.
+    pub(crate) fn max_entry_bytes(&self) -> u64 {
+        self.max_journal_bytes - 2 * TAIL_OVERHEAD
     }
 
     /// The last commit that was appended.
@@ -186,7 +188,7 @@ impl Core {
     }
 
     /// The last commit that the data file has.
-    pub(crate) fn is_synced(&self) -> bool {
-        lock(&self.tail).seq == self.synced_seq.load(Ordering::Acquire)
+    pub(crate) fn is_checkpointed(&self) -> bool {
+        lock(&self.tail).seq == self.checkpoint_seq.load(Ordering::Acquire)
     }
 }

@@ -1,13 +1,13 @@
 //! The store as all its threads share it: reading pages, and committing.
 //!
-//! Locks, in the order that they are taken: the writer's turn (for a whole transaction), the round's turn, the tail (for the
-//! encoding and appending of one commit, and for a cut), then those of index, snapshots and superblocks, each alone.
+//! Locks, in the order that they are taken: the writer's (for a whole transaction), the checkpoint's, the tail (for the
+//! encoding and appending of one commit, and for a checkpoint start), then those of index, snapshots and superblocks, each alone.
 //!
 //! Invariants:
-//! 1. `tail.seq` is the last commit that was appended; its versions are in the index before the tail is let go.
-//! 2. No commit is appended that brings the journal bytes behind the synced LSN above the cap; beside commits there are pads, and an
+//! 1. `tail.seq` is the last commit that was appended; its versions are in the index before the tail is released.
+//! 2. No commit is appended that brings the journal bytes behind the checkpoint LSN above the limit; beside commits there are padding, and an
 //!    epoch for each opening.
-//! 3. After the first error of a write or sync nothing is committed any more, and everyone is told; a full device is the one
+//! 3. After the first error of a write or sync nothing is committed any more, and everyone gets that error; a full device is the one
 //!    exception, since what it refused was not half written.
 
 use std::collections::HashSet;
@@ -30,11 +30,11 @@ use crate::page::Page;
 use crate::snapshots::{Live, Snapshots};
 use crate::stat::Opening;
 use crate::superblocks::Superblocks;
-use crate::version::{Content, Place, Version, Whole, kind_and_seq};
+use crate::version::{Content, PageId, Version, Whole, kind_and_seq};
 use crate::{Error, PageNo, Seq};
 
-/// Between two looks at what has no bell.
-const LONG: Duration = Duration::from_secs(1);
+/// How often a condition is polled that nothing notifies of.
+const POLL: Duration = Duration::from_secs(1);
 
 /// Where the last commit that was appended stands.
 #[derive(Debug)]
@@ -43,25 +43,25 @@ pub(crate) struct Tail {
     /// Just behind it.
     pub(crate) lsn: u64,
     pub(crate) meta: Arc<Meta>,
-    /// Pages whose whole is in the journal since the last cut.
-    pub(crate) imaged: HashSet<PageNo>,
+    /// Pages whose full-page image is in the journal since the last checkpoint start.
+    pub(crate) logged_since_checkpoint: HashSet<PageNo>,
 }
 
-/// How far a round goes.
+/// Where a checkpoint started: how far it goes.
 #[derive(Debug, Clone)]
-pub(crate) struct Cut {
+pub(crate) struct CheckpointStart {
     pub(crate) seq: Seq,
     pub(crate) lsn: u64,
     pub(crate) meta: Arc<Meta>,
 }
 
-/// What waits for a round, and what it waits for.
+/// Who asks for a checkpoint, and why none can be made.
 #[derive(Debug, Default)]
-pub(crate) struct Wishes {
-    /// A round is wanted now.
-    pub(crate) round: bool,
-    /// The device is full: what the last round failed by.
-    pub(crate) stuck: Option<Error>,
+pub(crate) struct CheckpointRequest {
+    /// A checkpoint is wanted now.
+    pub(crate) requested: bool,
+    /// The device is full: the error of the last checkpoint.
+    pub(crate) blocked_by: Option<Error>,
     pub(crate) stopping: bool,
 }
 
@@ -83,25 +83,25 @@ pub(crate) struct Core {
     pub(crate) snapshots: Snapshots,
     /// Where versions in memory have their pages.
     pub(crate) buffers: Arc<Buffers>,
-    /// The round's turn.
-    pub(crate) round: Mutex<()>,
-    pub(crate) synced_seq: AtomicU64,
-    pub(crate) synced_lsn: AtomicU64,
-    /// The most journal bytes behind the synced LSN.
-    pub(crate) cap: u64,
-    /// The most bytes of the index before commits wait.
-    pub(crate) most_unapplied: u64,
-    /// The first change of a page after a cut may be a diff.
+    /// Held by the checkpoint under way.
+    pub(crate) checkpoint_lock: Mutex<()>,
+    pub(crate) checkpoint_seq: AtomicU64,
+    pub(crate) checkpoint_lsn: AtomicU64,
+    /// Maximum journal bytes behind the checkpoint LSN.
+    pub(crate) max_journal_bytes: u64,
+    /// Maximum bytes of the index before commits wait.
+    pub(crate) max_unapplied_bytes: u64,
+    /// The first change of a page after a checkpoint start may be a diff.
     pub(crate) diffs_first: bool,
-    pub(crate) wishes: Mutex<Wishes>,
-    /// Rung when the wishes change.
-    pub(crate) wished: Condvar,
-    /// Rung when a round has ended, or the store is poisoned.
-    pub(crate) rounded: Condvar,
-    /// Set when the store is being closed: a round gives up.
+    pub(crate) checkpoint_request: Mutex<CheckpointRequest>,
+    /// Notified when the request changes.
+    pub(crate) checkpoint_requested: Condvar,
+    /// Notified when a checkpoint has ended, or the store is poisoned.
+    pub(crate) checkpoint_done: Condvar,
+    /// Set when the store is being closed: a checkpoint gives up.
     pub(crate) stopping: AtomicBool,
     pub(crate) groups: Mutex<()>,
-    /// Rung after a commit was made durable.
+    /// Notified after a commit was made durable.
     pub(crate) flushed: Condvar,
     pub(crate) poison: OnceLock<Error>,
     /// The last commit that was found at the opening.
@@ -129,26 +129,26 @@ impl Core {
         self.poison.get().map_or(Ok(()), |cause| Err(Error::Poisoned { cause: Box::new(cause.clone()) }))
     }
 
-    /// Ends all committing for ever, and tells everyone.
+    /// Ends all committing for ever, and wakes everyone who waits.
     pub(crate) fn poison(&self, cause: Error) -> Error {
         let cause = match cause {
             Error::Poisoned { cause } => *cause,
             cause => cause,
         };
         let error = Error::Poisoned { cause: Box::new(self.poison.get_or_init(|| cause).clone()) };
-        drop(lock(&self.wishes));
-        self.rounded.notify_all();
-        self.wished.notify_all();
+        drop(lock(&self.checkpoint_request));
+        self.checkpoint_done.notify_all();
+        self.checkpoint_requested.notify_all();
         error
     }
 
     /// Journal bytes that recovery would read now.
-    pub(crate) fn unsynced(&self) -> u64 {
-        self.journal.end().saturating_sub(self.synced_lsn.load(Ordering::Acquire))
+    pub(crate) fn bytes_to_recover(&self) -> u64 {
+        self.journal.end().saturating_sub(self.checkpoint_lsn.load(Ordering::Acquire))
     }
 
-    pub(crate) fn place(&self, page: PageNo, seq: Seq) -> Place<'_> {
-        Place { path: self.data_path(), store: self.store, page, seq }
+    pub(crate) fn page_id(&self, page: PageNo, seq: Seq) -> PageId<'_> {
+        PageId { path: self.data_path(), store: self.store, page, seq }
     }
 
     /// The page as it was at `seq`, whatever it is used for; `None` if it was not written before.
@@ -160,7 +160,7 @@ impl Core {
     /// The page as a snapshot sees it.
     pub(crate) fn page_of(&self, live: &Live, page: PageNo) -> Result<Option<Page>, Error> {
         let found = self.page_at(page, live.seq);
-        // Looked at behind the read: what was needed may have gone meanwhile.
+        // Checked after the read: what was needed may have gone meanwhile.
         if live.is_ended() { Err(Error::SnapshotTooOld) } else { found }
     }
 
@@ -171,7 +171,7 @@ impl Core {
         }
         let found = self.cached.page_ref(page).map_err(|error| match error {
             pagekeeper_cache::Error::Rejected { reason, .. } => {
-                self.place(page, 0).damaged(reason.to_string())
+                self.page_id(page, 0).damaged(reason.to_string())
             }
             error => error.into(),
         })?;
@@ -193,12 +193,12 @@ impl Core {
                 Some((base, _)) => room[HEADER..].copy_from_slice(&base),
                 None => {
                     return Err(self
-                        .place(page, 0)
+                        .page_id(page, 0)
                         .damaged("the journal changes it, but it was never written"));
                 }
             }
         }
-        let kind = replay.put_together(&self.place(page, version.seq), room)?;
+        let kind = replay.put_together(&self.page_id(page, version.seq), room)?;
         let whole = Whole::new(kind, bytes);
         self.index.settle(page, version.seq, Content::Whole(whole.clone()));
         Ok(whole)
@@ -206,43 +206,48 @@ impl Core {
 
     /// Waits until `more` bytes go into the journal, and the index is within bounds.
     pub(crate) fn wait_for_room(&self, more: u64) -> Result<(), Error> {
-        let has_room = || self.unsynced() + more <= self.cap && self.index.bytes() <= self.most_unapplied;
+        let has_room = || {
+            self.bytes_to_recover() + more <= self.max_journal_bytes
+                && self.index.bytes() <= self.max_unapplied_bytes
+        };
         if has_room() {
             return Ok(());
         }
         if !self.options.threads {
-            self.run_round()?;
-            // One round makes all the room there is.
+            self.run_checkpoint()?;
+            // One checkpoint makes all the room there is.
             return Ok(());
         }
-        let mut wishes = lock(&self.wishes);
-        wishes.stuck = None;
+        let mut request = lock(&self.checkpoint_request);
+        request.blocked_by = None;
         loop {
             self.check()?;
             if has_room() {
                 return Ok(());
             }
-            if let Some(error) = &wishes.stuck {
+            if let Some(error) = &request.blocked_by {
                 return Err(error.clone());
             }
-            wishes.round = true;
-            self.wished.notify_all();
-            // A deadline, since the journal's end moves without a bell.
-            let waited = self.rounded.wait_timeout(wishes, Duration::from_millis(100));
-            wishes = waited.unwrap_or_else(PoisonError::into_inner).0;
+            request.requested = true;
+            self.checkpoint_requested.notify_all();
+            // A deadline, since nothing notifies when the journal's end moves.
+            let waited = self.checkpoint_done.wait_timeout(request, Duration::from_millis(100));
+            request = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Asks for a round if there is much to apply.
-    pub(crate) fn nudge(&self) {
+    /// Requests a checkpoint if there is much to apply.
+    pub(crate) fn request_checkpoint_if_due(&self) {
         if !self.options.threads || !self.options.background_apply {
             return;
         }
-        if self.unsynced() > self.cap / 2 || self.index.bytes() > self.most_unapplied / 2 {
-            let mut wishes = lock(&self.wishes);
-            if !wishes.round {
-                wishes.round = true;
-                self.wished.notify_all();
+        if self.bytes_to_recover() > self.max_journal_bytes / 2
+            || self.index.bytes() > self.max_unapplied_bytes / 2
+        {
+            let mut request = lock(&self.checkpoint_request);
+            if !request.requested {
+                request.requested = true;
+                self.checkpoint_requested.notify_all();
             }
         }
     }
@@ -255,12 +260,12 @@ impl Core {
         Ok(())
     }
 
-    /// The same, but leaves the sync to others who commit meanwhile, as long as the window is open.
+    /// The same, but leaves the sync to others who commit meanwhile, within the group's delay.
     pub(crate) fn join_group(&self, lsn: u64) -> Result<(), Error> {
-        let until = Instant::now().checked_add(self.options.group_window);
+        let until = Instant::now().checked_add(self.options.group_delay);
         let mut group = lock(&self.groups);
         while self.options.threads && self.journal.durable_lsn() < lsn {
-            let left = until.map_or(Some(LONG), |until| until.checked_duration_since(Instant::now()));
+            let left = until.map_or(Some(POLL), |until| until.checked_duration_since(Instant::now()));
             let Some(left) = left else { break };
             group = self.flushed.wait_timeout(group, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -268,16 +273,16 @@ impl Core {
         self.make_durable(lsn)
     }
 
-    /// Cuts: what was committed up to now is the round's; from now on pages are journaled as a whole again.
-    pub(crate) fn cut(&self) -> Cut {
+    /// Starts a checkpoint: it covers what was committed up to now; from now on pages are journaled as a whole again.
+    pub(crate) fn start_checkpoint(&self) -> CheckpointStart {
         let mut tail = lock(&self.tail);
-        if !planted!(self.options, ImagesFromTheEnd) {
-            tail.imaged = HashSet::new();
+        if !injected!(self.options, FullPagesFromTheEnd) {
+            tail.logged_since_checkpoint = HashSet::new();
         }
-        let cut = Cut { seq: tail.seq, lsn: tail.lsn, meta: Arc::clone(&tail.meta) };
-        // Before the tail is let go: the versions of the cut are kept from then on.
-        self.snapshots.set_cut(Some(cut.seq));
-        cut
+        let start = CheckpointStart { seq: tail.seq, lsn: tail.lsn, meta: Arc::clone(&tail.meta) };
+        // Before the tail is released: the versions of this start are kept from then on.
+        self.snapshots.set_checkpoint(Some(start.seq));
+        start
     }
 }
 

@@ -1,7 +1,7 @@
 //! The data file: growing it, and writing pages wide.
 //!
 //! Invariants: it has room for all pages that a commit may name, durably, before that commit; writes are of whole pages, and
-//! past the page cache where that can be had. A failure of a write or sync is final, but for a full device's: the kernel tells
+//! past the page cache where that can be had. A failure of a write or sync is final, but for a full device's: the kernel reports
 //! it once, to whoever of two syncs at a time comes first, and the other is not to be trusted.
 
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ pub(crate) struct DataFile {
     /// Held by one who makes it longer, until that is durable. The first sync that failed.
     growing: Mutex<Option<Error>>,
     #[cfg(test)]
-    pub(crate) planted: Option<crate::planted::Planted>,
+    pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
 
 impl DataFile {
@@ -55,7 +55,7 @@ impl DataFile {
             len,
             growing: Mutex::new(None),
             #[cfg(test)]
-            planted: None,
+            injected_fault: None,
         })
     }
 
@@ -97,10 +97,10 @@ impl DataFile {
     /// Makes all durable that was written.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         let synced = self.file.sync_data();
-        if planted!(self, SyncTriedAgain) && synced.is_err() {
+        if injected!(self, SyncTriedAgain) && synced.is_err() {
             return Ok(self.file.sync_data()?);
         }
-        // One that failed while the file was made longer may have been told of what was written for this one.
+        // One that failed while the file was made longer may have been the report of what was written for this one.
         let mut failed = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = synced {
             failed.get_or_insert(error.into());
@@ -118,13 +118,13 @@ pub(crate) struct Run {
 }
 
 #[derive(Default)]
-struct State {
+struct WriteState {
     in_flight: usize,
     done: VecDeque<Run>,
     failed: Option<IoError>,
 }
 
-impl State {
+impl WriteState {
     /// The first error counts, but for a full device: any other is worse.
     fn fail(&mut self, error: IoError) {
         if self.failed.as_ref().is_none_or(|failed| failed.errno() == Some(libc::ENOSPC)) {
@@ -134,13 +134,13 @@ impl State {
 }
 
 /// Writes in flight. All are waited for before it goes, also after an error.
-pub(crate) struct Flights<'a> {
+pub(crate) struct WritesInFlight<'a> {
     data: &'a DataFile,
-    state: Arc<(Mutex<State>, Condvar)>,
+    state: Arc<(Mutex<WriteState>, Condvar)>,
     depth: Depth,
 }
 
-impl<'a> Flights<'a> {
+impl<'a> WritesInFlight<'a> {
     /// At most so many writes at once as `depth` says.
     pub(crate) fn new(data: &'a DataFile, depth: Depth) -> Self {
         Self { data, state: Arc::default(), depth }
@@ -183,10 +183,10 @@ impl<'a> Flights<'a> {
     }
 
     /// Waits until at most so many are in flight.
-    pub(crate) fn wait(&self, most: usize) {
+    pub(crate) fn wait(&self, max: usize) {
         let (mutex, changed) = &*self.state;
         let state = mutex.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(changed.wait_while(state, |state| state.in_flight > most));
+        drop(changed.wait_while(state, |state| state.in_flight > max));
     }
 
     /// One that has ended since the last call.
@@ -203,7 +203,7 @@ impl<'a> Flights<'a> {
     }
 }
 
-impl Drop for Flights<'_> {
+impl Drop for WritesInFlight<'_> {
     fn drop(&mut self) {
         self.wait(0);
     }

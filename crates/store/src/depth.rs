@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_policy::DiskProfile;
 
-/// The least.
-const LEAST: usize = 128;
-/// The most.
-pub(crate) const MOST: usize = 1024;
+/// The minimum.
+const MIN: usize = 128;
+/// The maximum.
+pub(crate) const MAX: usize = 1024;
 /// Beside commits, where the disk is not known: their syncs are not to wait behind too many.
-const BESIDE: usize = 64;
+const DURING_COMMITS: usize = 64;
 /// The same where it is known.
-const BESIDE_RANGE: std::ops::RangeInclusive<usize> = 16..=256;
+const DURING_COMMITS_RANGE: std::ops::RangeInclusive<usize> = 16..=256;
 /// Doubling must bring at least one part in so many.
 const WORTH: u64 = 10;
 
@@ -35,7 +35,7 @@ pub(crate) struct Depth {
 impl Depth {
     /// To be found out.
     pub(crate) fn unknown() -> Self {
-        Self { now: LEAST, since: Instant::now(), done: 0, rate_before: None, is_settled: false }
+        Self { now: MIN, since: Instant::now(), done: 0, rate_before: None, is_settled: false }
     }
 
     /// For a recovery, or beside commits; by what was measured of the disk, if it was. One that was as wide as could be measured
@@ -46,13 +46,13 @@ impl Depth {
         let known = width.and_then(|width| usize::try_from(width).ok());
         match (known, recovering) {
             (Some(_), true) if width == deepest => Self::unknown(),
-            (Some(width), true) => Self::fixed((2 * width).clamp(*BESIDE_RANGE.start(), MOST)),
+            (Some(width), true) => Self::fixed((2 * width).clamp(*DURING_COMMITS_RANGE.start(), MAX)),
             // Half of it stays for the commits.
             (Some(width), false) => {
-                Self::fixed((width / 2).clamp(*BESIDE_RANGE.start(), *BESIDE_RANGE.end()))
+                Self::fixed((width / 2).clamp(*DURING_COMMITS_RANGE.start(), *DURING_COMMITS_RANGE.end()))
             }
             (None, true) => Self::unknown(),
-            (None, false) => Self::fixed(BESIDE),
+            (None, false) => Self::fixed(DURING_COMMITS),
         }
     }
 
@@ -68,11 +68,11 @@ impl Depth {
     /// So many more have ended.
     pub(crate) fn done(&mut self, count: usize) {
         if !self.is_settled {
-            self.look(count, self.since.elapsed());
+            self.measure(count, self.since.elapsed());
         }
     }
 
-    fn look(&mut self, count: usize, elapsed: Duration) {
+    fn measure(&mut self, count: usize, elapsed: Duration) {
         self.done += count;
         // Those begun at the depth before are among the first.
         if self.done < 3 * self.now {
@@ -80,7 +80,7 @@ impl Depth {
         }
         let rate = self.done as f64 / elapsed.as_secs_f64().max(1e-9);
         let is_better = self.rate_before.is_none_or(|before| rate > before * (1.0 + 1.0 / WORTH as f64));
-        if !is_better || self.now == MOST {
+        if !is_better || self.now == MAX {
             self.is_settled = true;
             return;
         }
@@ -101,8 +101,8 @@ mod tests {
         let mut depth = Depth::unknown();
         while !depth.is_settled {
             let count = 3 * depth.now;
-            let rounds = count as f64 / width.min(depth.now) as f64;
-            depth.look(count, Duration::from_millis(2).mul_f64(rounds));
+            let batches = count as f64 / width.min(depth.now) as f64;
+            depth.measure(count, Duration::from_millis(2).mul_f64(batches));
         }
         depth.now()
     }

@@ -1,4 +1,4 @@
-//! What can go wrong, in one type. An error is `Clone`, so that one failed sync can be told to all who waited for it.
+//! What can go wrong, in one type. An error is `Clone`, so that one failed sync can be reported to all who waited for it.
 
 use std::path::PathBuf;
 
@@ -128,22 +128,22 @@ pub enum Error {
         wanted: usize,
     },
     /// More metadata than goes into a superblock.
-    #[error("metadata of {given} bytes: at most {most} go")]
+    #[error("metadata of {given} bytes: at most {max} fit")]
     MetadataTooLong {
         /// As it was given, in bytes.
         given: usize,
-        /// The most, in bytes.
-        most: usize,
+        /// The maximum, in bytes.
+        max: usize,
     },
     /// A transaction that the journal can't take. Nothing of it was committed.
     #[error(
-        "a transaction of {bytes} bytes in the journal: at most {most} go: commit more often, or make a store with a larger journal"
+        "a transaction of {bytes} bytes in the journal: at most {max} fit: commit more often, or make a store with a larger journal"
     )]
     TransactionTooLarge {
         /// What it would take up in the journal, in bytes.
         bytes: u64,
-        /// The most, in bytes.
-        most: u64,
+        /// The maximum, in bytes.
+        max: u64,
     },
     /// A read transaction was ended: what it was to read took up too much memory.
     #[error("the snapshot is too old: pages that it needs were given up to stay within the memory budget")]

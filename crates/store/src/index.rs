@@ -2,11 +2,11 @@
 //!
 //! Invariants:
 //! 1. Versions of a page ascend by seq. Those not applied are the newest ones.
-//! 2. A page that is not in the index is in the data file as its newest commit left it. One that is looked for, is in neither
-//!    place as it should be, and is looked for again, is in the index: what the data file had was kept before it was written over.
+//! 2. A page that is not in the index is in the data file as its newest commit left it. One that is looked up, is in neither
+//!    place as it should be, and is looked up again, is in the index: what the data file had was kept before it was written over.
 //! 3. A version goes only when no snapshot that lives, or can come, would read it.
 //!
-//! Locks are held for a look-up or a change of one page only. Nothing fails.
+//! Locks are held for a lookup or a change of one page only. Nothing fails.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -67,7 +67,7 @@ impl Index {
         shard.get(&page)?.iter().rev().find(|version| version.seq <= seq).cloned()
     }
 
-    /// The page as it was at `seq`, from a version or from the data file, whose pages tell their seqs; `None` if it was not
+    /// The page as it was at `seq`, from a version or from the data file, whose pages hold their seqs; `None` if it was not
     /// written before.
     pub(crate) fn find<T, E>(
         &self,
@@ -77,7 +77,7 @@ impl Index {
         in_file: impl Fn() -> Result<Option<(T, Seq)>, E>,
     ) -> Result<Option<T>, E> {
         let mut failed = None;
-        // Twice: it may be applied between the look here and the read.
+        // Twice: it may be applied between the lookup here and the read.
         for _ in 0..2 {
             if let Some(version) = self.get(page, seq) {
                 match whole(version) {

@@ -1,4 +1,4 @@
-//! Looking at a store as it stands: page by page, the free list, the superblocks; for tools that show it to people.
+//! Inspecting a store as it stands: page by page, the free list, the superblocks; for tools that show it to people.
 //!
 //! Invariant: nothing is changed, and nothing that is wrong hides what is right beside it: a page that is damaged or can't be read
 //! is shown as that.
@@ -89,9 +89,9 @@ pub struct SuperblockInfo {
     /// The id of the store.
     pub store: u64,
     /// The last commit that the data file has.
-    pub synced_seq: Seq,
+    pub checkpoint_seq: Seq,
     /// Where in the journal the commits behind it begin.
-    pub synced_lsn: u64,
+    pub checkpoint_lsn: u64,
 }
 
 /// What reading pages of the data file gave.
@@ -123,7 +123,7 @@ impl Core {
             pages.zip(newer).zip((0..).step_by(self.page_size).zip(buf.chunks(self.page_size)))
         {
             found.push(match &got[at / PIECE] {
-                Ok(_) => self.look(page, newer, bytes, live)?,
+                Ok(_) => self.page_info(page, newer, bytes, live)?,
                 Err(error) => PageInfo::damaged(page, bytes, error.to_string()),
             });
         }
@@ -146,7 +146,7 @@ impl Core {
     }
 
     /// The page as the snapshot has it, where these are its bytes in the data file.
-    fn look(&self, page: PageNo, newer: bool, bytes: &[u8], live: &Live) -> Result<PageInfo, Error> {
+    fn page_info(&self, page: PageNo, newer: bool, bytes: &[u8], live: &Live) -> Result<PageInfo, Error> {
         match page::check(bytes, page, self.store) {
             Ok(header) if header.seq <= live.seq && !newer => {
                 return Ok(PageInfo::whole(page, header.kind, bytes, true));
@@ -202,7 +202,7 @@ impl Core {
 
     pub(crate) fn superblock_infos(&self) -> Result<[Option<SuperblockInfo>; 2], Error> {
         // Not while one of them is being written.
-        let _turn = lock(&self.superblocks);
+        let _guard = lock(&self.superblocks);
         let file = open_past_cache(&*self.io, &self.directory.join(superblocks::NAME))?;
         let mut bytes = AlignedBuf::new(2 * SLOT);
         file.read_at(0, &mut bytes)?;
@@ -210,8 +210,8 @@ impl Core {
             Found::Superblock(superblock) => Some(SuperblockInfo {
                 number: superblock.number,
                 store: superblock.store,
-                synced_seq: superblock.synced_seq,
-                synced_lsn: superblock.synced_lsn,
+                checkpoint_seq: superblock.checkpoint_seq,
+                checkpoint_lsn: superblock.checkpoint_lsn,
             }),
             Found::Version(_) | Found::Nothing => None,
         };
@@ -283,7 +283,7 @@ mod tests {
         let free = store.free_list().unwrap();
         assert_eq!((free.pages(), &free.trunks[..]), (2, &[FreeTrunk { page: 1, names: 1 }][..]));
         let [first, second] = store.superblocks().unwrap();
-        assert_eq!((first.unwrap().synced_seq, second.unwrap().synced_seq), (2, 0));
+        assert_eq!((first.unwrap().checkpoint_seq, second.unwrap().checkpoint_seq), (2, 0));
         assert!(matches!(store.inspect(5..7), Err(Error::OutOfRange { page: 6, pages: 6 })));
         assert!(store.inspect(3..3).unwrap().is_empty());
         store.close_and_sync().unwrap();

@@ -9,22 +9,23 @@
 //!                        journal (redo log)  ◀────┤          index ◀───┤  newer than the data file
 //!                                                 └────────▶ index     │
 //!                                                              │       ▼
-//!                                     round: page order, wide  ▼     page cache
+//!                                checkpoint: page order, wide  ▼     page cache
 //!                                                          data file ◀─┘
 //! ```
 //!
-//! - A **commit** is one entry of the journal: the whole of each page that it changes first since the last cut, and byte ranges
+//! - A **commit** is one entry of the journal: the whole of each page that it changes first since the last checkpoint start, and byte ranges
 //!   after that. It is durable with the journal.
-//! - A **round** of the background takes what was committed up to its cut to the data file, syncs that, says so in a superblock,
-//!   and gives the journal up so far. The journal never exceeds its cap.
-//! - **Opening** reads the journal, at once and wide, and nothing else. Reads find what it says in the index; the first round
+//! - A **checkpoint** in the background takes what was committed before its start to the data file, syncs that, says so in a superblock,
+//!   and gives the journal up so far. The journal never exceeds its limit.
+//! - **Opening** reads the journal, at once and wide, and nothing else. Reads find what it says in the index; the first checkpoint
 //!   applies it.
 //!
 //! See [`Store`] for how it is used, and `docs/format.md` for what stands on the disk.
 
 #[macro_use]
-mod planted;
+mod injected_fault;
 mod buffers;
+mod checkpoint;
 mod commit;
 mod core;
 mod data;
@@ -39,7 +40,6 @@ mod open;
 mod options;
 mod page;
 mod read;
-mod round;
 mod snapshots;
 mod stat;
 mod store;
@@ -56,7 +56,7 @@ mod warm;
 pub use commit::Durability;
 pub use error::Error;
 pub use inspect::{FreeList, FreeTrunk, PageInfo, PageState, SuperblockInfo};
-pub use options::{Create, Images, StoreOptions};
+pub use options::{Create, FullPageImages, StoreOptions};
 pub use page::Page;
 pub use read::ReadTxn;
 pub use stat::{Opening, Progress, StoreStat};

@@ -1,7 +1,7 @@
-//! Models of how commits, rounds and readers meet over one page: loom runs the very sources of index and snapshots in every order
+//! Models of how commits, checkpoints and readers meet over one page: loom runs the very sources of index and snapshots in every order
 //! of two or three threads. A thread can be stopped at most [`PREEMPTIONS`] times where it could go on.
 //!
-//! A model fails by an assertion: a snapshot that does not find the page as its commit left it. No chance is in it.
+//! A model fails by an assertion: a snapshot that does not find the page as its commit left it. Nothing is random.
 //!
 //! What is not modelled: bytes (a page is its seq), the disk (the data file is one number, written at once), the journal, the
 //! page cache.
@@ -12,12 +12,12 @@
 //! |---|---|
 //! | nothing is kept before the page is written over | an old snapshot |
 //! | the page is written over before what was there is kept | an old snapshot |
-//! | a page is looked for once only | an old snapshot |
+//! | a page is looked up once only | an old snapshot |
 //! | the newest version goes though an older one is kept | an old snapshot, the three |
 //! | versions go that a snapshot lives on | an old snapshot, the three |
 //! | versions go that a later snapshot would read | commits beside a reader, the three |
-//! | the cut is not kept while its round lasts | commits beside a round |
-//! | the index lets the page go before it is written | a round beside a reader, the three |
+//! | the versions of a checkpoint's start are not kept while it runs | commits beside a checkpoint |
+//! | the index lets the page go before it is written | a checkpoint beside a reader, the three |
 //! | a commit is visible before its versions are in the index | commits beside a reader, the three |
 
 mod sync;
@@ -88,26 +88,26 @@ impl World {
         self.snapshots.show(seq);
     }
 
-    /// As `Core::run_round` does.
-    fn round(&self) {
-        let cut = {
+    /// As `Core::run_checkpoint` does.
+    fn checkpoint(&self) {
+        let start = {
             let tail = self.tail.lock().unwrap();
-            self.snapshots.set_cut(Some(*tail));
+            self.snapshots.set_checkpoint(Some(*tail));
             *tail
         };
-        self.snapshots.show(cut);
-        if !self.index.unapplied(cut).is_empty() {
+        self.snapshots.show(start);
+        if !self.index.unapplied(start).is_empty() {
             let in_file = || {
                 let found = self.read_file();
                 Ok::<_, ()>(Some((content(found), found)))
             };
             self.index.keep_base(PAGE, self.snapshots.oldest(), in_file).unwrap();
-            let version = self.index.get(PAGE, cut).expect("what a cut covers is kept");
-            assert_eq!(version.seq, cut, "a round applies what its cut covers");
+            let version = self.index.get(PAGE, start).expect("what a checkpoint covers is kept");
+            assert_eq!(version.seq, start, "a checkpoint applies what was committed before its start");
             self.file.store(version.seq, Ordering::Release);
             self.index.applied(PAGE, version.seq, &self.snapshots.needed());
         }
-        self.snapshots.set_cut(None);
+        self.snapshots.set_checkpoint(None);
         self.index.prune_all(&self.snapshots.needed());
     }
 
@@ -127,7 +127,7 @@ impl World {
 
     /// Nobody reads any more: what is left is what the data file lacks.
     fn settle(&self) {
-        self.round();
+        self.checkpoint();
         let tail = *self.tail.lock().unwrap();
         assert_eq!((self.read_file(), self.index.bytes()), (tail, 0));
     }
@@ -182,8 +182,8 @@ fn commits_beside_a_reader() {
 }
 
 #[test]
-fn a_round_beside_a_reader() {
-    side_by_side(&[World::round, reader], two_commits);
+fn a_checkpoint_beside_a_reader() {
+    side_by_side(&[World::checkpoint, reader], two_commits);
 }
 
 #[test]
@@ -193,25 +193,25 @@ fn an_old_snapshot() {
         let live = world.snapshots.begin();
         world.commit();
         let other = Arc::clone(&world);
-        let rounds = thread::spawn(move || {
-            other.round();
+        let checkpoints = thread::spawn(move || {
+            other.checkpoint();
             other.commit();
-            other.round();
+            other.checkpoint();
         });
         world.read(&live);
         world.read(&live);
         world.snapshots.end(&live);
-        rounds.join().unwrap();
+        checkpoints.join().unwrap();
         world.settle();
     });
 }
 
 #[test]
-fn commits_beside_a_round() {
-    side_by_side(&[World::round, two_commits], World::commit);
+fn commits_beside_a_checkpoint() {
+    side_by_side(&[World::checkpoint, two_commits], World::commit);
 }
 
 #[test]
-fn commits_beside_a_round_and_a_reader() {
-    side_by_side(&[World::round, World::commit, reader], World::commit);
+fn commits_beside_a_checkpoint_and_a_reader() {
+    side_by_side(&[World::checkpoint, World::commit, reader], World::commit);
 }

@@ -3,8 +3,8 @@
 //! Invariants:
 //! 1. Superblocks and journal are read as the device has them, and made durable before anything is built on them.
 //! 2. Nothing is written before all was found to be in order, but for the journal's own new epoch.
-//! 3. Every commit of the journal behind the synced LSN is in the index, in order and without a gap. No page of the data file is
-//!    looked at: whether it is newer or older does not matter.
+//! 3. Every commit of the journal behind the checkpoint LSN is in the index, in order and without a gap. No page of the data file is
+//!    read: whether it is newer or older does not matter.
 //! 4. A store that has no superblock never had a commit.
 
 use std::collections::HashSet;
@@ -21,13 +21,13 @@ use pagekeeper_io::{Create as CreateFile, Io, Lock, open_past_cache};
 use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 
 use crate::buffers::Buffers;
-use crate::core::{Core, Tail, Wishes, verify_page};
+use crate::core::{CheckpointRequest, Core, Tail, verify_page};
 use crate::data::{self, DataFile};
 use crate::format::entry::{Change, EntryReader};
 use crate::format::page::HEADER;
 use crate::format::superblock::{Found, Meta, Superblock};
 use crate::index::Index;
-use crate::options::{Create, Images, LEAST_PAGE, StoreOptions};
+use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
 use crate::snapshots::Snapshots;
 use crate::stat::Opening;
 use crate::superblocks::{self, MADE, Superblocks};
@@ -37,14 +37,14 @@ use crate::{Error, Store};
 pub(crate) const JOURNAL: &str = "journal";
 const LOCK: &str = "lock";
 /// Page numbers have 32 bits in the cache.
-pub(crate) const MOST_PAGES: u64 = u32::MAX as u64 - 1;
-/// Bytes of the journal that may be appended and not synced: behind its end an opening looks at three times as many.
-const MOST_UNSYNCED: u64 = 4 << 20;
+pub(crate) const MAX_PAGES: u64 = u32::MAX as u64 - 1;
+/// Bytes of the journal that may be appended and not synced: behind its end an opening checks three times as many.
+const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
 /// Files of the journal.
 const FILES: u64 = 4;
 
-/// What the cache is told: less where stores are opened by the thousand, since its books are 16 MiB for the most.
-const MOST_CACHED: u64 = if cfg!(test) { 1 << 20 } else { MOST_PAGES };
+/// The maximum that the cache is opened with: less where stores are opened by the thousand, since its bookkeeping takes 16 MiB for the maximum.
+const MAX_CACHED_PAGES: u64 = if cfg!(test) { 1 << 20 } else { MAX_PAGES };
 
 /// Opens a store, and makes it first if it is to be.
 pub(crate) fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
@@ -154,30 +154,30 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
     }
     // Neither is there any more when the journal is: a store is never taken for finished that is not.
     io.sync_dir(directory)?;
-    let cap = options.journal_bytes;
-    // Beside the cap: the last pads, and what rounding takes.
-    let ring = cap + (cap / 16).max(64 << 10);
+    let max_journal_bytes = options.journal_bytes;
+    // Beside the limit: the last padding, and what rounding takes.
+    let ring = max_journal_bytes + (max_journal_bytes / 16).max(64 << 10);
     let file_bytes = ring.div_ceil(FILES).next_multiple_of(4096);
-    let made = journal_options(options, io, cap)
+    let made = journal_options(options, io, max_journal_bytes)
         .files(u32::try_from(FILES).unwrap_or(1))
         .file_bytes(file_bytes)
         .create(&journal)?;
     made.close()?;
-    let page_size = options.page_size.unwrap_or(LEAST_PAGE);
+    let page_size = options.page_size.unwrap_or(MIN_PAGE_BYTES);
     let file = DataFile::open(io, directory, CreateFile::New, page_size)?;
     file.file.sync_all()?;
     io.sync_dir(directory)?;
     let may_be = options
         .disk_of(directory, &*file.file)
-        .is_none_or(|disk| disk.atomic_in_place_bytes_max.is_some_and(|most| page_size as u64 <= most));
-    let atomic = options.images == Images::Auto && may_be && file.is_atomic();
+        .is_none_or(|disk| disk.atomic_in_place_bytes_max.is_some_and(|max| page_size as u64 <= max));
+    let atomic = options.full_page_images == FullPageImages::Auto && may_be && file.is_atomic();
     let first = Superblock {
         number: 0,
         store: RandomState::new().hash_one(std::process::id()),
         page_size: u32::try_from(page_size).unwrap_or(u32::MAX),
-        synced_seq: 0,
-        synced_lsn: 0,
-        journal_cap: cap,
+        checkpoint_seq: 0,
+        checkpoint_lsn: 0,
+        max_journal_bytes,
         first_diffs: atomic,
         meta: Meta::default(),
     };
@@ -185,21 +185,21 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
     Ok(io.sync_dir(directory)?)
 }
 
-fn journal_options(options: &StoreOptions, io: &Arc<dyn Io>, cap: u64) -> RedoOptions {
-    let buffer = buffer_bytes(options.memory, cap);
+fn journal_options(options: &StoreOptions, io: &Arc<dyn Io>, max_journal_bytes: u64) -> RedoOptions {
+    let buffer = buffer_bytes(options.memory, max_journal_bytes);
     let journal = RedoLog::options().io(Arc::clone(io)).buffer_bytes(buffer);
-    let journal = journal.max_unsynced(MOST_UNSYNCED.min(buffer as u64));
+    let journal = journal.max_unsynced(MAX_UNSYNCED_BYTES.min(buffer as u64));
     // Read once, by a recovery: a mode that keeps its pages out of the page cache, and syncs with the write.
     let journal = journal.mode(LogMode::Auto);
     #[cfg(test)]
-    let journal = crate::planted::of_journal(journal, options);
+    let journal = crate::injected_fault::of_journal(journal, options);
     if options.threads { journal } else { journal.without_threads() }
 }
 
 /// Bytes of the log buffer: a thirty-second part of the budget, within reason, and a power of two.
-fn buffer_bytes(memory: u64, cap: u64) -> usize {
-    let wished = (memory / 32).clamp(64 << 10, 8 << 20).min(cap.next_power_of_two());
-    1 << wished.max(64 << 10).ilog2()
+fn buffer_bytes(memory: u64, max_journal_bytes: u64) -> usize {
+    let wanted = (memory / 32).clamp(64 << 10, 8 << 20).min(max_journal_bytes.next_power_of_two());
+    1 << wanted.max(64 << 10).ilog2()
 }
 
 /// Opens the store that the superblock describes.
@@ -216,13 +216,13 @@ fn start(
     if let Some(wanted) = options.page_size.filter(|wanted| *wanted != page_size) {
         return Err(Error::OtherPageSize { path: directory.to_path_buf(), found: page_size, wanted });
     }
-    let cap = newest.journal_cap;
+    let max_journal_bytes = newest.max_journal_bytes;
     let path = directory.join(JOURNAL);
     let mut data = DataFile::open(&io, directory, CreateFile::Never, page_size)?;
     let superblocks = Superblocks::open(&*io, directory, newest.clone(), slot)?;
     // What does not depend on the journal is made ready while it is read.
     let prepare = || {
-        if !planted!(options, NoSyncAtOpen) {
+        if !injected!(options, NoSyncAtOpen) {
             superblocks.sync()?;
             if newest.number <= MADE {
                 sync_names(&*io, directory)?;
@@ -243,25 +243,25 @@ fn start(
     let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (cache, cached)) =
         (found?, prepared?);
     // A crash came between the two. What commits may fill is counted from what the superblock says.
-    if journal.checkpoint_lsn() < newest.synced_lsn {
-        journal.checkpoint(newest.synced_lsn)?;
+    if journal.checkpoint_lsn() < newest.checkpoint_lsn {
+        journal.checkpoint(newest.checkpoint_lsn)?;
     }
     data.atomic = newest.first_diffs && data.is_atomic();
     if newest.first_diffs && !data.atomic && found.index.needs_bases() {
         return Err(Error::NotAtomic { path: directory.to_path_buf() });
     }
-    // It may have been cut back to what was durable.
+    // It may have been truncated to what was durable.
     data.grow(found.meta.pages, true)?;
     #[cfg(test)]
     let (data, superblocks) = {
         let (mut data, mut superblocks) = (data, superblocks);
-        (data.planted, superblocks.planted) = (options.planted, options.planted);
+        (data.injected_fault, superblocks.injected_fault) = (options.injected_fault, options.injected_fault);
         (data, superblocks)
     };
     let store = newest.store;
     let meta = Arc::new(found.meta);
     let pages = found.index.unapplied_pages();
-    let diffs_first = data.atomic && options.images == Images::Auto;
+    let diffs_first = data.atomic && options.full_page_images == FullPageImages::Auto;
     let core = Core {
         options: StoreOptions { disk: options.disk_of(directory, &*data.file), ..options.clone() },
         directory: directory.to_path_buf(),
@@ -276,20 +276,20 @@ fn start(
             seq: found.seq,
             lsn: found.lsn,
             meta: Arc::clone(&meta),
-            imaged: HashSet::new(),
+            logged_since_checkpoint: HashSet::new(),
         }),
-        buffers: Buffers::new(page_size, most_kept(options.memory, page_size)),
+        buffers: Buffers::new(page_size, max_kept(options.memory, page_size)),
         index: found.index,
         snapshots: Snapshots::new(found.seq, meta),
-        round: Mutex::new(()),
-        synced_seq: AtomicU64::new(newest.synced_seq),
-        synced_lsn: AtomicU64::new(newest.synced_lsn),
-        cap,
-        most_unapplied: unapplied_share(options.memory),
+        checkpoint_lock: Mutex::new(()),
+        checkpoint_seq: AtomicU64::new(newest.checkpoint_seq),
+        checkpoint_lsn: AtomicU64::new(newest.checkpoint_lsn),
+        max_journal_bytes,
+        max_unapplied_bytes: unapplied_share(options.memory),
         diffs_first,
-        wishes: Mutex::new(Wishes::default()),
-        wished: Condvar::new(),
-        rounded: Condvar::new(),
+        checkpoint_request: Mutex::new(CheckpointRequest::default()),
+        checkpoint_requested: Condvar::new(),
+        checkpoint_done: Condvar::new(),
         stopping: AtomicBool::new(false),
         groups: Mutex::new(()),
         flushed: Condvar::new(),
@@ -299,7 +299,7 @@ fn start(
             took: began.elapsed(),
             journal_read,
             journal_bytes,
-            commits: found.seq - newest.synced_seq,
+            commits: found.seq - newest.checkpoint_seq,
             pages,
         },
         journal,
@@ -325,14 +325,14 @@ fn read_journal(
     page_size: usize,
 ) -> Result<JournalRead, Error> {
     let began = Instant::now();
-    let journal = journal_options(options, io, newest.journal_cap);
-    let (log, records) = journal.recover(path, Some(newest.synced_lsn))?;
-    if log.checkpoint_lsn() > newest.synced_lsn {
+    let journal = journal_options(options, io, newest.max_journal_bytes);
+    let (log, records) = journal.recover(path, Some(newest.checkpoint_lsn))?;
+    if log.checkpoint_lsn() > newest.checkpoint_lsn {
         let what = "the superblock is older than what of the journal is left".to_owned();
         return Err(Error::Corrupt { path: path.to_path_buf(), what });
     }
     let took = began.elapsed();
-    let bytes = records.last().map_or(0, |last| last.end - newest.synced_lsn);
+    let bytes = records.last().map_or(0, |last| last.end - newest.checkpoint_lsn);
     let found = replay(&records, newest, page_size, path)?;
     Ok(JournalRead { log, took, bytes, found })
 }
@@ -348,17 +348,17 @@ fn cached(
     let file = open_past_cache(&**io, &directory.join(data::NAME))?;
     let store = newest.store;
     #[cfg(test)]
-    let checks = options.planted != Some(crate::planted::Planted::NoPageChecksum);
+    let checks = options.injected_fault != Some(crate::injected_fault::InjectedFault::NoPageChecksum);
     #[cfg(not(test))]
     let checks = true;
     let verifier = OpenOptions::new()
         .verifier(move |page| if checks { verify_page(page.bytes(), page.page(), store) } else { Ok(()) });
-    let cached = cache.open_owned_with(file, MOST_CACHED, verifier)?;
+    let cached = cache.open_owned_with(file, MAX_CACHED_PAGES, verifier)?;
     Ok((cache, cached))
 }
 
 /// Pages of memory that are kept for the next ones: as many as there may be.
-fn most_kept(memory: u64, page_size: usize) -> usize {
+fn max_kept(memory: u64, page_size: usize) -> usize {
     usize::try_from(unapplied_share(memory)).unwrap_or(usize::MAX) / page_size
 }
 
@@ -368,14 +368,15 @@ fn unapplied_share(memory: u64) -> u64 {
 }
 
 /// Bytes that are on their way: entries that are made, pages that are being written, and what an allocator has between.
-fn way_share(memory: u64) -> u64 {
+fn in_transit_share(memory: u64) -> u64 {
     (memory / 8).min(64 << 20)
 }
 
 /// The cache gets what is left of the budget.
 fn cache(options: &StoreOptions, io: &Arc<dyn Io>, page_size: usize) -> Result<PageCache, Error> {
     let memory = options.memory;
-    let others = unapplied_share(memory) + way_share(memory) + buffer_bytes(memory, u64::MAX >> 1) as u64;
+    let others =
+        unapplied_share(memory) + in_transit_share(memory) + buffer_bytes(memory, u64::MAX >> 1) as u64;
     let rest = memory - others;
     // No cache works with less: of very large pages a small budget holds too few.
     let memory = rest.max(pagekeeper_cache::Builder::memory_for(64, page_size));
@@ -402,8 +403,8 @@ fn replay(
         index: Index::with_room_for(
             records.iter().map(|record| record.body.len()).sum::<usize>() / page_size,
         ),
-        seq: newest.synced_seq,
-        lsn: newest.synced_lsn,
+        seq: newest.checkpoint_seq,
+        lsn: newest.checkpoint_lsn,
         meta: newest.meta.clone(),
     };
     let mut reader = EntryReader::new(page_size - HEADER);

@@ -23,9 +23,9 @@ pub enum Create {
     New,
 }
 
-/// What the journal gets at the first change of a page after each cut.
+/// What the journal gets at the first change of a page after each checkpoint start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Images {
+pub enum FullPageImages {
     /// The whole page, unless the file system writes pages atomically (`STATX_WRITE_ATOMIC`, Linux 6.11, and a write that works).
     #[default]
     Auto,
@@ -33,7 +33,7 @@ pub enum Images {
     Always,
 }
 
-/// Told of what is left to apply.
+/// Called with what is left to apply.
 pub(crate) type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
 /// How a [`Store`] is made and opened; from [`Store::options`].
@@ -43,8 +43,8 @@ pub struct StoreOptions {
     pub(crate) memory: u64,
     pub(crate) journal_bytes: u64,
     pub(crate) create: Create,
-    pub(crate) images: Images,
-    pub(crate) group_window: Duration,
+    pub(crate) full_page_images: FullPageImages,
+    pub(crate) group_delay: Duration,
     pub(crate) io: Option<Arc<dyn Io>>,
     pub(crate) threads: bool,
     pub(crate) background_apply: bool,
@@ -52,7 +52,7 @@ pub struct StoreOptions {
     pub(crate) on_progress: Option<OnProgress>,
     pub(crate) disk: Option<DiskProfile>,
     #[cfg(test)]
-    pub(crate) planted: Option<crate::planted::Planted>,
+    pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
     /// How the journal is written: a simulated disk is not asked what is best.
     #[cfg(test)]
     pub(crate) journal_mode: pagekeeper_log::LogMode,
@@ -65,8 +65,8 @@ impl Default for StoreOptions {
             memory: 256 << 20,
             journal_bytes: 256 << 20,
             create: Create::default(),
-            images: Images::default(),
-            group_window: Duration::from_millis(2),
+            full_page_images: FullPageImages::default(),
+            group_delay: Duration::from_millis(2),
             io: None,
             threads: true,
             background_apply: true,
@@ -74,7 +74,7 @@ impl Default for StoreOptions {
             on_progress: None,
             disk: None,
             #[cfg(test)]
-            planted: None,
+            injected_fault: None,
             #[cfg(test)]
             journal_mode: pagekeeper_log::LogMode::Auto,
         }
@@ -82,13 +82,13 @@ impl Default for StoreOptions {
 }
 
 /// The smallest page, in bytes, and what is taken if nothing is said.
-pub(crate) const LEAST_PAGE: usize = 4096;
-const MOST_PAGE: usize = 65536;
+pub(crate) const MIN_PAGE_BYTES: usize = 4096;
+const MAX_PAGE_BYTES: usize = 65536;
 /// The least memory, in bytes.
-const LEAST_MEMORY: u64 = 1 << 20;
-/// The smallest cap, in bytes.
-const LEAST_JOURNAL: u64 = 64 << 10;
-const MOST_JOURNAL: u64 = 1 << 40;
+const MIN_MEMORY: u64 = 1 << 20;
+/// The smallest limit, in bytes.
+const MIN_JOURNAL_BYTES: u64 = 64 << 10;
+const MAX_JOURNAL_BYTES: u64 = 1 << 40;
 
 impl StoreOptions {
     /// Bytes of a page: a power of two from 4096 to 65536; 4096 if not said. Of a store that is there it must be what the store
@@ -108,7 +108,7 @@ impl StoreOptions {
         self
     }
 
-    /// The cap on unsynced journal bytes, 64 KiB or more; 256 MiB if not said. It bounds the time to open after a crash, and
+    /// The maximum of journal bytes that the data file does not have, 64 KiB or more; 256 MiB if not said. It bounds the time to open after a crash, and
     /// commits wait rather than exceed it. For a store that is made: later it is what it was then.
     #[must_use]
     pub fn journal_bytes(mut self, bytes: u64) -> Self {
@@ -123,17 +123,17 @@ impl StoreOptions {
         self
     }
 
-    /// Whether pages are journaled as a whole at their first change after each cut; as the file system needs it, if not said.
+    /// Whether pages are journaled as a whole at their first change after each checkpoint start; as the file system needs it, if not said.
     #[must_use]
-    pub fn images(mut self, images: Images) -> Self {
-        self.images = images;
+    pub fn full_page_images(mut self, images: FullPageImages) -> Self {
+        self.full_page_images = images;
         self
     }
 
     /// How long a commit with [`Durability::Group`](crate::Durability::Group) waits for others at most; 2 ms if not said.
     #[must_use]
-    pub fn group_window(mut self, window: Duration) -> Self {
-        self.group_window = window;
+    pub fn group_delay(mut self, delay: Duration) -> Self {
+        self.group_delay = delay;
         self
     }
 
@@ -152,7 +152,7 @@ impl StoreOptions {
         self
     }
 
-    /// Whether committed pages are applied in the background before the journal's cap asks for it; yes, if not said.
+    /// Whether committed pages are applied in the background before the journal's limit asks for it; yes, if not said.
     #[must_use]
     pub fn background_apply(mut self, apply: bool) -> Self {
         self.background_apply = apply;
@@ -197,8 +197,8 @@ impl StoreOptions {
     /// Called now and then while pages that were found in the journal at the opening are applied, and once when none are
     /// left; on the thread that applies them. It must not call the store.
     #[must_use]
-    pub fn on_progress(mut self, told: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
-        self.on_progress = Some(Arc::new(told));
+    pub fn on_progress(mut self, report: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+        self.on_progress = Some(Arc::new(report));
         self
     }
 
@@ -218,7 +218,7 @@ impl StoreOptions {
     pub(crate) fn io_or_best(&self) -> Arc<dyn Io> {
         self.io.clone().unwrap_or_else(|| {
             // Deep enough for the widest disks.
-            let depth = u32::try_from(depth::MOST).unwrap_or(u32::MAX);
+            let depth = u32::try_from(depth::MAX).unwrap_or(u32::MAX);
             Uring::with_depth(depth).map_or_else(|_| pagekeeper_io::best(), |uring| Arc::new(uring))
         })
     }
@@ -236,14 +236,14 @@ impl StoreOptions {
     fn check(&self) -> Result<(), Error> {
         let setting = |what, given, wanted| Err(Error::Setting { what, given, wanted });
         if let Some(size) = self.page_size
-            && (!size.is_power_of_two() || !(LEAST_PAGE..=MOST_PAGE).contains(&size))
+            && (!size.is_power_of_two() || !(MIN_PAGE_BYTES..=MAX_PAGE_BYTES).contains(&size))
         {
             return setting("a page size", size as u64, "give a power of two from 4096 to 65536");
         }
-        if self.memory < LEAST_MEMORY {
+        if self.memory < MIN_MEMORY {
             return setting("a memory budget", self.memory, "give 1048576 bytes or more");
         }
-        if !(LEAST_JOURNAL..=MOST_JOURNAL).contains(&self.journal_bytes) {
+        if !(MIN_JOURNAL_BYTES..=MAX_JOURNAL_BYTES).contains(&self.journal_bytes) {
             return setting("a journal", self.journal_bytes, "give 65536 bytes or more, up to 1 TiB");
         }
         Ok(())
@@ -257,7 +257,7 @@ impl fmt::Debug for StoreOptions {
             .field("memory", &self.memory)
             .field("journal_bytes", &self.journal_bytes)
             .field("create", &self.create)
-            .field("images", &self.images)
+            .field("full_page_images", &self.full_page_images)
             .finish_non_exhaustive()
     }
 }

@@ -13,11 +13,11 @@ use crate::version::Whole;
 #[derive(Clone)]
 pub struct Page {
     kind: PageKind,
-    place: Place,
+    source: PageSource,
 }
 
 #[derive(Clone)]
-enum Place {
+enum PageSource {
     /// In memory, since it is not applied yet.
     Version(Whole),
     /// In the cache.
@@ -26,11 +26,11 @@ enum Place {
 
 impl Page {
     pub(crate) fn version(whole: Whole) -> Self {
-        Self { kind: whole.kind, place: Place::Version(whole) }
+        Self { kind: whole.kind, source: PageSource::Version(whole) }
     }
 
     pub(crate) fn cached(kind: PageKind, page: PageRef) -> Self {
-        Self { kind, place: Place::Cached(page.into()) }
+        Self { kind, source: PageSource::Cached(page.into()) }
     }
 
     pub(crate) fn kind(&self) -> PageKind {
@@ -39,9 +39,9 @@ impl Page {
 
     /// Header and payload.
     pub(crate) fn bytes(&self) -> &[u8] {
-        match &self.place {
-            Place::Version(whole) => whole.bytes(),
-            Place::Cached(page) => page,
+        match &self.source {
+            PageSource::Version(whole) => whole.bytes(),
+            PageSource::Cached(page) => page,
         }
     }
 }

@@ -56,30 +56,39 @@ impl Needed {
 }
 
 #[derive(Debug)]
-struct State {
+struct SnapshotState {
     visible: Seq,
     meta: Arc<Meta>,
     pending: VecDeque<Pending>,
     live: BTreeMap<(Seq, u64), Arc<Live>>,
     next_id: u64,
-    /// What the round under way is to apply.
-    cut: Option<Seq>,
+    /// What the checkpoint under way is to apply.
+    checkpoint: Option<Seq>,
 }
 
 /// All of them.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
-    state: Mutex<State>,
+    state: Mutex<SnapshotState>,
 }
 
 impl Snapshots {
     /// The commit `seq` is visible.
     pub(crate) fn new(seq: Seq, meta: Arc<Meta>) -> Self {
         let (pending, live) = (VecDeque::new(), BTreeMap::new());
-        Self { state: Mutex::new(State { visible: seq, meta, pending, live, next_id: 0, cut: None }) }
+        Self {
+            state: Mutex::new(SnapshotState {
+                visible: seq,
+                meta,
+                pending,
+                live,
+                next_id: 0,
+                checkpoint: None,
+            }),
+        }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SnapshotState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,28 +142,28 @@ impl Snapshots {
         (state.visible, Arc::clone(&state.meta))
     }
 
-    /// The round under way applies what was committed up to `cut`.
-    pub(crate) fn set_cut(&self, cut: Option<Seq>) {
-        self.state().cut = cut;
+    /// The checkpoint under way applies what was committed up to `seq`; `None`: none is under way.
+    pub(crate) fn set_checkpoint(&self, checkpoint: Option<Seq>) {
+        self.state().checkpoint = checkpoint;
     }
 
     /// What must be kept now. What a reader needs who begins later is visible already.
     pub(crate) fn needed(&self) -> Needed {
         let state = self.state();
-        let mut live: Vec<_> = state.live.keys().map(|(seq, _)| *seq).chain(state.cut).collect();
+        let mut live: Vec<_> = state.live.keys().map(|(seq, _)| *seq).chain(state.checkpoint).collect();
         live.sort_unstable();
         live.dedup();
         Needed { live, visible: state.visible }
     }
 
-    /// The oldest snapshot that lives or can come; the round under way does not count.
+    /// The oldest snapshot that lives or can come; the checkpoint under way does not count.
     pub(crate) fn oldest(&self) -> Seq {
         let state = self.state();
         state.live.keys().next().map_or(state.visible, |(seq, _)| *seq)
     }
 }
 
-impl State {
+impl SnapshotState {
     fn show(&mut self, is_due: impl Fn(&Pending) -> bool) {
         while let Some(pending) = self.pending.pop_front() {
             if !is_due(&pending) {

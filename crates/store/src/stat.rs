@@ -73,11 +73,11 @@ pub struct StoreStat {
     /// The last commit that readers see.
     pub visible_seq: Seq,
     /// The last commit that the data file is known to have durably.
-    pub synced_seq: Seq,
+    pub checkpoint_seq: Seq,
     /// Bytes of the journal that a recovery would read.
     pub journal_bytes: u64,
-    /// The most that they can become.
-    pub journal_cap: u64,
+    /// The maximum that they can become.
+    pub max_journal_bytes: u64,
     /// Pages that are committed and not yet in the data file.
     pub unapplied_pages: u64,
     /// Bytes of memory that they take up, and what is kept for old snapshots.
@@ -85,7 +85,7 @@ pub struct StoreStat {
     /// The budget in bytes.
     pub memory: u64,
     /// Whether first changes are journaled as whole pages.
-    pub images: bool,
+    pub full_page_images: bool,
     /// The page cache over the data file.
     pub cache: pagekeeper_cache::Stats,
     /// How it was opened.
@@ -104,13 +104,13 @@ impl Core {
             free_pages: meta.free_pages,
             seq,
             visible_seq: self.snapshots.visible().0,
-            synced_seq: self.synced_seq.load(Ordering::Acquire),
-            journal_bytes: lsn.saturating_sub(self.synced_lsn.load(Ordering::Acquire)),
-            journal_cap: self.cap,
+            checkpoint_seq: self.checkpoint_seq.load(Ordering::Acquire),
+            journal_bytes: lsn.saturating_sub(self.checkpoint_lsn.load(Ordering::Acquire)),
+            max_journal_bytes: self.max_journal_bytes,
             unapplied_pages: self.index.unapplied_pages(),
             unapplied_bytes: self.index.bytes(),
             memory: self.options.memory,
-            images: !self.diffs_first,
+            full_page_images: !self.diffs_first,
             cache: self.cache.stats(),
             opening: self.opening,
         }

@@ -17,7 +17,7 @@ use crate::{
 /// One write transaction at a time, begun by [`begin`](Self::begin), and any number of readers beside it, each with a
 /// snapshot. Writers that wait for durability don't hold up the next one: all who wait share one sync.
 ///
-/// A commit goes to the journal. In the background, round by round, pages go to the data file in page order, wide, and
+/// A commit goes to the journal. In the background, checkpoint by checkpoint, pages go to the data file in page order, wide, and
 /// the journal is given up. After a crash an opening reads the journal alone; pages that it changes are put right
 /// at their first touch.
 ///
@@ -56,9 +56,11 @@ impl Store {
     }
 
     pub(crate) fn start(core: Core) -> Result<Self, Error> {
-        // What commits leave below the cap, and an opening takes up a block of each time, is half used up.
-        if core.unsynced() > core.cap + (core.journal.capacity() - core.cap) / 2 {
-            core.run_round()?;
+        // What commits leave below the limit, and an opening takes up a block of each time, is half used up.
+        if core.bytes_to_recover()
+            > core.max_journal_bytes + (core.journal.capacity() - core.max_journal_bytes) / 2
+        {
+            core.run_checkpoint()?;
         }
         let core = Arc::new(core);
         let thread = if core.options.threads { Some(threads::start(&core)?) } else { None };
@@ -75,7 +77,7 @@ impl Store {
         Ok(ReadTxn::new(&self.core))
     }
 
-    /// Begins to load pages that are not in memory, all at once, and waits for none: before a transaction, so that the turn to
+    /// Begins to load pages that are not in memory, all at once, and waits for none: before a transaction, so that the time of the writer's lock
     /// write is not spent waiting for the disk. Numbers of no page are passed over.
     ///
     /// ```
@@ -110,13 +112,13 @@ impl Store {
         self.core.sync()
     }
 
-    /// One round of the background, for a store [without threads](StoreOptions::without_threads); false if there was nothing to
+    /// One checkpoint, for a store [without threads](StoreOptions::without_threads); false if there was nothing to
     /// do.
     pub fn step(&self) -> Result<bool, Error> {
-        self.core.run_round()
+        self.core.run_checkpoint()
     }
 
-    /// Looks at every page, the free list and the superblocks, beside whatever goes on.
+    /// Verifies every page, the free list and the superblocks, beside whatever goes on.
     pub fn verify(&self) -> Result<Verification, Error> {
         self.core.verify()
     }
@@ -145,7 +147,7 @@ impl Store {
     }
 
     /// Makes all commits durable and closes the store. The data file's sync is left to the next opening, so that this takes no
-    /// longer than the journal does. Dropping the store does the same, but can't tell of an error.
+    /// longer than the journal does. Dropping the store does the same, but can't report an error.
     pub fn close(mut self) -> Result<(), Error> {
         self.finish()
     }
@@ -163,7 +165,7 @@ impl Store {
         threads::stop(&self.core, self.thread.take());
         self.core.make_durable(self.core.last_lsn())?;
         if self.core.options.warm {
-            self.core.note_warm_set();
+            self.core.save_warm_set();
         }
         Ok(())
     }

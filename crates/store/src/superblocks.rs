@@ -1,4 +1,4 @@
-//! The file `superblock`: two slots, written in turn and synced each time, so that one is whole at any time.
+//! The file `superblock`: two slots, written alternately and synced each time, so that one is whole at any time.
 //!
 //! Invariant: the slot that counts is durable before the other one is written. Fails as the disk does; a failure of a write or
 //! sync is final.
@@ -11,7 +11,7 @@ use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_past_cache, 
 use crate::Error;
 use crate::format::superblock::{Found, SLOT, Superblock, newest};
 #[cfg(test)]
-use crate::planted::Planted;
+use crate::injected_fault::InjectedFault;
 
 /// Its name.
 pub(crate) const NAME: &str = "superblock";
@@ -27,7 +27,7 @@ pub(crate) struct Superblocks {
     slot: u64,
     buf: AlignedBuf,
     #[cfg(test)]
-    pub(crate) planted: Option<Planted>,
+    pub(crate) injected_fault: Option<InjectedFault>,
 }
 
 /// What the file of a directory holds, as the device has it; `None` if there is none. With the slot's number.
@@ -70,7 +70,7 @@ impl Superblocks {
             slot,
             buf: AlignedBuf::new(SLOT),
             #[cfg(test)]
-            planted: None,
+            injected_fault: None,
         }
     }
 
@@ -88,9 +88,9 @@ impl Superblocks {
     pub(crate) fn write(&mut self, superblock: Superblock) -> Result<(), Error> {
         let superblock = Superblock { number: self.newest.number + 1, ..superblock };
         self.buf.copy_from_slice(&superblock.encode());
-        let slot = if planted!(self, OneSuperblockSlot) { self.slot } else { 1 - self.slot };
+        let slot = if injected!(self, OneSuperblockSlot) { self.slot } else { 1 - self.slot };
         self.file.write_at(slot * SLOT as u64, &self.buf, WriteMode::Plain)?;
-        if !planted!(self, NoSyncOfSuperblock) {
+        if !injected!(self, NoSyncOfSuperblock) {
             self.file.sync_data()?;
         }
         (self.newest, self.slot) = (superblock, slot);

@@ -1,6 +1,6 @@
-//! The background thread: rounds when there is much to apply, and the warm set.
+//! The background thread: checkpoints when there is much to apply, and the warm set.
 //!
-//! Invariants: it holds no lock while it waits, but that of the wishes; what fails poisons the store and ends it. It is asked to stop
+//! Invariants: it holds no lock while it waits, but that of the checkpoint request; what fails poisons the store and ends it. It is asked to stop
 //! before the store goes, and joined.
 
 use std::sync::PoisonError;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::core::{Core, lock};
 
-/// Between two looks at whether something is to be done.
+/// Between two checks whether something is to be done.
 const TICK: Duration = Duration::from_secs(1);
 /// What was committed is in the data file after so long, if nothing else asks for it.
 const IDLE: Duration = Duration::from_secs(30);
@@ -31,19 +31,19 @@ pub(crate) fn start(core: &std::sync::Arc<Core>) -> Result<JoinHandle<()>, Error
 
 fn run(core: &Core) {
     let mut first = core.options.background_apply;
-    let (mut last_round, mut last_note) = (Instant::now(), Instant::now());
+    let (mut last_checkpoint, mut last_save) = (Instant::now(), Instant::now());
     loop {
-        if (first && core.opening.pages > 0) || is_wished(core, last_round) {
-            // A failure is told to those who commit.
-            let _ = core.run_round();
-            last_round = Instant::now();
+        if (first && core.opening.pages > 0) || is_checkpoint_due(core, last_checkpoint) {
+            // A failure is reported to those who commit.
+            let _ = core.run_checkpoint();
+            last_checkpoint = Instant::now();
         }
         if std::mem::take(&mut first) {
-            core.bring_warm_set();
+            core.load_warm_set();
         }
-        if core.options.warm && last_note.elapsed() >= WARM {
-            core.note_warm_set();
-            last_note = Instant::now();
+        if core.options.warm && last_save.elapsed() >= WARM {
+            core.save_warm_set();
+            last_save = Instant::now();
         }
         if !wait(core) {
             return;
@@ -51,28 +51,30 @@ fn run(core: &Core) {
     }
 }
 
-/// Whether a round is due.
-fn is_wished(core: &Core, last_round: Instant) -> bool {
-    let asked = std::mem::take(&mut lock(&core.wishes).round);
-    let is_idle = || core.options.background_apply && last_round.elapsed() >= IDLE && !core.is_synced();
+/// Whether a checkpoint is due.
+fn is_checkpoint_due(core: &Core, last_checkpoint: Instant) -> bool {
+    let asked = std::mem::take(&mut lock(&core.checkpoint_request).requested);
+    let is_idle =
+        || core.options.background_apply && last_checkpoint.elapsed() >= IDLE && !core.is_checkpointed();
     core.poison.get().is_none() && (asked || is_idle())
 }
 
 /// Waits until something is to be done; false if it is to stop.
 fn wait(core: &Core) -> bool {
-    let wishes = lock(&core.wishes);
-    if wishes.round || wishes.stopping {
-        return !wishes.stopping;
+    let request = lock(&core.checkpoint_request);
+    if request.requested || request.stopping {
+        return !request.stopping;
     }
-    let (wishes, _) = core.wished.wait_timeout(wishes, TICK).unwrap_or_else(PoisonError::into_inner);
-    !wishes.stopping
+    let (request, _) =
+        core.checkpoint_requested.wait_timeout(request, TICK).unwrap_or_else(PoisonError::into_inner);
+    !request.stopping
 }
 
 /// Has it end, and waits for that.
 pub(crate) fn stop(core: &Core, thread: Option<JoinHandle<()>>) {
     core.stopping.store(true, std::sync::atomic::Ordering::Relaxed);
-    lock(&core.wishes).stopping = true;
-    core.wished.notify_all();
+    lock(&core.checkpoint_request).stopping = true;
+    core.checkpoint_requested.notify_all();
     if let Some(thread) = thread {
         let _ = thread.join();
     }

@@ -10,9 +10,9 @@ use std::sync::{Arc, MutexGuard};
 use crate::buffers::PageBuf;
 use crate::core::{Core, is_data, lock};
 use crate::format::page::{HEADER, PageKind};
-use crate::format::superblock::{MOST_USER, Meta};
+use crate::format::superblock::{MAX_USER_BYTES, Meta};
 use crate::format::trunk;
-use crate::open::MOST_PAGES;
+use crate::open::MAX_PAGES;
 use crate::page::Page;
 use crate::version::Whole;
 use crate::{Durability, Error, PageNo, Seq};
@@ -48,7 +48,7 @@ pub(crate) enum Changed {
 /// ```
 pub struct WriteTxn<'a> {
     pub(crate) core: &'a Core,
-    pub(crate) turn: MutexGuard<'a, ()>,
+    pub(crate) writer: MutexGuard<'a, ()>,
     /// Before it.
     pub(crate) base: Arc<Meta>,
     pub(crate) meta: Meta,
@@ -59,11 +59,11 @@ impl<'a> WriteTxn<'a> {
     pub(crate) fn new(core: &'a Core) -> Result<Self, Error> {
         core.check()?;
         core.wait_for_room(0)?;
-        let turn = lock(&core.writer);
+        let writer = lock(&core.writer);
         core.check()?;
         let base = Arc::clone(&lock(&core.tail).meta);
         let meta = (*base).clone();
-        Ok(Self { core, turn, base, meta, changed: BTreeMap::new() })
+        Ok(Self { core, writer, base, meta, changed: BTreeMap::new() })
     }
 
     /// The number of a page that was free; it reads as zeros.
@@ -85,7 +85,7 @@ impl<'a> WriteTxn<'a> {
     /// committed until there is room again.
     pub fn allocate_run(&mut self, pages: u64) -> Result<PageNo, Error> {
         let first = self.meta.pages;
-        let Some(end) = first.checked_add(pages).filter(|end| *end <= MOST_PAGES) else {
+        let Some(end) = first.checked_add(pages).filter(|end| *end <= MAX_PAGES) else {
             return Err(Error::Setting {
                 what: "a run of pages",
                 given: pages,
@@ -99,7 +99,7 @@ impl<'a> WriteTxn<'a> {
 
     /// Room in the data file. After a sync of it that failed nothing that was written to it can be trusted.
     fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
-        if pages > MOST_PAGES {
+        if pages > MAX_PAGES {
             let wanted = "a store has at most 2^32 - 2";
             return Err(Error::Setting { what: "a number of pages", given: pages, wanted });
         }
@@ -146,7 +146,7 @@ impl<'a> WriteTxn<'a> {
         let payload = self.change(page, PageKind::Trunk)?;
         match trunk::check(payload, pages) {
             Ok(()) => Ok(payload),
-            Err(fault) => Err(core.place(page, 0).damaged(format!("a trunk of the free list: {fault}"))),
+            Err(fault) => Err(core.page_id(page, 0).damaged(format!("a trunk of the free list: {fault}"))),
         }
     }
 
@@ -250,8 +250,8 @@ impl<'a> WriteTxn<'a> {
 
     /// Sets the user's metadata, of at most 1024 bytes.
     pub fn set_metadata(&mut self, metadata: &[u8]) -> Result<(), Error> {
-        if metadata.len() > MOST_USER {
-            return Err(Error::MetadataTooLong { given: metadata.len(), most: MOST_USER });
+        if metadata.len() > MAX_USER_BYTES {
+            return Err(Error::MetadataTooLong { given: metadata.len(), max: MAX_USER_BYTES });
         }
         self.meta.user = metadata.to_vec();
         Ok(())
@@ -259,7 +259,7 @@ impl<'a> WriteTxn<'a> {
 
     /// Commits all or nothing, and gives the number of the commit. It can be seen by readers that begin when this has returned.
     ///
-    /// Waits, as long as the journal has no room below its cap. After [`Error::Poisoned`] it is not known whether the commit is durable, and
+    /// Waits, as long as the journal has no room below its limit. After [`Error::Poisoned`] it is not known whether the commit is durable, and
     /// none comes after it; with any other error nothing was committed.
     pub fn commit(self, durability: Durability) -> Result<Seq, Error> {
         crate::commit::commit(self, durability)

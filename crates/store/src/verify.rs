@@ -1,7 +1,7 @@
-//! Looking at everything: each page's checksum, the free list, the superblocks.
+//! Verifying everything: each page's checksum, the free list, the superblocks.
 //!
 //! Invariant: what is verified is one snapshot, and nothing is changed. What is wrong is counted and named; only what prevents
-//! looking fails.
+//! reading fails.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ const PIECES: usize = 64;
 /// How often a snapshot is taken anew that was ended.
 const TRIES: usize = 3;
 /// Faults that are named.
-const MOST_NAMED: usize = 100;
+const MAX_NAMED: usize = 100;
 
 /// What was found by [`Store::verify`](crate::Store::verify).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -47,7 +47,7 @@ impl Verification {
 
     fn fault(&mut self, fault: String) {
         self.faults += 1;
-        if self.named.len() < MOST_NAMED {
+        if self.named.len() < MAX_NAMED {
             self.named.push(fault);
         }
     }
@@ -108,13 +108,13 @@ impl Core {
             used.for_each(|page| found.fault(format!("page {page}: in the free list, but not free")));
         }
         if meta.free_pages != listed.len() as u64 {
-            let told = meta.free_pages;
-            found.fault(format!("{} pages are in the free list, and {told} should be", listed.len()));
+            let recorded = meta.free_pages;
+            found.fault(format!("{} pages are in the free list, and {recorded} should be", listed.len()));
         }
         Ok(found)
     }
 
-    /// Reads the whole data file, wide and past the cache; pages that the index has are looked at there.
+    /// Reads the whole data file, wide and past the cache; pages that the index has are read there.
     fn verify_pages(
         &self,
         live: &Live,

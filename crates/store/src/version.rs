@@ -41,7 +41,7 @@ pub(crate) fn kind_and_seq(bytes: &[u8]) -> Option<(PageKind, Seq)> {
 /// What the journal says of a page since it was applied last: not put together yet.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Replay {
-    /// In order; an image or a free page can only be the first.
+    /// In order; a full-page image or a free page can only be the first.
     changes: Vec<Change>,
 }
 
@@ -65,13 +65,13 @@ impl Replay {
     }
 
     /// Puts the page together in `bytes`, which hold the page as the data file has it if that is needed.
-    pub(crate) fn put_together(&self, place: &Place, bytes: &mut [u8]) -> Result<PageKind, Error> {
+    pub(crate) fn put_together(&self, id: &PageId, bytes: &mut [u8]) -> Result<PageKind, Error> {
         let mut kind = PageKind::Data;
         let mut crc = 0;
         for change in &self.changes {
             let payload = &mut bytes[HEADER..];
             match change {
-                Change::Image { kind: of, crc: after, first, bytes } => {
+                Change::FullPageImage { kind: of, crc: after, first, bytes } => {
                     payload.fill(0);
                     let first = *first as usize;
                     payload[first..first + bytes.len()].copy_from_slice(bytes);
@@ -90,23 +90,23 @@ impl Replay {
                 }
             }
         }
-        if page::seal(bytes, kind, place.page, place.seq, place.store) == crc {
+        if page::seal(bytes, kind, id.page, id.seq, id.store) == crc {
             return Ok(kind);
         }
-        Err(place.damaged("put together from the journal it has another checksum than its commit gave it"))
+        Err(id.damaged("put together from the journal it has another checksum than its commit gave it"))
     }
 }
 
 /// Which page it is, for what is put together and for messages.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct PageId<'a> {
     pub(crate) path: &'a std::path::Path,
     pub(crate) store: u64,
     pub(crate) page: PageNo,
     pub(crate) seq: Seq,
 }
 
-impl Place<'_> {
+impl PageId<'_> {
     pub(crate) fn damaged(&self, reason: impl Into<String>) -> Error {
         Error::Damaged { path: self.path.to_path_buf(), page: self.page, reason: reason.into() }
     }

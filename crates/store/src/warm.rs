@@ -16,7 +16,7 @@ pub(crate) const NAME: &str = "warm";
 pub(crate) const NEW: &str = "warm.new";
 
 /// Bytes of the largest note that is read.
-const MOST: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 /// One part in so many of the cache may be brought back.
 const SHARE: u64 = 2;
 /// Bytes that are begun at once: no cache takes more than a quarter of itself.
@@ -24,14 +24,14 @@ const STEP: u64 = 128 << 10;
 
 impl Core {
     /// Notes what is resident.
-    pub(crate) fn note_warm_set(&self) {
+    pub(crate) fn save_warm_set(&self) {
         let bytes = encode(self.store, &self.cached.resident());
         // The next note may do better.
         let _ = write(&*self.io, &self.directory, &bytes);
     }
 
     /// Begins to load what was resident, as much as has room.
-    pub(crate) fn bring_warm_set(&self) {
+    pub(crate) fn load_warm_set(&self) {
         if !self.options.warm {
             return;
         }
@@ -44,11 +44,11 @@ impl Core {
         for range in ranges {
             let range = range.start..range.end.min(end).min(range.start.saturating_add(left));
             left -= range.end.saturating_sub(range.start);
-            self.bring_in_steps(&range);
+            self.load_in_steps(&range);
         }
     }
 
-    fn bring_in_steps(&self, pages: &Range<u64>) {
+    fn load_in_steps(&self, pages: &Range<u64>) {
         let page = self.page_size as u64;
         let mut from = pages.start * page;
         while from < pages.end * page && !self.stopping.load(std::sync::atomic::Ordering::Relaxed) {
@@ -61,7 +61,7 @@ impl Core {
 
 fn read(io: &dyn Io, directory: &Path) -> Result<Vec<u8>, IoError> {
     let file = io.open(&directory.join(NAME), Access::Buffered)?;
-    let len = file.stat()?.size.min(MOST);
+    let len = file.stat()?.size.min(MAX_BYTES);
     let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
     let got = file.read_at(0, &mut bytes)?;
     bytes.truncate(got);

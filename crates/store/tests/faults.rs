@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_io::{Access, Create, Io, Persistence, SimDisk, Times, WriteFault, WriteMode};
-use pagekeeper_store::{Durability, Error, Images, Store, StoreOptions};
+use pagekeeper_store::{Durability, Error, FullPageImages, Store, StoreOptions};
 
 fn dir() -> &'static Path {
     Path::new("/store")
@@ -45,7 +45,7 @@ fn a_sync_that_fails_for_want_of_room_is_as_final_as_any() {
     assert!(matches!(store.sync(), Err(Error::Poisoned { .. })));
     assert!(matches!(store.begin(), Err(Error::Poisoned { .. })));
     let store = options(&disk.after_power_cut(Persistence::None, 1)).open(dir()).unwrap();
-    assert_eq!((first_byte(&store, 0).unwrap(), store.stat().synced_seq), (7, 0));
+    assert_eq!((first_byte(&store, 0).unwrap(), store.stat().checkpoint_seq), (7, 0));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_damaged_page_leaves_the_others_alone_and_can_be_written_anew() {
     let disk = SimDisk::builder().atomic_writes(64 << 10).build();
     let store = store(&disk);
     store.sync().unwrap();
-    assert!(!store.stat().images);
+    assert!(!store.stat().full_page_images);
     change(&store, 0, 8);
     store.close().unwrap();
     let file = disk.open_writable("/store/data".as_ref(), Access::Buffered, Create::Never).unwrap();
@@ -122,7 +122,7 @@ fn an_old_snapshot_outlives_the_page_that_it_is_put_together_with() {
     change(&before, 0, 8);
     before.close().unwrap();
 
-    let store = options(&disk).images(Images::Always).open(dir()).unwrap();
+    let store = options(&disk).full_page_images(FullPageImages::Always).open(dir()).unwrap();
     let old = store.begin_read().unwrap();
     let mut txn = store.begin().unwrap();
     txn.write(0, &vec![9; store.payload_size()]).unwrap();

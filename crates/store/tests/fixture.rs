@@ -72,7 +72,7 @@ fn a_store_of_version_1_is_opened_and_goes_on() {
     let store = Store::options().create(Create::Never).background_apply(false).open(&dir).unwrap();
     let opening = store.stat().opening;
     assert_eq!((opening.commits, opening.pages), (2, 5));
-    let look = |store: &Store| {
+    let check = |store: &Store| {
         let read = store.begin_read().unwrap();
         assert_eq!((read.root(), read.metadata(), read.pages()), (Some(3), &b"made by version 1"[..], PAGES));
         for page in 0..10 {
@@ -88,11 +88,11 @@ fn a_store_of_version_1_is_opened_and_goes_on() {
         let found = store.verify().unwrap();
         assert!(found.is_sound(), "{found}");
     };
-    look(&store);
+    check(&store);
     store.close_and_sync().unwrap();
     let store = Store::options().create(Create::Never).open(&dir).unwrap();
     assert_eq!(store.stat().opening.commits, 0);
-    look(&store);
+    check(&store);
     let mut txn = store.begin().unwrap();
     let mut again = [txn.allocate().unwrap(), txn.allocate().unwrap()];
     again.sort_unstable();

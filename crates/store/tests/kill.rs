@@ -1,5 +1,5 @@
-//! Real kills: a child process commits under load and tells of each commit that it was acknowledged; it is killed at random, and
-//! what it leaves is opened, verified and compared with what it told.
+//! Real kills: a child process commits under load and reports each commit that was acknowledged; it is killed at random, and
+//! what it leaves is opened, verified and compared with what it reported.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -14,7 +14,7 @@ const PAGES: u64 = 300;
 /// Where the child finds its store.
 const DIRECTORY: &str = "PAGEKEEPER_KILLED_STORE";
 
-/// With little memory and a short journal, so that there are rounds all the time.
+/// With little memory and a short journal, so that there are checkpoints all the time.
 fn options() -> StoreOptions {
     Store::options().memory(2 << 20).journal_bytes(512 << 10)
 }
@@ -41,7 +41,7 @@ fn number_of(metadata: &[u8]) -> u64 {
     metadata.try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// One commit, in which the number of it is told to itself.
+/// One commit, which contains its own number.
 fn commit(store: &Store, durability: Durability) -> Result<u64, Error> {
     let mut txn = store.begin()?;
     let number = number_of(txn.metadata()) + 1;
@@ -84,7 +84,7 @@ fn child_under_load() {
     });
 }
 
-/// Runs a child, kills it so long after it began, or after its first commit, and gives the last commit that it told of.
+/// Runs a child, kills it so long after it began, or after its first commit, and gives the last commit that it reported.
 fn kill_one(directory: &Path, after_first: bool, wait: Duration) -> u64 {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["child_under_load", "--exact", "--nocapture", "--test-threads=1"])
@@ -92,20 +92,23 @@ fn kill_one(directory: &Path, after_first: bool, wait: Duration) -> u64 {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut told = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut reported = BufReader::new(child.stdout.take().unwrap()).lines();
     let number =
         |line: String| line.strip_prefix("acknowledged ").and_then(|number| number.parse::<u64>().ok());
     let mut last = 0;
     if after_first {
-        last =
-            told.by_ref().map_while(Result::ok).find_map(number).expect("it failed before its first commit");
+        last = reported
+            .by_ref()
+            .map_while(Result::ok)
+            .find_map(number)
+            .expect("it failed before its first commit");
     }
     std::thread::sleep(wait);
     child.kill().unwrap();
     let status = child.wait().unwrap();
     assert!(status.code().is_none(), "it ended by itself: {status}");
-    // Threads tell in any order. A line that was cut off tells nothing.
-    told.map_while(Result::ok).filter_map(number).fold(last, u64::max)
+    // Threads report in any order. A line that was cut off reports nothing.
+    reported.map_while(Result::ok).filter_map(number).fold(last, u64::max)
 }
 
 fn kill_and_compare(directory: &Path, kills: u64) {

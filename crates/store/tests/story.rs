@@ -34,7 +34,7 @@ fn commits_are_there_after_a_close_and_after_a_sync() {
     }
     store.close().unwrap();
 
-    let look = |store: &Store| {
+    let check = |store: &Store| {
         let read = store.begin_read().unwrap();
         assert_eq!((read.root(), read.metadata(), read.seq()), (Some(pages[3]), &b"the tree"[..], 51));
         for (page, byte) in pages.iter().zip(0..) {
@@ -52,11 +52,11 @@ fn commits_are_there_after_a_close_and_after_a_sync() {
     };
     let store = Store::options().background_apply(false).open(&dir).unwrap();
     assert_eq!((store.stat().opening.commits, store.stat().opening.pages), (51, 100));
-    look(&store);
+    check(&store);
     store.close_and_sync().unwrap();
     let store = Store::options().create(Create::Never).open(&dir).unwrap();
     assert_eq!((store.stat().opening.commits, store.stat().journal_bytes), (0, 0));
-    look(&store);
+    check(&store);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_run_takes_no_room_before_it_is_written() {
 }
 
 #[test]
-fn writers_beside_readers_and_rounds_never_show_half_a_commit() {
+fn writers_beside_readers_and_checkpoints_never_show_half_a_commit() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(64 << 20).journal_bytes(1 << 20).open(&dir).unwrap();
     let mut txn = store.begin().unwrap();
@@ -161,7 +161,7 @@ fn writers_beside_readers_and_rounds_never_show_half_a_commit() {
     let found = store.verify().unwrap();
     assert!(found.is_sound(), "{found}");
     let stat = store.stat();
-    assert!(stat.synced_seq > 0 && stat.journal_bytes <= stat.journal_cap, "{stat:?}");
+    assert!(stat.checkpoint_seq > 0 && stat.journal_bytes <= stat.max_journal_bytes, "{stat:?}");
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn what_can_not_be_opened_is_named_and_left_alone() {
     let run = txn.allocate_run(40_000).unwrap();
     let payload = vec![1; store.payload_size()];
     assert!(matches!(txn.write(run, &payload[1..]), Err(Error::PayloadSize { .. })));
-    assert!(matches!(txn.set_metadata(&[0; 1025]), Err(Error::MetadataTooLong { given: 1025, most: 1024 })));
+    assert!(matches!(txn.set_metadata(&[0; 1025]), Err(Error::MetadataTooLong { given: 1025, max: 1024 })));
     for page in 0..20_000 {
         txn.write(page, &payload).unwrap();
     }
@@ -355,17 +355,17 @@ fn a_transaction_of_many_parts_keeps_to_the_cap() {
     let options = Store::options().memory(1 << 20).journal_bytes(4 << 20).page_size(16 << 10);
     let store = options.open(&dir).unwrap();
     let payload = vec![7; store.payload_size()];
-    let mut most = 0;
+    let mut max = 0;
     for pages in (8..=256).step_by(8) {
         let mut txn = store.begin().unwrap();
         let first = txn.allocate_run(pages).unwrap();
         (first..first + pages).for_each(|page| txn.write(page, &payload).unwrap());
         match txn.commit(Durability::Sync) {
-            Ok(_) => most = pages,
+            Ok(_) => max = pages,
             Err(error) => assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}"),
         }
         let stat = store.stat();
-        assert!(stat.journal_bytes <= stat.journal_cap, "{stat:?}");
+        assert!(stat.journal_bytes <= stat.max_journal_bytes, "{stat:?}");
     }
-    assert!((100..250).contains(&most), "{most}");
+    assert!((100..250).contains(&max), "{max}");
 }

@@ -34,11 +34,11 @@ struct Report<'a> {
     metadata_bytes: usize,
     /// The last commit, and the last that the data file has.
     seq: u64,
-    synced_seq: u64,
+    checkpoint_seq: u64,
     journal_bytes: u64,
-    journal_cap: u64,
+    max_journal_bytes: u64,
     /// Whether first changes are journaled as whole pages.
-    images: bool,
+    full_page_images: bool,
     superblocks: [Option<Superblock>; 2],
     recovery: Recovery,
 }
@@ -46,8 +46,8 @@ struct Report<'a> {
 #[derive(Debug, Serialize)]
 struct Superblock {
     number: u64,
-    synced_seq: u64,
-    synced_lsn: u64,
+    checkpoint_seq: u64,
+    checkpoint_lsn: u64,
 }
 
 /// What this opening read and found, and so what any other would now.
@@ -91,15 +91,15 @@ impl<'a> Report<'a> {
             root: None,
             metadata_bytes: 0,
             seq: stat.seq,
-            synced_seq: stat.synced_seq,
+            checkpoint_seq: stat.checkpoint_seq,
             journal_bytes: stat.journal_bytes,
-            journal_cap: stat.journal_cap,
-            images: stat.images,
+            max_journal_bytes: stat.max_journal_bytes,
+            full_page_images: stat.full_page_images,
             superblocks: superblocks.map(|slot| {
                 slot.map(|slot| Superblock {
                     number: slot.number,
-                    synced_seq: slot.synced_seq,
-                    synced_lsn: slot.synced_lsn,
+                    checkpoint_seq: slot.checkpoint_seq,
+                    checkpoint_lsn: slot.checkpoint_lsn,
                 })
             }),
             recovery: Recovery {
@@ -120,13 +120,13 @@ impl<'a> Report<'a> {
     fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, ": a store of pages of {}", Size(self.page_size as u64))?;
         let bytes = self.pages.saturating_mul(self.page_size as u64);
-        let journal = match percent(self.journal_bytes, self.journal_cap) {
+        let journal = match percent(self.journal_bytes, self.max_journal_bytes) {
             Some(share) => {
-                format!("{}, {share} of at most {}", Size(self.journal_bytes), Size(self.journal_cap))
+                format!("{}, {share} of at most {}", Size(self.journal_bytes), Size(self.max_journal_bytes))
             }
             None => Size(self.journal_bytes).to_string(),
         };
-        let first_changes = if self.images {
+        let first_changes = if self.full_page_images {
             "journaled as whole pages"
         } else {
             "journaled by bytes: pages are written atomically"
@@ -139,7 +139,7 @@ impl<'a> Report<'a> {
             ("root page", self.root.map_or_else(|| "none".to_owned(), count)),
             ("metadata", format!("{} B", count(self.metadata_bytes as u64))),
             ("commits", count(self.seq)),
-            ("  in the data file", format!("up to {}", count(self.synced_seq))),
+            ("  in the data file", format!("up to {}", count(self.checkpoint_seq))),
             ("journal to recover", journal),
             ("first changes of pages", first_changes.to_owned()),
             ("superblocks", self.superblocks_in_words()),
@@ -183,11 +183,14 @@ mod tests {
             root: Some(3),
             metadata_bytes: 16,
             seq: 5000 + commits,
-            synced_seq: 5000,
+            checkpoint_seq: 5000,
             journal_bytes: 3 << 20,
-            journal_cap: 256 << 20,
-            images: true,
-            superblocks: [None, Some(Superblock { number: 17, synced_seq: 5000, synced_lsn: 1 << 20 })],
+            max_journal_bytes: 256 << 20,
+            full_page_images: true,
+            superblocks: [
+                None,
+                Some(Superblock { number: 17, checkpoint_seq: 5000, checkpoint_lsn: 1 << 20 }),
+            ],
             recovery: Recovery {
                 seconds: 0.0123,
                 journal_read_seconds: 0.01,

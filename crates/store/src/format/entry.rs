@@ -15,9 +15,9 @@
 //!
 //! - Meta: flags (1 byte; 1: there is a root page, 2: there is a free list), varints: root page if there is one, number of
 //!   pages, first trunk of the free list if there is one, number of free pages; the rest is the user's metadata.
-//! - Change: kind (1 byte; low 4 bits: 1 image, 2 diff, 3 free; high 4 bits: the page's kind), page number (varint), the CRC-32C
+//! - Change: kind (1 byte; low 4 bits: 1 full-page image, 2 diff, 3 free; high 4 bits: the page's kind), page number (varint), the CRC-32C
 //!   that the page has then (4 bytes), and:
-//!   - image: where in the payload the bytes begin (varint), and the bytes; all others are zeros;
+//!   - full-page image: where in the payload the bytes begin (varint), and the bytes; all others are zeros;
 //!   - diff: how many seqs before this one the version is that it applies to (varint, at least 1), then for each range:
 //!     distance from the end of the one before (varint), length (varint, at least 1), bytes;
 //!   - free: nothing. The page's kind is free, its payload is zeros.
@@ -56,7 +56,7 @@ const ROOT: u8 = 1;
 const FREE_HEAD: u8 = 2;
 
 /// Kinds of changes.
-const IMAGE: u8 = 1;
+const FULL_PAGE_IMAGE: u8 = 1;
 const DIFF: u8 = 2;
 const FREE: u8 = 3;
 
@@ -74,7 +74,7 @@ pub(crate) struct Entry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
     /// The payload is zeros but for these bytes, which begin at `first`.
-    Image { kind: PageKind, crc: u32, first: u32, bytes: Bytes },
+    FullPageImage { kind: PageKind, crc: u32, first: u32, bytes: Bytes },
     /// These ranges of the payload are other than in the version of commit `base_seq`.
     Diff { kind: PageKind, crc: u32, base_seq: u64, ranges: Ranges },
     /// The page is free, its payload zeros.

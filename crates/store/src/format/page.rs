@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn each_flipped_bit_is_told() {
+    fn each_flipped_bit_is_detected() {
         let whole = page(&[0x5a; 4096 - HEADER]);
         check(&whole, 7, STORE).unwrap();
         for bit in 0..whole.len() * 8 {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_whole_but_not_the_page_is_told() {
+    fn what_is_whole_but_not_the_page_is_reported() {
         let whole = page(b"payload");
         assert_eq!(check(&whole, 8, STORE), Err(PageFault::OtherPage(7)));
         assert_eq!(check(&whole, 7, 1), Err(PageFault::OtherStore(STORE)));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_in_plain_words() {
+    fn faults_are_described_in_plain_words() {
         assert_eq!(PageFault::OtherPage(9).to_string(), "page 9 stands in its place");
         assert_eq!(PageFault::OtherStore(255).to_string(), "it belongs to another store, 00000000000000ff");
     }

@@ -1,18 +1,18 @@
 //! The superblock: what a store is, and up to which commit its data file has everything.
 //!
-//! Two slots of 4096 bytes, written in turn and synced each time, so that one is whole at any time; the newer counts.
+//! Two slots of 4096 bytes, written alternately and synced each time, so that one is whole at any time; the newer counts.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
 //! | 0..8 | `pkstore` and a zero |
 //! | 8..10 | version, 1 |
-//! | 10..12 | flags: 1: the first change of a page after a cut may be a diff; 2: there is a root page; 4: there is a free list |
+//! | 10..12 | flags: 1: the first change of a page after a checkpoint start may be a diff; 2: there is a root page; 4: there is a free list |
 //! | 12..16 | bytes of a page |
 //! | 16..24 | number of the write: the larger is newer |
-//! | 24..32 | id of the store, by chance |
+//! | 24..32 | random id of the store |
 //! | 32..40 | seq of the last commit that the data file has |
 //! | 40..48 | LSN behind it: where reading the journal begins |
-//! | 48..56 | most bytes of the journal that may not be synced |
+//! | 48..56 | maximum bytes of the journal that the data file may not have |
 //! | 56..64 | number of pages |
 //! | 64..72 | root page, if there is one |
 //! | 72..80 | first trunk of the free list, if there is one |
@@ -23,19 +23,19 @@
 //! | 1120..4092 | zeros |
 //! | 4092..4096 | CRC-32C of all before |
 //!
-//! Invariant: magic, version and checksum stand where they are in all versions, so that a later one is told from rot.
+//! Invariant: magic, version and checksum stand where they are in all versions, so that a later one is distinguished from rot.
 
 /// Bytes of a slot.
 pub(crate) const SLOT: usize = 4096;
 
-/// The most bytes of the user's metadata.
-pub(crate) const MOST_USER: usize = 1024;
+/// The maximum bytes of the user's metadata.
+pub(crate) const MAX_USER_BYTES: usize = 1024;
 
 /// The smallest page, in bytes.
-pub(crate) const LEAST_PAGE: u32 = 4096;
+pub(crate) const MIN_PAGE_BYTES: u32 = 4096;
 
 /// The largest page, in bytes.
-pub(crate) const MOST_PAGE: u32 = 65536;
+pub(crate) const MAX_PAGE_BYTES: u32 = 65536;
 
 const MAGIC: [u8; 8] = *b"pkstore\0";
 const VERSION: u16 = 1;
@@ -57,7 +57,7 @@ pub(crate) struct Meta {
     pub(crate) free_head: Option<u64>,
     /// Trunks among them.
     pub(crate) free_pages: u64,
-    /// At most [`MOST_USER`] bytes.
+    /// At most [`MAX_USER_BYTES`] bytes.
     pub(crate) user: Vec<u8>,
 }
 
@@ -66,17 +66,17 @@ pub(crate) struct Meta {
 pub(crate) struct Superblock {
     /// The larger is newer.
     pub(crate) number: u64,
-    /// The id of the store, by chance.
+    /// The random id of the store.
     pub(crate) store: u64,
-    /// In bytes: a power of two, [`LEAST_PAGE`] to [`MOST_PAGE`].
+    /// In bytes: a power of two, [`MIN_PAGE_BYTES`] to [`MAX_PAGE_BYTES`].
     pub(crate) page_size: u32,
     /// The last commit that the data file has durably.
-    pub(crate) synced_seq: u64,
+    pub(crate) checkpoint_seq: u64,
     /// Just behind its entry in the journal.
-    pub(crate) synced_lsn: u64,
+    pub(crate) checkpoint_lsn: u64,
     /// In bytes.
-    pub(crate) journal_cap: u64,
-    /// The first change of a page after a cut may be a diff: the data file is written by atomic writes.
+    pub(crate) max_journal_bytes: u64,
+    /// The first change of a page after a checkpoint start may be a diff: the data file is written by atomic writes.
     pub(crate) first_diffs: bool,
     /// As of that commit.
     pub(crate) meta: Meta,
@@ -98,7 +98,7 @@ impl Meta {
     pub(super) fn is_sound(&self) -> bool {
         self.free_pages <= self.pages
             && self.free_head.is_none_or(|page| page < self.pages)
-            && self.user.len() <= MOST_USER
+            && self.user.len() <= MAX_USER_BYTES
     }
 }
 
@@ -106,7 +106,7 @@ impl Superblock {
     /// The bytes of a slot.
     ///
     /// # Panics
-    /// If the user's metadata is longer than [`MOST_USER`].
+    /// If the user's metadata is longer than [`MAX_USER_BYTES`].
     pub(crate) fn encode(&self) -> [u8; SLOT] {
         let meta = &self.meta;
         debug_assert!(meta.is_sound(), "{meta:?}");
@@ -124,13 +124,14 @@ impl Superblock {
         put(&VERSION.to_le_bytes());
         put(&flags.to_le_bytes());
         put(&self.page_size.to_le_bytes());
-        let numbers = [self.number, self.store, self.synced_seq, self.synced_lsn, self.journal_cap];
+        let numbers =
+            [self.number, self.store, self.checkpoint_seq, self.checkpoint_lsn, self.max_journal_bytes];
         let of_meta = [meta.pages, meta.root.unwrap_or(0), meta.free_head.unwrap_or(0), meta.free_pages];
         for number in numbers.into_iter().chain(of_meta) {
             put(&number.to_le_bytes());
         }
         put(&u16::try_from(meta.user.len()).unwrap_or(u16::MAX).to_le_bytes());
-        bytes[USER..USER + MOST_USER][..meta.user.len()].copy_from_slice(&meta.user);
+        bytes[USER..USER + MAX_USER_BYTES][..meta.user.len()].copy_from_slice(&meta.user);
         let crc = crc32c::crc32c(&bytes[..CHECKED]);
         bytes[CHECKED..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -152,8 +153,8 @@ impl Superblock {
         let (flags, page_size, user) = (short(10), word(12), usize::from(short(88)));
         let is_sound = flags <= (FIRST_DIFFS | ROOT | FREE_HEAD)
             && page_size.is_power_of_two()
-            && (LEAST_PAGE..=MOST_PAGE).contains(&page_size)
-            && user <= MOST_USER;
+            && (MIN_PAGE_BYTES..=MAX_PAGE_BYTES).contains(&page_size)
+            && user <= MAX_USER_BYTES;
         if !is_sound {
             return Found::Nothing;
         }
@@ -171,9 +172,9 @@ impl Superblock {
             number: long(16),
             store: long(24),
             page_size,
-            synced_seq: long(32),
-            synced_lsn: long(40),
-            journal_cap: long(48),
+            checkpoint_seq: long(32),
+            checkpoint_lsn: long(40),
+            max_journal_bytes: long(48),
             first_diffs: flags & FIRST_DIFFS != 0,
             meta,
         })
@@ -201,9 +202,9 @@ mod tests {
             number: 4,
             store: 0x0102_0304_0506_0708,
             page_size: 16384,
-            synced_seq: 1000,
-            synced_lsn: 0x1_2000,
-            journal_cap: 256 << 20,
+            checkpoint_seq: 1000,
+            checkpoint_lsn: 0x1_2000,
+            max_journal_bytes: 256 << 20,
             first_diffs: true,
             meta: Meta {
                 root: Some(0),
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn each_flipped_bit_is_told() {
+    fn each_flipped_bit_is_detected() {
         let whole = superblock().encode();
         for bit in 0..SLOT * 8 {
             let mut rotten = whole;
@@ -262,7 +263,7 @@ mod tests {
     #[test]
     fn the_newer_slot_counts() {
         let older = superblock();
-        let newer = Superblock { number: 5, synced_seq: 2000, ..superblock() };
+        let newer = Superblock { number: 5, checkpoint_seq: 2000, ..superblock() };
         let both = |first: &[u8], second: &[u8]| newest(&[first, second].concat());
         let (old, new, torn) = (older.encode(), newer.encode(), [0; SLOT]);
         assert_eq!(both(&old, &new), (Found::Superblock(newer.clone()), 1));
@@ -285,14 +286,14 @@ mod tests {
             (shift, first_diffs) in (12_u32..=16, any::<bool>()),
             root: Option<u64>,
             free: Option<prop::sample::Index>,
-            user in prop::collection::vec(any::<u8>(), 0..=MOST_USER),
+            user in prop::collection::vec(any::<u8>(), 0..=MAX_USER_BYTES),
         ) {
-            let [number, store, synced_seq, synced_lsn, journal_cap, pages] = numbers;
+            let [number, store, checkpoint_seq, checkpoint_lsn, max_journal_bytes, pages] = numbers;
             let pages = pages.max(1);
             let free_head = free.map(|free| free.index(usize::try_from(pages).unwrap()) as u64);
             let meta = Meta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user };
             let superblock = Superblock {
-                number, store, page_size: 1 << shift, synced_seq, synced_lsn, journal_cap, first_diffs, meta,
+                number, store, page_size: 1 << shift, checkpoint_seq, checkpoint_lsn, max_journal_bytes, first_diffs, meta,
             };
             prop_assert_eq!(Superblock::decode(&superblock.encode()), Found::Superblock(superblock));
         }

@@ -7,7 +7,7 @@
 //! | 12..16 | zeros |
 //! | 16.. | their numbers, 8 bytes each |
 //!
-//! Invariants: a payload of zeros is a trunk that names nothing and is the last. Places that name nothing are zeros, so that an image
+//! Invariants: a payload of zeros is a trunk that names nothing and is the last. Places that name nothing are zeros, so that a full-page image
 //! of the page stays short.
 
 const ENTRIES: usize = 16;
@@ -23,7 +23,7 @@ pub(crate) enum TrunkFault {
     Next(u64),
 }
 
-/// How many pages a payload of so many bytes names at the most.
+/// How many pages a payload of so many bytes names at most.
 pub(crate) const fn capacity(payload: usize) -> usize {
     payload.saturating_sub(ENTRIES) / 8
 }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_told() {
+    fn what_makes_no_sense_is_reported() {
         let mut payload = [0; 32];
         set_next(&mut payload, Some(9));
         assert!(push(&mut payload, 3) && push(&mut payload, 12) && !push(&mut payload, 4));

@@ -2,8 +2,8 @@
 
 use bytes::{Buf, Bytes};
 
-/// The most bytes of a number.
-pub(super) const LONGEST: usize = 10;
+/// The maximum bytes of a number.
+pub(super) const MAX_LEN: usize = 10;
 
 /// Appends a number.
 pub(super) fn put(out: &mut Vec<u8>, mut number: u64) {
@@ -22,7 +22,7 @@ pub(super) const fn len(number: u64) -> usize {
 /// The number that `bytes` begin with, and how many bytes it has; `None` if it is cut, or of more than 64 bits.
 pub(super) fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut number = 0_u64;
-    for (at, byte) in bytes.iter().take(LONGEST).enumerate() {
+    for (at, byte) in bytes.iter().take(MAX_LEN).enumerate() {
         let (shift, bits) = (at * 7, u64::from(byte & 0x7f));
         if bits << shift >> shift != bits {
             return None;

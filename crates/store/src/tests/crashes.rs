@@ -21,10 +21,10 @@ fn lives_with_random_crashes() {
     }
 }
 
-/// A sync that failed for a transaction, which made the data file longer beside a round, was told to nobody else: the life that showed
+/// A sync that failed for a transaction, which made the data file longer beside a checkpoint, was reported to nobody else: the life that showed
 /// it.
 #[test]
-fn a_failed_sync_beside_a_round_is_not_forgotten() {
+fn a_failed_sync_beside_a_checkpoint_is_not_forgotten() {
     life(&Seed(292_349), 1045, &Made::new(), None);
 }
 
@@ -51,9 +51,9 @@ fn a_kill_while_a_store_is_made_costs_no_commit() {
     }
 }
 
-/// Where a crash came between the superblock and the journal, and nothing is left to apply, no round gives the journal up.
+/// Where a crash came between the superblock and the journal, and nothing is left to apply, no checkpoint gives the journal up.
 #[test]
-fn a_kill_at_any_operation_of_a_round_leaves_the_journal_its_whole_room() {
+fn a_kill_at_any_operation_of_a_checkpoint_leaves_the_journal_its_whole_room() {
     let setting = Setting { journal_bytes: 512 << 10, memory: 8 << 20, ..Setting::SMALL };
     let fill = |world: &mut World| {
         let subject = world.subject.clone().expect("it is open");
@@ -70,13 +70,13 @@ fn a_kill_at_any_operation_of_a_round_leaves_the_journal_its_whole_room() {
         fill(&mut world);
         world.cut_at(world.disk().ops() + cut);
         let subject = world.subject.clone().expect("it is open");
-        let is_whole = world.run(&subject, &mut Vec::new(), Op::Round(0, 0));
+        let is_whole = world.run(&subject, &mut Vec::new(), Op::Checkpoint(0, 0));
         drop(subject);
         world.crash(Crash::Kill);
         world.open().expect("nothing fails");
         fill(&mut world);
         if is_whole {
-            assert!(cut > 5, "a round is more than that");
+            assert!(cut > 5, "a checkpoint is more than that");
             return;
         }
     }

@@ -1,5 +1,5 @@
 //! A simulated disk that does what is submitted at once, on the submitter's thread: no thread decides what comes first, so
-//! that a life repeats. And a place to do something in the midst of a round.
+//! that a life repeats. And a hook to do something in the midst of a checkpoint.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::core::lock;
 
 type Done = Box<dyn FnMut() + Send>;
 
-/// What is to be done before the next writes of a round get to the disk.
+/// What is to be done before the next writes of a checkpoint get to the disk.
 #[derive(Clone, Default)]
 pub(super) struct Meanwhile(Arc<Mutex<Option<Done>>>);
 
@@ -44,7 +44,7 @@ pub(super) struct Prompt {
     left: AtomicU64,
 }
 
-/// Writes that are left in flight. A round waits with no fewer.
+/// Writes that are left in flight. A checkpoint waits with no fewer.
 const LAG: usize = 48;
 
 impl Prompt {

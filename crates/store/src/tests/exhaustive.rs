@@ -57,15 +57,15 @@ fn exhaust(script: &[Op], setting: Setting) {
             if world.subject.is_none() {
                 world.open().expect("nothing fails any more");
             }
-            run(&mut world, &[Op::LookAtAll, Op::Verify]);
+            run(&mut world, &[Op::CompareAll, Op::Verify]);
             world.crash(Crash::PowerCut(Persistence::None, seed));
             world.open().expect("nothing fails any more");
             // It goes on from there, and keeps that, too.
-            let on = [Op::Round(0, 0), Op::Transact(cut, Some(Durability::Sync)), Op::LookAtAll];
+            let on = [Op::Checkpoint(0, 0), Op::Transact(cut, Some(Durability::Sync)), Op::CompareAll];
             assert!(run(&mut world, &on));
             world.crash(Crash::PowerCut(Persistence::None, seed));
             world.open().expect("nothing fails any more");
-            assert!(run(&mut world, &[Op::LookAtAll, Op::Verify]));
+            assert!(run(&mut world, &[Op::CompareAll, Op::Verify]));
             crashes_in_all += world.crashes;
         }
     }
@@ -94,8 +94,16 @@ fn commits_survive_a_crash_at_any_operation() {
 }
 
 #[test]
-fn rounds_survive_a_crash_at_any_operation() {
-    both_modes(&[sync(1), sync(2), unsynced(3), Op::Round(9, 2), sync(4), unsynced(5), Op::Round(0, 0)]);
+fn checkpoints_survive_a_crash_at_any_operation() {
+    both_modes(&[
+        sync(1),
+        sync(2),
+        unsynced(3),
+        Op::Checkpoint(9, 2),
+        sync(4),
+        unsynced(5),
+        Op::Checkpoint(0, 0),
+    ]);
 }
 
 #[test]
@@ -107,8 +115,8 @@ fn snapshots_and_syncs_survive_a_crash_at_any_operation() {
         sync(13),
         Op::Sync,
         sync(14),
-        Op::Look(3),
-        Op::Round(5, 3),
+        Op::Compare(3),
+        Op::Checkpoint(5, 3),
         Op::Sync,
     ]);
 }

@@ -7,7 +7,7 @@ use pagekeeper_io::{Persistence, SimDisk};
 use pagekeeper_log::LogMode;
 
 use super::world::{Crash, Failing, Op, Setting, Step, World, durability_by_chance};
-use crate::planted::Planted;
+use crate::injected_fault::InjectedFault;
 use pagekeeper_testing::{Chance, Seed};
 
 /// What happens, by chance.
@@ -19,13 +19,13 @@ fn op_by_chance(chance: &mut Chance) -> Op {
         }
         34..44 => {
             let transactions = if chance.one_in(2) { chance.of(1..4) } else { 0 };
-            Op::Round(chance.number(), transactions)
+            Op::Checkpoint(chance.number(), transactions)
         }
         44 => Op::Sync,
         45..48 => Op::Keep,
-        48..54 => Op::Look(chance.number()),
-        54..56 => Op::LetGo(chance.number()),
-        56 => Op::LookAtAll,
+        48..54 => Op::Compare(chance.number()),
+        54..56 => Op::Release(chance.number()),
+        56 => Op::CompareAll,
         57 => Op::Verify,
         _ => match chance.of(0..8) {
             0..2 => Op::Fail(Failing::DataSync),
@@ -72,18 +72,23 @@ impl Made {
     }
 }
 
-/// Lives a life of so many crashes and tells of it if it fails.
-pub(super) fn live(mut chance: Chance, made: &Made, planted: Option<Planted>, crashes: u64) -> Vec<Step> {
+/// Lives a life of so many crashes and prints it if it fails.
+pub(super) fn live(
+    mut chance: Chance,
+    made: &Made,
+    injected_fault: Option<InjectedFault>,
+    crashes: u64,
+) -> Vec<Step> {
     let (setting, disk) = &made.0[chance.index(made.0.len())];
     let is_new = chance.one_in(10);
-    let most = if chance.one_in(6) { 100 } else { 8 + chance.index(30) };
+    let max_pages = if chance.one_in(6) { 100 } else { 8 + chance.index(30) };
     let memory = if chance.one_in(4) { 2 << 20 } else { 1 << 20 };
     let even = chance.one_in(4);
-    let setting = Setting { even, most, memory, is_new, warm: chance.one_in(40), ..*setting };
-    let mut world = World::new(setting, planted, (!is_new).then_some(disk));
+    let setting = Setting { even, max_pages, memory, is_new, warm: chance.one_in(40), ..*setting };
+    let mut world = World::new(setting, injected_fault, (!is_new).then_some(disk));
     let lived = catch_unwind(AssertUnwindSafe(|| go_on(&mut world, &mut chance, crashes)));
     if let Err(panic) = lived {
-        if planted.is_none() {
+        if injected_fault.is_none() {
             eprintln!("{setting:?}");
             world.story.iter().for_each(|step| eprintln!("{step:?}"));
         }
@@ -97,8 +102,8 @@ fn go_on(world: &mut World, chance: &mut Chance, crashes: u64) {
     while world.crashes < crashes {
         let subject = world.subject.clone().expect("it is open");
         if chance.one_in(3) {
-            let most = if world.setting.even { 8 } else { 80 };
-            world.cut_at(world.disk().ops() + chance.of(0..most));
+            let max_pages = if world.setting.even { 8 } else { 80 };
+            world.cut_at(world.disk().ops() + chance.of(0..max_pages));
         }
         let mut kept = Vec::new();
         for _ in 0..chance.of(1..40) {
@@ -116,7 +121,7 @@ fn go_on(world: &mut World, chance: &mut Chance, crashes: u64) {
     }
 }
 
-/// Opens the store, with crashes while that is done. Then looks at it, or not: what was looked at is put together.
+/// Opens the store, with crashes while that is done. Then reads it, or not: what was read is put together.
 fn open_at_last(world: &mut World, chance: &mut Chance, is_new: bool, crashes: u64) {
     loop {
         if world.crashes < crashes && chance.one_in(if is_new { 2 } else { 4 }) {
@@ -124,7 +129,7 @@ fn open_at_last(world: &mut World, chance: &mut Chance, is_new: bool, crashes: u
         } else if world.crashes < crashes && chance.one_in(30) {
             let failing = match chance.of(0..3) {
                 0 => Failing::Read(chance.of(0..8)),
-                // A sync of a directory that failed would lose its names for ever: no program can mend that.
+                // A sync of a directory that failed would lose its names for ever: no program can repair that.
                 1 if !world.setting.is_new => Failing::Sync(chance.of(0..5)),
                 _ => Failing::Write(chance.of(0..3)),
             };
@@ -138,10 +143,10 @@ fn open_at_last(world: &mut World, chance: &mut Chance, is_new: bool, crashes: u
     let subject = world.subject.clone().expect("it is open");
     let mut kept = Vec::new();
     let first = match chance.of(0..8) {
-        0..3 => &[Op::LookAtAll][..],
-        3 => &[Op::Verify, Op::LookAtAll],
-        4 => &[Op::Round(0, 0), Op::LookAtAll],
-        5 => &[Op::Round(0, 0), Op::Verify],
+        0..3 => &[Op::CompareAll][..],
+        3 => &[Op::Verify, Op::CompareAll],
+        4 => &[Op::Checkpoint(0, 0), Op::CompareAll],
+        5 => &[Op::Checkpoint(0, 0), Op::Verify],
         _ => &[],
     };
     for op in first {
@@ -159,6 +164,6 @@ pub(super) fn crashes(unless_said: u64) -> u64 {
 pub(super) const OF_A_LIFE: u64 = 8;
 
 /// The life of this number.
-pub(super) fn life(seed: &Seed, which: u64, made: &Made, planted: Option<Planted>) -> Vec<Step> {
-    live(seed.chance(which), made, planted, OF_A_LIFE)
+pub(super) fn life(seed: &Seed, which: u64, made: &Made, injected_fault: Option<InjectedFault>) -> Vec<Step> {
+    live(seed.chance(which), made, injected_fault, OF_A_LIFE)
 }

@@ -6,7 +6,7 @@ mod exhaustive;
 mod index;
 mod life;
 mod mutations;
+mod oracle;
 mod recovery;
 mod snapshots;
-mod told;
 mod world;

@@ -1,4 +1,4 @@
-//! Bugs that are planted in the store and in its journal, to see that crashes at random would find them: a bug that is not found
+//! Faults that are injected into the store and its journal, to see that crashes at random would find them: a fault that is not found
 //! shows that the oracle, or the crashes, are too weak.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -6,41 +6,41 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use pagekeeper_log::InjectedFault as OfJournal;
 
 use super::life::{Made, OF_A_LIFE, life};
-use crate::planted::Planted;
+use crate::injected_fault::InjectedFault;
 use pagekeeper_testing::Seed;
 
-/// Each bug must be found within this many crashes: as many as are tried without any.
+/// Each fault must be found within this many crashes: as many as are tried without any.
 const WITHIN: u64 = 50_000;
 
-const BUGS: &[Planted] = &[
-    Planted::PageBeforeJournal,
-    Planted::NoSyncOfSuperblock,
-    Planted::NoSyncOfData,
-    Planted::SuperblockFirst,
-    Planted::OneSuperblockSlot,
-    Planted::SyncTriedAgain,
-    Planted::ImagesFromTheEnd,
-    Planted::SkippedByPage,
-    Planted::NoImages,
-    Planted::NoSyncAtOpen,
-    Planted::NoPageChecksum,
-    Planted::Journal(OfJournal::NoSyncAtOpen),
-    Planted::Journal(OfJournal::NoEpoch),
-    Planted::Journal(OfJournal::SameSalt),
-    Planted::Journal(OfJournal::AckBeforeSync),
-    Planted::Journal(OfJournal::NoSyncOfControl),
-    Planted::Journal(OfJournal::OneSlot),
-    Planted::Journal(OfJournal::AppendIntoTornBlock),
-    Planted::Journal(OfJournal::NoChecksum),
-    Planted::Journal(OfJournal::SkipBadRecord),
-    Planted::Journal(OfJournal::ReadThroughCache),
-    Planted::Journal(OfJournal::NoSyncOfDirectory),
-    Planted::Journal(OfJournal::SyncRetried),
-    Planted::Journal(OfJournal::NoSync),
+const BUGS: &[InjectedFault] = &[
+    InjectedFault::PageBeforeJournal,
+    InjectedFault::NoSyncOfSuperblock,
+    InjectedFault::NoSyncOfData,
+    InjectedFault::SuperblockFirst,
+    InjectedFault::OneSuperblockSlot,
+    InjectedFault::SyncTriedAgain,
+    InjectedFault::FullPagesFromTheEnd,
+    InjectedFault::SkippedByPage,
+    InjectedFault::NoFullPages,
+    InjectedFault::NoSyncAtOpen,
+    InjectedFault::NoPageChecksum,
+    InjectedFault::Journal(OfJournal::NoSyncAtOpen),
+    InjectedFault::Journal(OfJournal::NoEpoch),
+    InjectedFault::Journal(OfJournal::SameSalt),
+    InjectedFault::Journal(OfJournal::AckBeforeSync),
+    InjectedFault::Journal(OfJournal::NoSyncOfControl),
+    InjectedFault::Journal(OfJournal::OneSlot),
+    InjectedFault::Journal(OfJournal::AppendIntoTornBlock),
+    InjectedFault::Journal(OfJournal::NoChecksum),
+    InjectedFault::Journal(OfJournal::SkipBadRecord),
+    InjectedFault::Journal(OfJournal::ReadThroughCache),
+    InjectedFault::Journal(OfJournal::NoSyncOfDirectory),
+    InjectedFault::Journal(OfJournal::SyncRetried),
+    InjectedFault::Journal(OfJournal::NoSync),
 ];
 
 #[test]
-fn planted_bugs_are_found() {
+fn injected_faults_are_found() {
     let seed = Seed(12);
     let made = Made::new();
     let hook = take_hook();

@@ -83,7 +83,7 @@ fn opening_reads_the_journal_at_once_and_no_page() {
 }
 
 #[test]
-fn the_first_round_writes_all_pages_wide_and_reads_none() {
+fn the_first_checkpoint_writes_all_pages_wide_and_reads_none() {
     let disk = crashed(4096);
     disk.inject(data(), 0..u64::MAX, Fault::EIO, Times::Always).expect("it is there");
     let store = open(&disk, CHANGED);

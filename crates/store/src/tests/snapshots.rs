@@ -28,13 +28,13 @@ fn what_lives_is_needed_until_it_ends() {
     let snapshots = snapshots();
     let old = snapshots.begin();
     snapshots.show(6);
-    snapshots.set_cut(Some(5));
+    snapshots.set_checkpoint(Some(5));
     let needed = snapshots.needed();
     assert_eq!(needed, Needed { live: vec![3, 5], visible: 6 });
     assert!(needed.needs(2..4) && needed.needs(5..6) && needed.needs(6..7) && !needed.needs(4..5));
     assert_eq!(snapshots.oldest(), 3);
     assert!(snapshots.end_oldest() && old.is_ended() && !snapshots.end_oldest());
-    snapshots.set_cut(None);
+    snapshots.set_checkpoint(None);
     assert_eq!(snapshots.oldest(), 6);
     snapshots.end(&old);
 }

@@ -1,4 +1,4 @@
-//! A store on a simulated disk, and what is done to it: transactions, rounds, snapshots, faults of the disk, crashes.
+//! A store on a simulated disk, and what is done to it: transactions, checkpoints, snapshots, faults of the disk, crashes.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -9,9 +9,9 @@ use pagekeeper_io::{
 use pagekeeper_log::LogMode;
 
 use super::disk::{Meanwhile, Prompt};
-use super::told::{State, Subject, Told};
+use super::oracle::{Oracle, StoreState, Subject};
 use crate::core::lock;
-use crate::planted::Planted;
+use crate::injected_fault::InjectedFault;
 use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, StoreOptions};
 use pagekeeper_testing::Chance;
 
@@ -26,18 +26,18 @@ pub(super) fn dir() -> &'static Path {
 pub(super) enum Op {
     /// A transaction; none: it is given up.
     Transact(u64, Option<Durability>),
-    /// A round, with this many transactions while its pages are written.
-    Round(u64, u64),
+    /// A checkpoint, with this many transactions while its pages are written.
+    Checkpoint(u64, u64),
     /// All up to here is applied.
     Sync,
     /// A snapshot is taken and kept.
     Keep,
     /// One that is kept is compared, in part or as a whole.
-    Look(u64),
+    Compare(u64),
     /// One goes.
-    LetGo(u64),
+    Release(u64),
     /// What can be seen is compared as a whole.
-    LookAtAll,
+    CompareAll,
     Verify,
     Fail(Failing),
 }
@@ -88,7 +88,7 @@ pub(super) struct Setting {
     pub(super) journal_bytes: u64,
     pub(super) memory: u64,
     /// Pages that there are at most.
-    pub(super) most: usize,
+    pub(super) max_pages: usize,
     pub(super) journal_mode: LogMode,
     pub(super) warm: bool,
     /// The disk writes pages atomically, so that their first changes may be diffs.
@@ -103,7 +103,7 @@ impl Setting {
     pub(super) const SMALL: Self = Self {
         journal_bytes: 64 << 10,
         memory: 1 << 20,
-        most: 24,
+        max_pages: 24,
         journal_mode: LogMode::Buffered,
         warm: false,
         atomic: false,
@@ -113,41 +113,45 @@ impl Setting {
 }
 
 /// A snapshot, and what it must show.
-type Kept<'s> = (ReadTxn<'s>, Arc<State>);
+type Kept<'s> = (ReadTxn<'s>, Arc<StoreState>);
 
 pub(super) struct World {
     pub(super) setting: Setting,
-    planted: Option<Planted>,
+    injected_fault: Option<InjectedFault>,
     meanwhile: Meanwhile,
     pub(super) subject: Option<Subject>,
-    told: Arc<Mutex<Told>>,
+    oracle: Arc<Mutex<Oracle>>,
     pub(super) story: Vec<Step>,
     pub(super) crashes: u64,
 }
 
 impl World {
     /// A disk without a store, or with the empty one that is given.
-    pub(super) fn new(setting: Setting, planted: Option<Planted>, made: Option<&SimDisk>) -> Self {
+    pub(super) fn new(
+        setting: Setting,
+        injected_fault: Option<InjectedFault>,
+        made: Option<&SimDisk>,
+    ) -> Self {
         let atomic = if setting.atomic { PAGE as u64 } else { 0 };
         let empty = || SimDisk::builder().by_steps().atomic_writes(atomic).build();
         let disk = made.map_or_else(empty, |made| made.after_power_cut(Persistence::All, 0));
         Self {
             setting,
-            planted,
+            injected_fault,
             meanwhile: Meanwhile::default(),
             subject: None,
-            told: Arc::new(Mutex::new(Told::new(disk, setting.most, setting.even))),
+            oracle: Arc::new(Mutex::new(Oracle::new(disk, setting.max_pages, setting.even))),
             story: Vec::new(),
             crashes: 0,
         }
     }
 
     pub(super) fn disk(&self) -> SimDisk {
-        lock(&self.told).disk.clone()
+        lock(&self.oracle).disk.clone()
     }
 
     pub(super) fn power_is_off(&self) -> bool {
-        lock(&self.told).power_is_off()
+        lock(&self.oracle).power_is_off()
     }
 
     fn options(&self) -> StoreOptions {
@@ -155,39 +159,39 @@ impl World {
         let io = Arc::new(Prompt::new(self.disk(), self.meanwhile.clone()));
         let options = Store::options().journal_bytes(journal_bytes).memory(memory).warm(warm).io(io);
         let mut options = options.without_threads();
-        options.planted = self.planted;
+        options.injected_fault = self.injected_fault;
         options.journal_mode = journal_mode;
         options
     }
 
     /// The power goes at this operation of the disk as it is now.
     pub(super) fn cut_at(&mut self, op: u64) {
-        let mut told = lock(&self.told);
-        if told.power_is_off() {
+        let mut oracle = lock(&self.oracle);
+        if oracle.power_is_off() {
             return;
         }
         self.story.push(Step::CutAt(op));
-        told.disk.cut_power_at(op);
-        told.cut = Some(op);
+        oracle.disk.cut_power_at(op);
+        oracle.cut = Some(op);
     }
 
-    /// Opens the store and looks at what it shows; the error of the disk, if it fails as it may.
+    /// Opens the store and checks what it shows; the error of the disk, if it fails as it may.
     pub(super) fn open(&mut self) -> Result<(), Error> {
         self.story.push(Step::Open);
         let store = match self.options().open(dir()) {
             Ok(store) => store,
             Err(error) => {
-                assert!(lock(&self.told).has_failed(), "it can't be opened: {error}");
+                assert!(lock(&self.oracle).has_failed(), "it can't be opened: {error}");
                 return Err(error);
             }
         };
         let seq = store.stat().visible_seq;
-        let state = lock(&self.told).opened(seq);
+        let state = lock(&self.oracle).opened(seq);
         let stat = store.stat();
-        let free = state.pages.iter().filter(|slot| **slot == super::told::Slot::Free).count();
+        let free = state.pages.iter().filter(|slot| **slot == super::oracle::Slot::Free).count();
         assert_eq!((stat.seq, stat.pages, stat.free_pages), (seq, state.pages.len() as u64, free as u64));
-        assert!(stat.synced_seq <= seq && stat.journal_bytes <= stat.journal_cap);
-        self.subject = Some(Subject { store: Arc::new(store), told: Arc::clone(&self.told) });
+        assert!(stat.checkpoint_seq <= seq && stat.journal_bytes <= stat.max_journal_bytes);
+        self.subject = Some(Subject { store: Arc::new(store), oracle: Arc::clone(&self.oracle) });
         Ok(())
     }
 
@@ -197,22 +201,22 @@ impl World {
         let of = |seed: u64, len: usize| usize::try_from(seed % len as u64).expect("few");
         match op {
             Op::Transact(seed, durability) => subject.transact(seed, durability),
-            Op::Round(_, 0) => subject.round(),
-            Op::Round(seed, transactions) => self.round_amid(subject, seed, transactions),
+            Op::Checkpoint(_, 0) => subject.checkpoint(),
+            Op::Checkpoint(seed, transactions) => self.checkpoint_amid(subject, seed, transactions),
             Op::Sync => {
-                let last = lock(&self.told).last().seq;
+                let last = lock(&self.oracle).last().seq;
                 let synced = subject.store.sync();
-                let mut told = lock(&self.told);
+                let mut oracle = lock(&self.oracle);
                 match synced {
-                    Ok(()) if !told.doubt => told.durable = told.durable.max(last),
+                    Ok(()) if !oracle.doubt => oracle.durable = oracle.durable.max(last),
                     Ok(()) => {}
-                    Err(error) => told.excuse(&error, last),
+                    Err(error) => oracle.excuse(&error, last),
                 }
             }
             Op::Keep => kept.push(subject.begin_read()),
-            Op::Look(seed) if !kept.is_empty() => {
+            Op::Compare(seed) if !kept.is_empty() => {
                 let (read, state) = &kept[of(seed, kept.len())];
-                let told = lock(&self.told);
+                let oracle = lock(&self.oracle);
                 let mut pages: Vec<_> = (0..=read.pages()).collect();
                 if !seed.is_multiple_of(3) {
                     pages = vec![(seed >> 8) % (read.pages() + 1)];
@@ -221,21 +225,21 @@ impl World {
                     if matches!(read.read(page), Err(Error::SnapshotTooOld)) {
                         break;
                     }
-                    told.compare_page(read, state, page);
+                    oracle.compare_page(read, state, page);
                 }
             }
-            Op::LetGo(seed) if !kept.is_empty() => drop(kept.swap_remove(of(seed, kept.len()))),
-            Op::Look(_) | Op::LetGo(_) | Op::LookAtAll => {
+            Op::Release(seed) if !kept.is_empty() => drop(kept.swap_remove(of(seed, kept.len()))),
+            Op::Compare(_) | Op::Release(_) | Op::CompareAll => {
                 let (read, state) = subject.begin_read();
-                lock(&self.told).compare(&read, &state);
+                lock(&self.oracle).compare(&read, &state);
             }
             Op::Verify => self.verify(subject),
             Op::Fail(how) => self.plan(how),
         }
-        !lock(&self.told).has_failed()
+        !lock(&self.oracle).has_failed()
     }
 
-    fn round_amid(&self, subject: &Subject, seed: u64, transactions: u64) {
+    fn checkpoint_amid(&self, subject: &Subject, seed: u64, transactions: u64) {
         let (amid, mut chance, mut left) = (subject.clone(), Chance::from_seed(seed), transactions);
         self.meanwhile.set(move || {
             while left > 0 && amid.has_room() {
@@ -243,19 +247,19 @@ impl World {
                 amid.transact(chance.number(), Some(durability_by_chance(&mut chance)));
             }
         });
-        subject.round();
+        subject.checkpoint();
         self.meanwhile.clear();
     }
 
     fn verify(&self, subject: &Subject) {
         let found = subject.store.verify();
-        let told = lock(&self.told);
+        let oracle = lock(&self.oracle);
         match found {
-            Ok(found) if told.rot.is_empty() && !told.has_failed() => {
+            Ok(found) if oracle.rot.is_empty() && !oracle.has_failed() => {
                 assert!(found.is_sound(), "{found}");
             }
             Ok(_) => {}
-            Err(error) => told.excuse(&error, told.last().seq),
+            Err(error) => oracle.excuse(&error, oracle.last().seq),
         }
     }
 
@@ -314,30 +318,30 @@ impl World {
                 disk.after_kill()
             }
         };
-        let mut told = lock(&self.told);
-        told.disk = found;
-        told.cut = None;
+        let mut oracle = lock(&self.oracle);
+        oracle.disk = found;
+        oracle.cut = None;
     }
 
     fn close(&self, store: Store, sync: bool) {
         let closed = if sync { store.close_and_sync() } else { store.close() };
-        let mut told = lock(&self.told);
+        let mut oracle = lock(&self.oracle);
         match closed {
             Ok(()) => {
-                assert!(!told.doubt, "a store that has failed is closed without a word");
-                told.durable = told.last().seq;
+                assert!(!oracle.doubt, "a store that has failed is closed without a word");
+                oracle.durable = oracle.last().seq;
             }
-            Err(error) => told.excuse(&error, told.last().seq),
+            Err(error) => oracle.excuse(&error, oracle.last().seq),
         }
     }
 
     /// Spoils a page of the data file on the medium.
     pub(super) fn rot(&mut self, chance: &mut Chance) {
-        let mut told = lock(&self.told);
-        let Ok(file) = told.disk.open_writable(&dir().join("data"), Access::Direct, Create::Never) else {
+        let mut oracle = lock(&self.oracle);
+        let Ok(file) = oracle.disk.open_writable(&dir().join("data"), Access::Direct, Create::Never) else {
             return;
         };
-        let in_use = (told.last().pages.len() as u64).min(file.stat().expect("a file").size / PAGE as u64);
+        let in_use = (oracle.last().pages.len() as u64).min(file.stat().expect("a file").size / PAGE as u64);
         if in_use < 2 {
             return;
         }
@@ -348,7 +352,7 @@ impl World {
             let other = (page + 1 + chance.of(0..in_use - 1)) % in_use;
             file.read_at(other * PAGE as u64, &mut bytes).expect("no fault is planned");
         }
-        // A copy of it that came to another place before is an older version, whole: that is told by nobody.
+        // A copy of it that came to another place before is an older version, whole: nobody can detect that.
         if !is_another || bytes[8..16] == page.to_le_bytes() {
             file.read_at(page * PAGE as u64, &mut bytes).expect("no fault is planned");
             let bit = chance.index(PAGE * 8);
@@ -356,8 +360,8 @@ impl World {
         }
         file.write_at(page * PAGE as u64, &bytes, WriteMode::Plain).expect("no fault is planned");
         file.sync_data().expect("no fault is planned");
-        told.rot.insert(page, Seq::MAX);
-        drop(told);
+        oracle.rot.insert(page, Seq::MAX);
+        drop(oracle);
         self.story.push(Step::Rot(page));
     }
 }

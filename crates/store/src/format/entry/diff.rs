@@ -59,12 +59,12 @@ pub(super) const fn encoded_len(end: usize, start: usize, len: usize) -> usize {
     varint::len((start - end) as u64) + varint::len(len as u64) + len
 }
 
-/// Which ranges of a payload changed; `None` if they take up more than `most_bytes` encoded, or the lengths are not the same.
-pub(crate) fn diff_ranges(old: &[u8], new: &[u8], most_bytes: usize) -> Option<Vec<Range<usize>>> {
+/// Which ranges of a payload changed; `None` if they take up more than `max_bytes` encoded, or the lengths are not the same.
+pub(crate) fn diff_ranges(old: &[u8], new: &[u8], max_bytes: usize) -> Option<Vec<Range<usize>>> {
     if old.len() != new.len() {
         return None;
     }
-    let mut found = Found { ranges: Vec::new(), end_before: 0, len: 0, most: most_bytes };
+    let mut found = Found { ranges: Vec::new(), end_before: 0, len: 0, max: max_bytes };
     let strides = old.chunks(STRIDE).zip(new.chunks(STRIDE));
     for (start, (old, new)) in (0..).step_by(STRIDE).zip(strides) {
         if old == new {
@@ -95,7 +95,7 @@ struct Found {
     end_before: usize,
     /// Encoded bytes of all but the last range.
     len: usize,
-    most: usize,
+    max: usize,
 }
 
 impl Found {
@@ -116,6 +116,6 @@ impl Found {
 
     fn is_within(&self) -> bool {
         let last = self.ranges.last().map_or(0, |last| encoded_len(self.end_before, last.start, last.len()));
-        self.len + last <= self.most
+        self.len + last <= self.max
     }
 }

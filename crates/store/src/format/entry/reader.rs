@@ -5,7 +5,9 @@ use bytes::Bytes;
 use super::super::page::PageKind;
 use super::super::superblock::Meta;
 use super::super::varint::{self, Input};
-use super::{Change, DIFF, Entry, FREE, FREE_HEAD, IMAGE, MORE, PART_HEADER, ROOT, Ranges, VERSION};
+use super::{
+    Change, DIFF, Entry, FREE, FREE_HEAD, FULL_PAGE_IMAGE, MORE, PART_HEADER, ROOT, Ranges, VERSION,
+};
 
 /// Why a record can't be what a store wrote there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -133,7 +135,7 @@ impl Unfinished {
                     let len = usize::try_from(len).ok().and_then(|len| len.checked_add(len_len));
                     len.ok_or(EntryFault::Truncated)? - self.cut.len()
                 }
-                None if self.cut.len() >= varint::LONGEST => return Err(EntryFault::Truncated),
+                None if self.cut.len() >= varint::MAX_LEN => return Err(EntryFault::Truncated),
                 None => 1,
             };
             self.cut.extend_from_slice(&bytes.split_to(missing.min(bytes.len())));
@@ -174,11 +176,11 @@ fn change(what: u8, mut input: Input, seq: u64, payload: usize) -> Option<Change
     let kind = PageKind::of(what >> 4)?;
     let crc = input.word()?;
     match what & 0xf {
-        IMAGE => {
+        FULL_PAGE_IMAGE => {
             let first = u32::try_from(input.number()?).ok()?;
             let bytes = input.0;
             let fits = (first as usize).checked_add(bytes.len())? <= payload;
-            fits.then_some(Change::Image { kind, crc, first, bytes })
+            fits.then_some(Change::FullPageImage { kind, crc, first, bytes })
         }
         DIFF => {
             let base_seq = seq.checked_sub(input.number()?).filter(|base_seq| *base_seq < seq)?;

@@ -15,7 +15,12 @@ fn meta() -> Meta {
 fn image(page: u64, first: u32, bytes: &[u8]) -> (u64, Change) {
     (
         page,
-        Change::Image { kind: PageKind::Data, crc: 0x0403_0201, first, bytes: Bytes::copy_from_slice(bytes) },
+        Change::FullPageImage {
+            kind: PageKind::Data,
+            crc: 0x0403_0201,
+            first,
+            bytes: Bytes::copy_from_slice(bytes),
+        },
     )
 }
 
@@ -29,10 +34,10 @@ fn write(entry: &Entry, longest: usize) -> Vec<Bytes> {
     let mut writer = EntryWriter::new(entry.seq, &entry.meta);
     for (page, change) in &entry.changes {
         match change {
-            Change::Image { kind, crc, first, bytes } => {
+            Change::FullPageImage { kind, crc, first, bytes } => {
                 let mut payload = vec![0; PAYLOAD];
                 payload[*first as usize..][..bytes.len()].copy_from_slice(bytes);
-                writer.image(*page, *kind, *crc, &payload);
+                writer.full_page_image(*page, *kind, *crc, &payload);
             }
             Change::Diff { kind, crc, base_seq, .. } => {
                 writer.diff(*page, *kind, *crc, *base_seq, &ranges(change));
@@ -67,7 +72,7 @@ fn an_entry_looks_as_it_always_did() {
     let mut writer = EntryWriter::new(300, &meta());
     let mut payload = vec![0; PAYLOAD];
     payload[200..202].copy_from_slice(b"ab");
-    writer.image(7, PageKind::Data, 0x0403_0201, &payload);
+    writer.full_page_image(7, PageKind::Data, 0x0403_0201, &payload);
     writer.diff(299, PageKind::Trunk, 0x0403_0201, 290, &[(1, b"x"), (34, b"yz")]);
     writer.free(0, 0x0403_0201);
     assert_eq!(writer.finish(1 << 20), [expected.clone()]);
@@ -95,19 +100,19 @@ fn nothing_is_copied_of_what_fits_into_a_record() {
         assert_eq!(found, entry);
         let ranges: Vec<_> = bodies.iter().map(|body| body.as_ptr_range()).collect();
         for (_, change) in &found.changes {
-            let Change::Image { bytes, .. } = change else { panic!("{change:?}") };
+            let Change::FullPageImage { bytes, .. } = change else { panic!("{change:?}") };
             assert!(ranges.iter().any(|range| range.contains(&bytes.as_ptr())));
         }
     }
 }
 
 #[test]
-fn parts_that_are_missing_or_foreign_are_told() {
+fn parts_that_are_missing_or_foreign_are_reported() {
     let entry = |seq| Entry { seq, meta: meta(), changes: vec![image(3, 0, &[7; 100])] };
     let (first, second) = (write(&entry(5), 60), write(&entry(6), 60));
     assert_eq!(first.len(), 4, "a meta, and a page in three parts");
     // By seq and part.
-    let told = |records: &[(u64, usize)]| {
+    let read_back = |records: &[(u64, usize)]| {
         let mut reader = EntryReader::new(PAYLOAD);
         let bodies = records.iter().map(|(seq, part)| if *seq == 5 { &first[*part] } else { &second[*part] });
         let entries: Result<Vec<_>, _> = bodies.map(|body| reader.read(body)).collect();
@@ -116,22 +121,22 @@ fn parts_that_are_missing_or_foreign_are_told() {
         })
     };
     let all = |seq: u64| [(seq, 0), (seq, 1), (seq, 2), (seq, 3)];
-    assert_eq!(told(&[all(5), all(6)].concat()), Ok((vec![5, 6], None)));
-    assert_eq!(told(&[&all(5)[..], &all(6)[..3]].concat()), Ok((vec![5], Some(6))), "never committed");
-    assert_eq!(told(&[&all(5)[..2], &all(5)].concat()), Ok((vec![5], None)), "begun again");
+    assert_eq!(read_back(&[all(5), all(6)].concat()), Ok((vec![5, 6], None)));
+    assert_eq!(read_back(&[&all(5)[..], &all(6)[..3]].concat()), Ok((vec![5], Some(6))), "never committed");
+    assert_eq!(read_back(&[&all(5)[..2], &all(5)].concat()), Ok((vec![5], None)), "begun again");
     let part = |seq, found, wanted| Err(EntryFault::Part { seq, found, wanted });
-    assert_eq!(told(&[(5, 0), (5, 1), (5, 3)]), part(5, 3, 2));
-    assert_eq!(told(&[(5, 0), (5, 1), (5, 1)]), part(5, 1, 2));
-    assert_eq!(told(&[(5, 1)]), part(5, 1, 0));
-    assert_eq!(told(&[&all(5)[..], &[(6, 1)]].concat()), part(6, 1, 0));
+    assert_eq!(read_back(&[(5, 0), (5, 1), (5, 3)]), part(5, 3, 2));
+    assert_eq!(read_back(&[(5, 0), (5, 1), (5, 1)]), part(5, 1, 2));
+    assert_eq!(read_back(&[(5, 1)]), part(5, 1, 0));
+    assert_eq!(read_back(&[&all(5)[..], &[(6, 1)]].concat()), part(6, 1, 0));
     let seq = |found, wanted| Err(EntryFault::Seq { found, wanted });
-    assert_eq!(told(&[(5, 0), (5, 1), (5, 2), (6, 0)]), seq(6, 5), "the last part is missing");
-    assert_eq!(told(&[(5, 0), (6, 1), (5, 2), (5, 3)]), seq(6, 5));
-    assert_eq!(told(&[&all(5)[..], &all(5)].concat()), seq(5, 6));
+    assert_eq!(read_back(&[(5, 0), (5, 1), (5, 2), (6, 0)]), seq(6, 5), "the last part is missing");
+    assert_eq!(read_back(&[(5, 0), (6, 1), (5, 2), (5, 3)]), seq(6, 5));
+    assert_eq!(read_back(&[&all(5)[..], &all(5)].concat()), seq(5, 6));
 }
 
 #[test]
-fn what_makes_no_sense_is_told() {
+fn what_makes_no_sense_is_reported() {
     let with = |header: &[u8; 4], items: &[u8]| {
         let body = [&header[..], &[0; 4], &9_u64.to_le_bytes(), items].concat();
         read(&[Bytes::from(body)]).map(|entry| entry.map(|entry| entry.changes.len()))
@@ -196,7 +201,7 @@ fn encoded_len(ranges: &[Range<usize>]) -> usize {
     ranges.iter().fold((0, 0), add).1
 }
 
-/// As `diff_ranges` is told to, byte by byte.
+/// As `diff_ranges` is specified, byte by byte.
 fn slow_ranges(old: &[u8], new: &[u8]) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for at in (0..old.len()).filter(|at| old[*at] != new[*at]) {
@@ -232,7 +237,7 @@ fn changes() -> impl Strategy<Value = Change> {
     ];
     let image = (kinds(), any::<u32>(), 0_u32..2000, bytes).prop_map(|(kind, crc, first, bytes)| {
         let first = if bytes.is_empty() { 0 } else { first };
-        Change::Image { kind, crc, first, bytes: bytes.into() }
+        Change::FullPageImage { kind, crc, first, bytes: bytes.into() }
     });
     let diff = (kinds(), any::<u32>(), 0_u64..1000, some_ranges())
         .prop_map(|(kind, crc, base_seq, ranges)| Change::Diff { kind, crc, base_seq, ranges });
@@ -286,11 +291,11 @@ proptest! {
     fn ends_of_zeros_are_not_written(zeros in 0_usize..300, bytes in prop::collection::vec(0_u8..2, 0..300), behind in 0_usize..300) {
         let payload = [vec![0; zeros], bytes, vec![0; behind]].concat();
         let mut writer = EntryWriter::new(1, &meta());
-        writer.image(1, PageKind::Data, 5, &payload);
+        writer.full_page_image(1, PageKind::Data, 5, &payload);
         let body = writer.finish(1 << 20).remove(0);
         let taken = body.len() - empty_entry(1);
         let found = read(&[body.into()]).unwrap().unwrap();
-        let Change::Image { first, bytes, .. } = &found.changes[0].1 else { panic!("{found:?}") };
+        let Change::FullPageImage { first, bytes, .. } = &found.changes[0].1 else { panic!("{found:?}") };
         let first = *first as usize;
         prop_assert!(bytes.first() != Some(&0) && bytes.last() != Some(&0));
         let mut again = vec![0; payload.len()];
@@ -300,7 +305,7 @@ proptest! {
     }
 
     #[test]
-    fn a_diff_makes_the_new_payload_of_the_old((old, new) in pairs(), most in 0_usize..1500) {
+    fn a_diff_makes_the_new_payload_of_the_old((old, new) in pairs(), max in 0_usize..1500) {
         let expected = slow_ranges(&old, &new);
         let all = diff_ranges(&old, &new, usize::MAX).unwrap();
         prop_assert_eq!(&all, &expected);
@@ -321,7 +326,7 @@ proptest! {
         if len > 0 {
             prop_assert_eq!(diff_ranges(&old, &new, len - 1), None);
         }
-        prop_assert_eq!(diff_ranges(&old, &new, most).is_some(), len <= most);
+        prop_assert_eq!(diff_ranges(&old, &new, max).is_some(), len <= max);
         prop_assert_eq!(diff_ranges(&old, &new[1..], usize::MAX), None);
     }
 

@@ -1,9 +1,9 @@
 //! Encoding a commit as an entry.
 
 use super::super::page::PageKind;
-use super::super::superblock::{MOST_USER, Meta};
+use super::super::superblock::{MAX_USER_BYTES, Meta};
 use super::super::varint;
-use super::{DIFF, FREE, FREE_HEAD, IMAGE, MORE, PART_HEADER, ROOT, VERSION, diff};
+use super::{DIFF, FREE, FREE_HEAD, FULL_PAGE_IMAGE, MORE, PART_HEADER, ROOT, VERSION, diff};
 
 /// Takes the changes of a commit, and gives the bodies of its records.
 #[derive(Debug)]
@@ -18,8 +18,8 @@ pub(crate) struct EntryWriter {
 impl EntryWriter {
     /// The entry of commit `seq`, after which the store is as `meta` says.
     pub(crate) fn new(seq: u64, meta: &Meta) -> Self {
-        debug_assert!(meta.user.len() <= MOST_USER);
-        let mut head = Vec::with_capacity(1 + 4 * varint::LONGEST);
+        debug_assert!(meta.user.len() <= MAX_USER_BYTES);
+        let mut head = Vec::with_capacity(1 + 4 * varint::MAX_LEN);
         head.push(meta.root.map_or(0, |_| ROOT) | meta.free_head.map_or(0, |_| FREE_HEAD));
         let numbers = [meta.root, Some(meta.pages), meta.free_head, Some(meta.free_pages)];
         numbers.into_iter().flatten().for_each(|number| varint::put(&mut head, number));
@@ -32,9 +32,9 @@ impl EntryWriter {
     }
 
     /// The page has this payload and checksum, whatever it was before.
-    pub(crate) fn image(&mut self, page: u64, kind: PageKind, crc: u32, payload: &[u8]) {
+    pub(crate) fn full_page_image(&mut self, page: u64, kind: PageKind, crc: u32, payload: &[u8]) {
         let (first, bytes) = trim(payload);
-        self.change(IMAGE, kind, page, crc, varint::len(first as u64) + bytes.len());
+        self.change(FULL_PAGE_IMAGE, kind, page, crc, varint::len(first as u64) + bytes.len());
         varint::put(&mut self.bytes, first as u64);
         self.bytes.extend_from_slice(bytes);
         self.ends.push(self.bytes.len());

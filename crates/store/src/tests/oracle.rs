@@ -1,4 +1,4 @@
-//! What a store was told, and what must therefore be found in it: the oracle.
+//! The oracle: what was done to a store, and what must therefore be found in it.
 //!
 //! Invariant: `states` has every commit that may be found from now on, each as the whole store after it.
 
@@ -25,7 +25,7 @@ pub(super) enum Slot {
 
 /// The whole store after a commit.
 #[derive(Debug, Clone, Default)]
-pub(super) struct State {
+pub(super) struct StoreState {
     pub(super) seq: Seq,
     pub(super) pages: Vec<Slot>,
     root: Option<PageNo>,
@@ -33,11 +33,11 @@ pub(super) struct State {
 }
 
 /// What is known of a store.
-pub(super) struct Told {
+pub(super) struct Oracle {
     pub(super) disk: SimDisk,
     /// Where the power goes off.
     pub(super) cut: Option<u64>,
-    pub(super) states: BTreeMap<Seq, Arc<State>>,
+    pub(super) states: BTreeMap<Seq, Arc<StoreState>>,
     /// This commit and all before it must be found.
     pub(super) durable: Seq,
     /// A commit failed in a way that leaves it open whether it is there.
@@ -45,17 +45,17 @@ pub(super) struct Told {
     /// Pages whose place in the data file was spoilt, and from which commit on they are whole again.
     pub(super) rot: BTreeMap<PageNo, Seq>,
     /// Pages that there may be.
-    pub(super) most: usize,
+    pub(super) max_pages: usize,
     /// The length of metadata with which a commit takes up [`EVEN`] bytes of the journal, as far as is known; if that is
-    /// wished for.
+    /// wanted.
     even: Option<usize>,
 }
 
 /// Bytes in the journal of all commits that are to be alike: a part of a block.
 const EVEN: u64 = 1024;
 
-impl Told {
-    pub(super) fn new(disk: SimDisk, most: usize, even: bool) -> Self {
+impl Oracle {
+    pub(super) fn new(disk: SimDisk, max_pages: usize, even: bool) -> Self {
         let states = BTreeMap::from([(0, Arc::default())]);
         Self {
             disk,
@@ -64,13 +64,13 @@ impl Told {
             durable: 0,
             doubt: false,
             rot: BTreeMap::new(),
-            most,
+            max_pages,
             even: even.then_some(900),
         }
     }
 
     /// After the last commit.
-    pub(super) fn last(&self) -> &Arc<State> {
+    pub(super) fn last(&self) -> &Arc<StoreState> {
         self.states.last_key_value().expect("there is always one").1
     }
 
@@ -108,11 +108,11 @@ impl Told {
     }
 }
 
-/// A store and what it was told, as both are used in the midst of its rounds, too.
+/// A store and its oracle, as both are used in the midst of its checkpoints, too.
 #[derive(Clone)]
 pub(super) struct Subject {
     pub(super) store: Arc<Store>,
-    pub(super) told: Arc<Mutex<Told>>,
+    pub(super) oracle: Arc<Mutex<Oracle>>,
 }
 
 /// Why a transaction is not committed.
@@ -122,26 +122,26 @@ enum Stop {
 }
 
 impl Subject {
-    /// Whether a commit needs no round to have room.
+    /// Whether a commit needs no checkpoint to have room.
     pub(super) fn has_room(&self) -> bool {
         let stat = self.store.stat();
-        stat.journal_bytes + (60 << 10) < stat.journal_cap
+        stat.journal_bytes + (60 << 10) < stat.max_journal_bytes
             && stat.unapplied_bytes + (80 << 10) < stat.memory / 4
     }
 
     /// A transaction by chance; `None`: it is given up.
     pub(super) fn transact(&self, seed: u64, durability: Option<Durability>) {
-        let mut told = lock(&self.told);
+        let mut oracle = lock(&self.oracle);
         let mut chance = Chance::from_seed(seed);
-        let before = Arc::clone(told.last());
+        let before = Arc::clone(oracle.last());
         let mut txn = match self.store.begin() {
             Ok(txn) => txn,
-            Err(error) => return told.excuse(&error, before.seq),
+            Err(error) => return oracle.excuse(&error, before.seq),
         };
-        assert!(!told.doubt, "a transaction begins after a commit that failed");
-        let mut after = State { seq: before.seq + 1, ..State::clone(&before) };
+        assert!(!oracle.doubt, "a transaction begins after a commit that failed");
+        let mut after = StoreState { seq: before.seq + 1, ..StoreState::clone(&before) };
         let mut changed = Vec::new();
-        let even = told.even.filter(|_| !chance.one_in(40));
+        let even = oracle.even.filter(|_| !chance.one_in(40));
         let journal = even.map(|_| self.store.stat().journal_bytes);
         if let Some(len) = even {
             after.metadata = bytes(&mut chance, len);
@@ -149,7 +149,7 @@ impl Subject {
         }
         // Most change little.
         for _ in 0..even.map_or_else(|| 1 + chance.of(0..3) * chance.of(0..3), |_| 0) {
-            match act(&mut txn, &told, &mut after, &mut chance, &mut changed) {
+            match act(&mut txn, &oracle, &mut after, &mut chance, &mut changed) {
                 Ok(()) => {}
                 Err(Stop::Failed) => return,
             }
@@ -173,19 +173,19 @@ impl Subject {
             Ok(seq) => {
                 assert_eq!(seq, after.seq, "the number of a commit");
                 if durability != Durability::None {
-                    told.durable_upto(seq);
+                    oracle.durable_upto(seq);
                 }
-                told.committed(after, &changed);
+                oracle.committed(after, &changed);
                 if let (Some(len), Some(before), Durability::None) = (even, journal, durability) {
-                    told.level(len, before, self.store.stat().journal_bytes);
+                    oracle.level(len, before, self.store.stat().journal_bytes);
                 }
             }
-            Err(Error::TransactionTooLarge { bytes, most }) => assert!(bytes > most && changed.len() > 4),
+            Err(Error::TransactionTooLarge { bytes, max }) => assert!(bytes > max && changed.len() > 4),
             Err(error) => {
-                told.excuse(&error, before.seq);
+                oracle.excuse(&error, before.seq);
                 if matches!(error, Error::Poisoned { .. }) && after.seq > before.seq {
-                    told.committed(after, &changed);
-                    told.doubt = true;
+                    oracle.committed(after, &changed);
+                    oracle.doubt = true;
                 } else {
                     assert_eq!(self.store.stat().seq, before.seq, "{error}, and yet it was committed");
                 }
@@ -193,46 +193,46 @@ impl Subject {
         }
     }
 
-    /// A round of the background.
-    pub(super) fn round(&self) {
-        let last = lock(&self.told).last().seq;
+    /// A checkpoint of the background.
+    pub(super) fn checkpoint(&self) {
+        let last = lock(&self.oracle).last().seq;
         let stepped = self.store.step();
-        let mut told = lock(&self.told);
+        let mut oracle = lock(&self.oracle);
         match stepped {
-            Ok(_) if told.doubt => {}
+            Ok(_) if oracle.doubt => {}
             Ok(_) => {
-                let synced = self.store.stat().synced_seq;
-                assert!(synced >= last, "a round to {synced} of {last}");
-                told.durable_upto(last);
+                let synced = self.store.stat().checkpoint_seq;
+                assert!(synced >= last, "a checkpoint to {synced} of {last}");
+                oracle.durable_upto(last);
             }
-            // Also where a commit beside it has mended the page.
-            Err(error) => told.excuse(&error, last),
+            // Also where a commit beside it has written the page anew.
+            Err(error) => oracle.excuse(&error, last),
         }
     }
 
     /// What readers see now, with what it should be.
-    pub(super) fn begin_read(&self) -> (ReadTxn<'_>, Arc<State>) {
-        let told = lock(&self.told);
+    pub(super) fn begin_read(&self) -> (ReadTxn<'_>, Arc<StoreState>) {
+        let oracle = lock(&self.oracle);
         let read = self.store.begin_read().expect("readers are not refused");
-        let (durable, last) = (told.durable, told.last().seq);
-        let is_due = if told.doubt { (durable..=last).contains(&read.seq()) } else { read.seq() == last };
+        let (durable, last) = (oracle.durable, oracle.last().seq);
+        let is_due = if oracle.doubt { (durable..=last).contains(&read.seq()) } else { read.seq() == last };
         assert!(is_due, "commit {} is seen of {durable}..={last}", read.seq());
-        let state = Arc::clone(&told.states[&read.seq()]);
+        let state = Arc::clone(&oracle.states[&read.seq()]);
         (read, state)
     }
 }
 
-impl Told {
+impl Oracle {
     /// The journal grew from `before` to `now` with metadata of this length.
     fn level(&mut self, len: usize, before: u64, now: u64) {
-        // If there was no round within.
+        // If there was no checkpoint within.
         if let Some(taken) = now.checked_sub(before).filter(|taken| *taken < 2 * EVEN) {
-            let wished = (len as u64 + EVEN).saturating_sub(taken);
-            self.even = usize::try_from(wished).ok().map(|wished| wished.min(1024));
+            let wanted = (len as u64 + EVEN).saturating_sub(taken);
+            self.even = usize::try_from(wanted).ok().map(|wanted| wanted.min(1024));
         }
     }
 
-    fn committed(&mut self, after: State, changed: &[PageNo]) {
+    fn committed(&mut self, after: StoreState, changed: &[PageNo]) {
         for page in changed {
             if let Some(healed) = self.rot.get_mut(page) {
                 *healed = (*healed).min(after.seq);
@@ -242,7 +242,7 @@ impl Told {
     }
 
     /// The store was opened and shows this commit: those behind it are gone.
-    pub(super) fn opened(&mut self, seq: Seq) -> Arc<State> {
+    pub(super) fn opened(&mut self, seq: Seq) -> Arc<StoreState> {
         let last = self.last().seq;
         assert!(seq >= self.durable, "commit {seq} is found, and {} was acknowledged", self.durable);
         assert!(seq <= last, "commit {seq} is found, and {last} was the last");
@@ -255,8 +255,8 @@ impl Told {
         Arc::clone(&self.states[&seq])
     }
 
-    /// Looks at a page.
-    pub(super) fn compare_page(&self, read: &ReadTxn<'_>, state: &State, page: PageNo) {
+    /// Compares a page.
+    pub(super) fn compare_page(&self, read: &ReadTxn<'_>, state: &StoreState, page: PageNo) {
         let seq = state.seq;
         let Some(slot) = usize::try_from(page).ok().and_then(|index| state.pages.get(index)) else {
             assert!(matches!(read.read(page), Err(Error::OutOfRange { .. })), "page {page} of commit {seq}");
@@ -277,8 +277,8 @@ impl Told {
         }
     }
 
-    /// Looks at everything.
-    pub(super) fn compare(&self, read: &ReadTxn<'_>, state: &State) {
+    /// Compares everything.
+    pub(super) fn compare(&self, read: &ReadTxn<'_>, state: &StoreState) {
         assert_eq!(
             (read.seq(), read.root(), read.metadata(), read.pages()),
             (state.seq, state.root, &state.metadata[..], state.pages.len() as u64)
@@ -290,8 +290,8 @@ impl Told {
 /// One thing that a transaction does.
 fn act(
     txn: &mut WriteTxn<'_>,
-    told: &Told,
-    after: &mut State,
+    oracle: &Oracle,
+    after: &mut StoreState,
     chance: &mut Chance,
     changed: &mut Vec<PageNo>,
 ) -> Result<(), Stop> {
@@ -300,12 +300,12 @@ fn act(
     let page = chance.of(0..pages as u64 + 1);
     let index = usize::try_from(page).expect("few pages");
     let stop = |error: Error| {
-        told.excuse(&error, seq);
+        oracle.excuse(&error, seq);
         Err(Stop::Failed)
     };
     let slot = after.pages.get(index).cloned();
     match chance.of(0..20) {
-        0..3 if pages < told.most || after.pages.contains(&Slot::Free) => {
+        0..3 if pages < oracle.max_pages || after.pages.contains(&Slot::Free) => {
             let page = match txn.allocate() {
                 Ok(page) => page,
                 Err(error) => return stop(error),
@@ -323,7 +323,7 @@ fn act(
             after.pages[index] = Slot::Data(Arc::from([0; PAYLOAD]));
             changed.push(page);
         }
-        3 if pages < told.most => {
+        3 if pages < oracle.max_pages => {
             let count = 1 + chance.of(0..4);
             match txn.allocate_run(count) {
                 Ok(first) => assert_eq!(first, pages as u64),
@@ -341,7 +341,7 @@ fn act(
                 (Err(Error::OutOfRange { .. }), None)
                 | (Err(Error::NotAllocated { .. }), Some(Slot::Free)) => {}
                 // Nobody can know any more that it is free.
-                (Ok(()), Some(Slot::Free)) if told.is_rotten(page, seq) => return Err(Stop::Failed),
+                (Ok(()), Some(Slot::Free)) if oracle.is_rotten(page, seq) => return Err(Stop::Failed),
                 (Ok(()), slot) => panic!("page {page} can be written, and is {slot:?}"),
                 (Err(error), _) => return stop(error),
             }
@@ -362,7 +362,7 @@ fn act(
                     changed.push(page);
                 }
                 (Ok(_), slot) => panic!("page {page} can be changed, and is {slot:?}"),
-                (Err(error), slot) => return refused(told, &error, slot.as_ref(), page, seq),
+                (Err(error), slot) => return refused(oracle, &error, slot.as_ref(), page, seq),
             }
         }
         15..17 => match (txn.free(page), slot) {
@@ -370,10 +370,10 @@ fn act(
                 after.pages[index] = Slot::Free;
                 changed.push(page);
             }
-            (Ok(()), Some(Slot::Free)) if told.is_rotten(page, seq) => return Err(Stop::Failed),
+            (Ok(()), Some(Slot::Free)) if oracle.is_rotten(page, seq) => return Err(Stop::Failed),
             (Ok(()), slot) => panic!("page {page} can be freed, and is {slot:?}"),
             (Err(error), Some(Slot::Blank)) => return stop(error),
-            (Err(error), slot) => return refused(told, &error, slot.as_ref(), page, seq),
+            (Err(error), slot) => return refused(oracle, &error, slot.as_ref(), page, seq),
         },
         17 => {
             after.root = (!chance.one_in(3)).then_some(page);
@@ -389,21 +389,21 @@ fn act(
                 assert!(found[..] == bytes[..], "page {page} has other bytes for a writer");
             }
             (Ok(_), slot) => panic!("page {page} can be read, and is {slot:?}"),
-            (Err(error), slot) => return refused(told, &error, slot.as_ref(), page, seq),
+            (Err(error), slot) => return refused(oracle, &error, slot.as_ref(), page, seq),
         },
     }
     Ok(())
 }
 
 /// A page can't be used: as it should be, or for a reason.
-fn refused(told: &Told, error: &Error, slot: Option<&Slot>, page: PageNo, seq: Seq) -> Result<(), Stop> {
+fn refused(oracle: &Oracle, error: &Error, slot: Option<&Slot>, page: PageNo, seq: Seq) -> Result<(), Stop> {
     match (error, slot) {
         (Error::OutOfRange { .. }, None)
         | (Error::NotAllocated { .. }, Some(Slot::Free))
         | (Error::NeverWritten { .. }, Some(Slot::Blank)) => Ok(()),
-        (Error::NeverWritten { .. }, _) if told.is_rotten(page, seq) => Err(Stop::Failed),
+        (Error::NeverWritten { .. }, _) if oracle.is_rotten(page, seq) => Err(Stop::Failed),
         (error, _) => {
-            told.excuse(error, seq);
+            oracle.excuse(error, seq);
             Err(Stop::Failed)
         }
     }

@@ -1,16 +1,16 @@
-//! A round of the background: what was committed goes to the data file, and the journal before it may be written over.
+//! A checkpoint, in the background: what was committed goes to the data file, and the journal before it may be written over.
 //!
 //! ```text
-//! cut ─▶ journal durable ─▶ pages written, wide ─▶ data file synced ─▶ superblock durable ─▶ journal given up
+//! start ─▶ journal durable ─▶ pages written, wide ─▶ data file synced ─▶ superblock durable ─▶ journal given up
 //! ```
 //!
 //! Invariants:
-//! 1. What a round covers is fixed before it begins.
+//! 1. What a checkpoint covers is fixed when it starts.
 //! 2. A page is written only as a commit left it that is durable in the journal.
-//! 3. The synced LSN moves only after all pages up to it were written and the sync of that succeeded; the journal is given up
+//! 3. The checkpoint LSN moves only after all pages up to it were written and the sync of that succeeded; the journal is given up
 //!    only as far as a superblock says that is durable.
 //!
-//! A failure poisons the store, but for a full device: then the round is given up, and tried anew when somebody asks.
+//! A failure poisons the store, but for a full device: then the checkpoint is given up, and tried anew when somebody asks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -19,17 +19,17 @@ use std::time::{Duration, Instant};
 use pagekeeper_cache::InstallAs;
 use pagekeeper_io::AlignedBuf;
 
-use crate::commit::PADS;
-use crate::core::{Core, Cut, lock};
-use crate::data::{Flights, Run};
+use crate::commit::TAIL_OVERHEAD;
+use crate::core::{CheckpointStart, Core, lock};
+use crate::data::{Run, WritesInFlight};
 use crate::depth::{self, Depth};
 use crate::format::superblock::Superblock;
 use crate::page::Page;
 use crate::version::{Content, Whole};
 use crate::{Error, PageNo, Progress, Seq};
 
-/// Bytes of one write at most.
-const MOST_WRITE: usize = 256 << 10;
+/// Maximum bytes of one write.
+const MAX_WRITE_BYTES: usize = 256 << 10;
 /// Runs that go to the disk together.
 const TOGETHER: usize = 16;
 /// Pages whose bases are brought in together.
@@ -39,7 +39,7 @@ const NEAR: u64 = 4;
 /// Between two reports.
 const REPORT: Duration = Duration::from_millis(200);
 
-/// Why a round ended early.
+/// Why a checkpoint ended early.
 enum Halt {
     /// The store is being closed.
     Interrupted,
@@ -53,39 +53,39 @@ impl From<Error> for Halt {
 }
 
 impl Core {
-    /// One round; false if there was nothing to do. At most one at a time.
-    pub(crate) fn run_round(&self) -> Result<bool, Error> {
-        let _turn = lock(&self.round);
+    /// One checkpoint; false if there was nothing to do. At most one at a time.
+    pub(crate) fn run_checkpoint(&self) -> Result<bool, Error> {
+        let _guard = lock(&self.checkpoint_lock);
         self.check()?;
-        if self.is_synced() && self.unsynced() > PADS {
+        if self.is_checkpointed() && self.bytes_to_recover() > TAIL_OVERHEAD {
             self.mark_end()?;
         }
-        let cut = self.cut();
-        let is_due = cut.lsn > self.synced_lsn.load(Ordering::Acquire);
-        let done = if is_due { self.round_to(&cut) } else { Ok(()) };
-        self.snapshots.set_cut(None);
+        let start = self.start_checkpoint();
+        let is_due = start.lsn > self.checkpoint_lsn.load(Ordering::Acquire);
+        let done = if is_due { self.checkpoint_to(&start) } else { Ok(()) };
+        self.snapshots.set_checkpoint(None);
         if let Err(halt) = done {
             return self.failed(halt);
         }
         self.bound_what_is_kept();
-        drop(lock(&self.wishes));
-        self.rounded.notify_all();
+        drop(lock(&self.checkpoint_request));
+        self.checkpoint_done.notify_all();
         Ok(is_due)
     }
 
     /// Lets versions go that nobody needs, and ends the oldest snapshots where commits would come to wait for them.
     fn bound_what_is_kept(&self) {
         let mut kept = self.index.prune_all(&self.snapshots.needed());
-        while kept > self.most_unapplied / 2 && self.snapshots.end_oldest() {
+        while kept > self.max_unapplied_bytes / 2 && self.snapshots.end_oldest() {
             kept = self.index.prune_all(&self.snapshots.needed());
         }
     }
 
-    /// Rounds until all that was committed before is synced.
+    /// Checkpoints until the data file has all that was committed before.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         let seq = lock(&self.tail).seq;
-        while self.synced_seq.load(Ordering::Acquire) < seq {
-            self.run_round()?;
+        while self.checkpoint_seq.load(Ordering::Acquire) < seq {
+            self.run_checkpoint()?;
         }
         Ok(())
     }
@@ -96,42 +96,42 @@ impl Core {
         if !error.is_no_space() && !matches!(error, Error::Damaged { .. }) {
             return Err(self.poison(error));
         }
-        lock(&self.wishes).stuck = Some(error.clone());
-        self.rounded.notify_all();
+        lock(&self.checkpoint_request).blocked_by = Some(error.clone());
+        self.checkpoint_done.notify_all();
         Err(error)
     }
 
-    fn round_to(&self, cut: &Cut) -> Result<(), Halt> {
-        if !planted!(self.options, PageBeforeJournal) {
-            self.make_durable(cut.lsn)?;
+    fn checkpoint_to(&self, start: &CheckpointStart) -> Result<(), Halt> {
+        if !injected!(self.options, PageBeforeJournal) {
+            self.make_durable(start.lsn)?;
         }
-        if planted!(self.options, SuperblockFirst) {
-            self.publish(cut)?;
+        if injected!(self.options, SuperblockFirst) {
+            self.publish(start)?;
         }
-        self.apply(cut.seq)?;
-        if !planted!(self.options, NoSyncOfData) {
+        self.apply(start.seq)?;
+        if !injected!(self.options, NoSyncOfData) {
             self.data.sync()?;
         }
-        if planted!(self.options, PageBeforeJournal) {
-            self.make_durable(cut.lsn)?;
+        if injected!(self.options, PageBeforeJournal) {
+            self.make_durable(start.lsn)?;
         }
-        if planted!(self.options, ImagesFromTheEnd) {
-            lock(&self.tail).imaged.clear();
+        if injected!(self.options, FullPagesFromTheEnd) {
+            lock(&self.tail).logged_since_checkpoint.clear();
         }
-        self.publish(cut)?;
-        self.journal.checkpoint(cut.lsn).map_err(Error::from)?;
-        self.synced_seq.store(cut.seq, Ordering::Release);
-        self.synced_lsn.store(cut.lsn, Ordering::Release);
+        self.publish(start)?;
+        self.journal.checkpoint(start.lsn).map_err(Error::from)?;
+        self.checkpoint_seq.store(start.seq, Ordering::Release);
+        self.checkpoint_lsn.store(start.lsn, Ordering::Release);
         Ok(())
     }
 
-    /// Says durably that the data file has all up to the cut.
-    fn publish(&self, cut: &Cut) -> Result<(), Error> {
+    /// Says durably that the data file has all up to the start.
+    fn publish(&self, start: &CheckpointStart) -> Result<(), Error> {
         let mut superblocks = lock(&self.superblocks);
         let superblock = Superblock {
-            synced_seq: cut.seq,
-            synced_lsn: cut.lsn,
-            meta: (*cut.meta).clone(),
+            checkpoint_seq: start.seq,
+            checkpoint_lsn: start.lsn,
+            meta: (*start.meta).clone(),
             ..superblocks.newest().clone()
         };
         superblocks.write(superblock)
@@ -140,61 +140,61 @@ impl Core {
     /// Writes all pages as they were at `seq`, in page order.
     fn apply(&self, seq: Seq) -> Result<(), Halt> {
         let pages = self.index.unapplied(seq);
-        let recovering = self.synced_seq.load(Ordering::Acquire) < self.recovered_seq;
+        let recovering = self.checkpoint_seq.load(Ordering::Acquire) < self.recovered_seq;
         let depth = Depth::of(self.options.disk.as_ref(), recovering);
         let mut report = Report::new(self, pages.len(), recovering);
-        let mut flights = Flights::new(&self.data, depth);
+        let mut writes = WritesInFlight::new(&self.data, depth);
         let mut runs = Vec::new();
-        let mut run: Option<Building> = None;
+        let mut run: Option<RunBuilder> = None;
         let mut damaged = None;
-        let most = if self.data.atomic { 1 } else { (self.most_write() / self.page_size).max(1) };
+        let max_pages = if self.data.atomic { 1 } else { (self.max_write_bytes() / self.page_size).max(1) };
         for (at, page) in pages.iter().enumerate() {
             if at % AHEAD == 0 {
-                self.bring_bases(&pages[at..pages.len().min(at + AHEAD)], seq);
+                self.prefetch_bases(&pages[at..pages.len().min(at + AHEAD)], seq);
             }
             let (whole, of) = match self.to_apply(*page, seq) {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
-                // The others go on; the round does not count.
+                // The others go on; the checkpoint does not count.
                 Err(error @ Error::Damaged { .. }) => {
                     damaged.get_or_insert(error);
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            if run.as_ref().is_some_and(|run| run.end() != *page || run.seqs.len() == most) {
+            if run.as_ref().is_some_and(|run| run.end() != *page || run.seqs.len() == max_pages) {
                 runs.extend(run.take().map(|run| run.close(self.page_size)));
             }
             if runs.len() == TOGETHER {
                 if self.stopping() {
                     return Err(Halt::Interrupted);
                 }
-                flights.start(std::mem::take(&mut runs))?;
-                report.applied(self.land(&mut flights));
+                writes.start(std::mem::take(&mut runs))?;
+                report.applied(self.complete_writes(&mut writes));
             }
-            run.get_or_insert_with(|| Building::at(*page)).push(whole, of);
+            run.get_or_insert_with(|| RunBuilder::at(*page)).push(whole, of);
         }
         runs.extend(run.map(|run| run.close(self.page_size)));
-        flights.start(runs)?;
-        flights.wait(0);
-        report.applied(self.land(&mut flights));
-        flights.check()?;
+        writes.start(runs)?;
+        writes.wait(0);
+        report.applied(self.complete_writes(&mut writes));
+        writes.check()?;
         damaged.map_or(Ok(()), |error| Err(Halt::Failed(error)))
     }
 
     /// Bytes of one write: all that can be in flight are an eighth part of the budget.
-    fn most_write(&self) -> usize {
-        let share = self.options.memory / 8 / depth::MOST as u64;
-        usize::try_from(share).unwrap_or(MOST_WRITE).min(MOST_WRITE)
+    fn max_write_bytes(&self) -> usize {
+        let share = self.options.memory / 8 / depth::MAX as u64;
+        usize::try_from(share).unwrap_or(MAX_WRITE_BYTES).min(MAX_WRITE_BYTES)
     }
 
     fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Has pages of the data file brought into the cache, wide, that are needed to put others together. A failure is told where
+    /// Has pages of the data file brought into the cache, wide, that are needed to put others together. A failure is reported where
     /// the page is used.
-    fn bring_bases(&self, pages: &[PageNo], seq: Seq) {
+    fn prefetch_bases(&self, pages: &[PageNo], seq: Seq) {
         let oldest = self.snapshots.oldest();
         let mut wanted: Option<std::ops::Range<u64>> = None;
         for page in pages {
@@ -207,15 +207,15 @@ impl Core {
             match &mut wanted {
                 Some(range) if *page < range.end + NEAR => range.end = page + 1,
                 _ => {
-                    self.bring(wanted.take());
+                    self.prefetch(wanted.take());
                     wanted = Some(*page..page + 1);
                 }
             }
         }
-        self.bring(wanted);
+        self.prefetch(wanted);
     }
 
-    fn bring(&self, pages: Option<std::ops::Range<u64>>) {
+    fn prefetch(&self, pages: Option<std::ops::Range<u64>>) {
         if let Some(pages) = pages {
             let bytes = self.page_size as u64;
             self.cached.prefetch(pages.start * bytes..pages.end * bytes);
@@ -241,7 +241,7 @@ impl Core {
         for older in self.index.replays_before(page, of) {
             let _ = self.whole(page, older);
         }
-        if planted!(self.options, SkippedByPage)
+        if injected!(self.options, SkippedByPage)
             && self.page_in_file(page)?.is_some_and(|(_, in_file)| in_file >= of)
         {
             self.index.applied(page, of, &self.snapshots.needed());
@@ -251,10 +251,10 @@ impl Core {
     }
 
     /// Takes note of what was written: it is in the cache and no longer in the index. Gives the number of pages.
-    fn land(&self, flights: &mut Flights<'_>) -> usize {
+    fn complete_writes(&self, writes: &mut WritesInFlight<'_>) -> usize {
         let mut pages = 0;
         let needed = self.snapshots.needed();
-        while let Some(run) = flights.next_done() {
+        while let Some(run) = writes.next_done() {
             for ((page, seq), bytes) in (run.first..).zip(&run.seqs).zip(run.bytes.chunks(self.page_size)) {
                 // Where it can't be had it is loaded when it is read.
                 let _ = self.cached.install(page, bytes, InstallAs::Prefetched);
@@ -262,10 +262,10 @@ impl Core {
                 pages += 1;
             }
         }
-        // Those who wait for room need not wait for the round's end; but not to come one by one.
-        if pages > 0 && self.index.bytes() <= self.most_unapplied / 8 * 7 {
-            drop(lock(&self.wishes));
-            self.rounded.notify_all();
+        // Those who wait for room need not wait for the checkpoint's end; but not to come one by one.
+        if pages > 0 && self.index.bytes() <= self.max_unapplied_bytes / 8 * 7 {
+            drop(lock(&self.checkpoint_request));
+            self.checkpoint_done.notify_all();
         }
         pages
     }
@@ -277,13 +277,13 @@ fn owned(core: &Core, page: &Page) -> Whole {
 }
 
 /// Pages in a row, as they are gathered.
-struct Building {
+struct RunBuilder {
     first: PageNo,
     pages: Vec<Whole>,
     seqs: Vec<Seq>,
 }
 
-impl Building {
+impl RunBuilder {
     fn at(first: PageNo) -> Self {
         Self { first, pages: Vec::new(), seqs: Vec::new() }
     }
@@ -306,13 +306,13 @@ impl Building {
     }
 }
 
-/// Tells how the first round after an opening gets on.
+/// Reports how the first checkpoint after an opening progresses.
 struct Report<'a> {
     core: &'a Core,
     total: u64,
     left: u64,
     began: Instant,
-    told: Instant,
+    reported: Instant,
     is_due: bool,
 }
 
@@ -324,22 +324,22 @@ impl<'a> Report<'a> {
             total: pages as u64,
             left: pages as u64,
             began: now,
-            told: now,
+            reported: now,
             is_due: is_due && pages > 0,
         }
     }
 
     fn applied(&mut self, pages: usize) {
         self.left -= pages as u64;
-        if !self.is_due || (self.left > 0 && self.told.elapsed() < REPORT) {
+        if !self.is_due || (self.left > 0 && self.reported.elapsed() < REPORT) {
             return;
         }
-        self.told = Instant::now();
+        self.reported = Instant::now();
         let progress = Progress::new(self.left, self.total, self.began.elapsed());
         tracing::info!(store = %self.core.directory.display(), "{progress}");
-        if let Some(told) = &self.core.options.on_progress {
+        if let Some(report) = &self.core.options.on_progress {
             // Its panic is reported by the panic hook, and must not end the thread that commits depend on.
-            let _ = catch_unwind(AssertUnwindSafe(|| told(&progress)));
+            let _ = catch_unwind(AssertUnwindSafe(|| report(&progress)));
         }
     }
 }

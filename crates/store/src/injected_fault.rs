@@ -1,20 +1,20 @@
-//! Bugs that the crash tests plant, to see that they would be found. There are none but in tests.
+//! Faults that the crash tests inject, to see that they would be found. There are none but in tests.
 
-/// Whether this bug is planted.
-macro_rules! planted {
+/// Whether this fault is injected.
+macro_rules! injected {
     ($of:expr, $bug:ident) => {{
         #[cfg(test)]
-        let is_planted = $of.planted == Some($crate::planted::Planted::$bug);
+        let is_injected = $of.injected_fault == Some($crate::injected_fault::InjectedFault::$bug);
         #[cfg(not(test))]
-        let is_planted = false;
-        is_planted
+        let is_injected = false;
+        is_injected
     }};
 }
 
-/// One bug.
+/// One fault.
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Planted {
+pub(crate) enum InjectedFault {
     /// Pages are written before the journal is durable up to their commit.
     PageBeforeJournal,
     /// The journal is given up before the superblock is durable.
@@ -27,15 +27,15 @@ pub(crate) enum Planted {
     OneSuperblockSlot,
     /// A sync of the data file that failed is tried again, and then trusted.
     SyncTriedAgain,
-    /// Images begin anew when a round has ended, in place of when it was cut.
-    ImagesFromTheEnd,
+    /// Full-page images begin anew when a checkpoint has ended, in place of when it starts.
+    FullPagesFromTheEnd,
     /// A change is skipped if the page in the data file is newer.
     SkippedByPage,
     /// Pages may be changed by diffs at once, though writes of pages are not atomic.
-    NoImages,
+    NoFullPages,
     /// What is found at the opening is not synced.
     NoSyncAtOpen,
-    /// Checksums of pages are not looked at.
+    /// Checksums of pages are not verified.
     NoPageChecksum,
     /// A bug of the journal.
     Journal(pagekeeper_log::InjectedFault),
@@ -47,8 +47,8 @@ pub(crate) fn of_journal(
     journal: pagekeeper_log::RedoOptions,
     options: &crate::StoreOptions,
 ) -> pagekeeper_log::RedoOptions {
-    let journal = match options.planted {
-        Some(Planted::Journal(bug)) => journal.injected_fault(bug),
+    let journal = match options.injected_fault {
+        Some(InjectedFault::Journal(bug)) => journal.injected_fault(bug),
         _ => journal,
     };
     journal.mode(options.journal_mode)
