@@ -48,6 +48,7 @@ all() {
         cache)
             # loom runs its threads on stacks of its own, which sanitizers take for a crash.
             under "$1" --package pagekeeper-cache --lib --test stress --test regressions --test story -- --skip model::
+            under "$1" --package pagekeeper-file-table --lib -- --skip model::
             ;;
         log) under "$1" --package pagekeeper-log --lib -- --skip model:: --skip crash --skip injected ;;
         store)

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use pagekeeper_file_table::FileTable;
 use pagekeeper_io::{Access, IoFile, Process};
 
 use crate::builder::{Builder, Settings};
 use crate::file::{Handle, Kind};
-use crate::file_table::FileTable;
 use crate::kernel_leftovers;
 use crate::page_table::PageTable;
 use crate::pool::Pool;

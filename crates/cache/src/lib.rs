@@ -69,8 +69,8 @@
 //!
 //! All of them are there for an [`OwnedFile`], too.
 //!
-//! [`prefetch`](CachedFile::prefetch) begins loads that somebody will want soon. [`FileTable`] keeps opened readers by path or
-//! number, each opened once.
+//! [`prefetch`](CachedFile::prefetch) begins loads that somebody will want soon. `FileTable` of the crate `pagekeeper-file-table` keeps
+//! opened readers by path or number, each opened once.
 //!
 //! # What is promised when a file changes
 //!
@@ -114,7 +114,6 @@ mod error;
 mod evict;
 mod fast_path;
 mod file;
-mod file_table;
 mod frame_loan;
 mod frames;
 mod future;
@@ -155,7 +154,6 @@ pub use builder::{Backend, Builder, HugePages};
 pub use cache::PageCache;
 pub use error::{BuildError, Error};
 pub use file::CachedFile;
-pub use file_table::FileTable;
 pub use guard::{PageGuard, PageRef};
 pub use load::LoadedPage;
 pub use options::OpenOptions;

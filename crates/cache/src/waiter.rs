@@ -16,7 +16,7 @@ enum WaiterState {
 }
 
 /// Wakes a task. A waker that panics (an executor's own fault, which its panic hook reports) must not keep the next from being woken.
-pub(crate) fn wake(waker: Waker) {
+fn wake(waker: Waker) {
     let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
 

@@ -6,13 +6,12 @@
 //! 3. No foreign code runs with the lock held: not an opener, not a waker, not a value's `drop`.
 //! 4. Who waits within the step of the opener that is running on the same thread would wait for ever: it panics.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 // Not of `crate`: the model has a `sync` of its own beside its copy of this file.
-use crate::waiter::wake;
-
 use super::sync::{Condvar, Mutex, MutexGuard, ThreadId, current};
 
 /// What an open came to: the value or the error, shared by all who waited.
@@ -37,11 +36,11 @@ impl<V, E> Clone for Outcome<V, E> {
 
 /// An open that is under way.
 pub(super) struct Flight<V, E> {
-    state: Mutex<State<V, E>>,
+    state: Mutex<FlightState<V, E>>,
     ended: Condvar,
 }
 
-struct State<V, E> {
+struct FlightState<V, E> {
     outcome: Option<Outcome<V, E>>,
     /// Where a step of the opener is being run.
     runs_on: Option<ThreadId>,
@@ -52,7 +51,7 @@ struct State<V, E> {
 
 impl<V, E> Flight<V, E> {
     pub(super) fn new() -> Self {
-        let state = State { outcome: None, runs_on: None, wakers: Vec::new(), next: 0 };
+        let state = FlightState { outcome: None, runs_on: None, wakers: Vec::new(), next: 0 };
         Self { state: Mutex::new(state), ended: Condvar::new() }
     }
 
@@ -100,13 +99,18 @@ impl<V, E> Flight<V, E> {
         Ended { flight: self, ticket: None }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<V, E>> {
+    fn lock(&self) -> MutexGuard<'_, FlightState<V, E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// Wakes a task. A waker that panics (an executor's own fault, which its panic hook reports) must not keep the next from being woken.
+fn wake(waker: Waker) {
+    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+}
+
 /// Gives the state back, unless to wait for the flight would be to wait for oneself.
-fn not_within<V, E>(state: MutexGuard<'_, State<V, E>>) -> MutexGuard<'_, State<V, E>> {
+fn not_within<V, E>(state: MutexGuard<'_, FlightState<V, E>>) -> MutexGuard<'_, FlightState<V, E>> {
     if state.runs_on == Some(current().id()) {
         drop(state);
         panic!("a FileTable's opener asked for the key that it is opening");

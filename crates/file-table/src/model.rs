@@ -1,7 +1,7 @@
 //! Models of single flight: loom runs each in every order of its threads (three: with at most [`PREEMPTIONS`] places
 //! where one is stopped though it could go on).
 //!
-//! A model fails by an assertion, or by loom's "deadlock" where a waiter is never woken. No chance is in it, so that a
+//! A model fails by an assertion, or by loom's "deadlock" where a waiter is never woken. Nothing is random, so that a
 //! failure repeats without a seed. The lock-free map is not modelled: in its place is a map under a lock.
 
 use std::borrow::Borrow;

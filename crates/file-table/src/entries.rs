@@ -18,7 +18,7 @@
 //! 5. No foreign code runs with the lock held but the key's `Hash`, `Eq`, `Borrow`, `ToOwned` and `Drop`: not an
 //!    opener, not a condition, not a value's `clone` or `drop`.
 //!
-//! A caller that finds another's flight waits for it and then looks again; only its own opener's outcome is final.
+//! A caller that finds another's flight waits for it and then tries again; only its own opener's outcome is final.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -43,16 +43,16 @@ pub(super) trait Index<K, V> {
 /// The keys that are resident or being opened.
 pub(super) struct Entries<K, V, E, I> {
     pub(super) index: I,
-    entries: Mutex<HashMap<K, Entry<V, E>>>,
+    entries: Mutex<HashMap<K, KeyState<V, E>>>,
 }
 
-enum Entry<V, E> {
+enum KeyState<V, E> {
     Opening(Arc<Flight<V, E>>),
     Resident(Arc<V>),
 }
 
 /// What a caller that found no good value is to do.
-enum Turn<'a, K, Q, V, E, I>
+enum NextStep<'a, K, Q, V, E, I>
 where
     K: Borrow<Q> + Hash + Eq,
     Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -82,17 +82,17 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         loop {
-            let value = match self.turn(key, stale.as_ref()) {
-                Turn::Open(opening) => {
+            let value = match self.next_step(key, stale.as_ref()) {
+                NextStep::Open(opening) => {
                     drop(stale);
                     let result = opening.flight.run(open);
                     return opening.finish(result);
                 }
-                Turn::Wait(flight) => match flight.wait() {
+                NextStep::Wait(flight) => match flight.wait() {
                     Outcome::Opened(opened) => opened?,
                     Outcome::Abandoned => continue,
                 },
-                Turn::Take(value) => value,
+                NextStep::Take(value) => value,
             };
             if good(&value) {
                 return Ok(value);
@@ -114,16 +114,16 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         loop {
-            let value = match self.turn(key, stale.as_ref()) {
-                Turn::Open(opening) => {
+            let value = match self.next_step(key, stale.as_ref()) {
+                NextStep::Open(opening) => {
                     drop(stale);
                     return opening.drive(open).await;
                 }
-                Turn::Wait(flight) => match flight.ended().await {
+                NextStep::Wait(flight) => match flight.ended().await {
                     Outcome::Opened(opened) => opened?,
                     Outcome::Abandoned => continue,
                 },
-                Turn::Take(value) => value,
+                NextStep::Take(value) => value,
             };
             if good(&value) {
                 return Ok(value);
@@ -140,11 +140,11 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
     {
         let mut entries = self.lock();
         match entries.remove(key)? {
-            Entry::Resident(value) => {
+            KeyState::Resident(value) => {
                 self.index.retract(key);
                 Some(value)
             }
-            Entry::Opening(_) => None,
+            KeyState::Opening(_) => None,
         }
     }
 
@@ -155,7 +155,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         Q: Hash + Eq + ?Sized,
     {
         let mut entries = self.lock();
-        let is_it = matches!(entries.get(key), Some(Entry::Resident(other)) if Arc::ptr_eq(other, value));
+        let is_it = matches!(entries.get(key), Some(KeyState::Resident(other)) if Arc::ptr_eq(other, value));
         if is_it {
             entries.remove(key);
             self.index.retract(key);
@@ -174,7 +174,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
 
     /// How many keys are being opened. Goes through all.
     pub(super) fn opening(&self) -> usize {
-        self.lock().values().filter(|entry| matches!(entry, Entry::Opening(_))).count()
+        self.lock().values().filter(|entry| matches!(entry, KeyState::Opening(_))).count()
     }
 
     /// How many callers wait for the key to be opened.
@@ -186,39 +186,39 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
     {
         match self.lock().get(key) {
             // All but this entry and the opener.
-            Some(Entry::Opening(flight)) => Arc::strong_count(flight) - 2,
+            Some(KeyState::Opening(flight)) => Arc::strong_count(flight) - 2,
             _ => 0,
         }
     }
 
-    fn turn<'a, Q>(&'a self, key: &'a Q, stale: Option<&Arc<V>>) -> Turn<'a, K, Q, V, E, I>
+    fn next_step<'a, Q>(&'a self, key: &'a Q, stale: Option<&Arc<V>>) -> NextStep<'a, K, Q, V, E, I>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let mut entries = self.lock();
         let flight = match entries.get_mut(key) {
-            Some(Entry::Opening(flight)) => return Turn::Wait(Arc::clone(flight)),
-            Some(Entry::Resident(value)) if !stale.is_some_and(|stale| Arc::ptr_eq(stale, value)) => {
-                return Turn::Take(Arc::clone(value));
+            Some(KeyState::Opening(flight)) => return NextStep::Wait(Arc::clone(flight)),
+            Some(KeyState::Resident(value)) if !stale.is_some_and(|stale| Arc::ptr_eq(stale, value)) => {
+                return NextStep::Take(Arc::clone(value));
             }
             Some(entry) => {
                 self.index.retract(key);
                 let flight = Arc::new(Flight::new());
                 // The value is not dropped here: the caller has it as `stale`.
-                *entry = Entry::Opening(Arc::clone(&flight));
+                *entry = KeyState::Opening(Arc::clone(&flight));
                 flight
             }
             None => {
                 let flight = Arc::new(Flight::new());
-                entries.insert(key.to_owned(), Entry::Opening(Arc::clone(&flight)));
+                entries.insert(key.to_owned(), KeyState::Opening(Arc::clone(&flight)));
                 flight
             }
         };
-        Turn::Open(Opening { entries: self, key, flight, outcome: Outcome::Abandoned })
+        NextStep::Open(Opening { entries: self, key, flight, outcome: Outcome::Abandoned })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<K, Entry<V, E>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, KeyState<V, E>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -264,12 +264,12 @@ where
 {
     fn drop(&mut self) {
         let mut entries = self.entries.lock();
-        let is_ours = |entry: &&mut Entry<V, E>| matches!(&**entry, Entry::Opening(flight) if Arc::ptr_eq(flight, &self.flight));
+        let is_ours = |entry: &&mut KeyState<V, E>| matches!(&**entry, KeyState::Opening(flight) if Arc::ptr_eq(flight, &self.flight));
         // Else a removal came first.
         if let Some(entry) = entries.get_mut(self.key).filter(is_ours) {
             if let Outcome::Opened(Ok(value)) = &self.outcome {
                 self.entries.index.publish(self.key.to_owned(), value);
-                *entry = Entry::Resident(Arc::clone(value));
+                *entry = KeyState::Resident(Arc::clone(value));
             } else {
                 entries.remove(self.key);
             }

@@ -1,7 +1,8 @@
-//! Keeps opened heavy objects (table readers, files) resident, each opened once however many threads ask for it.
+//! [`FileTable`] keeps opened heavy objects (table readers, files) resident, each opened once however many threads ask for it:
+//! `use pagekeeper_file_table::FileTable;`. The page cache keeps its open files in one; an engine keeps its readers in another.
 //!
 //! Invariants:
-//! 1. A hit takes no lock and waits for nobody: it is a look-up in a lock-free map and an upgrade of a weak reference.
+//! 1. A hit takes no lock and waits for nobody: it is a lookup in a lock-free map and an upgrade of a weak reference.
 //! 2. The lock-free map only finds values; `entries.rs` owns them. So a removed value is dropped with its last user,
 //!    not when the map's memory is reclaimed: a deleted file must not keep its blocks until then.
 //! 3. Whatever changes which keys are there goes through `entries.rs`, under one lock that is never held while
@@ -57,7 +58,7 @@ mod tests;
 /// use std::path::{Path, PathBuf};
 /// use std::sync::Arc;
 ///
-/// use pagekeeper_cache::FileTable;
+/// use pagekeeper_file_table::FileTable;
 ///
 /// /// Costly to open (here it only reads its footer), cheap to share.
 /// struct SstReader {
@@ -149,7 +150,7 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
     /// waited. It is called without a lock, and should be cheap.
     ///
     /// ```
-    /// use pagekeeper_cache::FileTable;
+    /// use pagekeeper_file_table::FileTable;
     ///
     /// let table = FileTable::<u64, &str, std::io::Error>::new();
     /// table.get_or_open(&7, || Ok("of yesterday"))?;
@@ -189,7 +190,7 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
     ///
     /// ```
     /// # use std::{pin::pin, task::{Context, Poll, Waker}};
-    /// use pagekeeper_cache::FileTable;
+    /// use pagekeeper_file_table::FileTable;
     ///
     /// async fn length(table: &FileTable<u64, usize, std::io::Error>, id: u64) -> usize {
     ///     table.get_or_open_async(&id, async { Ok("read, one day".len()) }).await.unwrap_or(0)
@@ -330,7 +331,7 @@ impl<K: Hash + Eq, V: Clone, E> fmt::Debug for FileTable<K, V, E> {
 
 /// The values that are resident, found without a lock.
 ///
-/// Weak: the map drops what is removed from it some time later, when no reader can be looking at it. All that is late
+/// Weak: the map drops what is removed from it some time later, when no reader can use it. All that is late
 /// then is the memory of a key and of a dropped `V`, not the `V`.
 struct Found<K, V>(papaya::HashMap<K, Weak<V>>);
 
