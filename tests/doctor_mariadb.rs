@@ -61,7 +61,7 @@ fn figure(figures: &Value, name: &str) -> u64 {
 }
 
 fn mends(finding: &Value) -> Vec<&str> {
-    let mends = finding["mends"].as_array().expect("a list");
+    let mends = finding["fixes"].as_array().expect("a list");
     mends.iter().map(|mend| mend["act"].as_str().expect("text")).collect()
 }
 
@@ -88,7 +88,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_mend() {
     make_table(&server);
     let idle = doctor(server.pid(), &["--watch", "500ms"]);
     assert_eq!(found(&idle, "logs-in-cache"), Vec::<&Value>::new(), "{idle:#}");
-    assert_eq!(idle["looked_at"]["databases"][0]["profile"], "mariadb");
+    assert_eq!(idle["inspected"]["databases"][0]["profile"], "mariadb");
 
     // Half of it while the doctor watches.
     write(&server, 64);
@@ -301,12 +301,12 @@ fn without_rights_it_says_what_it_could_not_see() {
     let outcome = run(&["--json"]);
     assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{outcome:#?}");
     let report = outcome.json();
-    let limits = report["limits"].as_array().expect("a list");
+    let limits = report["visibility_gaps"].as_array().expect("a list");
     let needs = |right: &str| {
         limits.iter().any(|limit| limit["needs"].as_str().is_some_and(|needs| needs.contains(right)))
     };
     assert!(needs("CAP_SYS_PTRACE"), "{report:#}");
-    assert!(report["looked_at"]["traced"].as_str().unwrap().contains("without events"), "{report:#}");
+    assert!(report["inspected"]["traced"].as_str().unwrap().contains("without events"), "{report:#}");
     let events = limits.iter().find(|limit| limit["what"].as_str().unwrap().contains("pages come and go"));
     assert!(events.is_some_and(|limit| limit["needs"].as_str().unwrap().starts_with("CAP_")), "{report:#}");
     let text = run(&[]).fine();
@@ -320,7 +320,7 @@ fn nothing_found_is_said_and_a_signal_ends_the_watch() {
     let dir = scratch();
     std::fs::write(dir.path().join("file"), vec![0; 1 << 20]).expect("write a file");
     let text = finish(pagekeeper().args(["doctor", "--watch", "100ms"]).arg(dir.path())).fine();
-    assert!(text.contains("Looked at 1 database for ") && text.contains("1 file, 1 MiB"), "{text}");
+    assert!(text.contains("Inspected 1 database for ") && text.contains("1 file, 1 MiB"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80 || line.contains('/')), "{text}");
 
     let child = pagekeeper()
@@ -341,8 +341,8 @@ fn nothing_found_is_said_and_a_signal_ends_the_watch() {
     let output = child.wait_with_output().expect("wait for the doctor");
     let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    assert_eq!(report["looked_at"]["files"], 1);
-    assert!(report["looked_at"]["seconds"].as_f64() < Some(3600.0));
+    assert_eq!(report["inspected"]["files"], 1);
+    assert!(report["inspected"]["seconds"].as_f64() < Some(3600.0));
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn examine(server: &Server) -> Option<Value> {
 
 /// Does what the finding names; false where it names no limit.
 fn mend(group: &MemoryGroup, found: &Value) -> bool {
-    let mends = found["mends"].as_array().expect("mends");
+    let mends = found["fixes"].as_array().expect("fixes");
     let act = mends.iter().filter_map(|mend| mend["act"].as_str()).find(|act| act.starts_with("echo "));
     let Some(act) = act else { return false };
     assert!(act.contains(&group.path().display().to_string()), "{act}");

@@ -103,7 +103,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     // A watch in which the machine did not stand still.
     let examine = |load: &Load| {
         let told = |report: &Value| {
-            find(report, "writers-paused").is_some_and(|paused| paused["severity"] == "serious")
+            find(report, "writers-throttled").is_some_and(|paused| paused["severity"] == "serious")
                 && ["shared-device", "dirty-limits"].iter().all(|kind| find(report, kind).is_some())
         };
         let mut report = load.examine();
@@ -116,13 +116,13 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
         report
     };
     let report = with_load(&disk, &[], examine);
-    let paused = find(&report, "writers-paused").unwrap_or_else(|| panic!("not found: {report:#}"));
+    let paused = find(&report, "writers-throttled").unwrap_or_else(|| panic!("not found: {report:#}"));
     assert_eq!(paused["severity"], "serious", "{paused:#}");
     let writer = &paused["evidence"][0]["figures"];
     assert_eq!(writer["task"], "db_bench", "{paused:#}");
     assert_eq!(writer["background"], false);
     assert_eq!(writer["device"], disk.device());
-    assert!(writer["pauses"].as_u64() > Some(0) && writer["paused_seconds"].as_f64() > Some(0.0));
+    assert!(writer["pauses"].as_u64() > Some(0) && writer["throttled_seconds"].as_f64() > Some(0.0));
     let evidence = |name: &str| {
         let all = paused["evidence"].as_array().expect("evidence");
         all.iter().map(|one| &one["figures"][name]).find(|figure| !figure.is_null()).cloned()
@@ -136,7 +136,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
         "tables are among what was written: {owners:#}"
     );
     let direct = "use_direct_io_for_flush_and_compaction";
-    let mends = paused["mends"].as_array().expect("mends");
+    let mends = paused["fixes"].as_array().expect("fixes");
     assert!(
         mends.iter().any(|mend| mend["act"].as_str().is_some_and(|act| act.starts_with(direct))),
         "{paused:#}"
@@ -147,7 +147,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     let forms = &limits["evidence"][0]["figures"];
     assert_eq!(forms["limit_bytes"], LIMITS.1, "{limits:#}");
     assert!(
-        limits["mends"][0]["act"].as_str().is_some_and(|act| act.starts_with("sysctl -w vm.dirty_bytes=")),
+        limits["fixes"][0]["act"].as_str().is_some_and(|act| act.starts_with("sysctl -w vm.dirty_bytes=")),
         "{limits:#}"
     );
 
@@ -155,7 +155,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     let mended = || {
         let option = format!("--{direct}=true");
         let report = with_load(&disk, &[&option], Load::examine);
-        let left = ["writers-paused", "shared-device"].map(|kind| find(&report, kind).cloned());
+        let left = ["writers-throttled", "shared-device"].map(|kind| find(&report, kind).cloned());
         if left.iter().all(Option::is_none) { Ok(()) } else { Err(left) }
     };
     let tries: Vec<_> = (0..TRIES).map_while(|_| mended().err()).collect();

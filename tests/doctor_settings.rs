@@ -36,7 +36,7 @@ fn evidence(told: &Value, setting: &str) -> Option<Value> {
 /// The settings that findings of a kind name as their mends.
 fn acts(told: &Value, kind: &str) -> Vec<String> {
     let found = findings(told, kind);
-    let mends = found.iter().flat_map(|finding| finding["mends"].as_array().expect("a list"));
+    let mends = found.iter().flat_map(|finding| finding["fixes"].as_array().expect("a list"));
     mends
         .filter(|mend| mend["kind"] == "setting")
         .map(|mend| mend["act"].as_str().expect("text").to_owned())
@@ -65,8 +65,8 @@ fn mariadbs_buffered_files_are_told_with_the_line_and_mended() {
     assert_eq!((method["file"].as_str(), method["line"].as_u64()), (file.to_str(), Some(3)));
     let buffering = evidence(&told, "innodb_log_file_buffering").expect("reported");
     assert_eq!((buffering["value"].as_str(), buffering["line"].as_u64()), (Some("ON"), Some(4)));
-    let read = told["looked_at"]["databases"][0]["settings_from"].as_array().expect("a list").len();
-    assert_eq!(read, 2, "{}", told["looked_at"]);
+    let read = told["inspected"]["databases"][0]["settings_from"].as_array().expect("a list").len();
+    assert_eq!(read, 2, "{}", told["inspected"]);
 
     let mends = acts(&told, "setting");
     assert_eq!(mends, ["innodb_flush_method=O_DIRECT", "innodb_log_file_buffering=OFF"]);
@@ -80,7 +80,7 @@ fn mariadbs_buffered_files_are_told_with_the_line_and_mended() {
     filetime_later(&file);
     let told = doctor(server.pid(), &[]);
     assert_eq!(findings(&told, "setting"), [Value::Null; 0]);
-    let unread = told["looked_at"]["databases"][0]["settings_unread"].to_string();
+    let unread = told["inspected"]["databases"][0]["settings_unread"].to_string();
     assert!(unread.contains("changed after the server started"), "{unread}");
 }
 
@@ -253,7 +253,11 @@ fn a_cold_start_is_told_against_a_snapshot_and_gone_when_warm() {
     // Without one, that is said.
     let told = doctor(server.pid(), &[]);
     assert_eq!(findings(&told, "cold-start"), [Value::Null; 0]);
-    assert!(told["limits"].to_string().contains("no snapshot to compare with"), "{}", told["limits"]);
+    assert!(
+        told["visibility_gaps"].to_string().contains("no snapshot to compare with"),
+        "{}",
+        told["visibility_gaps"]
+    );
 
     let with = ["--snapshot", &path(&snapshot)];
     let told = doctor(server.pid(), &with);
@@ -262,7 +266,7 @@ fn a_cold_start_is_told_against_a_snapshot_and_gone_when_warm() {
     let figures = &found[0]["evidence"][0]["figures"];
     assert!(figures["missing_bytes"].as_u64() > Some(80 * MIB), "{figures}");
     assert!(acts(&told, "cold-start").contains(&"shared_preload_libraries = 'pg_prewarm'".to_owned()));
-    let mend = found[0]["mends"][0]["act"].as_str().expect("text");
+    let mend = found[0]["fixes"][0]["act"].as_str().expect("text");
     let arguments: Vec<&str> = mend.split(' ').skip(1).collect();
     assert_eq!(arguments, ["warm", "--from", &path(&snapshot)]);
     let warmed = run(&arguments);

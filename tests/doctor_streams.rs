@@ -148,7 +148,7 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     assert_eq!(figure("same_memory_cgroup"), Some(&Value::Bool(true)), "{found:#}");
 
     // The mend that it names, on the stream that runs.
-    let mends = found["mends"].as_array().expect("mends");
+    let mends = found["fixes"].as_array().expect("fixes");
     let act = mends.iter().filter_map(|mend| mend["act"].as_str()).find(|act| act.starts_with("mkdir "));
     if let Some(act) = act {
         let own = act.split(' ').nth(1).expect("a directory").to_owned();

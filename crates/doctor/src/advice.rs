@@ -1,21 +1,21 @@
 //! The database's own settings against each kind of finding.
 //!
-//! Invariants: a mend names a setting in the syntax of that engine, the place it goes to and whether a restart is
+//! Invariants: a fix names a setting in the syntax of that engine, the place it goes to and whether a restart is
 //! needed; what is set so already is left out; what is not known to be set is offered. Figures in notes were measured:
 //! `RocksDB` 7.8, 25 MB/s of puts, a disk held to 60 MB/s, `dirty_bytes` 128 MiB.
 
-mod elsewhere;
 mod find;
 mod innodb;
+mod log_device;
 mod postgresql;
 mod rocksdb;
 mod statement;
 
 use crate::settings::{Engine, Origin, Setting, Settings};
-use crate::{Kind, Mend, MendKind};
+use crate::{Fix, FixKind, Kind};
 
-pub(crate) use elsewhere::log_elsewhere;
 pub(crate) use find::{find, is_rocksdb, redo_settings};
+pub(crate) use log_device::move_log;
 
 /// What is said of a setting of `PostgreSQL` that a reload puts in force.
 const RELOAD: &str = "SELECT pg_reload_conf() puts it in force";
@@ -33,30 +33,30 @@ enum Effect {
     Reload,
 }
 
-/// The settings of this database that mend findings of this kind, the most effective first.
+/// The settings of this database that fix findings of this kind, the most effective first.
 ///
 /// None for [`Kind::SharedDevice`]: what moves a log depends on which log it is; and what keeps dirty pages from heaping up
-/// is with [`Kind::WritersPaused`].
+/// is with [`Kind::WritersThrottled`].
 ///
 /// ```
 /// use pagekeeper_doctor::settings::{Engine, Origin, Settings};
-/// use pagekeeper_doctor::{Kind, mends};
+/// use pagekeeper_doctor::{Kind, fixes};
 ///
 /// let mut settings = Settings::new(Engine::MariaDb);
 /// settings.add("innodb_log_file_buffering", "ON", Origin::CommandLine);
-/// assert_eq!(mends(Kind::LogsInCache, &settings)[0].act, "innodb_log_file_buffering=OFF");
+/// assert_eq!(fixes(Kind::LogsInCache, &settings)[0].act, "innodb_log_file_buffering=OFF");
 /// ```
-pub fn mends(kind: Kind, settings: &Settings) -> Vec<Mend> {
-    let mut mends = Vec::new();
+pub fn fixes(kind: Kind, settings: &Settings) -> Vec<Fix> {
+    let mut fixes = Vec::new();
     match settings.engine {
-        Engine::MariaDb | Engine::MySql => innodb::mends(kind, settings, &mut mends),
-        Engine::PostgreSql => postgresql::mends(kind, settings, &mut mends),
+        Engine::MariaDb | Engine::MySql => innodb::fixes(kind, settings, &mut fixes),
+        Engine::PostgreSql => postgresql::fixes(kind, settings, &mut fixes),
         _ => {}
     }
     if settings.holds_rocksdb() {
-        rocksdb::mends(kind, settings, &mut mends);
+        rocksdb::fixes(kind, settings, &mut fixes);
     }
-    mends
+    fixes
 }
 
 /// Where a setting stands now.
@@ -67,8 +67,8 @@ fn now(setting: &Setting) -> String {
     }
 }
 
-/// A mend that sets a setting.
-fn set(settings: &Settings, name: &str, value: &str, effect: Effect, why: &str) -> Mend {
+/// A fix that sets a setting.
+fn set(settings: &Settings, name: &str, value: &str, effect: Effect, why: &str) -> Fix {
     if let Some(setting) = statement::of(settings, name) {
         return statement::set(settings.engine, setting, value, effect, why);
     }
@@ -90,7 +90,7 @@ fn set(settings: &Settings, name: &str, value: &str, effect: Effect, why: &str) 
         }
         Effect::Reload => RELOAD.to_owned(),
     };
-    Mend { kind: MendKind::Setting, act, note: format!("{}; {effect}; {why}", place(settings, name)) }
+    Fix { kind: FixKind::Setting, act, note: format!("{}; {effect}; {why}", place(settings, name)) }
 }
 
 /// Where a setting goes: to the line that sets it now, else to the engine's own file.
@@ -118,8 +118,8 @@ fn place(settings: &Settings, name: &str) -> String {
 }
 
 /// What can't be put into one line.
-pub(crate) fn advice(what: &str) -> Mend {
-    Mend { kind: MendKind::Advice, act: what.to_owned(), note: String::new() }
+pub(crate) fn advice(what: &str) -> Fix {
+    Fix { kind: FixKind::Advice, act: what.to_owned(), note: String::new() }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What was found: its severity, evidence, cost, and mends.
+//! What was found: its severity, evidence, cost, and fixes.
 
 use serde::Serialize;
 
@@ -17,8 +17,8 @@ pub enum Kind {
     Stream,
     /// Pages of a database's data are taken for being idle, however much memory is free (DAMON, `memory.reclaim`).
     IdleReclaim,
-    /// Writers are paused for dirty pages.
-    WritersPaused,
+    /// Writers are throttled for dirty pages.
+    WritersThrottled,
     /// A log and bulk output share a device whose dirty pages pause writers.
     SharedDevice,
     /// The limits on dirty pages are set so that they can't do what they should.
@@ -58,8 +58,8 @@ pub struct Finding {
     pub evidence: Vec<Evidence>,
     /// One sentence: what it costs.
     pub cost: String,
-    /// How to mend it, the database's own settings first.
-    pub mends: Vec<Mend>,
+    /// How to fix it, the database's own settings first.
+    pub fixes: Vec<Fix>,
     /// What pagekeeper can do about it now: a command, and what that will and won't do. `None`: nothing.
     pub pagekeeper: Option<String>,
 }
@@ -94,29 +94,29 @@ impl Evidence {
     }
 }
 
-/// One way to mend it.
+/// One way to fix it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Mend {
+pub struct Fix {
     /// What kind of act it is.
-    pub kind: MendKind,
+    pub kind: FixKind,
     /// The command or setting, ready to be copied: `innodb_log_file_buffering=OFF`, `sysctl vm.dirty_bytes=…`.
     pub act: String,
     /// Where it goes and what it does: "in my.cnf, needs a restart", "at once".
     pub note: String,
 }
 
-impl Mend {
+impl Fix {
     /// Whether both set the same setting, be it to another value.
     pub(crate) fn sets_the_same(&self, other: &Self) -> bool {
-        let name = |mend: &Self| mend.act.split_once('=').map(|(name, _)| name.trim().to_owned());
-        (self.kind, other.kind) == (MendKind::Setting, MendKind::Setting) && name(self) == name(other)
+        let name = |fix: &Self| fix.act.split_once('=').map(|(name, _)| name.trim().to_owned());
+        (self.kind, other.kind) == (FixKind::Setting, FixKind::Setting) && name(self) == name(other)
     }
 }
 
-/// What kind of act a mend is.
+/// What kind of act a fix is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum MendKind {
+pub enum FixKind {
     /// A setting of the database.
     Setting,
     /// A setting of the system.

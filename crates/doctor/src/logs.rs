@@ -1,6 +1,6 @@
 //! Log files in the page cache (redo, binlog, relay, WAL): how much they hold, and how much of it nobody will read again.
 //!
-//! Invariants: what is "never read again" is what the guard's own rules would release now ([`Case::unread`]); where they
+//! Invariants: what is "never read again" is what the guard's own rules would release now ([`Observation::unread`]); where they
 //! were not asked, no share is claimed, nor of a log that the next start of a database reads that does not run. The cost
 //! is memory, never throughput: that was measured.
 
@@ -12,10 +12,10 @@ use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 
 use crate::advice::redo_settings;
-use crate::case::{Case, called};
+use crate::attribution::is_log;
+use crate::observation::{Observation, called};
 use crate::phrases::{file_name, largest, number, percent};
-use crate::written::is_log;
-use crate::{Evidence, Finding, Kind, Mend, Severity, start};
+use crate::{Evidence, Finding, Fix, Kind, Severity, start};
 
 /// Less than this that nobody will read again is not worth a word (16 MiB): the rules themselves keep a few MiB.
 pub(crate) const UNREAD_LEAST: u64 = 16 << 20;
@@ -25,7 +25,7 @@ const RESIDENT_LEAST: u64 = 64 << 20;
 const WARNING_BYTES: u64 = 1 << 30;
 /// … or from this share of memory, in percent.
 const WARNING_PERCENT: u64 = 5;
-/// Growth below this while watching is not told (1 MiB).
+/// Growth below this while watching is not reported (1 MiB).
 const GROWTH_LEAST: u64 = 1 << 20;
 /// Unwritten pages from this part of a cgroup's limit on make its allocations wait.
 pub(crate) const UNWRITTEN_PART: u64 = 10;
@@ -47,11 +47,11 @@ pub(crate) struct Logs<'a> {
 }
 
 impl<'a> Logs<'a> {
-    pub(crate) fn of(case: &Case<'a>, database: usize) -> Self {
+    pub(crate) fn of(observation: &Observation<'a>, database: usize) -> Self {
         let mut logs = Self::default();
         let mut resident_before = 0;
-        let runs = case.after.databases.get(database).is_some_and(|database| database.pid.is_some());
-        for file in case.files_of(database) {
+        let runs = observation.after.databases.get(database).is_some_and(|database| database.pid.is_some());
+        for file in observation.files_of(database) {
             let (true, Some(residency)) = (file.class.is_some_and(is_log), file.residency) else {
                 continue;
             };
@@ -60,10 +60,10 @@ impl<'a> Logs<'a> {
             logs.unwritten += residency.unwritten();
             if !runs && matches!(file.class, Some(FileClass::Redo | FileClass::Wal)) {
                 logs.next_start += residency.resident;
-            } else if let Some(unread) = case.unread.iter().find(|unread| unread.file == file.inode) {
+            } else if let Some(unread) = observation.unread.iter().find(|unread| unread.file == file.inode) {
                 *logs.unread.get_or_insert(0) += unread.resident;
             }
-            let before = case.before(file.inode).and_then(|before| before.residency);
+            let before = observation.before(file.inode).and_then(|before| before.residency);
             resident_before += before.map_or(0, |before| before.resident);
         }
         logs.growth = logs.resident.saturating_sub(resident_before);
@@ -77,24 +77,24 @@ impl<'a> Logs<'a> {
 }
 
 /// One finding for each database whose logs hold much for nobody.
-pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
-    case.databases().filter_map(|(index, database)| find_in(case, index, database)).collect()
+pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    observation.databases().filter_map(|(index, database)| find_in(observation, index, database)).collect()
 }
 
 /// Whether there is such a finding of this database.
-pub(crate) fn is_told(case: &Case<'_>, database: usize) -> bool {
-    is_much(case, &Logs::of(case, database))
+pub(crate) fn is_found(observation: &Observation<'_>, database: usize) -> bool {
+    is_much(observation, &Logs::of(observation, database))
 }
 
-fn is_much(case: &Case<'_>, logs: &Logs<'_>) -> bool {
+fn is_much(observation: &Observation<'_>, logs: &Logs<'_>) -> bool {
     let unread_much = logs.unread.is_some_and(|unread| unread >= UNREAD_LEAST);
     let resident_much = logs.resident >= RESIDENT_LEAST;
-    unread_much || (resident_much && (logs.unread.is_none() || !kept(case, logs).is_empty()))
+    unread_much || (resident_much && (logs.unread.is_none() || !kept(observation, logs).is_empty()))
 }
 
-fn find_in(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
-    let logs = Logs::of(case, index);
-    if !is_much(case, &logs) {
+fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
+    let logs = Logs::of(observation, index);
+    if !is_much(observation, &logs) {
         return None;
     }
     let unread_much = logs.unread.is_some_and(|unread| unread >= UNREAD_LEAST);
@@ -104,7 +104,7 @@ fn find_in(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding
         None => String::new(),
     };
     let wasted = logs.unread.unwrap_or(logs.resident - logs.next_start);
-    let memory = memory_of(case, database);
+    let memory = memory_of(observation, database);
     let severity = if wasted >= WARNING_BYTES || wasted >= memory / 100 * WARNING_PERCENT {
         Severity::Warning
     } else {
@@ -114,15 +114,15 @@ fn find_in(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding
     evidence.extend(judged(&logs));
     evidence.extend(read_at_start(&logs));
     if logs.growth >= GROWTH_LEAST {
-        let seconds = case.period().as_secs_f64();
+        let seconds = observation.period().as_secs_f64();
         evidence.push(
             Evidence::new(format!("{} more than {seconds:.0} s before", Size(logs.growth)))
                 .with("growth_bytes", logs.growth)
                 .with("watched_seconds", seconds),
         );
     }
-    evidence.extend(kept(case, &logs).into_iter().map(Evidence::new));
-    evidence.extend(case.settings_of(index).map(redo_settings).into_iter().flatten());
+    evidence.extend(kept(observation, &logs).into_iter().map(Evidence::new));
+    evidence.extend(observation.settings_of(index).map(redo_settings).into_iter().flatten());
     Some(Finding {
         kind: Kind::LogsInCache,
         severity,
@@ -130,8 +130,8 @@ fn find_in(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding
         title: format!("log files hold {} of page cache{share}", Size(logs.resident)),
         evidence,
         cost: cost(&logs, database, memory),
-        // Nothing is to be mended about what the next start reads.
-        mends: if logs.next_start == 0 { mends(case, index) } else { Vec::new() },
+        // There is nothing to fix about what the next start reads.
+        fixes: if logs.next_start == 0 { fixes(observation, index) } else { Vec::new() },
         pagekeeper: logs.releasable().filter(|_| unread_much).map(|_| {
             format!(
                 "{} releases what lies behind the writer and all followers while the database runs, and keeps it \
@@ -143,15 +143,15 @@ fn find_in(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding
 }
 
 /// What is to be set for this; where a recovery is to be bounded, too, to the value that does both.
-fn mends(case: &Case<'_>, index: usize) -> Vec<Mend> {
-    let mut mends = case.mends(Kind::LogsInCache, index);
-    let bounds = start::recovery_mends(case, index);
-    for mend in &mut mends {
-        if let Some(bound) = bounds.iter().find(|bound| bound.sets_the_same(mend)) {
-            mend.clone_from(bound);
+fn fixes(observation: &Observation<'_>, index: usize) -> Vec<Fix> {
+    let mut fixes = observation.fixes(Kind::LogsInCache, index);
+    let bounds = start::recovery_fixes(observation, index);
+    for fix in &mut fixes {
+        if let Some(bound) = bounds.iter().find(|bound| bound.sets_the_same(fix)) {
+            fix.clone_from(bound);
         }
     }
-    mends
+    fixes
 }
 
 /// The guard for this database alone.
@@ -164,16 +164,16 @@ pub(crate) fn guard_command(database: &Database) -> String {
 }
 
 /// The memory that the database's pages are charged to: that of its cgroup, or of the host.
-fn memory_of(case: &Case<'_>, database: &Database) -> u64 {
+fn memory_of(observation: &Observation<'_>, database: &Database) -> u64 {
     let limit = database.cgroup.as_ref().and_then(|group| group.effective_limit);
-    let total = case.after.host.memory.total;
+    let total = observation.after.host.memory.total;
     limit.map_or(total, |limit| limit.min(total))
 }
 
 /// Why the guard's rules keep what these logs hold.
-fn kept(case: &Case<'_>, logs: &Logs<'_>) -> Vec<String> {
+fn kept(observation: &Observation<'_>, logs: &Logs<'_>) -> Vec<String> {
     let own = |path: &Path| logs.files.iter().any(|file| file.path == path);
-    let kept = case.kept.iter().filter(|(path, _)| own(path));
+    let kept = observation.kept.iter().filter(|(path, _)| own(path));
     kept.map(|(path, why)| format!("{}: {why}", file_name(path))).collect()
 }
 
@@ -277,7 +277,7 @@ fn cost(logs: &Logs<'_>, database: &Database, memory: u64) -> String {
 mod tests {
     use super::*;
     use crate::Journal;
-    use crate::case::Unread;
+    use crate::observation::Unread;
     use crate::settings::{Engine, Origin, Settings};
     use crate::testing::{GIB, MIB, file, look, opener, residency};
     use pagekeeper_kernel::process::Access;
@@ -311,9 +311,9 @@ mod tests {
         let (mut before, mut after) = logs_of(10);
         before.files[0].residency = Some(residency(28 * MIB, 0));
         after.files[9].openers.push(opener(100, "mariadbd", OpenerKind::Buffered(Access::ReadOnly)));
-        let mut case = Case::new(&before, &after);
-        case.unread = unread(&after, 90);
-        let found = find(&case);
+        let mut observation = Observation::new(&before, &after);
+        observation.unread = unread(&after, 90);
+        let found = find(&observation);
         assert_eq!(found.len(), 1);
         let found = &found[0];
         assert_eq!(found.severity, Severity::Warning);
@@ -334,36 +334,36 @@ mod tests {
     #[test]
     fn one_report_sets_one_value() {
         let (before, after) = logs_of(30);
-        let mut case = Case::new(&before, &after);
-        case.unread = unread(&after, 100);
+        let mut observation = Observation::new(&before, &after);
+        observation.unread = unread(&after, 100);
         let mut settings = Settings::new(Engine::PostgreSql);
         settings.add("max_wal_size", "8GB", Origin::CommandLine);
-        case.settings = vec![settings];
-        let values = |case: &Case<'_>| -> Vec<String> {
-            let mends = crate::examine(case).into_iter().flat_map(|finding| finding.mends);
-            let acts = mends.map(|mend| mend.act);
+        observation.settings = vec![settings];
+        let values = |observation: &Observation<'_>| -> Vec<String> {
+            let fixes = crate::examine(observation).into_iter().flat_map(|finding| finding.fixes);
+            let acts = fixes.map(|fix| fix.act);
             acts.filter(|act| act.starts_with("max_wal_size")).collect()
         };
-        assert_eq!(values(&case), ["max_wal_size = '4GB'"]);
-        case.journals = vec![Some(Journal { bytes: GIB, exact: true, how: "how".to_owned() })];
-        assert_eq!(values(&case), ["max_wal_size = '512MB'", "max_wal_size = '512MB'"]);
+        assert_eq!(values(&observation), ["max_wal_size = '4GB'"]);
+        observation.journals = vec![Some(Journal { bytes: GIB, exact: true, how: "how".to_owned() })];
+        assert_eq!(values(&observation), ["max_wal_size = '512MB'", "max_wal_size = '512MB'"]);
     }
 
     #[test]
     fn what_is_still_needed_is_no_finding() {
         let (before, after) = logs_of(10);
-        let mut case = Case::new(&before, &after);
-        case.unread = unread(&after, 0);
-        assert_eq!(find(&case), []);
+        let mut observation = Observation::new(&before, &after);
+        observation.unread = unread(&after, 0);
+        assert_eq!(find(&observation), []);
         // One file of 12 MiB that nobody reads is not worth a word.
-        case.unread[0].resident = 12 * MIB;
-        assert_eq!(find(&case), []);
+        observation.unread[0].resident = 12 * MIB;
+        assert_eq!(find(&observation), []);
     }
 
     #[test]
     fn where_the_rules_were_not_asked_no_share_is_claimed() {
         let (before, after) = logs_of(1);
-        let found = find(&Case::new(&before, &after));
+        let found = find(&Observation::new(&before, &after));
         assert_eq!(found[0].title, "log files hold 128 MiB of page cache");
         assert_eq!((found[0].severity, &found[0].pagekeeper), (Severity::Note, &None));
         assert_eq!(found[0].evidence.len(), 1);
@@ -375,20 +375,20 @@ mod tests {
         after.databases[0].pid = None;
         after.files.push(file("/var/lib/mysql/ib_logfile1", FileClass::Redo, 96 * MIB, 96 * MIB));
         // The rules say so of all: without a process nothing is known of a writer.
-        let mut case = Case::new(&before, &after);
-        case.unread = unread(&after, 100);
-        let found = find(&case);
+        let mut observation = Observation::new(&before, &after);
+        observation.unread = unread(&after, 100);
+        let found = find(&observation);
         assert_eq!(found[0].title, "log files hold 224 MiB of page cache, 57 % of it never read again");
         assert_eq!(found[0].evidence[2].figures["unread_bytes"], 128 * MIB, "of the binlog alone");
         assert_eq!(found[0].evidence[3].figures["next_start_bytes"], 96 * MIB);
         assert_eq!(found[0].pagekeeper, None);
 
         after.files.remove(0);
-        let mut case = Case::new(&before, &after);
-        case.unread = unread(&after, 100);
-        case.settings = vec![Settings::new(Engine::MariaDb)];
-        let found = find(&case);
-        assert_eq!(found[0].mends, []);
+        let mut observation = Observation::new(&before, &after);
+        observation.unread = unread(&after, 100);
+        observation.settings = vec![Settings::new(Engine::MariaDb)];
+        let found = find(&observation);
+        assert_eq!(found[0].fixes, []);
         assert_eq!(found[0].title, "log files hold 96 MiB of page cache, and no process has them open");
         assert_eq!((found[0].severity, &found[0].pagekeeper), (Severity::Note, &None));
         let texts: Vec<&str> = found[0].evidence.iter().map(|evidence| evidence.text.as_str()).collect();
@@ -397,9 +397,9 @@ mod tests {
 
         after.files.pop();
         after.files.push(file("/var/lib/mysql/binlog.000001", FileClass::Binlog, 128 * MIB, 128 * MIB));
-        let mut case = Case::new(&before, &after);
-        case.unread = unread(&after, 100);
-        let guard = find(&case)[0].pagekeeper.clone();
+        let mut observation = Observation::new(&before, &after);
+        observation.unread = unread(&after, 100);
+        let guard = find(&observation)[0].pagekeeper.clone();
         assert!(
             guard.unwrap().starts_with("pagekeeper guard --dir /var/lib/mysql "),
             "binlogs are no start's"
@@ -412,20 +412,20 @@ mod tests {
         after.files[0].size -= 4000;
         after.files[0].size -= 60 * MIB;
         after.files[0].residency = Some(residency(68 * MIB + 100_000, 0));
-        let found = find(&Case::new(&before, &after));
+        let found = find(&Observation::new(&before, &after));
         assert!(found[0].evidence[0].text.starts_with("binlog: 68.0 MiB of 68.0 MiB resident"), "{found:?}");
     }
 
     #[test]
     fn a_log_that_is_kept_says_why() {
         let (before, after) = logs_of(1);
-        let mut case = Case::new(&before, &after);
-        case.unread = unread(&after, 0);
-        case.kept = vec![
+        let mut observation = Observation::new(&before, &after);
+        observation.unread = unread(&after, 0);
+        observation.kept = vec![
             (after.files[0].path.clone(), "recycled log written in parts of pages".to_owned()),
             ("/elsewhere/binlog.000001".into(), "not this one".to_owned()),
         ];
-        let found = find(&case);
+        let found = find(&observation);
         let last = &found[0].evidence.last().unwrap().text;
         assert_eq!(last, "binlog.000001: recycled log written in parts of pages");
         assert_eq!(found[0].pagekeeper, None);
@@ -436,9 +436,9 @@ mod tests {
         let (before, mut after) = logs_of(2);
         after.databases[0].cgroup = Some(crate::testing::cgroup(GIB, GIB));
         after.files[0].residency = Some(residency(128 * MIB, 110 * MIB));
-        let mut case = Case::new(&before, &after);
-        case.unread = unread(&after, 100);
-        let found = find(&case);
+        let mut observation = Observation::new(&before, &after);
+        observation.unread = unread(&after, 100);
+        let found = find(&observation);
         assert_eq!(found[0].severity, Severity::Warning, "a quarter of the cgroup");
         assert!(found[0].cost.contains("110 MiB of it are not written yet"), "{}", found[0].cost);
     }

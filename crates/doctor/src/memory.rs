@@ -15,14 +15,14 @@ use pagekeeper_observe::Database;
 use pagekeeper_trace::{Durations, ReclaimKind};
 
 use crate::advice::advice;
-use crate::case::{Case, called};
-use crate::limits::{per_second, rate};
+use crate::attribution::is_log;
+use crate::dirty_limits::{per_second, rate};
 use crate::logs::{Logs, UNREAD_LEAST, UNWRITTEN_PART, guard_command};
+use crate::observation::{Observation, called};
 use crate::phrases::{number, percent, time};
-use crate::written::is_log;
-use crate::{Evidence, Finding, Kind, Mend, MendKind, Severity, streams};
+use crate::{Evidence, Finding, Fix, FixKind, Kind, Severity, streams};
 
-/// Waiting below this share of the time is not told: a busy host never has none …
+/// Waiting below this share of the time is not reported: a busy host never has none …
 const WAITED_LEAST: f64 = 0.01;
 /// … from this on it is more than a note …
 const WAITED_WARNING: f64 = 0.05;
@@ -38,22 +38,23 @@ const ROOM: u64 = 64 << 20;
 const NAMED: usize = 3;
 
 /// The host if it is short of memory, and each database whose cgroup is at its limit.
-pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
-    let streams = streams::find(case);
+pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    let streams = streams::find(observation);
     let stream_of = |database| streams.iter().find(|found| found.database == Some(called(database)));
-    let groups =
-        case.databases().filter_map(|(index, database)| group(case, index, database, stream_of(database)));
-    host(case).into_iter().chain(groups).collect()
+    let groups = observation
+        .databases()
+        .filter_map(|(index, database)| group(observation, index, database, stream_of(database)));
+    host(observation).into_iter().chain(groups).collect()
 }
 
 /// Direct reclaim of one kind, by process, the longest first.
 fn waits(
-    case: &Case<'_>,
+    observation: &Observation<'_>,
     kind: ReclaimKind,
     wanted: impl Fn(u32) -> bool,
 ) -> Option<Vec<(String, Durations)>> {
     let mut processes: BTreeMap<u32, (String, Durations)> = BTreeMap::new();
-    for counts in case.trace()?.reclaim.as_ref()? {
+    for counts in observation.trace()?.reclaim.as_ref()? {
         if counts.kind == kind && wanted(counts.task.process) {
             let process = counts.task.process;
             let entry = processes.entry(process).or_insert_with(|| {
@@ -75,7 +76,7 @@ fn together(waits: &[(String, Durations)]) -> Durations {
     all
 }
 
-fn told(waits: &[(String, Durations)], where_to: &str) -> Evidence {
+fn waits_evidence(waits: &[(String, Durations)], where_to: &str) -> Evidence {
     let all = together(waits);
     let named: Vec<String> = waits
         .iter()
@@ -107,10 +108,10 @@ fn share_of(time: Duration, period: Duration) -> f64 {
     if period.is_zero() { 0.0 } else { time.as_secs_f64() / period.as_secs_f64() }
 }
 
-fn host(case: &Case<'_>) -> Option<Finding> {
-    let machine = case.change()?.machine;
-    let period = case.period();
-    let waits = waits(case, ReclaimKind::Machine, |_| true);
+fn host(observation: &Observation<'_>) -> Option<Finding> {
+    let machine = observation.change()?.machine;
+    let period = observation.period();
+    let waits = waits(observation, ReclaimKind::Machine, |_| true);
     let traced = waits.as_deref().map(together);
     let traced_share = traced.map_or(0.0, |all| share_of(all.total(), period));
     let stalled = machine.memory_stalled.filter(|_| machine.allocation_stalls != Some(0));
@@ -121,7 +122,7 @@ fn host(case: &Case<'_>) -> Option<Finding> {
     if share < WAITED_LEAST && !counted {
         return None;
     }
-    let mut evidence = vec![free(case)];
+    let mut evidence = vec![free(observation)];
     if let Some(stalled) = stalled.filter(|stalled| !stalled.is_zero()) {
         evidence.push(
             Evidence::new(format!(
@@ -135,7 +136,7 @@ fn host(case: &Case<'_>) -> Option<Finding> {
     }
     match waits.as_deref() {
         Some([]) => {}
-        Some(waits) => evidence.push(told(waits, "memory")),
+        Some(waits) => evidence.push(waits_evidence(waits, "memory")),
         None => evidence.extend(machine.allocation_stalls.filter(|stalls| *stalls > 0).map(|stalls| {
             Evidence::new(format!("tasks had to reclaim memory themselves {stalls} times"))
                 .with("stalls", stalls)
@@ -147,7 +148,8 @@ fn host(case: &Case<'_>) -> Option<Finding> {
                 .with("refaulted_bytes", refaulted),
         );
     }
-    let unread: u64 = case.databases().filter_map(|(index, _)| Logs::of(case, index).releasable()).sum();
+    let unread: u64 =
+        observation.databases().filter_map(|(index, _)| Logs::of(observation, index).releasable()).sum();
     Some(Finding {
         kind: Kind::MemoryShort,
         severity: severity_of(share),
@@ -159,10 +161,10 @@ fn host(case: &Case<'_>) -> Option<Finding> {
         } else {
             format!("Tasks waited {} of the time until they had memory.", percent_of(share))
         },
-        mends: vec![Mend {
-            kind: MendKind::Advice,
+        fixes: vec![Fix {
+            kind: FixKind::Advice,
             act: "give the database's own cache less memory, or the host more".to_owned(),
-            note: "what fills the page cache is told by the other findings and by pagekeeper top".to_owned(),
+            note: "the other findings and pagekeeper top show what fills the page cache".to_owned(),
         }],
         pagekeeper: (unread >= UNREAD_LEAST).then(|| {
             format!(
@@ -179,8 +181,8 @@ fn percent_of(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-fn free(case: &Case<'_>) -> Evidence {
-    let (memory, marks) = (&case.after.host.memory, &case.after.host.watermarks);
+fn free(observation: &Observation<'_>) -> Evidence {
+    let (memory, marks) = (&observation.after.host.memory, &observation.after.host.watermarks);
     let state = if memory.free < marks.min {
         "below what makes tasks reclaim for themselves"
     } else if memory.free < marks.low {
@@ -207,7 +209,12 @@ fn free(case: &Case<'_>) -> Evidence {
 }
 
 /// `stream` is what was found of one that pushes the database's pages out.
-fn group(case: &Case<'_>, index: usize, database: &Database, stream: Option<&Finding>) -> Option<Finding> {
+fn group(
+    observation: &Observation<'_>,
+    index: usize,
+    database: &Database,
+    stream: Option<&Finding>,
+) -> Option<Finding> {
     let group = database.cgroup.as_ref()?;
     let limit = group.effective_limit?;
     // What is free below the limit of a group above it is not known; its own usage is the least that counts there.
@@ -215,22 +222,22 @@ fn group(case: &Case<'_>, index: usize, database: &Database, stream: Option<&Fin
         return None;
     }
     let own = |pid| database.pid == Some(pid) || database.workers.contains(&pid);
-    let waits = waits(case, ReclaimKind::Group, own);
+    let waits = waits(observation, ReclaimKind::Group, own);
     let waited = waits.as_deref().map(together);
-    let share = waited.map_or(0.0, |all| share_of(all.total(), case.period()));
+    let share = waited.map_or(0.0, |all| share_of(all.total(), observation.period()));
     let unwritten = group.dirty.unwrap_or(0) + group.writeback.unwrap_or(0);
     let much_unwritten = unwritten >= limit / UNWRITTEN_PART;
-    let refaulted = case.refaulted_in_group(database).filter(|bytes| *bytes > 0);
-    let read_again = refaulted.and_then(|bytes| per_second(bytes, case.period()));
+    let refaulted = observation.refaulted_in_group(database).filter(|bytes| *bytes > 0);
+    let read_again = refaulted.and_then(|bytes| per_second(bytes, observation.period()));
     let much_again = read_again.filter(|rate| *rate >= READ_AGAIN);
     let costly = much_unwritten || much_again.is_some();
     let severity = severity_of(share).max(if costly { Severity::Warning } else { Severity::Note });
-    let logs = Logs::of(case, index);
+    let logs = Logs::of(observation, index);
     let mut evidence = vec![filled(group, limit, unwritten), held(&logs)];
     if let Some(waits) = waits.filter(|waits| !waits.is_empty()) {
-        evidence.push(told(&waits, "memory of the cgroup"));
+        evidence.push(waits_evidence(&waits, "memory of the cgroup"));
     }
-    evidence.extend(pressed(case));
+    evidence.extend(pressed(observation));
     evidence.extend(refaulted.map(|bytes| {
         let text = format!(
             "the kernel counted {} of files read in again after it had been reclaimed, {}, in the memory cgroup",
@@ -265,15 +272,15 @@ fn group(case: &Case<'_>, index: usize, database: &Database, stream: Option<&Fin
         title: format!("its memory cgroup is at its limit of {}", Size(limit)),
         evidence,
         cost: costs.join(" "),
-        mends: case
-            .mends(Kind::MemoryShort, index)
+        fixes: observation
+            .fixes(Kind::MemoryShort, index)
             .into_iter()
             .chain(much_again.map(|_| match stream {
                 Some(stream) => advice(&format!(
                     "first what is said of the stream ({}): how much memory the data needs is seen without it",
                     stream.title
                 )),
-                None => more(case, index, group, limit, refaulted.unwrap_or(0)),
+                None => more(observation, index, group, limit, refaulted.unwrap_or(0)),
             }))
             .collect(),
         pagekeeper: unread.map(|unread| {
@@ -288,8 +295,14 @@ fn group(case: &Case<'_>, index: usize, database: &Database, stream: Option<&Fin
 
 /// A limit with room for what the database was seen to miss: what came back while watching, or was taken not long ago. All
 /// that was ever taken and is not back holds much that nobody wants any more; it is the most that can be missed.
-fn more(case: &Case<'_>, index: usize, group: &MemoryCgroup, limit: u64, refaulted: u64) -> Mend {
-    let data = case.files_of(index).filter(|file| !file.class.is_some_and(is_log));
+fn more(
+    observation: &Observation<'_>,
+    index: usize,
+    group: &MemoryCgroup,
+    limit: u64,
+    refaulted: u64,
+) -> Fix {
+    let data = observation.files_of(index).filter(|file| !file.class.is_some_and(is_log));
     let (mut recently, mut evicted) = (0, None);
     for residency in data.filter_map(|file| file.residency) {
         recently += residency.recently_evicted.unwrap_or(0);
@@ -313,22 +326,22 @@ fn more(case: &Case<'_>, index: usize, group: &MemoryCgroup, limit: u64, refault
         Size(enough),
         Size(missed)
     );
-    Mend { kind: MendKind::System, act, note }
+    Fix { kind: FixKind::System, act, note }
 }
 
 /// Waits for memory that was not the host's.
-fn pressed(case: &Case<'_>) -> Option<Evidence> {
-    let machine = case.change()?.machine;
+fn pressed(observation: &Observation<'_>) -> Option<Evidence> {
+    let machine = observation.change()?.machine;
     let none_of_host = machine.allocation_stalls == Some(0);
     let stalled = machine.memory_stalled.filter(|_| none_of_host)?;
-    if share_of(stalled, case.period()) < WAITED_LEAST {
+    if share_of(stalled, observation.period()) < WAITED_LEAST {
         return None;
     }
     let text = format!(
         "{} of {} at least one task of this host waited for memory (pressure stall information), and none had to \
          reclaim the host's: they waited at the limit of a cgroup, this one or another",
         time(stalled),
-        time(case.period())
+        time(observation.period())
     );
     Some(Evidence::new(text).with("memory_stalled_seconds", stalled.as_secs_f64()))
 }
@@ -369,7 +382,7 @@ fn held(logs: &Logs<'_>) -> Evidence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::case::Unread;
+    use crate::observation::Unread;
     use crate::testing::{DEV, GIB, MIB, cgroup, change, file, look, pages, residency};
     use crate::{Streamer, StreamerFile};
     use pagekeeper_kernel::process::Access;
@@ -399,15 +412,15 @@ mod tests {
         let mut after = after(Vec::new());
         after.host.memory.free = after.host.watermarks.low - 1;
         let before = look();
-        assert_eq!(find(&Case::new(&before, &after)), [], "free memory low, but nobody waits");
+        assert_eq!(find(&Observation::new(&before, &after)), [], "free memory low, but nobody waits");
         // What is read in again is no waiting for memory, nor are 0.3 % of the time.
         let machine = &mut after.change.as_mut().unwrap().machine;
         (machine.refaulted, machine.allocation_stalls) = (Some(GIB), Some(1));
         machine.memory_stalled = Some(Duration::from_millis(30));
-        assert_eq!(find(&Case::new(&before, &after)), []);
+        assert_eq!(find(&Observation::new(&before, &after)), []);
         // 90 milliseconds in ten seconds are not worth a word.
         let after = self::after(vec![reclaim(7, "cc1", ReclaimKind::Machine, &[40, 50])]);
-        assert_eq!(find(&Case::new(&before, &after)), []);
+        assert_eq!(find(&Observation::new(&before, &after)), []);
     }
 
     #[test]
@@ -420,9 +433,9 @@ mod tests {
         after.host.memory.free = 70 * MIB;
         after.files = vec![file("/var/lib/mysql/binlog.000001", FileClass::Binlog, GIB, GIB)];
         let before = look();
-        let mut case = Case::new(&before, &after);
-        case.unread = vec![Unread { file: after.files[0].inode, resident: GIB }];
-        let found = find(&case);
+        let mut observation = Observation::new(&before, &after);
+        observation.unread = vec![Unread { file: after.files[0].inode, resident: GIB }];
+        let found = find(&observation);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].severity, &found[0].database), (Severity::Warning, &None));
         assert_eq!(
@@ -436,25 +449,25 @@ mod tests {
     }
 
     #[test]
-    fn without_tracing_pressure_or_at_least_a_count_is_told() {
+    fn without_tracing_pressure_or_at_least_a_count_is_reported() {
         let mut after = after(Vec::new());
         let before = look();
         let change = after.change.as_mut().unwrap();
         change.trace = None;
         change.machine.memory_stalled = Some(Duration::from_secs(2));
         change.machine.allocation_stalls = Some(41);
-        let found = find(&Case::new(&before, &after));
+        let found = find(&Observation::new(&before, &after));
         assert_eq!(found[0].severity, Severity::Serious);
         assert!(found[0].evidence[1].text.starts_with("2.0 s of 10.0 s"), "{found:?}");
         assert_eq!(found[0].evidence[2].text, "tasks had to reclaim memory themselves 41 times");
         after.change.as_mut().unwrap().machine.memory_stalled = None;
-        let found = find(&Case::new(&before, &after));
+        let found = find(&Observation::new(&before, &after));
         assert_eq!(found[0].severity, Severity::Note);
         assert!(found[0].cost.contains("not known"), "{found:?}");
     }
 
     #[test]
-    fn a_cgroup_at_its_limit_full_of_dirty_logs_is_told() {
+    fn a_cgroup_at_its_limit_full_of_dirty_logs_is_reported() {
         let mut after = after(vec![
             reclaim(101, "mariadbd", ReclaimKind::Group, &[20]),
             reclaim(5, "neighbour", ReclaimKind::Group, &[9000]),
@@ -469,9 +482,9 @@ mod tests {
         log.residency = Some(residency(400 * MIB, 90 * MIB));
         after.files.push(log);
         let before = look();
-        let mut case = Case::new(&before, &after);
-        case.unread = vec![Unread { file: after.files[0].inode, resident: 300 * MIB }];
-        let found = find(&case);
+        let mut observation = Observation::new(&before, &after);
+        observation.unread = vec![Unread { file: after.files[0].inode, resident: 300 * MIB }];
+        let found = find(&observation);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].severity, Severity::Warning);
         assert_eq!(found[0].title, "its memory cgroup is at its limit of 1 GiB");
@@ -489,18 +502,18 @@ mod tests {
         let machine = &mut after.change.as_mut().unwrap().machine;
         machine.memory_stalled = Some(Duration::from_secs(3));
         machine.allocation_stalls = Some(0);
-        assert_eq!(find(&Case::new(&before, &after)), [], "nobody had to reclaim the host's memory");
+        assert_eq!(find(&Observation::new(&before, &after)), [], "nobody had to reclaim the host's memory");
 
         before.databases[0].cgroup = Some(cgroup(GIB, GIB));
         let pages = 20 * MIB / pagekeeper_kernel::page_size();
         after.databases[0].cgroup = Some(MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) });
-        let found = find(&Case::new(&before, &after));
+        let found = find(&Observation::new(&before, &after));
         assert_eq!((found.len(), found[0].severity), (1, Severity::Warning));
         assert!(found[0].evidence[2].text.starts_with("3.0 s of 10.0 s at least one task"), "{found:?}");
         assert_eq!(found[0].evidence[3].figures["refaulted_bytes"], 20 * MIB);
         assert_eq!(found[0].cost, "2 MiB/s are read from storage again since the data does not fit.");
-        let more = found[0].mends.last().unwrap();
-        assert_eq!(more.kind, MendKind::System);
+        let more = found[0].fixes.last().unwrap();
+        assert_eq!(more.kind, FixKind::System);
         assert!(more.act.starts_with(&format!("echo {} > ", GIB + 256 * MIB)), "{more:?}");
 
         // Room for what it misses: not for all that was taken since the files were made, nor for logs.
@@ -512,31 +525,31 @@ mod tests {
         let mut log = file("/var/lib/mysql/binlog.000001", FileClass::Binlog, 8 * GIB, 0);
         log.residency = taken(7 * GIB, 7 * GIB);
         after.files = vec![table, log];
-        let found = find(&Case::new(&before, &after));
-        let more = found[0].mends.last().unwrap();
+        let found = find(&Observation::new(&before, &after));
+        let more = found[0].fixes.last().unwrap();
         assert!(more.act.starts_with(&format!("echo {} > ", GIB + 448 * MIB)), "{more:?}");
         assert!(more.note.contains("room for 448 MiB of its files"), "{more:?}");
         let again = &mut after.databases[0].cgroup.as_mut().unwrap().file_refaults;
         *again = Some(2 * GIB / pagekeeper_kernel::page_size());
-        let found = find(&Case::new(&before, &after));
-        assert!(found[0].mends.last().unwrap().act.starts_with(&format!("echo {} > ", 3 * GIB)), "{found:?}");
+        let found = find(&Observation::new(&before, &after));
+        assert!(found[0].fixes.last().unwrap().act.starts_with(&format!("echo {} > ", 3 * GIB)), "{found:?}");
         *after.databases[0].cgroup.as_mut().unwrap() =
             MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) };
         after.files.clear();
 
         // A little is read again whatever the limit.
         after.databases[0].cgroup.as_mut().unwrap().file_refaults = Some(pages / 20);
-        let found = find(&Case::new(&before, &after));
+        let found = find(&Observation::new(&before, &after));
         assert_eq!(found[0].severity, Severity::Note);
         assert!(found[0].cost.starts_with("Little now"), "{found:?}");
 
         after.change.as_mut().unwrap().machine.allocation_stalls = None;
-        let found = find(&Case::new(&before, &after));
+        let found = find(&Observation::new(&before, &after));
         assert_eq!(found[0].database, None, "whose memory they waited for is not known: {found:?}");
     }
 
     #[test]
-    fn a_stream_is_mended_before_a_limit_is_raised() {
+    fn a_stream_is_fixed_before_a_limit_is_raised() {
         const BIG: Inode = Inode { dev: DEV, ino: 1 };
         let again = |bytes: u64| {
             let pages = bytes / pagekeeper_kernel::page_size();
@@ -555,28 +568,28 @@ mod tests {
             pages(table.inode, 100, "mariadbd", 200 * MIB, 300 * MIB),
         ]);
         after.files = vec![table];
-        let mut case = Case::new(&before, &after);
-        case.streamers = vec![Streamer {
+        let mut observation = Observation::new(&before, &after);
+        observation.streamers = vec![Streamer {
             pid: 77,
             title: "tar -cf - /big".to_owned(),
             cgroup: again(0),
             group_beside: None,
             files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: Access::ReadOnly }],
         }];
-        assert_eq!(streams::find(&case).len(), 1);
-        let found = find(&case);
+        assert_eq!(streams::find(&observation).len(), 1);
+        let found = find(&observation);
         assert_eq!(found[0].cost, "52 MiB/s are read from storage again since a stream took its room.");
-        assert!(!found[0].mends.iter().any(|mend| mend.kind == MendKind::System), "{found:?}");
-        let first = found[0].mends.last().unwrap();
+        assert!(!found[0].fixes.iter().any(|fix| fix.kind == FixKind::System), "{found:?}");
+        let first = found[0].fixes.last().unwrap();
         assert!(
             first.act.starts_with("first what is said of the stream (tar (process 77) reads"),
             "{first:?}"
         );
-        case.streamers.clear();
+        observation.streamers.clear();
         let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
         trace.pages.as_mut().unwrap().remove(0);
-        let found = find(&Case::new(&before, &after));
-        assert_eq!(found[0].mends.last().unwrap().kind, MendKind::System);
+        let found = find(&Observation::new(&before, &after));
+        assert_eq!(found[0].fixes.last().unwrap().kind, FixKind::System);
     }
 
     #[test]
@@ -585,11 +598,11 @@ mod tests {
         for group in [cgroup(900 * MIB, GIB), MemoryCgroup { effective_limit: None, ..cgroup(GIB, GIB) }] {
             let mut after = after(Vec::new());
             after.databases[0].cgroup = Some(group);
-            assert_eq!(find(&Case::new(&before, &after)), []);
+            assert_eq!(find(&Observation::new(&before, &after)), []);
         }
         let mut after = after(Vec::new());
         after.databases[0].cgroup = Some(cgroup(GIB, GIB));
-        let found = find(&Case::new(&before, &after));
+        let found = find(&Observation::new(&before, &after));
         assert_eq!(found[0].severity, Severity::Note, "full of clean pages");
     }
 }

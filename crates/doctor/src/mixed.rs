@@ -1,9 +1,9 @@
-//! Files that direct I/O and the page cache meet on: open with `O_DIRECT` in one place and buffered or mapped in another,
+//! Files that are used with direct I/O and through the page cache at once: open with `O_DIRECT` in one place and buffered or mapped in another,
 //! or open with `O_DIRECT` while pages of them are left in the page cache.
 //!
-//! Invariants: what it costs is said from what was measured on the file's own file system ([`Case::disk`]), never from
+//! Invariants: what it costs is said from what was measured on the file's own file system ([`Observation::disk`]), never from
 //! the kernel's version; where nothing was measured, that is said with the command that measures. One finding for each
-//! database and kind of company, the costly kind first; a file is in one of them.
+//! database and kind of use beside direct I/O, the costly kind first; a file is in one of them.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,22 @@ use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::{File, Opener, OpenerKind};
 use pagekeeper_policy::MixedProfile;
 
-use crate::case::{Case, called};
+use crate::observation::{Observation, called};
 use crate::phrases::{file_name, number};
-use crate::{Evidence, Finding, Kind, Mend, MendKind, Severity, advice};
+use crate::{Evidence, Finding, Fix, FixKind, Kind, Severity, advice};
 
-/// Files that are told of each database and kind.
+/// Files that are listed of each database and kind.
 const NAMED: usize = 5;
-/// Stretches of resident pages that are told of each file.
+/// Stretches of resident pages that are listed of each file.
 const STRETCHES: usize = 3;
 /// A share of the rate from which on it costs nothing worth a warning.
 const CHEAP: f64 = 0.9;
 /// A share of the rate below which it makes the database wait.
 const DEAR: f64 = 0.7;
 
-/// What direct I/O meets on a file, the costly first.
+/// What direct I/O on a file is mixed with, the costly first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Company {
+pub enum MixedWith {
     /// Somebody may write it through the page cache.
     Writer,
     /// Somebody may read it through the page cache.
@@ -36,25 +36,25 @@ pub enum Company {
     Leftover,
 }
 
-/// What direct I/O meets on this file; `None` where it is not open with `O_DIRECT`, or has the file to itself.
+/// What direct I/O on this file is mixed with; `None` where it is not open with `O_DIRECT`, or nothing else uses it.
 ///
 /// ```
-/// # use pagekeeper_doctor::{Company, company};
+/// # use pagekeeper_doctor::{MixedWith, mixed_with};
 /// # fn evict(file: &pagekeeper_observe::File) -> bool {
-/// company(file) == Some(Company::Leftover)
+/// mixed_with(file) == Some(MixedWith::Leftover)
 /// # }
 /// ```
-pub fn company(file: &File) -> Option<Company> {
+pub fn mixed_with(file: &File) -> Option<MixedWith> {
     if !file.openers.iter().any(is_direct) {
         return None;
     }
     if file.openers.iter().any(may_write) {
-        return Some(Company::Writer);
+        return Some(MixedWith::Writer);
     }
     if file.openers.iter().any(may_read) {
-        return Some(Company::Reader);
+        return Some(MixedWith::Reader);
     }
-    (resident(file) > 0).then_some(Company::Leftover)
+    (resident(file) > 0).then_some(MixedWith::Leftover)
 }
 
 fn is_direct(opener: &Opener) -> bool {
@@ -78,35 +78,43 @@ fn resident(file: &File) -> u64 {
     file.residency.map_or(0, |residency| residency.resident)
 }
 
-/// One finding for each database and kind of company.
-pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
-    let mut groups: BTreeMap<(Option<usize>, Company), Vec<&File>> = BTreeMap::new();
-    for file in &case.after.files {
-        if let Some(company) = company(file) {
-            groups.entry((file.database, company)).or_default().push(file);
+/// One finding for each database and kind of use beside direct I/O.
+pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    let mut groups: BTreeMap<(Option<usize>, MixedWith), Vec<&File>> = BTreeMap::new();
+    for file in &observation.after.files {
+        if let Some(mixed_with) = mixed_with(file) {
+            groups.entry((file.database, mixed_with)).or_default().push(file);
         }
     }
-    groups.into_iter().map(|((database, company), files)| found(case, database, company, files)).collect()
+    groups
+        .into_iter()
+        .map(|((database, mixed_with), files)| found(observation, database, mixed_with, files))
+        .collect()
 }
 
-fn found(case: &Case<'_>, index: Option<usize>, company: Company, mut files: Vec<&File>) -> Finding {
+fn found(
+    observation: &Observation<'_>,
+    index: Option<usize>,
+    mixed_with: MixedWith,
+    mut files: Vec<&File>,
+) -> Finding {
     files.sort_by(|a, b| resident(b).cmp(&resident(a)).then_with(|| a.path.cmp(&b.path)));
     let all_resident: u64 = files.iter().map(|file| resident(file)).sum();
     let count = number(files.len(), "file", "files");
-    let title = match company {
-        Company::Writer => {
+    let title = match mixed_with {
+        MixedWith::Writer => {
             format!("{count} open with O_DIRECT and by a writer through the page cache at once")
         }
-        Company::Reader => {
+        MixedWith::Reader => {
             format!("{count} open with O_DIRECT and by a reader through the page cache at once")
         }
-        Company::Leftover => {
+        MixedWith::Leftover => {
             format!("{} left in the page cache of {count} used with O_DIRECT", Size(all_resident))
         }
     };
-    let database = index.and_then(|index| case.after.databases.get(index));
+    let database = index.and_then(|index| observation.after.databases.get(index));
     let mut evidence: Vec<Evidence> =
-        files.iter().take(NAMED).map(|file| told(case, file, company)).collect();
+        files.iter().take(NAMED).map(|file| file_evidence(observation, file, mixed_with)).collect();
     if files.len() > NAMED {
         let rest = &files[NAMED..];
         let sum: u64 = rest.iter().map(|file| resident(file)).sum();
@@ -116,8 +124,8 @@ fn found(case: &Case<'_>, index: Option<usize>, company: Company, mut files: Vec
                 .with("resident_bytes", sum),
         );
     }
-    let measured = files.iter().find_map(|file| case.disk(file)?.mixed);
-    let (severity, cost) = cost(case, company, &files, measured);
+    let measured = files.iter().find_map(|file| observation.disk(file)?.mixed);
+    let (severity, cost) = cost(observation, mixed_with, &files, measured);
     let scope = match database {
         Some(database) => match (database.pid, database.directories.first()) {
             (Some(pid), _) => format!(" --pid {pid}"),
@@ -126,8 +134,8 @@ fn found(case: &Case<'_>, index: Option<usize>, company: Company, mut files: Vec
         },
         None => String::new(),
     };
-    let mut mends = index.map(|index| settings_for(case, index, &files)).unwrap_or_default();
-    mends.extend(mend(company, &files));
+    let mut fixes = index.map(|index| settings_for(observation, index, &files)).unwrap_or_default();
+    fixes.extend(fix(mixed_with, &files));
     Finding {
         kind: Kind::MixedIo,
         severity,
@@ -135,30 +143,30 @@ fn found(case: &Case<'_>, index: Option<usize>, company: Company, mut files: Vec
         title,
         evidence,
         cost,
-        mends,
-        pagekeeper: match company {
-            Company::Leftover => Some(format!(
+        fixes,
+        pagekeeper: match mixed_with {
+            MixedWith::Leftover => Some(format!(
                 "pagekeeper doctor{scope} --fix evicts them and says what stayed and why; it keeps away from files \
                  that somebody writes through the page cache."
             )),
-            Company::Writer | Company::Reader => None,
+            MixedWith::Writer | MixedWith::Reader => None,
         },
     }
 }
 
-/// The settings that mend it; those of `MyRocks` only where a file is its own.
-fn settings_for(case: &Case<'_>, index: usize, files: &[&File]) -> Vec<Mend> {
-    let Some(settings) = case.settings_of(index) else { return Vec::new() };
+/// The settings that fix it; those of `MyRocks` only where a file is its own.
+fn settings_for(observation: &Observation<'_>, index: usize, files: &[&File]) -> Vec<Fix> {
+    let Some(settings) = observation.settings_of(index) else { return Vec::new() };
     if settings.myrocks && !files.iter().any(|file| advice::is_rocksdb(file)) {
         let mut without = settings.clone();
         without.myrocks = false;
-        return advice::mends(Kind::MixedIo, &without);
+        return advice::fixes(Kind::MixedIo, &without);
     }
-    advice::mends(Kind::MixedIo, settings)
+    advice::fixes(Kind::MixedIo, settings)
 }
 
 /// One file: who has it and how, and where its pages are.
-fn told(case: &Case<'_>, file: &File, company: Company) -> Evidence {
+fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWith) -> Evidence {
     let who = |wanted: &dyn Fn(&Opener) -> bool| -> Vec<String> {
         let named = file.openers.iter().filter(|opener| wanted(opener));
         let mut named: Vec<String> =
@@ -179,10 +187,10 @@ fn told(case: &Case<'_>, file: &File, company: Company) -> Evidence {
             parts.push(format!("mapped{how} by {}", mapped.join(", ")));
         }
     }
-    if company == Company::Writer && is_written(case, file) {
+    if mixed_with == MixedWith::Writer && is_written(observation, file) {
         parts.push("written so while watching".to_owned());
     }
-    let stretches = case.stretches.iter().find(|(inode, _)| *inode == file.inode).map(|(_, all)| all);
+    let stretches = observation.stretches.iter().find(|(inode, _)| *inode == file.inode).map(|(_, all)| all);
     let place = match stretches.filter(|all| !all.is_empty() && resident(file) > 0) {
         Some(all) => {
             let named: Vec<String> = all
@@ -227,10 +235,10 @@ fn shown(opener: &Opener) -> serde_json::Value {
 
 /// Whether it was seen that somebody wrote it through the page cache while watching: dirty pages, or pages brought in by
 /// one who may write so.
-fn is_written(case: &Case<'_>, file: &File) -> bool {
+fn is_written(observation: &Observation<'_>, file: &File) -> bool {
     let unwritten = |file: &File| file.residency.is_some_and(|residency| residency.unwritten() > 0);
     let brought_in = || {
-        let pages = case.trace().and_then(|trace| trace.pages.as_ref());
+        let pages = observation.trace().and_then(|trace| trace.pages.as_ref());
         pages.into_iter().flatten().filter(|counts| counts.file == file.inode).any(|counts| {
             counts.flow.added.bytes > 0
                 && counts.task.as_ref().is_some_and(|task| {
@@ -238,13 +246,13 @@ fn is_written(case: &Case<'_>, file: &File) -> bool {
                 })
         })
     };
-    unwritten(file) || case.before(file.inode).is_some_and(unwritten) || brought_in()
+    unwritten(file) || observation.before(file.inode).is_some_and(unwritten) || brought_in()
 }
 
 /// How much it matters, and what it costs in a sentence.
 fn cost(
-    case: &Case<'_>,
-    company: Company,
+    observation: &Observation<'_>,
+    mixed_with: MixedWith,
     files: &[&File],
     measured: Option<MixedProfile>,
 ) -> (Severity, String) {
@@ -254,20 +262,20 @@ fn cost(
         (one, other) => one.or(other),
     };
     let mixed = measured.unwrap_or_default();
-    let (read, write) = match company {
-        Company::Writer => (mixed.buffered_writer_read, mixed.buffered_writer_write),
-        Company::Reader => (mixed.buffered_reader_read, None),
-        Company::Leftover => (mixed.leftover_read, mixed.leftover_write),
+    let (read, write) = match mixed_with {
+        MixedWith::Writer => (mixed.buffered_writer_read, mixed.buffered_writer_write),
+        MixedWith::Reader => (mixed.buffered_reader_read, None),
+        MixedWith::Leftover => (mixed.leftover_read, mixed.leftover_write),
     };
-    // Of one of them it could not be told: what the other shows is not all.
-    let is_half = company != Company::Reader && (read.is_none() || write.is_none());
+    // One of them was not measured: the other alone does not show all of the cost.
+    let is_half = mixed_with != MixedWith::Reader && (read.is_none() || write.is_none());
     let Some(worst) = least(read, write).filter(|worst| !is_half || *worst < CHEAP) else {
-        return unmeasured(company, files);
+        return unmeasured(mixed_with, files);
     };
-    let beside = match company {
-        Company::Writer => "beside a buffered writer",
-        Company::Reader => "beside a buffered reader",
-        Company::Leftover => "while unused pages are resident",
+    let beside = match mixed_with {
+        MixedWith::Writer => "beside a buffered writer",
+        MixedWith::Reader => "beside a buffered reader",
+        MixedWith::Leftover => "while unused pages are resident",
     };
     let rates: Vec<String> = [(read, "reads"), (write, "writes")]
         .into_iter()
@@ -278,7 +286,7 @@ fn cost(
         "{nothing}{} {beside}, as pagekeeper probe measured on this file system.",
         rates.join(" and ")
     );
-    let busy = company != Company::Writer || files.iter().any(|file| is_written(case, file));
+    let busy = mixed_with != MixedWith::Writer || files.iter().any(|file| is_written(observation, file));
     let severity = if worst >= CHEAP {
         Severity::Note
     } else if worst < DEAR && busy {
@@ -295,20 +303,20 @@ fn sentence(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-fn unmeasured(company: Company, files: &[&File]) -> (Severity, String) {
+fn unmeasured(mixed_with: MixedWith, files: &[&File]) -> (Severity, String) {
     let directory = files.first().and_then(|file| file.reach.parent());
     let command = directory.map_or_else(
         || "pagekeeper probe --save DIR".to_owned(),
         |directory| format!("pagekeeper probe --save {}", directory.display()),
     );
-    let (severity, elsewhere) = match company {
-        Company::Writer => {
+    let (severity, elsewhere) = match mixed_with {
+        MixedWith::Writer => {
             (Severity::Warning, "direct reads and writes ran at half their rate beside a buffered writer")
         }
-        Company::Reader => {
+        MixedWith::Reader => {
             (Severity::Note, "direct reads ran at 75 to 100 % of their rate beside a buffered reader")
         }
-        Company::Leftover => (
+        MixedWith::Leftover => (
             Severity::Note,
             "they cost nothing but the memory; on XFS of old kernels each direct read waited for the others",
         ),
@@ -321,11 +329,11 @@ fn unmeasured(company: Company, files: &[&File]) -> (Severity, String) {
     )
 }
 
-fn mend(company: Company, files: &[&File]) -> Option<Mend> {
-    let wanted: fn(&Opener) -> bool = match company {
-        Company::Writer => may_write,
-        Company::Reader => may_read,
-        Company::Leftover => return None,
+fn fix(mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
+    let wanted: fn(&Opener) -> bool = match mixed_with {
+        MixedWith::Writer => may_write,
+        MixedWith::Reader => may_read,
+        MixedWith::Leftover => return None,
     };
     let mut named: Vec<String> = files
         .iter()
@@ -335,11 +343,11 @@ fn mend(company: Company, files: &[&File]) -> Option<Mend> {
         .collect();
     named.sort();
     named.dedup();
-    Some(Mend {
-        kind: MendKind::Advice,
+    Some(Fix {
+        kind: FixKind::Advice,
         act: format!("have {} use O_DIRECT too, or end", named.join(", ")),
-        note: match company {
-            Company::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
+        note: match mixed_with {
+            MixedWith::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
             _ => "at once; a backup can read a snapshot instead",
         }
         .to_owned(),
@@ -370,15 +378,15 @@ mod tests {
 
     fn find_in(look: &Look, measured: Option<MixedProfile>) -> Vec<Finding> {
         let before = crate::testing::look();
-        let mut case = Case::new(&before, look);
+        let mut observation = Observation::new(&before, look);
         if let Some(mixed) = measured {
-            case.disks.push((DEV, disk(mixed)));
+            observation.disks.push((DEV, disk(mixed)));
         }
-        find(&case)
+        find(&observation)
     }
 
     #[test]
-    fn only_files_with_direct_io_and_company_are_told() {
+    fn only_files_with_direct_io_and_another_use_are_reported() {
         let mut alone = table("alone.ibd", Vec::new());
         alone.residency = Some(residency(0, 0));
         let mut buffered = table("buffered.ibd", Vec::new());
@@ -391,28 +399,28 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_company_is_told_apart() {
-        for (kind, company) in [
-            (OpenerKind::Buffered(Access::WriteOnly), Company::Writer),
-            (OpenerKind::Buffered(Access::ReadWrite), Company::Writer),
-            (OpenerKind::Mapped { writable: true }, Company::Writer),
-            (OpenerKind::Buffered(Access::ReadOnly), Company::Reader),
-            (OpenerKind::Mapped { writable: false }, Company::Reader),
-            (DIRECT, Company::Leftover),
-            (OpenerKind::Buffered(Access::Neither), Company::Leftover),
+    fn each_kind_of_use_is_distinguished() {
+        for (kind, mixed_with) in [
+            (OpenerKind::Buffered(Access::WriteOnly), MixedWith::Writer),
+            (OpenerKind::Buffered(Access::ReadWrite), MixedWith::Writer),
+            (OpenerKind::Mapped { writable: true }, MixedWith::Writer),
+            (OpenerKind::Buffered(Access::ReadOnly), MixedWith::Reader),
+            (OpenerKind::Mapped { writable: false }, MixedWith::Reader),
+            (DIRECT, MixedWith::Leftover),
+            (OpenerKind::Buffered(Access::Neither), MixedWith::Leftover),
         ] {
             let table = table("t.ibd", vec![opener(7, "other", kind)]);
-            assert_eq!(super::company(&table), Some(company), "{kind:?}");
+            assert_eq!(super::mixed_with(&table), Some(mixed_with), "{kind:?}");
         }
     }
 
     #[test]
-    fn leftovers_are_told_with_their_place_and_cost_what_was_measured() {
+    fn leftovers_are_reported_with_their_place_and_cost_what_was_measured() {
         let after = look_at(vec![table("a.ibd", Vec::new()), table("b.ibd", Vec::new())]);
         let before = look();
-        let mut case = Case::new(&before, &after);
-        case.stretches.push((after.files[0].inode, vec![0..16 << 10, MIB..MIB + (48 << 10)]));
-        let found = find(&case);
+        let mut observation = Observation::new(&before, &after);
+        observation.stretches.push((after.files[0].inode, vec![0..16 << 10, MIB..MIB + (48 << 10)]));
+        let found = find(&observation);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].title, "128 KiB left in the page cache of 2 files used with O_DIRECT");
         assert_eq!(found[0].severity, Severity::Note);
@@ -467,7 +475,7 @@ mod tests {
             "a.ibd: O_DIRECT by mariadbd (process 100); may be written through the page cache by dd (process 77); \
              written so while watching; 64 KiB resident"
         );
-        assert_eq!(found[0].mends[0].act, "have dd (process 77) use O_DIRECT too, or end");
+        assert_eq!(found[0].fixes[0].act, "have dd (process 77) use O_DIRECT too, or end");
         assert_eq!(found[0].pagekeeper, None);
         let found = find_in(&after, None);
         assert_eq!(found[0].severity, Severity::Warning);
@@ -475,20 +483,20 @@ mod tests {
     }
 
     #[test]
-    fn mends_of_myrocks_are_for_its_own_files() {
+    fn fixes_of_myrocks_are_for_its_own_files() {
         use crate::settings::{Engine, Origin, Settings};
         let acts = |name: &str| {
             let after = look_at(vec![table(name, Vec::new())]);
             let before = look();
-            let mut case = Case::new(&before, &after);
+            let mut observation = Observation::new(&before, &after);
             let mut settings = Settings::new(Engine::MariaDb);
             settings.myrocks = true;
             let direct = "rocksdb_use_direct_io_for_flush_and_compaction";
             for (name, value) in [(direct, "ON"), ("rocksdb_use_direct_reads", "OFF")] {
                 settings.add(name, value, Origin::CommandLine);
             }
-            case.settings = vec![settings];
-            find(&case)[0].mends.iter().map(|mend| mend.act.clone()).collect::<Vec<_>>()
+            observation.settings = vec![settings];
+            find(&observation)[0].fixes.iter().map(|fix| fix.act.clone()).collect::<Vec<_>>()
         };
         assert_eq!(acts("t.ibd"), [""; 0]);
         assert_eq!(acts("000012.sst"), ["rocksdb_use_direct_reads=ON"]);
@@ -516,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn many_files_are_told_by_the_largest_and_a_sum() {
+    fn many_files_are_listed_by_the_largest_and_a_sum() {
         let files = (0..20).map(|number| {
             let mut table = table(&format!("{number:02}.ibd"), Vec::new());
             table.residency = Some(residency((number + 1) * 4096, 0));

@@ -1,6 +1,6 @@
-//! The report: what was found, what was looked at, and what could not be seen; for people and for programs.
+//! The report: what was found, what was inspected, and what could not be seen; for people and for programs.
 //!
-//! Invariants: findings come with the most severe first; each limit is told once; text fits 80 columns where no
+//! Invariants: findings come with the most severe first; each gap is reported once; text fits 80 columns where no
 //! word is longer.
 
 use std::fmt::{self, Write as _};
@@ -11,14 +11,14 @@ use pagekeeper_catalog::units::Size;
 use pagekeeper_observe::Database;
 use serde::Serialize;
 
-use crate::case::{Case, called};
+use crate::observation::{Observation, called};
 use crate::phrases::{number, time};
 use crate::settings::Settings;
-use crate::{Finding, MendKind, Severity};
+use crate::{Finding, FixKind, Severity};
 
 /// Columns of the text.
 const COLUMNS: usize = 80;
-/// Where the words after "costs", "mend" and "pagekeeper" begin.
+/// Where the words after "costs", "fix" and "pagekeeper" begin.
 const INDENT: usize = 14;
 
 /// What an examination came to.
@@ -26,17 +26,17 @@ const INDENT: usize = 14;
 pub struct Report {
     /// What was found, the most severe first.
     pub findings: Vec<Finding>,
-    /// What was looked at.
-    pub looked_at: LookedAt,
+    /// What was inspected.
+    pub inspected: Inspected,
     /// What could not be seen.
-    pub limits: Vec<Limit>,
+    pub visibility_gaps: Vec<VisibilityGap>,
 }
 
-/// What was looked at, and for how long.
+/// What was inspected, and for how long.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct LookedAt {
+pub struct Inspected {
     /// The databases.
-    pub databases: Vec<LookedAtDatabase>,
+    pub databases: Vec<InspectedDatabase>,
     /// How many files there are in all.
     pub files: usize,
     /// Their sizes together, in bytes.
@@ -44,7 +44,7 @@ pub struct LookedAt {
     /// How much of them is resident, in bytes, as far as that could be seen.
     pub resident_bytes: u64,
     /// The host's memory.
-    pub memory: LookedAtMemory,
+    pub memory: InspectedMemory,
     /// How long was watched.
     pub seconds: f64,
     /// How events were seen while watching, in a sentence.
@@ -53,7 +53,7 @@ pub struct LookedAt {
 
 /// The host's memory at the end of the watch, and who waited for it meanwhile. Sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct LookedAtMemory {
+pub struct InspectedMemory {
     /// All of it.
     pub total_bytes: u64,
     /// Used for nothing.
@@ -70,10 +70,10 @@ pub struct LookedAtMemory {
     pub stalled_seconds: Option<f64>,
 }
 
-impl LookedAtMemory {
-    fn of(case: &Case<'_>) -> Self {
-        let host = &case.after.host;
-        let machine = case.change().map(|change| change.machine).unwrap_or_default();
+impl InspectedMemory {
+    fn of(observation: &Observation<'_>) -> Self {
+        let host = &observation.after.host;
+        let machine = observation.change().map(|change| change.machine).unwrap_or_default();
         Self {
             total_bytes: host.memory.total,
             free_bytes: host.memory.free,
@@ -86,7 +86,7 @@ impl LookedAtMemory {
     }
 }
 
-impl fmt::Display for LookedAtMemory {
+impl fmt::Display for InspectedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -106,9 +106,9 @@ impl fmt::Display for LookedAtMemory {
     }
 }
 
-/// A database that was looked at.
+/// A database that was inspected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct LookedAtDatabase {
+pub struct InspectedDatabase {
     /// As findings call it.
     pub name: String,
     /// Its process, if it has one.
@@ -127,7 +127,7 @@ pub struct LookedAtDatabase {
 
 /// Something that could not be seen.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Limit {
+pub struct VisibilityGap {
     /// What could not be seen.
     pub what: String,
     /// Why.
@@ -137,32 +137,32 @@ pub struct Limit {
 }
 
 impl Report {
-    /// Brings findings into order beside what was looked at. `traced` says how events were seen.
-    pub fn new(case: &Case<'_>, mut findings: Vec<Finding>, traced: impl fmt::Display) -> Self {
+    /// Sorts findings, and adds what was inspected. `traced` says how events were seen.
+    pub fn new(observation: &Observation<'_>, mut findings: Vec<Finding>, traced: impl fmt::Display) -> Self {
         findings.sort_by(|a, b| {
             let order = |finding: &Finding| (std::cmp::Reverse(finding.severity), finding.kind);
             order(a).cmp(&order(b)).then_with(|| a.database.cmp(&b.database))
         });
         // Those of the first look come again, with how often it was then.
-        let mut limits: Vec<Limit> = case
+        let mut visibility_gaps: Vec<VisibilityGap> = observation
             .after
             .limits
             .iter()
-            .map(|limited| Limit {
-                what: limited.what.clone(),
-                why: limited.why.clone(),
-                needs: limited.needs.clone(),
+            .map(|gap| VisibilityGap {
+                what: gap.what.clone(),
+                why: gap.why.clone(),
+                needs: gap.needs.clone(),
             })
             .collect();
-        limits.sort();
-        limits.dedup();
-        let looked_at = LookedAt {
-            memory: LookedAtMemory::of(case),
-            seconds: case.period().as_secs_f64(),
+        visibility_gaps.sort();
+        visibility_gaps.dedup();
+        let inspected = Inspected {
+            memory: InspectedMemory::of(observation),
+            seconds: observation.period().as_secs_f64(),
             traced: traced.to_string(),
-            ..LookedAt::of(case)
+            ..Inspected::of(observation)
         };
-        Self { findings, looked_at, limits }
+        Self { findings, inspected, visibility_gaps }
     }
 
     /// The most severe finding's severity; `None` if nothing was found.
@@ -171,12 +171,12 @@ impl Report {
     }
 }
 
-impl LookedAt {
-    fn of(case: &Case<'_>) -> Self {
-        let look = case.after;
+impl Inspected {
+    fn of(observation: &Observation<'_>) -> Self {
+        let look = observation.after;
         let database = |(index, database): (usize, &Database)| {
-            let settings = case.settings_of(index);
-            LookedAtDatabase {
+            let settings = observation.settings_of(index);
+            InspectedDatabase {
                 name: called(database),
                 pid: database.pid,
                 profile: database.profile.name.clone(),
@@ -208,16 +208,16 @@ impl fmt::Display for Report {
             f.write_char('\n')?;
         }
         if self.findings.is_empty() {
-            f.write_str(if self.limits.is_empty() {
+            f.write_str(if self.visibility_gaps.is_empty() {
                 "Nothing found.\n"
             } else {
                 "Nothing found in what could be seen.\n"
             })?;
         }
-        write!(f, "{}", self.looked_at)?;
-        for limit in &self.limits {
-            let needs = limit.needs.as_ref().map(|needs| format!(" (needs {needs})")).unwrap_or_default();
-            labelled(f, "not seen", &format!("{}: {}{needs}", limit.what, limit.why))?;
+        write!(f, "{}", self.inspected)?;
+        for gap in &self.visibility_gaps {
+            let needs = gap.needs.as_ref().map(|needs| format!(" (needs {needs})")).unwrap_or_default();
+            labelled(f, "not seen", &format!("{}: {}{needs}", gap.what, gap.why))?;
         }
         Ok(())
     }
@@ -236,15 +236,15 @@ impl fmt::Display for Finding {
             wrapped(f, "  - ", 4, &evidence.text)?;
         }
         labelled(f, "costs", &self.cost)?;
-        for mend in &self.mends {
-            if mend.kind == MendKind::Advice {
-                labelled(f, "mend", &mend.act)?;
+        for fix in &self.fixes {
+            if fix.kind == FixKind::Advice {
+                labelled(f, "fix", &fix.act)?;
             } else {
                 // One that is to be copied stands alone on its line, whatever its length.
-                writeln!(f, "  {:<width$}{}", "mend", mend.act, width = INDENT - 2)?;
+                writeln!(f, "  {:<width$}{}", "fix", fix.act, width = INDENT - 2)?;
             }
-            if !mend.note.is_empty() {
-                wrapped(f, &" ".repeat(INDENT), INDENT, &mend.note)?;
+            if !fix.note.is_empty() {
+                wrapped(f, &" ".repeat(INDENT), INDENT, &fix.note)?;
             }
         }
         if let Some(pagekeeper) = &self.pagekeeper {
@@ -254,7 +254,7 @@ impl fmt::Display for Finding {
     }
 }
 
-impl fmt::Display for LookedAt {
+impl fmt::Display for Inspected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let databases = match self.databases.len() {
             0 => "no database".to_owned(),
@@ -267,7 +267,7 @@ impl fmt::Display for LookedAt {
             "",
             2,
             &format!(
-                "Looked at {databases} for {:.1} s: {} {files}, {}, {} of it resident.",
+                "Inspected {databases} for {:.1} s: {} {files}, {}, {} of it resident.",
                 self.seconds,
                 self.files,
                 Size(self.size_bytes),
@@ -347,7 +347,7 @@ fn is_unit(word: &str) -> bool {
 mod tests {
     use super::*;
     use crate::testing::{look, opener};
-    use crate::{Evidence, Kind, Mend, MendKind};
+    use crate::{Evidence, Fix, FixKind, Kind};
     use pagekeeper_observe::{Limited, OpenerKind};
     use pagekeeper_policy::FileClass;
 
@@ -359,8 +359,8 @@ mod tests {
             title: title.to_owned(),
             evidence: vec![Evidence::new("binlog: ".to_owned() + &"many words ".repeat(12))],
             cost: "memory that counts as used ".repeat(6),
-            mends: vec![Mend {
-                kind: MendKind::Setting,
+            fixes: vec![Fix {
+                kind: FixKind::Setting,
                 act: "innodb_log_file_buffering=OFF".to_owned(),
                 note: "in my.cnf; needs a restart".to_owned(),
             }],
@@ -378,15 +378,15 @@ mod tests {
             OpenerKind::Direct(pagekeeper_kernel::process::Access::ReadWrite),
         ));
         let before = after.clone();
-        let case = Case::new(&before, &after);
+        let observation = Observation::new(&before, &after);
         let findings = vec![finding(Severity::Note, "a note"), finding(Severity::Serious, "the worst")];
-        let report = Report::new(&case, findings, "events are counted in the kernel");
+        let report = Report::new(&observation, findings, "events are counted in the kernel");
         assert_eq!(report.worst(), Some(Severity::Serious));
         let text = report.to_string();
         assert!(text.starts_with("SERIOUS mariadb (process 100): the worst\n"), "{text}");
-        assert!(text.contains("\n  mend        innodb_log_file_buffering=OFF\n"), "{text}");
+        assert!(text.contains("\n  fix         innodb_log_file_buffering=OFF\n"), "{text}");
         assert!(
-            text.contains("Looked at 1 database for 10.0 s: 1 file, 8 MiB, 4 MiB of it resident."),
+            text.contains("Inspected 1 database for 10.0 s: 1 file, 8 MiB, 4 MiB of it resident."),
             "{text}"
         );
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
@@ -394,20 +394,20 @@ mod tests {
 
         after.files[0].residency = Some(crate::testing::residency(after.files[0].size + 96, 0));
         after.files[0].size -= 4000;
-        let report = Report::new(&Case::new(&before, &after), Vec::new(), "");
-        assert_eq!(report.looked_at.resident_bytes, after.files[0].size, "the last page is counted whole");
+        let report = Report::new(&Observation::new(&before, &after), Vec::new(), "");
+        assert_eq!(report.inspected.resident_bytes, after.files[0].size, "the last page is counted whole");
     }
 
     #[test]
-    fn prose_of_mends_is_wrapped_and_what_is_to_be_copied_is_whole() {
+    fn prose_of_fixes_is_wrapped_and_what_is_to_be_copied_is_whole() {
         let command = "echo ".to_owned() + &"long-word ".repeat(12) + "end";
         let prose = "many words ".repeat(15);
-        let of = |kind, act: &str| Mend { kind, act: act.to_owned(), note: prose.clone() };
+        let of = |kind, act: &str| Fix { kind, act: act.to_owned(), note: prose.clone() };
         let mut finding = finding(Severity::Note, "a note");
-        finding.mends = vec![of(MendKind::Command, &command), of(MendKind::Advice, &prose)];
+        finding.fixes = vec![of(FixKind::Command, &command), of(FixKind::Advice, &prose)];
         let text = finding.to_string();
         let (whole, wrapped): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.contains("echo"));
-        assert_eq!(whole, [format!("  mend        {command}")]);
+        assert_eq!(whole, [format!("  fix         {command}")]);
         assert!(wrapped.iter().all(|line| line.chars().count() <= COLUMNS), "{text}");
     }
 
@@ -420,27 +420,27 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_is_told_once_and_nothing_found_is_said() {
-        let limited = Limited {
+    fn each_limit_is_reported_once_and_nothing_found_is_said() {
+        let gap = Limited {
             what: "which pages come and go, and by whom".to_owned(),
             why: "permission denied".to_owned(),
             needs: Some("CAP_BPF and CAP_PERFMON".to_owned()),
         };
         let before = look();
         let mut after = look();
-        after.limits.extend([limited.clone(), limited]);
-        let report = Report::new(&Case::new(&before, &after), Vec::new(), "only counters are read");
-        assert_eq!(report.limits.len(), 1);
+        after.limits.extend([gap.clone(), gap]);
+        let report = Report::new(&Observation::new(&before, &after), Vec::new(), "only counters are read");
+        assert_eq!(report.visibility_gaps.len(), 1);
         let text = report.to_string();
-        assert!(text.starts_with("Nothing found in what could be seen.\nLooked at 1"), "{text}");
+        assert!(text.starts_with("Nothing found in what could be seen.\nInspected 1"), "{text}");
         assert_eq!(text.matches("which pages come and go").count(), 1, "{text}");
         let json = serde_json::to_value(&report).unwrap();
-        let unlimited = Report { limits: Vec::new(), ..report };
-        assert!(unlimited.to_string().starts_with("Nothing found.\nLooked at 1 database for 10.0 s"));
+        let all_seen = Report { visibility_gaps: Vec::new(), ..report };
+        assert!(all_seen.to_string().starts_with("Nothing found.\nInspected 1 database for 10.0 s"));
         assert_eq!(json["findings"], serde_json::json!([]));
-        assert_eq!(json["looked_at"]["databases"][0]["pid"], 100);
-        assert_eq!(json["looked_at"]["memory"]["free_bytes"], 4_u64 << 30);
+        assert_eq!(json["inspected"]["databases"][0]["pid"], 100);
+        assert_eq!(json["inspected"]["memory"]["free_bytes"], 4_u64 << 30);
         assert!(text.contains("memory      14 GiB of 24 GiB are page cache, 4 GiB are free"), "{text}");
-        assert_eq!(json["limits"][0]["needs"], "CAP_BPF and CAP_PERFMON");
+        assert_eq!(json["visibility_gaps"][0]["needs"], "CAP_BPF and CAP_PERFMON");
     }
 }

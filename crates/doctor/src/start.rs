@@ -15,7 +15,7 @@ use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 
 use crate::phrases::{percent, time};
-use crate::{Case, Evidence, Finding, Kind, Mend, MendKind, Severity, called};
+use crate::{Evidence, Finding, Fix, FixKind, Kind, Observation, Severity, called};
 
 pub use journal::{Journal, journal};
 
@@ -23,7 +23,7 @@ pub use journal::{Journal, journal};
 const JUST_STARTED: Duration = Duration::from_secs(15 * 60);
 /// Less data than this is loaded before anybody notices, in bytes.
 const LITTLE: u64 = 16 << 20;
-/// A recovery that reads more than this is worth to know, in bytes: 512 MiB, which is what the mends bound it to, and the
+/// A recovery that reads more than this is worth to know, in bytes: 512 MiB, which is what the fixes bound it to, and the
 /// two segments of WAL by which it may be missed.
 const LONG: u64 = (512 + 32) << 20;
 /// So many files of a journal are named one by one.
@@ -33,18 +33,18 @@ const VERY_LONG: u64 = 4 << 30;
 
 /// What was resident when a snapshot was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct SavedSnapshot {
     /// Its file.
     pub path: PathBuf,
     /// When it was taken.
     pub taken: SystemTime,
     /// The files that had resident pages.
-    pub files: Vec<SnapshotFile>,
+    pub files: Vec<SavedFile>,
 }
 
 /// One file of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SnapshotFile {
+pub struct SavedFile {
     /// Absolute.
     pub path: PathBuf,
     /// Which file it was.
@@ -54,9 +54,12 @@ pub struct SnapshotFile {
 }
 
 /// Databases that were started with little of their data resident, and those whose recovery would be long.
-pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
-    case.databases()
-        .flat_map(|(index, database)| [cold(case, index, database), long_recovery(case, index, database)])
+pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    observation
+        .databases()
+        .flat_map(|(index, database)| {
+            [cold(observation, index, database), long_recovery(observation, index, database)]
+        })
         .flatten()
         .collect()
 }
@@ -64,22 +67,24 @@ pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
 /// Whether a look at a database that was just started had nothing to compare it with.
 ///
 /// The program that looks can say then how to make a snapshot for the next time.
-pub fn lacks_snapshot(case: &Case<'_>) -> bool {
-    case.snapshot.is_none() && case.databases().any(|(_, database)| just_started(database))
+pub fn lacks_snapshot(observation: &Observation<'_>) -> bool {
+    observation.snapshot.is_none() && observation.databases().any(|(_, database)| just_started(database))
 }
 
 fn just_started(database: &Database) -> bool {
     database.uptime.is_some_and(|uptime| uptime < JUST_STARTED)
 }
 
-fn cold(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
-    let snapshot = case.snapshot.as_ref()?;
+fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
+    let snapshot = observation.snapshot.as_ref()?;
     // A directory without a process has no start: then it was named to be compared.
     if database.uptime.is_some() && !just_started(database) {
         return None;
     }
     let (mut then, mut kept) = (0, 0);
-    for file in case.files_of(index).filter(|file| file.class == Some(FileClass::Data) && !bypassed(file)) {
+    for file in
+        observation.files_of(index).filter(|file| file.class == Some(FileClass::Data) && !bypassed(file))
+    {
         let Some(residency) = file.residency else { continue };
         let Some(before) = snapshot.of(file) else { continue };
         then += before.resident;
@@ -91,13 +96,13 @@ fn cold(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
         return None;
     }
     let started = database.uptime.map_or(String::new(), |uptime| format!("started {} ago, ", time(uptime)));
-    let mut mends = vec![Mend {
-        kind: MendKind::Command,
+    let mut fixes = vec![Fix {
+        kind: FixKind::Command,
         act: format!("pagekeeper warm --from {}", snapshot.path.display()),
         note: "at once: loads the pages that were resident, most recently used files first".to_owned(),
     }];
-    mends.extend(case.mends(Kind::ColdStart, index));
-    let age = case.after.at.duration_since(snapshot.taken).unwrap_or_default();
+    fixes.extend(observation.fixes(Kind::ColdStart, index));
+    let age = observation.after.at.duration_since(snapshot.taken).unwrap_or_default();
     Some(Finding {
         kind: Kind::ColdStart,
         severity: if kept < then / 2 { Severity::Serious } else { Severity::Warning },
@@ -116,7 +121,7 @@ fn cold(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
             .with("missing_bytes", lost),
         ],
         cost: "Until these pages are back each first read of one waits for the disk.".to_owned(),
-        mends,
+        fixes,
         pagekeeper: Some(format!(
             "pagekeeper warm --from {} reads {} now, wide and in the files' order",
             snapshot.path.display(),
@@ -125,15 +130,15 @@ fn cold(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
     })
 }
 
-/// Whether all who have it open bypass the page cache: what is resident of it tells nothing.
+/// Whether all who have it open bypass the page cache: what is resident of it says nothing.
 fn bypassed(file: &File) -> bool {
     !file.openers.is_empty() && file.openers.iter().all(|opener| matches!(opener.kind, OpenerKind::Direct(_)))
 }
 
-impl Snapshot {
-    /// What it says of a file, told by its path, or by its inode where that is seen under another path.
-    fn of(&self, file: &File) -> Option<&SnapshotFile> {
-        let same_path = |known: &&SnapshotFile| known.path == file.reach || known.path == file.path;
+impl SavedSnapshot {
+    /// What it holds of a file, found by its path, or by its inode where that is seen under another path.
+    fn of(&self, file: &File) -> Option<&SavedFile> {
+        let same_path = |known: &&SavedFile| known.path == file.reach || known.path == file.path;
         self.files
             .iter()
             .find(same_path)
@@ -142,17 +147,17 @@ impl Snapshot {
 }
 
 /// What its recovery would read, if that is long.
-fn long_journal<'a>(case: &'a Case<'_>, index: usize) -> Option<&'a Journal> {
-    case.journals.get(index)?.as_ref().filter(|journal| journal.bytes > LONG)
+fn long_journal<'a>(observation: &'a Observation<'_>, index: usize) -> Option<&'a Journal> {
+    observation.journals.get(index)?.as_ref().filter(|journal| journal.bytes > LONG)
 }
 
 /// The settings that bound a long recovery; none where it is not long.
-pub(crate) fn recovery_mends(case: &Case<'_>, index: usize) -> Vec<Mend> {
-    long_journal(case, index).map(|_| case.mends(Kind::LongRecovery, index)).unwrap_or_default()
+pub(crate) fn recovery_fixes(observation: &Observation<'_>, index: usize) -> Vec<Fix> {
+    long_journal(observation, index).map(|_| observation.fixes(Kind::LongRecovery, index)).unwrap_or_default()
 }
 
-fn long_recovery(case: &Case<'_>, index: usize, database: &Database) -> Option<Finding> {
-    let journal = long_journal(case, index)?;
+fn long_recovery(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
+    let journal = long_journal(observation, index)?;
     let severity =
         if journal.exact && journal.bytes >= VERY_LONG { Severity::Warning } else { Severity::Note };
     let most = if journal.exact { "" } else { "at most " };
@@ -168,18 +173,18 @@ fn long_recovery(case: &Case<'_>, index: usize, database: &Database) -> Option<F
         ],
         cost: "After a crash it answers only when that is read, and the pages that it names are read and changed."
             .to_owned(),
-        mends: recovery_mends(case, index),
-        pagekeeper: warmed(case, index, database),
+        fixes: recovery_fixes(observation, index),
+        pagekeeper: warmed(observation, index, database),
     })
 }
 
 /// What can be warmed for a recovery: all that it reads through the page cache. `None` where it reads nothing so.
-fn warmed(case: &Case<'_>, index: usize, database: &Database) -> Option<String> {
+fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> Option<String> {
     let is_data = |file: &&File| file.class == Some(FileClass::Data);
-    let (what, has) = if case.files_of(index).filter(is_data).any(bypassed) {
+    let (what, has) = if observation.files_of(index).filter(is_data).any(bypassed) {
         // What one of them is opened with, they all are, those too that nobody has open now.
         let has = "the journal read wide; the data is read past the page cache, where warming does not help";
-        (buffered_journal(case, index)?, has)
+        (buffered_journal(observation, index)?, has)
     } else {
         let directory = database.directories.first();
         let directory = directory.map(|path| path.display().to_string()).unwrap_or_default();
@@ -192,14 +197,15 @@ fn warmed(case: &Case<'_>, index: usize, database: &Database) -> Option<String> 
 }
 
 /// The journal's files that are read through the page cache, as arguments: where they are many, by what they lie in.
-fn buffered_journal(case: &Case<'_>, index: usize) -> Option<String> {
+fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<String> {
     let is_journal = |file: &File| journal::kind_of_log(file).is_some();
-    let files: Vec<&File> = case.files_of(index).filter(|file| is_journal(file) && !bypassed(file)).collect();
+    let files: Vec<&File> =
+        observation.files_of(index).filter(|file| is_journal(file) && !bypassed(file)).collect();
     let mut names: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
     if names.len() > FEW {
         let parents: BTreeSet<&Path> = files.iter().filter_map(|file| file.path.parent()).collect();
         let alone = |parent: &Path| {
-            case.files_of(index).all(|file| !file.path.starts_with(parent) || is_journal(file))
+            observation.files_of(index).all(|file| !file.path.starts_with(parent) || is_journal(file))
         };
         let endings = |parent: &Path| -> BTreeSet<String> {
             let inside = files.iter().filter(|file| file.path.parent() == Some(parent));
@@ -228,14 +234,14 @@ mod tests {
     use pagekeeper_kernel::process::Access;
     use pagekeeper_observe::Look;
 
-    fn snapshot(files: &[File], resident: u64) -> Snapshot {
-        let files = files.iter().map(|file| SnapshotFile {
+    fn snapshot(files: &[File], resident: u64) -> SavedSnapshot {
+        let files = files.iter().map(|file| SavedFile {
             path: file.path.clone(),
             inode: file.inode,
             resident: resident.min(file.size),
         });
         let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(999_400);
-        Snapshot { path: "/s/my.snapshot".into(), taken, files: files.collect() }
+        SavedSnapshot { path: "/s/my.snapshot".into(), taken, files: files.collect() }
     }
 
     fn just_started_with(files: Vec<File>) -> Look {
@@ -250,63 +256,63 @@ mod tests {
     }
 
     #[test]
-    fn a_cold_start_is_told_against_the_snapshot() {
+    fn a_cold_start_is_reported_against_the_snapshot() {
         let after = just_started_with(vec![table(100 * MIB)]);
-        let mut case = Case::new(&after, &after);
-        assert_eq!(find(&case), []);
-        assert!(lacks_snapshot(&case));
-        case.snapshot = Some(snapshot(&after.files, 800 * MIB));
-        assert!(!lacks_snapshot(&case));
-        let found = find(&case);
+        let mut observation = Observation::new(&after, &after);
+        assert_eq!(find(&observation), []);
+        assert!(lacks_snapshot(&observation));
+        observation.snapshot = Some(snapshot(&after.files, 800 * MIB));
+        assert!(!lacks_snapshot(&observation));
+        let found = find(&observation);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].kind, found[0].severity), (Kind::ColdStart, Severity::Serious));
         assert_eq!(found[0].evidence[0].figures["missing_bytes"], 700 * MIB);
-        assert_eq!(found[0].mends[0].act, "pagekeeper warm --from /s/my.snapshot");
+        assert_eq!(found[0].fixes[0].act, "pagekeeper warm --from /s/my.snapshot");
         assert!(found[0].title.starts_with("started 40.0 s ago, it has 12 % of"), "{}", found[0].title);
     }
 
     #[test]
     fn warm_running_and_direct_ones_are_left_alone() {
         let warm = just_started_with(vec![table(790 * MIB)]);
-        let mut case = Case::new(&warm, &warm);
-        case.snapshot = Some(snapshot(&warm.files, 800 * MIB));
-        assert_eq!(find(&case), []);
+        let mut observation = Observation::new(&warm, &warm);
+        observation.snapshot = Some(snapshot(&warm.files, 800 * MIB));
+        assert_eq!(find(&observation), []);
         let mut old = just_started_with(vec![table(0)]);
         old.databases[0].uptime = Some(Duration::from_secs(3600));
-        let mut case = Case::new(&old, &old);
-        case.snapshot = Some(snapshot(&old.files, 800 * MIB));
-        assert_eq!(find(&case), []);
-        assert!(!lacks_snapshot(&Case::new(&old, &old)));
+        let mut observation = Observation::new(&old, &old);
+        observation.snapshot = Some(snapshot(&old.files, 800 * MIB));
+        assert_eq!(find(&observation), []);
+        assert!(!lacks_snapshot(&Observation::new(&old, &old)));
         let mut direct = table(0);
         direct.openers = vec![opener(100, "mariadbd", OpenerKind::Direct(Access::ReadWrite))];
         let direct = just_started_with(vec![direct]);
-        let mut case = Case::new(&direct, &direct);
-        case.snapshot = Some(snapshot(&direct.files, 800 * MIB));
-        assert_eq!(find(&case), []);
+        let mut observation = Observation::new(&direct, &direct);
+        observation.snapshot = Some(snapshot(&direct.files, 800 * MIB));
+        assert_eq!(find(&observation), []);
     }
 
     #[test]
-    fn a_long_journal_is_told_as_what_it_is() {
+    fn a_long_journal_is_reported_as_what_it_is() {
         let after = look();
-        let mut case = Case::new(&after, &after);
+        let mut observation = Observation::new(&after, &after);
         let journal = |bytes, exact| vec![Some(Journal { bytes, exact, how: "how".to_owned() })];
-        case.journals = journal(100 * MIB, true);
-        assert_eq!(find(&case), []);
-        // What a mend bounds it to, is no finding.
-        case.journals = journal(512 * MIB, false);
-        assert_eq!(find(&case), []);
-        case.journals = journal(512 * MIB + 16 * MIB + 8192, true);
-        assert_eq!(find(&case), []);
-        case.journals = journal(GIB, false);
-        let found = find(&case);
+        observation.journals = journal(100 * MIB, true);
+        assert_eq!(find(&observation), []);
+        // What a fix bounds it to, is no finding.
+        observation.journals = journal(512 * MIB, false);
+        assert_eq!(find(&observation), []);
+        observation.journals = journal(512 * MIB + 16 * MIB + 8192, true);
+        assert_eq!(find(&observation), []);
+        observation.journals = journal(GIB, false);
+        let found = find(&observation);
         assert_eq!(found[0].title, "a recovery would read at most 1 GiB of its journal");
         assert_eq!(found[0].severity, Severity::Note);
-        case.journals = journal(5 * GIB, false);
-        assert_eq!(find(&case)[0].severity, Severity::Note);
-        case.journals = journal(5 * GIB, true);
-        assert_eq!(find(&case)[0].severity, Severity::Warning);
-        case.journals = vec![None];
-        assert_eq!(find(&case), []);
+        observation.journals = journal(5 * GIB, false);
+        assert_eq!(find(&observation)[0].severity, Severity::Note);
+        observation.journals = journal(5 * GIB, true);
+        assert_eq!(find(&observation)[0].severity, Severity::Warning);
+        observation.journals = vec![None];
+        assert_eq!(find(&observation), []);
     }
 
     #[test]
@@ -319,9 +325,9 @@ mod tests {
         };
         let advised = |files: Vec<File>| {
             let after = Look { files, ..look() };
-            let mut case = Case::new(&after, &after);
-            case.journals = vec![Some(Journal { bytes: GIB, exact: false, how: "how".to_owned() })];
-            find(&case).remove(0).pagekeeper
+            let mut observation = Observation::new(&after, &after);
+            observation.journals = vec![Some(Journal { bytes: GIB, exact: false, how: "how".to_owned() })];
+            find(&observation).remove(0).pagekeeper
         };
         let table = |openers| with("/var/lib/mysql/db/t.ibd", FileClass::Data, openers);
         let redo = |openers| with("/var/lib/mysql/ib_logfile0", FileClass::Redo, openers);

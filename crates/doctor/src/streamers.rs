@@ -1,4 +1,4 @@
-//! Who the processes are that brought the most pages in, or drove the most out, or were paused: read at the end of a watch,
+//! Who the processes are that brought the most pages in, or drove the most out, or were throttled: read at the end of a watch,
 //! while they still run.
 //!
 //! Invariants: only reads; of a process that has ended meanwhile, or that may not be looked at, nothing is known.
@@ -11,12 +11,12 @@ use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::process::{Access, OpenFile};
 use pagekeeper_observe::Look;
 
-/// Who moved less, and was not paused, is not looked at, in bytes.
+/// Who moved less, and was not throttled, is not looked at, in bytes.
 const LEAST: u64 = 8 << 20;
 /// The most that are looked at of those that still run.
 const MOST: usize = 32;
 
-/// A process that brought pages in, drove pages out, or was paused while it was watched.
+/// A process that brought pages in, drove pages out, or was throttled while it was watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Streamer {
     /// The process.
@@ -57,8 +57,8 @@ impl From<OpenFile> for StreamerFile {
     }
 }
 
-/// Looks at the processes that moved the most pages or were paused, as `look` has counted them; none where neither was
-/// traced. The sooner after the look, the more of them are still there; those that are not, are told without a title.
+/// Looks at the processes that moved the most pages or were throttled, as `look` has counted them; none where neither was
+/// traced. The sooner after the sample, the more of them are still there; those that are not have no title.
 pub fn streamers(look: &Look, roots: &SysRoots) -> Vec<Streamer> {
     let mut moved: BTreeMap<u32, u64> = BTreeMap::new();
     let trace = look.change.as_ref().and_then(|change| change.trace.as_ref());

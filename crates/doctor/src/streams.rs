@@ -3,14 +3,14 @@
 //! Found are processes that are no database and bring many pages in, or drop a database's pages, while pages of its data
 //! files leave the page cache; a database's own workers that send a backup or a copy are taken for streams, too. Nothing
 //! is found where nothing was pushed out, or where it was not for want of memory: a stream in plenty of memory harms
-//! nobody. What takes pages however much is free is told by itself ([`idle`]). It takes tracing: without it nobody is
+//! nobody. What takes pages however much is free is reported by itself ([`idle`]). It takes tracing: without it nobody is
 //! blamed.
 
+mod finding;
+mod fixes;
 mod idle;
-mod mends;
 #[cfg(test)]
 mod tests;
-mod told;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -21,12 +21,12 @@ use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::{Database, File};
 use pagekeeper_trace::{PageCounts, Task, TraceCounts};
 
-use crate::limits::per_second;
-use crate::written::{database_of, is_log};
-use crate::{Case, Finding, Streamer, StreamerFile};
+use crate::attribution::{database_of, is_log};
+use crate::dirty_limits::per_second;
+use crate::{Finding, Observation, Streamer, StreamerFile};
 use idle::Takers;
 
-pub(crate) use mends::{STATIC, usual};
+pub(crate) use fixes::{STATIC, usual};
 
 /// Who brings less in is no stream, in bytes ...
 const LEAST: u64 = 32 << 20;
@@ -36,27 +36,29 @@ const SLOWEST: u64 = 1 << 20;
 const PUSHED: u64 = 16 << 20;
 
 /// Databases whose hot set is pushed out by streams.
-pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
-    let Some(trace) = case.trace() else { return Vec::new() };
+pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    let Some(trace) = observation.trace() else { return Vec::new() };
     let Some(pages) = &trace.pages else { return Vec::new() };
-    let found = case.databases().map(|(index, database)| {
-        let data = data_files(case, index);
-        let takers = Takers::of(case, trace, pages, &data);
-        let streams = streams(case, trace, pages, index, &data, &takers);
-        let loss = Loss::of(case, pages, index, database, &data, &streams, &takers);
+    let found = observation.databases().map(|(index, database)| {
+        let data = data_files(observation, index);
+        let takers = Takers::of(observation, trace, pages, &data);
+        let streams = streams(observation, trace, pages, index, &data, &takers);
+        let loss = Loss::of(observation, pages, index, database, &data, &streams, &takers);
         let streams: Vec<Stream<'_>> =
-            streams.into_iter().filter(|stream| stream.is_to_blame(case, database, &loss)).collect();
-        let pushed =
-            (loss.is_one() && !streams.is_empty()).then(|| told::finding(case, index, &loss, &streams));
-        [pushed, takers.finding(case, index, &loss)]
+            streams.into_iter().filter(|stream| stream.is_to_blame(observation, database, &loss)).collect();
+        let pushed = (loss.is_one() && !streams.is_empty())
+            .then(|| finding::finding(observation, index, &loss, &streams));
+        [pushed, takers.finding(observation, index, &loss)]
     });
     found.flatten().flatten().collect()
 }
 
 /// The files whose pages a database wants to keep: those that were there all the time and are no logs.
-fn data_files<'a>(case: &Case<'a>, index: usize) -> HashMap<Inode, &'a File> {
-    let before: HashMap<Inode, &File> = case.before.files.iter().map(|file| (file.inode, file)).collect();
-    case.files_of(index)
+fn data_files<'a>(observation: &Observation<'a>, index: usize) -> HashMap<Inode, &'a File> {
+    let before: HashMap<Inode, &File> =
+        observation.before.files.iter().map(|file| (file.inode, file)).collect();
+    observation
+        .files_of(index)
         .filter(|file| !file.class.is_some_and(is_log))
         // What a file lost at its end was cut off, not pushed out; and the number of one that was removed is used again.
         .filter(|file| {
@@ -88,7 +90,7 @@ struct Stream<'a> {
 
 /// Who moves as many pages as a stream does.
 fn streams<'a>(
-    case: &'a Case<'_>,
+    observation: &'a Observation<'_>,
     trace: &TraceCounts,
     pages: &'a [PageCounts],
     index: usize,
@@ -98,11 +100,11 @@ fn streams<'a>(
     let mut all: BTreeMap<u32, Stream<'a>> = BTreeMap::new();
     for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
         // What reclaims for others drops nothing of its own accord.
-        if takers.has(task) || idle::is_background(case, task) {
+        if takers.has(task) || idle::is_background(observation, task) {
             continue;
         }
-        let streamer = case.streamers.iter().find(|streamer| streamer.pid == task.process);
-        let worker = match database_of(case, task) {
+        let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
+        let worker = match database_of(observation, task) {
             None => false,
             Some(owner) if owner == index && streamer.is_some_and(|streamer| copies(&streamer.title)) => true,
             Some(_) => continue,
@@ -128,7 +130,8 @@ fn streams<'a>(
             stream.removed_own += removed;
         }
     }
-    let mut streams: Vec<Stream<'a>> = all.into_values().filter(|stream| stream.is_one(case)).collect();
+    let mut streams: Vec<Stream<'a>> =
+        all.into_values().filter(|stream| stream.is_one(observation)).collect();
     for stream in &mut streams {
         stream.files.sort_by(|a, b| b.cmp(a));
     }
@@ -164,8 +167,8 @@ fn copies(title: &str) -> bool {
 
 impl Stream<'_> {
     /// Whether it moved enough.
-    fn is_one(&self, case: &Case<'_>) -> bool {
-        let fast = |bytes: u64| per_second(bytes, case.period()).is_some_and(|rate| rate >= SLOWEST);
+    fn is_one(&self, observation: &Observation<'_>) -> bool {
+        let fast = |bytes: u64| per_second(bytes, observation.period()).is_some_and(|rate| rate >= SLOWEST);
         let moved = self.added.max(self.dropped());
         moved >= LEAST && fast(moved)
     }
@@ -177,7 +180,7 @@ impl Stream<'_> {
     }
 
     /// Whether it can be what pushes the database's pages out: it drops them, or takes memory that both share.
-    fn is_to_blame(&self, case: &Case<'_>, database: &Database, loss: &Loss) -> bool {
+    fn is_to_blame(&self, observation: &Observation<'_>, database: &Database, loss: &Loss) -> bool {
         if self.dropped() >= PUSHED {
             return true;
         }
@@ -187,11 +190,11 @@ impl Stream<'_> {
         }
         let group = database.cgroup.as_ref();
         if let Some(streamer) = self.streamer.filter(|streamer| !streamer.title.is_empty()) {
-            return share_memory(case, streamer.cgroup.as_ref(), group);
+            return share_memory(observation, streamer.cgroup.as_ref(), group);
         }
         // It has ended. What it had to reclaim of the database's shows whose memory it took.
         let unlimited = group.is_none_or(|group| group.effective_limit.is_none());
-        self.removed_own >= PUSHED || (unlimited && has_reclaimed(case))
+        self.removed_own >= PUSHED || (unlimited && has_reclaimed(observation))
     }
 
     /// What it does with the file that it brought in most of.
@@ -218,7 +221,11 @@ impl Stream<'_> {
 }
 
 /// Whether what one brings in can push out the other's pages: one limit, or none but the machine's, holds for both.
-fn share_memory(case: &Case<'_>, stream: Option<&MemoryCgroup>, database: Option<&MemoryCgroup>) -> bool {
+fn share_memory(
+    observation: &Observation<'_>,
+    stream: Option<&MemoryCgroup>,
+    database: Option<&MemoryCgroup>,
+) -> bool {
     match (stream, database) {
         (Some(a), Some(b)) => {
             let unlimited = a.effective_limit.is_none();
@@ -226,22 +233,22 @@ fn share_memory(case: &Case<'_>, stream: Option<&MemoryCgroup>, database: Option
             let inherited = |group: &MemoryCgroup| group.limit != group.effective_limit;
             let beside = a.directory.parent() == b.directory.parent() && inherited(a) && inherited(b);
             a.effective_limit == b.effective_limit
-                && if unlimited { has_reclaimed(case) } else { above || beside }
+                && if unlimited { has_reclaimed(observation) } else { above || beside }
         }
         // The one can't be seen: it has no limit but the machine's.
-        (Some(group), None) | (None, Some(group)) if group.effective_limit.is_some() => is_short(case),
-        _ => has_reclaimed(case),
+        (Some(group), None) | (None, Some(group)) if group.effective_limit.is_some() => is_short(observation),
+        _ => has_reclaimed(observation),
     }
 }
 
-/// Whether the machine reclaimed for want of memory while watching, as far as it tells.
-fn has_reclaimed(case: &Case<'_>) -> bool {
-    idle::reclaimed_by_host(case).is_none_or(|bytes| bytes >= PUSHED)
+/// Whether the machine reclaimed for want of memory while watching, as far as it is counted.
+fn has_reclaimed(observation: &Observation<'_>) -> bool {
+    idle::reclaimed_by_host(observation).is_none_or(|bytes| bytes >= PUSHED)
 }
 
 /// Whether tasks had to reclaim the machine's memory themselves while watching.
-fn is_short(case: &Case<'_>) -> bool {
-    let stalls = case.change().and_then(|change| change.machine.allocation_stalls);
+fn is_short(observation: &Observation<'_>) -> bool {
+    let stalls = observation.change().and_then(|change| change.machine.allocation_stalls);
     stalls.is_some_and(|stalls| stalls > 0)
 }
 
@@ -277,7 +284,7 @@ impl Loss {
     }
 
     fn of(
-        case: &Case<'_>,
+        observation: &Observation<'_>,
         pages: &[PageCounts],
         index: usize,
         database: &Database,
@@ -294,14 +301,14 @@ impl Loss {
             }
             match &counts.task {
                 Some(task) if is_stream(task) => *streamed += counts.flow.added.bytes,
-                Some(task) if database_of(case, task) == Some(index) => {
+                Some(task) if database_of(observation, task) == Some(index) => {
                     *own += counts.flow.added.bytes;
                 }
                 _ => {}
             }
         }
         let grown = |inode: Inode| {
-            let before = case.before(inode).map_or(0, |file| file.size);
+            let before = observation.before(inode).map_or(0, |file| file.size);
             data.get(&inode).map_or(0, |file| file.size.saturating_sub(before))
         };
         Self {
@@ -309,16 +316,16 @@ impl Loss {
             pushed: files.values().map(|[removed, streamed, _]| removed.saturating_sub(*streamed)).sum(),
             came_back: files.iter().map(|(inode, [_, _, own])| own.saturating_sub(grown(*inode))).sum(),
             dropped: streams.iter().map(Stream::dropped).filter(|bytes| *bytes >= PUSHED).sum(),
-            evicted: evicted(case, data),
-            refaulted: refaulted(case, database),
+            evicted: evicted(observation, data),
+            refaulted: refaulted(observation, database),
         }
     }
 }
 
-fn evicted(case: &Case<'_>, data: &HashMap<Inode, &File>) -> Option<u64> {
+fn evicted(observation: &Observation<'_>, data: &HashMap<Inode, &File>) -> Option<u64> {
     let mut known = None;
     for file in data.values() {
-        let before = case.before(file.inode).and_then(|file| file.residency);
+        let before = observation.before(file.inode).and_then(|file| file.residency);
         let both = file.residency.and_then(|now| now.evicted).zip(before.and_then(|then| then.evicted));
         if let Some((now, then)) = both {
             *known.get_or_insert(0) += now.saturating_sub(then);
@@ -328,9 +335,9 @@ fn evicted(case: &Case<'_>, data: &HashMap<Inode, &File>) -> Option<u64> {
 }
 
 /// By the database's memory cgroup, else by the machine.
-fn refaulted(case: &Case<'_>, database: &Database) -> Option<(u64, &'static str)> {
-    match case.refaulted_in_group(database) {
+fn refaulted(observation: &Observation<'_>, database: &Database) -> Option<(u64, &'static str)> {
+    match observation.refaulted_in_group(database) {
         Some(bytes) => Some((bytes, "in its memory cgroup")),
-        None => Some((case.change()?.machine.refaulted?, "on the whole host")),
+        None => Some((observation.change()?.machine.refaulted?, "on the whole host")),
     }
 }

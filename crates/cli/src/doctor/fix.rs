@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_doctor::{Company, company};
+use pagekeeper_doctor::{MixedWith, mixed_with};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, Result, release};
 use pagekeeper_observe::{File, Look};
@@ -34,13 +34,13 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok
     serializer.serialize_str(&path.to_string_lossy())
 }
 
-/// Evicts what is left of files that were looked at just now; what was done, and what failed.
+/// Evicts what is left of files that were inspected just now; what was done, and what failed.
 pub(super) fn fix(look: &Look, roots: &SysRoots) -> (Vec<Fixed>, Vec<Problem>) {
     let problems = Problems::default();
     let mut all = Vec::new();
     for file in &look.files {
-        let Some(company) = company(file) else { continue };
-        match evict(file, company, roots) {
+        let Some(mixed_with) = mixed_with(file) else { continue };
+        match evict(file, mixed_with, roots) {
             Ok(fixed) => all.extend(fixed),
             Err(error) => problems.note(&error),
         }
@@ -50,7 +50,7 @@ pub(super) fn fix(look: &Look, roots: &SysRoots) -> (Vec<Fixed>, Vec<Problem>) {
 }
 
 /// `None` if nothing of it is resident.
-fn evict(file: &File, company: Company, roots: &SysRoots) -> Result<Option<Fixed>> {
+fn evict(file: &File, mixed_with: MixedWith, roots: &SysRoots) -> Result<Option<Fixed>> {
     let resident = file.residency.map_or(0, |residency| residency.resident);
     if resident == 0 {
         return Ok(None);
@@ -59,10 +59,10 @@ fn evict(file: &File, company: Company, roots: &SysRoots) -> Result<Option<Fixed
         let figures = Figures { resident_before: resident, ..Figures::default() };
         Ok(Some(Fixed { path: file.path.clone(), figures, left_alone: Some(why) }))
     };
-    match company {
-        Company::Writer => return left_alone("somebody may write it through the page cache"),
-        Company::Reader => return left_alone("somebody may read it through the page cache"),
-        Company::Leftover => {}
+    match mixed_with {
+        MixedWith::Writer => return left_alone("somebody may write it through the page cache"),
+        MixedWith::Reader => return left_alone("somebody may read it through the page cache"),
+        MixedWith::Leftover => {}
     }
     let opened = InspectedFile::open(&file.reach, Links::Follow)?;
     if traced_inode(roots, &opened, opened.path())? != file.inode {
@@ -72,8 +72,8 @@ fn evict(file: &File, company: Company, roots: &SysRoots) -> Result<Option<Fixed
     Ok(Some(Fixed { path: file.path.clone(), figures, left_alone: None }))
 }
 
-/// Tells of each file what was evicted, and what stayed and why.
-pub(super) fn tell(all: &[Fixed], out: &mut impl Write) -> io::Result<()> {
+/// Shows for each file what was evicted, and what stayed and why.
+pub(super) fn show(all: &[Fixed], out: &mut impl Write) -> io::Result<()> {
     let screen = Screen::of_stdout();
     let mut evicted = 0;
     out.write_all(b"\n")?;

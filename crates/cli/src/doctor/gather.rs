@@ -9,7 +9,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Context;
 use pagekeeper_doctor::settings::{self, Settings};
-use pagekeeper_doctor::{Case, Journal, Limit, Snapshot, SnapshotFile, company, lacks_snapshot};
+use pagekeeper_doctor::{
+    Journal, Observation, SavedFile, SavedSnapshot, VisibilityGap, lacks_snapshot, mixed_with,
+};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, resident_extents};
 use pagekeeper_observe::{File, Look};
@@ -32,16 +34,16 @@ pub(super) fn journals(look: &Look, settings: &[Settings], roots: &SysRoots) -> 
 }
 
 /// Reads a snapshot that was named.
-pub(super) fn snapshot(path: &Path) -> anyhow::Result<Snapshot> {
+pub(super) fn snapshot(path: &Path) -> anyhow::Result<SavedSnapshot> {
     let read =
         crate::snapshot::read(path).with_context(|| format!("can't use the snapshot {}", path.display()))?;
     let seconds = u64::try_from(read.created.seconds).unwrap_or(0);
-    let files = read.files.iter().map(|file| SnapshotFile {
+    let files = read.files.iter().map(|file| SavedFile {
         path: file.path.clone(),
         inode: Inode { dev: file.dev, ino: file.ino },
         resident: file.resident_pages() * read.page_size,
     });
-    Ok(Snapshot {
+    Ok(SavedSnapshot {
         path: path.to_path_buf(),
         taken: UNIX_EPOCH + Duration::new(seconds, read.created.nanos),
         files: files.collect(),
@@ -49,8 +51,8 @@ pub(super) fn snapshot(path: &Path) -> anyhow::Result<Snapshot> {
 }
 
 /// What is not known of databases that were just started, where no snapshot was named.
-pub(super) fn without_snapshot(case: &Case<'_>) -> Option<Limit> {
-    lacks_snapshot(case).then(|| Limit {
+pub(super) fn without_snapshot(observation: &Observation<'_>) -> Option<VisibilityGap> {
+    lacks_snapshot(observation).then(|| VisibilityGap {
         what: "whether as much data is resident as before the start".to_owned(),
         why: "no snapshot to compare with".to_owned(),
         needs: Some(
@@ -61,8 +63,11 @@ pub(super) fn without_snapshot(case: &Case<'_>) -> Option<Limit> {
 
 /// What the disks under the files were measured to do: as `given`, if it is of that very file system, else as saved; and
 /// what is not known for that.
-pub(super) fn disks(look: &Look, given: Option<&DiskProfile>) -> (Vec<(u64, DiskProfile)>, Vec<Limit>) {
-    let (mut disks, mut limits) = (BTreeMap::new(), Vec::new());
+pub(super) fn disks(
+    look: &Look,
+    given: Option<&DiskProfile>,
+) -> (Vec<(u64, DiskProfile)>, Vec<VisibilityGap>) {
+    let (mut disks, mut gaps) = (BTreeMap::new(), Vec::new());
     let mut seen = BTreeSet::new();
     for file in look.files.iter().filter(|file| seen.insert(file.inode.dev)) {
         let Some(directory) = file.reach.parent() else { continue };
@@ -82,9 +87,9 @@ pub(super) fn disks(look: &Look, given: Option<&DiskProfile>) -> (Vec<(u64, Disk
             Err(error) => error.to_string(),
         };
         let what = format!("what the disk under {} was measured to do", directory.display());
-        limits.push(Limit { what, why, needs: None });
+        gaps.push(VisibilityGap { what, why, needs: None });
     }
-    (disks.into_iter().collect(), limits)
+    (disks.into_iter().collect(), gaps)
 }
 
 /// Where the pages lie of files that direct I/O and the page cache meet on: the first few stretches of those that have
@@ -92,13 +97,13 @@ pub(super) fn disks(look: &Look, given: Option<&DiskProfile>) -> (Vec<(u64, Disk
 pub(super) fn stretches(look: &Look) -> Vec<(Inode, Vec<Range<u64>>)> {
     let resident = |file: &File| file.residency.map_or(0, |residency| residency.resident);
     let mut files: Vec<&File> =
-        look.files.iter().filter(|file| company(file).is_some() && resident(file) > 0).collect();
+        look.files.iter().filter(|file| mixed_with(file).is_some() && resident(file) > 0).collect();
     files.sort_by_key(|file| std::cmp::Reverse(resident(file)));
     files.truncate(FILES);
     files.into_iter().filter_map(|file| Some((file.inode, stretches_of(file)?))).collect()
 }
 
-/// `None` if the file can't be looked into.
+/// `None` if the file can't be read.
 fn stretches_of(file: &File) -> Option<Vec<Range<u64>>> {
     let file = InspectedFile::open(&file.reach, Links::Follow).ok()?;
     resident_extents(&file, 0..u64::MAX).ok()?.take(STRETCHES).collect::<Result<_, _>>().ok()

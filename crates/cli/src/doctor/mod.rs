@@ -1,5 +1,5 @@
 //! `pagekeeper doctor`: looks at databases, watches them for a while, looks again, and says what they lose to the page
-//! cache, with the evidence and the mend.
+//! cache, with the evidence and the fix.
 //!
 //! It only reads, but for `--fix`, which evicts pages that direct I/O left behind. SIGINT and SIGTERM end the watch early:
 //! what was seen so far is reported. A finding is no failure unless `--check` says so.
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use pagekeeper_catalog::units::parse_period;
-use pagekeeper_doctor::{Case, Report, Severity, examine};
+use pagekeeper_doctor::{Observation, Report, Severity, examine};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{Observer, ObserverOptions, Scope};
 use pagekeeper_trace::{TraceLevel, TraceOptions, TraceSource};
@@ -25,10 +25,10 @@ use crate::output;
 use crate::problems::{self, Problem};
 use crate::signals::Stop;
 
-/// Find what databases lose to the page cache, and what mends it
+/// Find what databases lose to the page cache, and what fixes it
 ///
-/// Looks at every database on this host, or at those that are named, watches for ten seconds, and tells each way in
-/// which they lose to the page cache: with the evidence, what it costs, the database's own setting that mends it, and
+/// Inspects every database on this host, or those that are named, watches for ten seconds, and reports each way in
+/// which they lose to the page cache: with the evidence, what it costs, the database's own setting that fixes it, and
 /// what pagekeeper can do.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -71,9 +71,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// All that is told.
+/// What the command prints.
 #[derive(Debug, Serialize)]
-struct Told {
+struct Output {
     #[serde(flatten)]
     report: Report,
     /// What `--fix` did.
@@ -99,13 +99,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let traced = match observer.source().map(TraceSource::level) {
         Some(TraceLevel::Bpf) => "events counted in the kernel",
         Some(TraceLevel::Tracefs) => "events read from tracefs",
-        // Why, the limits say.
+        // Why, the visibility gaps say.
         Some(TraceLevel::Counters) | None => "the machine's counters alone, without events",
     };
 
     let (disks, unmeasured) = gather::disks(&after, given.as_ref());
     let settings = gather::settings(&after, &roots);
-    let case = Case {
+    let observation = Observation {
         journals: gather::journals(&after, &settings, &roots),
         settings,
         snapshot,
@@ -114,10 +114,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         kept: judged.kept,
         stretches: gather::stretches(&after),
         streamers: pagekeeper_doctor::streamers(&after, &roots),
-        ..Case::new(&before, &after)
+        ..Observation::new(&before, &after)
     };
-    let mut report = Report::new(&case, examine(&case), traced);
-    report.limits.extend(gather::without_snapshot(&case).into_iter().chain(unmeasured));
+    let mut report = Report::new(&observation, examine(&observation), traced);
+    report.visibility_gaps.extend(gather::without_snapshot(&observation).into_iter().chain(unmeasured));
     let (fixed, errors) = if args.fix {
         // A writer may have come meanwhile.
         let (fixed, errors) = fix::fix(&observer.look()?, &roots);
@@ -125,23 +125,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         (None, Vec::new())
     };
-    let told = Told { report, fixed, errors };
-    tell(&told, args.json)?;
-    let unwell =
-        args.check && (told.report.worst() >= Some(Severity::Warning) || is_blind(&told.report, &args.pid));
-    Ok(if unwell || !told.errors.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let output = Output { report, fixed, errors };
+    show(&output, args.json)?;
+    let unwell = args.check
+        && (output.report.worst() >= Some(Severity::Warning) || is_blind(&output.report, &args.pid));
+    Ok(if unwell || !output.errors.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Whether nothing was seen of a database, so that finding nothing says nothing: there is none, or one of those that were
 /// `named` has ended. An empty directory is one that was seen.
 fn is_blind(report: &Report, named: &[u32]) -> bool {
-    let databases = &report.looked_at.databases;
+    let databases = &report.inspected.databases;
     let ended = |pid: &u32| !databases.iter().any(|database| database.pid == Some(*pid));
     databases.is_empty()
         || named.iter().any(ended)
-        || databases
-            .iter()
-            .any(|database| database.files == 0 && (database.pid.is_some() || !report.limits.is_empty()))
+        || databases.iter().any(|database| {
+            database.files == 0 && (database.pid.is_some() || !report.visibility_gaps.is_empty())
+        })
 }
 
 fn scope(args: &Args) -> Scope {
@@ -154,27 +154,27 @@ fn scope(args: &Args) -> Scope {
     }
 }
 
-fn tell(told: &Told, json: bool) -> std::io::Result<()> {
+fn show(output: &Output, json: bool) -> std::io::Result<()> {
     if json {
-        return output::json(told);
+        return crate::output::json(output);
     }
     let mut out = output::stdout();
-    write!(out, "{}", told.report)?;
-    if let Some(fixed) = &told.fixed {
-        fix::tell(fixed, &mut out)?;
+    write!(out, "{}", output.report)?;
+    if let Some(fixed) = &output.fixed {
+        fix::show(fixed, &mut out)?;
     }
     out.flush()?;
-    problems::tell(&told.errors);
+    problems::tell(&output.errors);
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_doctor::{Limit, LookedAt, LookedAtDatabase};
+    use pagekeeper_doctor::{Inspected, InspectedDatabase, VisibilityGap};
 
-    fn report(pid: Option<u32>, files: usize, limits: usize) -> Report {
-        let database = LookedAtDatabase {
+    fn report(pid: Option<u32>, files: usize, gaps: usize) -> Report {
+        let database = InspectedDatabase {
             name: "mariadb".to_owned(),
             pid,
             profile: "mariadb".to_owned(),
@@ -183,11 +183,11 @@ mod tests {
             settings_from: Vec::new(),
             settings_unread: Vec::new(),
         };
-        let limit = Limit { what: "a directory".to_owned(), why: "denied".to_owned(), needs: None };
+        let gap = VisibilityGap { what: "a directory".to_owned(), why: "denied".to_owned(), needs: None };
         Report {
             findings: Vec::new(),
-            looked_at: LookedAt { databases: vec![database], ..LookedAt::default() },
-            limits: vec![limit; limits],
+            inspected: Inspected { databases: vec![database], ..Inspected::default() },
+            visibility_gaps: vec![gap; gaps],
         }
     }
 
@@ -199,7 +199,7 @@ mod tests {
         assert!(!is_blind(&report(None, 0, 0), &[]), "an empty directory");
         assert!(is_blind(&report(Some(7), 3, 0), &[7, 8]), "one of them has ended");
         let mut none = report(Some(7), 3, 0);
-        none.looked_at.databases.clear();
+        none.inspected.databases.clear();
         assert!(is_blind(&none, &[]), "there is none");
     }
 }

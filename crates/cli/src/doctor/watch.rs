@@ -50,7 +50,7 @@ pub(super) fn watch(args: &Args, before: &Look, stop: &Stop) -> anyhow::Result<J
         let decision = guard.decide(&mut |_| {});
         judged.add(decision, guard.watched_files());
         let left = args.watch.saturating_sub(began.elapsed());
-        progress.tell(began.elapsed());
+        progress.show(began.elapsed());
         // To the end of the watch rather than into a look that would come after it.
         let is_last = left <= 2 * TICK;
         match stop.wait(if is_last { left } else { TICK }) {
@@ -93,7 +93,7 @@ impl Judged {
         self.kept.extend(decision.warnings.into_iter().map(|warning| (warning.path, warning.text)));
     }
 
-    /// How much of each log is resident that the rules would release. A file that can't be looked into is left out.
+    /// How much of each log is resident that the rules would release. A file that can't be read is left out.
     pub(super) fn unread(&self, look: &Look) -> Vec<Unread> {
         let asked = |file: &&File| is_log(file) && self.asked.contains(&file.inode);
         let unread = |file: &File| {
@@ -145,10 +145,10 @@ impl Progress {
         Self { shown: io::stderr().is_terminal(), whom, length }
     }
 
-    fn tell(&mut self, elapsed: Duration) {
+    fn show(&mut self, elapsed: Duration) {
         if self.shown {
             let (at, of) = (elapsed.as_secs_f64(), self.length.as_secs_f64());
-            // Progress that can't be told is no failure.
+            // Progress that can't be shown is no failure.
             let _ =
                 write!(io::stderr(), "\r\x1b[Kwatching {}: {at:.0} of {of:.0} s, Ctrl-C ends it", self.whom);
         }

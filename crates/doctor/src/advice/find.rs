@@ -11,7 +11,7 @@ use super::rocksdb::{self, is_on, own_option, rocks_setting, size};
 use super::{Effect, advice, set};
 use crate::settings::mysql::BUFFERED;
 use crate::settings::{Engine, Origin, Setting, Settings};
-use crate::{Case, Evidence, Finding, Kind, Severity, called, logs, paused};
+use crate::{Evidence, Finding, Kind, Observation, Severity, called, logs, throttled};
 
 /// Pages of a log or of tables are worth a word from so many bytes on.
 const WORTH_A_WORD: u64 = 16 << 20;
@@ -26,11 +26,11 @@ const REFUSED: &str = "no setting helps: O_DIRECT is set, and the file system of
                        and FUSE file systems, encrypted directories). Move them to one that has it, such as ext4 or XFS";
 
 /// The databases' settings that are worth another look.
-pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
+pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (index, database) in case.databases() {
-        let Some(settings) = case.settings_of(index) else { continue };
-        let about = About { case, index, database, settings };
+    for (index, database) in observation.databases() {
+        let Some(settings) = observation.settings_of(index) else { continue };
+        let about = About { observation, index, database, settings };
         findings.extend([
             about.tables_in_cache(),
             about.redo_in_cache(),
@@ -44,9 +44,9 @@ pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
     findings.into_iter().flatten().collect()
 }
 
-/// One database in a case.
+/// One database of an observation.
 struct About<'a> {
-    case: &'a Case<'a>,
+    observation: &'a Observation<'a>,
     index: usize,
     database: &'a Database,
     settings: &'a Settings,
@@ -61,14 +61,14 @@ impl About<'_> {
             title: title.to_owned(),
             evidence: Vec::new(),
             cost: cost.to_owned(),
-            mends: Vec::new(),
+            fixes: Vec::new(),
             pagekeeper: None,
         }
     }
 
     /// How much of some of its files is resident, in bytes.
     fn resident(&self, which: impl Fn(&File) -> bool) -> u64 {
-        let files = self.case.files_of(self.index).filter(|file| which(file));
+        let files = self.observation.files_of(self.index).filter(|file| which(file));
         files.filter_map(|file| Some(file.residency?.resident)).sum()
     }
 
@@ -88,16 +88,16 @@ impl About<'_> {
             "A page of a table can be in memory twice, in the buffer pool and in the page cache.",
         );
         if tables == Tables::Refused {
-            finding.evidence.extend(self.settings.written("innodb_flush_method").map(told));
+            finding.evidence.extend(self.settings.written("innodb_flush_method").map(evidence_of));
         }
         for name in ["innodb_flush_method", "innodb_data_file_buffering"] {
-            finding.evidence.extend(self.settings.get(name).map(told));
+            finding.evidence.extend(self.settings.get(name).map(evidence_of));
         }
         finding.evidence.push(
             Evidence::new(format!("{} of its table files are resident", Size(resident)))
                 .with("resident_bytes", resident),
         );
-        finding.mends = vec![tables.mend(self.settings).unwrap_or_else(|| advice(REFUSED))];
+        finding.fixes = vec![tables.fix(self.settings).unwrap_or_else(|| advice(REFUSED))];
         Some(finding)
     }
 
@@ -105,14 +105,14 @@ impl About<'_> {
         if self.settings.engine != Engine::MariaDb {
             return None;
         }
-        let mut mends = Vec::new();
-        innodb::redo(self.settings, &mut mends);
+        let mut fixes = Vec::new();
+        innodb::redo(self.settings, &mut fixes);
         let buffering = self.settings.get("innodb_log_file_buffering");
-        // What is seen counts: a server that has it open O_DIRECT is well whatever it was told.
+        // What is seen counts: a server that has it open O_DIRECT is well whatever is configured.
         let seen_direct =
             buffering.is_some_and(|setting| setting.from == Origin::Seen && setting.value == "OFF");
-        // A finding about all of its logs names the same settings and the same mends.
-        if mends.is_empty() || seen_direct || logs::is_told(self.case, self.index) {
+        // A finding about all of its logs names the same settings and the same fixes.
+        if fixes.is_empty() || seen_direct || logs::is_found(self.observation, self.index) {
             return None;
         }
         let resident = self.resident(|file| file.class == Some(FileClass::Redo) && is_innodb_redo(file));
@@ -123,7 +123,7 @@ impl About<'_> {
             Evidence::new(format!("{} of the redo log are resident", Size(resident)))
                 .with("resident_bytes", resident),
         );
-        finding.mends = mends;
+        finding.fixes = fixes;
         finding.pagekeeper = Some(
             "pagekeeper guard releases the redo log's pages behind its writer where it writes whole pages"
                 .to_owned(),
@@ -137,24 +137,24 @@ impl About<'_> {
         if !settings.holds_rocksdb()
             || is_on(settings, direct) != Some(false)
             || size(settings, "bytes_per_sync") != Some(0)
-            // A finding about writers that it made wait names the same mends.
-            || paused::is_told(self.case, self.index)
+            // A finding about writers that it made wait names the same fixes.
+            || throttled::is_found(self.observation, self.index)
             || self.is_without_rocksdb_tables()
         {
             return None;
         }
-        let mut finding = self.finding(Severity::Note, "RocksDB leaves all that flushes and compactions write to the kernel, to be written when it pleases", "On a disk that compactions can fill, dirty pages pile up until every writer is paused, that of \
+        let mut finding = self.finding(Severity::Note, "RocksDB leaves all that flushes and compactions write to the kernel, to be written when it pleases", "On a disk that compactions can fill, dirty pages pile up until every writer is throttled, that of \
             the WAL among them (measured on a disk held to 60 MB/s: 1.6 and 3.6 s of 40 s, one put 216 ms).");
         for option in [direct, "bytes_per_sync", "wal_bytes_per_sync"] {
-            finding.evidence.extend(rocks_setting(settings, option).map(told));
+            finding.evidence.extend(rocks_setting(settings, option).map(evidence_of));
         }
-        rocksdb::mends(Kind::Setting, settings, &mut finding.mends);
+        rocksdb::fixes(Kind::Setting, settings, &mut finding.fixes);
         Some(finding)
     }
 
     /// Whether it is a server that has `MyRocks` and keeps next to nothing there.
     fn is_without_rocksdb_tables(&self) -> bool {
-        let tables = self.case.files_of(self.index).filter(|file| is_rocksdb(file));
+        let tables = self.observation.files_of(self.index).filter(|file| is_rocksdb(file));
         self.settings.myrocks && tables.map(|file| file.size).sum::<u64>() < DICTIONARY
     }
 
@@ -173,12 +173,12 @@ impl About<'_> {
             "A recycled file is written over in parts of pages: a page that was released is read back \
             first, so pagekeeper guard keeps them all.",
         );
-        finding.evidence.extend(rocks_setting(self.settings, "recycle_log_file_num").map(told));
+        finding.evidence.extend(rocks_setting(self.settings, "recycle_log_file_num").map(evidence_of));
         finding.evidence.push(
             Evidence::new(format!("{} of WAL are resident", Size(resident))).with("resident_bytes", resident),
         );
         let why = "the guard can then release them; a sync of a file that grows takes longer than of a recycled one";
-        finding.mends = own_option(self.settings, "recycle_log_file_num", "0", why).into_iter().collect();
+        finding.fixes = own_option(self.settings, "recycle_log_file_num", "0", why).into_iter().collect();
         Some(finding)
     }
 
@@ -192,9 +192,9 @@ impl About<'_> {
             "checkpoints leave their pages to the kernel and sync them all at their end",
             "Dirty pages pile up until the checkpoint's end, where writers wait for the disk.",
         );
-        finding.evidence.extend(settings.get("checkpoint_flush_after").map(told));
+        finding.evidence.extend(settings.get("checkpoint_flush_after").map(evidence_of));
         let why = "the default: what a checkpoint writes is sent to the disk as it goes";
-        finding.mends = vec![set(settings, "checkpoint_flush_after", "256kB", Effect::Reload, why)];
+        finding.fixes = vec![set(settings, "checkpoint_flush_after", "256kB", Effect::Reload, why)];
         Some(finding)
     }
 
@@ -211,12 +211,12 @@ impl About<'_> {
             "every WAL segment is written twice, first with zeros",
             "Twice the dirty pages for the same WAL, on the same disk.",
         );
-        finding
-            .evidence
-            .extend(["wal_recycle", "wal_init_zero"].iter().filter_map(|name| settings.get(name)).map(told));
+        finding.evidence.extend(
+            ["wal_recycle", "wal_init_zero"].iter().filter_map(|name| settings.get(name)).map(evidence_of),
+        );
         let recycle = "segments are then used again; the default";
         let zero = "for a copy-on-write file system (btrfs, ZFS), where recycling gains nothing";
-        finding.mends = vec![
+        finding.fixes = vec![
             set(settings, "wal_recycle", "on", Effect::Reload, recycle),
             set(settings, "wal_init_zero", "off", Effect::Reload, zero),
         ];
@@ -229,7 +229,7 @@ impl About<'_> {
             return None;
         }
         let buffers = settings.bytes("shared_buffers")?;
-        let host = self.case.after.host.memory.total;
+        let host = self.observation.after.host.memory.total;
         let memory = self
             .database
             .cgroup
@@ -246,27 +246,27 @@ impl About<'_> {
             "Each page that is read goes through the page cache: what is in shared_buffers is often there a \
             second time.",
         );
-        finding.evidence.extend(settings.get("shared_buffers").map(told));
+        finding.evidence.extend(settings.get("shared_buffers").map(evidence_of));
         finding.evidence.push(
             Evidence::new(format!("{} of memory are there for it", Size(memory)))
                 .with("memory_bytes", memory),
         );
         let value = format!("{}MB", (memory / 4) >> 20);
         let why = "a quarter of the memory is where PostgreSQL's manual says to begin";
-        finding.mends = vec![set(settings, "shared_buffers", &value, Effect::Restart, why)];
+        finding.fixes = vec![set(settings, "shared_buffers", &value, Effect::Restart, why)];
         Some(finding)
     }
 }
 
 /// The settings that have `MariaDB`'s redo log go through the page cache, as far as they are known, where they do.
 pub(crate) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
-    let mut mends = Vec::new();
-    innodb::redo(settings, &mut mends);
-    if mends.is_empty() {
+    let mut fixes = Vec::new();
+    innodb::redo(settings, &mut fixes);
+    if fixes.is_empty() {
         return Vec::new();
     }
     let names = ["innodb_flush_log_at_trx_commit", "innodb_log_file_buffering"];
-    names.iter().filter_map(|name| settings.get(name)).map(told).collect()
+    names.iter().filter_map(|name| settings.get(name)).map(evidence_of).collect()
 }
 
 /// Whether a file is a table file of `RocksDB`, which it names so in every program.
@@ -279,7 +279,7 @@ fn is_innodb_redo(file: &File) -> bool {
 }
 
 /// A setting as evidence, with the place where it was read.
-fn told(setting: &Setting) -> Evidence {
+fn evidence_of(setting: &Setting) -> Evidence {
     let Setting { name, value, from, doubt } = setting;
     let doubt = doubt.as_ref().map(|doubt| format!(" ({doubt})")).unwrap_or_default();
     let text = match from {
@@ -308,13 +308,13 @@ mod tests {
         after.databases = vec![database(profile, 100, "/data")];
         after.files = files;
         let before = look();
-        let mut case = Case::new(&before, &after);
+        let mut observation = Observation::new(&before, &after);
         let mut settings = Settings::new(engine);
         for (name, value) in pairs {
             settings.add(name, *value, Origin::File { path: "/etc/its.conf".into(), line: 3 });
         }
-        case.settings = vec![settings];
-        find(&case)
+        observation.settings = vec![settings];
+        find(&observation)
     }
 
     #[test]
@@ -326,50 +326,50 @@ mod tests {
         assert_eq!(all[0].evidence[0].text, "innodb_flush_method is fsync: /etc/its.conf, line 3");
         assert_eq!(all[0].evidence[0].figures["line"], 3);
         assert_eq!(all[0].evidence[1].figures["resident_bytes"], 100 * MIB);
-        assert_eq!(all[0].mends[0].act, "innodb_flush_method=O_DIRECT");
+        assert_eq!(all[0].fixes[0].act, "innodb_flush_method=O_DIRECT");
         assert_eq!(found("mariadb", Engine::MariaDb, &[("innodb_flush_method", "O_DIRECT")], Vec::new()), []);
         assert_eq!(found("mariadb", Engine::MariaDb, &[], Vec::new()), []);
     }
 
     #[test]
-    fn a_file_system_that_refuses_direct_io_is_told_instead_of_a_setting() {
+    fn a_file_system_that_refuses_direct_io_is_reported_instead_of_a_setting() {
         let after = look();
-        let mut case = Case::new(&after, &after);
+        let mut observation = Observation::new(&after, &after);
         let mut settings = Settings::new(Engine::MariaDb);
         let from = Origin::File { path: "/etc/my.cnf".into(), line: 7 };
         settings.add("innodb_flush_method", "O_DIRECT", from);
         settings.add("innodb_flush_method", BUFFERED, Origin::Seen);
-        case.settings = vec![settings];
-        let all = find(&case);
+        observation.settings = vec![settings];
+        let all = find(&observation);
         assert_eq!(all.len(), 1);
         let said: Vec<&str> = all[0].evidence.iter().map(|evidence| evidence.text.as_str()).collect();
         assert_eq!(said[0], "innodb_flush_method is O_DIRECT: /etc/my.cnf, line 7");
         assert_eq!(said[1], "it has table files open without O_DIRECT");
-        assert_eq!(all[0].mends.len(), 1);
-        assert!(all[0].mends[0].act.starts_with("no setting helps"), "{:?}", all[0].mends);
+        assert_eq!(all[0].fixes.len(), 1);
+        assert!(all[0].fixes[0].act.starts_with("no setting helps"), "{:?}", all[0].fixes);
         // Nor do other findings offer what is set already.
-        assert_eq!(super::super::mends(Kind::MixedIo, &case.settings[0]), []);
+        assert_eq!(super::super::fixes(Kind::MixedIo, &observation.settings[0]), []);
     }
 
     #[test]
-    fn data_file_buffering_is_mended_by_itself() {
+    fn data_file_buffering_is_fixed_by_itself() {
         let pairs = [("innodb_flush_method", "O_DIRECT"), ("innodb_data_file_buffering", "ON")];
         let all = found("mariadb", Engine::MariaDb, &pairs, Vec::new());
-        assert_eq!(all[0].mends[0].act, "innodb_data_file_buffering=OFF");
+        assert_eq!(all[0].fixes[0].act, "innodb_data_file_buffering=OFF");
     }
 
     #[test]
-    fn a_buffered_redo_log_is_told_once() {
+    fn a_buffered_redo_log_is_reported_once() {
         let pairs = [("innodb_log_file_buffering", "ON")];
         let mut after = look();
         after.files = vec![file("/var/lib/mysql/ib_logfile0", FileClass::Redo, GIB, 200 * MIB)];
-        let mut case = Case::new(&after, &after);
+        let mut observation = Observation::new(&after, &after);
         let mut settings = Settings::new(Engine::MariaDb);
         settings.add(pairs[0].0, pairs[0].1, Origin::CommandLine);
-        case.settings = vec![settings];
-        assert_eq!(find(&case), []);
-        let logs = logs::find(&case);
-        assert_eq!(logs[0].mends[0].act, "innodb_log_file_buffering=OFF");
+        observation.settings = vec![settings];
+        assert_eq!(find(&observation), []);
+        let logs = logs::find(&observation);
+        assert_eq!(logs[0].fixes[0].act, "innodb_log_file_buffering=OFF");
         let said: Vec<&str> = logs[0].evidence.iter().map(|evidence| evidence.text.as_str()).collect();
         assert!(said.contains(&"innodb_log_file_buffering is ON: the command line"), "{said:?}");
     }
@@ -380,12 +380,12 @@ mod tests {
         assert_eq!(found("mariadb", Engine::MariaDb, &pairs, Vec::new()).len(), 1);
         let mut after = look();
         after.files.clear();
-        let mut case = Case::new(&after, &after);
+        let mut observation = Observation::new(&after, &after);
         let mut settings = Settings::new(Engine::MariaDb);
         settings.add("innodb_flush_log_at_trx_commit", "2", Origin::CommandLine);
         settings.add("innodb_log_file_buffering", "OFF", Origin::Seen);
-        case.settings = vec![settings];
-        assert_eq!(find(&case), []);
+        observation.settings = vec![settings];
+        assert_eq!(find(&observation), []);
     }
 
     #[test]
@@ -403,20 +403,20 @@ mod tests {
         let before = look();
         let mut after = look();
         after.databases = vec![database("rocksdb", 100, "/data")];
-        let mut case = Case::new(&before, &after);
+        let mut observation = Observation::new(&before, &after);
         let mut settings = Settings::new(Engine::RocksDb);
         for (name, value) in [("use_direct_io_for_flush_and_compaction", "false"), ("bytes_per_sync", "0")] {
             settings.add(name, value, Origin::CommandLine);
         }
-        case.settings = vec![settings.clone()];
-        assert_eq!(find(&case).len(), 1);
+        observation.settings = vec![settings.clone()];
+        assert_eq!(find(&observation).len(), 1);
         let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
         trace.pauses = Some(vec![pauses(100, "db_bench", &[60], DirtyLevels::default())]);
-        let mut case = Case::new(&before, &after);
-        case.settings = vec![settings];
-        assert_eq!(find(&case), []);
-        let paused = paused::find(&case);
-        assert_eq!(paused[0].mends[0].act, "use_direct_io_for_flush_and_compaction=true");
+        let mut observation = Observation::new(&before, &after);
+        observation.settings = vec![settings];
+        assert_eq!(find(&observation), []);
+        let throttled = throttled::find(&observation);
+        assert_eq!(throttled[0].fixes[0].act, "use_direct_io_for_flush_and_compaction=true");
     }
 
     #[test]
@@ -424,15 +424,15 @@ mod tests {
         let found = |size| {
             let mut after = look();
             after.files = vec![file("/var/lib/mysql/#rocksdb/000012.sst", FileClass::Data, size, 0)];
-            let mut case = Case::new(&after, &after);
+            let mut observation = Observation::new(&after, &after);
             let mut settings = Settings::new(Engine::MariaDb);
             settings.myrocks = true;
             let direct = "rocksdb_use_direct_io_for_flush_and_compaction";
             for (name, value) in [(direct, "OFF"), ("rocksdb_bytes_per_sync", "0")] {
                 settings.add(name, value, Origin::Default);
             }
-            case.settings = vec![settings];
-            find(&case).len()
+            observation.settings = vec![settings];
+            find(&observation).len()
         };
         assert_eq!((found(2000), found(64 * MIB)), (0, 1));
     }
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn postgresql_is_found_by_what_it_is_told() {
+    fn postgresql_is_found_by_how_it_is_configured() {
         let titles =
             |pairs: &[(&str, &str)]| found("postgresql", Engine::PostgreSql, pairs, Vec::new()).len();
         assert_eq!(titles(&[("checkpoint_flush_after", "0")]), 1);

@@ -1,12 +1,12 @@
 //! The settings of InnoDB in `MariaDB` and `MySQL` against each kind of finding.
 //!
-//! Invariant: no setting is named that this version may not have where the look tells which it has: a server with a line
+//! Invariant: no setting is named that this version may not have, where the version is known: a server with a line
 //! that it does not know does not start.
 
 use super::{Effect, advice, set};
 use crate::settings::mysql::BUFFERED;
 use crate::settings::{Engine, Setting, Settings};
-use crate::{Kind, Mend};
+use crate::{Fix, Kind};
 
 /// The redo log that a recovery is bounded to, in MiB.
 const REDO_MIB: u64 = 512;
@@ -15,39 +15,39 @@ const TABLES_DIRECT: &str =
     "tables then bypass the page cache, and size innodb_buffer_pool_size to hold what it held";
 const SMALLER_REDO: &str = "a smaller redo log bounds a recovery; pages are written more often";
 
-pub(super) fn mends(kind: Kind, settings: &Settings, mends: &mut Vec<Mend>) {
+pub(super) fn fixes(kind: Kind, settings: &Settings, fixes: &mut Vec<Fix>) {
     match kind {
-        Kind::MemoryShort | Kind::MixedIo | Kind::WritersPaused | Kind::DirtyLimits | Kind::Setting => {
-            mends.extend(tables(settings).and_then(|tables| tables.mend(settings)));
+        Kind::MemoryShort | Kind::MixedIo | Kind::WritersThrottled | Kind::DirtyLimits | Kind::Setting => {
+            fixes.extend(tables(settings).and_then(|tables| tables.fix(settings)));
             if kind == Kind::Setting {
-                redo(settings, mends);
+                redo(settings, fixes);
             }
         }
         Kind::LogsInCache => {
-            redo(settings, mends);
+            redo(settings, fixes);
             let what = if settings.engine == Engine::MariaDb {
                 "no setting keeps MariaDB's binary log out of the page cache; pagekeeper guard releases it"
             } else {
                 "no setting keeps MySQL's redo log or binary log out of the page cache; pagekeeper guard releases them"
             };
-            mends.push(advice(what));
+            fixes.push(advice(what));
         }
         Kind::ColdStart => {
             for name in ["innodb_buffer_pool_dump_at_shutdown", "innodb_buffer_pool_load_at_startup"] {
                 if settings.is_on(name) == Some(false) {
                     let why = "InnoDB then loads its buffer pool again by itself";
-                    mends.push(set(settings, name, "ON", Effect::Restart, why));
+                    fixes.push(set(settings, name, "ON", Effect::Restart, why));
                 }
             }
         }
         // How much of the redo log is before the last checkpoint can't be seen: what bounds it is its size.
-        Kind::LongRecovery => mends.extend(smaller_redo(settings)),
+        Kind::LongRecovery => fixes.extend(smaller_redo(settings)),
         Kind::SharedDevice | Kind::Stream | Kind::IdleReclaim => {}
     }
 }
 
 /// Bounds the redo log, by the setting that this server has for it.
-fn smaller_redo(settings: &Settings) -> Option<Mend> {
+fn smaller_redo(settings: &Settings) -> Option<Fix> {
     let (name, effect, files) = match settings.engine {
         Engine::MariaDb => ("innodb_log_file_size", Effect::SetGlobalSince("MariaDB 10.9"), 1),
         _ if settings.redo_directory => ("innodb_redo_log_capacity", Effect::SetGlobal, 1),
@@ -63,19 +63,19 @@ fn smaller_redo(settings: &Settings) -> Option<Mend> {
 }
 
 /// What keeps `MariaDB`'s redo log out of the page cache; `MySQL` has nothing.
-pub(super) fn redo(settings: &Settings, mends: &mut Vec<Mend>) {
+pub(super) fn redo(settings: &Settings, fixes: &mut Vec<Fix>) {
     if settings.engine != Engine::MariaDb {
         return;
     }
     if settings.get("innodb_flush_log_at_trx_commit").is_some_and(|setting| setting.value == "2") {
         let why = "with 2 the redo log goes through the page cache (MariaDB 10.8 and later); 1 syncs at each commit, \
             which is safer and slower";
-        mends.push(set(settings, "innodb_flush_log_at_trx_commit", "1", Effect::Restart, why));
+        fixes.push(set(settings, "innodb_flush_log_at_trx_commit", "1", Effect::Restart, why));
     }
     // Where it is only seen to be so, it is not for this setting.
     if settings.written("innodb_log_file_buffering").is_some_and(|setting| setting.is_on() == Some(true)) {
         let why = "the redo log then uses direct I/O; a server that runs keeps its descriptor";
-        mends.push(set(settings, "innodb_log_file_buffering", "OFF", Effect::Restart, why));
+        fixes.push(set(settings, "innodb_log_file_buffering", "OFF", Effect::Restart, why));
     }
 }
 
@@ -86,7 +86,7 @@ pub(super) enum Tables {
     FlushMethod,
     /// `innodb_data_file_buffering` says so, beside which `innodb_flush_method` has no effect (`MariaDB` 11).
     DataFileBuffering,
-    /// It was told to use `O_DIRECT`, and has them open without: the file system refused.
+    /// It is configured for `O_DIRECT`, and has them open without: the file system refused.
     Refused,
 }
 
@@ -97,8 +97,8 @@ pub(super) fn tables(settings: &Settings) -> Option<Tables> {
     }
     let method = settings.get("innodb_flush_method").filter(|setting| !is_direct(setting))?;
     // A file that was changed since it started may say what will be.
-    let told = settings.written("innodb_flush_method").filter(|setting| setting.doubt.is_none());
-    if method.value == BUFFERED && told.is_some_and(is_direct) {
+    let configured = settings.written("innodb_flush_method").filter(|setting| setting.doubt.is_none());
+    if method.value == BUFFERED && configured.is_some_and(is_direct) {
         return Some(Tables::Refused);
     }
     Some(Tables::FlushMethod)
@@ -109,8 +109,8 @@ fn is_direct(setting: &Setting) -> bool {
 }
 
 impl Tables {
-    /// The setting that mends it; `None` where none does.
-    pub(super) fn mend(self, settings: &Settings) -> Option<Mend> {
+    /// The setting that fixes it; `None` where none does.
+    pub(super) fn fix(self, settings: &Settings) -> Option<Fix> {
         match self {
             Self::FlushMethod => {
                 Some(set(settings, "innodb_flush_method", "O_DIRECT", Effect::Restart, TABLES_DIRECT))

@@ -5,27 +5,27 @@
 
 use super::{Effect, advice, now, set};
 use crate::settings::{Engine, Setting, Settings};
-use crate::{Kind, Mend, MendKind};
+use crate::{Fix, FixKind, Kind};
 
-pub(super) fn mends(kind: Kind, settings: &Settings, mends: &mut Vec<Mend>) {
+pub(super) fn fixes(kind: Kind, settings: &Settings, fixes: &mut Vec<Fix>) {
     let on = |option: &str| is_on(settings, option);
     match kind {
-        Kind::WritersPaused | Kind::DirtyLimits | Kind::Setting => {
+        Kind::WritersThrottled | Kind::DirtyLimits | Kind::Setting => {
             let direct = on("use_direct_io_for_flush_and_compaction") == Some(true);
             if !direct {
                 let why = "flushes and compactions then leave no dirty pages (measured: the longest put took 11 and \
                     16 ms, before 216 ms)";
-                mends.push(rocks(settings, "use_direct_io_for_flush_and_compaction", "true", why));
+                fixes.push(rocks(settings, "use_direct_io_for_flush_and_compaction", "true", why));
                 if size(settings, "bytes_per_sync").is_none_or(|bytes| bytes == 0) {
                     let why = "tables are sent to the disk as they are written, not all at the end (measured, with \
                         wal_bytes_per_sync and without direct I/O: the longest put took 83 and 167 ms, before 216 ms)";
-                    mends.push(or(rocks(settings, "bytes_per_sync", "1048576", why)));
+                    fixes.push(or(rocks(settings, "bytes_per_sync", "1048576", why)));
                 }
             }
             if size(settings, "wal_bytes_per_sync").is_none_or(|bytes| bytes == 0) {
                 let why = "the same for the WAL: it never has much to sync at once";
                 let wal = rocks(settings, "wal_bytes_per_sync", "524288", why);
-                mends.push(if direct { wal } else { or(wal) });
+                fixes.push(if direct { wal } else { or(wal) });
             }
         }
         Kind::MixedIo => {
@@ -33,7 +33,7 @@ pub(super) fn mends(kind: Kind, settings: &Settings, mends: &mut Vec<Mend>) {
             // Both on or both off do not mix.
             if on(pair[0]) != on(pair[1]) {
                 for option in pair.into_iter().filter(|option| on(option) == Some(false)) {
-                    mends.push(rocks(settings, option, "true", "then all I/O on its tables is direct"));
+                    fixes.push(rocks(settings, option, "true", "then all I/O on its tables is direct"));
                 }
             }
         }
@@ -41,24 +41,24 @@ pub(super) fn mends(kind: Kind, settings: &Settings, mends: &mut Vec<Mend>) {
             if size(settings, "recycle_log_file_num").is_some_and(|number| number > 0) {
                 let why = "a recycled log is written over in parts of pages and has to stay resident; one that is not \
                     can be released by pagekeeper guard, but each sync takes longer";
-                mends.extend(own_option(settings, "recycle_log_file_num", "0", why));
+                fixes.extend(own_option(settings, "recycle_log_file_num", "0", why));
             }
             if settings.is_on("raft_engine.enable_log_recycle") == Some(true) {
                 let why = "the same for raft-engine";
-                mends.push(set(settings, "raft-engine.enable-log-recycle", "false", Effect::Restart, why));
+                fixes.push(set(settings, "raft-engine.enable-log-recycle", "false", Effect::Restart, why));
             }
         }
         Kind::LongRecovery => {
             if size(settings, "max_total_wal_size").is_none_or(|bytes| bytes == 0 || bytes > 256 << 20) {
                 let why = "column families whose data only an old log holds are flushed in time";
-                mends.push(rocks(settings, "max_total_wal_size", "268435456", why));
+                fixes.push(rocks(settings, "max_total_wal_size", "268435456", why));
             }
             if size(settings, "default.write_buffer_size").is_some_and(|bytes| bytes > 256 << 20) {
-                mends.push(smaller_memtables(settings));
+                fixes.push(smaller_memtables(settings));
             }
             if on("avoid_flush_during_shutdown") == Some(true) {
                 let why = "a clean shutdown then leaves no log to replay";
-                mends.extend(own_option(settings, "avoid_flush_during_shutdown", "false", why));
+                fixes.extend(own_option(settings, "avoid_flush_during_shutdown", "false", why));
             }
         }
         Kind::MemoryShort | Kind::SharedDevice | Kind::Stream | Kind::IdleReclaim | Kind::ColdStart => {}
@@ -66,18 +66,18 @@ pub(super) fn mends(kind: Kind, settings: &Settings, mends: &mut Vec<Mend>) {
 }
 
 /// In the place of direct I/O, which comes before it.
-fn or(mend: Mend) -> Mend {
-    Mend { note: format!("or, if direct I/O can't be: {}", mend.note), ..mend }
+fn or(fix: Fix) -> Fix {
+    Fix { note: format!("or, if direct I/O can't be: {}", fix.note), ..fix }
 }
 
 /// An option that only programs have that open the database with options of their own: neither `MyRocks` nor `TiKV` has a
 /// setting for it.
-pub(super) fn own_option(settings: &Settings, option: &str, value: &str, why: &str) -> Option<Mend> {
+pub(super) fn own_option(settings: &Settings, option: &str, value: &str, why: &str) -> Option<Fix> {
     (settings.engine == Engine::RocksDb).then(|| rocks(settings, option, value, why))
 }
 
 /// Options of column families have places of their own.
-fn smaller_memtables(settings: &Settings) -> Mend {
+fn smaller_memtables(settings: &Settings) -> Fix {
     let why = "a memtable is flushed before its log is longer";
     match settings.engine {
         Engine::MariaDb | Engine::MySql => advice(
@@ -90,8 +90,8 @@ fn smaller_memtables(settings: &Settings) -> Mend {
 }
 
 /// What moves the WAL.
-pub(super) fn wal_elsewhere(settings: &Settings, disk: &str) -> Mend {
-    let why = "on a disk of its own; move its .log files there while it is stopped (measured: the writer paused 5 times \
+pub(super) fn move_wal(settings: &Settings, disk: &str) -> Fix {
+    let why = "on a disk of its own; move its .log files there while it is stopped (measured: the writer throttled 5 times \
         and once, before 65 and 144 times)";
     rocks(settings, "wal_dir", disk, why)
 }
@@ -115,8 +115,8 @@ pub(super) fn size(settings: &Settings, option: &str) -> Option<u64> {
     settings.bytes(&rocks_setting(settings, option)?.name)
 }
 
-/// A mend that sets an option of `RocksDB`.
-pub(super) fn rocks(settings: &Settings, option: &str, value: &str, why: &str) -> Mend {
+/// A fix that sets an option of `RocksDB`.
+pub(super) fn rocks(settings: &Settings, option: &str, value: &str, why: &str) -> Fix {
     let dynamic = ["bytes_per_sync", "wal_bytes_per_sync"].contains(&option);
     match settings.engine {
         Engine::MariaDb | Engine::MySql => {
@@ -141,8 +141,8 @@ pub(super) fn rocks(settings: &Settings, option: &str, value: &str, why: &str) -
             let place = "among the options that the program opens the database with";
             let now = rocks_setting(settings, option).map(now).unwrap_or_default();
             let effect = if dynamic { "SetDBOptions changes it at once" } else { "needs a restart" };
-            Mend {
-                kind: MendKind::Setting,
+            Fix {
+                kind: FixKind::Setting,
                 act: format!("{option}={value}"),
                 note: format!("{place}{now}; {effect}; {why}"),
             }

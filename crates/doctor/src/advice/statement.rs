@@ -5,7 +5,7 @@
 
 use super::{Effect, RELOAD};
 use crate::settings::{Engine, Origin, Setting, Settings, option_file};
-use crate::{Mend, MendKind};
+use crate::{Fix, FixKind};
 
 /// Settings of `PostgreSQL` that are lists: in a statement each of their parts is quoted by itself.
 const LISTS: [&str; 1] = ["shared_preload_libraries"];
@@ -21,8 +21,8 @@ pub(super) fn of<'a>(settings: &'a Settings, name: &str) -> Option<&'a Setting> 
     settings.written(name).filter(is_own)
 }
 
-/// A mend that sets it by statement.
-pub(super) fn set(engine: Engine, setting: &Setting, value: &str, effect: Effect, why: &str) -> Mend {
+/// A fix that sets it by statement.
+pub(super) fn set(engine: Engine, setting: &Setting, value: &str, effect: Effect, why: &str) -> Fix {
     let name = &setting.name;
     let (act, effect) = match (engine, effect) {
         (Engine::PostgreSql, effect) => {
@@ -43,7 +43,7 @@ pub(super) fn set(engine: Engine, setting: &Setting, value: &str, effect: Effect
         "in SQL, by an administrator: it is {} in {}, which the server writes itself; {effect}; {why}",
         setting.value, setting.from
     );
-    Mend { kind: MendKind::Setting, act, note }
+    Fix { kind: FixKind::Setting, act, note }
 }
 
 /// A statement of `MySQL` takes a size in bytes alone.

@@ -6,7 +6,7 @@ const KINDS: [Kind; 11] = [
     Kind::MixedIo,
     Kind::Stream,
     Kind::IdleReclaim,
-    Kind::WritersPaused,
+    Kind::WritersThrottled,
     Kind::SharedDevice,
     Kind::DirtyLimits,
     Kind::ColdStart,
@@ -24,11 +24,7 @@ fn settings(engine: Engine, pairs: &[(&str, &str)]) -> Settings {
 }
 
 fn acts(kind: Kind, settings: &Settings) -> Vec<String> {
-    mends(kind, settings)
-        .into_iter()
-        .filter(|mend| mend.kind == MendKind::Setting)
-        .map(|mend| mend.act)
-        .collect()
+    fixes(kind, settings).into_iter().filter(|fix| fix.kind == FixKind::Setting).map(|fix| fix.act).collect()
 }
 
 #[test]
@@ -42,11 +38,11 @@ fn what_is_set_so_already_is_left_out() {
             ("recycle_log_file_num", "0"),
         ],
     );
-    assert_eq!(acts(Kind::WritersPaused, &good), [""; 0]);
+    assert_eq!(acts(Kind::WritersThrottled, &good), [""; 0]);
     assert_eq!(acts(Kind::LogsInCache, &good), [""; 0]);
     let bad = settings(Engine::RocksDb, &[("bytes_per_sync", "0"), ("recycle_log_file_num", "4")]);
     assert_eq!(
-        acts(Kind::WritersPaused, &bad),
+        acts(Kind::WritersThrottled, &bad),
         [
             "use_direct_io_for_flush_and_compaction=true",
             "bytes_per_sync=1048576",
@@ -55,8 +51,8 @@ fn what_is_set_so_already_is_left_out() {
     );
     // The later two stand in for the first.
     let instead = |settings: &Settings| {
-        let mends = mends(Kind::WritersPaused, settings);
-        mends.iter().map(|mend| mend.note.starts_with("or, if direct I/O can't be: ")).collect::<Vec<_>>()
+        let fixes = fixes(Kind::WritersThrottled, settings);
+        fixes.iter().map(|fix| fix.note.starts_with("or, if direct I/O can't be: ")).collect::<Vec<_>>()
     };
     assert_eq!(instead(&bad), [false, true, true]);
     let direct = settings(Engine::RocksDb, &[("use_direct_io_for_flush_and_compaction", "true")]);
@@ -69,14 +65,14 @@ fn each_engine_has_its_own_words() {
     let mut myrocks = settings(Engine::MariaDb, &[("rocksdb_bytes_per_sync", "0")]);
     myrocks.myrocks = true;
     assert_eq!(
-        acts(Kind::WritersPaused, &myrocks),
+        acts(Kind::WritersThrottled, &myrocks),
         [
             "rocksdb_use_direct_io_for_flush_and_compaction=ON",
             "rocksdb_bytes_per_sync=1048576",
             "rocksdb_wal_bytes_per_sync=524288"
         ]
     );
-    let note = &mends(Kind::WritersPaused, &myrocks)[1].note;
+    let note = &fixes(Kind::WritersThrottled, &myrocks)[1].note;
     let place = "or, if direct I/O can't be: in /etc/my.cnf, line 7, where it is 0; SET GLOBAL";
     assert!(note.starts_with(place), "{note}");
     let tikv = settings(Engine::TiKv, &[("rocksdb.bytes-per-sync", "0KB")]);
@@ -90,13 +86,13 @@ fn each_engine_has_its_own_words() {
     );
     let postgresql = settings(Engine::PostgreSql, &[("checkpoint_flush_after", "0")]);
     assert_eq!(
-        acts(Kind::WritersPaused, &postgresql),
+        acts(Kind::WritersThrottled, &postgresql),
         ["checkpoint_flush_after = '256kB'", "backend_flush_after = '256kB'"]
     );
 }
 
 #[test]
-fn innodb_is_told_what_makes_it_buffered() {
+fn innodb_shows_what_makes_it_buffered() {
     let buffered = settings(Engine::MariaDb, &[("innodb_flush_method", "fsync")]);
     assert_eq!(acts(Kind::Setting, &buffered), ["innodb_flush_method=O_DIRECT"]);
     let direct = settings(Engine::MariaDb, &[("innodb_flush_method", "o_direct_no_fsync")]);
@@ -108,7 +104,7 @@ fn innodb_is_told_what_makes_it_buffered() {
     // MySQL has no such setting.
     let mysql = settings(Engine::MySql, &[("innodb_flush_log_at_trx_commit", "2")]);
     assert_eq!(acts(Kind::LogsInCache, &mysql), [""; 0]);
-    assert_eq!(mends(Kind::LogsInCache, &mysql).len(), 1);
+    assert_eq!(fixes(Kind::LogsInCache, &mysql).len(), 1);
 }
 
 #[test]
@@ -157,19 +153,19 @@ fn what_a_server_keeps_itself_is_set_by_its_own_statement() {
             "; needs a restart; ",
         ),
     ] {
-        let mends = mends(kind, &settings);
-        assert_eq!(mends[0].act, act);
-        assert!(mends[0].note.contains(", line 3, which the server writes itself; "), "{mends:?}");
-        assert!(mends[0].note.contains(effect), "{mends:?}");
+        let fixes = fixes(kind, &settings);
+        assert_eq!(fixes[0].act, act);
+        assert!(fixes[0].note.contains(", line 3, which the server writes itself; "), "{fixes:?}");
+        assert!(fixes[0].note.contains(effect), "{fixes:?}");
     }
     // The command line counts more.
-    let mut told = postgresql("max_wal_size", "8GB");
-    told.add("max_wal_size", "9GB", Origin::CommandLine);
-    assert_eq!(acts(Kind::LongRecovery, &told), ["max_wal_size = '512MB'"]);
+    let mut settings = postgresql("max_wal_size", "8GB");
+    settings.add("max_wal_size", "9GB", Origin::CommandLine);
+    assert_eq!(acts(Kind::LongRecovery, &settings), ["max_wal_size = '512MB'"]);
 }
 
 #[test]
-fn every_mend_says_where_it_goes() {
+fn every_fix_says_where_it_goes() {
     for engine in [
         Engine::MariaDb,
         Engine::MySql,
@@ -182,9 +178,9 @@ fn every_mend_says_where_it_goes() {
         let mut empty = Settings::new(engine);
         for myrocks in [false, true] {
             empty.myrocks = myrocks && matches!(engine, Engine::MariaDb | Engine::MySql);
-            for mend in KINDS.into_iter().flat_map(|kind| mends(kind, &empty)) {
-                assert!(!mend.act.is_empty());
-                assert!(mend.kind == MendKind::Advice || mend.note.contains(';'), "{mend:?}");
+            for fix in KINDS.into_iter().flat_map(|kind| fixes(kind, &empty)) {
+                assert!(!fix.act.is_empty());
+                assert!(fix.kind == FixKind::Advice || fix.note.contains(';'), "{fix:?}");
             }
         }
     }
@@ -224,11 +220,11 @@ fn only_options_that_the_program_has_are_named() {
         assert!(known.contains(&name), "{act}");
     }
     assert!(
-        mends(Kind::LongRecovery, &myrocks)
+        fixes(Kind::LongRecovery, &myrocks)
             .iter()
-            .any(|mend| mend.kind == MendKind::Advice && mend.act.contains("rocksdb_default_cf_options")),
+            .any(|fix| fix.kind == FixKind::Advice && fix.act.contains("rocksdb_default_cf_options")),
         "{:?}",
-        mends(Kind::LongRecovery, &myrocks)
+        fixes(Kind::LongRecovery, &myrocks)
     );
     let tikv = settings(Engine::TiKv, &pairs);
     assert_eq!(acts(Kind::LogsInCache, &tikv), [""; 0]);
@@ -244,7 +240,7 @@ fn only_options_that_the_program_has_are_named() {
 
 #[test]
 fn a_recovery_is_bounded_by_what_the_version_has() {
-    let recovery = |settings: &Settings| mends(Kind::LongRecovery, settings);
+    let recovery = |settings: &Settings| fixes(Kind::LongRecovery, settings);
     let large = [("innodb_log_file_size", "2G"), ("innodb_redo_log_capacity", "2G")];
     let mut mysql = settings(Engine::MySql, &large);
     assert_eq!(recovery(&mysql)[0].act, "innodb_log_file_size=256M");

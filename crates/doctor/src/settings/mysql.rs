@@ -382,7 +382,7 @@ fn owns(database: &Database, file: &File) -> bool {
     database.directories.iter().any(|directory| file.path.starts_with(directory))
 }
 
-/// The value of `innodb_flush_method` where the server has its tables open without `O_DIRECT`, whatever it was told.
+/// The value of `innodb_flush_method` where the server has its tables open without `O_DIRECT`, whatever is configured.
 pub(crate) const BUFFERED: &str = "buffered";
 
 #[derive(Debug, Default)]

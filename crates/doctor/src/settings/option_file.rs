@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn directives_groups_and_odd_lines_are_told_apart() {
+    fn directives_groups_and_odd_lines_are_distinguished() {
         let text = "\u{feff}stray=1\n[mysqld ]  \n; note\n!includedir /a b/\n  !include\t/c.cnf\n!load x\n[open\n=1\n";
         let entries: Vec<Entry> = parse(text).into_iter().map(|line| line.entry).collect();
         assert_eq!(

@@ -192,7 +192,7 @@ fn unread(error: &Error) -> Unread {
     if error.is_gone() { Unread::Missing } else { Unread::Because(error.to_string()) }
 }
 
-/// A path without `.` and `..`, by its words alone: for the same file to be told by the same name.
+/// A path without `.` and `..`, by its text alone: the same file then has the same name.
 pub(crate) fn plain(path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for component in path.components() {

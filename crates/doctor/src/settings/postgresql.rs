@@ -1,7 +1,7 @@
 //! Settings of `PostgreSQL`: `postgresql.conf` with what it includes, `postgresql.auto.conf`, and the postmaster's command
 //! line, which counts more than both.
 //!
-//! What is loaded again while it runs (SIGHUP) can't be told from what waits for it: a file that was changed after the
+//! What is loaded again while it runs (SIGHUP) can't be distinguished from what waits for it: a file that was changed after the
 //! start casts doubt on its settings. What a session, a role or a database sets for itself can't be seen from outside.
 
 use std::os::unix::ffi::OsStrExt;
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_look_at_the_server_is_told_the_right_that_it_takes() {
+    fn without_the_right_to_inspect_the_server_that_right_is_named() {
         if !rustix::process::geteuid().is_root() {
             pagekeeper_testing::skip("only root can be another user");
             return;

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_without_options_is_told() {
+    fn a_directory_without_options_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = Settings::new(Engine::RocksDb);
         read(&without_process("rocksdb", dir.path(), ""), &look(), &SysRoots::default(), &mut settings);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_toml_is_told() {
+    fn what_is_no_toml_is_reported() {
         assert!(keys("x =").unwrap_err().starts_with("not TOML"));
         assert_eq!(keys("a.b = 1\n[c]\nd = [1]\n").unwrap(), [("a.b".to_owned(), "1".to_owned(), 1)]);
     }

@@ -1,7 +1,7 @@
 //! How much of its journal a database would read if it had to recover now.
 //!
 //! Invariants: what is an upper bound is said to be one, with how it was got; nothing is counted twice. What can't be
-//! told is `None`.
+//! known is `None`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub struct Journal {
     pub how: String,
 }
 
-/// What a recovery of a database (an index into `look`) would read now; `None` where that can't be told.
+/// What a recovery of a database (an index into `look`) would read now; `None` where that is not known.
 ///
 /// Reads a few pages of `PostgreSQL`'s control file and WAL; nothing for the others.
 pub fn journal(database: usize, look: &Look, settings: &Settings, roots: &SysRoots) -> Option<Journal> {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_told_by_their_names() {
+    fn segments_are_known_by_their_names() {
         let segment = Segment::of(Path::new("/d/pg_wal/00000002000000160000000B")).unwrap();
         assert_eq!((segment.timeline, segment.start(16 * MIB)), (2, Some((0x16 << 32) + 11 * 16 * MIB)));
         assert_eq!(Segment::of(Path::new("/d/pg_wal/00000002.history")), None);

@@ -13,11 +13,11 @@ use pagekeeper_observe::File;
 use pagekeeper_trace::{PageCounts, Task, TraceCounts};
 
 use super::{Loss, PUSHED, named, reclaimed_by};
-use crate::case::called;
-use crate::limits::{per_second, rate};
+use crate::attribution::database_of;
+use crate::dirty_limits::{per_second, rate};
+use crate::observation::called;
 use crate::phrases::time;
-use crate::written::database_of;
-use crate::{Case, Evidence, Finding, Kind, Mend, MendKind, Severity};
+use crate::{Evidence, Finding, Fix, FixKind, Kind, Observation, Severity};
 
 /// Who took how much of a database's data so, the most first.
 pub(super) struct Takers<'a> {
@@ -32,13 +32,13 @@ struct Taker<'a> {
 
 impl<'a> Takers<'a> {
     pub(super) fn of(
-        case: &Case<'_>,
+        observation: &Observation<'_>,
         trace: &TraceCounts,
         pages: &'a [PageCounts],
         data: &HashMap<Inode, &File>,
     ) -> Self {
-        let proactive =
-            between(case, |vmstat| vmstat.get("pgsteal_proactive")).is_some_and(|bytes| bytes >= PUSHED);
+        let proactive = between(observation, |vmstat| vmstat.get("pgsteal_proactive"))
+            .is_some_and(|bytes| bytes >= PUSHED);
         let mut taken: BTreeMap<u32, (&Task, u64)> = BTreeMap::new();
         for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
             if data.contains_key(&counts.file) {
@@ -51,12 +51,12 @@ impl<'a> Takers<'a> {
             own.map(|counts| counts.flow.added.bytes).sum::<u64>()
         };
         let takers = taken.into_values().filter_map(|(task, bytes)| {
-            let damon = is_damon(case, task);
+            let damon = is_damon(observation, task);
             let by_hand = || {
                 proactive
                     && bytes >= PUSHED
-                    && !is_background(case, task)
-                    && database_of(case, task).is_none()
+                    && !is_background(observation, task)
+                    && database_of(observation, task).is_none()
                     && reclaimed_by(trace, task.process) >= bytes / 2
                     && added(task.process) < bytes
             };
@@ -72,17 +72,22 @@ impl<'a> Takers<'a> {
     }
 
     /// That so much was taken so that it is worth a word.
-    pub(super) fn finding(&self, case: &Case<'_>, index: usize, loss: &Loss) -> Option<Finding> {
+    pub(super) fn finding(
+        &self,
+        observation: &Observation<'_>,
+        index: usize,
+        loss: &Loss,
+    ) -> Option<Finding> {
         let main = self.all.first()?;
         let taken: u64 = self.all.iter().map(|taker| taker.bytes).sum();
         if taken < PUSHED {
             return None;
         }
-        let period = case.period();
+        let period = observation.period();
         let missed = per_second(loss.missed().min(taken), period).unwrap_or_default();
         let mut evidence: Vec<Evidence> =
-            self.all.iter().take(super::told::TOLD).map(|taker| taker.told(case)).collect();
-        let host = &case.after.host;
+            self.all.iter().take(super::finding::NAMED).map(|taker| taker.evidence(observation)).collect();
+        let host = &observation.after.host;
         evidence.push(
             Evidence::new(format!(
                 "{} of memory are free; background reclaim begins below {}",
@@ -92,11 +97,11 @@ impl<'a> Takers<'a> {
             .with("free_bytes", host.memory.free)
             .with("watermark_low_bytes", host.watermarks.low),
         );
-        evidence.extend(super::told::of_refaults(case, loss));
+        evidence.extend(super::finding::of_refaults(observation, loss));
         Some(Finding {
             kind: Kind::IdleReclaim,
-            severity: if missed >= super::told::MISSED { Severity::Warning } else { Severity::Note },
-            database: Some(called(&case.after.databases[index])),
+            severity: if missed >= super::finding::MISSED { Severity::Warning } else { Severity::Note },
+            database: Some(called(&observation.after.databases[index])),
             title: format!(
                 "{} takes idle pages of its data out of the page cache, {}, however much memory is free",
                 named(&main.task.name, main.task.process),
@@ -104,19 +109,19 @@ impl<'a> Takers<'a> {
             ),
             evidence,
             cost: format!("estimated {} at most that it has to read from storage again", rate(missed)),
-            mends: vec![main.mend()],
+            fixes: vec![main.fix()],
             pagekeeper: None,
         })
     }
 }
 
 impl Taker<'_> {
-    fn told(&self, case: &Case<'_>) -> Evidence {
+    fn evidence(&self, observation: &Observation<'_>) -> Evidence {
         Evidence::new(format!(
             "{} removed {} of the database's data from the page cache in {}{}",
             named(&self.task.name, self.task.process),
             Size(self.bytes),
-            time(case.period()),
+            time(observation.period()),
             if self.damon {
                 ": DAMON in the kernel, which takes what nobody touched for a while"
             } else {
@@ -128,11 +133,11 @@ impl Taker<'_> {
         .with("removed_bytes", self.bytes)
     }
 
-    fn mend(&self) -> Mend {
+    fn fix(&self) -> Fix {
         let pid = self.task.process;
         if self.damon {
-            return Mend {
-                kind: MendKind::System,
+            return Fix {
+                kind: FixKind::System,
                 act: "echo off >/sys/kernel/mm/damon/admin/kdamonds/N/state".to_owned(),
                 note: format!(
                     "at once; N is the directory whose pid is {pid}. Who has set it up can leave the database out \
@@ -141,8 +146,8 @@ impl Taker<'_> {
                 ),
             };
         }
-        Mend {
-            kind: MendKind::Advice,
+        Fix {
+            kind: FixKind::Advice,
             act: format!("have {} leave the database's memory cgroup alone", named(&self.task.name, pid)),
             note: "it asks the kernel to reclaim (memory.reclaim), as tools for idle memory and container managers do"
             .to_owned(),
@@ -151,25 +156,25 @@ impl Taker<'_> {
 }
 
 /// Whether it is a thread of the kernel that takes idle pages.
-fn is_damon(case: &Case<'_>, task: &Task) -> bool {
-    task.name.starts_with("kdamond") && is_kernels(case, task)
+fn is_damon(observation: &Observation<'_>, task: &Task) -> bool {
+    task.name.starts_with("kdamond") && is_kernels(observation, task)
 }
 
 /// Whether it is the kernel's background reclaim, for want of memory.
-pub(super) fn is_background(case: &Case<'_>, task: &Task) -> bool {
-    task.name.starts_with("kswapd") && is_kernels(case, task)
+pub(super) fn is_background(observation: &Observation<'_>, task: &Task) -> bool {
+    task.name.starts_with("kswapd") && is_kernels(observation, task)
 }
 
 /// The kernel's own threads have no command line.
-fn is_kernels(case: &Case<'_>, task: &Task) -> bool {
-    let known = case.streamers.iter().find(|streamer| streamer.pid == task.process);
+fn is_kernels(observation: &Observation<'_>, task: &Task) -> bool {
+    let known = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     known.is_none_or(|streamer| streamer.title.is_empty())
 }
 
-/// Bytes that the host reclaimed for want of memory, in the background or directly; `None` where it does not tell.
-pub(super) fn reclaimed_by_host(case: &Case<'_>) -> Option<u64> {
-    let background = between(case, VmStat::reclaimed_in_background);
-    let direct = case.change().and_then(|change| change.machine.reclaimed_directly);
+/// Bytes that the host reclaimed for want of memory, in the background or directly; `None` where it does not count that.
+pub(super) fn reclaimed_by_host(observation: &Observation<'_>) -> Option<u64> {
+    let background = between(observation, VmStat::reclaimed_in_background);
+    let direct = observation.change().and_then(|change| change.machine.reclaimed_directly);
     match (background, direct) {
         (None, None) => None,
         (background, direct) => Some(background.unwrap_or_default() + direct.unwrap_or_default()),
@@ -177,7 +182,7 @@ pub(super) fn reclaimed_by_host(case: &Case<'_>) -> Option<u64> {
 }
 
 /// What a counter of pages grew by while watching, in bytes.
-fn between(case: &Case<'_>, of: impl Fn(&VmStat) -> Option<u64>) -> Option<u64> {
-    let pages = of(&case.after.host.vmstat)?.saturating_sub(of(&case.before.host.vmstat)?);
+fn between(observation: &Observation<'_>, of: impl Fn(&VmStat) -> Option<u64>) -> Option<u64> {
+    let pages = of(&observation.after.host.vmstat)?.saturating_sub(of(&observation.before.host.vmstat)?);
     Some(pages.saturating_mul(page_size()))
 }

@@ -97,10 +97,10 @@ impl Host {
     }
 
     fn find(&self) -> Vec<Finding> {
-        let mut case = Case::new(&self.before, &self.after);
-        case.settings = vec![Settings::new(Engine::PostgreSql)];
-        case.streamers.clone_from(&self.streamers);
-        find(&case)
+        let mut observation = Observation::new(&self.before, &self.after);
+        observation.settings = vec![Settings::new(Engine::PostgreSql)];
+        observation.streamers.clone_from(&self.streamers);
+        find(&observation)
     }
 }
 
@@ -129,9 +129,9 @@ fn a_stream_in_the_same_group() {
         assert!(said.contains(part), "{part:?} in {said}");
     }
     assert_eq!(found.evidence[0].figures["added_bytes_per_second"], 200 * MIB);
-    assert_eq!(found.mends[0].act, "pagekeeper run -- tar ...");
+    assert_eq!(found.fixes[0].act, "pagekeeper run -- tar ...");
     assert_eq!(
-        found.mends[1].act,
+        found.fixes[1].act,
         "mkdir /m/stream-77 && echo 256M >/m/stream-77/memory.limit_in_bytes && echo 77 >/m/stream-77/cgroup.procs"
     );
     let now = found.pagekeeper.as_ref().unwrap();
@@ -215,7 +215,7 @@ fn a_backup_that_drops_what_it_reads() {
     assert_eq!(findings[0].severity, Severity::Warning);
     assert_eq!(findings[0].title, "mariabackup (process 77) drops its pages from the page cache, 30 MiB/s");
     assert!(text(&findings[0]).contains("it dropped 300 MiB of the database's data itself"));
-    assert!(findings[0].mends[1].act.starts_with("mariabackup --backup --throttle"));
+    assert!(findings[0].fixes[1].act.starts_with("mariabackup --backup --throttle"));
 }
 
 #[test]
@@ -232,20 +232,20 @@ fn a_worker_that_sends_a_backup_is_a_stream_and_others_are_not() {
     host.streamers[0].title = "postgres: walsender postgres [local] sending backup \"base\"".to_owned();
     let findings = host.find();
     assert_eq!(findings.len(), 1);
-    assert!(findings[0].mends.iter().any(|mend| mend.act.starts_with("pg_basebackup --max-rate")));
+    assert!(findings[0].fixes.iter().any(|fix| fix.act.starts_with("pg_basebackup --max-rate")));
     let elsewhere = |act: &str| act.contains("cgroup") || act.contains("pagekeeper run");
-    assert!(findings[0].mends.iter().all(|mend| !elsewhere(&mend.act)), "{findings:?}");
+    assert!(findings[0].fixes.iter().all(|fix| !elsewhere(&fix.act)), "{findings:?}");
     assert!(findings[0].pagekeeper.as_ref().unwrap().contains("does not help here"));
 }
 
 #[test]
-fn one_that_has_ended_is_told_by_its_name() {
+fn one_that_has_ended_is_reported_by_its_name() {
     let mut host = Host::new();
     host.streamers.clear();
     let findings = host.find();
     assert!(findings[0].title.starts_with("tar (process 77) brings in 200 MiB/s"), "{findings:?}");
     assert!(text(&findings[0]).contains("names are not known"));
-    assert!(findings[0].mends[1].act.starts_with("systemd-run --scope -p MemoryHigh=256M -- tar"));
+    assert!(findings[0].fixes[1].act.starts_with("systemd-run --scope -p MemoryHigh=256M -- tar"));
     // One that took nothing of the database's may have lived anywhere.
     let table = host.table();
     host.pages().retain(|counts| counts.file != table || counts.task.as_ref().unwrap().process != TAR);
@@ -283,8 +283,8 @@ fn what_is_taken_for_being_idle_is_no_streams_doing() {
     assert!(text(found).contains("removed 39 MiB of the database's data"), "{}", text(found));
     // Not what its processes brought in, first reads among it, but what the kernel knows to have come back.
     assert!(found.cost.starts_with("estimated 409.6 KiB/s"), "{}", found.cost);
-    assert!(found.mends[0].act.contains("/sys/kernel/mm/damon/admin/kdamonds"), "{:?}", found.mends);
-    assert!(found.mends[0].note.contains("whose pid is 57"), "{:?}", found.mends);
+    assert!(found.fixes[0].act.contains("/sys/kernel/mm/damon/admin/kdamonds"), "{:?}", found.fixes);
+    assert!(found.fixes[0].note.contains("whose pid is 57"), "{:?}", found.fixes);
     // A program that has the name.
     host.streamers[0].title = "kdamond --from user space".to_owned();
     host.streamers[0].pid = 57;
@@ -327,7 +327,7 @@ fn a_backend_that_has_ended_is_no_stream() {
 fn those_of_tools_with_options_of_their_own() {
     let mut host = Host::new();
     host.pages()[0].task.as_mut().unwrap().name = "dd".to_owned();
-    assert!(host.find()[0].mends[1].act.starts_with("dd iflag=direct"), "{:?}", host.find());
+    assert!(host.find()[0].fixes[1].act.starts_with("dd iflag=direct"), "{:?}", host.find());
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn those_that_pagekeeper_can_and_can_not_be_started_with() {
         let mut host = Host::new();
         host.pages()[0].task.as_mut().unwrap().name = name.to_owned();
         let found = host.find().remove(0);
-        (found.mends[0].act.clone(), found.pagekeeper.unwrap())
+        (found.fixes[0].act.clone(), found.pagekeeper.unwrap())
     };
     assert_eq!(named("my-backup").0, "pagekeeper run --as stream -- my-backup ...");
     assert!(named("my-backup").1.contains("processes = [\"my-backup\"]"));

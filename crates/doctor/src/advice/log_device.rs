@@ -5,14 +5,14 @@ use std::path::Path;
 use pagekeeper_policy::FileClass;
 
 use super::{Effect, advice, rocksdb, set};
-use crate::Mend;
+use crate::Fix;
 use crate::phrases::file_name;
 use crate::settings::{Engine, Settings};
 
 const DISK: &str = "/ANOTHER/DISK";
 
 /// What moves the log that a file is part of; `None` where nothing is known that does.
-pub(crate) fn log_elsewhere(settings: &Settings, class: FileClass, log: &Path) -> Option<Mend> {
+pub(crate) fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
     let name = file_name(log);
     let put = |setting: &str, value: &str, why: &str| set(settings, setting, value, Effect::Restart, why);
     match (settings.engine, class) {
@@ -37,7 +37,7 @@ pub(crate) fn log_elsewhere(settings: &Settings, class: FileClass, log: &Path) -
             let why = "on a disk of its own; move its files there while it is stopped";
             Some(put("raft-engine.dir", DISK, why))
         }
-        (_, FileClass::Wal) if settings.holds_rocksdb() => Some(rocksdb::wal_elsewhere(settings, DISK)),
+        (_, FileClass::Wal) if settings.holds_rocksdb() => Some(rocksdb::move_wal(settings, DISK)),
         _ => None,
     }
 }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     fn act(engine: Engine, class: FileClass, log: &str) -> Option<String> {
-        log_elsewhere(&Settings::new(engine), class, Path::new(log)).map(|mend| mend.act)
+        move_log(&Settings::new(engine), class, Path::new(log)).map(|fix| fix.act)
     }
 
     #[test]
@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(act(Engine::Other, FileClass::Wal, "/d/000004.log"), None);
         let mut myrocks = Settings::new(Engine::MariaDb);
         myrocks.myrocks = true;
-        let mend = log_elsewhere(&myrocks, FileClass::Wal, Path::new("/d/#rocksdb/000004.log")).unwrap();
-        assert_eq!(mend.act, "rocksdb_wal_dir=/ANOTHER/DISK");
+        let fix = move_log(&myrocks, FileClass::Wal, Path::new("/d/#rocksdb/000004.log")).unwrap();
+        assert_eq!(fix.act, "rocksdb_wal_dir=/ANOTHER/DISK");
     }
 }

@@ -12,10 +12,10 @@ use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit};
 use pagekeeper_trace::{PauseCounts, Task};
 
-use crate::case::called;
+use crate::attribution::database_of;
+use crate::observation::called;
 use crate::phrases::time;
-use crate::written::database_of;
-use crate::{Case, Evidence, Finding, Kind, Mend, MendKind, Severity};
+use crate::{Evidence, Finding, Fix, FixKind, Kind, Observation, Severity};
 
 pub(crate) use device::is_own as is_devices_own;
 
@@ -27,15 +27,15 @@ const STEP: u64 = 64 << 20;
 const LONG: Duration = Duration::from_secs(3600);
 
 /// What the limits do that they should not.
-pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
-    let report = &case.after.host.dirty;
-    let paused = database_pauses(case);
-    let fullest = fullest(case);
+pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    let report = &observation.after.host.dirty;
+    let throttled = database_pauses(observation);
+    let fullest = fullest(observation);
     let mut findings = Vec::new();
-    if !paused.is_zero() || fullest >= begins(&in_force(report)) {
-        findings.push(full(case, paused, fullest));
+    if !throttled.is_zero() || fullest >= begins(&in_force(report)) {
+        findings.push(full(observation, throttled, fullest));
     }
-    findings.extend(device::find(case));
+    findings.extend(device::find(observation));
     findings.extend(odd(&report.parameters, &in_force(report), report.dirtyable));
     findings
 }
@@ -45,28 +45,29 @@ fn in_force(report: &DirtyReport) -> DirtyThresholds {
     report.kernel_thresholds.unwrap_or(report.thresholds)
 }
 
-/// Where pauses begin: halfway between background writeback and the limit.
+/// Where throttling begins: halfway between background writeback and the limit.
 fn begins(thresholds: &DirtyThresholds) -> u64 {
     thresholds.background.midpoint(thresholds.limit)
 }
 
 /// The pauses for the limits on the whole, those that a device's own limit made left out.
-fn pauses<'a>(case: &Case<'a>) -> impl Iterator<Item = &'a PauseCounts> + use<'a> {
-    case.pauses().filter(|pause| !is_devices_own(pause))
+fn pauses<'a>(observation: &Observation<'a>) -> impl Iterator<Item = &'a PauseCounts> + use<'a> {
+    observation.pauses().filter(|pause| !is_devices_own(pause))
 }
 
-/// How long the databases' tasks were paused so.
-fn database_pauses(case: &Case<'_>) -> Duration {
-    pauses(case)
-        .filter(|pause| database_of(case, &pause.task).is_some())
+/// How long the databases' tasks were throttled so.
+fn database_pauses(observation: &Observation<'_>) -> Duration {
+    pauses(observation)
+        .filter(|pause| database_of(observation, &pause.task).is_some())
         .map(|pause| pause.pauses.total())
         .sum()
 }
 
-/// The most that was seen dirty or on its way to storage: at both looks, and when tasks were paused.
-fn fullest(case: &Case<'_>) -> u64 {
-    let looks = [case.before, case.after].map(|look| look.host.dirty.dirty + look.host.dirty.writeback);
-    let pauses = case.pauses();
+/// The most that was seen dirty or on its way to storage: at both looks, and when tasks were throttled.
+fn fullest(observation: &Observation<'_>) -> u64 {
+    let looks =
+        [observation.before, observation.after].map(|look| look.host.dirty.dirty + look.host.dirty.writeback);
+    let pauses = observation.pauses();
     pauses.map(|pause| pause.levels.dirty).chain(looks).max().unwrap_or_default()
 }
 
@@ -75,18 +76,18 @@ fn fullest(case: &Case<'_>) -> u64 {
 struct Flow {
     dirtied: u64,
     written: u64,
-    /// What would have been made dirty, had nobody been paused.
+    /// What would have been made dirty, had nobody been throttled.
     wanted: u64,
 }
 
 impl Flow {
     /// `None` where the kernel does not count, or nothing was watched.
-    fn watched(case: &Case<'_>) -> Option<Self> {
-        let change = case.change()?;
-        let period = case.period();
+    fn watched(observation: &Observation<'_>) -> Option<Self> {
+        let change = observation.change()?;
+        let period = observation.period();
         let dirtied = per_second(change.machine.dirtied?, period)?;
         let written = per_second(change.machine.written?, period)?;
-        Some(Self { dirtied, written, wanted: dirtied + held_back(case, period) })
+        Some(Self { dirtied, written, wanted: dirtied + held_back(observation, period) })
     }
 
     /// How much faster pages would be made dirty than they are written.
@@ -94,7 +95,7 @@ impl Flow {
         self.wanted.saturating_sub(self.written)
     }
 
-    /// How long it takes from `level` to where pauses begin with these thresholds; `None` if for ever.
+    /// How long it takes from `level` to where throttling begins with these thresholds; `None` if for ever.
     fn lasts(&self, level: u64, thresholds: &DirtyThresholds) -> Option<Duration> {
         let room = begins(thresholds).saturating_sub(level);
         let seconds = room.checked_div(self.excess())?;
@@ -102,19 +103,19 @@ impl Flow {
     }
 }
 
-/// What paused tasks would have written in the time of their pauses, in bytes a second: each at its own rate.
-fn held_back(case: &Case<'_>, period: Duration) -> u64 {
-    let Some(trace) = case.trace() else { return 0 };
-    let mut paused: HashMap<&Task, Duration> = HashMap::new();
-    for pause in pauses(case) {
-        *paused.entry(&pause.task).or_default() += pause.pauses.total();
+/// What throttled tasks would have written in the time of their pauses, in bytes a second: each at its own rate.
+fn held_back(observation: &Observation<'_>, period: Duration) -> u64 {
+    let Some(trace) = observation.trace() else { return 0 };
+    let mut throttled: HashMap<&Task, Duration> = HashMap::new();
+    for pause in pauses(observation) {
+        *throttled.entry(&pause.task).or_default() += pause.pauses.total();
     }
     let added = trace.by_task();
-    let added = added.iter().filter_map(|(task, flow)| Some((paused.get(task)?, flow.added.bytes)));
+    let added = added.iter().filter_map(|(task, flow)| Some((throttled.get(task)?, flow.added.bytes)));
     added
-        .map(|(paused, bytes)| {
-            // One that hardly ran tells little of its rate.
-            let ran = period.saturating_sub(*paused).max(period / 10);
+        .map(|(throttled, bytes)| {
+            // One that hardly ran says little of its rate.
+            let ran = period.saturating_sub(*throttled).max(period / 10);
             let without = per_second(bytes, ran).unwrap_or_default();
             without.saturating_sub(per_second(bytes, period).unwrap_or_default())
         })
@@ -131,13 +132,13 @@ struct Raise {
 }
 
 impl Raise {
-    /// The least limit with which what was watched would not have paused anybody, with a quarter to spare; `None` where
+    /// The least limit with which what was watched would not have throttled anybody, with a quarter to spare; `None` where
     /// that is more than memory should hold of dirty pages.
-    fn reckon(case: &Case<'_>, flow: Flow, fullest: u64) -> Option<Self> {
-        let report = &case.after.host.dirty;
+    fn reckon(observation: &Observation<'_>, flow: Flow, fullest: u64) -> Option<Self> {
+        let report = &observation.after.host.dirty;
         let thresholds = in_force(report);
-        let before = case.before.host.dirty.dirty + case.before.host.dirty.writeback;
-        let burst = case.period();
+        let before = observation.before.host.dirty.dirty + observation.before.host.dirty.writeback;
+        let burst = observation.period();
         let heaped = flow.excess().saturating_mul(burst.as_secs().max(1));
         let level = before.saturating_add(heaped).max(fullest);
         let needed = level.saturating_add(level / 4);
@@ -146,7 +147,7 @@ impl Raise {
         (limit <= report.dirtyable / 100 * MOST_PERCENT).then_some(Self { limit, burst, flow })
     }
 
-    fn mend(&self) -> Mend {
+    fn fix(&self) -> Fix {
         let Flow { written, wanted, .. } = self.flow;
         let takes = match written {
             0 => String::new(),
@@ -155,12 +156,12 @@ impl Raise {
                 format!(", {} at the rate that was watched,", time(takes))
             }
         };
-        Mend {
-            kind: MendKind::System,
+        Fix {
+            kind: FixKind::System,
             act: format!("sysctl -w vm.dirty_bytes={}", self.limit),
             note: format!(
                 "at once, until the next start; it sets vm.dirty_ratio to 0. An estimate: with {} a burst like this one \
-                 ({} made dirty against {} written, for {}) would not have paused anybody; if it goes on for longer, \
+                 ({} made dirty against {} written, for {}) would not have throttled anybody; if it goes on for longer, \
                  pauses come all the same, only later. What it costs: so much may have to be written{takes} \
                  before a sync or an unmount is done, and reclaim finds as much that it has to wait for",
                 Size(self.limit),
@@ -172,24 +173,24 @@ impl Raise {
     }
 }
 
-/// A limit high enough for what was watched, as a mend; `None` where no sensible one is, or nothing is known of the rates.
-pub(crate) fn raise(case: &Case<'_>) -> Option<Mend> {
-    Some(Raise::reckon(case, Flow::watched(case)?, fullest(case))?.mend())
+/// A limit high enough for what was watched, as a fix; `None` where no sensible one is, or nothing is known of the rates.
+pub(crate) fn raise(observation: &Observation<'_>) -> Option<Fix> {
+    Some(Raise::reckon(observation, Flow::watched(observation)?, fullest(observation))?.fix())
 }
 
-/// Tasks were paused, or there is so much dirty that they would be.
-fn full(case: &Case<'_>, paused: Duration, fullest: u64) -> Finding {
-    let report = &case.after.host.dirty;
+/// Tasks were throttled, or there is so much dirty that they would be.
+fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Finding {
+    let report = &observation.after.host.dirty;
     let thresholds = in_force(report);
-    let flow = Flow::watched(case);
+    let flow = Flow::watched(observation);
     let mut evidence = vec![
         forms(report),
         Evidence::new(format!(
             "at the fullest that was seen, {} were dirty or on their way to storage ({}); {} at the end of the watch",
             Size(fullest),
             match fullest.checked_sub(begins(&thresholds)) {
-                Some(over) => format!("{} over where pauses begin", Size(over)),
-                None => "less than where pauses begin".to_owned(),
+                Some(over) => format!("{} over where throttling begins", Size(over)),
+                None => "less than where throttling begins".to_owned(),
             },
             Size(report.dirty + report.writeback)
         ))
@@ -198,53 +199,62 @@ fn full(case: &Case<'_>, paused: Duration, fullest: u64) -> Finding {
         .with("writeback_bytes", report.writeback),
         ages(&report.parameters),
     ];
-    evidence.extend(waited_for_storage(case));
+    evidence.extend(waited_for_storage(observation));
     evidence.extend(flow.map(|flow| rates(&flow)));
-    evidence.extend(devices(case));
+    evidence.extend(devices(observation));
     evidence.extend(flow.map(|flow| alternatives(report, &flow)));
-    evidence.extend(groups(case));
-    let raise = flow.and_then(|flow| Raise::reckon(case, flow, fullest));
-    let mend = raise.map(|raise| raise.mend()).or_else(|| flow.map(|flow| no_limit_will_do(&flow)));
-    let unknown = !traced(case) && fullest >= begins(&thresholds) && !case.after.databases.is_empty();
+    evidence.extend(groups(observation));
+    let raise = flow.and_then(|flow| Raise::reckon(observation, flow, fullest));
+    let fix = raise.map(|raise| raise.fix()).or_else(|| flow.map(|flow| no_limit_will_do(&flow)));
+    let unknown =
+        !traced(observation) && fullest >= begins(&thresholds) && !observation.after.databases.is_empty();
     Finding {
         kind: Kind::DirtyLimits,
-        severity: if paused.is_zero() && !unknown { Severity::Note } else { Severity::Warning },
+        severity: if throttled.is_zero() && !unknown { Severity::Note } else { Severity::Warning },
         database: None,
         title: format!(
-            "the limits on dirty pages were full: pauses begin at {}, {} were dirty",
+            "the limits on dirty pages were full: throttling begins at {}, {} were dirty",
             Size(begins(&thresholds)),
             Size(fullest)
         ),
         evidence,
         cost: if unknown {
             "whoever writes to a file through the page cache is slowed down to what the disk writes; whether a database \
-             is among them can't be told without tracing"
+             is among them is not known without tracing"
                 .to_owned()
-        } else if paused.is_zero() {
+        } else if throttled.is_zero() {
             "whoever writes to a file through the page cache is slowed down to what the disk writes, whoever made the \
              pages dirty"
                 .to_owned()
         } else {
-            format!("the databases' tasks were paused for {} in {}", time(paused), time(case.period()))
+            format!(
+                "the databases' tasks were throttled for {} in {}",
+                time(throttled),
+                time(observation.period())
+            )
         },
-        mends: mend.into_iter().collect(),
+        fixes: fix.into_iter().collect(),
         pagekeeper: None,
     }
 }
 
 /// Whether pauses were traced by task.
-fn traced(case: &Case<'_>) -> bool {
-    case.trace().is_some_and(|trace| trace.pauses.is_some())
+fn traced(observation: &Observation<'_>) -> bool {
+    observation.trace().is_some_and(|trace| trace.pauses.is_some())
 }
 
 /// What is known of waits where they were not traced.
-fn waited_for_storage(case: &Case<'_>) -> Option<Evidence> {
-    let stalled = case.change()?.machine.io_stalled.filter(|stalled| !traced(case) && !stalled.is_zero())?;
+fn waited_for_storage(observation: &Observation<'_>) -> Option<Evidence> {
+    let stalled = observation
+        .change()?
+        .machine
+        .io_stalled
+        .filter(|stalled| !traced(observation) && !stalled.is_zero())?;
     Some(
         Evidence::new(format!(
             "some task waited for storage during {} of {} (pressure stall information)",
             time(stalled),
-            time(case.period())
+            time(observation.period())
         ))
         .with("io_stalled_seconds", stalled.as_secs_f64()),
     )
@@ -262,7 +272,7 @@ fn forms(report: &DirtyReport) -> Evidence {
         form(report.parameters.limit, "dirty"),
     ))
     .with("background_bytes", thresholds.background)
-    .with("pauses_begin_bytes", begins(&thresholds))
+    .with("throttling_begins_bytes", begins(&thresholds))
     .with("limit_bytes", thresholds.limit)
     .with("dirtyable_bytes", report.dirtyable)
 }
@@ -293,7 +303,7 @@ fn ages(parameters: &DirtyParameters) -> Evidence {
 
 fn rates(flow: &Flow) -> Evidence {
     let wanted = if flow.wanted > flow.dirtied {
-        format!(", and about {} would have been had nobody been paused", rate(flow.wanted))
+        format!(", and about {} would have been had nobody been throttled", rate(flow.wanted))
     } else {
         String::new()
     };
@@ -307,16 +317,16 @@ fn rates(flow: &Flow) -> Evidence {
     .with("written_bytes_per_second", flow.written)
 }
 
-/// The same by device, where the kernel tells (debugfs).
-fn devices(case: &Case<'_>) -> Vec<Evidence> {
+/// The same by device, where the kernel shows it (debugfs).
+fn devices(observation: &Observation<'_>) -> Vec<Evidence> {
     let mut found: Vec<Evidence> = Vec::new();
     let mut names: Vec<&str> = Vec::new();
-    for (dev, after) in &case.after.host.devices {
-        let before = case.before.host.devices.iter().find(|(other, _)| other == dev);
+    for (dev, after) in &observation.after.host.devices {
+        let before = observation.before.host.devices.iter().find(|(other, _)| other == dev);
         let stats = before.and_then(|(_, before)| Some((before.stats?, after.stats?)));
         let Some((then, now)) = stats.filter(|_| !names.contains(&after.name.as_str())) else { continue };
         names.push(&after.name);
-        let between = |then: u64, now: u64| per_second(now.saturating_sub(then), case.period());
+        let between = |then: u64, now: u64| per_second(now.saturating_sub(then), observation.period());
         let rates = between(then.dirtied, now.dirtied).zip(between(then.written, now.written));
         let Some((dirtied, written)) = rates.filter(|(dirtied, _)| *dirtied > 0) else { continue };
         found.push(
@@ -348,7 +358,7 @@ fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
     let mut said = Vec::new();
     for (name, limit) in others.into_iter().filter(|(_, limit)| *limit != report.parameters.limit) {
         let thresholds = DirtyParameters { limit, ..report.parameters }.thresholds(report.dirtyable);
-        // What is dirty stays about where pauses begin now.
+        // What is dirty stays about where throttling begins now.
         let lasts = flow.lasts(begins(&in_force(report)), &thresholds);
         let when = match lasts.filter(|lasts| *lasts < LONG) {
             Some(lasts) if lasts.is_zero() => "at once".to_owned(),
@@ -360,24 +370,24 @@ fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
         evidence = evidence.with(&format!("{name} lasts_seconds"), figure);
     }
     evidence.text = format!(
-        "estimated from these rates, pauses would begin {}; a guess, for a load that goes on just like this",
+        "estimated from these rates, throttling would begin {}; a guess, for a load that goes on just like this",
         said.join(", ")
     );
     evidence
 }
 
 /// Databases in memory cgroups with dirty limits of their own.
-fn groups(case: &Case<'_>) -> Vec<Evidence> {
-    let groups = case.databases().filter_map(|(_, database)| {
+fn groups(observation: &Observation<'_>) -> Vec<Evidence> {
+    let groups = observation.databases().filter_map(|(_, database)| {
         let group = database.cgroup.as_ref().filter(|group| group.version == CgroupVersion::V2)?;
         let limit = group.effective_limit?;
         Some(
             Evidence::new(format!(
-                "{} is in a memory cgroup of {}: as ratios, the limits hold of that memory for it, and it may be paused \
+                "{} is in a memory cgroup of {}: as ratios, the limits hold of that memory for it, and it may be throttled \
                  earlier; {} of its pages are dirty",
                 called(database),
                 Size(limit),
-                group.dirty.map_or_else(|| "it is not told how many".to_owned(), |dirty| Size(dirty).to_string())
+                group.dirty.map_or_else(|| "an unknown number".to_owned(), |dirty| Size(dirty).to_string())
             ))
             .with("cgroup", group.directory.to_string_lossy())
             .with("cgroup_limit_bytes", limit),
@@ -386,9 +396,9 @@ fn groups(case: &Case<'_>) -> Vec<Evidence> {
     groups.collect()
 }
 
-fn no_limit_will_do(flow: &Flow) -> Mend {
-    Mend {
-        kind: MendKind::Advice,
+fn no_limit_will_do(flow: &Flow) -> Fix {
+    Fix {
+        kind: FixKind::Advice,
         act: "Have less written through the page cache".to_owned(),
         note: format!(
             "{} are made dirty where {} are written: a limit that bridges that for the time watched would take too \
@@ -406,18 +416,18 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
         Limit::Bytes(bytes) => bytes,
         Limit::Ratio(percent) => dirtyable / 100 * percent,
     };
-    let note = |title: String, evidence: Evidence, cost: &str, mend: Mend| Finding {
+    let note = |title: String, evidence: Evidence, cost: &str, fix: Fix| Finding {
         kind: Kind::DirtyLimits,
         severity: Severity::Note,
         database: None,
         title,
         evidence: vec![evidence],
         cost: cost.to_owned(),
-        mends: vec![mend],
+        fixes: vec![fix],
         pagekeeper: None,
     };
-    let lower = Mend {
-        kind: MendKind::System,
+    let lower = Fix {
+        kind: FixKind::System,
         act: format!("sysctl -w vm.dirty_background_bytes={}", thresholds.limit / 4 / 4096 * 4096),
         note: "at once, until the next start; it sets vm.dirty_background_ratio to 0: a quarter of the limit"
             .to_owned(),
@@ -444,7 +454,7 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
         findings.push(note(
             "background writeback begins close below the limit on dirty pages".to_owned(),
             report("what heaps up before background writeback begins leaves writers little room"),
-            "a short burst is enough for writers to be paused",
+            "a short burst is enough for writers to be throttled",
             lower,
         ));
     }
@@ -453,8 +463,8 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
             "periodic writeback is off: pages stay dirty however old they are".to_owned(),
             ages(parameters),
             "more is lost in a power cut of what was never synced, and syncs and bursts find more to write",
-            Mend {
-                kind: MendKind::System,
+            Fix {
+                kind: FixKind::System,
                 act: "sysctl -w vm.dirty_writeback_centisecs=500".to_owned(),
                 note: "at once, until the next start; the kernel's default".to_owned(),
             },

@@ -1,12 +1,12 @@
-//! What pagekeeper can do for writers that are paused, by who filled the device with dirty pages.
+//! What pagekeeper can do for writers that are throttled, by who filled the device with dirty pages.
 
 use std::collections::BTreeMap;
 
 use pagekeeper_observe::Database;
 
+use crate::attribution::{self, Owner};
 use crate::streams::{STATIC, usual};
-use crate::written::{self, Owner};
-use crate::{Case, Mend, MendKind};
+use crate::{Fix, FixKind, Observation};
 
 /// Where nothing of it is known to help.
 const NOTHING: &str = "nothing from outside: a guard can start writeback, but it can't brake who writes, and releases logs \
@@ -17,7 +17,7 @@ const NOTHING: &str = "nothing from outside: a guard can start writeback, but it
 pub(super) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
     if let Some(name) = other {
         return format!(
-            "`pagekeeper run` before {name}, which wrote most of it (see the mends): from outside nothing brakes who \
+            "`pagekeeper run` before {name}, which wrote most of it (see the fixes): from outside nothing brakes who \
              writes"
         );
     }
@@ -35,32 +35,35 @@ pub(super) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
 
 /// The program that wrote most of what came to these devices, where it is no database and a library
 /// can be preloaded into it.
-pub(super) fn most_by_another<'a>(case: &Case<'_>, devices: impl Iterator<Item = &'a str>) -> Option<String> {
+pub(super) fn most_by_another<'a>(
+    observation: &Observation<'_>,
+    devices: impl Iterator<Item = &'a str>,
+) -> Option<String> {
     let mut owners: BTreeMap<Owner, u64> = BTreeMap::new();
-    for written in devices.filter_map(|device| written::on_device(case, device)).flatten() {
+    for written in devices.filter_map(|device| attribution::on_device(observation, device)).flatten() {
         *owners.entry(written.owner).or_default() += written.bytes;
     }
     let (owner, _) = owners.into_iter().max_by_key(|(_, bytes)| *bytes)?;
     let Owner::Process(pid, name) = owner else { return None };
     // The kernel's threads have no command line, nor have those that ended.
-    let runs = case.streamers.iter().any(|streamer| streamer.pid == pid && !streamer.title.is_empty());
+    let runs = observation.streamers.iter().any(|streamer| streamer.pid == pid && !streamer.title.is_empty());
     ((runs || usual(&name)) && !STATIC.contains(&name.as_str())).then_some(name)
 }
 
 /// What is worth a try on such a program.
-pub(super) fn of_another(name: &str) -> Vec<Mend> {
-    let command = |act: String, note: &str| Mend { kind: MendKind::Command, act, note: note.to_owned() };
+pub(super) fn of_another(name: &str) -> Vec<Fix> {
+    let command = |act: String, note: &str| Fix { kind: FixKind::Command, act, note: note.to_owned() };
     let role = if usual(name) { "" } else { "--as bulk " };
-    let mut mends = vec![command(
+    let mut fixes = vec![command(
         format!("pagekeeper run {role}-- {name} ..."),
         "to try: start it so the next time; it wrote most of what came there, and so it is written out as it goes, not left \
          to heap up",
     )];
     if name == "dd" {
-        mends.push(command(
+        fixes.push(command(
             "dd oflag=direct bs=1M ...".to_owned(),
             "to try: past the page cache, where the file system can; then it leaves no dirty pages",
         ));
     }
-    mends
+    fixes
 }

@@ -8,34 +8,35 @@ use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::BackingDevice;
 use pagekeeper_trace::PauseCounts;
 
+use crate::attribution::database_of;
 use crate::phrases::time;
-use crate::written::database_of;
-use crate::{Case, Evidence, Finding, Kind, Mend, MendKind, Severity};
+use crate::{Evidence, Finding, Fix, FixKind, Kind, Observation, Severity};
 
 /// Whether these pauses came from the device's own limit: the whole was below where it pauses anybody.
 pub(crate) fn is_own(pause: &PauseCounts) -> bool {
     pause.levels.dirty < pause.levels.threshold()
 }
 
-/// The devices whose own limits paused databases.
-pub(super) fn find(case: &Case<'_>) -> Vec<Finding> {
-    let pauses = case.pauses();
+/// The devices whose own limits throttled databases.
+pub(super) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    let pauses = observation.pauses();
     let mut devices: BTreeMap<&str, Vec<&PauseCounts>> = BTreeMap::new();
-    for pause in pauses.filter(|pause| is_own(pause) && database_of(case, &pause.task).is_some()) {
+    for pause in pauses.filter(|pause| is_own(pause) && database_of(observation, &pause.task).is_some()) {
         devices.entry(&pause.device).or_default().push(pause);
     }
-    devices.into_iter().map(|(name, pauses)| limited(case, name, &pauses)).collect()
+    devices.into_iter().map(|(name, pauses)| limited(observation, name, &pauses)).collect()
 }
 
-fn limited(case: &Case<'_>, name: &str, pauses: &[&PauseCounts]) -> Finding {
+fn limited(observation: &Observation<'_>, name: &str, pauses: &[&PauseCounts]) -> Finding {
     let total: Duration = pauses.iter().map(|pause| pause.pauses.total()).sum();
     let most = |of: fn(&PauseCounts) -> u64| pauses.iter().map(|pause| of(pause)).max().unwrap_or_default();
     let (dirty, begins) = (most(|pause| pause.levels.dirty), most(|pause| pause.levels.threshold()));
     let (on_device, steered) =
         (most(|pause| pause.levels.device_dirty), most(|pause| pause.levels.device_setpoint));
-    let device = case.after.host.devices.iter().map(|(_, device)| device).find(|device| device.name == name);
+    let device =
+        observation.after.host.devices.iter().map(|(_, device)| device).find(|device| device.name == name);
     let whole = Evidence::new(format!(
-        "when they were paused {} were dirty on the whole host, of {} where pauses begin; for device {name} it was {}, of a \
+        "when they were throttled {} were dirty on the whole host, of {} where throttling begins; for device {name} it was {}, of a \
          share of {} that the kernel steers towards",
         Size(dirty),
         Size(begins),
@@ -44,7 +45,7 @@ fn limited(case: &Case<'_>, name: &str, pauses: &[&PauseCounts]) -> Finding {
     ))
     .with("device", name)
     .with("dirty_bytes", dirty)
-    .with("pauses_begin_bytes", begins)
+    .with("throttling_begins_bytes", begins)
     .with("device_dirty_bytes", on_device)
     .with("device_setpoint_bytes", steered);
     Finding {
@@ -54,12 +55,12 @@ fn limited(case: &Case<'_>, name: &str, pauses: &[&PauseCounts]) -> Finding {
         title: format!("device {name} has a limit on dirty pages of its own, and that was full"),
         evidence: vec![whole, in_force(name, device)],
         cost: format!(
-            "the databases' tasks were paused for {} in {}, however few pages were dirty elsewhere; a higher limit \
+            "the databases' tasks were throttled for {} in {}, however few pages were dirty elsewhere; a higher limit \
              on the whole (vm.dirty_bytes, vm.dirty_ratio) changes next to nothing",
             time(total),
-            time(case.period())
+            time(observation.period())
         ),
-        mends: mends(name, device),
+        fixes: fixes(name, device),
         pagekeeper: None,
     }
 }
@@ -90,22 +91,22 @@ fn in_force(name: &str, device: Option<&BackingDevice>) -> Evidence {
     evidence
 }
 
-fn mends(name: &str, device: Option<&BackingDevice>) -> Vec<Mend> {
-    let set = |setting: &str, value: u64, why: &str| Mend {
-        kind: MendKind::System,
+fn fixes(name: &str, device: Option<&BackingDevice>) -> Vec<Fix> {
+    let set = |setting: &str, value: u64, why: &str| Fix {
+        kind: FixKind::System,
         act: format!("echo {value} >/sys/class/bdi/{name}/{setting}"),
         note: format!("at once, until the device comes anew (of FUSE: until it is mounted again); {why}"),
     };
-    let mut mends = Vec::new();
+    let mut fixes = Vec::new();
     if device.is_none_or(|device| device.strict_limit == Some(true)) {
-        let why = "its writers are then paused only where the limits on the whole are full. Such a limit may be meant: it \
+        let why = "its writers are then throttled only where the limits on the whole are full. Such a limit may be meant: it \
                    keeps a slow or untrusted device, as FUSE's, from filling memory with pages that take long to write";
-        mends.push(set("strict_limit", 0, why));
+        fixes.push(set("strict_limit", 0, why));
     }
     if let Some(ratio) = device.map(|device| device.max_ratio).filter(|ratio| *ratio < 100) {
         let why = "or a larger share of the limit, in percent, where it is to keep a limit of its own; max_bytes sets the \
                    same in bytes (Linux 6.2)";
-        mends.push(set("max_ratio", (ratio.max(1) * 4).min(100), why));
+        fixes.push(set("max_ratio", (ratio.max(1) * 4).min(100), why));
     }
-    mends
+    fixes
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::settings::{Engine, Settings};
 use crate::testing::{DEV, MIB, database, file, look, opener, pages, pauses, residency};
-use crate::{MendKind, Streamer};
+use crate::{FixKind, Streamer};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::Look;
@@ -41,9 +41,9 @@ fn rocksdb() -> (Look, Look) {
 }
 
 fn find_in(before: &Look, after: &Look) -> Vec<Finding> {
-    let mut case = Case::new(before, after);
-    case.settings = vec![Settings::new(Engine::RocksDb)];
-    find(&case)
+    let mut observation = Observation::new(before, after);
+    observation.settings = vec![Settings::new(Engine::RocksDb)];
+    find(&observation)
 }
 
 fn text(finding: &Finding) -> String {
@@ -55,17 +55,17 @@ fn a_writer_that_waits_for_its_own_tables() {
     let (before, after) = rocksdb();
     let findings = find_in(&before, &after);
     let kinds: Vec<Kind> = findings.iter().map(|finding| finding.kind).collect();
-    assert_eq!(kinds, [Kind::SharedDevice, Kind::WritersPaused]);
-    let paused = &findings[1];
+    assert_eq!(kinds, [Kind::SharedDevice, Kind::WritersThrottled]);
+    let throttled = &findings[1];
     // 70 ms in 10 s, and none of 50 ms.
-    assert_eq!(paused.severity, Severity::Warning);
-    assert_eq!(paused.title, "its writers were paused 3 times for dirty pages, for 70.0 ms in 10.0 s");
-    assert!(paused.cost.contains("the longest write 40.0 ms"), "{}", paused.cost);
-    let said = text(paused);
+    assert_eq!(throttled.severity, Severity::Warning);
+    assert_eq!(throttled.title, "its writers were throttled 3 times for dirty pages, for 70.0 ms in 10.0 s");
+    assert!(throttled.cost.contains("the longest write 40.0 ms"), "{}", throttled.cost);
+    let said = text(throttled);
     for part in [
-        "db_bench (thread 100) was paused 3 times, in 3 writes, for 70.0 ms in all, the longest write for 40.0 ms; on device \
+        "db_bench (thread 100) was throttled 3 times, in 3 writes, for 70.0 ms in all, the longest write for 40.0 ms; on device \
          8:0, which holds /data",
-        "31 MiB were dirty, 7 MiB over the 24 MiB where pauses begin; the limit is 32 MiB",
+        "31 MiB were dirty, 7 MiB over the 24 MiB where throttling begins; the limit is 32 MiB",
         "of 100 MiB that came to device 8:0 by writing: 60 % by rocksdb (process 100) to its data files",
         "20 % by rocksdb (process 100) to its log (wal)",
         "20 % by cp (process 55)",
@@ -73,13 +73,13 @@ fn a_writer_that_waits_for_its_own_tables() {
         assert!(said.contains(part), "{part:?} in {said}");
     }
     // The writer comes first, whatever its threads in the background took.
-    assert_eq!(paused.evidence[0].figures["task"], "db_bench");
-    assert_eq!(paused.evidence[1].figures["background"], true);
-    assert_eq!(paused.mends[0].act, "use_direct_io_for_flush_and_compaction=true");
-    // What it does about that is told once, and what moves the log is told with the log.
-    let acts = |finding: &Finding| finding.mends.iter().map(|mend| mend.act.clone()).collect::<Vec<_>>();
+    assert_eq!(throttled.evidence[0].figures["task"], "db_bench");
+    assert_eq!(throttled.evidence[1].figures["background"], true);
+    assert_eq!(throttled.fixes[0].act, "use_direct_io_for_flush_and_compaction=true");
+    // The fix for that is reported once, and what moves the log is reported with the log.
+    let acts = |finding: &Finding| finding.fixes.iter().map(|fix| fix.act.clone()).collect::<Vec<_>>();
     assert_eq!(acts(&findings[0]), ["wal_dir=/ANOTHER/DISK"]);
-    assert!(!acts(paused).iter().any(|act| act.starts_with("sysctl")), "{:?}", paused.mends);
+    assert!(!acts(throttled).iter().any(|act| act.starts_with("sysctl")), "{:?}", throttled.fixes);
     let shared = text(&findings[0]);
     for part in [
         "20 MiB of log came to device 8:0, which holds /data (such as 000007.log)",
@@ -101,7 +101,7 @@ fn long_waits_are_serious_and_those_of_the_background_are_not() {
     trace.pauses = Some(vec![pauses(100, "rocksdb:low", &[200; 20], LEVELS)]);
     let findings = find_in(&before, &after);
     assert!(findings.iter().all(|finding| finding.severity == Severity::Note), "{findings:?}");
-    assert!(findings[1].title.starts_with("its background threads were paused 20 times"), "{findings:?}");
+    assert!(findings[1].title.starts_with("its background threads were throttled 20 times"), "{findings:?}");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn pauses_of_others_are_theirs() {
 }
 
 #[test]
-fn a_log_elsewhere_shares_nothing() {
+fn a_move_log_shares_nothing() {
     let (before, mut after) = rocksdb();
     after.files[0].inode.dev += 1;
     let elsewhere = after.files[0].inode;
@@ -123,7 +123,7 @@ fn a_log_elsewhere_shares_nothing() {
     trace.pages.as_mut().unwrap()[0].file = elsewhere;
     let findings = find_in(&before, &after);
     assert_eq!(findings.len(), 1);
-    assert_eq!(findings[0].kind, Kind::WritersPaused);
+    assert_eq!(findings[0].kind, Kind::WritersThrottled);
     // Nor does one that is written directly.
     let (before, mut after) = rocksdb();
     after.files[0].openers[0].kind = OpenerKind::Direct(Access::WriteOnly);
@@ -136,9 +136,9 @@ fn no_higher_limit_is_named_for_a_device_with_its_own() {
     let machine = &mut after.change.as_mut().unwrap().machine;
     (machine.dirtied, machine.written) = (Some(100 * MIB), Some(90 * MIB));
     let named = |after: &Look| {
-        let found = find_in(&before, after).into_iter().find(|found| found.kind == Kind::WritersPaused);
-        let mends = found.unwrap().mends.into_iter().map(|mend| mend.act);
-        mends.filter(|act| act.contains("see the finding")).collect::<Vec<_>>()
+        let found = find_in(&before, after).into_iter().find(|found| found.kind == Kind::WritersThrottled);
+        let fixes = found.unwrap().fixes.into_iter().map(|fix| fix.act);
+        fixes.filter(|act| act.contains("see the finding")).collect::<Vec<_>>()
     };
     assert!(named(&after)[0].starts_with("a higher limit"), "{:?}", named(&after));
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
@@ -152,7 +152,7 @@ fn a_log_that_nothing_comes_to_shares_nothing() {
     let log = after.files[0].inode;
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages.as_mut().unwrap().retain(|counts| counts.file != log);
-    assert!(find_in(&before, &after).iter().all(|found| found.kind == Kind::WritersPaused));
+    assert!(find_in(&before, &after).iter().all(|found| found.kind == Kind::WritersThrottled));
     // It is written over in place.
     after.files[0].residency = Some(residency(MIB, 8192));
     let found = find_in(&before, &after);
@@ -163,30 +163,26 @@ fn a_log_that_nothing_comes_to_shares_nothing() {
 fn who_wrote_most_is_what_pagekeeper_is_offered_for() {
     let (before, mut after) = rocksdb();
     after.databases[0].name = "db_bench".to_owned();
-    let paused = |after: &Look| {
+    let throttled = |after: &Look| {
         let mut found = find_in(&before, after);
         found.pop().unwrap()
     };
-    let own = paused(&after);
+    let own = throttled(&after);
     let now = own.pagekeeper.unwrap();
     assert!(now.starts_with("`pagekeeper run --profile rocksdb -- db_bench ...`"), "{now}");
-    assert!(own.mends.iter().all(|mend| mend.kind != MendKind::Command), "{:?}", own.mends);
+    assert!(own.fixes.iter().all(|fix| fix.kind != FixKind::Command), "{:?}", own.fixes);
     // Another program writes more.
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages.as_mut().unwrap().push(pages(Inode { dev: DEV, ino: 2 }, 56, "dd", 900 * MIB, 0));
-    let other = paused(&after);
-    let acts: Vec<&str> = other
-        .mends
-        .iter()
-        .filter(|mend| mend.kind == MendKind::Command)
-        .map(|mend| mend.act.as_str())
-        .collect();
+    let other = throttled(&after);
+    let acts: Vec<&str> =
+        other.fixes.iter().filter(|fix| fix.kind == FixKind::Command).map(|fix| fix.act.as_str()).collect();
     assert_eq!(acts, ["pagekeeper run -- dd ...", "dd oflag=direct bs=1M ..."]);
     assert!(other.pagekeeper.unwrap().contains("before dd"));
     // What no library is preloaded into is not named.
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages.as_mut().unwrap().last_mut().unwrap().task.as_mut().unwrap().name = "kworker/u8:1".to_owned();
-    assert!(paused(&after).mends.iter().all(|mend| mend.kind != MendKind::Command));
+    assert!(throttled(&after).fixes.iter().all(|fix| fix.kind != FixKind::Command));
 }
 
 #[test]
@@ -197,7 +193,7 @@ fn processes_of_postgresql_in_the_background_serve_nobody() {
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pauses =
         Some(vec![pauses(101, "postgres", &[200; 9], LEVELS), pauses(102, "postgres", &[10], LEVELS)]);
-    let mut case = Case::new(&before, &after);
+    let mut observation = Observation::new(&before, &after);
     let titled = |pid, title: &str| Streamer {
         pid,
         title: title.to_owned(),
@@ -205,14 +201,18 @@ fn processes_of_postgresql_in_the_background_serve_nobody() {
         group_beside: None,
         files: Vec::new(),
     };
-    case.streamers = vec![
+    observation.streamers = vec![
         titled(101, "postgres: 15/main: background writer"),
         titled(102, "postgres: app app [local] INSERT"),
     ];
-    let title = |case: &Case<'_>| find(case).pop().unwrap().title;
-    assert_eq!(title(&case), "its writers were paused once for dirty pages, for 10.0 ms in 10.0 s");
-    case.streamers[1].title = "postgres: checkpointer ".to_owned();
-    assert!(title(&case).starts_with("its background threads were paused 10 times"), "{}", title(&case));
+    let title = |observation: &Observation<'_>| find(observation).pop().unwrap().title;
+    assert_eq!(title(&observation), "its writers were throttled once for dirty pages, for 10.0 ms in 10.0 s");
+    observation.streamers[1].title = "postgres: checkpointer ".to_owned();
+    assert!(
+        title(&observation).starts_with("its background threads were throttled 10 times"),
+        "{}",
+        title(&observation)
+    );
 }
 
 #[test]
@@ -248,19 +248,19 @@ fn the_log_that_is_written_is_the_one_to_move() {
         pages(binlog, 100, "mariadbd", 20 * MIB, 0),
         pages(table, 100, "mariadbd", 60 * MIB, 0),
     ]);
-    let mut case = Case::new(&before, &after);
-    case.settings = vec![Settings::new(Engine::MariaDb)];
-    let shared = |case: &Case<'_>| {
-        let found = find(case).into_iter().find(|finding| finding.kind == Kind::SharedDevice).unwrap();
-        (found.mends[0].act.clone(), found.mends.len(), found.evidence[0].figures["log_path"].clone())
+    let mut observation = Observation::new(&before, &after);
+    observation.settings = vec![Settings::new(Engine::MariaDb)];
+    let shared = |observation: &Observation<'_>| {
+        let found = find(observation).into_iter().find(|finding| finding.kind == Kind::SharedDevice).unwrap();
+        (found.fixes[0].act.clone(), found.fixes.len(), found.evidence[0].figures["log_path"].clone())
     };
-    let all = shared(&case);
+    let all = shared(&observation);
     assert_eq!((all.0.as_str(), all.1), ("log_bin=/ANOTHER/DISK/mysql-bin", 1));
     assert_eq!(all.2, "/data/mysql-bin.000003");
     // Where as much goes to another log, that is to move, too.
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages.as_mut().unwrap()[0] = pages(aria, 100, "mariadbd", 10 * MIB, 0);
-    let mut case = Case::new(&before, &after);
-    case.settings = vec![Settings::new(Engine::MariaDb)];
-    assert_eq!(shared(&case).1, 2);
+    let mut observation = Observation::new(&before, &after);
+    observation.settings = vec![Settings::new(Engine::MariaDb)];
+    assert_eq!(shared(&observation).1, 2);
 }

@@ -35,8 +35,8 @@ fn text(finding: &Finding) -> String {
 #[test]
 fn nothing_is_said_of_limits_that_nobody_meets() {
     let (before, after) = low(100, 100);
-    assert_eq!(find(&Case::new(&before, &after)), []);
-    assert_eq!(find(&Case::new(&look(), &look())), []);
+    assert_eq!(find(&Observation::new(&before, &after)), []);
+    assert_eq!(find(&Observation::new(&look(), &look())), []);
 }
 
 #[test]
@@ -66,18 +66,21 @@ fn full_limits_with_what_others_would_change() {
     let mut before = before;
     before.host.devices = vec![(DEV, device(0)), (DEV + 1, device(0))];
     after.host.devices = vec![(DEV, device(300 * MIB)), (DEV + 1, device(300 * MIB))];
-    let findings = find(&Case::new(&before, &after));
+    let findings = find(&Observation::new(&before, &after));
     assert_eq!(findings.len(), 1, "{findings:?}");
     let found = &findings[0];
     assert_eq!((found.severity, &found.database), (Severity::Warning, &None));
-    assert_eq!(found.title, "the limits on dirty pages were full: pauses begin at 24 MiB, 31 MiB were dirty");
+    assert_eq!(
+        found.title,
+        "the limits on dirty pages were full: throttling begins at 24 MiB, 31 MiB were dirty"
+    );
     let said = text(found);
     for part in [
         "begins at 16 MiB (vm.dirty_background_bytes=16777216; vm.dirty_background_ratio is 0 and without effect)",
         "pauses at 24 MiB, and the limit is 32 MiB (vm.dirty_bytes=33554432;",
-        "31 MiB were dirty or on their way to storage (7 MiB over where pauses begin); 12 MiB at the end",
+        "31 MiB were dirty or on their way to storage (7 MiB over where throttling begins); 12 MiB at the end",
         "dirty for 30 s, found by a look every 5 s",
-        "40 MiB/s were made dirty, and about 50 MiB/s would have been had nobody been paused; 38 MiB/s were written",
+        "40 MiB/s were made dirty, and about 50 MiB/s would have been had nobody been throttled; 38 MiB/s were written",
         "for device 8:0: 30 MiB/s made dirty, 15 MiB/s written; its share of the limit is 9 MiB",
         "with vm.dirty_bytes=67108864 (64 MiB) after 1 s more",
         "a guess",
@@ -85,9 +88,9 @@ fn full_limits_with_what_others_would_change() {
         assert!(said.contains(part), "{part:?} in {said}");
     }
     assert_eq!(said.matches("for device 8:0").count(), 1, "partitions have one device: {said}");
-    // 12 MiB/s more than is written for 10 s: 120 MiB, a quarter to spare: pauses would begin at 150 MiB.
-    assert_eq!(found.mends[0].act, format!("sysctl -w vm.dirty_bytes={}", 320 * MIB));
-    let note = &found.mends[0].note;
+    // 12 MiB/s more than is written for 10 s: 120 MiB, a quarter to spare: throttling would begin at 150 MiB.
+    assert_eq!(found.fixes[0].act, format!("sysctl -w vm.dirty_bytes={}", 320 * MIB));
+    let note = &found.fixes[0].note;
     for part in [
         "estimate",
         "320 MiB",
@@ -113,7 +116,7 @@ fn a_devices_own_limit_is_not_taken_for_that_on_the_whole() {
     (dirty.dirty, dirty.writeback) = (4 * MIB, 0);
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pauses.as_mut().unwrap().push(pauses(100, "db", &[60; 20], levels));
-    let found = find(&Case::new(&before, &after));
+    let found = find(&Observation::new(&before, &after));
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(found[0].title, "device 8:0 has a limit on dirty pages of its own, and that was full");
     assert_eq!(found[0].severity, Severity::Warning);
@@ -130,36 +133,36 @@ fn a_devices_own_limit_is_not_taken_for_that_on_the_whole() {
         stats: None,
     };
     after.host.devices = vec![(DEV, device)];
-    let found = find(&Case::new(&before, &after));
+    let found = find(&Observation::new(&before, &after));
     let said = text(&found[0]);
     for part in [
-        "5 MiB were dirty on the whole host, of 24 MiB where pauses begin; for device 8:0 it was 4 MiB",
+        "5 MiB were dirty on the whole host, of 24 MiB where throttling begins; for device 8:0 it was 4 MiB",
         "in /sys/class/bdi/8:0: strict_limit=1",
         "max_ratio=1, max_bytes=2097152",
     ] {
         assert!(said.contains(part), "{part:?} in {said}");
     }
     assert!(!said.contains("estimated"), "{said}");
-    let acts: Vec<&str> = found[0].mends.iter().map(|mend| mend.act.as_str()).collect();
+    let acts: Vec<&str> = found[0].fixes.iter().map(|fix| fix.act.as_str()).collect();
     assert_eq!(
         acts,
         ["echo 0 >/sys/class/bdi/8:0/strict_limit", "echo 4 >/sys/class/bdi/8:0/max_ratio"],
         "a higher vm.dirty_bytes does nothing"
     );
-    // Where the whole was full as well, both are told.
+    // Where the whole was full as well, both are reported.
     pause(&mut after, 101, 100);
     after.databases[0].workers = vec![101];
-    assert_eq!(find(&Case::new(&before, &after)).len(), 2);
+    assert_eq!(find(&Observation::new(&before, &after)).len(), 2);
 }
 
 #[test]
 fn pauses_of_others_are_a_note_at_most() {
     let (before, mut after) = low(400, 400);
     pause(&mut after, 77, 10);
-    let findings = find(&Case::new(&before, &after));
+    let findings = find(&Observation::new(&before, &after));
     assert_eq!(findings[0].severity, Severity::Note);
     // As fast as they are made dirty: room for the fullest is enough.
-    assert_eq!(findings[0].mends[0].act, format!("sysctl -w vm.dirty_bytes={}", 64 * MIB));
+    assert_eq!(findings[0].fixes[0].act, format!("sysctl -w vm.dirty_bytes={}", 64 * MIB));
 }
 
 #[test]
@@ -167,12 +170,12 @@ fn no_limit_bridges_a_disk_that_is_far_too_slow() {
     let (before, mut after) = low(10_000, 1000);
     pause(&mut after, 100, 100);
     after.host.dirty.dirtyable = 2 * GIB;
-    let case = Case::new(&before, &after);
-    assert_eq!(find(&case)[0].mends[0].kind, MendKind::Advice);
-    assert_eq!(raise(&case), None);
+    let observation = Observation::new(&before, &after);
+    assert_eq!(find(&observation)[0].fixes[0].kind, FixKind::Advice);
+    assert_eq!(raise(&observation), None);
     // Nothing is advised where nothing was counted.
     after.change.as_mut().unwrap().machine.written = None;
-    assert_eq!(find(&Case::new(&before, &after))[0].mends, []);
+    assert_eq!(find(&Observation::new(&before, &after))[0].fixes, []);
 }
 
 #[test]
@@ -180,7 +183,7 @@ fn odd_settings_are_notes() {
     let mut parameters = look().host.dirty.parameters;
     let of = |parameters: &DirtyParameters| {
         let findings = odd(parameters, &parameters.thresholds(10 * GIB), 10 * GIB);
-        findings.into_iter().map(|finding| (finding.title, finding.mends[0].act.clone())).collect::<Vec<_>>()
+        findings.into_iter().map(|finding| (finding.title, finding.fixes[0].act.clone())).collect::<Vec<_>>()
     };
     assert_eq!(of(&parameters), []);
     parameters.background = Limit::Bytes(GIB);
@@ -198,17 +201,17 @@ fn odd_settings_are_notes() {
 }
 
 #[test]
-fn without_tracing_it_is_told_once_and_no_task_is_blamed() {
+fn without_tracing_it_is_reported_once_and_no_task_is_blamed() {
     let (before, mut after) = low(10_000, 400);
     after.change.as_mut().unwrap().trace = None;
     after.change.as_mut().unwrap().machine.io_stalled = Some(Duration::from_secs(2));
-    assert_eq!(find(&Case::new(&before, &after)), [], "not full");
+    assert_eq!(find(&Observation::new(&before, &after)), [], "not full");
     after.host.dirty.writeback = 30 * MIB;
-    let case = Case::new(&before, &after);
-    let findings = crate::examine(&case);
+    let observation = Observation::new(&before, &after);
+    let findings = crate::examine(&observation);
     assert_eq!(findings.len(), 1, "{findings:?}");
     assert_eq!((findings[0].severity, &findings[0].database), (Severity::Warning, &None));
-    assert!(findings[0].cost.contains("can't be told without tracing"), "{}", findings[0].cost);
+    assert!(findings[0].cost.contains("is not known without tracing"), "{}", findings[0].cost);
     assert!(
         text(&findings[0]).contains("waited for storage during 2.0 s of 10.0 s"),
         "{}",
@@ -219,6 +222,6 @@ fn without_tracing_it_is_told_once_and_no_task_is_blamed() {
 #[test]
 fn what_is_written_within_a_second_takes_no_zero_seconds() {
     let flow = Flow { dirtied: 0, written: 1 << 30, wanted: 0 };
-    let note = Raise { limit: 64 * MIB, burst: Duration::from_secs(10), flow }.mend().note;
+    let note = Raise { limit: 64 * MIB, burst: Duration::from_secs(10), flow }.fix().note;
     assert!(note.contains(", 62.5 ms at the rate that was watched,"), "{note}");
 }

@@ -8,7 +8,7 @@ use pagekeeper_kernel::pressure::CgroupVersion;
 use pagekeeper_observe::File;
 
 use super::Stream;
-use crate::{Case, Kind, Mend, MendKind};
+use crate::{Fix, FixKind, Kind, Observation};
 
 /// What a group of its own is given, as `memory.limit_in_bytes` and systemd take it. Streams need a few MiB of read-ahead
 /// and what is dirty.
@@ -18,11 +18,11 @@ const GROUP: &str = "256M";
 pub(crate) const STATIC: [&str; 5] = ["restic", "rclone", "kopia", "wal-g", "duplicacy"];
 
 /// What helps: the program under pagekeeper first, then its own options, where it has any.
-pub(super) fn mends(case: &Case<'_>, index: usize, stream: &Stream<'_>) -> Vec<Mend> {
-    let mut mends = case.mends(Kind::Stream, index);
+pub(super) fn fixes(observation: &Observation<'_>, index: usize, stream: &Stream<'_>) -> Vec<Fix> {
+    let mut fixes = observation.fixes(Kind::Stream, index);
     let title = stream.streamer.map(|streamer| streamer.title.as_str()).unwrap_or_default();
     let mut command = |act: &str, note: &str| {
-        mends.push(Mend { kind: MendKind::Command, act: act.to_owned(), note: note.to_owned() });
+        fixes.push(Fix { kind: FixKind::Command, act: act.to_owned(), note: note.to_owned() });
     };
     // What a server's own worker does is not the program's that asked for it.
     if !stream.worker && !STATIC.contains(&stream.name) {
@@ -54,8 +54,8 @@ pub(super) fn mends(case: &Case<'_>, index: usize, stream: &Stream<'_>) -> Vec<M
         ),
         _ => {}
     }
-    mends.extend(own_group(stream));
-    mends
+    fixes.extend(own_group(stream));
+    fixes
 }
 
 /// Whether pagekeeper knows it for a stream by its name.
@@ -64,7 +64,7 @@ pub(crate) fn usual(name: &str) -> bool {
 }
 
 /// A memory cgroup of the stream's own, in which it reclaims its own pages.
-fn own_group(stream: &Stream<'_>) -> Option<Mend> {
+fn own_group(stream: &Stream<'_>) -> Option<Fix> {
     // The server's own worker lives in the server's group.
     if stream.worker {
         return None;
@@ -74,8 +74,8 @@ fn own_group(stream: &Stream<'_>) -> Option<Mend> {
     Some(match (version, group) {
         (Some(CgroupVersion::V1), Some(group)) => {
             let group = group.display();
-            Mend {
-                kind: MendKind::Command,
+            Fix {
+                kind: FixKind::Command,
                 act: format!(
                     "mkdir {group} && echo {GROUP} >{group}/memory.limit_in_bytes && echo {} >{group}/cgroup.procs",
                     stream.pid
@@ -85,8 +85,8 @@ fn own_group(stream: &Stream<'_>) -> Option<Mend> {
                     .to_owned(),
             }
         }
-        _ => Mend {
-            kind: MendKind::Command,
+        _ => Fix {
+            kind: FixKind::Command,
             act: format!("systemd-run --scope -p MemoryHigh={GROUP} -- {} ...", stream.name),
             note: "start it so the next time: in a memory cgroup of its own what it brings in pushes out its own pages \
                    only. Pages that are there already stay with whoever brought them in"

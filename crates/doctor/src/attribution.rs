@@ -1,4 +1,4 @@
-//! Who made how much dirty on which device, as far as page-cache adds tell.
+//! Attributes dirty pages: who made how much dirty on which device, as far as page-cache adds show it.
 //!
 //! The kernel does not say who dirtied a page; it says who brought it into the page cache. What came to a file that
 //! grew, or that somebody may write, is taken for written. Pages that were there already and were written again are
@@ -13,7 +13,7 @@ use pagekeeper_observe::{Database, File, Look, Opener, OpenerKind};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{PageCounts, Task};
 
-use crate::Case;
+use crate::Observation;
 
 /// Says how it was got, for evidence.
 pub(crate) const HOW: &str = "counted as pages that came to files that grew or are open for writing; pages written \
@@ -52,8 +52,8 @@ pub(crate) fn is_log(class: FileClass) -> bool {
 }
 
 /// The kernel's name for the backing device of a file system, as tracing names it.
-pub(crate) fn device_name(case: &Case<'_>, dev: u64) -> String {
-    let mut known = [case.after, case.before].into_iter().flat_map(|look| &look.host.devices);
+pub(crate) fn device_name(observation: &Observation<'_>, dev: u64) -> String {
+    let mut known = [observation.after, observation.before].into_iter().flat_map(|look| &look.host.devices);
     match known.find(|(other, _)| *other == dev) {
         Some((_, device)) => device.name.clone(),
         // A disk without partitions, as far as is known.
@@ -62,19 +62,21 @@ pub(crate) fn device_name(case: &Case<'_>, dev: u64) -> String {
 }
 
 /// What was written to a device while watching, most first; `None` where pages were not traced.
-pub(crate) fn on_device<'a>(case: &Case<'a>, device: &str) -> Option<Vec<Written<'a>>> {
+pub(crate) fn on_device<'a>(observation: &Observation<'a>, device: &str) -> Option<Vec<Written<'a>>> {
     let mut all: BTreeMap<(Owner, Option<FileClass>), Written<'a>> = BTreeMap::new();
     let mut most: BTreeMap<(Owner, Option<FileClass>), u64> = BTreeMap::new();
-    let files = Files::new(case);
-    for counts in case.trace()?.pages.as_ref()? {
+    let files = Files::new(observation);
+    for counts in observation.trace()?.pages.as_ref()? {
         let bytes = counts.flow.added.bytes;
         let Some(task) = counts.task.as_ref().filter(|_| bytes > 0) else { continue };
-        if device_name(case, counts.file.dev) != device || !files.was_written(case, counts, task) {
+        if device_name(observation, counts.file.dev) != device
+            || !files.was_written(observation, counts, task)
+        {
             continue;
         }
         let file = files.after.get(&counts.file).or_else(|| files.before.get(&counts.file));
         let class = file.and_then(|file| file.class);
-        let owner = owner(case, task);
+        let owner = owner(observation, task);
         let key = (owner.clone(), class);
         let path = file.map(|file| file.path.as_path());
         let written = all.entry(key.clone()).or_insert(Written { owner, class, bytes: 0, path: None });
@@ -91,37 +93,41 @@ pub(crate) fn on_device<'a>(case: &Case<'a>, device: &str) -> Option<Vec<Written
 
 /// Which database a task belongs to: that whose process or worker it is, or was when the watch began. Of one that came
 /// and went in between only its name is left, and the files whose pages it brought in.
-pub(crate) fn database_of(case: &Case<'_>, task: &Task) -> Option<usize> {
+pub(crate) fn database_of(observation: &Observation<'_>, task: &Task) -> Option<usize> {
     let pid = task.process;
     let own = |database: &Database| database.pid == Some(pid) || database.workers.contains(&pid);
-    if let Some((index, _)) = case.databases().find(|(_, database)| own(database)) {
+    if let Some((index, _)) = observation.databases().find(|(_, database)| own(database)) {
         return Some(index);
     }
-    if let Some(earlier) = case.before.databases.iter().find(|then| own(then)) {
-        return case.databases().find(|(_, database)| database.pid == earlier.pid).map(|(index, _)| index);
+    if let Some(earlier) = observation.before.databases.iter().find(|then| own(then)) {
+        return observation
+            .databases()
+            .find(|(_, database)| database.pid == earlier.pid)
+            .map(|(index, _)| index);
     }
     // What runs and is no worker is another's, whatever its name.
-    case.streamers.iter().find(|streamer| streamer.pid == pid && streamer.title.is_empty())?;
+    observation.streamers.iter().find(|streamer| streamer.pid == pid && streamer.title.is_empty())?;
     // Of a thread that has ended tracing may know its own number alone.
-    let mut alike = case.databases().filter(|(_, known)| known.pid.is_some() && known.name == task.name);
+    let mut alike =
+        observation.databases().filter(|(_, known)| known.pid.is_some() && known.name == task.name);
     let (first, _) = alike.next()?;
     match alike.next() {
         None => Some(first),
-        Some(_) => Some(by_files(case, pid).unwrap_or(first)),
+        Some(_) => Some(by_files(observation, pid).unwrap_or(first)),
     }
 }
 
 /// The database that a process brought the most pages of one file in of.
-fn by_files(case: &Case<'_>, pid: u32) -> Option<usize> {
-    let own = case.trace()?.pages.iter().flatten().filter(|counts| {
+fn by_files(observation: &Observation<'_>, pid: u32) -> Option<usize> {
+    let own = observation.trace()?.pages.iter().flatten().filter(|counts| {
         counts.task.as_ref().is_some_and(|task| task.process == pid) && counts.flow.added.bytes > 0
     });
     let most = own.max_by_key(|counts| counts.flow.added.bytes)?;
-    case.after.files.iter().find(|file| file.inode == most.file)?.database
+    observation.after.files.iter().find(|file| file.inode == most.file)?.database
 }
 
-fn owner(case: &Case<'_>, task: &Task) -> Owner {
-    match database_of(case, task) {
+fn owner(observation: &Observation<'_>, task: &Task) -> Owner {
+    match database_of(observation, task) {
         Some(index) => Owner::Database(index),
         None => Owner::Process(task.process, task.name.clone()),
     }
@@ -134,13 +140,13 @@ struct Files<'a> {
 }
 
 impl<'a> Files<'a> {
-    fn new(case: &Case<'a>) -> Self {
+    fn new(observation: &Observation<'a>) -> Self {
         let of = |look: &'a Look| look.files.iter().map(|file| (file.inode, file)).collect();
-        Self { before: of(case.before), after: of(case.after) }
+        Self { before: of(observation.before), after: of(observation.after) }
     }
 
     /// Whether the pages came by writing.
-    fn was_written(&self, case: &Case<'_>, counts: &PageCounts, task: &Task) -> bool {
+    fn was_written(&self, observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> bool {
         match (self.before.get(&counts.file), self.after.get(&counts.file)) {
             (Some(before), Some(after)) if after.path == before.path => {
                 after.size > before.size || may_write(after, task)
@@ -150,7 +156,7 @@ impl<'a> Files<'a> {
             // It has been removed: what was merged, or a log that was done with.
             (Some(before), None) => may_write(before, task),
             // It came and went, or it is a file of nobody who was looked at.
-            (None, None) => !reads(case, counts, task),
+            (None, None) => !reads(observation, counts, task),
         }
     }
 }
@@ -165,8 +171,8 @@ fn may_write(file: &File, task: &Task) -> bool {
 }
 
 /// Whether another process is known to have the file open for reading only.
-fn reads(case: &Case<'_>, counts: &PageCounts, task: &Task) -> bool {
-    let streamer = case.streamers.iter().find(|streamer| streamer.pid == task.process);
+fn reads(observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> bool {
+    let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     streamer
         .and_then(|streamer| streamer.open(counts.file))
         .is_some_and(|file| file.access == Access::ReadOnly)
@@ -204,19 +210,19 @@ mod tests {
             group_beside: None,
             files: Vec::new(),
         };
-        let mut case = Case::new(&before, &after);
-        case.streamers = vec![streamer(301, ""), streamer(302, ""), streamer(303, "")];
-        assert_eq!(database_of(&case, &task(101, "postgres")), Some(0));
-        assert_eq!(database_of(&case, &task(210, "postgres")), Some(1), "when the watch began");
-        assert_eq!(database_of(&case, &task(301, "postgres")), Some(1), "by its files");
-        assert_eq!(database_of(&case, &task(302, "postgres")), Some(0), "one of the two");
-        assert_eq!(database_of(&case, &task(303, "tar")), None);
-        assert_eq!(database_of(&case, &task(304, "postgres")), None, "that it has ended is not known");
-        case.streamers = vec![streamer(301, "postgres: another's backend")];
-        assert_eq!(database_of(&case, &task(301, "postgres")), None, "it runs, and is no worker");
+        let mut observation = Observation::new(&before, &after);
+        observation.streamers = vec![streamer(301, ""), streamer(302, ""), streamer(303, "")];
+        assert_eq!(database_of(&observation, &task(101, "postgres")), Some(0));
+        assert_eq!(database_of(&observation, &task(210, "postgres")), Some(1), "when the watch began");
+        assert_eq!(database_of(&observation, &task(301, "postgres")), Some(1), "by its files");
+        assert_eq!(database_of(&observation, &task(302, "postgres")), Some(0), "one of the two");
+        assert_eq!(database_of(&observation, &task(303, "tar")), None);
+        assert_eq!(database_of(&observation, &task(304, "postgres")), None, "that it has ended is not known");
+        observation.streamers = vec![streamer(301, "postgres: another's backend")];
+        assert_eq!(database_of(&observation, &task(301, "postgres")), None, "it runs, and is no worker");
         after.databases.truncate(1);
-        let case = Case::new(&before, &after);
-        assert_eq!(database_of(&case, &task(210, "postgres")), None, "its database has ended");
+        let observation = Observation::new(&before, &after);
+        assert_eq!(database_of(&observation, &task(210, "postgres")), None, "its database has ended");
     }
 
     #[test]
@@ -262,15 +268,15 @@ mod tests {
                 pages(Inode { dev: DEV + 1, ino: 1 }, 7, "cp", 128 * MIB, 0),
             ],
         );
-        let mut case = Case::new(&before, &after);
-        case.streamers = vec![Streamer {
+        let mut observation = Observation::new(&before, &after);
+        observation.streamers = vec![Streamer {
             pid: 7,
             title: "cp a b".to_owned(),
             cgroup: None,
             group_beside: None,
             files: vec![StreamerFile { inode: foreign(2), path: "/a".into(), access: Access::ReadOnly }],
         }];
-        let found = on_device(&case, "8:0").unwrap();
+        let found = on_device(&observation, "8:0").unwrap();
         let found: Vec<_> =
             found.iter().map(|one| (&one.owner, one.class, one.bytes / MIB, one.path)).collect();
         let database = Owner::Database(0);
@@ -284,6 +290,6 @@ mod tests {
         );
         let mut blind = after.clone();
         blind.change.as_mut().unwrap().trace = None;
-        assert_eq!(on_device(&Case::new(&before, &blind), "8:0"), None);
+        assert_eq!(on_device(&Observation::new(&before, &blind), "8:0"), None);
     }
 }

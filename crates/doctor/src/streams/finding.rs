@@ -1,4 +1,4 @@
-//! A stream and what it does, in words.
+//! The finding about streams, with its evidence in words.
 
 use std::collections::HashMap;
 
@@ -6,30 +6,35 @@ use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_observe::{Database, File};
 
+use super::fixes::{fixes, pagekeeper};
 use super::idle::reclaimed_by_host;
-use super::mends::{mends, pagekeeper};
 use super::{Loss, Stream, data_files};
-use crate::case::called;
-use crate::limits::{per_second, rate};
+use crate::dirty_limits::{per_second, rate};
+use crate::observation::called;
 use crate::phrases::time;
-use crate::{Case, Evidence, Finding, Kind, Severity};
+use crate::{Evidence, Finding, Kind, Observation, Severity};
 
 /// From so many bytes a second on that a database reads again, it is serious.
 pub(super) const MISSED: u64 = 1 << 20;
-/// So many streams are told apart.
-pub(super) const TOLD: usize = 3;
+/// So many streams are listed.
+pub(super) const NAMED: usize = 3;
 
 /// What a database loses to streams, of which there is at least one.
-pub(super) fn finding(case: &Case<'_>, index: usize, loss: &Loss, streams: &[Stream<'_>]) -> Finding {
-    let database = &case.after.databases[index];
-    let data = data_files(case, index);
+pub(super) fn finding(
+    observation: &Observation<'_>,
+    index: usize,
+    loss: &Loss,
+    streams: &[Stream<'_>],
+) -> Finding {
+    let database = &observation.after.databases[index];
+    let data = data_files(observation, index);
     let main = &streams[0];
-    let missed = per_second(loss.missed(), case.period()).unwrap_or_default();
-    let added = per_second(main.added, case.period()).unwrap_or_default();
+    let missed = per_second(loss.missed(), observation.period()).unwrap_or_default();
+    let added = per_second(main.added, observation.period()).unwrap_or_default();
     let mut evidence: Vec<Evidence> =
-        streams.iter().take(TOLD).map(|stream| of_stream(case, stream, &data)).collect();
-    if streams.len() > TOLD {
-        let others = &streams[TOLD..];
+        streams.iter().take(NAMED).map(|stream| of_stream(observation, stream, &data)).collect();
+    if streams.len() > NAMED {
+        let others = &streams[NAMED..];
         let bytes: u64 = others.iter().map(|stream| stream.added).sum();
         evidence.push(
             Evidence::new(format!("{} more processes brought {} in", others.len(), Size(bytes)))
@@ -37,9 +42,9 @@ pub(super) fn finding(case: &Case<'_>, index: usize, loss: &Loss, streams: &[Str
                 .with("added_bytes", bytes),
         );
     }
-    evidence.push(of_loss(case, loss));
-    evidence.extend(of_refaults(case, loss));
-    evidence.push(of_memory(case, database, main));
+    evidence.push(of_loss(observation, loss));
+    evidence.extend(of_refaults(observation, loss));
+    evidence.push(of_memory(observation, database, main));
     Finding {
         kind: Kind::Stream,
         severity: if missed >= MISSED { Severity::Serious } else { Severity::Warning },
@@ -49,7 +54,7 @@ pub(super) fn finding(case: &Case<'_>, index: usize, loss: &Loss, streams: &[Str
                 "{} (process {}) drops its pages from the page cache, {}",
                 main.name,
                 main.pid,
-                rate(per_second(main.dropped(), case.period()).unwrap_or_default())
+                rate(per_second(main.dropped(), observation.period()).unwrap_or_default())
             )
         } else {
             format!(
@@ -66,13 +71,13 @@ pub(super) fn finding(case: &Case<'_>, index: usize, loss: &Loss, streams: &[Str
              hot set that just fitted halved its throughput and worse",
             rate(missed)
         ),
-        mends: mends(case, index, main),
+        fixes: fixes(observation, index, main),
         pagekeeper: Some(pagekeeper(main, &data)),
     }
 }
 
-fn of_stream(case: &Case<'_>, stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> Evidence {
-    let period = case.period();
+fn of_stream(observation: &Observation<'_>, stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> Evidence {
+    let period = observation.period();
     let path = stream.path(data);
     let title = stream.streamer.map(|streamer| streamer.title.as_str()).filter(|title| !title.is_empty());
     let whose = match path {
@@ -110,8 +115,8 @@ fn of_stream(case: &Case<'_>, stream: &Stream<'_>, data: &HashMap<Inode, &File>)
     evidence
 }
 
-fn of_loss(case: &Case<'_>, loss: &Loss) -> Evidence {
-    let period = case.period();
+fn of_loss(observation: &Observation<'_>, loss: &Loss) -> Evidence {
+    let period = observation.period();
     let gone = match loss.evicted {
         Some(bytes @ 1..) => format!("; {} more than before were missing for it at the end", Size(bytes)),
         _ => String::new(),
@@ -133,9 +138,9 @@ fn of_loss(case: &Case<'_>, loss: &Loss) -> Evidence {
     evidence
 }
 
-pub(super) fn of_refaults(case: &Case<'_>, loss: &Loss) -> Option<Evidence> {
+pub(super) fn of_refaults(observation: &Observation<'_>, loss: &Loss) -> Option<Evidence> {
     let (bytes, place) = loss.refaulted?;
-    let per_second = per_second(bytes, case.period())?;
+    let per_second = per_second(bytes, observation.period())?;
     Some(
         Evidence::new(format!(
             "the kernel counted {} read in again after it had been pushed out, {}, {place}",
@@ -148,7 +153,7 @@ pub(super) fn of_refaults(case: &Case<'_>, loss: &Loss) -> Option<Evidence> {
 }
 
 /// Which memory both share.
-fn of_memory(case: &Case<'_>, database: &Database, stream: &Stream<'_>) -> Evidence {
+fn of_memory(observation: &Observation<'_>, database: &Database, stream: &Stream<'_>) -> Evidence {
     let own = database.cgroup.as_ref();
     let limited = own.and_then(|group| Some((group, group.effective_limit?)));
     let same = own.zip(stream.streamer.and_then(|streamer| streamer.cgroup.as_ref()));
@@ -168,7 +173,7 @@ fn of_memory(case: &Case<'_>, database: &Database, stream: &Stream<'_>) -> Evide
         ),
         None => {
             let reclaimed =
-                reclaimed_by_host(case).map(|bytes| format!(", which had to reclaim {}", Size(bytes)));
+                reclaimed_by_host(observation).map(|bytes| format!(", which had to reclaim {}", Size(bytes)));
             format!(
                 "no memory cgroup sets a limit to the database: both share the host's memory{}",
                 reclaimed.unwrap_or_default()

@@ -1,7 +1,7 @@
-//! The facts that findings are made from, all gathered before: two looks and what was read beside them.
+//! What was observed: the facts that findings are made from, all gathered before: two snapshots and what was read beside them.
 //!
-//! Invariants: a function that finds does no I/O, so that it can be tried on plain data; databases are told by the
-//! index that they have in the *second* look, and files of the two looks are brought together by their inode.
+//! Invariants: a function that finds does no I/O, so that it can be tried on plain data; databases are identified by the
+//! index that they have in the *second* snapshot, and files of the two are brought together by their inode.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use pagekeeper_policy::DiskProfile;
 use pagekeeper_trace::{PauseCounts, TraceCounts};
 
 use crate::settings::Settings;
-use crate::{Journal, Kind, Mend, Snapshot, Streamer};
+use crate::{Fix, Journal, Kind, SavedSnapshot, Streamer};
 
 /// What is known when findings are made.
 #[derive(Debug)]
-pub struct Case<'a> {
+pub struct Observation<'a> {
     /// What was seen when the watch began.
     pub before: &'a Look,
     /// What was seen at its end, and what changed in between.
@@ -35,7 +35,7 @@ pub struct Case<'a> {
     /// The processes that brought the most pages in while watching; see [`streamers`](crate::streamers()).
     pub streamers: Vec<Streamer>,
     /// What was resident before a restart, if that is known.
-    pub snapshot: Option<Snapshot>,
+    pub snapshot: Option<SavedSnapshot>,
     /// What a recovery of each database of [`Self::after`] would read, in its order; none for those past its end.
     pub journals: Vec<Option<Journal>>,
 }
@@ -50,8 +50,8 @@ pub struct Unread {
     pub resident: u64,
 }
 
-impl<'a> Case<'a> {
-    /// A case of two looks alone.
+impl<'a> Observation<'a> {
+    /// An observation of two snapshots alone.
     pub fn new(before: &'a Look, after: &'a Look) -> Self {
         Self {
             before,
@@ -85,7 +85,7 @@ impl<'a> Case<'a> {
         self.change()?.trace.as_ref()
     }
 
-    /// The tasks that were paused for dirty pages while watching; none where that was not traced.
+    /// The tasks that were throttled for dirty pages while watching; none where that was not traced.
     pub(crate) fn pauses(&self) -> impl Iterator<Item = &'a PauseCounts> + use<'a> {
         self.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten()
     }
@@ -105,9 +105,9 @@ impl<'a> Case<'a> {
         self.settings.get(database)
     }
 
-    /// The settings of a database that mend findings of a kind; none if its settings were not read.
-    pub fn mends(&self, kind: Kind, database: usize) -> Vec<Mend> {
-        self.settings_of(database).map(|settings| crate::advice::mends(kind, settings)).unwrap_or_default()
+    /// The settings of a database that fix findings of a kind; none if its settings were not read.
+    pub fn fixes(&self, kind: Kind, database: usize) -> Vec<Fix> {
+        self.settings_of(database).map(|settings| crate::advice::fixes(kind, settings)).unwrap_or_default()
     }
 
     /// A file as it was when the watch began; `None` if it was not there.

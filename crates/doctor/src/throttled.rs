@@ -1,12 +1,12 @@
-//! Databases whose writes are paused for dirty pages, whose pages those are, and whether the log that has to wait shares
+//! Databases whose writes are throttled for dirty pages, whose pages those are, and whether the log that has to wait shares
 //! a device with what fills the limits.
 //!
 //! A write into the page cache returns at once until too much is dirty; then the kernel makes whoever writes wait
-//! (`balance_dirty_pages`), whoever made the pages dirty. Whose output it is comes from page-cache adds ([`written`](crate::written)).
+//! (`balance_dirty_pages`), whoever made the pages dirty. Whose output it is comes from page-cache adds ([`written`](crate::attribution)).
 //!
-//! Threads that work in the background are told apart: being braked is what they are for.
+//! Background threads are reported apart: throttling them is what the limits are for.
 //!
-//! Without tracing there are no tasks: then [`limits`] says that so much is dirty that writers are being paused.
+//! Without tracing there are no tasks: then [`dirty_limits`] says that so much is dirty that writers are being throttled.
 
 mod help;
 
@@ -19,13 +19,13 @@ use pagekeeper_observe::{File, OpenerKind};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{DirtyLevels, PauseCounts, Task};
 
-use crate::advice::{advice, log_elsewhere};
-use crate::case::called;
+use crate::advice::{advice, move_log};
+use crate::attribution::{self, Owner, Written};
+use crate::observation::called;
 use crate::phrases::{file_name, number, percent, time};
-use crate::written::{self, Owner, Written};
-use crate::{Case, Evidence, Finding, Kind, Mend, Severity, limits};
+use crate::{Evidence, Finding, Fix, Kind, Observation, Severity, dirty_limits};
 
-/// So many tasks are told apart, the others counted together.
+/// So many tasks are listed, the others counted together.
 const TASKS: usize = 4;
 /// Fewer bytes are no bulk output.
 const BULK: u64 = 4 << 20;
@@ -38,18 +38,18 @@ const WORTH_MOVING: u64 = 10;
 /// PostgreSQL's processes in the background.
 const POSTGRESQL: [&str; 4] = ["checkpointer", "background writer", "walwriter", "autovacuum worker"];
 
-/// Databases whose writers were paused, and those whose log shares the device with what they were paused for.
-pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
-    let Some(pauses) = case.trace().and_then(|trace| trace.pauses.as_ref()) else {
+/// Databases whose writers were throttled, and those whose log shares the device with what they were throttled for.
+pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    let Some(pauses) = observation.trace().and_then(|trace| trace.pauses.as_ref()) else {
         return Vec::new();
     };
     let mut findings = Vec::new();
-    for (index, _) in case.databases() {
-        let own = pauses.iter().filter(|pause| is_paused(case, pause, index));
-        let found = Paused { index, pauses: own.collect() };
+    for (index, _) in observation.databases() {
+        let own = pauses.iter().filter(|pause| is_throttled(observation, pause, index));
+        let found = Throttled { index, pauses: own.collect() };
         if !found.pauses.is_empty() {
-            let finding = found.finding(case);
-            findings.extend(found.shared(case, finding.severity));
+            let finding = found.finding(observation);
+            findings.extend(found.shared(observation, finding.severity));
             findings.push(finding);
         }
     }
@@ -57,21 +57,21 @@ pub(crate) fn find(case: &Case<'_>) -> Vec<Finding> {
 }
 
 /// Whether there is such a finding of this database.
-pub(crate) fn is_told(case: &Case<'_>, database: usize) -> bool {
-    case.pauses().any(|pause| is_paused(case, pause, database))
+pub(crate) fn is_found(observation: &Observation<'_>, database: usize) -> bool {
+    observation.pauses().any(|pause| is_throttled(observation, pause, database))
 }
 
-fn is_paused(case: &Case<'_>, pause: &PauseCounts, database: usize) -> bool {
-    pause.pauses.count() > 0 && written::database_of(case, &pause.task) == Some(database)
+fn is_throttled(observation: &Observation<'_>, pause: &PauseCounts, database: usize) -> bool {
+    pause.pauses.count() > 0 && attribution::database_of(observation, &pause.task) == Some(database)
 }
 
 /// The pauses of one database's tasks, of each at least one.
-struct Paused<'a> {
+struct Throttled<'a> {
     index: usize,
     pauses: Vec<&'a PauseCounts>,
 }
 
-impl Paused<'_> {
+impl Throttled<'_> {
     /// By device.
     fn devices(&self) -> BTreeMap<&str, Vec<&PauseCounts>> {
         let mut devices: BTreeMap<&str, Vec<&PauseCounts>> = BTreeMap::new();
@@ -81,42 +81,42 @@ impl Paused<'_> {
         devices
     }
 
-    fn finding(&self, case: &Case<'_>) -> Finding {
+    fn finding(&self, observation: &Observation<'_>) -> Finding {
         let (background, own): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
-            self.pauses.iter().partition(|pause| is_background(case, &pause.task));
+            self.pauses.iter().partition(|pause| is_background(observation, &pause.task));
         let of = if own.is_empty() { &background } else { &own };
         let all = Sum::of(of);
         let mut evidence = Vec::new();
         for (device, pauses) in self.devices() {
-            evidence.extend(tasks(case, device, pauses.clone()));
+            evidence.extend(tasks(observation, device, pauses.clone()));
             evidence.push(levels(device, &pauses));
-            evidence.push(whose(case, device));
+            evidence.push(whose(observation, device));
         }
-        evidence.extend(losses(case));
-        let database = &case.after.databases[self.index];
-        let mut mends = case.mends(Kind::WritersPaused, self.index);
-        let other = help::most_by_another(case, self.devices().into_keys());
-        mends.extend(other.iter().flat_map(|name| help::of_another(name)));
+        evidence.extend(losses(observation));
+        let database = &observation.after.databases[self.index];
+        let mut fixes = observation.fixes(Kind::WritersThrottled, self.index);
+        let other = help::most_by_another(observation, self.devices().into_keys());
+        fixes.extend(other.iter().flat_map(|name| help::of_another(name)));
         // The command, with what it would change, is in the finding about the limits, which comes with this one.
         let (own_limit, whole): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
-            self.pauses.iter().partition(|pause| limits::is_devices_own(pause));
+            self.pauses.iter().partition(|pause| dirty_limits::is_devices_own(pause));
         if !own_limit.is_empty() {
-            mends.push(advice("the device has a limit of its own: see the finding on it"));
+            fixes.push(advice("the device has a limit of its own: see the finding on it"));
         }
-        if !whole.is_empty() && limits::raise(case).is_some() {
-            mends
+        if !whole.is_empty() && dirty_limits::raise(observation).is_some() {
+            fixes
                 .push(advice("a higher limit on dirty pages bridges a burst: see the finding on the limits"));
         }
         Finding {
-            kind: Kind::WritersPaused,
-            severity: if own.is_empty() { Severity::Note } else { all.severity(case.period()) },
+            kind: Kind::WritersThrottled,
+            severity: if own.is_empty() { Severity::Note } else { all.severity(observation.period()) },
             database: Some(called(database)),
             title: format!(
-                "its {} were paused {} for dirty pages, for {} in {}",
+                "its {} were throttled {} for dirty pages, for {} in {}",
                 if own.is_empty() { "background threads" } else { "writers" },
                 times(all.count),
                 time(all.total),
-                time(case.period())
+                time(observation.period())
             ),
             evidence,
             cost: if own.is_empty() {
@@ -128,32 +128,32 @@ impl Paused<'_> {
                     "threads that serve it waited for {} in {}, the longest write {}, though nobody asked for what \
                      they wrote to be on disk",
                     time(all.total),
-                    time(case.period()),
+                    time(observation.period()),
                     time(all.longest)
                 )
             },
-            mends,
+            fixes,
             pagekeeper: Some(help::pagekeeper(database, other.as_deref())),
         }
     }
 
-    /// A device that holds the database's log, and takes the bulk output that its writers were paused for.
-    fn shared(&self, case: &Case<'_>, severity: Severity) -> Option<Finding> {
+    /// A device that holds the database's log, and takes the bulk output that its writers were throttled for.
+    fn shared(&self, observation: &Observation<'_>, severity: Severity) -> Option<Finding> {
         let devices = self.devices();
         devices.keys().find_map(|device| {
-            let logs: Vec<&File> = case
+            let logs: Vec<&File> = observation
                 .files_of(self.index)
-                .filter(|file| file.class.is_some_and(written::is_log) && !is_direct(file))
-                .filter(|file| written::device_name(case, file.inode.dev) == *device)
+                .filter(|file| file.class.is_some_and(attribution::is_log) && !is_direct(file))
+                .filter(|file| attribution::device_name(observation, file.inode.dev) == *device)
                 .collect();
             let largest = logs.iter().max_by_key(|file| file.size)?;
-            let all = written::on_device(case, device)?;
+            let all = attribution::on_device(observation, device)?;
             let (own, bulk): (Vec<&Written<'_>>, Vec<&Written<'_>>) = all
                 .iter()
                 .partition(|written| written.owner == Owner::Database(self.index) && written.is_log());
             let sum = |of: &[&Written<'_>]| of.iter().map(|written| written.bytes).sum::<u64>();
             let log = own.iter().find_map(|written| written.path).unwrap_or(&largest.path);
-            let mends = self.moves(case, &own, largest);
+            let fixes = self.moves(observation, &own, largest);
             let (own, output) = (sum(&own), sum(&bulk));
             // A log that is written over in place brings no pages in, but it has dirty ones.
             let unwritten: u64 = logs.iter().filter_map(|file| Some(file.residency?.unwritten())).sum();
@@ -165,33 +165,33 @@ impl Paused<'_> {
                 own => format!("{} of log came to", Size(own)),
             };
             let mut evidence = vec![
-                Evidence::new(format!("{log_pages} {} (such as {})", device_words(case, device), file_name(log)))
+                Evidence::new(format!("{log_pages} {} (such as {})", device_words(observation, device), file_name(log)))
                 .with("device", *device)
                 .with("log_bytes", own)
                 .with("log_path", log.to_string_lossy()),
             ];
             let worth = bulk.iter().filter(|written| written.bytes >= output / 100);
-            evidence.extend(worth.take(TASKS).map(|written| output_of(case, written, own + output)));
+            evidence.extend(worth.take(TASKS).map(|written| output_of(observation, written, own + output)));
             Some(Finding {
                 kind: Kind::SharedDevice,
                 severity,
-                database: Some(called(&case.after.databases[self.index])),
+                database: Some(called(&observation.after.databases[self.index])),
                 title: format!("its log shares device {device} with the output that fills the limits on dirty pages"),
                 evidence,
                 cost: "the kernel reckons dirty pages by device: what heaps up for it makes all wait who write to it, \
                        the log among them"
                     .to_owned(),
-                mends,
+                fixes,
                 pagekeeper: None,
             })
         })
     }
 }
 
-impl Paused<'_> {
+impl Throttled<'_> {
     /// What moves the logs that were written to the device, or the largest where none was seen to be.
-    fn moves(&self, case: &Case<'_>, own: &[&Written<'_>], largest: &File) -> Vec<Mend> {
-        let Some(settings) = case.settings_of(self.index) else { return Vec::new() };
+    fn moves(&self, observation: &Observation<'_>, own: &[&Written<'_>], largest: &File) -> Vec<Fix> {
+        let Some(settings) = observation.settings_of(self.index) else { return Vec::new() };
         let all: u64 = own.iter().map(|written| written.bytes).sum();
         let mut logs: Vec<(FileClass, &Path)> = own
             .iter()
@@ -201,7 +201,7 @@ impl Paused<'_> {
         if logs.is_empty() {
             logs.extend(largest.class.map(|class| (class, largest.path.as_path())));
         }
-        logs.into_iter().filter_map(|(class, path)| log_elsewhere(settings, class, path)).collect()
+        logs.into_iter().filter_map(|(class, path)| move_log(settings, class, path)).collect()
     }
 }
 
@@ -232,10 +232,10 @@ impl Sum {
 
 /// Whether a thread does work in the background: being braked is what it is for. RocksDB names its threads for flushing
 /// and merging so, in every program that embeds it; PostgreSQL has processes, which say it in their titles.
-fn is_background(case: &Case<'_>, task: &Task) -> bool {
+fn is_background(observation: &Observation<'_>, task: &Task) -> bool {
     // "postgres: checkpointer", or "postgres: NAME OF THE CLUSTER: checkpointer".
     let work = |title: &str| Some(title.strip_prefix("postgres: ")?.rsplit(": ").next()?.to_owned());
-    let streamer = case.streamers.iter().find(|streamer| streamer.pid == task.process);
+    let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     let work = streamer.and_then(|streamer| work(&streamer.title)).unwrap_or_default();
     task.name.starts_with("rocksdb:") || POSTGRESQL.iter().any(|name| work.starts_with(name))
 }
@@ -245,18 +245,18 @@ fn is_direct(file: &File) -> bool {
     !file.openers.is_empty() && file.openers.iter().all(|opener| matches!(opener.kind, OpenerKind::Direct(_)))
 }
 
-/// Who was paused for a device, the longest first.
-fn tasks(case: &Case<'_>, device: &str, mut pauses: Vec<&PauseCounts>) -> Vec<Evidence> {
+/// Who was throttled for a device, the longest first.
+fn tasks(observation: &Observation<'_>, device: &str, mut pauses: Vec<&PauseCounts>) -> Vec<Evidence> {
     pauses.sort_by_key(|pause| {
-        (is_background(case, &pause.task), std::cmp::Reverse(pause.pauses.total()), pause.task.thread)
+        (is_background(observation, &pause.task), std::cmp::Reverse(pause.pauses.total()), pause.task.thread)
     });
-    let (told, others) = pauses.split_at(pauses.len().min(TASKS));
-    let on = device_words(case, device);
-    let mut evidence: Vec<Evidence> = told
+    let (named, others) = pauses.split_at(pauses.len().min(TASKS));
+    let on = device_words(observation, device);
+    let mut evidence: Vec<Evidence> = named
         .iter()
         .map(|pause| {
             Evidence::new(format!(
-                "{} (thread {}) was paused {}, in {}, for {} in all, the longest write for {}; on {on}",
+                "{} (thread {}) was throttled {}, in {}, for {} in all, the longest write for {}; on {on}",
                 pause.task.name,
                 pause.task.thread,
                 times(pause.pauses.count()),
@@ -267,11 +267,11 @@ fn tasks(case: &Case<'_>, device: &str, mut pauses: Vec<&PauseCounts>) -> Vec<Ev
             .with("task", pause.task.name.as_str())
             .with("process", pause.task.process)
             .with("thread", pause.task.thread)
-            .with("background", is_background(case, &pause.task))
+            .with("background", is_background(observation, &pause.task))
             .with("device", device)
             .with("pauses", pause.pauses.count())
             .with("waits", pause.waits)
-            .with("paused_seconds", pause.pauses.total().as_secs_f64())
+            .with("throttled_seconds", pause.pauses.total().as_secs_f64())
             .with("longest_wait_seconds", pause.longest_wait.as_secs_f64())
         })
         .collect();
@@ -279,20 +279,20 @@ fn tasks(case: &Case<'_>, device: &str, mut pauses: Vec<&PauseCounts>) -> Vec<Ev
         let sum = Sum::of(others);
         evidence.push(
             Evidence::new(format!(
-                "{} more of its threads were paused {}, for {} in all",
+                "{} more of its threads were throttled {}, for {} in all",
                 others.len(),
                 times(sum.count),
                 time(sum.total)
             ))
             .with("tasks", others.len())
             .with("pauses", sum.count)
-            .with("paused_seconds", sum.total.as_secs_f64()),
+            .with("throttled_seconds", sum.total.as_secs_f64()),
         );
     }
     evidence
 }
 
-/// How full the limits were when tasks were paused for a device.
+/// How full the limits were when tasks were throttled for a device.
 fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
     let count = pauses.iter().map(|pause| u128::from(pause.pauses.count())).sum::<u128>().max(1);
     let mean = |of: fn(&DirtyLevels) -> u64| {
@@ -303,11 +303,14 @@ fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
         (mean(|levels| levels.dirty), mean(DirtyLevels::threshold), mean(|levels| levels.limit));
     let (on_device, steered) = (mean(|levels| levels.device_dirty), mean(|levels| levels.device_setpoint));
     let over = match dirty.checked_sub(begins) {
-        Some(over) if over > 0 => format!("{} over the {} where pauses begin", Size(over), Size(begins)),
-        _ => format!("less than the {} where pauses begin: the device has a limit of its own", Size(begins)),
+        Some(over) if over > 0 => format!("{} over the {} where throttling begins", Size(over), Size(begins)),
+        _ => format!(
+            "less than the {} where throttling begins: the device has a limit of its own",
+            Size(begins)
+        ),
     };
     Evidence::new(format!(
-        "when they were paused {} were dirty, {over}; the limit is {}. For device {device} it was {}, of a share of {} \
+        "when they were throttled {} were dirty, {over}; the limit is {}. For device {device} it was {}, of a share of {} \
          that the kernel steers towards (means)",
         Size(dirty),
         Size(limit),
@@ -316,7 +319,7 @@ fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
     ))
     .with("device", device)
     .with("dirty_bytes", dirty)
-    .with("pauses_begin_bytes", begins)
+    .with("throttling_begins_bytes", begins)
     .with("over_bytes", dirty.saturating_sub(begins))
     .with("limit_bytes", limit)
     .with("device_dirty_bytes", on_device)
@@ -324,16 +327,16 @@ fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
 }
 
 /// Who wrote what share of what came to a device.
-fn whose(case: &Case<'_>, device: &str) -> Evidence {
-    let Some(all) = written::on_device(case, device) else {
+fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
+    let Some(all) = attribution::on_device(observation, device) else {
         return Evidence::new(format!(
-            "whose pages those on device {device} are can't be told: pages were not traced"
+            "whose pages those on device {device} are is not known: pages were not traced"
         ));
     };
     let total: u64 = all.iter().map(|written| written.bytes).sum();
     if total == 0 {
         return Evidence::new(format!(
-            "whose pages those on device {device} are can't be told: none came while watching, they were there before \
+            "whose pages those on device {device} are is not known: none came while watching, they were there before \
              or were written again"
         ));
     }
@@ -341,11 +344,11 @@ fn whose(case: &Case<'_>, device: &str) -> Evidence {
         .iter()
         .take(TASKS)
         .filter(|written| written.bytes >= total / 100)
-        .map(|written| format!("{} {}", percent(written.bytes, total), owner(case, written)))
+        .map(|written| format!("{} {}", percent(written.bytes, total), owner(observation, written)))
         .collect();
     let shares = all.iter().take(TASKS).map(|written| {
         serde_json::json!({
-            "owner": owner(case, written),
+            "owner": owner(observation, written),
             "class": written.class.map(|class| class.to_string()),
             "bytes": written.bytes,
         })
@@ -354,7 +357,7 @@ fn whose(case: &Case<'_>, device: &str) -> Evidence {
         "of {} that came to device {device} by writing: {} ({})",
         Size(total),
         parts.join(", "),
-        written::HOW
+        attribution::HOW
     ))
     .with("device", device)
     .with("written_bytes", total)
@@ -362,7 +365,7 @@ fn whose(case: &Case<'_>, device: &str) -> Evidence {
 }
 
 /// "by rocksdb (process 7) to its data files".
-fn owner(case: &Case<'_>, written: &Written<'_>) -> String {
+fn owner(observation: &Observation<'_>, written: &Written<'_>) -> String {
     match &written.owner {
         Owner::Database(index) => {
             let what = match written.class {
@@ -370,21 +373,21 @@ fn owner(case: &Case<'_>, written: &Written<'_>) -> String {
                 Some(class) => format!("its {class} files"),
                 None => "other files".to_owned(),
             };
-            format!("by {} to {what}", called(&case.after.databases[*index]))
+            format!("by {} to {what}", called(&observation.after.databases[*index]))
         }
         Owner::Process(pid, name) => format!("by {name} (process {pid})"),
     }
 }
 
 /// One kind of output to a shared device.
-fn output_of(case: &Case<'_>, written: &Written<'_>, total: u64) -> Evidence {
+fn output_of(observation: &Observation<'_>, written: &Written<'_>, total: u64) -> Evidence {
     let path = written.path;
     let like = path.as_ref().map(|path| format!(", such as {}", file_name(path))).unwrap_or_default();
     let mut evidence = Evidence::new(format!(
         "{}, {} of what came there, were written {}{like}",
         Size(written.bytes),
         percent(written.bytes, total),
-        owner(case, written)
+        owner(observation, written)
     ))
     .with("bytes", written.bytes);
     if let Some(path) = path {
@@ -394,9 +397,11 @@ fn output_of(case: &Case<'_>, written: &Written<'_>, total: u64) -> Evidence {
 }
 
 /// "device 7:0, which holds /var/lib/x".
-fn device_words(case: &Case<'_>, device: &str) -> String {
-    let databases = case.databases().filter(|(index, _)| {
-        case.files_of(*index).any(|file| written::device_name(case, file.inode.dev) == device)
+fn device_words(observation: &Observation<'_>, device: &str) -> String {
+    let databases = observation.databases().filter(|(index, _)| {
+        observation
+            .files_of(*index)
+            .any(|file| attribution::device_name(observation, file.inode.dev) == device)
     });
     let mut directories = databases.filter_map(|(_, database)| database.directories.first());
     let directory = directories.next();
@@ -407,8 +412,8 @@ fn device_words(case: &Case<'_>, device: &str) -> String {
 }
 
 /// Events that are missing from the counts.
-fn losses(case: &Case<'_>) -> Option<Evidence> {
-    let losses = case.trace()?.losses;
+fn losses(observation: &Observation<'_>) -> Option<Evidence> {
+    let losses = observation.trace()?.losses;
     (losses.total() > 0).then(|| {
         Evidence::new(format!("the counts are too low: {losses}")).with("lost_events", losses.total())
     })
