@@ -1,0 +1,18 @@
+//! The Rust of the book's pages, as doctests: what stands there compiles and runs.
+#![cfg_attr(not(doctest), allow(unused))]
+
+/// One page, with its blocks as doctests.
+macro_rules! pages {
+    ($($name:ident: $page:literal,)*) => {
+        $(#[cfg(doctest)] #[doc = include_str!($page)] struct $name;)*
+    };
+}
+
+pages! {
+    Cache: "src/libraries/cache.md",
+    Io: "src/libraries/io.md",
+    Kernel: "src/libraries/kernel.md",
+    Log: "src/libraries/log.md",
+    Probe: "src/libraries/probe.md",
+    Store: "src/libraries/store.md",
+}
