@@ -1,0 +1,135 @@
+//! The documents: every command block of the README and the book runs and prints what stands there, links lead somewhere, and
+//! configurations are accepted.
+//!
+//! Blocks marked `console` are run, in order, one directory a page, on the fixtures of [`fixtures`]: `$` begins a command, `#` one that
+//! needs root, `>` goes on with a here-document. Lines of output are compared but for figures; `…` stands for anything, and on a line of
+//! its own for any lines. Blocks marked `console,server` need a server, systemd or a change of the host: their command lines are
+//! checked against the program's help and the Makefile.
+
+mod support;
+
+#[path = "docs/blocks.rs"]
+mod blocks;
+#[path = "docs/compare.rs"]
+mod compare;
+#[path = "docs/fixtures.rs"]
+mod fixtures;
+#[path = "docs/links.rs"]
+mod links;
+#[path = "docs/parsed.rs"]
+mod parsed;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use blocks::{Block, Step};
+use support::command::{finish, program};
+
+/// The root of the repository.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository is there")
+}
+
+/// The README, and all pages of the book.
+fn pages() -> Vec<PathBuf> {
+    let mut pages = vec![root().join("README.md")];
+    pages.extend(links::markdown_below(&root().join("docs/src")));
+    pages
+}
+
+#[test]
+fn command_blocks_run_and_print_what_stands_there() {
+    let _alone = support::alone();
+    let is_root = rustix::process::geteuid().is_root();
+    let (mut ran, mut only_parsed) = (0, 0);
+    for page in pages() {
+        let blocks: Vec<Block> = blocks::of(&page).into_iter().filter(|block| block.is("console")).collect();
+        if blocks.is_empty() {
+            continue;
+        }
+        let scratch = support::scratch();
+        if blocks.iter().any(|block| !block.is("server")) {
+            fixtures::make(scratch.path());
+        }
+        for block in blocks {
+            for step in block.steps() {
+                if block.is("server") || step.root && !is_root {
+                    parsed::check(&step, &block);
+                    only_parsed += 1;
+                } else {
+                    run(&step, &block, scratch.path());
+                    ran += 1;
+                }
+            }
+        }
+    }
+    println!("{ran} documented commands were run, {only_parsed} only parsed");
+    assert!(ran >= 30, "the blocks were found");
+}
+
+/// Runs a command as a reader types it, and compares what it prints.
+fn run(step: &Step, block: &Block, directory: &Path) {
+    let programs = program().parent().expect("in a directory").to_path_buf();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths([programs].into_iter().chain(std::env::split_paths(&path)));
+    let mut shell = Command::new("sh");
+    // What goes to standard error stands among the rest on a terminal, too.
+    shell.args(["-c", &format!("exec 2>&1\n{}", step.command)]).current_dir(directory);
+    shell.env("PATH", path.expect("a path")).env("HOME", directory).env("COLUMNS", "120");
+    let outcome = finish(&mut shell);
+    assert_eq!(outcome.code, 0, "{block}: {}\n{}{}", step.command, outcome.stdout, outcome.stderr);
+    if let Err(missing) = compare::compare(&step.output, &outcome.stdout) {
+        panic!(
+            "{block}: {}\nThe document has\n  {missing}\nwhich is not there, or not in this place:\n{}",
+            step.command, outcome.stdout
+        );
+    }
+}
+
+#[test]
+fn configurations_are_accepted() {
+    let scratch = support::scratch();
+    let mut checked = 0;
+    for page in pages() {
+        for block in blocks::of(&page).into_iter().filter(|block| block.is("toml")) {
+            let config = scratch.path().join("guard.toml");
+            if block.text.contains("[[log]]") {
+                let profile = scratch.path().join("profile.toml");
+                std::fs::write(profile, &block.text).expect("write a profile");
+                std::fs::write(&config, "profiles = [\"profile.toml\"]\n").expect("write a configuration");
+            } else {
+                std::fs::write(&config, block.text.replace("profiles = [\"my-", "# profiles = [\"my-"))
+                    .expect("write a configuration");
+            }
+            let directory = scratch.path().join("empty");
+            std::fs::create_dir_all(&directory).expect("make a directory");
+            std::fs::write(directory.join("binlog.000001"), b"log").expect("write a log");
+            std::fs::write(directory.join("binlog.index"), b"./binlog.000001\n").expect("write an index");
+            let mut guard = support::command::pagekeeper();
+            guard.args(["guard", "--once", "--dry-run", "--profile", "generic", "--config"]).arg(&config);
+            let outcome = finish(guard.arg("--dir").arg(&directory));
+            assert_eq!(outcome.code, 0, "{block}: {outcome:#?}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 2, "the blocks were found");
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let wrong = links::wrong(&root());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_page_of_the_book_is_in_its_summary() {
+    let source = root().join("docs/src");
+    let summary = std::fs::read_to_string(source.join("SUMMARY.md")).expect("the book has a summary");
+    for page in links::markdown_below(&source) {
+        let name = page.strip_prefix(&source).expect("below it").to_string_lossy().into_owned();
+        assert!(
+            name == "SUMMARY.md" || summary.contains(&format!("({name})")),
+            "{name} is not in SUMMARY.md"
+        );
+    }
+}

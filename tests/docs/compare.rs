@@ -1,0 +1,100 @@
+//! Documented output against what was printed: all but figures, units of figures, and spaces must be as documented, in that order.
+
+/// Stands for anything.
+const ANY: char = '…';
+
+/// `Err` with the documented line that was not printed where it should be.
+pub(crate) fn compare(documented: &[String], printed: &str) -> Result<(), String> {
+    let mut printed = printed.lines().map(normal).peekable();
+    let mut anywhere = false;
+    for line in documented {
+        if line.trim() == "…" {
+            anywhere = true;
+            continue;
+        }
+        let wanted = normal(line);
+        let found = if anywhere {
+            printed.by_ref().any(|line| matches(&wanted, &line))
+        } else {
+            printed.next().is_some_and(|line| matches(&wanted, &line))
+        };
+        if !found {
+            return Err(line.clone());
+        }
+        anywhere = false;
+    }
+    // What a document leaves out at the end it says; where it shows nothing nothing is asked.
+    if documented.is_empty() || anywhere || printed.peek().is_none() {
+        return Ok(());
+    }
+    Err(format!("(nothing more than these {} lines)", documented.len()))
+}
+
+/// Whether a line is as documented.
+fn matches(wanted: &str, line: &str) -> bool {
+    let mut parts = wanted.split(ANY);
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = line.strip_prefix(first) else { return false };
+    let mut last = None;
+    for part in parts {
+        let part = part.trim();
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+        last = Some(part);
+    }
+    match last {
+        None => rest.is_empty(),
+        Some(part) => part.is_empty() || rest.is_empty() || line.ends_with(part),
+    }
+}
+
+/// A line with `#` for each figure and its unit, `[#]` for a drawing, and single spaces.
+fn normal(line: &str) -> String {
+    let mut plain = String::new();
+    let mut characters = line.chars().peekable();
+    while let Some(c) = characters.next() {
+        if c.is_ascii_digit() && !plain.chars().last().is_some_and(char::is_alphabetic) {
+            while characters.peek().is_some_and(|c| c.is_ascii_digit() || matches!(c, '.' | ',')) {
+                characters.next();
+            }
+            plain.push('#');
+        } else {
+            plain.push(if ('▁'..='█').contains(&c) { '█' } else { c });
+        }
+    }
+    let mut words: Vec<&str> = Vec::new();
+    for word in plain.split_whitespace() {
+        let unit = word.trim_end_matches([',', ';', ')', ':']);
+        let bytes = unit.trim_end_matches("/s").trim_start_matches(['K', 'M', 'G', 'T']);
+        let is_unit = matches!(bytes, "B" | "iB") || matches!(unit, "µs" | "ms" | "s" | "%");
+        if !(is_unit && words.last().is_some_and(|last| last.ends_with('#'))) {
+            words.push(word);
+        }
+    }
+    words
+        .join(" ")
+        .replace("#.", "#")
+        .replace("#B", "#")
+        .replace("#K", "#")
+        .replace("#M", "#")
+        .replace("#G", "#")
+}
+
+#[test]
+fn figures_units_and_what_is_left_out_may_differ() {
+    let documented = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect::<Vec<String>>();
+    let same = |lines: &[&str], printed: &str| compare(&documented(lines), printed).is_ok();
+    assert!(same(
+        &["evicted 4 MiB of 4 MiB resident in 1 file"],
+        "evicted 96.0 KiB of 2 GiB resident in 7 file\n"
+    ));
+    assert!(!same(&["evicted 4 MiB in 1 file"], "loaded 4 MiB in 1 file\n"));
+    assert!(
+        same(&["a", "…", "z"], "a\nb\nc\nz\n") && same(&["a", "…"], "a\nb\n") && same(&["…", "b"], "a\nb\n")
+    );
+    assert!(!same(&["a"], "a\nb\n") && !same(&["a", "b"], "a\n") && !same(&["b", "…", "a"], "a\nb\n"));
+    assert!(same(&["watching mariadb: …/data"], "watching mariadb: /var/tmp/x/data\n"));
+    assert!(!same(&["watching mariadb: …/data"], "watching mysql: /var/tmp/x/data\n"));
+    assert!(!same(&["kept …: why"], "kept 4: because\n"));
+    assert!(same(&[], "anything\n"));
+}

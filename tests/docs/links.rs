@@ -1,0 +1,109 @@
+//! Links of the documents: each relative one leads to a file that is there, and each `#anchor` to a heading of it.
+
+use std::path::{Path, PathBuf};
+
+/// Documents beside the book.
+const DOCUMENTS: [&str; 5] =
+    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md"];
+
+/// All Markdown files in and below a directory, in order.
+pub(crate) fn markdown_below(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(markdown_below(&path));
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A sentence for each link that leads nowhere.
+pub(crate) fn wrong(root: &Path) -> Vec<String> {
+    let book = root.join("docs/src");
+    let documents = DOCUMENTS.iter().map(|name| root.join(name)).chain(markdown_below(&book));
+    let mut wrong = Vec::new();
+    for page in documents {
+        let text = std::fs::read_to_string(&page).expect("a document");
+        for target in targets(&text) {
+            if let Some(reason) = fault(&page, &target, &book) {
+                wrong.push(format!("{}: ({target}): {reason}", page.display()));
+            }
+        }
+    }
+    wrong
+}
+
+/// Why a link leads nowhere.
+fn fault(page: &Path, target: &str, book: &Path) -> Option<&'static str> {
+    if target.contains("://") || target.starts_with("mailto:") {
+        return None;
+    }
+    let (file, anchor) = target.split_once('#').map_or((target, None), |(file, anchor)| (file, Some(anchor)));
+    let there = if file.is_empty() { page.to_owned() } else { page.parent()?.join(file) };
+    let Ok(there) = there.canonicalize() else { return Some("no such file") };
+    let book = book.canonicalize().ok()?;
+    if page.starts_with(&book) && !there.starts_with(&book) {
+        return Some("outside of the book, which is read without the repository");
+    }
+    let Some(anchor) = anchor else { return None };
+    let text = std::fs::read_to_string(&there).unwrap_or_default();
+    (!headings(&text).contains(&anchor.to_owned())).then_some("no such heading there")
+}
+
+/// What stands in the round brackets of `[text](target)`, outside of code.
+fn targets(text: &str) -> Vec<String> {
+    let prose = without_code(text);
+    let after = prose.split("](").skip(1);
+    after.filter_map(|rest| rest.split_once(')')).map(|(target, _)| target.trim().to_owned()).collect()
+}
+
+/// The text without fenced blocks and code in backticks.
+fn without_code(text: &str) -> String {
+    let mut fenced = false;
+    let mut prose = String::new();
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        } else if !fenced {
+            for (number, part) in line.split('`').enumerate() {
+                if number % 2 == 0 {
+                    prose.push_str(part);
+                }
+            }
+            prose.push('\n');
+        }
+    }
+    prose
+}
+
+/// Anchors of all headings, as GitHub and mdBook make them; the second of equal ones ends in `-1`.
+fn headings(text: &str) -> Vec<String> {
+    let mut fenced = false;
+    let mut anchors: Vec<String> = Vec::new();
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        }
+        let title = line.trim_start_matches('#');
+        if fenced || title.len() == line.len() || !title.starts_with(' ') {
+            continue;
+        }
+        let kept = title.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | ' '));
+        let anchor: String = kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect();
+        let same = anchors.iter().filter(|other| **other == anchor).count();
+        anchors.push(if same == 0 { anchor } else { format!("{anchor}-{same}") });
+    }
+    anchors
+}
+
+#[test]
+fn links_and_headings_are_found() {
+    let text =
+        "# A page, with `code`!\n[x](a.md#b), `[y](no)`\n```text\n# no\n[z](no)\n```\n## A page\n## A page\n";
+    assert_eq!(targets(text), ["a.md#b"]);
+    assert_eq!(headings(text), ["a-page-with-code", "a-page", "a-page-1"]);
+}

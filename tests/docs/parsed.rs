@@ -1,0 +1,53 @@
+//! Command lines that a test can't run: each `pagekeeper` in them has a command and options that its help knows, and each `make` a
+//! target that the Makefile has.
+
+use crate::blocks::{Block, Step};
+use crate::support::command::run;
+
+/// Panics with a sentence where a command line would be refused.
+pub(crate) fn check(step: &Step, block: &Block) {
+    let command = step.command.split(" # ").next().unwrap_or_default();
+    for part in command.split(['|', ';', '&', '\n', '\'']) {
+        let words: Vec<&str> = part.split_whitespace().collect();
+        let at = |program: &str| {
+            words.iter().position(|word| *word == program || word.ends_with(&format!("/{program}")))
+        };
+        if let Some(at) = at("pagekeeper").filter(|at| !words[..*at].iter().any(|word| is_file_command(word)))
+        {
+            check_pagekeeper(&words[at + 1..], block);
+        } else if words.first() == Some(&"make") {
+            let makefile =
+                std::fs::read_to_string(crate::root().join("Makefile")).expect("there is a Makefile");
+            let target = words.get(1).unwrap_or_else(|| panic!("{block}: make what?"));
+            assert!(
+                makefile.contains(&format!("\n{target}: ")),
+                "{block}: the Makefile has no target {target}"
+            );
+        }
+    }
+}
+
+/// Whether a command takes the path of a program for a file like others.
+fn is_file_command(word: &str) -> bool {
+    matches!(word, "cp" | "install" | "systemctl" | "journalctl" | "mkdir" | "rm")
+}
+
+fn check_pagekeeper(words: &[&str], block: &Block) {
+    // What stands behind -- is another program's.
+    let words: Vec<&str> = words.iter().copied().take_while(|word| *word != "--").collect();
+    let Some((command, mut rest)) = words.split_first() else { panic!("{block}: pagekeeper what?") };
+    let mut arguments = vec![*command];
+    if *command == "store" {
+        arguments.push(rest.first().unwrap_or_else(|| panic!("{block}: store what?")));
+        rest = &rest[1..];
+    }
+    let help = run(arguments.iter().chain(&["--help"])).fine();
+    for option in rest.iter().filter(|word| word.starts_with('-') && word.len() > 1) {
+        let option = option.split('=').next().unwrap_or_default();
+        let known = help.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | '='));
+        assert!(
+            known.into_iter().any(|word| word == option),
+            "{block}: {arguments:?} has no option {option}"
+        );
+    }
+}
