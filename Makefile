@@ -14,7 +14,7 @@ BENCH_FEATURES := foyer moka raft-engine redb sqlite $(if $(wildcard /usr/includ
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-kills test-mysql test-shim build install lint fmt sanitize fuzz cross deny bench bench-setup
+.PHONY: help demo test test-kills test-mysql test-shim build install lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,10 @@ cross: ## the preloaded library for x86-64 and aarch64: what it needs of a C lib
 
 deny: ## licences, sources and advisories of all dependencies
 	@scripts/deny.sh
+
+docs: ## the book, into target/book, with all links checked; fetches mdbook if it is missing
+	@scripts/require-rust.sh
+	@scripts/docs.sh
 
 bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@scripts/require-rust.sh
