@@ -173,8 +173,7 @@ pub(crate) fn warn_once(log: &Path, bulk: &Path, warn: &dyn Fn(&str)) {
         return;
     };
     let pair = (log.to_path_buf(), bulk.to_path_buf());
-    let first =
-        SAID.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert_default().insert(pair);
+    let first = pagekeeper_kernel::mutex::lock(&SAID).get_or_insert_default().insert(pair);
     if first {
         warn(&warning);
     }

@@ -34,7 +34,9 @@
 
 mod binlog;
 mod bulk;
+mod convert;
 mod error;
+mod injected_fault;
 mod layout;
 mod mode;
 mod record;
@@ -45,10 +47,10 @@ mod testing;
 pub use binlog::{BinLog, BinLogOptions, Event, Follower, Position, PositionError, Purge};
 pub use bulk::{BulkMode, BulkOptions, BulkReport, BulkWriter};
 pub use error::Error;
+#[cfg(feature = "injected-faults")]
+pub use injected_fault::InjectedFault;
 pub use layout::{Backing, Disk, DiskLayout};
 pub use mode::{Chosen, LogMode, Syncs, Use};
-#[cfg(feature = "injected-faults")]
-pub use redo::injected_fault::InjectedFault;
 pub use redo::{
     Backpressure, FlushPolicy, Lsn, Recovered, RedoLog, RedoMetrics, RedoOptions, RedoReader, RedoRecord,
 };

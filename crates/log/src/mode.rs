@@ -22,10 +22,11 @@ use std::fs::File;
 use std::io::IoSlice;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use pagekeeper_io::{Access, AlignedBuf, Error as IoError, Io};
+use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::{FileSystem, InspectedFile, residency};
 use rustix::fs::{Advice, AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -206,7 +207,7 @@ impl Probed {
     /// Of the file system that the directory is on.
     pub(crate) fn of(directory: &Path) -> Result<Self, Error> {
         static KNOWN: Mutex<Option<HashMap<u64, Probed>>> = Mutex::new(None);
-        let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || lock(&KNOWN);
         let device = rustix::fs::stat(directory).map_err(|errno| call("stat", directory, errno))?.st_dev;
         if let Some(found) = known().as_ref().and_then(|known| known.get(&device)) {
             return Ok(*found);

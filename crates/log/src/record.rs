@@ -26,6 +26,7 @@ mod reader;
 #[cfg(test)]
 mod tests;
 
+use crate::convert::to_usize;
 pub(crate) use buffered::{Buffered, Source};
 pub(crate) use reader::{Entry, EpochAt, Reach, Reader};
 
@@ -108,7 +109,9 @@ impl Header {
             Kind::Epoch => 3,
             Kind::Part => 4,
         };
-        let len = u32::try_from(self.len).unwrap_or(u32::MAX) & LEN_MASK;
+        debug_assert!(self.len <= LONGEST);
+        #[expect(clippy::cast_possible_truncation, reason = "at most `LONGEST`, which has 28 bits")]
+        let len = self.len as u32;
         let behind = u32::try_from((self.lsn - self.durable_upto).div_ceil(8)).unwrap_or(u32::MAX);
         bytes[4..8].copy_from_slice(&(len | kind << LEN_BITS).to_le_bytes());
         bytes[8..16].copy_from_slice(&self.lsn.to_le_bytes());
@@ -181,9 +184,9 @@ pub(crate) fn encode(kind: Kind, body: &[u8], lsn: u64, salt: u32, durable_upto:
 /// The bytes of the pad that is due at `lsn`; none if a block starts there.
 pub(crate) fn encode_padding(lsn: u64, salt: u32, durable_upto: u64) -> Vec<u8> {
     static ZEROS: [u8; 2 * BLOCK_LEN] = [0; 2 * BLOCK_LEN];
-    match usize::try_from(padding_size(lsn)) {
-        Ok(size) if size >= HEADER => encode(Kind::Padding, &ZEROS[..size - HEADER], lsn, salt, durable_upto),
-        _ => Vec::new(),
+    match to_usize(padding_size(lsn)) {
+        0 => Vec::new(),
+        size => encode(Kind::Padding, &ZEROS[..size - HEADER], lsn, salt, durable_upto),
     }
 }
 

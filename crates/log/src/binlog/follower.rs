@@ -21,6 +21,7 @@ use super::progress::{ReadLimit, Registration, Segment};
 use super::segment::HEADER as START;
 use super::shared::Shared;
 use crate::Error;
+use crate::convert::to_usize;
 use crate::record::{self, BLOCK, BLOCK_LEN, HEADER, Header, Kind};
 
 /// Bytes that a near follower reads at once at most; a far one reads a window.
@@ -90,9 +91,8 @@ impl ReadBuffer {
     /// The bytes from an offset on.
     fn from(&self, offset: u64) -> &[u8] {
         let skip = offset.checked_sub(self.start).filter(|_| offset < self.end);
-        let skip = skip.and_then(|skip| usize::try_from(skip).ok());
-        let len = usize::try_from(self.end - self.start).unwrap_or(0);
-        skip.and_then(|skip| self.memory.get(skip..len)).unwrap_or(&[])
+        let len = to_usize(self.end - self.start);
+        skip.map_or(&[], |skip| &self.memory[to_usize(skip)..len])
     }
 }
 
@@ -221,7 +221,7 @@ impl Follower {
             let Some(header) = Header::decode(bytes, self.at.offset, self.segment.salt) else {
                 return Err(self.damaged());
             };
-            let Some(record) = usize::try_from(header.size()).ok().and_then(|size| bytes.get(..size)) else {
+            let Some(record) = bytes.get(..to_usize(header.size())) else {
                 return Ok(Err(header.size()));
             };
             if !record::is_whole(record, header.len) {
@@ -255,8 +255,8 @@ impl Follower {
         let whole = if is_far { (start - start % WINDOW + WINDOW) - start } else { CHUNK };
         let end = (self.at.offset + wanted).max(start + whole).min(limit);
         self.moved();
-        let len = usize::try_from(end.next_multiple_of(BLOCK) - start).unwrap_or(usize::MAX);
-        let kept = usize::try_from(WINDOW).unwrap_or(usize::MAX);
+        let len = to_usize(end.next_multiple_of(BLOCK) - start);
+        let kept = to_usize(WINDOW);
         if self.read.memory.capacity() < len || self.read.memory.capacity() > kept.max(len) {
             self.read.memory = AlignedBuf::new(len.max(BLOCK_LEN));
         }

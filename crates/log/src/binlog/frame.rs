@@ -1,14 +1,15 @@
-//! Groups of records in memory: staged by whoever brings them, sealed by whoever writes them.
+//! Groups of records in memory: staged by the caller that appends them, sealed by the leader that writes them.
 //!
 //! Where a record will stand is known only when it is written, and its header and checksum depend on that. So a staged record
 //! has room for its header, in which only its length, whether its group goes on, and the checksum of its body are noted.
 
+use crate::convert::to_usize;
 use crate::record::{self, HEADER, Header, Kind};
 
 /// Set in a staged length where the group goes on.
 const GOES_ON: u64 = 1 << 63;
 
-/// Bytes that a group takes up at the start of a segment, with the pad up to the next block.
+/// Bytes that a group takes up at the start of a segment, with the padding up to the next block.
 pub(super) fn padded_size(records: &[&[u8]]) -> u64 {
     let size = records.iter().map(|record| record::size(record.len())).sum();
     size + record::padding_size(size)
@@ -35,7 +36,7 @@ pub(super) fn seal(bytes: &mut [u8], mut lsn: u64, salt: u32, durable_upto: u64)
         let staged = header.first_chunk().map_or(0, |staged| u64::from_le_bytes(*staged));
         let sum = header[8..].first_chunk().map_or(0, |sum| u32::from_le_bytes(*sum));
         let kind = if staged & GOES_ON == 0 { Kind::Data } else { Kind::Part };
-        let len = usize::try_from(staged & !GOES_ON).unwrap_or(usize::MAX);
+        let len = to_usize(staged & !GOES_ON);
         *header = Header { kind, len, lsn, salt, durable_upto }.encode_over(sum);
         lsn += record::size(len);
         rest = &mut behind[len.next_multiple_of(8)..];

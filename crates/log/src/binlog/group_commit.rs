@@ -14,9 +14,10 @@
 use std::collections::VecDeque;
 use std::mem;
 
+use pagekeeper_kernel::mutex::ignore_poison;
+
 use super::frame;
-use super::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, yield_now};
-use super::writer::Writer;
+use super::sync::{Arc, Condvar, Mutex, MutexGuard, yield_now};
 use crate::Error;
 
 /// Memory kept for the next batch, in bytes; larger batches give theirs back.
@@ -84,7 +85,7 @@ struct TicketState {
 
 impl WaitTicket {
     fn lock(&self) -> MutexGuard<'_, TicketState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 
     /// Waits for the result; `None` if the caller is to lead instead.
@@ -97,7 +98,7 @@ impl WaitTicket {
             if state.placed.is_some() {
                 return state.placed.clone();
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = ignore_poison(self.changed.wait(state));
         }
     }
 
@@ -108,8 +109,8 @@ impl WaitTicket {
 }
 
 #[derive(Debug)]
-struct QueueState {
-    writer: Option<Writer>,
+struct QueueState<W> {
+    writer: Option<W>,
     /// There is a leader: the writer, if it is here, waits for that one.
     has_leader: bool,
     filling: Batch,
@@ -121,7 +122,7 @@ struct QueueState {
     failed: Option<Error>,
 }
 
-impl QueueState {
+impl<W> QueueState<W> {
     /// The batch that was being filled; the next one is begun.
     fn take_batch(&mut self) -> Batch {
         let batch = mem::take(&mut self.filling);
@@ -133,26 +134,26 @@ impl QueueState {
 
 /// The queue, and the writer while there is no leader.
 #[derive(Debug)]
-pub(super) struct CommitQueue {
-    state: Mutex<QueueState>,
+pub(super) struct CommitQueue<W> {
+    state: Mutex<QueueState<W>>,
 }
 
 /// The right to write, and the writer.
-pub(super) struct Leader<'a> {
-    queue: &'a CommitQueue,
-    writer: Option<Writer>,
+pub(super) struct Leader<'a, W> {
+    queue: &'a CommitQueue<W>,
+    writer: Option<W>,
 }
 
 /// What became of a group that was submitted.
-pub(super) enum Submitted<'a> {
+pub(super) enum Submitted<'a, W> {
     /// The caller leads: it writes the batch.
-    Leader(Leader<'a>, Batch),
+    Leader(Leader<'a, W>, Batch),
     /// Another wrote it.
     Written(Arc<[PlacedPart]>),
 }
 
-impl CommitQueue {
-    pub(super) fn new(writer: Writer) -> Self {
+impl<W> CommitQueue<W> {
+    pub(super) fn new(writer: W) -> Self {
         let state = QueueState {
             writer: Some(writer),
             has_leader: false,
@@ -165,12 +166,12 @@ impl CommitQueue {
         Self { state: Mutex::new(state) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, QueueState<W>> {
+        ignore_poison(self.state.lock())
     }
 
     /// Submits a group (no records: only a request for a sync), and returns where it ends in the batch as well.
-    pub(super) fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Submitted<'_>, usize), Error> {
+    pub(super) fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Submitted<'_, W>, usize), Error> {
         let sums: Vec<_> = records.iter().map(|record| crc32c::crc32c(record)).collect();
         let mut state = self.lock();
         if let Some(error) = &state.failed {
@@ -179,6 +180,7 @@ impl CommitQueue {
         let batch = &mut state.filling;
         if !records.is_empty() {
             frame::stage(&mut batch.bytes, records, &sums);
+            debug_assert!(batch.ends.last().is_none_or(|last| *last < batch.bytes.len()));
             batch.ends.push(batch.bytes.len());
         }
         batch.sync |= sync;
@@ -204,7 +206,7 @@ impl CommitQueue {
     }
 
     /// Waits to become leader, without a batch.
-    pub(super) fn exclusive(&self) -> Result<Leader<'_>, Error> {
+    pub(super) fn exclusive(&self) -> Result<Leader<'_, W>, Error> {
         let mut state = self.lock();
         if mem::replace(&mut state.has_leader, true) {
             let ticket = Arc::<WaitTicket>::default();
@@ -224,7 +226,7 @@ impl CommitQueue {
         }
     }
 
-    fn lead(&self, mut state: MutexGuard<'_, QueueState>) -> Leader<'_> {
+    fn lead(&self, mut state: MutexGuard<'_, QueueState<W>>) -> Leader<'_, W> {
         Leader { queue: self, writer: state.writer.take() }
     }
 
@@ -239,9 +241,9 @@ impl CommitQueue {
     }
 }
 
-impl Leader<'_> {
+impl<W> Leader<'_, W> {
     /// The writer.
-    pub(super) fn writer(&mut self) -> &mut Writer {
+    pub(super) fn writer(&mut self) -> &mut W {
         self.writer.as_mut().expect("the leader has the writer until it hands over")
     }
 
@@ -268,7 +270,7 @@ impl Leader<'_> {
     }
 }
 
-impl Drop for Leader<'_> {
+impl<W> Drop for Leader<'_, W> {
     fn drop(&mut self) {
         if self.writer.is_some() {
             self.queue.fail(Error::Abandoned);

@@ -47,6 +47,7 @@ pub use position::{Position, PositionError};
 use progress::Progress;
 use segment_store::SegmentStore;
 use shared::Shared;
+use writer::Writer;
 
 /// Whether [`BinLog::purge_to`] minds followers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,7 +159,7 @@ impl BinLog {
         Ok((placed, end))
     }
 
-    fn hand_over(&self, mut leader: Leader<'_>, spare: Option<Vec<u8>>) {
+    fn hand_over(&self, mut leader: Leader<'_, Writer>, spare: Option<Vec<u8>>) {
         let may_release = std::mem::take(&mut leader.writer().may_release);
         leader.hand_over(spare);
         if may_release {

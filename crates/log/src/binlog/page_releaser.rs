@@ -19,9 +19,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use pagekeeper_io::{Error as IoError, IoFile};
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_policy::{
     Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position as At, READ_AHEAD,
     Rewrite, Rule, StepState as PolicyState, WINDOW, Window, step,
@@ -119,7 +120,7 @@ impl PageReleaser {
     }
 
     fn lock(&self) -> MutexGuard<'_, ReleaserState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The writer goes on in a new segment, of which `file` is a descriptor of the releaser's own. The one before is synced.
@@ -185,7 +186,7 @@ impl PageReleaser {
             if !self.is_too_far_ahead(&state) {
                 return Ok(());
             }
-            state = self.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = ignore_poison(self.idle.wait(state));
         }
         state.busy = true;
         let mut result = Ok(());

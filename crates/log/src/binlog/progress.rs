@@ -12,9 +12,11 @@ use std::mem;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use pagekeeper_kernel::mutex::ignore_poison;
+
 use super::Position;
 use super::segment::HEADER;
-use super::sync::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
+use super::sync::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::Error;
 
 /// A segment of the log.
@@ -113,13 +115,15 @@ impl Progress {
     }
 
     fn lock(&self) -> MutexGuard<'_, ProgressState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 
     /// Changes the state, and tells all followers.
     fn update(&self, change: impl FnOnce(&mut ProgressState)) {
         let mut state = self.lock();
+        let before = (state.end, state.durable);
         change(&mut state);
+        debug_assert!(state.durable <= state.end && before.0 <= state.end && before.1 <= state.durable);
         let wakers: Vec<_> =
             state.followers.values_mut().filter_map(|follower| follower.waker.take()).collect();
         let asleep = state.asleep > 0;
@@ -257,8 +261,8 @@ impl Progress {
             }
             state.asleep += 1;
             state = match left {
-                None => self.news.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(left) => self.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => ignore_poison(self.news.wait(state)),
+                Some(left) => ignore_poison(self.news.wait_timeout(state, left)).0,
             };
             state.asleep -= 1;
         }

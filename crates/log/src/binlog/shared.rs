@@ -17,7 +17,7 @@ use crate::Error;
 /// A log that is open.
 pub(super) struct Shared {
     pub(super) store: SegmentStore,
-    pub(super) queue: CommitQueue,
+    pub(super) queue: CommitQueue<Writer>,
     pub(super) progress: Progress,
     /// `None` where no page becomes resident: with direct I/O; or where pages are left to the kernel.
     pub(super) releaser: Option<PageReleaser>,

@@ -28,6 +28,7 @@ use super::segment::HEADER;
 use super::segment_store::{Begun, Failure, SegmentStore};
 use super::shared::Shared;
 use crate::Error;
+use crate::convert::to_usize;
 use crate::record::{BLOCK, BLOCK_LEN, encode_padding, padding_size};
 
 /// So many bytes are written back at once, and not only by the next sync.
@@ -168,7 +169,7 @@ impl Writer {
         if self.end < self.zeroed || self.end >= upto || !helps {
             return Ok(());
         }
-        let zeros = AlignedBuf::new(usize::try_from(upto - self.end).unwrap_or(0));
+        let zeros = AlignedBuf::new(to_usize(upto - self.end));
         match self.file.write_at(self.end, &zeros, *write_mode).map_err(Failure::from) {
             // Where there is no room for zeros there may be some for records.
             Ok(()) | Err(Failure::Passing(_)) => {

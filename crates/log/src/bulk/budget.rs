@@ -14,13 +14,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::{Error as IoError, IoFile};
+use pagekeeper_kernel::mutex;
 use pagekeeper_kernel::pressure::{DirtyReport, SysRoots};
 
 use crate::Error;
+use crate::convert::to_usize;
 use crate::layout::DiskKey;
 
 /// More than this in flight makes no disk faster.
@@ -96,7 +98,7 @@ impl Budget {
     /// but no more than is `enough`.
     pub(super) fn of(key: DiskKey, wish: Option<u64>, enough: Option<u64>) -> Arc<Self> {
         let room = if wish.is_none() { room_below_limits() } else { None };
-        let mut budgets = BUDGETS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut budgets = mutex::lock(&BUDGETS);
         let budgets = budgets.get_or_insert_default();
         budgets.retain(|_, budget| budget.strong_count() > 0);
         if let Some(budget) = budgets.get(&key).and_then(Weak::upgrade) {
@@ -135,7 +137,7 @@ impl Budget {
     }
 
     fn lock(&self) -> MutexGuard<'_, BudgetState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        mutex::lock(&self.state)
     }
 
     fn admit(&self, len: u64) {
@@ -144,6 +146,7 @@ impl Budget {
             state = self.make_room(state, |_| true);
         }
         state.unwritten += len;
+        debug_assert!(state.unwritten <= self.limit);
     }
 
     /// Waits until all of a writer's steps are written.
@@ -162,7 +165,7 @@ impl Budget {
     ) -> MutexGuard<'a, BudgetState> {
         let oldest = state.steps.iter().position(of);
         let Some(step) = oldest.and_then(|oldest| state.steps.remove(oldest)) else {
-            return self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            return mutex::ignore_poison(self.freed.wait(state));
         };
         drop(state);
         step.write_back();
@@ -201,7 +204,7 @@ impl Share {
 
     /// How long steps should be, in bytes.
     pub(super) fn step(&self) -> usize {
-        usize::try_from(self.budget.step()).unwrap_or(usize::MAX)
+        to_usize(self.budget.step())
     }
 
     /// Waits until so many bytes, a step at most, may become dirty; tells how long that took.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use super::reader::Reach;
 use super::{BLOCK, BLOCK_LEN};
 use crate::Error;
+use crate::convert::to_usize;
 
 /// Where a reader's bytes come from.
 pub(crate) trait Source {
@@ -51,7 +52,7 @@ impl<S: Source> Reach for Buffered<S> {
             lsn.saturating_add(len.max(self.source.chunk()) as u64).min(limit).next_multiple_of(BLOCK);
         if from < wanted {
             let source = &mut self.source;
-            let more = usize::try_from(wanted - from).unwrap_or(usize::MAX);
+            let more = to_usize(wanted - from);
             self.buffer.fill(more, |bytes| source.read(from, bytes))?;
         }
         Ok(())
@@ -98,7 +99,7 @@ impl Buffer {
     /// Lets it begin at `start`, with what it has of that.
     fn move_to(&mut self, start: u64) {
         if (self.start..self.end()).contains(&start) {
-            let gone = usize::try_from(start - self.start).unwrap_or(usize::MAX);
+            let gone = to_usize(start - self.start);
             let from = self.skipped + gone;
             self.memory.copy_within(from..self.skipped + self.len, self.skipped);
             self.len -= gone;

@@ -36,7 +36,7 @@ use std::path::PathBuf;
 use super::buffered::Buffered;
 use super::{BLOCK, Epoch, HEADER, Header, Kind, Source, is_whole};
 use crate::Error;
-use crate::redo::injected_fault::injected_fault;
+use crate::injected_fault::injected_fault;
 
 /// The bytes of a log, as far as they were brought into memory.
 pub(crate) trait Reach {
@@ -100,7 +100,7 @@ pub(crate) struct Reader<R> {
     ended: bool,
     epochs: Vec<EpochAt>,
     #[cfg(any(test, feature = "injected-faults"))]
-    pub(crate) injected_fault: Option<crate::redo::injected_fault::InjectedFault>,
+    pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
 
 impl<S: Source> Reader<Buffered<S>> {
@@ -169,13 +169,12 @@ impl<R: Reach> Reader<R> {
             if found.is_none() && self.skip_bad_record() {
                 continue;
             }
-            match found.map(|header| header.kind) {
-                Some(Kind::Data | Kind::Part) => break found,
-                Some(Kind::Padding) => self.lsn = found.and_then(|header| header.next()).unwrap_or(u64::MAX),
-                Some(Kind::Epoch) | None => self.find_epoch()?,
+            match found {
+                Some(header) if matches!(header.kind, Kind::Data | Kind::Part) => break header,
+                Some(header) if header.kind == Kind::Padding => self.lsn += header.size(),
+                _ => self.find_epoch()?,
             }
         };
-        let Some(header) = header else { return Ok(None) };
         self.lsn += header.size();
         let body = self.reach.get(header.lsn, HEADER + header.len).map_or(&[][..], |bytes| &bytes[HEADER..]);
         let part = header.kind == Kind::Part;
@@ -242,7 +241,7 @@ impl<R: Reach> Reader<R> {
         self.until.map_or(self.reach.end(), |end| end.min(self.reach.end()))
     }
 
-    /// The fault [`crate::redo::injected_fault::InjectedFault::SkipBadRecord`].
+    /// The fault [`crate::injected_fault::InjectedFault::SkipBadRecord`].
     #[cfg(any(test, feature = "injected-faults"))]
     fn skip_bad_record(&mut self) -> bool {
         if !injected_fault!(self, SkipBadRecord) {

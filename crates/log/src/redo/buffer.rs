@@ -17,6 +17,7 @@
 #![allow(unsafe_code)]
 
 use super::sync::{Arc, AtomicU32, AtomicU64, Memory, Ordering};
+use crate::convert::to_usize;
 use crate::record::{self, BLOCK, BLOCK_LEN};
 
 /// Bytes of room that only a pad may take: the longest pad is shorter.
@@ -155,11 +156,11 @@ impl Buffer {
         let Span { mut lsn, len } = span;
         let (start, end) = (lsn, lsn + len);
         for part in parts {
-            let part = &part[..part.len().min(length(end - lsn))];
+            let part = &part[..part.len().min(to_usize(end - lsn))];
             self.put(lsn, part);
             lsn += part.len() as u64;
         }
-        self.put(lsn, &[0; 8][..length(end - lsn).min(8)]);
+        self.put(lsn, &[0; 8][..to_usize(end - lsn).min(8)]);
         let mut from = start;
         while from < end {
             let upto = (from - from % BLOCK + BLOCK).min(end);
@@ -172,7 +173,7 @@ impl Buffer {
     /// Copies bytes of a span to where they belong.
     fn put(&self, lsn: u64, bytes: &[u8]) {
         let at = self.at(lsn);
-        let (front, back) = bytes.split_at(bytes.len().min(length(self.capacity) - at));
+        let (front, back) = bytes.split_at(bytes.len().min(to_usize(self.capacity) - at));
         // SAFETY: `at` is below the capacity, and the front ends there at the latest. Only the holder of the span
         // touches it (invariant 1), no other range in use shares its memory (2), and the taker reads it when it
         // was counted, which is after this (3), and was done with what was there before it was reserved (4).
@@ -184,7 +185,7 @@ impl Buffer {
     }
 
     fn at(&self, lsn: u64) -> usize {
-        length(lsn & (self.capacity - 1))
+        to_usize(lsn & (self.capacity - 1))
     }
 
     fn block(&self, lsn: u64) -> usize {
@@ -217,13 +218,13 @@ impl Taker {
         let max = max.min(buffer.capacity - at as u64);
         let mut len = 0;
         while len < max
-            && buffer.filled[(at + length(len)) / BLOCK_LEN].load(Ordering::Acquire) == bytes(BLOCK)
+            && buffer.filled[(at + to_usize(len)) / BLOCK_LEN].load(Ordering::Acquire) == bytes(BLOCK)
         {
             len += BLOCK;
         }
         // SAFETY: in bounds. All of these blocks is filled and nobody writes to it (invariant 3) before it is given back
         // (4), which takes this taker `&mut`: not while the bytes are borrowed.
-        unsafe { buffer.memory.read(at, length(len)) }
+        unsafe { buffer.memory.read(at, to_usize(len)) }
     }
 
     /// Gives back the first `len` bytes of what was ready: whole blocks.
@@ -237,12 +238,6 @@ impl Taker {
         self.at += len as u64;
         buffer.taken.0.store(self.at, Ordering::Release);
     }
-}
-
-/// A length of memory, which a buffer's capacity bounds.
-#[expect(clippy::cast_possible_truncation, reason = "at most the capacity, which is a usize")]
-fn length(bytes: u64) -> usize {
-    bytes as usize
 }
 
 /// A number of bytes of one block.

@@ -6,19 +6,20 @@
 use std::sync::atomic::Ordering;
 
 use pagekeeper_io::AlignedBuf;
+use pagekeeper_kernel::mutex::lock;
 
 use super::control::ControlState;
-use super::core::{Core, lock};
+use super::core::Core;
 use super::metrics::count;
-use super::ring::RingSource;
 use crate::Error;
+use crate::convert::to_usize;
 use crate::record::{BLOCK, BLOCK_LEN, HEADER, Header, Source};
 
 impl Core {
     /// Gives up all before `lsn`.
     pub(super) fn move_checkpoint(&self, lsn: u64) -> Result<(), Error> {
         self.check()?;
-        let mut control = lock(&self.control);
+        let mut control = lock(&self.checkpoint.control);
         let now = control.state();
         if lsn == now.checkpoint {
             return Ok(());
@@ -29,14 +30,14 @@ impl Core {
         }
         self.wait_durable(lsn)?;
         self.check_is_record(lsn)?;
-        let salt = lock(&self.epochs).salt_at(lsn);
+        let salt = lock(&self.epoch.epochs).salt_at(lsn);
         control.write(ControlState { checkpoint: lsn, salt, ..now }).map_err(|error| self.poison(error))?;
         {
-            let mut epochs = lock(&self.epochs);
+            let mut epochs = lock(&self.epoch.epochs);
             epochs.first = salt;
             epochs.later.retain(|epoch| epoch.start >= lsn);
         }
-        self.checkpoint.store(lsn, Ordering::Release);
+        self.checkpoint.lsn.store(lsn, Ordering::Release);
         count(&self.counters.checkpoints);
         self.begin_epoch_that_is_due(lsn - lsn % BLOCK + self.ring.geometry.capacity())
     }
@@ -44,7 +45,7 @@ impl Core {
     /// Fails unless a record begins at `lsn`, or the log ends or an epoch ended there.
     fn check_is_record(&self, lsn: u64) -> Result<(), Error> {
         let salt = {
-            let epochs = lock(&self.epochs);
+            let epochs = lock(&self.epoch.epochs);
             let ended = epochs.due == Some(lsn) || epochs.later.iter().any(|epoch| epoch.previous_end == lsn);
             if ended || lsn == self.durable() {
                 return Ok(());
@@ -55,11 +56,10 @@ impl Core {
         if !lsn.is_multiple_of(8) {
             return Err(not_a_record);
         }
-        let mut source =
-            RingSource::new(self.io.clone(), self.ring.geometry, self.sources.clone(), self.durable());
+        let mut source = self.source(self.durable());
         let mut blocks = AlignedBuf::new(2 * BLOCK_LEN);
         let got = source.read(lsn - lsn % BLOCK, &mut blocks)?;
-        let at = usize::try_from(lsn % BLOCK).unwrap_or(0);
+        let at = to_usize(lsn % BLOCK);
         let header = blocks[..got].get(at..at + HEADER).and_then(|bytes| Header::decode(bytes, lsn, salt));
         header.map(|_| ()).ok_or(not_a_record)
     }

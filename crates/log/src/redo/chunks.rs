@@ -8,6 +8,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use super::mapping::Mapping;
+use crate::convert::to_usize;
 use crate::record::{self, HEADER, Header};
 
 /// Bytes of memory that come and go together.
@@ -68,7 +69,7 @@ impl Chunk {
     }
 
     fn offsets(&self, lsns: &Range<u64>) -> Range<usize> {
-        let offset = |lsn: u64| usize::try_from(lsn.clamp(self.start, self.end()) - self.start).unwrap_or(0);
+        let offset = |lsn: u64| to_usize(lsn.clamp(self.start, self.end()) - self.start);
         offset(lsns.start)..offset(lsns.end)
     }
 }
@@ -84,6 +85,7 @@ pub(super) struct Chunks {
 impl Chunks {
     pub(super) fn extend(&mut self, chunks: Vec<Chunk>) {
         self.chunks.extend(chunks);
+        debug_assert!(self.chunks.iter().is_sorted_by(|before, after| before.end() == after.start));
     }
 
     /// Memory to read into.

@@ -24,13 +24,16 @@ use std::sync::Arc;
 
 use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_writable_past_cache};
 
-use super::injected_fault::injected_fault;
 use super::ring::Geometry;
 use crate::Error;
+use crate::injected_fault::injected_fault;
 use crate::record::{BLOCK, BLOCK_LEN};
 
 /// Its name.
 pub(super) const NAME: &str = "control";
+
+/// The name of the file that is locked while a log is open.
+pub(super) const LOCK: &str = "lock";
 
 const MAGIC: [u8; 6] = *b"pkredo";
 const VERSION: u16 = 1;
@@ -164,7 +167,7 @@ pub(super) struct Control {
     state: ControlState,
     slot: AlignedBuf,
     #[cfg(any(test, feature = "injected-faults"))]
-    pub(super) injected_fault: Option<super::injected_fault::InjectedFault>,
+    pub(super) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
 
 impl Control {

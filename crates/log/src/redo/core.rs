@@ -3,29 +3,45 @@
 //! Two locks are held over I/O: the writer's (takes whole blocks out of the buffer and writes them, in order) and the syncer's
 //! (pads, has all written, syncs). Any thread may take them: the log's own, or a caller that would otherwise wait for one of those.
 //!
+//! What [`Core`] has, by what protects it:
+//!
+//! | group | protected by |
+//! |---|---|
+//! | [`Configuration`], files | nothing: fixed when the log is opened |
+//! | [`Buffer`] | its own atomics |
+//! | `writer`: the [`Taker`] | its lock |
+//! | [`SyncState`] | its lock, whose holder alone raises `durable` |
+//! | [`CheckpointState`] | the lock of `control`, whose holder alone moves `lsn` |
+//! | [`EpochState`] | the lock of `epochs`, whose holder alone changes the salt and raises `ring_limit` |
+//! | [`ReleaseState`] | the lock of `releaser`, whose holder alone moves `considered_upto` |
+//! | [`EventCounts`], [`Lifecycle`], [`Counters`] | atomics that any thread changes |
+//!
+//! Locks are taken in this order: `control`, `epochs`, the syncer's, and last one of the writer's, the group commit's and `releaser`.
+//!
 //! Invariants:
-//! 1. `durable <= taken <= reserved`. `durable` is raised by the syncer alone, after all before it was written and the sync
-//!    of that succeeded; it is a block start.
+//! 1. `durable <= taken <= reserved <= taken + capacity`. `durable` is raised by the syncer alone, after all before it was written
+//!    and the sync of that succeeded; it is a block start.
 //! 2. After the first error of a write or sync nothing is written any more, `durable` stays, and every call fails.
-//! 3. The limit of the buffer is at most the ring's capacity behind the block of the checkpoint that is durable in the control file, and
-//!    at most `max_unsynced` behind `durable`.
+//! 3. The limit of the buffer is at most the ring's capacity past the block of the checkpoint that is durable in the control
+//!    file, and at most `max_unsynced` past `durable`.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use pagekeeper_io::{Io, IoFile, Lock, WriteMode};
+use pagekeeper_kernel::mutex::lock;
 
 use super::buffer::{Buffer, NoRoom, SLACK, Span, Taker};
-use super::control::Control;
-use super::event_count::EventCount;
-use super::group_commit::GroupCommit;
-use super::injected_fault::injected_fault;
 use super::metrics::{Counters, count};
-use super::options::{Backpressure, FlushPolicy, OnBackpressure};
-use super::release::Releaser;
-use super::ring::Ring;
-use crate::record::{self, BLOCK, EpochAt, HEADER, Header, Kind};
+use super::options::Backpressure;
+use super::ring::{Ring, RingSource};
+use super::state::{
+    CheckpointState, Configuration, EpochState, EventCounts, Lifecycle, ReleaseState, SyncState,
+};
+use crate::convert::to_usize;
+use crate::injected_fault::injected_fault;
+use crate::record::{self, BLOCK, HEADER, Header, Kind};
 use crate::{Error, LogMode};
 
 /// Bytes of a write at most: more at once gains nothing, and the lock is released between writes.
@@ -37,99 +53,50 @@ const WRITE_BACK: usize = 128 << 10;
 
 /// The log but for its threads.
 pub(super) struct Core {
-    pub(super) io: Arc<dyn Io>,
-    pub(super) buffer: Arc<Buffer>,
-    /// Where the ring wraps around to the checkpoint's block, or appends have to stop for an epoch that is due.
-    pub(super) ring_limit: AtomicU64,
-    /// Bytes that may be appended and not synced; all there are, if the log has no bound.
-    pub(super) max_unsynced: u64,
+    pub(super) config: Configuration,
     pub(super) ring: Ring,
     /// The same files, to read.
     pub(super) sources: Arc<[Arc<dyn IoFile>]>,
-    pub(super) policy: FlushPolicy,
-    pub(super) mode: LogMode,
-    /// The salt of the epoch that is written now. It changes before the first record only.
-    pub(super) salt: AtomicU32,
-    /// The writer's lock.
+    pub(super) io: Arc<dyn Io>,
+    pub(super) buffer: Arc<Buffer>,
     pub(super) writer: Mutex<Taker>,
-    /// The syncer's lock: its holder leads a group commit.
-    pub(super) syncer: Mutex<()>,
-    pub(super) durable: AtomicU64,
-    pub(super) group_commit: GroupCommit,
-    /// Notified when there is room in the buffer or the ring.
-    pub(super) room: EventCount,
-    /// Notified when there is much to write.
-    pub(super) to_write: EventCount,
-    /// Notified when there is much to sync or release.
-    pub(super) to_flush: EventCount,
-    /// Notified when pages were released.
-    pub(super) released: EventCount,
-    /// Set while somebody waits for room, so that little is much.
-    pub(super) hurry: AtomicBool,
-    pub(super) stopped: AtomicBool,
-    pub(super) poison: OnceLock<Error>,
-    pub(super) checkpoint: AtomicU64,
-    pub(super) control: Mutex<Control>,
-    /// All epochs since the checkpoint, and those of this opening.
-    pub(super) epochs: Mutex<Epochs>,
-    /// Whether pages are given back at all.
-    pub(super) releases: bool,
-    pub(super) releaser: Mutex<Releaser>,
-    /// How far the releaser has come.
-    pub(super) release_at: AtomicU64,
+    pub(super) sync: SyncState,
+    pub(super) checkpoint: CheckpointState,
+    pub(super) epoch: EpochState,
+    pub(super) release: ReleaseState,
+    pub(super) events: EventCounts,
+    pub(super) lifecycle: Lifecycle,
     pub(super) counters: Counters,
-    pub(super) start: u64,
-    pub(super) on_backpressure: Option<OnBackpressure>,
-    /// The log has threads that write and flush.
-    pub(super) has_threads: bool,
-    /// Bytes in the buffer that are worth waking the writer.
-    pub(super) much: u64,
-    #[cfg(any(test, feature = "injected-faults"))]
-    pub(super) injected_fault: Option<super::injected_fault::InjectedFault>,
     pub(super) _lock: Lock,
-}
-
-/// Which salt is in force where.
-#[derive(Debug)]
-pub(super) struct Epochs {
-    /// At the checkpoint.
-    pub(super) first: u32,
-    pub(super) later: Vec<EpochAt>,
-    /// The epoch that this opening has to begin before it appends, if there was no room for it yet: where the log ended.
-    pub(super) due: Option<u64>,
-}
-
-impl Epochs {
-    /// In force at `lsn`.
-    pub(super) fn salt_at(&self, lsn: u64) -> u32 {
-        self.later.iter().rev().find(|epoch| epoch.start < lsn).map_or(self.first, |epoch| epoch.salt)
-    }
-}
-
-/// The lock of a mutex whose holders never panic half-way: nothing behind it is ever torn.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Core {
     pub(super) fn durable(&self) -> u64 {
-        self.durable.load(Ordering::Acquire)
+        self.sync.durable.load(Ordering::Acquire)
     }
 
     pub(super) fn checkpoint(&self) -> u64 {
-        self.checkpoint.load(Ordering::Acquire)
+        self.checkpoint.lsn.load(Ordering::Acquire)
+    }
+
+    /// The ring's files, to read up to `end`.
+    pub(super) fn source(&self, end: u64) -> RingSource {
+        RingSource::new(Arc::clone(&self.io), self.ring.geometry, Arc::clone(&self.sources), end)
     }
 
     /// The longest body that goes.
     pub(super) fn longest(&self) -> usize {
-        let limit = self.buffer.capacity().min(self.ring.geometry.capacity()).min(self.max_unsynced);
+        let limit = self.buffer.capacity().min(self.ring.geometry.capacity()).min(self.config.max_unsynced);
         let room = limit - SLACK - 2 * BLOCK;
-        usize::try_from(room).unwrap_or(usize::MAX).saturating_sub(HEADER).min(record::LONGEST)
+        to_usize(room.saturating_sub(HEADER as u64).min(record::LONGEST as u64))
     }
 
     /// Fails once anything has.
     pub(super) fn check(&self) -> Result<(), Error> {
-        self.poison.get().map_or(Ok(()), |cause| Err(Error::Poisoned { cause: Box::new(cause.clone()) }))
+        self.lifecycle
+            .poison
+            .get()
+            .map_or(Ok(()), |cause| Err(Error::Poisoned { cause: Box::new(cause.clone()) }))
     }
 
     /// Ends all appending for ever, and wakes everyone.
@@ -138,15 +105,15 @@ impl Core {
             Error::Poisoned { cause } => *cause,
             cause => cause,
         };
-        let _ = self.poison.set(cause);
-        self.group_commit.wake_all();
-        self.room.notify_all();
-        self.to_write.notify_all();
-        self.to_flush.notify_all();
+        let _ = self.lifecycle.poison.set(cause);
+        self.sync.group_commit.wake_all();
+        self.events.room.notify_all();
+        self.events.to_write.notify_all();
+        self.events.to_flush.notify_all();
         self.check().err().unwrap_or_else(|| unreachable!("it was just set"))
     }
 
-    /// Appends a record, and gives the LSN just behind it. Waits for room, but not for the ring if `wait` is false.
+    /// Appends a record, and gives the LSN just past it. Waits for room, but not for the ring if `wait` is false.
     pub(super) fn append(&self, body: &[u8], wait: bool) -> Result<u64, Error> {
         if body.len() > self.longest() {
             return Err(Error::RecordTooLarge { bytes: body.len() as u64, max: self.longest() as u64 });
@@ -155,58 +122,66 @@ impl Core {
         // Before the room is reserved: others wait behind it until it is filled.
         let body_crc = crc32c::crc32c(body);
         let span = self.room_for(len, wait)?;
+        debug_assert!(span.end() <= self.buffer.taken() + self.buffer.capacity());
         let end = span.end();
-        let salt = self.salt.load(Ordering::Relaxed);
+        let salt = self.epoch.salt.load(Ordering::Relaxed);
         // Nothing behind the span is durable as long as it is not filled.
         let header = Header::new(Kind::Data, body, span.lsn(), salt, self.durable()).encode_over(body_crc);
         self.buffer.fill(span, [&header, body]);
         count(&self.counters.appends);
         // May miss that the writer falls asleep just now: the next append wakes it, or the flusher's tick.
-        if self.to_write.has_waiters() && self.is_much_to_write() {
-            self.to_write.notify_all();
+        if self.events.to_write.has_waiters() && self.is_much_to_write() {
+            self.events.to_write.notify_all();
         }
-        if self.is_much_unsynced() && self.to_flush.has_waiters() {
-            self.to_flush.notify_all();
+        if self.is_much_unsynced() && self.events.to_flush.has_waiters() {
+            self.events.to_flush.notify_all();
         }
         Ok(end)
     }
 
     /// Whether the log flusher should sync now, so that appends need not wait for it.
     pub(super) fn is_much_unsynced(&self) -> bool {
-        self.max_unsynced != u64::MAX
-            && self.buffer.reserved().saturating_sub(self.durable()) > self.max_unsynced / 2
+        self.config.max_unsynced != u64::MAX
+            && self.buffer.reserved().saturating_sub(self.durable()) > self.config.max_unsynced / 2
     }
 
     /// Lets appends go as far as they may.
     pub(super) fn raise_limit(&self) {
         // Whoever comes last, here or where the ring's limit is raised, sees both.
-        let durable = self.durable.load(Ordering::SeqCst);
-        let limit = self.ring_limit.load(Ordering::SeqCst).min(durable.saturating_add(self.max_unsynced));
+        let durable = self.sync.durable.load(Ordering::SeqCst);
+        let limit = self
+            .epoch
+            .ring_limit
+            .load(Ordering::SeqCst)
+            .min(durable.saturating_add(self.config.max_unsynced));
         self.buffer.raise_limit(limit);
     }
 
     /// All before `upto` is durable.
     fn set_durable(&self, upto: u64) {
-        self.durable.store(upto, Ordering::SeqCst);
+        debug_assert!(upto.is_multiple_of(BLOCK) && self.durable() <= upto);
+        debug_assert!(upto <= self.buffer.taken() && self.buffer.taken() <= self.buffer.reserved());
+        self.sync.durable.store(upto, Ordering::SeqCst);
         self.raise_limit();
     }
 
     /// Whether the log writer should write now.
     pub(super) fn is_much_to_write(&self) -> bool {
-        self.buffer.reserved() - self.buffer.taken() >= self.much || self.hurry.load(Ordering::Relaxed)
+        self.buffer.reserved() - self.buffer.taken() >= self.config.much
+            || self.lifecycle.urgent.load(Ordering::Relaxed)
     }
 
     fn room_for(&self, len: u64, wait: bool) -> Result<Span, Error> {
         let mut reported = None;
         loop {
             self.check()?;
-            let seen = self.room.count();
+            let seen = self.events.room.count();
             let why = match self.buffer.reserve(len) {
                 Ok(span) => return Ok(span),
                 Err(why) => why,
             };
             if why == NoRoom::Limit
-                && self.buffer.reserved() + len + SLACK <= self.ring_limit.load(Ordering::SeqCst)
+                && self.buffer.reserved() + len + SLACK <= self.epoch.ring_limit.load(Ordering::SeqCst)
             {
                 // There is room in the ring: what is not synced is too much.
                 self.wait_durable(self.buffer.reserved())?;
@@ -219,9 +194,9 @@ impl Core {
                 self.report_wait(why);
             }
             match why {
-                NoRoom::Buffer if self.has_threads => {
-                    self.hurry.store(true, Ordering::SeqCst);
-                    self.to_write.notify_all();
+                NoRoom::Buffer if self.config.has_threads => {
+                    self.lifecycle.urgent.store(true, Ordering::SeqCst);
+                    self.events.to_write.notify_all();
                 }
                 NoRoom::Buffer => {
                     self.write_whole_blocks()?;
@@ -230,7 +205,7 @@ impl Core {
                 NoRoom::Limit => {}
             }
             self.check()?;
-            self.room.wait(seen, None);
+            self.events.room.wait(seen, None);
         }
     }
 
@@ -240,7 +215,7 @@ impl Core {
             NoRoom::Buffer => count(&self.counters.waits_for_buffer),
             NoRoom::Limit => {
                 count(&self.counters.waits_for_ring);
-                if let Some(report) = &self.on_backpressure {
+                if let Some(report) = &self.config.on_backpressure {
                     report(Backpressure {
                         checkpoint: self.checkpoint(),
                         end: self.buffer.reserved(),
@@ -251,14 +226,13 @@ impl Core {
         }
     }
 
-    /// Pads to the start of a block; all before the LSN that it gives can be written.
+    /// Appends padding up to the start of a block; all before the LSN that it returns can be written.
     fn seal(&self) -> u64 {
         static ZEROS: [u8; 2 * record::BLOCK_LEN] = [0; 2 * record::BLOCK_LEN];
         let (span, end) = self.buffer.reserve_padding();
         if let Some(span) = span {
-            let body =
-                usize::try_from(span.end() - span.lsn()).map_or(&ZEROS[..], |len| &ZEROS[..len - HEADER]);
-            let salt = self.salt.load(Ordering::Relaxed);
+            let body = &ZEROS[..to_usize(span.end() - span.lsn()) - HEADER];
+            let salt = self.epoch.salt.load(Ordering::Relaxed);
             let header = Header::new(Kind::Padding, body, span.lsn(), salt, self.durable()).encode(body);
             self.buffer.fill(span, [&header, body]);
         }
@@ -304,24 +278,24 @@ impl Core {
         }
         taker.give_back(written);
         count(&self.counters.writes);
-        self.hurry.store(false, Ordering::SeqCst);
-        self.room.notify_all();
+        self.lifecycle.urgent.store(false, Ordering::SeqCst);
+        self.events.room.notify_all();
         Ok(written)
     }
 
     /// Whether large writes go to the page cache, and are written back at once.
     pub(super) fn writes_back(&self) -> bool {
-        self.mode == LogMode::Buffered
+        self.config.mode == LogMode::Buffered
     }
 
     /// How blocks are written that need not be durable at once.
     fn plain(&self) -> WriteMode {
-        if self.mode == LogMode::Uncached { WriteMode::Uncached } else { WriteMode::Plain }
+        if self.config.mode == LogMode::Uncached { WriteMode::Uncached } else { WriteMode::Plain }
     }
 
     /// How blocks are written that are to be durable at once.
     fn committing(&self) -> WriteMode {
-        if self.mode == LogMode::Direct && !injected_fault!(self, NoSync) {
+        if self.config.mode == LogMode::Direct && !injected_fault!(self.config, NoSync) {
             WriteMode::Durable
         } else {
             self.plain()
@@ -349,12 +323,12 @@ impl Core {
         }
         count(&self.counters.commits);
         loop {
-            let ticket = self.group_commit.ticket(lsn);
+            let ticket = self.sync.group_commit.ticket(lsn);
             if self.durable() >= lsn {
                 return Ok(());
             }
             self.check()?;
-            match self.syncer.try_lock() {
+            match self.sync.leader.try_lock() {
                 Ok(guard) => self.sync_as_leader(guard, lsn)?,
                 Err(TryLockError::Poisoned(guard)) => self.sync_as_leader(guard.into_inner(), lsn)?,
                 Err(TryLockError::WouldBlock) => ticket.wait(),
@@ -364,23 +338,23 @@ impl Core {
 
     fn sync_as_leader(&self, guard: MutexGuard<'_, ()>, lsn: u64) -> Result<(), Error> {
         let result = if self.durable() < lsn { self.sync_round() } else { Ok(()) };
-        let round = self.group_commit.round();
+        let round = self.sync.group_commit.round();
         drop(guard);
-        self.group_commit.end(round);
+        self.sync.group_commit.end(round);
         result
     }
 
     /// Makes all durable that was appended before. For the holder of the syncer's lock.
     fn sync_round(&self) -> Result<(), Error> {
         let upto = self.seal();
-        self.group_commit.begin(upto);
+        self.sync.group_commit.begin(upto);
         let from = self.durable();
         let mut taker = lock(&self.writer);
         let mode = self.committing();
         let began = taker.at();
         self.write_upto(&mut taker, upto, mode)?;
         drop(taker);
-        if injected_fault!(self, AckBeforeSync) {
+        if injected_fault!(self.config, AckBeforeSync) {
             self.set_durable(upto);
             return Ok(());
         }
@@ -395,11 +369,11 @@ impl Core {
     }
 
     fn sync_ring(&self, lsns: Range<u64>) -> Result<(), Error> {
-        if injected_fault!(self, NoSync) {
+        if injected_fault!(self.config, NoSync) {
             return Ok(());
         }
         match self.ring.sync(lsns.clone()) {
-            Err(_) if injected_fault!(self, SyncRetried) => self.ring.sync(lsns),
+            Err(_) if injected_fault!(self.config, SyncRetried) => self.ring.sync(lsns),
             synced => synced,
         }
     }
@@ -407,9 +381,9 @@ impl Core {
     /// Has pages released, if there are enough of them.
     pub(super) fn nudge_flusher(&self) {
         if self.unreleased() >= super::release::STEP {
-            if self.has_threads {
-                if self.to_flush.has_waiters() {
-                    self.to_flush.notify_all();
+            if self.config.has_threads {
+                if self.events.to_flush.has_waiters() {
+                    self.events.to_flush.notify_all();
                 }
             } else {
                 self.release();
@@ -419,16 +393,16 @@ impl Core {
 
     /// Bytes that were written and not yet considered for release; 0 where none are released.
     pub(super) fn unreleased(&self) -> u64 {
-        if !self.releases {
+        if !self.config.releases {
             return 0;
         }
-        self.buffer.taken().saturating_sub(self.release_at.load(Ordering::Relaxed))
+        self.buffer.taken().saturating_sub(self.release.considered_upto.load(Ordering::Relaxed))
     }
 
     /// Gives back pages that nobody needs.
     pub(super) fn release(&self) {
-        if self.releases {
-            lock(&self.releaser).step(self, true);
+        if self.config.releases {
+            lock(&self.release.releaser).step(self, true);
         }
     }
 }

@@ -12,16 +12,14 @@ use pagekeeper_io::{
     AlignedBuf, Create, Error as IoError, Io, WriteMode, open_past_cache, open_writable_past_cache,
 };
 
-use super::control::{self, Control, ControlState, DecodedControl};
-use super::injected_fault::injected_fault;
-use super::{RedoLog, RedoOptions, open, ring};
+use super::control::{self, Control, ControlState, DecodedControl, LOCK};
+use super::{RedoLog, RedoOptions, open, ring, salt};
 use crate::Error;
+use crate::convert::to_usize;
+use crate::injected_fault::injected_fault;
 
 /// Bytes of zeros written at once.
 const ZEROS: usize = 1 << 20;
-
-/// The name of the file that is locked while a log is open.
-pub(super) const LOCK: &str = "lock";
 
 /// Makes a log in an empty directory.
 pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<RedoLog, Error> {
@@ -72,12 +70,12 @@ fn make(
     }
     let state = ControlState {
         number: 0,
-        log_id: open::random(),
+        log_id: salt::random(),
         geometry: options.geometry(),
         max_unsynced: options.max_unsynced,
         in_use: false,
         checkpoint: 0,
-        salt: open::salt_unlike(0),
+        salt: salt::unlike(0),
     };
     let path = directory.join(control::NAME);
     made.paths.push(path.clone());
@@ -105,7 +103,7 @@ fn make_file(io: &dyn Io, path: &Path, bytes: u64, zeros: &[u8]) -> Result<(), E
     let mut at = 0;
     while at < bytes {
         let len = (bytes - at).min(zeros.len() as u64);
-        file.write_at(at, &zeros[..usize::try_from(len).unwrap_or(zeros.len())], WriteMode::Plain)?;
+        file.write_at(at, &zeros[..to_usize(len)], WriteMode::Plain)?;
         at += len;
     }
     file.sync_all()?;

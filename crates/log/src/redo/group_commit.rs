@@ -7,7 +7,9 @@
 //! Invariant: a thread sleeps only if it failed to get the lock after it took its ticket. So there was a leader then, which
 //! notifies both event counts once the lock is free: nobody is forgotten.
 
-use super::sync::{EventCount, Mutex, MutexGuard, PoisonError};
+use pagekeeper_kernel::mutex::ignore_poison;
+
+use super::sync::{EventCount, Mutex, MutexGuard};
 
 /// The rounds.
 #[derive(Debug, Default)]
@@ -67,7 +69,7 @@ impl GroupCommit {
     }
 
     fn lock(&self) -> MutexGuard<'_, Rounds> {
-        self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.rounds.lock())
     }
 }
 

@@ -23,6 +23,7 @@ use super::chunks::{CHUNK, Chunk, Chunks};
 use super::mapping::Mapping;
 use super::ring::RingSource;
 use crate::Error;
+use crate::convert::to_usize;
 use crate::record::{BLOCK, HEADER, Header, Kind, Reach, Source};
 use bytes::Bytes;
 
@@ -172,7 +173,7 @@ impl Journal {
             shares.push(share);
             rest = others;
         }
-        let end = records.last().and_then(Header::next).unwrap_or(0);
+        let end = records.last().map_or(0, |last| last.lsn + last.size());
         let (good_upto, next) = (AtomicU64::new(end), AtomicUsize::new(0));
         let work = || {
             while let Some(share) = shares.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -263,14 +264,14 @@ impl Drop for Journal {
 
 /// Reads a step into such memory, and more where that does not do.
 fn read(source: &RingSource, lsns: Range<u64>, mut memory: Vec<Mapping>) -> Step {
-    let len = usize::try_from(lsns.end - lsns.start).unwrap_or(usize::MAX);
+    let len = to_usize(lsns.end - lsns.start);
     let last = len % CHUNK;
     memory.resize_with(len / CHUNK, || Mapping::new(CHUNK));
     memory.extend((last > 0).then(|| Mapping::new(last)));
     let (upto, failed) = source.read_all(lsns.start, memory.iter_mut().map(|map| &mut **map));
     let starts = (lsns.start..upto).step_by(CHUNK);
     let chunk = |(start, map): (u64, Mapping)| {
-        let len = usize::try_from(upto - start).unwrap_or(usize::MAX).min(map.len());
+        let len = to_usize((upto - start).min(map.len() as u64));
         Chunk::read(start, map, len)
     };
     Step { chunks: starts.zip(memory).map(chunk).collect(), failed }

@@ -8,7 +8,6 @@ mod core;
 mod create;
 mod event_count;
 mod group_commit;
-pub(crate) mod injected_fault;
 mod journal;
 mod mapping;
 mod memory;
@@ -20,6 +19,8 @@ mod options;
 mod read;
 mod release;
 mod ring;
+mod salt;
+mod state;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -38,22 +39,22 @@ use self::core::Core;
 
 use crate::{Error, LogMode};
 
-/// A place in a [`RedoLog`]: bytes since the log was made, without end. The ring's files are gone round again and again
-/// meanwhile.
+/// A position in a [`RedoLog`]: bytes since the log was made. It only grows, while the ring wraps around.
 pub type Lsn = u64;
 
 /// A redo log: a ring of files of fixed size, written over and over, read only after a crash.
 ///
-/// Any number of threads [`append`](Self::append): each reserves its place by one atomic step and copies its record into the
+/// Any number of threads [`append`](Self::append): each reserves its room by one atomic step and copies its record into the
 /// log buffer without a lock. A thread `log_writer` writes whole blocks as they fill up; a thread `log_flusher` syncs
-/// what nobody waits for, and gives the pages of what was written back to the kernel. Who commits calls
-/// [`wait_flushed`](Self::wait_flushed): one of those who wait writes and syncs for all, the next group gathers meanwhile.
+/// what nobody waits for, and gives the pages of what was written back to the kernel. A thread that
+/// commits calls [`wait_flushed`](Self::wait_flushed): one of the waiting threads, the leader, writes and syncs for all, while the next
+/// group gathers.
 ///
 /// Once the engine has made changes durable elsewhere it moves the [`checkpoint`](Self::checkpoint), and the
 /// ring may be written over up to there. When the ring is full appends wait.
 ///
-/// After a write or sync has failed, nothing is appended or acknowledged any more: all calls say so
-/// ([`Error::Poisoned`]). What the disk has is found out by opening the log again.
+/// After a write or sync has failed, nothing is appended or acknowledged any more: all calls fail with
+/// [`Error::Poisoned`]. Open the log again to find out what the disk has.
 ///
 /// ```
 /// use pagekeeper_log::RedoLog;
@@ -92,11 +93,11 @@ impl RedoLog {
 
     fn new(core: Core) -> Result<Self, Error> {
         let core = Arc::new(core);
-        let threads = if core.has_threads { threads::start(&core)? } else { Vec::new() };
+        let threads = if core.config.has_threads { threads::start(&core)? } else { Vec::new() };
         Ok(Self { core, threads })
     }
 
-    /// Appends a record, and returns the LSN just behind it: what [`Self::wait_flushed`] takes. It is not durable yet.
+    /// Appends a record, and returns the LSN just past it: what [`Self::wait_flushed`] takes. It is not durable yet.
     ///
     /// Waits while the log buffer or the ring is full; the latter lasts until another thread moves the checkpoint.
     ///
@@ -112,16 +113,16 @@ impl RedoLog {
         self.core.append(body, false)
     }
 
-    /// Returns when all records before `lsn` are durable, or written, as the [`FlushPolicy`] says. Not for an LSN behind the end.
+    /// Returns when all records before `lsn` are durable, or written, as the [`FlushPolicy`] says. Not for an LSN past the end.
     pub fn wait_flushed(&self, lsn: Lsn) -> Result<(), Error> {
         self.check_end(lsn)?;
-        match self.core.policy {
+        match self.core.config.policy {
             FlushPolicy::EachCommit => self.core.wait_durable(lsn),
             FlushPolicy::Every(_) | FlushPolicy::Os => self.core.wait_written(lsn),
         }
     }
 
-    /// Returns when all records before `lsn` are durable, whatever the policy. Not for an LSN behind the end.
+    /// Returns when all records before `lsn` are durable, whatever the policy. Not for an LSN past the end.
     pub fn sync_upto(&self, lsn: Lsn) -> Result<(), Error> {
         self.check_end(lsn)?;
         self.core.wait_durable(lsn)
@@ -146,12 +147,12 @@ impl RedoLog {
         self.core.checkpoint()
     }
 
-    /// Where the next record would stand, but for a pad before it.
+    /// Where the next record would stand, but for padding before it.
     pub fn end(&self) -> Lsn {
         self.core.buffer.reserved()
     }
 
-    /// All before this is durable.
+    /// Everything before this LSN is durable.
     pub fn durable_lsn(&self) -> Lsn {
         self.core.durable()
     }
@@ -175,16 +176,17 @@ impl RedoLog {
 
     /// How the files are written; never [`LogMode::Auto`].
     pub fn mode(&self) -> LogMode {
-        self.core.mode
+        self.core.config.mode
     }
 
     /// What it did since it was opened.
     pub fn metrics(&self) -> RedoMetrics {
         let core = &self.core;
-        core.counters.snapshot(core.buffer.reserved() - core.start, core.buffer.taken() - core.start)
+        core.counters
+            .snapshot(core.buffer.reserved() - core.config.start, core.buffer.taken() - core.config.start)
     }
 
-    /// Makes all durable and closes the log. Dropping it does the same, but can't tell of an error.
+    /// Makes all durable and closes the log. Dropping it does the same, but can't report an error.
     pub fn close(mut self) -> Result<(), Error> {
         self.finish()
     }

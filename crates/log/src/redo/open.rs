@@ -4,26 +4,29 @@
 //! 1. Nothing is written before all was found to be in order.
 //! 2. What is kept is read from the device, where that can be had, and synced before anything is appended: after a kill, or a
 //!    sync that failed, the page cache may show what the device does not have. A file of which nothing is kept needs no sync:
-//!    what it has is given up or behind the end, where the new epoch disowns it.
-//! 3. Nothing is appended before the new epoch is durable: what a crash left behind the end has another salt.
+//!    what it has is given up or past the end, where the new epoch disowns it.
+//! 3. Nothing is appended before the new epoch is durable: what a crash left past the end has another salt.
 
-use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 
-use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock};
+use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock, open_past_cache};
+use pagekeeper_kernel::mutex::lock;
 
 use super::control::{self, Control, ControlState, DecodedControl};
-use super::core::{Core, Epochs, lock};
-use super::create::LOCK;
-use super::injected_fault::injected_fault;
+use super::core::Core;
+use super::group_commit::GroupCommit;
 use super::journal::Journal;
 use super::release::Releaser;
 use super::ring::{self, Ring, RingSource};
-use super::{Lsn, Recovered, RedoLog, RedoOptions, buffer, metrics};
+use super::state::{
+    CheckpointState, Configuration, EpochState, Epochs, EventCounts, Lifecycle, ReleaseState, SyncState,
+};
+use super::{Lsn, Recovered, RedoLog, RedoOptions, buffer, metrics, salt};
+use crate::injected_fault::injected_fault;
 use crate::record::{self, BLOCK, Entry, EpochAt, HEADER, Reader};
 use crate::{Error, FlushPolicy, LogMode, Syncs, Use};
 
@@ -67,8 +70,8 @@ fn open_and_read(
     if !has(&|name| name == control::NAME) {
         return Err(Error::NoLog { path });
     }
-    let held = io.lock(&directory.join(LOCK))?;
-    let state = match control::read(&*ring::open_to_recover(options, &*io, &path)?)? {
+    let held = io.lock(&directory.join(control::LOCK))?;
+    let state = match control::read(&*open_to_recover(options, &*io, &path)?)? {
         DecodedControl::State(state) if state.in_use => state,
         DecodedControl::State(_) => return Err(Error::Unfinished { path: directory.to_path_buf() }),
         DecodedControl::Nothing if !has(&ring::is_name) => {
@@ -110,7 +113,7 @@ pub(super) fn open_new(
     start(options, directory, held, state, None, sources, mode)
 }
 
-/// Where the lap that begins at the checkpoint ends.
+/// Where the ring wraps around to the checkpoint's block.
 fn wraparound_end(state: &ControlState) -> u64 {
     state.checkpoint - state.checkpoint % BLOCK + state.geometry.capacity()
 }
@@ -227,42 +230,44 @@ fn start(
         buffer::Buffer::new(options.buffer_bytes, start, open_limit.min(start.saturating_add(max_unsynced)));
     #[cfg(any(test, feature = "injected-faults"))]
     if injected_fault!(options, AppendIntoTornBlock) {
-        super::injected_fault::go_on_in_block(&buffer, &sources, geometry, goes_on_at.unwrap_or(0))?;
+        go_on_in_block(&buffer, &sources, geometry, goes_on_at.unwrap_or(0))?;
     }
     let core = Core {
-        much: buffer.capacity().min(1 << 20) / 4,
-        buffer,
-        ring_limit: AtomicU64::new(open_limit),
-        max_unsynced,
+        config: Configuration {
+            policy: options.flush_policy,
+            mode,
+            max_unsynced,
+            start,
+            much: buffer.capacity().min(1 << 20) / 4,
+            releases: options.release,
+            has_threads: options.threads,
+            on_backpressure: options.on_backpressure.clone(),
+            #[cfg(any(test, feature = "injected-faults"))]
+            injected_fault: options.injected_fault,
+        },
         ring,
         sources,
-        policy: options.flush_policy,
-        mode,
-        salt: AtomicU32::new(salt),
-        writer: Mutex::new(taker),
-        syncer: Mutex::new(()),
-        durable: AtomicU64::new(start),
-        group_commit: super::group_commit::GroupCommit::default(),
-        room: super::event_count::EventCount::default(),
-        to_write: super::event_count::EventCount::default(),
-        to_flush: super::event_count::EventCount::default(),
-        released: super::event_count::EventCount::default(),
-        hurry: AtomicBool::new(false),
-        stopped: AtomicBool::new(false),
-        poison: OnceLock::new(),
-        checkpoint: AtomicU64::new(state.checkpoint),
-        control: Mutex::new(control),
-        epochs: Mutex::new(epochs),
-        releases: options.release,
-        releaser: Mutex::new(Releaser::new(start)),
-        release_at: AtomicU64::new(start),
-        counters: metrics::Counters::default(),
-        start,
-        on_backpressure: options.on_backpressure.clone(),
-        has_threads: options.threads,
-        #[cfg(any(test, feature = "injected-faults"))]
-        injected_fault: options.injected_fault,
         io,
+        buffer,
+        writer: Mutex::new(taker),
+        sync: SyncState {
+            leader: Mutex::new(()),
+            durable: AtomicU64::new(start),
+            group_commit: GroupCommit::default(),
+        },
+        checkpoint: CheckpointState { control: Mutex::new(control), lsn: AtomicU64::new(state.checkpoint) },
+        epoch: EpochState {
+            epochs: Mutex::new(epochs),
+            salt: AtomicU32::new(salt),
+            ring_limit: AtomicU64::new(open_limit),
+        },
+        release: ReleaseState {
+            releaser: Mutex::new(Releaser::new(start)),
+            considered_upto: AtomicU64::new(start),
+        },
+        events: EventCounts::default(),
+        lifecycle: Lifecycle::default(),
+        counters: metrics::Counters::default(),
         _lock: held,
     };
     core.begin_epoch_that_is_due(limit)?;
@@ -272,27 +277,28 @@ fn start(
 impl Core {
     /// Begins the epoch that this opening owes, if there is room for it, and lets appends go up to `limit`.
     pub(super) fn begin_epoch_that_is_due(&self, limit: u64) -> Result<(), Error> {
-        let mut epochs = lock(&self.epochs);
+        let mut epochs = lock(&self.epoch.epochs);
         if let Some(previous_end) = epochs.due {
             let start = previous_end.next_multiple_of(BLOCK);
             if start + BLOCK > limit {
                 return Ok(());
             }
-            let salt_before = self.salt.load(Ordering::Relaxed);
-            let salt = if injected_fault!(self, SameSalt) { salt_before } else { salt_unlike(salt_before) };
+            let salt_before = self.epoch.salt.load(Ordering::Relaxed);
+            let salt =
+                if injected_fault!(self.config, SameSalt) { salt_before } else { salt::unlike(salt_before) };
             let (_, block) = record::encode_epoch(previous_end, salt_before, salt);
             if let Some(span) = self.buffer.reserve_beyond_limit(BLOCK) {
                 self.buffer.fill(span, [&block, &[]]);
             }
             self.wait_durable(start + BLOCK)?;
-            self.salt.store(salt, Ordering::Relaxed);
+            self.epoch.salt.store(salt, Ordering::Relaxed);
             epochs.later.push(EpochAt { previous_end, start, salt });
             epochs.due = None;
         }
-        self.ring_limit.fetch_max(limit, Ordering::SeqCst);
+        self.epoch.ring_limit.fetch_max(limit, Ordering::SeqCst);
         // Releases the salt to all whom it lets in.
         self.raise_limit();
-        self.room.notify_all();
+        self.events.room.notify_all();
         Ok(())
     }
 }
@@ -323,6 +329,18 @@ fn sync_kept(ring: &Ring, lsns: Range<u64>, control: &Control, threads: bool) ->
     })
 }
 
+/// Opens a file of the log to find out what it has.
+#[cfg_attr(
+    not(any(test, feature = "injected-faults")),
+    expect(unused_variables, reason = "tests inject faults")
+)]
+fn open_to_recover(options: &RedoOptions, io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
+    if injected_fault!(options, ReadThroughCache) {
+        return io.open(path, Access::Buffered);
+    }
+    open_past_cache(io, path)
+}
+
 /// Opens the files to read, past the page cache, and compares their sizes.
 fn open_sources(
     options: &RedoOptions,
@@ -333,7 +351,7 @@ fn open_sources(
     let mut files = Vec::new();
     for index in 0..geometry.files {
         let path = directory.join(ring::name(index));
-        let file = match ring::open_to_recover(options, io, &path) {
+        let file = match open_to_recover(options, io, &path) {
             Err(error) if error.errno() == Some(libc::ENOENT) => return Err(Error::MissingFile { path }),
             opened => opened?,
         };
@@ -346,15 +364,20 @@ fn open_sources(
     Ok(files.into())
 }
 
-/// A number that nobody foresees.
-pub(super) fn random() -> u64 {
-    RandomState::new().hash_one(std::process::id())
-}
-
-/// A salt other than this.
-pub(super) fn salt_unlike(other: u32) -> u32 {
-    let random = random();
-    let salt = (random ^ (random >> 32)) & u64::from(u32::MAX);
-    let salt = u32::try_from(salt).unwrap_or(1);
-    if salt == other { !salt } else { salt }
+/// The fault [`crate::injected_fault::InjectedFault::AppendIntoTornBlock`]: the block in which the log ended is filled as it was.
+#[cfg(any(test, feature = "injected-faults"))]
+fn go_on_in_block(
+    buffer: &buffer::Buffer,
+    files: &[Arc<dyn IoFile>],
+    geometry: ring::Geometry,
+    end: u64,
+) -> Result<(), Error> {
+    let mut block = pagekeeper_io::AlignedBuf::new(record::BLOCK_LEN);
+    let (file, offset) = geometry.locate(end - end % BLOCK);
+    files[file].read_at(offset, &mut block)?;
+    if let Some(span) = buffer.reserve_beyond_limit(end % BLOCK) {
+        let len = crate::convert::to_usize(end % BLOCK);
+        buffer.fill(span, [&block[..len], &[]]);
+    }
+    Ok(())
 }

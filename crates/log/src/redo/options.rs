@@ -89,7 +89,7 @@ pub struct RedoOptions {
     pub(super) on_backpressure: Option<OnBackpressure>,
     pub(super) threads: bool,
     #[cfg(any(test, feature = "injected-faults"))]
-    pub(super) injected_fault: Option<super::injected_fault::InjectedFault>,
+    pub(super) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
 
 impl Default for RedoOptions {
@@ -202,7 +202,7 @@ impl RedoOptions {
     /// Injects a fault, for tests of what is built on the log: they must find it.
     #[cfg(any(test, feature = "injected-faults"))]
     #[must_use]
-    pub fn injected_fault(mut self, fault: super::injected_fault::InjectedFault) -> Self {
+    pub fn injected_fault(mut self, fault: crate::injected_fault::InjectedFault) -> Self {
         self.injected_fault = Some(fault);
         self
     }

@@ -6,7 +6,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::core::{Core, lock};
+use pagekeeper_kernel::mutex::lock;
+
+use super::core::Core;
 use super::options::FlushPolicy;
 use super::ring::RingSource;
 use crate::Error;
@@ -32,7 +34,7 @@ pub struct RedoReader {
 
 impl RedoReader {
     pub(super) fn new(core: &Arc<Core>, lsn: u64) -> Result<Self, Error> {
-        let end = match core.policy {
+        let end = match core.config.policy {
             FlushPolicy::EachCommit => core.durable(),
             FlushPolicy::Every(_) | FlushPolicy::Os => core.buffer.taken(),
         };
@@ -41,11 +43,11 @@ impl RedoReader {
             return Err(Error::NotInLog { lsn, from, upto: end });
         }
         let (salt, end) = {
-            let epochs = lock(&core.epochs);
+            let epochs = lock(&core.epoch.epochs);
             // As long as no epoch was begun there is nothing behind where the last one ended.
             (epochs.salt_at(lsn), epochs.due.unwrap_or(end))
         };
-        let ring = RingSource::new(core.io.clone(), core.ring.geometry, core.sources.clone(), end);
+        let ring = core.source(end);
         let source = LiveSource { ring, core: Arc::clone(core) };
         Ok(Self { reader: Reader::until(source, lsn, salt, end), failed: false })
     }

@@ -52,7 +52,7 @@ impl Releaser {
     /// Releases what is behind the writer; all, if there is none any more.
     pub(super) fn step(&mut self, core: &Core, has_writer: bool) {
         let written = core.buffer.taken();
-        if core.mode == LogMode::Direct {
+        if core.config.mode == LogMode::Direct {
             self.reached(core, written);
             return;
         }
@@ -147,8 +147,8 @@ impl Releaser {
 
     fn reached(&mut self, core: &Core, written: u64) {
         self.at = written;
-        core.release_at.store(written, Ordering::Relaxed);
-        core.released.notify_all();
+        core.release.considered_upto.store(written, Ordering::Relaxed);
+        core.events.released.notify_all();
     }
 }
 

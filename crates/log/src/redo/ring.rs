@@ -4,18 +4,17 @@
 
 use std::io::IoSliceMut;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, BatchRead, Error as IoError, Io, IoFile, WriteMode, open_past_cache};
+use pagekeeper_io::{BatchRead, Io, IoFile, WriteMode};
 
-use super::RedoOptions;
-use super::injected_fault::injected_fault;
 use crate::Error;
+use crate::convert::to_usize;
 use crate::record::{BLOCK, Source};
 
 /// Bytes of one read of a batch.
-const PIECE: usize = 512 << 10;
+const PIECE: u64 = 512 << 10;
 
 /// How many files of what size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +33,7 @@ impl Geometry {
     /// Which file, and where in it.
     pub(super) fn locate(self, lsn: u64) -> (usize, u64) {
         let index = (lsn / self.file_bytes) % u64::from(self.files);
-        (usize::try_from(index).unwrap_or(usize::MAX), lsn % self.file_bytes)
+        (to_usize(index), lsn % self.file_bytes)
     }
 
     /// A range of LSNs, at most one lap long, cut where files end: which file, and which bytes of it.
@@ -59,22 +58,6 @@ pub(super) fn is_name(name: &str) -> bool {
     name.strip_prefix("redo.").is_some_and(|digits| digits.parse::<u32>().is_ok())
 }
 
-/// Opens a file of the log to find out what it has.
-#[cfg_attr(
-    not(any(test, feature = "injected-faults")),
-    expect(unused_variables, reason = "tests inject faults")
-)]
-pub(super) fn open_to_recover(
-    options: &RedoOptions,
-    io: &dyn Io,
-    path: &Path,
-) -> Result<Arc<dyn IoFile>, IoError> {
-    if injected_fault!(options, ReadThroughCache) {
-        return io.open(path, Access::Buffered);
-    }
-    open_past_cache(io, path)
-}
-
 /// The files to write to.
 pub(super) struct Ring {
     pub(super) geometry: Geometry,
@@ -85,8 +68,8 @@ impl Ring {
     /// As many of the bytes from `lsn` on as go into one file; says how many.
     pub(super) fn write(&self, lsn: u64, bytes: &[u8], mode: WriteMode) -> Result<usize, Error> {
         let (index, offset) = self.geometry.locate(lsn);
-        let room = usize::try_from(self.geometry.file_bytes - offset).unwrap_or(usize::MAX);
-        let bytes = &bytes[..bytes.len().min(room)];
+        let room = self.geometry.file_bytes - offset;
+        let bytes = &bytes[..to_usize(room.min(bytes.len() as u64))];
         self.files[index].write_at(offset, bytes, mode)?;
         Ok(bytes.len())
     }
@@ -142,7 +125,7 @@ impl RingSource {
             for (index, range) in self.geometry.pieces(at..at + rest.len() as u64) {
                 let mut offset = range.start;
                 while offset < range.end {
-                    let piece = usize::try_from(range.end - offset).unwrap_or(PIECE).min(PIECE);
+                    let piece = to_usize((range.end - offset).min(PIECE));
                     let (front, back) = rest.split_at_mut(piece);
                     rest = back;
                     let bufs = vec![IoSliceMut::new(front)];
@@ -186,7 +169,7 @@ impl Source for RingSource {
     /// All pieces at once.
     fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
         let wanted = self.end.saturating_sub(lsn).min(bytes.len() as u64);
-        let len = usize::try_from(wanted).unwrap_or(bytes.len());
+        let len = to_usize(wanted);
         let (_, failed) = self.read_all(lsn, [&mut bytes[..len]]);
         failed.map_or(Ok(len), Err)
     }

@@ -3,7 +3,7 @@
 //! It is named here alone, so that the models can compile the same sources with loom's in its place.
 
 pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-pub(super) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+pub(super) use std::sync::{Arc, Mutex, MutexGuard};
 
 pub(super) use super::event_count::EventCount;
 pub(super) use super::memory::Memory;

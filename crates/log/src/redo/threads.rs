@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::core::{Core, lock};
+use pagekeeper_kernel::mutex::lock;
+
+use super::core::Core;
 use super::options::FlushPolicy;
 use super::release;
 use crate::Error;
@@ -40,10 +42,10 @@ pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>, Error> {
 
 /// Ends them, and waits for that.
 pub(super) fn stop(core: &Core, threads: Vec<JoinHandle<()>>) {
-    core.stopped.store(true, Ordering::SeqCst);
-    core.to_write.notify_all();
-    core.to_flush.notify_all();
-    core.released.notify_all();
+    core.lifecycle.stopped.store(true, Ordering::SeqCst);
+    core.events.to_write.notify_all();
+    core.events.to_flush.notify_all();
+    core.events.released.notify_all();
     for thread in threads {
         // It panicked: the panic hook has said so.
         let _ = thread.join();
@@ -51,24 +53,24 @@ pub(super) fn stop(core: &Core, threads: Vec<JoinHandle<()>>) {
 }
 
 fn is_over(core: &Core) -> bool {
-    core.stopped.load(Ordering::SeqCst) || core.check().is_err()
+    core.lifecycle.stopped.load(Ordering::SeqCst) || core.check().is_err()
 }
 
 /// The log writer: writes whole blocks when there are many, or somebody waits for room.
 fn write(core: &Core) {
     loop {
-        let seen = core.to_write.count();
+        let seen = core.events.to_write.count();
         if is_over(core) {
             return;
         }
         if !core.is_much_to_write() {
-            core.to_write.wait(seen, None);
+            core.events.to_write.wait(seen, None);
             continue;
         }
         wait_for_release(core);
         match core.write_whole_blocks() {
             // The first of them is still being filled.
-            Ok(0) => core.to_write.wait(seen, Some(SOON)),
+            Ok(0) => core.events.to_write.wait(seen, Some(SOON)),
             Ok(_) => core.nudge_flusher(),
             Err(_) => return,
         }
@@ -78,24 +80,24 @@ fn write(core: &Core) {
 /// Writes no faster than pages are released, so that they stay few.
 fn wait_for_release(core: &Core) {
     loop {
-        let seen = core.released.count();
+        let seen = core.events.released.count();
         if core.unreleased() < release::MOST || is_over(core) {
             return;
         }
-        core.to_flush.notify_all();
-        core.released.wait(seen, Some(TICK));
+        core.events.to_flush.notify_all();
+        core.events.released.wait(seen, Some(TICK));
     }
 }
 
 /// The log flusher: syncs what nobody waits for, by the policy and before it is too much, and releases.
 fn flush(core: &Core) {
-    let interval = match core.policy {
+    let interval = match core.config.policy {
         FlushPolicy::Every(interval) => interval.clamp(SOON, LONG),
         FlushPolicy::EachCommit | FlushPolicy::Os => TICK,
     };
     let mut due = Instant::now() + interval;
     loop {
-        let seen = core.to_flush.count();
+        let seen = core.events.to_flush.count();
         if is_over(core) {
             return;
         }
@@ -103,7 +105,7 @@ fn flush(core: &Core) {
         if now >= due {
             due = now + interval;
             let end = core.buffer.reserved();
-            let done = match core.policy {
+            let done = match core.config.policy {
                 FlushPolicy::EachCommit | FlushPolicy::Every(_) => core.wait_durable(end),
                 FlushPolicy::Os => core.wait_written(end),
             };
@@ -119,17 +121,17 @@ fn flush(core: &Core) {
         if core.unreleased() >= release::STEP {
             core.release();
         } else {
-            core.to_flush.wait(seen, Some(due.saturating_duration_since(now)));
+            core.events.to_flush.wait(seen, Some(due.saturating_duration_since(now)));
         }
     }
 }
 
 /// Gives back all that is left, before the log is closed.
 pub(super) fn release_all(core: &Core) {
-    if !core.releases {
+    if !core.config.releases {
         return;
     }
-    let mut releaser = lock(&core.releaser);
+    let mut releaser = lock(&core.release.releaser);
     // What is dirty still goes in the second step.
     for _ in 0..2 {
         releaser.step(core, false);

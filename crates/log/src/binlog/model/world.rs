@@ -27,7 +27,7 @@ pub(super) struct Disk {
 
 /// A log.
 pub(super) struct Log {
-    pub(super) queue: CommitQueue,
+    pub(super) queue: CommitQueue<Writer>,
     pub(super) progress: Progress,
     pub(super) disk: Mutex<Disk>,
     /// Each batch is synced.

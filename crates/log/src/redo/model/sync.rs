@@ -7,7 +7,7 @@ use loom::cell::UnsafeCell;
 pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
 // Not loom's: how often a value is shared is no part of what is checked, and each step would multiply the orders.
-pub(super) use std::sync::{Arc, PoisonError};
+pub(super) use std::sync::Arc;
 
 use super::super::memory;
 

@@ -5,10 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pagekeeper_io::Persistence;
 
-use super::super::injected_fault::InjectedFault;
 use super::super::options::FlushPolicy;
 use super::world::{Crash, Op, World, live, lives};
 use crate::LogMode;
+use crate::injected_fault::InjectedFault;
 use pagekeeper_testing::Seed;
 
 /// How often a pattern that chance decides is tried for each operation.

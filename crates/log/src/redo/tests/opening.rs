@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use pagekeeper_io::{Access, Create, Fault, Io, SimDisk, Times, WriteMode};
 
-use super::super::injected_fault::InjectedFault;
 use super::super::options::FlushPolicy;
 use super::super::{RedoLog, RedoOptions};
 use super::{all, dir, small};
+use crate::injected_fault::InjectedFault;
 use crate::{Error, LogMode};
 
 const KIB: u64 = 1 << 10;

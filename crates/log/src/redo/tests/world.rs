@@ -2,10 +2,10 @@
 
 use pagekeeper_io::{Persistence, SimDisk, Times, WriteFault};
 
-use super::super::injected_fault::InjectedFault;
 use super::super::options::FlushPolicy;
 use super::super::{RedoLog, RedoOptions};
 use super::{dir, small};
+use crate::injected_fault::InjectedFault;
 use crate::{Error, LogMode};
 use pagekeeper_testing::Chance;
 

@@ -5,7 +5,7 @@
 macro_rules! injected_fault {
     ($of:expr, $fault:ident) => {{
         #[cfg(any(test, feature = "injected-faults"))]
-        let is_injected = $of.injected_fault == Some($crate::redo::injected_fault::InjectedFault::$fault);
+        let is_injected = $of.injected_fault == Some($crate::injected_fault::InjectedFault::$fault);
         #[cfg(not(any(test, feature = "injected-faults")))]
         let is_injected = false;
         is_injected
@@ -66,23 +66,4 @@ impl InjectedFault {
         Self::SyncRetried,
         Self::NoSync,
     ];
-}
-
-/// The fault [`InjectedFault::AppendIntoTornBlock`]: the block in which the log ended is filled as it was.
-#[cfg(any(test, feature = "injected-faults"))]
-pub(super) fn go_on_in_block(
-    buffer: &super::buffer::Buffer,
-    files: &[std::sync::Arc<dyn pagekeeper_io::IoFile>],
-    geometry: super::ring::Geometry,
-    end: u64,
-) -> Result<(), crate::Error> {
-    use crate::record::{BLOCK, BLOCK_LEN};
-    let mut block = pagekeeper_io::AlignedBuf::new(BLOCK_LEN);
-    let (file, offset) = geometry.locate(end - end % BLOCK);
-    files[file].read_at(offset, &mut block)?;
-    if let Some(span) = buffer.reserve_beyond_limit(end % BLOCK) {
-        let len = usize::try_from(end % BLOCK).unwrap_or(0);
-        buffer.fill(span, [&block[..len], &[]]);
-    }
-    Ok(())
 }

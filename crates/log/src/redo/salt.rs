@@ -1,0 +1,15 @@
+//! Numbers that tell one epoch, or one log, from another.
+
+use std::hash::{BuildHasher, RandomState};
+
+/// A number that nobody foresees.
+pub(super) fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// A salt other than this.
+pub(super) fn unlike(other: u32) -> u32 {
+    let random = random();
+    let salt = ((random ^ (random << 32)) >> 32) as u32;
+    if salt == other { !salt } else { salt }
+}

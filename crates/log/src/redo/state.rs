@@ -1,0 +1,104 @@
+//! The parts of a redo log's shared state, each with what protects it: see [`super::core`].
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Mutex, OnceLock};
+
+use super::control::Control;
+use super::event_count::EventCount;
+use super::group_commit::GroupCommit;
+use super::options::{FlushPolicy, OnBackpressure};
+use super::release::Releaser;
+use crate::record::EpochAt;
+use crate::{Error, LogMode};
+
+/// What is fixed when the log is opened.
+pub(super) struct Configuration {
+    pub(super) policy: FlushPolicy,
+    pub(super) mode: LogMode,
+    /// Bytes that may be appended and not synced; all there are, if the log has no bound.
+    pub(super) max_unsynced: u64,
+    /// Where appending began.
+    pub(super) start: u64,
+    /// Bytes in the buffer that are worth waking the writer.
+    pub(super) much: u64,
+    /// Whether pages are given back at all.
+    pub(super) releases: bool,
+    /// The log has threads that write and flush.
+    pub(super) has_threads: bool,
+    pub(super) on_backpressure: Option<OnBackpressure>,
+    #[cfg(any(test, feature = "injected-faults"))]
+    pub(super) injected_fault: Option<crate::injected_fault::InjectedFault>,
+}
+
+/// What is durable, and who makes it so.
+pub(super) struct SyncState {
+    /// The syncer's lock: its holder leads a group commit.
+    pub(super) leader: Mutex<()>,
+    /// All before it is durable.
+    pub(super) durable: AtomicU64,
+    pub(super) group_commit: GroupCommit,
+}
+
+/// What the ring may be written over.
+pub(super) struct CheckpointState {
+    pub(super) control: Mutex<Control>,
+    /// As the control file has it.
+    pub(super) lsn: AtomicU64,
+}
+
+/// Salts, and how far the epoch that is written now may go.
+pub(super) struct EpochState {
+    /// All epochs since the checkpoint, and those of this opening.
+    pub(super) epochs: Mutex<Epochs>,
+    /// The salt of the epoch that is written now. It changes before the first record only.
+    pub(super) salt: AtomicU32,
+    /// Where the ring wraps around to the checkpoint's block, or appends have to stop for an epoch that is due.
+    pub(super) ring_limit: AtomicU64,
+}
+
+/// Pages that were written and are given back.
+pub(super) struct ReleaseState {
+    pub(super) releaser: Mutex<Releaser>,
+    /// All before it was considered for release.
+    pub(super) considered_upto: AtomicU64,
+}
+
+/// What threads wait on.
+#[derive(Default)]
+pub(super) struct EventCounts {
+    /// Notified when there is room in the buffer or the ring.
+    pub(super) room: EventCount,
+    /// Notified when there is much to write.
+    pub(super) to_write: EventCount,
+    /// Notified when there is much to sync or release.
+    pub(super) to_flush: EventCount,
+    /// Notified when pages were released.
+    pub(super) released: EventCount,
+}
+
+/// Whether the log goes on, and how hurriedly.
+#[derive(Default)]
+pub(super) struct Lifecycle {
+    /// Set while a thread waits for room, so that little is much.
+    pub(super) urgent: AtomicBool,
+    pub(super) stopped: AtomicBool,
+    /// The first error of a write or sync.
+    pub(super) poison: OnceLock<Error>,
+}
+
+/// Which salt is in force where.
+#[derive(Debug)]
+pub(super) struct Epochs {
+    /// At the checkpoint.
+    pub(super) first: u32,
+    pub(super) later: Vec<EpochAt>,
+    /// The epoch that this opening has to begin before it appends, if there was no room for it yet: where the log ended.
+    pub(super) due: Option<u64>,
+}
+
+impl Epochs {
+    /// In force at `lsn`.
+    pub(super) fn salt_at(&self, lsn: u64) -> u32 {
+        self.later.iter().rev().find(|epoch| epoch.start < lsn).map_or(self.first, |epoch| epoch.salt)
+    }
+}
