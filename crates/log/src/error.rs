@@ -1,4 +1,4 @@
-//! What can go wrong, in one type. An error is `Clone`, so that one failed sync can be told to all who waited for it.
+//! What can go wrong, in one type. An error is `Clone`, so that all who waited for a failed sync get it.
 
 use std::path::PathBuf;
 
@@ -95,14 +95,14 @@ pub enum Error {
         /// The checkpoint.
         checkpoint: u64,
     },
-    /// The LSN is not in the log: before its checkpoint, or behind its end.
+    /// The LSN is not in the log: before its checkpoint, or past its end.
     #[error("LSN {lsn} is not in the log, which has {from} to {upto}")]
     NotInLog {
         /// As it was given.
         lsn: u64,
         /// The first that can be read.
         from: u64,
-        /// Just behind the last.
+        /// Just past the last.
         upto: u64,
     },
     /// No record begins at the LSN.
@@ -171,9 +171,9 @@ pub enum Error {
         /// The oldest there is.
         first: Position,
     },
-    /// The position is behind the end of the log, or of its segment: what a crash took away may have stood there.
-    #[error("{position} is behind {end}, where the log or this segment of it ends")]
-    BehindEnd {
+    /// The position is past the end of the log, or of its segment: what a crash took away may have stood there.
+    #[error("{position} is past {end}, where the log or this segment of it ends")]
+    PastEnd {
         /// As it was given.
         position: Position,
         /// The last there is.

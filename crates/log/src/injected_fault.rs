@@ -36,7 +36,7 @@ pub enum InjectedFault {
     AppendIntoTornBlock,
     /// The checksums of records are not checked.
     NoChecksum,
-    /// A record that is not whole is left out, and reading goes on behind it.
+    /// A record that is not whole is left out, and reading goes on after it.
     SkipBadRecord,
     /// Opening reads through the page cache.
     ReadThroughCache,

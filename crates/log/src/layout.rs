@@ -5,8 +5,8 @@
 //! followed down to the disks that nothing lies below of: a partition to its disk, a loop device to the disks of its
 //! file, device-mapper, MD RAID and bcache to their parts, btrfs to all its devices.
 //!
-//! Invariants: only looks. What can't be followed (overlayfs, network, FUSE, ZFS) is unknown, with the reason, and
-//! never taken for apart. Fails only where a path can't be looked at.
+//! Invariants: changes nothing. What can't be followed (overlayfs, network, FUSE, ZFS) is unknown, with the reason, and
+//! never taken for apart. Fails only where a path can't be examined.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
@@ -38,7 +38,7 @@ pub enum Backing {
     Disks(BTreeSet<Disk>),
     /// No disk at all: tmpfs or ramfs.
     Memory,
-    /// It can't be told, and why, in plain words.
+    /// It can't be determined, and why, in plain words.
     Unknown(String),
 }
 
@@ -55,11 +55,11 @@ pub enum Backing {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskLayout {
-    places: BTreeMap<PathBuf, Place>,
+    paths: BTreeMap<PathBuf, PathBacking>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct PathBacking {
     /// `st_dev`: the file system, or on btrfs the subvolume.
     dev: u64,
     backing: Backing,
@@ -73,24 +73,24 @@ impl DiskLayout {
 
     /// As [`Self::of`], with `/proc` and `/sys` mounted elsewhere.
     pub fn with_roots(roots: &SysRoots, paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
-        let place = |path: &Path| {
+        let examine = |path: &Path| {
             let mut follow = Follow { roots, disks: BTreeSet::new() };
             let (dev, instead) = follow.path(path, 0)?;
             let backing = instead.unwrap_or(Backing::Disks(follow.disks));
-            Ok((path.to_path_buf(), Place { dev, backing }))
+            Ok((path.to_path_buf(), PathBacking { dev, backing }))
         };
-        let places = paths.into_iter().map(|path| place(path.as_ref())).collect::<Result<_>>()?;
-        Ok(Self { places })
+        let paths = paths.into_iter().map(|path| examine(path.as_ref())).collect::<Result<_>>()?;
+        Ok(Self { paths })
     }
 
     /// What a path lies on; `None` if it was not among those given.
     pub fn backing(&self, path: impl AsRef<Path>) -> Option<&Backing> {
-        self.places.get(path.as_ref()).map(|place| &place.backing)
+        self.paths.get(path.as_ref()).map(|path| &path.backing)
     }
 
-    /// Whether two of the paths share a disk; `None` where that can't be told, or where one was not among those given.
+    /// Whether two of the paths share a disk; `None` where that can't be determined, or where one was not among those given.
     pub fn shares_a_disk(&self, a: impl AsRef<Path>, b: impl AsRef<Path>) -> Option<bool> {
-        let (a, b) = (self.places.get(a.as_ref())?, self.places.get(b.as_ref())?);
+        let (a, b) = (self.paths.get(a.as_ref())?, self.paths.get(b.as_ref())?);
         match (&a.backing, &b.backing) {
             (Backing::Memory, _) | (_, Backing::Memory) => Some(false),
             (Backing::Disks(a), Backing::Disks(b)) => Some(!a.is_disjoint(b)),
@@ -99,7 +99,7 @@ impl DiskLayout {
         }
     }
 
-    /// What to tell an operator who has a log in the one and bulk output in the other of two of the paths; nothing where
+    /// A warning for an operator who has a log in the one and bulk output in the other of two of the paths; nothing where
     /// they are known to be apart, or not known to be together.
     pub fn warning(&self, log: impl AsRef<Path>, bulk: impl AsRef<Path>) -> Option<String> {
         let (log, bulk) = (log.as_ref(), bulk.as_ref());
@@ -120,7 +120,7 @@ impl DiskLayout {
 
     /// By what the bulk writers of this process find each other: the same for all whose writes meet in one queue.
     pub(crate) fn key(&self, path: &Path) -> Option<DiskKey> {
-        let place = self.places.get(path)?;
+        let place = self.paths.get(path)?;
         Some(match &place.backing {
             Backing::Disks(disks) => DiskKey(disks.iter().map(|disk| disk.dev).collect()),
             _ => DiskKey(vec![place.dev]),
@@ -152,7 +152,7 @@ impl fmt::Display for Backing {
 impl fmt::Display for DiskLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut between = "";
-        for (path, place) in &self.places {
+        for (path, place) in &self.paths {
             write!(f, "{between}{}: {}", path.display(), place.backing)?;
             between = "\n";
         }
@@ -166,7 +166,7 @@ fn names(disks: &BTreeSet<Disk>) -> String {
 }
 
 /// Passes the warning on if log and bulk output share a disk, once in this process for each pair of directories. What can't be
-/// looked at is passed over: the log's own calls will say what is wrong with it.
+/// examined is passed over: the log's own calls will say what is wrong with it.
 pub(crate) fn warn_once(log: &Path, bulk: &Path, warn: &dyn Fn(&str)) {
     static SAID: Mutex<Option<HashSet<(PathBuf, PathBuf)>>> = Mutex::new(None);
     let Some(warning) = DiskLayout::of([log, bulk]).ok().and_then(|layout| layout.warning(log, bulk)) else {
@@ -300,7 +300,7 @@ impl Follow<'_> {
                 self.disks.insert(Disk { name, dev });
                 None
             }
-            None => unknown(format!("sysfs tells no device number of {name}")),
+            None => unknown(format!("sysfs has no device number of {name}")),
         }
     }
 }

@@ -9,9 +9,8 @@
 //! | [`BinLog`] | segments without end, with followers | released behind the last near follower |
 //! | [`BulkWriter`] | compaction, backup, flush | never made, or released as it goes |
 //!
-//! Which way of writing is real on a file system is found out by trying ([`LogMode`], [`BulkMode`]); which paths share a disk
-//! [`DiskLayout`] tells. An error of a write or a sync is final: the log takes nothing any more, and says so to
-//! everyone who waits.
+//! Which way of writing works on a file system is found out by trying it ([`LogMode`], [`BulkMode`]); [`DiskLayout`] says which
+//! paths share a disk. An error of a write or a sync is final: from then on the log takes nothing, and every caller gets the error.
 //!
 //! ```
 //! use pagekeeper_log::RedoLog;

@@ -59,7 +59,7 @@ pub enum LogMode {
 pub enum Use {
     /// Lengthens them, and has readers close behind.
     Append,
-    /// Writes over what it wrote a lap ago.
+    /// Overwrites what it wrote before the last wraparound.
     Overwrite,
 }
 
@@ -91,9 +91,9 @@ pub struct Chosen {
 }
 
 impl LogMode {
-    /// The mode to use for files in a directory: the one wished for where it is real there, else the next best.
+    /// The mode to use for files in a directory: the requested one where it is real there, else the next best.
     ///
-    /// A simulated disk is not probed: there `Auto` is `Buffered`, and every other wish is granted.
+    /// A simulated disk is not probed: there `Auto` is `Buffered`, and every other request is granted.
     pub fn choose(self, io: &dyn Io, directory: &Path, purpose: Use, syncs: Syncs) -> Result<Chosen, Error> {
         let chosen = |mode, why: String| Ok(Chosen { mode, why });
         if !has_real_files(io) {
@@ -166,7 +166,7 @@ pub(crate) enum Offer {
     Real,
     /// The call fails so.
     Refused(Errno),
-    /// No page stays, but the file system does not say so of itself: statx(2) tells no `STATX_DIOALIGN`. On btrfs (Linux
+    /// No page stays, but the file system does not say so of itself: statx(2) reports no `STATX_DIOALIGN`. On btrfs (Linux
     /// 6.18) such writes are copied through the page cache, at half the rate of buffered ones.
     Unconfirmed,
     /// It works, and pages stay all the same.
@@ -195,7 +195,7 @@ impl Offer {
 pub(crate) struct Probed {
     /// Direct writes.
     pub(crate) direct: Offer,
-    /// Uncached writes behind the end.
+    /// Uncached writes past the end.
     pub(crate) uncached_append: Offer,
     /// Uncached writes over written extents: on ext4 the pages stay (Linux 6.18).
     pub(crate) uncached_overwrite: Offer,
@@ -265,7 +265,7 @@ impl<'a> Probe<'a> {
         Ok(Probed { direct, uncached_append, uncached_overwrite, release })
     }
 
-    /// Writes the sample at the start, syncs, and looks what stays.
+    /// Writes the sample at the start, syncs, and checks what stays resident.
     fn try_write(&self, file: &File, flags: ReadWriteFlags) -> Result<Offer, Error> {
         match self.write(file, flags) {
             Ok(()) => {}
@@ -294,7 +294,7 @@ impl<'a> Probe<'a> {
         Ok(())
     }
 
-    /// Whether the file system tells what direct I/O it has (statx(2), Linux 6.1).
+    /// Whether the file system reports its direct I/O alignment (statx(2), Linux 6.1).
     fn is_reported(&self) -> bool {
         let stat = rustix::fs::statx(&self.file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
         stat.is_ok_and(|stat| {
@@ -378,7 +378,7 @@ mod tests {
             let probed = Probed::of(mounted.path()).unwrap();
             assert_eq!(probed.release, Offer::Real, "{kind}");
             if kind == "btrfs" {
-                assert_ne!(probed.direct, Offer::Real, "it tells nothing of it");
+                assert_ne!(probed.direct, Offer::Real, "it reports nothing of it");
             } else {
                 assert_eq!(probed.direct, Offer::Real, "{kind}");
                 let choose = |syncs| {

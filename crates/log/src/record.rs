@@ -1,4 +1,4 @@
-//! Records: how an entry of a log looks on the disk, and what is believed of what is read back.
+//! Records: how an entry of a log is encoded on disk, and which bytes are accepted as one when they are read back.
 //!
 //! A record is a header of 24 bytes, little endian, and a body, filled up with zeros to a multiple of 8:
 //!
@@ -12,10 +12,10 @@
 //!
 //! Invariants:
 //! 1. A record is taken for one only where it says itself that it stands, under the salt that is in force there, and with its
-//!    checksum: neither what a former lap left nor what a crash left behind the end is mistaken for it.
-//! 2. Each sync begins by a pad up to the next block, and no block that was synced is written again: a write that is
+//!    checksum: neither what was there before a wraparound nor what a crash left past the end is mistaken for it.
+//! 2. Each sync begins with padding up to the next block, and no block that was synced is written again: a write that is
 //!    torn by a crash hurts nothing that was acknowledged.
-//! 3. Whoever opens a log to write begins a new epoch: a record at the first block start behind the end, under the old salt,
+//! 3. Whoever opens a log to write begins a new epoch: a record at the first block start past the end, under the old salt,
 //!    that names the end and the new salt.
 //!
 //! Reading ([`Reader`]) ends at the first place where no record stands, unless the epoch that begins behind it names that
@@ -73,7 +73,7 @@ pub(crate) struct Header {
 pub(crate) struct Epoch {
     /// Where the epoch before it ended.
     pub(crate) previous_end: u64,
-    /// In force behind this record.
+    /// In force after this record.
     pub(crate) salt: u32,
 }
 
@@ -82,7 +82,7 @@ pub(crate) const fn size(body: usize) -> u64 {
     (HEADER as u64 + body as u64).next_multiple_of(8)
 }
 
-/// Bytes of the pad that is due at `lsn`: at least a header, and up to the start of a block. 0 if one starts there.
+/// Bytes of the padding that is due at `lsn`: at least a header, and up to the start of a block. 0 if one starts there.
 pub(crate) const fn padding_size(lsn: u64) -> u64 {
     let rest = lsn.next_multiple_of(BLOCK) - lsn;
     if rest == 0 || rest >= HEADER as u64 { rest } else { rest + BLOCK }
@@ -122,7 +122,7 @@ impl Header {
         bytes
     }
 
-    /// What a record at `lsn` under `salt` says of itself, if `bytes` may begin one. Its checksum is not looked at.
+    /// What a record at `lsn` under `salt` says of itself, if `bytes` may begin one. Its checksum is not checked.
     pub(crate) fn decode(bytes: &[u8], lsn: u64, salt: u32) -> Option<Self> {
         let header = Self::decode_any(bytes)?;
         (header.lsn == lsn && header.salt == salt).then_some(header)
@@ -181,7 +181,7 @@ pub(crate) fn encode(kind: Kind, body: &[u8], lsn: u64, salt: u32, durable_upto:
     bytes
 }
 
-/// The bytes of the pad that is due at `lsn`; none if a block starts there.
+/// The bytes of the padding that is due at `lsn`; none if a block starts there.
 pub(crate) fn encode_padding(lsn: u64, salt: u32, durable_upto: u64) -> Vec<u8> {
     static ZEROS: [u8; 2 * BLOCK_LEN] = [0; 2 * BLOCK_LEN];
     match to_usize(padding_size(lsn)) {
@@ -190,8 +190,8 @@ pub(crate) fn encode_padding(lsn: u64, salt: u32, durable_upto: u64) -> Vec<u8> 
     }
 }
 
-/// The block that begins an epoch behind `previous_end`, where the first block behind it starts: the epoch's record, under
-/// the salt before it, and a pad under its own.
+/// The block that begins an epoch past `previous_end`, where the first block past it starts: the epoch's record, under
+/// the salt before it, and padding under its own.
 pub(crate) fn encode_epoch(previous_end: u64, salt_before: u32, salt: u32) -> (u64, Vec<u8>) {
     let lsn = previous_end.next_multiple_of(BLOCK);
     let mut bytes =

@@ -5,7 +5,7 @@ use std::path::Path;
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 use pagekeeper_testing::skip;
 
-/// Bytes of all files in a directory that are resident; `None`, and said, where the kernel does not tell.
+/// Bytes of all files in a directory that are resident; `None`, and reported as skipped, where the kernel does not say.
 pub(crate) fn resident(dir: &Path) -> Option<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(dir).unwrap() {

@@ -24,7 +24,7 @@ use crate::Error;
 use crate::convert::to_usize;
 use crate::record::{self, BLOCK, BLOCK_LEN, HEADER, Header, Kind};
 
-/// Bytes that a near follower reads at once at most; a far one reads a window.
+/// Bytes that a near follower reads at once at most; a far one reads up to the next multiple of 2 MiB.
 const CHUNK: u64 = 256 << 10;
 
 /// A record as it was appended.
@@ -128,7 +128,7 @@ impl Follower {
         })
     }
 
-    /// Behind the last record that was handed out: what to follow from to go on there.
+    /// Past the last record that was handed out: what to follow from to go on there.
     pub fn position(&self) -> Position {
         self.at
     }
@@ -211,7 +211,7 @@ impl Follower {
         }
     }
 
-    /// Takes the next record out of what was read, or tells how many bytes from `at` on have to be read for that.
+    /// Takes the next record out of what was read, or returns how many bytes from `at` on have to be read for that.
     fn take(&mut self) -> Result<Result<Event, u64>, Error> {
         loop {
             let bytes = self.read.from(self.at.offset);
@@ -248,7 +248,7 @@ impl Follower {
         Error::Damaged { path: self.file.path().to_path_buf(), offset: self.at.offset }
     }
 
-    /// Reads at least `wanted` bytes from `at` on, none behind `limit`.
+    /// Reads at least `wanted` bytes from `at` on, none past `limit`.
     fn fill(&mut self, wanted: u64, limit: u64) -> Result<(), Error> {
         let start = self.at.offset - self.at.offset % BLOCK;
         let is_far = self.shared.is_far(self.at.segment);
@@ -285,7 +285,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Tells the log where this follower is, and lets go of what is behind it.
+    /// Reports to the log where this follower is, which releases what is behind it.
     fn moved(&mut self) {
         let last = self.shared.progress.moved(self.id, self.at);
         if last.segment != self.at.segment || last.offset / WINDOW != self.at.offset / WINDOW {
@@ -303,7 +303,7 @@ fn open(
 ) -> Result<(Arc<dyn IoFile>, u64), Error> {
     match shared.store.io.open(&shared.store.segment_path(segment.number), shared.store.access) {
         Ok(file) => Ok((file, segment.sealed.unwrap_or(0))),
-        // Removed since the follower was told of it: it was cut off before.
+        // Removed since the follower was registered: it was cut off before.
         Err(_) if cut_off.load(Ordering::Acquire) => {
             Err(Error::Purged { position, first: shared.progress.first() })
         }

@@ -62,7 +62,7 @@ impl Index {
         text
     }
 
-    /// Reads an index, or tells the line (from 1) that is not as it should be.
+    /// Reads an index, or returns the number of the line (from 1) that is not as it should be.
     fn parse(text: &str) -> Result<Self, usize> {
         let mut crc = 0;
         let mut lines = text.split('\n').enumerate().map(|(at, line)| match line.rsplit_once(' ') {

@@ -27,7 +27,7 @@ pub(super) enum InjectedFault {
     NoSyncAtOpen,
     /// At opening, the log is read through the page cache.
     ReadThroughCache,
-    /// Appends go on behind a torn tail, under the same salt.
+    /// Appends go on after a torn tail, under the same salt.
     AppendAfterTorn,
     /// A group counts though its end is missing.
     TornGroups,

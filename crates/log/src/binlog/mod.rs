@@ -54,7 +54,7 @@ use writer::Writer;
 pub enum Purge {
     /// Fails where a follower has yet to read what is to go.
     UnlessFollowed,
-    /// Cuts such followers off: they are told [`Error::Purged`].
+    /// Cuts such followers off: they get [`Error::Purged`].
     Forced,
 }
 
@@ -62,10 +62,10 @@ pub enum Purge {
 ///
 /// Dropped without [`BinLog::close`], it is as after a crash: nothing that was acknowledged is lost.
 ///
-/// After a failed write or sync the log takes nothing more ([`Error::Poisoned`], to everyone, for ever): the kernel tells such a
+/// After a failed write or sync the log takes nothing more ([`Error::Poisoned`], to everyone, for ever): the kernel reports such a
 /// failure once, so that nothing that was written before can be known to be there. Followers still get what was synced.
 /// Open it again to see what is. A full disk is different: the write of that group alone failed, and took nothing with it; the
-/// append tells the error, and may be tried again.
+/// append returns the error, and may be tried again.
 ///
 /// ```
 /// use pagekeeper_io::SimDisk;
@@ -106,13 +106,13 @@ impl BinLog {
         Ok(Self { shared, why: opened.why, _lock: opened.lock })
     }
 
-    /// Appends records that belong together, and gives the position behind them. They are durable when this returns, if
+    /// Appends records that belong together, and gives the position past them. They are durable when this returns, if
     /// [`BinLogOptions::sync_every`] is 1.
     ///
     /// Threads that append at the same time share a write and a sync; the groups' order is that of the calls.
     ///
     /// A group takes 24 bytes for each record besides, and is never split between segments. Fails with [`Error::GroupTooLarge`] where
-    /// it is larger than a segment, [`Error::EmptyGroup`], or as the log tells of failed writes.
+    /// it is larger than a segment, [`Error::EmptyGroup`], or with the error of a failed write.
     pub fn append_group(&self, records: &[&[u8]]) -> Result<Position, Error> {
         if records.is_empty() {
             return Err(Error::EmptyGroup);
@@ -142,8 +142,8 @@ impl BinLog {
         }
     }
 
-    /// Brings a group or a wish to sync, and leads the batch if it is this caller's turn; what was placed where, and where the
-    /// caller's group ends in it.
+    /// Submits a group or a request for a sync, and writes the batch if this caller leads; returns what was written where, and
+    /// where the caller's group ends in the batch.
     fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[PlacedPart]>, usize), Error> {
         let (submitted, end) = self.shared.queue.submit(records, sync)?;
         let placed = match submitted {
@@ -181,7 +181,7 @@ impl BinLog {
     /// Follows the log from a position on: [`Self::first`], [`Self::end`], or what an append or a follower gave. It sees each
     /// record as soon as it is written; after a crash a record that was not synced may be gone from the log.
     ///
-    /// Fails where the position was purged, or lies behind the end of the log or of its segment.
+    /// Fails where the position was purged, or lies past the end of the log or of its segment.
     pub fn follow(&self, from: Position) -> Result<Follower, Error> {
         Follower::new(&self.shared, from, false)
     }
@@ -193,12 +193,12 @@ impl BinLog {
 
     /// Removes the segments before the position's own; gives how many.
     ///
-    /// Fails with [`Error::Followed`] where a follower has yet to read some of it, unless forced, and with [`Error::BehindEnd`]
+    /// Fails with [`Error::Followed`] where a follower has yet to read some of it, unless forced, and with [`Error::PastEnd`]
     /// for a segment that does not exist yet.
     pub fn purge_to(&self, position: Position, purge: Purge) -> Result<u64, Error> {
         let end = self.end();
         if position.segment > end.segment {
-            return Err(Error::BehindEnd { position, end });
+            return Err(Error::PastEnd { position, end });
         }
         let mut leader = self.shared.queue.exclusive()?;
         let purged = leader.writer().purge(&self.shared, position.segment, purge == Purge::Forced);
@@ -218,7 +218,7 @@ impl BinLog {
         self.shared.progress.first()
     }
 
-    /// Behind the last record that was appended.
+    /// Past the last record that was appended.
     pub fn end(&self) -> Position {
         self.shared.progress.end()
     }
@@ -239,7 +239,7 @@ impl BinLog {
         (mode, &self.why)
     }
 
-    /// Bytes of the log that are resident, as far as it knows where to look, and the kernel tells; `None` where it leaves its
+    /// Bytes of the log that are resident, as far as it tracks them and the kernel reports them; `None` where it leaves its
     /// pages to the kernel.
     pub fn resident(&self) -> Option<u64> {
         match &self.shared.releaser {

@@ -59,7 +59,7 @@ impl Default for BinLogOptions {
 }
 
 impl BinLogOptions {
-    /// The defaults, as each setting tells.
+    /// The defaults, as given with each setting.
     pub fn new() -> Self {
         Self::default()
     }

@@ -1,11 +1,11 @@
-//! What there is to read: how far the log is written and synced, which segments it has, who follows.
+//! Progress of the log: how far it is written and synced, which segments it has, and where its followers are.
 //!
 //! Invariants:
 //! 1. `durable <= end`; both only go up, and move to a new segment only when the one before is sealed here.
-//! 2. A follower's place here is never ahead of what it has yet to read.
+//! 2. A follower's position here is never ahead of what it has yet to read.
 //! 3. A segment with a follower in it, or before it, is here; only a forced purge takes it away, and then the follower is
-//!    told.
-//! 4. Nobody is told anything under the lock, but for the condition variable.
+//!    cut off.
+//! 4. No waker is called under the lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
@@ -118,7 +118,7 @@ impl Progress {
         ignore_poison(self.state.lock())
     }
 
-    /// Changes the state, and tells all followers.
+    /// Changes the state, and wakes all followers.
     fn update(&self, change: impl FnOnce(&mut ProgressState)) {
         let mut state = self.lock();
         let before = (state.end, state.durable);
@@ -197,7 +197,7 @@ impl Progress {
             _ => state.end,
         };
         let Some(segment) = segment.filter(|_| at <= end) else {
-            return Err(Error::BehindEnd { position: from, end });
+            return Err(Error::PastEnd { position: from, end });
         };
         let id = state.next_follower;
         state.next_follower += 1;

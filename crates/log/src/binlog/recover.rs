@@ -1,4 +1,4 @@
-//! Opening: what is found in the directory is looked over, and put in order only when all of it is as it should be.
+//! Opening: what is found in the directory is checked, and put in order only when all of it is as it should be.
 //!
 //! In order: the names, the lock, the index, each segment's header and length, the records of the last segment if it was
 //! left open. Its end is found by the tail rule; a group whose end is missing does not count. What is kept is synced before
@@ -6,7 +6,7 @@
 //! can't be read past a cache: after the failed sync of a directory, mount the file system again before the log is opened.)
 //!
 //! Nothing is ever appended to a segment that may have had records: the last one is sealed where it ends, and a new one is
-//! begun. So a position that a follower saw before a crash never means another record afterwards: behind the end of its
+//! begun. So a position that a follower saw before a crash never means another record afterwards: past the end of its
 //! segment it means none. Only a segment that was sealed empty, by [`BinLog::close`](super::BinLog::close), is used.
 
 use std::collections::VecDeque;
@@ -112,7 +112,7 @@ impl Names {
     }
 }
 
-/// Looks at each segment without changing anything; gives them, the last one's end found if it was left open, and the numbers of
+/// Checks each segment without changing anything; gives them, the last one's end found if it was left open, and the numbers of
 /// files that a crash left over.
 fn survey(
     store: &SegmentStore,
@@ -271,7 +271,7 @@ fn append_after_torn(
     Ok((writer, segments))
 }
 
-/// Whoever opens a log is told any failure alike.
+/// While a log is opened any failure is final.
 fn final_error<T>(result: Result<T, Failure>) -> Result<T, IoError> {
     result.map_err(|failure| match failure {
         Failure::Passing(error) | Failure::Final(error) => error,

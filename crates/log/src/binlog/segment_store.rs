@@ -133,7 +133,7 @@ impl SegmentStore {
     }
 }
 
-/// A number that nobody can know before.
+/// An unpredictable number.
 pub(super) fn random() -> u64 {
     RandomState::new().hash_one(0_u8)
 }

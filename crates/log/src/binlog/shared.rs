@@ -33,7 +33,7 @@ impl Shared {
         shared
     }
 
-    /// Lets the releaser know of the writer's new segment. Without a descriptor its pages stay; that is no reason to stop.
+    /// Reports the writer's new segment to the releaser. Without a descriptor its pages stay; that is no reason to stop.
     fn keep(&self, segment: u64, offset: u64) {
         if let Some(releaser) = &self.releaser
             && let Ok(file) = self.own(segment)
@@ -83,7 +83,7 @@ impl Shared {
         self.progress.end().segment.saturating_sub(segment) > self.store.options.keep_segments
     }
 
-    /// What an append is told of a failure; a final one ends the log.
+    /// The error that an append returns for a failure; a final one ends the log.
     pub(super) fn failure(&self, failure: Failure) -> Error {
         match failure {
             Failure::Passing(error) => error.into(),
@@ -91,7 +91,7 @@ impl Shared {
         }
     }
 
-    /// Ends the log: nothing more is taken, and everyone is told the first reason.
+    /// Ends the log: nothing more is taken, and everyone gets the first error.
     pub(super) fn stop(&self, cause: IoError) -> Error {
         let error = self.queue.fail(Error::Poisoned { cause: Box::new(cause.into()) });
         self.progress.failed(&error);

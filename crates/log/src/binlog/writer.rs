@@ -1,9 +1,9 @@
 //! The writer: the last segment, and how batches get into it.
 //!
 //! Invariants:
-//! 1. A block with records that was synced is never written again: a sync begins by a pad up to the next block, in the same
+//! 1. A block with records that was synced is never written again: a sync begins with padding up to the next block, in the same
 //!    write as the records before it. So a write that a crash tears hurts only what was not synced.
-//! 2. Nothing stands behind [`Writer::end`] but zeros that were written ahead, and what a failed write left, which is cut
+//! 2. Nothing stands past [`Writer::end`] but zeros that were written ahead, and what a failed write left, which is cut
 //!    off before the next write.
 //! 3. `durable` moves after a sync that succeeded, never else. After a failed write or sync the log takes nothing more.
 //!
@@ -11,7 +11,7 @@
 //! that was taken before is affected, its pages stay dirty and its room on the device is reserved. So that batch fails
 //! alone: the file is cut back to the end and synced, so that no record of the failed batch, which would be under the right salt and
 //! at the right place, can come back behind later ones. `EIO`, of a write or sync, and `ENOSPC` of a sync, say that
-//! bytes which *were* taken are lost, and the kernel tells that once only: nothing can be trusted after it.
+//! bytes which *were* taken are lost, and the kernel reports that once only: nothing can be trusted after it.
 
 use std::fmt;
 use std::ops::Range;
@@ -53,9 +53,9 @@ pub(super) struct Writer {
     /// What the last, unfinished block holds, where only whole blocks are written.
     pub(super) tail: Vec<u8>,
     pub(super) index: Index,
-    /// There may be something to release, when the turn is over.
+    /// There may be something to release, once the leader has handed over.
     pub(super) may_release: bool,
-    /// Up to here there are zeros behind the end, if it is behind the end.
+    /// Up to here there are zeros past the end, if it is past the end.
     zeroed: u64,
     /// What failed was not cut off yet.
     ragged: bool,
@@ -119,7 +119,7 @@ impl Writer {
     }
 
     /// How many of the groups that end here, of which the first begins at `from`, fit into this segment, each followed by a
-    /// pad.
+    /// padding.
     fn fitting(&self, shared: &Shared, ends: &[usize], from: usize) -> usize {
         let room = |&&end: &&usize| {
             let end = self.end + (end - from) as u64;
@@ -158,7 +158,7 @@ impl Writer {
         Ok(at)
     }
 
-    /// Writes zeros behind the end, where small groups are synced one by one: a sync that has to note where new blocks are
+    /// Writes zeros past the end, where small groups are synced one by one: a sync that has to note where new blocks are
     /// and how long the file is takes half as long again (ext4, Linux 6.18; blocks that are only allocated do not help).
     fn zero_ahead(&mut self, shared: &Shared, written: u64) -> Result<(), Error> {
         let SegmentStore { options, write_mode, .. } = &shared.store;
@@ -297,7 +297,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes all durable, and lets the index tell where the log ends.
+    /// Makes all durable, and has the index state where the log ends.
     pub(super) fn seal(&mut self, shared: &Shared) -> Result<(), Error> {
         self.sync(shared)?;
         self.cut_zeros(shared)?;

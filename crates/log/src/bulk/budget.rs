@@ -4,7 +4,8 @@
 //! there is, whichever writer's: so an idle writer holds nobody up. Writeback was started when the step was handed over.
 //!
 //! Invariants: `unwritten` counts each step from its admission until its writeback was waited for, and is never above the
-//! limit; the lock is never held over I/O; a failed wait is told to the step's own writer, for good: the kernel tells it once only.
+//! limit; the lock is never held over I/O; a failed wait is reported by the step's own writer, for good: the kernel
+//! reports it once only.
 //!
 //! Size: the kernel leaves pages lie up to the background limit, and slows down all who write from the middle between that and
 //! the other limit on (`balance_dirty_pages`, mm/page-writeback.c). What is unwritten here comes on top of what others leave
@@ -29,7 +30,7 @@ use crate::layout::DiskKey;
 const MAX: u64 = 16 << 20;
 /// Less than this is no stream any more.
 const MIN: u64 = 256 << 10;
-/// Windows and steps are multiples of this.
+/// Budgets and steps are multiples of this.
 const GRAIN: u64 = 64 << 10;
 /// The longest step.
 const LONGEST_STEP: u64 = 1 << 20;
@@ -43,7 +44,7 @@ static BUDGETS: Mutex<Option<HashMap<DiskKey, Weak<Budget>>>> = Mutex::new(None)
 pub(super) struct Budget {
     limit: u64,
     state: Mutex<BudgetState>,
-    /// Told when room came free.
+    /// Notified when room came free.
     freed: Condvar,
 }
 
@@ -70,7 +71,7 @@ impl Step {
         let Writer { file, releases, failed, .. } = &*self.writer;
         match file.wait_writeback(self.range.clone()) {
             Ok(()) if *releases => {
-                // That it can't be released harms nobody: the writer's end releases all, and tells.
+                // That it can't be released harms nobody: the writer's end releases all, and reports that.
                 let _ = file.release(self.range.start / FOLIO * FOLIO..self.range.end);
             }
             Ok(()) => {}
@@ -94,10 +95,10 @@ struct Writer {
 }
 
 impl Budget {
-    /// The budget of the disk: the one in use, or a new one of the size wished for, or by the kernel's limits as they are now,
+    /// The budget of the disk: the one in use, or a new one of the requested size, or by the kernel's limits as they are now,
     /// but no more than is `enough`.
-    pub(super) fn of(key: DiskKey, wish: Option<u64>, enough: Option<u64>) -> Arc<Self> {
-        let room = if wish.is_none() { room_below_limits() } else { None };
+    pub(super) fn of(key: DiskKey, requested: Option<u64>, enough: Option<u64>) -> Arc<Self> {
+        let room = if requested.is_none() { room_below_limits() } else { None };
         let mut budgets = mutex::lock(&BUDGETS);
         let budgets = budgets.get_or_insert_default();
         budgets.retain(|_, budget| budget.strong_count() > 0);
@@ -105,7 +106,7 @@ impl Budget {
             return budget;
         }
         let others = budgets.values().filter_map(Weak::upgrade).map(|budget| budget.limit).sum();
-        let limit = wish.unwrap_or_else(|| {
+        let limit = requested.unwrap_or_else(|| {
             room.map_or(MAX, |room| size_within(room, others)).min(enough.unwrap_or(u64::MAX))
         });
         let budget = Arc::new(Self::new(limit));
@@ -207,14 +208,14 @@ impl Share {
         to_usize(self.budget.step())
     }
 
-    /// Waits until so many bytes, a step at most, may become dirty; tells how long that took.
+    /// Waits until so many bytes, a step at most, may become dirty; returns how long that took as well.
     pub(super) fn admit(&self, len: u64) -> (Admitted<'_>, Duration) {
         let began = Instant::now();
         self.budget.admit(len);
         (Admitted { share: self, len }, began.elapsed())
     }
 
-    /// Waits for the writeback of all steps; tells how long that took.
+    /// Waits for the writeback of all steps; returns how long that took.
     pub(super) fn end(&self) -> Result<Duration, Error> {
         let began = Instant::now();
         self.budget.drain(&self.writer);
@@ -302,7 +303,7 @@ mod tests {
     #[test]
     fn a_budget_is_no_larger_than_the_disk_needs() {
         let key = |dev: u64| DiskKey::of_device(0xffd << 32 | dev);
-        let limit = |dev, wish, enough| Budget::of(key(dev), wish, enough).limit();
+        let limit = |dev, requested, enough| Budget::of(key(dev), requested, enough).limit();
         assert_eq!(limit(1, None, Some(512 << 10)), 512 << 10);
         assert_eq!(limit(2, None, Some(u64::MAX)), limit(3, None, None));
         assert_eq!(limit(4, Some(2 * MIB), Some(MIB)), 2 * MIB, "who asks for a size gets it");

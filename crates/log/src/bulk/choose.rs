@@ -1,4 +1,4 @@
-//! Which mode, and why: of what was wished for, and what a probe found to be real.
+//! Which mode, and why: of what was requested, and what a probe found to be real.
 
 use std::path::Path;
 
@@ -17,22 +17,22 @@ pub(super) struct Choice {
 
 /// Probes the file system of the directory where that decides something; among what works there, a disk's profile decides.
 pub(super) fn choose(
-    wish: BulkMode,
+    requested: BulkMode,
     is_real: bool,
     directory: &Path,
     disk: Option<&DiskProfile>,
 ) -> Result<Choice, Error> {
     let choice = |mode, why: &str| Ok(Choice { mode, why: why.to_owned() });
-    let measured = || if wish == BulkMode::Auto { disk.and_then(by_profile) } else { None };
-    match wish {
-        BulkMode::Buffered => choice(wish, "as asked for"),
+    let measured = || if requested == BulkMode::Auto { disk.and_then(by_profile) } else { None };
+    match requested {
+        BulkMode::Buffered => choice(requested, "as asked for"),
         BulkMode::Auto if !is_real => {
             measured().map_or_else(|| choice(BulkMode::Direct, "a simulated disk, which is not probed"), Ok)
         }
-        _ if !is_real => choice(wish, "as asked for, on a simulated disk, which is not probed"),
+        _ if !is_real => choice(requested, "as asked for, on a simulated disk, which is not probed"),
         _ => {
             let probed = Probed::of(directory)?;
-            match (of_probed(wish, probed), measured()) {
+            match (of_probed(requested, probed), measured()) {
                 // Found now to be without direct I/O, or without anything to choose: that counts, whatever was measured once.
                 (now, Some(measured)) if now.mode == BulkMode::Direct && is_there(measured.mode, probed) => {
                     Ok(measured)
@@ -117,14 +117,14 @@ pub(super) fn budget(disk: &DiskProfile) -> Option<u64> {
     (rate > 0.0).then_some((rate * BUDGET_MS / 1e3) as u64)
 }
 
-fn of_probed(wish: BulkMode, probed: Probed) -> Choice {
+fn of_probed(requested: BulkMode, probed: Probed) -> Choice {
     let choice = |mode, why: &str| Choice { mode, why: why.to_owned() };
-    match (wish, probed.direct, probed.uncached_append) {
+    match (requested, probed.direct, probed.uncached_append) {
         (BulkMode::Auto, Offer::Real, _) => {
             choice(BulkMode::Direct, "direct I/O is real here: no page is made that others could wait for")
         }
         (BulkMode::Direct, Offer::Real | Offer::Unconfirmed, _) | (BulkMode::Uncached, _, Offer::Real) => {
-            choice(wish, "as asked for, and no page stays here")
+            choice(requested, "as asked for, and no page stays here")
         }
         (BulkMode::Paced, ..) => through_pages(probed.release, "as asked for"),
         (BulkMode::Uncached, _, offer) => through_pages(
@@ -168,7 +168,7 @@ mod tests {
         let refused = Offer::Refused(Errno::OPNOTSUPP);
         let btrfs = Probed { direct: Offer::Unconfirmed, uncached_append: refused, ..ALL };
         let memory = Probed { direct: Offer::Stays, uncached_append: refused, release: Offer::Stays, ..ALL };
-        for (wish, probed, mode, why) in [
+        for (requested, probed, mode, why) in [
             (BulkMode::Auto, ALL, BulkMode::Direct, "direct I/O is real"),
             (BulkMode::Auto, btrfs, BulkMode::Paced, "direct I/O is not vouched for"),
             (BulkMode::Auto, memory, BulkMode::Buffered, "the page cache is the file"),
@@ -181,8 +181,8 @@ mod tests {
             (BulkMode::Paced, btrfs, BulkMode::Paced, "as asked for"),
             (BulkMode::Paced, memory, BulkMode::Buffered, "the page cache is the file"),
         ] {
-            let chosen = of_probed(wish, probed);
-            assert_eq!(chosen.mode, mode, "{wish} of {probed:?}");
+            let chosen = of_probed(requested, probed);
+            assert_eq!(chosen.mode, mode, "{requested} of {probed:?}");
             assert!(chosen.why.starts_with(why), "{chosen:?}");
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Invariants: at most [`DEPTH`] buffers there are, one of them being filled. Writes are whole blocks at multiples of the
 //! buffer's size; the last one is padded with zeros, which are cut off when all is written. Room is taken ahead, since
-//! writes that lengthen a file go one after the other on ext4 and XFS; room that can't be had is left to the write to tell.
+//! writes that lengthen a file go one after the other on ext4 and XFS; where room can't be allocated, the write reports it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};

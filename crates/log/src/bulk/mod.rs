@@ -8,7 +8,7 @@
 //! | [`BulkMode::Uncached`] | as paced, but the kernel drops the pages by itself (`RWF_DONTCACHE`) | at most the budget |
 //! | [`BulkMode::Buffered`] | as any write(2) | everything, and stalls others on the disk |
 //!
-//! Invariants: a file is written from its start to its end, once. What a write or writeback failed with is told by every call
+//! Invariants: a file is written from its start to its end, once. What a write or writeback failed with is returned by every call
 //! from then on, and by [`BulkWriter::finish`] at the latest; nothing is tried again. No lock is held over I/O.
 //! Fails with the file and the byte range that could not be written (`EIO`, `ENOSPC`).
 
@@ -151,14 +151,14 @@ impl BulkOptions {
         self
     }
 
-    /// Where a log is written to, whose writes must not wait: [`Self::on_warning`] is told if it shares a disk with this
+    /// Where a log is written to, whose writes must not wait: [`Self::on_warning`] is called if it shares a disk with this
     /// output. May be said for several.
     pub fn log_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.logs.push(directory.into());
         self
     }
 
-    /// Who is told, once in the process for each pair of directories, that log and bulk output share a disk.
+    /// Called, once in the process for each pair of directories, with a warning that log and bulk output share a disk.
     pub fn on_warning(mut self, warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
         self.warn = Some(Arc::new(warn));
         self
@@ -267,7 +267,7 @@ fn default_io() -> Arc<dyn Io> {
 /// A file that is being written, from its start on.
 ///
 /// Dropped before [`Self::finish`], it leaves the file as far as it has come, neither whole nor durable, maybe with zeros
-/// behind the end: who made it removes it.
+/// past the end: who made it removes it.
 ///
 /// ```
 /// use std::io::Write;
@@ -317,7 +317,7 @@ impl Way {
         }
     }
 
-    /// Writes what is left and waits for all writes; tells how long the file has become, which may be more than was
+    /// Writes what is left and waits for all writes; returns how long the file has become, which may be more than was
     /// written.
     fn end(&mut self) -> Result<u64, Error> {
         match self {

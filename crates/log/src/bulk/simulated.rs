@@ -17,7 +17,7 @@ fn options(disk: &SimDisk, mode: BulkMode) -> BulkOptions {
     BulkWriter::options().io(Arc::new(disk.clone())).mode(mode).budget(BUDGET)
 }
 
-/// Bytes that tell their place in which file.
+/// Bytes that depend on their file and offset.
 fn content(file: usize, range: std::ops::Range<u64>) -> Vec<u8> {
     range.map(|at| ((at >> 12) ^ at ^ file as u64).to_le_bytes()[0]).collect()
 }
@@ -64,7 +64,7 @@ fn short_writes_and_signals_are_gone_on_with() {
 }
 
 #[test]
-fn a_failed_write_is_told_with_its_place_for_good() {
+fn a_failed_write_is_reported_with_its_range_for_good() {
     for mode in ALL {
         for fault in [WriteFault::EIO, WriteFault::NO_SPACE] {
             let disk = SimDisk::new();
@@ -73,7 +73,7 @@ fn a_failed_write_is_told_with_its_place_for_good() {
             disk.inject("/file", place..place + 1, fault, Times::Once).unwrap();
             let piece = content(0, 0..1 << 20);
             let failed = (0..20).find_map(|_| output.write_all(&piece).err());
-            // A direct one may be told of it by the end only.
+            // A direct one may see it at the end only.
             let at_end = failed.is_none().then(|| output.finish().unwrap_err());
             let error = failed.or(at_end).unwrap();
             let Error::Io(pagekeeper_io::Error::Write { path, range, .. }) = &error else {
@@ -116,7 +116,7 @@ fn a_failed_sync_fails_the_end() {
     }
 }
 
-/// The kernel tells a failed writeback once, to whoever waits first.
+/// The kernel reports a failed writeback once, to whoever waits first.
 #[test]
 fn a_failed_writeback_is_its_own_writers_whoever_waited_for_it() {
     let disk = SimDisk::new();
@@ -178,7 +178,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     /// One thread, so that a writer which had to wait for an idle one would hang. No action writes more than a step, so that
-    /// what is unwritten is looked at as often as it grows.
+    /// what is unwritten is checked as often as it grows.
     #[test]
     fn no_more_than_the_budget_is_ever_unwritten(actions in actions(), uncached in any::<bool>()) {
         let mode = if uncached { BulkMode::Uncached } else { BulkMode::Paced };

@@ -7,7 +7,7 @@ use pagekeeper_testing::{Mounted, disk_dir};
 
 const ALL: [BulkMode; 4] = [BulkMode::Direct, BulkMode::Paced, BulkMode::Uncached, BulkMode::Buffered];
 
-/// Bytes that tell their place.
+/// Bytes that depend on their offset.
 fn content(len: usize) -> Vec<u8> {
     (0..len.div_ceil(8) as u64).flat_map(u64::to_le_bytes).take(len).collect()
 }
@@ -36,7 +36,7 @@ fn check_all_modes(directory: &Path) {
             let report = output.finish().unwrap();
             assert_eq!((report.bytes, report.mode, &report.path), (bytes.len() as u64, used, &path));
             let all = bytes.len().next_multiple_of(4096) as u64;
-            // The kernel may hold on to pages just as it is told to drop them, and reclaim some of its own accord.
+            // The kernel may hold references to pages just as it is advised to drop them, and reclaim some of its own accord.
             let left = if used == BulkMode::Buffered { all / 10 * 9..=all } else { 0..=64 << 10 };
             assert!(report.resident.is_none_or(|resident| left.contains(&resident)), "{report:?}");
             assert!(std::fs::read(&path).unwrap() == bytes, "{mode}");
@@ -92,7 +92,7 @@ fn what_is_there_is_not_written_over() {
 }
 
 #[test]
-fn a_full_disk_is_told_with_file_and_place_and_at_once_if_it_can_be() {
+fn a_full_disk_is_reported_with_file_and_range_and_at_once_if_it_can_be() {
     let Some(mounted) = Mounted::new("ext4") else { return };
     for mode in ALL {
         let path = mounted.path().join("file");

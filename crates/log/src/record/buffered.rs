@@ -20,14 +20,14 @@ pub(crate) trait Source {
         4 << 20
     }
 
-    /// Where the source ends: nothing at or behind this LSN can be in it.
+    /// Where the source ends: nothing at or past this LSN can be in it.
     fn end(&self) -> u64;
 
     /// The file, and the byte in it, that an LSN stands for.
     fn locate(&self, lsn: u64) -> (PathBuf, u64);
 }
 
-/// A source, and a buffer into it.
+/// A source, and a buffer over it.
 #[derive(Debug)]
 pub(crate) struct Buffered<S> {
     source: S,
@@ -71,7 +71,7 @@ impl<S: Source> Reach for Buffered<S> {
     }
 }
 
-/// A stretch of the log in memory that is aligned for direct reads.
+/// A part of the log in memory that is aligned for direct reads.
 #[derive(Debug, Default)]
 struct Buffer {
     /// The LSN of its first byte: a multiple of [`BLOCK`].
@@ -84,7 +84,7 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// Just behind it.
+    /// Just past it.
     fn end(&self) -> u64 {
         self.start + self.len as u64
     }

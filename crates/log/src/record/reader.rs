@@ -1,33 +1,33 @@
-//! Reading records in turn, from any place that bytes come from, by the tail rule.
+//! Reading records in order, from any source of bytes, and finding where the log ends.
 //!
 //! Invariants:
 //! 1. What is given out is what was appended, in order, without a gap: reading stops where no record stands, and goes on
 //!    behind that only where an epoch names that very place as the end of what was before it.
-//! 2. An end is taken for one only if no block start behind it has a record under the same salt that knows it as durable; of a
-//!    log with a bound B on what is not synced ([`Reader::with_max_unsynced`]), none of those up to 3 B behind it.
+//! 2. An end is taken for one only if no block start past it has a record under the same salt that knows it as durable; of a
+//!    log with a bound B on what is not synced ([`Reader::with_max_unsynced`]), none of those up to 3 B past it.
 //! 3. The bytes are asked for in whole blocks, forwards.
 //!
 //! # Why 3 B are enough
 //!
 //! Of a log with a bound its writer sees to three things:
 //!
-//! - (a) All that was ever appended ends at most B behind what was durable at that time. So does the pad of a sync.
+//! - (a) All that was ever appended ends at most B past what was durable at that time. So does the padding of a sync.
 //! - (b) Each sync ends at a block start, and the next record stands there. By (a) these places d₀ < d₁ < … are at most B apart.
-//! - (c) The record at dᵢ₊₁ says that dᵢ was durable at least: its room was taken after that of the pad before it, whose sync
+//! - (c) The record at dᵢ₊₁ says that dᵢ was durable at least: its room was taken after that of the padding before it, whose sync
 //!   began after dᵢ was known, since one syncs at a time.
 //!
 //! A log that is opened goes on with them: what it keeps is durable then, and the epoch's record, under the old salt and at the
-//! first block start behind the end, says so. It is the next of the places of (b): the end was at most B behind the last one.
+//! first block start past the end, says so. It is the next of the places of (b): the end was at most B past the last one.
 //!
 //! Let E be a place where no record stands though it was durable, and dᵢ the first of the places behind it; by (b) it is at
-//! most B behind E.
+//! most B past E.
 //!
-//! - If there never was a sync behind the one up to dᵢ, by (a) all records end at most 2 B behind E.
-//! - Else the record R at dᵢ₊₁, at most 2 B behind E, says that E was durable, by (c). If it was durable itself it is found.
-//! - If it was not, nothing behind it was, so that by (a) all records end at most 3 B behind E.
+//! - If there never was a sync behind the one up to dᵢ, by (a) all records end at most 2 B past E.
+//! - Else the record R at dᵢ₊₁, at most 2 B past E, says that E was durable, by (c). If it was durable itself it is found.
+//! - If it was not, nothing past it was, so that by (a) all records end at most 3 B past E.
 //!
-//! So a record that would be found by looking up to the end of the log is missed only if, beside what stands at E, R is
-//! damaged, and all other block starts up to 3 B behind E as far as they have records that know of E.
+//! So a record that would be found by reading up to the end of the log is missed only if, beside what stands at E, R is
+//! damaged, and all other block starts up to 3 B past E as far as they have records that know of E.
 //!
 //! Fails where the bytes can't be had, and with [`Error::Corrupt`].
 
@@ -38,9 +38,9 @@ use super::{BLOCK, Epoch, HEADER, Header, Kind, Source, is_whole};
 use crate::Error;
 use crate::injected_fault::injected_fault;
 
-/// The bytes of a log, as far as they were brought into memory.
+/// The bytes of a log, as far as they were read into memory.
 pub(crate) trait Reach {
-    /// Brings the `len` bytes from `lsn` on into memory, or as many of them as stand before `limit`; more where that is at little
+    /// Reads the `len` bytes from `lsn` on into memory, or as many of them as stand before `limit`; more where that is at little
     /// cost, up to the limit. What is before `lsn` is not asked for again.
     fn load(&mut self, lsn: u64, len: usize, limit: u64) -> Result<(), Error>;
 
@@ -57,7 +57,7 @@ pub(crate) trait Reach {
         self.get(header.lsn, HEADER + header.len).is_some_and(|bytes| is_whole(bytes, header.len))
     }
 
-    /// Where it all ends: nothing at or behind this LSN can be in it.
+    /// Where it all ends: nothing at or past this LSN can be in it.
     fn end(&self) -> u64;
 
     /// The file, and the byte in it, that an LSN stands for.
@@ -69,7 +69,7 @@ pub(crate) trait Reach {
 pub(crate) struct Entry<'a> {
     /// Where its record stands.
     pub(crate) lsn: u64,
-    /// Just behind its record.
+    /// Just past its record.
     pub(crate) next: u64,
     /// Whether its group goes on.
     pub(crate) part: bool,
@@ -83,11 +83,11 @@ pub(crate) struct EpochAt {
     pub(crate) previous_end: u64,
     /// Where its record stands.
     pub(crate) start: u64,
-    /// In force behind that.
+    /// In force after that.
     pub(crate) salt: u32,
 }
 
-/// Reads the records of a log in turn.
+/// Reads the records of a log in order.
 #[derive(Debug)]
 pub(crate) struct Reader<R> {
     reach: R,
@@ -95,7 +95,7 @@ pub(crate) struct Reader<R> {
     salt: u32,
     /// Where the log is known to end, if it is.
     until: Option<u64>,
-    /// How far behind an end records are that know of it, if that is known.
+    /// How far past an end records are that know of it, if that is known.
     max_behind: u64,
     ended: bool,
     epochs: Vec<EpochAt>,
@@ -117,7 +117,7 @@ impl<S: Source> Reader<Buffered<S>> {
 }
 
 impl<R: Reach> Reader<R> {
-    /// As [`Self::new`], of bytes that are brought into memory by other means.
+    /// As [`Self::new`], of bytes that are read into memory by other means.
     pub(crate) fn over(reach: R, lsn: u64, salt: u32) -> Self {
         Self {
             reach,
@@ -204,7 +204,7 @@ impl<R: Reach> Reader<R> {
         Ok(())
     }
 
-    /// Whether a record at a block start behind `end` says that what stands there was durable.
+    /// Whether a record at a block start past `end` says that what stands there was durable.
     fn was_durable(&mut self, end: u64) -> Result<bool, Error> {
         let mut at = end.next_multiple_of(BLOCK);
         let limit = self.limit().min(at.saturating_add(self.max_behind).saturating_add(BLOCK));

@@ -19,7 +19,7 @@ fn a_record_looks_as_it_always_did() {
 }
 
 #[test]
-fn a_pad_ends_where_a_block_starts() {
+fn padding_ends_where_a_block_starts() {
     for lsn in (0..3 * BLOCK).step_by(8) {
         let bytes = encode_padding(lsn, 7, 0).len() as u64;
         assert_eq!(bytes, padding_size(lsn));
@@ -44,7 +44,7 @@ fn an_epoch_begins_at_a_block_and_fills_one() {
 
 #[test]
 fn what_was_durable_is_never_overstated() {
-    // Too far behind to be told.
+    // Too far behind to be stated.
     let bytes = encode(Kind::Data, b"", 1 << 40, 0, 8);
     assert_eq!(Header::decode(&bytes, 1 << 40, 0).unwrap().durable_upto, 0);
 }

@@ -12,7 +12,7 @@
 //! 4. A block is given back (its count zeroed, then `taken` raised by a releasing store) by the taker alone, when
 //!    nobody reads it any more. Who reserves acquires `taken`, so that what it writes comes after that.
 //! 5. Between reserving and filling nothing can fail, panic or wait: the taker comes by sooner or later.
-//! 6. Data leaves [`SLACK`] bytes of room, so that there is always room for the pad that a sync begins with.
+//! 6. Data leaves [`SLACK`] bytes of room, so that there is always room for the padding that a sync begins with.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use super::sync::{Arc, AtomicU32, AtomicU64, Memory, Ordering};
 use crate::convert::to_usize;
 use crate::record::{self, BLOCK, BLOCK_LEN};
 
-/// Bytes of room that only a pad may take: the longest pad is shorter.
+/// Bytes of room that only padding may take: the longest padding is shorter.
 pub(super) const SLACK: u64 = 2 * BLOCK;
 
 /// Alone on its cache lines (x86-64 fetches them in pairs).
@@ -31,7 +31,7 @@ struct Apart<T>(T);
 /// The log buffer.
 #[derive(Debug)]
 pub(super) struct Buffer {
-    /// Just behind the last byte that belongs to somebody.
+    /// Just past the last byte that belongs to somebody.
     reserved: Apart<AtomicU64>,
     /// All before it was taken and given back.
     taken: Apart<AtomicU64>,
@@ -126,7 +126,7 @@ impl Buffer {
         self.take_number(self.reserved(), len).ok()
     }
 
-    /// Room for the pad that is due, and behind it the LSN that a sync may end with; no span where a block starts.
+    /// Room for the padding that is due, and behind it the LSN that a sync may end with; no span where a block starts.
     pub(super) fn reserve_padding(&self) -> (Option<Span>, u64) {
         let mut lsn = self.reserved.0.load(Ordering::Relaxed);
         loop {
@@ -142,7 +142,7 @@ impl Buffer {
         }
     }
 
-    /// Acquires what the holder of the span before saw given back: a pad goes into the room that data left.
+    /// Acquires what the holder of the span before saw given back: padding goes into the room that data left.
     fn take_number(&self, lsn: u64, len: u64) -> Result<Span, u64> {
         self.reserved
             .0
@@ -199,7 +199,7 @@ impl Span {
         self.lsn
     }
 
-    /// Just behind it.
+    /// Just past it.
     pub(super) fn end(&self) -> u64 {
         self.lsn + self.len
     }

@@ -110,7 +110,7 @@ impl Chunks {
         self.chunks.get_mut(index).filter(|chunk| chunk.has(lsns))
     }
 
-    /// What there is of this, in turn.
+    /// What there is of this, in order.
     fn parts(&self, lsns: Range<u64>) -> impl Iterator<Item = &[u8]> {
         let first = self.chunks.partition_point(|chunk| chunk.end() <= lsns.start);
         let end = lsns.end;

@@ -1,12 +1,12 @@
 //! The control file: what a ring is, and where reading it begins.
 //!
-//! Two slots of 4096 bytes, written in turn and synced each time, so that one is whole at any time; the newer counts.
+//! Two slots of 4096 bytes, written alternately and synced each time, so that one is whole at any time; the newer counts.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
 //! | 0..8 | `pkredo` and the version, 1 or 2 |
 //! | 8..16 | number of the write: the larger is newer |
-//! | 16..24 | id of the log, by chance |
+//! | 16..24 | id of the log, random |
 //! | 24..32 | bytes of a file |
 //! | 32..36 | number of files |
 //! | 36..40 | 0: still being made; 1: in use |
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(decode(&[]), DecodedControl::Nothing);
     }
 
-    /// Its first part is as that of version 1, so that what knows no more tells the version.
+    /// Its first part is as that of version 1, so that older code reports the version.
     #[test]
     fn a_slot_with_a_bound_looks_as_it_always_did() {
         let state = ControlState { max_unsynced: Some(1 << 20), ..STATE };

@@ -147,7 +147,7 @@ struct Made<'a> {
 }
 
 impl Made<'_> {
-    /// As far as it goes: the error that led here is the one to tell.
+    /// As far as that works: the error that led here is the one to report.
     fn remove(self) {
         for path in self.paths.iter().rev() {
             let _: Result<(), IoError> = self.io.remove(path);

@@ -6,6 +6,20 @@
 //!
 //! Invariant: a thread sleeps only if it failed to get the lock after it took its ticket. So there was a leader then, which
 //! notifies both event counts once the lock is free: nobody is forgotten.
+//!
+//! # Why it is not shared with the binlog and the store
+//!
+//! | | redo log | binlog (`binlog/group_commit.rs`) | store (`Durability::Group`) |
+//! |---|---|---|---|
+//! | records until the write | in the lock-free log buffer already | copied into a batch, under the queue's lock | in this redo log |
+//! | a caller waits for | an LSN | its batch's result: its position, or its own error | an LSN, of this redo log |
+//! | leader | who gets the syncer's lock by trying | the first, then who is handed the writer, one by one | none |
+//! | after a failure | the log is poisoned, for everyone | the batch alone fails where the disk is full | as the redo log |
+//! | woken by | a futex, no lock taken to go on | a condition variable with the result under it | the sync of another |
+//!
+//! A redo leader owns nothing that it could hand over, and those who wait need no result but that `durable` has passed their LSN;
+//! a binlog leader owns the segment and what the others submitted, and owes each an answer. What would be left to share is a mutex.
+//! The store elects nobody: it delays its own [`RedoLog::sync_upto`](crate::RedoLog::sync_upto) in case another's comes first.
 
 use pagekeeper_kernel::mutex::ignore_poison;
 

@@ -7,8 +7,8 @@
 //! Invariants:
 //! 1. What is held is what the files had, without a gap, from some LSN that the reader has not passed up to where was read.
 //! 2. From the start of `checked` to its end the records follow each other under `salt`, and each of them is whole. So whether
-//!    the record that the reader comes to is whole needs no second look; what it means is for the reader alone to say.
-//! 3. Nothing is read that is not asked for but within a few steps behind it, and nothing at or behind the reader's limit.
+//!    the record that the reader comes to is whole is not checked again; what it means is for the reader alone to say.
+//! 3. Nothing is read that is not asked for but within a few steps behind it, and nothing at or past the reader's limit.
 //!
 //! Fails as the disk does, where something is asked for that could not be read: not for what was read ahead and not needed.
 
@@ -29,9 +29,9 @@ use bytes::Bytes;
 
 /// Bytes of the first step: as many pieces as a wide disk serves at once. Many logs have no more.
 const FIRST: u64 = 32 << 20;
-/// Bytes of each further one. With more, what is read behind the end for nothing is more, too.
+/// Bytes of each further one. With more, what is read past the end for nothing is more, too.
 const STEP: u64 = 16 << 20;
-/// Steps that are on their way while another is looked at: together as many pieces as the first.
+/// Steps that are in flight while another is processed: together as many pieces as the first.
 const AHEAD: usize = 2;
 /// Bytes of records whose checksums are one processor's part at a time.
 const SHARE: u64 = 1 << 20;
@@ -41,17 +41,17 @@ const SHARE: u64 = 1 << 20;
 pub struct Recovered {
     /// Where it begins.
     pub lsn: u64,
-    /// Just behind it: what its append returned.
+    /// Just past it: what its append returned.
     pub end: u64,
     /// What was appended: a part of the memory that the log was read into, but for records that lie in two chunks of it.
     pub body: Bytes,
 }
 
-/// What a step brought.
+/// What a step read.
 #[derive(Debug)]
 struct Step {
     chunks: Vec<Chunk>,
-    /// Why it did not bring all.
+    /// Why it did not read all.
     failed: Option<Error>,
 }
 
@@ -256,7 +256,7 @@ impl Drop for Journal {
     /// Nothing reads the files any more when it is gone.
     fn drop(&mut self) {
         for coming in self.coming.drain(..) {
-            // What it brings is not needed, nor what went wrong.
+            // Neither its bytes nor its error are needed.
             let _ = coming.join();
         }
     }
@@ -301,9 +301,9 @@ mod tests {
     }
 
     proptest! {
-        /// Of logs with holes, epochs, damage and bounds: what is read in windows, and what is read ahead, is the same.
+        /// Of logs with holes, epochs, damage and bounds: what is read through a buffer, and what is read ahead, is the same.
         #[test]
-        fn reading_ahead_finds_what_reading_in_windows_does(
+        fn reading_ahead_finds_what_reading_through_a_buffer_does(
             steps in prop::collection::vec((0_usize..20_000, 0_u8..8, 0_u64..60_000), 1..30),
             damage in prop::collection::vec(0_usize..200_000, 0..3),
             bound in prop::option::of(8_u64..20),

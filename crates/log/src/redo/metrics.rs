@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct RedoMetrics {
     /// Records appended.
     pub appends: u64,
-    /// Bytes of the log that they and the pads between them took up.
+    /// Bytes of the log that they and the padding between them took up.
     pub bytes: u64,
     /// Bytes written to the files, of the same.
     pub written: u64,
@@ -37,7 +37,7 @@ pub struct RedoMetrics {
     pub checkpoints: u64,
     /// Bytes of pages that were released.
     pub released: u64,
-    /// Bytes of pages that were resident when last looked at, and not yet released; 0 where none are released.
+    /// Bytes of pages that were resident when last sampled, and not yet released; 0 where none are released.
     pub resident: u64,
 }
 

@@ -1,26 +1,26 @@
 //! Models of how the log's threads meet: loom runs the very sources of the log buffer and of group commit in every order of two
-//! or three threads, and with every value that the memory model lets a load see. A thread can be stopped at most
-//! [`PREEMPTIONS`] times where it could go on.
+//! or three threads, and with every value that the memory model lets a load see. A thread is preempted at most
+//! [`PREEMPTIONS`] times.
 //!
-//! A model fails by an assertion, by loom's "Causality violation" where a chunk of the buffer is written while another may
-//! read or write it, or by its "deadlock" where a thread that waits for a sync is never woken. No chance is in it.
+//! A model fails by an assertion, by loom's "Causality violation" where a part of the buffer is written while another may
+//! read or write it, or by its "deadlock" where a thread that waits for a sync is never woken. Nothing is random.
 //!
-//! What is not modelled: events as futexes (they are a lock and a condition here), the writes and syncs.
+//! Not modelled: event counts as futexes (they are a lock and a condition here), the writes and syncs.
 //!
-//! Each model was seen to fail. What was broken in leader, and which models found it:
+//! Each model was seen to fail. The mutations that were injected, and the models that found them:
 //!
-//! | broken | found by |
+//! | mutation | found by |
 //! |---|---|
-//! | two threads may reserve the same room (a load and a store) | appends side by side, a pad |
+//! | two threads may reserve the same room (a load and a store) | appends side by side, padding |
 //! | `fill` counts before it copies, or its count does not release | appends side by side, room given back, many blocks |
 //! | `ready` does not acquire the counts | the same |
-//! | `taken` is not released, or `reserve` does not acquire it | room given back, many blocks, a pad |
-//! | what is taken is given back while it is still read | many blocks, a pad |
-//! | the counts are zeroed after `taken` is raised | many blocks, a pad |
-//! | a pad does not acquire what its neighbour saw, or the neighbour does not release it | a pad |
-//! | the ticket is taken after the leader was tried for | commits in group_commit |
-//! | the leader is free only after the events were seen | commits in group_commit |
-//! | nobody is woken to do the next round, or none of those that a round covered | commits in group_commit |
+//! | `taken` is not released, or `reserve` does not acquire it | room given back, many blocks, padding |
+//! | what is taken is given back while it is still read | many blocks, padding |
+//! | the counts are zeroed after `taken` is raised | many blocks, padding |
+//! | padding does not acquire what its neighbour saw, or the neighbour does not release it | padding |
+//! | the ticket is taken after trying to lead | commits in groups |
+//! | the syncer's lock is released only after the event counts were notified | commits in groups |
+//! | nobody is woken to lead the next round, or none of those that a round covered | commits in groups |
 
 mod sync;
 
@@ -146,7 +146,7 @@ fn room_that_is_given_back() {
 }
 
 #[test]
-fn a_pad_into_room_that_was_given_back() {
+fn padding_into_room_that_was_given_back() {
     check(3, || {
         let (buffer, mut taker) = Buffer::new(2 * CAPACITY, 0, 1 << 20);
         assert_eq!(append(&buffer, 24, 1), Ok(0));

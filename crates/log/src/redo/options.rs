@@ -72,7 +72,7 @@ impl fmt::Display for Backpressure {
     }
 }
 
-/// Told of [`Backpressure`].
+/// Called with [`Backpressure`].
 pub(super) type OnBackpressure = Arc<dyn Fn(Backpressure) + Send + Sync>;
 
 /// How a [`RedoLog`] is made and opened; from [`RedoLog::options`].
@@ -140,8 +140,8 @@ impl RedoOptions {
     /// With a bound, the log syncs by itself when half of it is reached, and an append that would pass it waits for that, whatever
     /// the policy; no record can be longer than it, less five blocks. In return opening reads no more than the records since the
     /// checkpoint and three times the bound behind them, but for what is read ahead (64 MiB at most): behind that no record can be
-    /// which knows that something before was durable. Without a bound all of the ring is looked through, to tell a torn
-    /// tail from records that were lost.
+    /// which knows that something before was durable. Without a bound all of the ring is read, to distinguish a torn
+    /// tail from lost records.
     #[must_use]
     pub fn max_unsynced(mut self, bytes: u64) -> Self {
         self.max_unsynced = (bytes > 0).then_some(bytes);
@@ -236,7 +236,7 @@ impl RedoOptions {
     }
 
     /// Opens a log as [`Self::open`] does, with the same errors, and gives the records that it has: from the checkpoint on, or
-    /// from `from` on, an LSN behind the checkpoint that an append or a reader gave. The journal is read once, wide, and its
+    /// from `from` on, an LSN past the checkpoint that an append or a reader gave. The journal is read once, wide, and its
     /// checksums are verified on all processors; bodies are parts of the memory that was read into, which goes in chunks of
     /// 4 MiB when nobody has a part of it any more.
     ///

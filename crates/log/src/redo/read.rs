@@ -19,7 +19,7 @@ use crate::record::{Buffered, Reader, Source};
 pub struct RedoRecord {
     /// Where it begins.
     pub lsn: u64,
-    /// Just behind it: what its append returned, and where to read on.
+    /// Just past it: what its append returned, and where to read on.
     pub end: u64,
     /// What was appended.
     pub body: Vec<u8>,
@@ -80,7 +80,7 @@ struct LiveSource {
 impl Source for LiveSource {
     fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
         let got = self.ring.read(lsn, bytes)?;
-        // A lap later the same bytes are written only after they were reserved.
+        // After a wraparound the same bytes are written only after they were reserved.
         if self.core.buffer.reserved() > lsn + self.core.ring.geometry.capacity() {
             return Err(Error::Overtaken { lsn });
         }

@@ -36,7 +36,7 @@ impl Geometry {
         (to_usize(index), lsn % self.file_bytes)
     }
 
-    /// A range of LSNs, at most one lap long, cut where files end: which file, and which bytes of it.
+    /// A range of LSNs, at most as long as the ring, cut where files end: which file, and which bytes of it.
     pub(super) fn pieces(self, lsns: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
         let mut from = lsns.start;
         std::iter::from_fn(move || {
@@ -99,7 +99,7 @@ pub(super) struct RingSource {
     io: Arc<dyn Io>,
     geometry: Geometry,
     files: Arc<[Arc<dyn IoFile>]>,
-    /// Nothing at or behind it is in the ring yet, or any more.
+    /// Nothing at or past it is in the ring yet, or any more.
     end: u64,
 }
 

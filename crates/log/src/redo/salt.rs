@@ -1,8 +1,8 @@
-//! Numbers that tell one epoch, or one log, from another.
+//! Random numbers by which epochs, and logs, differ.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// A number that nobody foresees.
+/// An unpredictable number.
 pub(super) fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

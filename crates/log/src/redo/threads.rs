@@ -21,12 +21,12 @@ const LONG: Duration = Duration::from_secs(1 << 32);
 /// How long to wait for an append that is filling its part while others wait for room.
 const SOON: Duration = Duration::from_millis(1);
 
-type Work = fn(&Core);
+type ThreadMain = fn(&Core);
 
 /// Starts both.
 pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = Vec::new();
-    let works: [(&'static str, Work); 2] = [("log_writer", write), ("log_flusher", flush)];
+    let works: [(&'static str, ThreadMain); 2] = [("log_writer", write), ("log_flusher", flush)];
     for (name, work) in works {
         let shared = Arc::clone(core);
         match Builder::new().name(name.to_owned()).spawn(move || work(&shared)) {

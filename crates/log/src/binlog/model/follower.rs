@@ -138,23 +138,23 @@ impl Drop for Follower<'_> {
 /// Who sleeps until its waker is called.
 #[derive(Default)]
 struct Alarm {
-    rung: Mutex<bool>,
+    notified: Mutex<bool>,
     condition: Condvar,
 }
 
 impl Alarm {
     fn wait(&self) {
-        let mut rung = self.rung.lock().unwrap();
-        while !*rung {
-            rung = self.condition.wait(rung).unwrap();
+        let mut notified = self.notified.lock().unwrap();
+        while !*notified {
+            notified = self.condition.wait(notified).unwrap();
         }
-        *rung = false;
+        *notified = false;
     }
 }
 
 impl Wake for Alarm {
     fn wake(self: Arc<Self>) {
-        *self.rung.lock().unwrap() = true;
+        *self.notified.lock().unwrap() = true;
         self.condition.notify_one();
     }
 }

@@ -1,4 +1,4 @@
-//! Followers that look and sleep while the log is written.
+//! Followers that check and sleep while the log is written.
 
 use super::check;
 use super::follower::Follower;

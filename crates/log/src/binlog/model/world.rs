@@ -19,7 +19,7 @@ pub(super) struct Disk {
     /// What was written to the segments that are there, but for their headers.
     pub(super) segments: BTreeMap<u64, Vec<u8>>,
     pub(super) durable: Position,
-    /// Followers were told of a failure.
+    /// Followers were notified of a failure.
     pub(super) failed: bool,
     /// Why nothing more may be written.
     pub(super) over: Option<Error>,
@@ -134,7 +134,7 @@ impl Log {
         Ok(purged.len() as u64)
     }
 
-    /// Brings a group, and panics where it would be this caller's to write: unwinding drops the batch, then the leader. Whether it
+    /// Submits a group, and panics where this caller would lead: unwinding drops the batch, then the leader. Whether it
     /// did.
     pub(super) fn panic(&self, byte: u8) -> bool {
         match self.queue.submit(&[&[byte]], false) {

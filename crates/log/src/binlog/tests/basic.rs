@@ -99,9 +99,9 @@ fn a_position_where_no_record_stands_is_refused() {
     let follow = |position| log.follow(position).and_then(|mut follower| follower.try_next()).unwrap_err();
     assert_eq!(follow(at(1, 4104)), Error::NoRecord { position: at(1, 4104) });
     assert_eq!(follow(at(1, 4097)), Error::NoRecord { position: at(1, 4097) });
-    assert_eq!(follow(at(1, 16 << 10)), Error::BehindEnd { position: at(1, 16 << 10), end: at(1, 12 << 10) });
-    assert_eq!(follow(at(2, 16 << 10)), Error::BehindEnd { position: at(2, 16 << 10), end: at(2, 8 << 10) });
-    assert_eq!(follow(at(3, 4096)), Error::BehindEnd { position: at(3, 4096), end: at(2, 8 << 10) });
+    assert_eq!(follow(at(1, 16 << 10)), Error::PastEnd { position: at(1, 16 << 10), end: at(1, 12 << 10) });
+    assert_eq!(follow(at(2, 16 << 10)), Error::PastEnd { position: at(2, 16 << 10), end: at(2, 8 << 10) });
+    assert_eq!(follow(at(3, 4096)), Error::PastEnd { position: at(3, 4096), end: at(2, 8 << 10) });
     assert_eq!(follow(at(0, 0)), Error::Purged { position: at(0, 0), first: at(1, 4096) });
 }
 
@@ -129,7 +129,7 @@ fn a_group_is_never_split_and_one_too_large_changes_nothing() {
     append(&log, &[vec![1; room - 24]]).unwrap();
     assert_eq!(log.end(), Position { segment: 1, offset: 16 << 10 });
     let before = contents(&disk);
-    // The second would leave 8 bytes, which no pad fills.
+    // The second would leave 8 bytes, which no padding fills.
     let groups = [vec![1; room - 23], vec![1; room - 32], vec![1; room - 40]].map(|record| vec![record]);
     for group in groups.into_iter().chain([vec![vec![1; room / 2]; 2], vec![vec![]; room / 24 + 1]]) {
         let error = append(&log, &group).unwrap_err();
@@ -171,7 +171,7 @@ fn purging_removes_whole_segments_and_minds_followers() {
     let error = follower.try_next().unwrap_err();
     assert!(matches!(error, Error::Purged { first: Position { segment: 3, .. }, .. }), "{error}");
     assert_eq!(follower.try_next(), Ok(None), "it has ended");
-    assert!(matches!(log.purge_to(at(5), Purge::Forced), Err(Error::BehindEnd { .. })));
+    assert!(matches!(log.purge_to(at(5), Purge::Forced), Err(Error::PastEnd { .. })));
     assert_eq!(names(&disk), ["binlog.000003", "binlog.000004", "binlog.index", "lock"]);
     log.close().unwrap();
     let log = options(&disk).open(DIR).unwrap();
@@ -269,7 +269,7 @@ fn a_damaged_index_is_refused() {
 }
 
 #[test]
-fn damage_before_what_was_durable_is_refused_in_the_last_segment_and_told_in_others() {
+fn damage_before_what_was_durable_is_refused_in_the_last_segment_and_reported_in_others() {
     let spoil = |disk: &SimDisk, number, offset| {
         writable(disk, &segment_name(number)).write_at(offset, &[0xa5; 16], WriteMode::Plain).unwrap();
     };
@@ -302,7 +302,7 @@ fn settings_out_of_range_are_refused() {
 }
 
 #[test]
-fn two_openers_are_told_and_the_first_goes_on() {
+fn a_second_opener_is_refused_and_the_first_goes_on() {
     fn shared<T: Send + Sync>() {}
     shared::<BinLog>();
     let disk = SimDisk::new();

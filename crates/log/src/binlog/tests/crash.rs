@@ -3,9 +3,9 @@
 //!
 //! What must hold after each opening, whatever happened before:
 //!
-//! 1. What is there is a stretch of what was appended: whole groups, in order, without a gap, nothing else.
+//! 1. What is there is a contiguous part of what was appended: whole groups, in order, without a gap, nothing else.
 //! 2. It begins where purges let it begin, and has all that was known to be durable.
-//! 3. A position means what it meant: behind it stands what was appended behind it, or it is behind the end.
+//! 3. A position means what it meant: behind it stands what was appended behind it, or it is past the end.
 //! 4. A group whose append failed for want of space is not there.
 
 use std::path::Path;
@@ -143,7 +143,7 @@ impl World {
         self.durable = self.durable.max(self.groups.iter().take_while(durable).count());
     }
 
-    /// Looks at a log that was just opened; from now on what was found is what there is.
+    /// Checks a log that was just opened; from now on what was found is what there is.
     fn check(&mut self, log: BinLog) -> Checked<BinLog> {
         let (found, ends) = read(&log, log.first()).map_err(|error| error.to_string())?;
         let begin = match found.first() {
@@ -183,7 +183,7 @@ impl World {
                         format!("{position} of group {at} of {begin}..{end} leads to {} groups", found.len())
                     })?;
                 }
-                Err(Error::BehindEnd { .. }) if at >= end => {}
+                Err(Error::PastEnd { .. }) if at >= end => {}
                 Err(error) => return Err(format!("{position}: {error}")),
             }
         }
@@ -369,7 +369,7 @@ fn lives() -> u64 {
 }
 
 #[test]
-fn crashes_by_chance() {
+fn random_crashes() {
     let seed = Seed::new();
     let mut crashes = 0;
     for which in 0..lives() {

@@ -1,4 +1,4 @@
-//! Failed writes and syncs, full disks, panics: who is told, and what goes on.
+//! Failed writes and syncs, full disks, panics: who gets the error, and what goes on.
 
 use std::sync::Barrier;
 
@@ -47,7 +47,7 @@ fn a_failed_write_or_sync_is_final_for_everyone() {
 }
 
 #[test]
-fn all_who_wait_are_told_of_a_failure() {
+fn all_who_wait_get_the_error_of_a_failure() {
     let disk = SimDisk::new();
     let log = options(&disk).max_segment_bytes(1 << 20).open(DIR).unwrap();
     let hold = disk.hold("/binlog/binlog.000001", 0..u64::MAX).unwrap();
@@ -72,7 +72,7 @@ fn all_who_wait_are_told_of_a_failure() {
         for waiter in waiters {
             is_poisoned(waiter.join().unwrap(), libc::EIO);
         }
-        // It saw the record before the sync, or was told.
+        // It saw the record before the sync, or got the error.
         if let Err(error) = reader.join().unwrap() {
             is_poisoned::<()>(Err(error), libc::EIO);
         }

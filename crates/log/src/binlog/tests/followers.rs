@@ -1,4 +1,4 @@
-//! Followers: in order, without a gap, at once, across rotations, and told when there is more.
+//! Followers: in order, without a gap, at once, across rotations, and woken when there is more.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -239,7 +239,7 @@ fn records_larger_than_what_is_read_at_once_come_whole() {
 
 /// A segment is removed after its followers were cut off, and perhaps before one of them has opened it.
 #[test]
-fn who_comes_while_segments_are_purged_by_force_is_told_so() {
+fn a_follower_that_comes_during_a_forced_purge_gets_an_error() {
     let disk = SimDisk::new();
     let log = BinLogOptions::new().max_segment_bytes(16 << 10).io(Arc::new(disk)).open(DIR).unwrap();
     let over = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! On the real kernel: how much of the log is resident, as cachestat(2) tells it.
+//! On the real kernel: how much of the log is resident, by cachestat(2).
 //!
 //! 1 GiB in segments of 64 MiB; `PAGEKEEPER_LOG_MIB` says another volume, where no follower needs all of it on the disk.
 

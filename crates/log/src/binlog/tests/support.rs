@@ -14,7 +14,7 @@ pub(super) fn options(disk: &SimDisk) -> BinLogOptions {
     BinLogOptions::new().max_segment_bytes(16 << 10).zero_ahead(8 << 10).io(Arc::new(disk.clone()))
 }
 
-/// A group that tells which it is: `number` records of it, the first of `len` bytes.
+/// A group that shows which it is: `number` records of it, the first of `len` bytes.
 pub(super) fn group(which: u64, number: usize, len: usize) -> Vec<Vec<u8>> {
     (0..number)
         .map(|at| {
@@ -32,7 +32,7 @@ pub(super) fn append(log: &BinLog, group: &[Vec<u8>]) -> Result<Position, Error>
     log.append_group(&group.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
-/// All that can be read at once from a position on, by groups; each position is looked at.
+/// All that can be read at once from a position on, by groups; each position is checked.
 pub(super) fn read_groups(log: &BinLog, from: Position) -> Result<Vec<Vec<Vec<u8>>>, Error> {
     let mut follower = log.follow(from)?;
     let mut groups = Vec::new();

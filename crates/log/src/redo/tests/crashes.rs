@@ -11,7 +11,7 @@ use crate::LogMode;
 use crate::injected_fault::InjectedFault;
 use pagekeeper_testing::Seed;
 
-/// How often a pattern that chance decides is tried for each operation.
+/// How often a random pattern is tried for each operation.
 const SEEDS: u64 = 20;
 
 /// Cuts the power at each operation of a script, and again at each operation of opening what is found.
@@ -94,10 +94,11 @@ fn checkpoints_survive_a_cut_at_any_operation() {
 }
 
 #[test]
-fn laps_survive_a_cut_at_any_operation() {
+fn wraparounds_survive_a_cut_at_any_operation() {
     use Op::{Append, Checkpoint, Commit, Reopen};
-    let lap = [Append(12_000), Commit, Append(12_000), Commit, Append(12_000), Checkpoint(70)];
-    let script: Vec<_> = lap.into_iter().chain(lap).chain([Reopen, Append(12_000), Commit]).collect();
+    let wraparound = [Append(12_000), Commit, Append(12_000), Commit, Append(12_000), Checkpoint(70)];
+    let script: Vec<_> =
+        wraparound.into_iter().chain(wraparound).chain([Reopen, Append(12_000), Commit]).collect();
     exhaust(&script, LogMode::Buffered);
 }
 
@@ -113,20 +114,21 @@ fn lives_with_random_crashes() {
     }
 }
 
-/// Each bug must be found within this many lives.
+/// Each fault must be found within this many lives.
 #[test]
 fn injected_faults_are_found() {
     let seed = Seed(12);
     let quiet = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let bugs = InjectedFault::ALL;
-    let found = bugs.map(|bug| {
-        (0..3000)
-            .find(|which| catch_unwind(AssertUnwindSafe(|| live(seed.chance(*which), Some(bug), 4))).is_err())
+    let faults = InjectedFault::ALL;
+    let found = faults.map(|fault| {
+        (0..3000).find(|which| {
+            catch_unwind(AssertUnwindSafe(|| live(seed.chance(*which), Some(fault), 4))).is_err()
+        })
     });
     std::panic::set_hook(quiet);
-    for (bug, life) in bugs.iter().zip(&found) {
-        println!("{bug:?}: found in life {life:?}");
+    for (fault, life) in faults.iter().zip(&found) {
+        println!("{fault:?}: found in life {life:?}");
     }
     assert!(found.iter().all(Option::is_some));
 }

@@ -55,9 +55,9 @@ fn a_failed_write_ends_the_log_also_for_those_who_wait_for_room() {
     assert_eq!(log.append(b"x"), Err(error));
 }
 
-/// The kernel tells of it once: the sync that comes later would not hear of it.
+/// The kernel reports it once: a later sync would not see it.
 #[test]
-fn a_failed_writeback_that_only_the_release_hears_of_ends_the_log() {
+fn a_failed_writeback_that_only_the_release_sees_ends_the_log() {
     let disk = SimDisk::new();
     let options = small(&disk).file_bytes(4 << 20).flush_policy(FlushPolicy::Os);
     let log = options.create(dir()).unwrap();

@@ -1,4 +1,4 @@
-//! On the real kernel: how much of the ring is resident after 1 GiB went through it, as cachestat(2) tells it.
+//! On the real kernel: how much of the ring is resident after 1 GiB went through it, by cachestat(2).
 //!
 //! `PAGEKEEPER_LOG_MIB` says another volume.
 
@@ -16,7 +16,7 @@ const RECORD: usize = 256 << 10;
 /// What a log may keep resident while it is open, in bytes.
 const MOST: u64 = 16 * MIB;
 
-/// What the kernel may hold on to for itself just as it is told to drop pages, in bytes.
+/// What the kernel may hold references to just as it is advised to drop pages, in bytes.
 const HELD: u64 = 256 << 10;
 
 /// Bytes that are resident, once the log's own thread has had time to catch up.

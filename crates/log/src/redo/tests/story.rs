@@ -115,7 +115,7 @@ fn threads_append_and_commit_while_the_ring_goes_round() {
 }
 
 #[test]
-fn appends_wait_while_the_ring_is_full_and_somebody_is_told() {
+fn appends_wait_while_the_ring_is_full_and_the_callback_is_called() {
     let disk = SimDisk::new();
     let reported = Arc::new(Mutex::new(Vec::<Backpressure>::new()));
     let callback = Arc::clone(&reported);
@@ -254,7 +254,7 @@ fn pages_are_given_back() {
         for name in ["redo.000", "redo.001"] {
             let file = io.open(&dir.join(name), Access::Buffered).unwrap();
             if let Some(found) = file.residency(0..32 << 20).unwrap() {
-                // But for what the kernel holds on to for itself just as it is told.
+                // But for what the kernel holds references to just as it is advised.
                 assert!(found.resident <= 256 << 10, "{policy:?}, {name}: {found:?}");
             }
         }

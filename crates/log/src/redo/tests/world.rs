@@ -87,7 +87,7 @@ impl World {
     fn options(&self) -> RedoOptions {
         let mut options = small(&self.disk).without_threads().flush_policy(self.policy).mode(self.mode);
         options.injected_fault = self.injected_fault;
-        // A ring much larger than what is looked through behind an end.
+        // A ring much larger than what is read past an end.
         if self.bounded { options.file_bytes(64 << 10).max_unsynced(32 << 10) } else { options }
     }
 
@@ -230,7 +230,7 @@ impl World {
 }
 
 /// What happens between two crashes, by chance.
-pub(super) fn op_by_chance(chance: &mut Chance) -> Op {
+pub(super) fn random_op(chance: &mut Chance) -> Op {
     match chance.of(0..20) {
         0..8 => Op::Append(match chance.of(0..10) {
             0..6 => chance.of(0..300),
@@ -259,7 +259,7 @@ pub(super) fn live(mut chance: Chance, injected_fault: Option<InjectedFault>, cr
             world.disk.cut_power_at(world.disk.ops() + chance.of(0..60));
         }
         for _ in 0..chance.of(1..40) {
-            let op = op_by_chance(&mut chance);
+            let op = random_op(&mut chance);
             if world.run(op).is_err() {
                 break;
             }
