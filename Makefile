@@ -67,8 +67,8 @@ docs: ## the book, into target/book, with all links checked; fetches mdbook if i
 
 bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@scripts/require-rust.sh
-	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" scripts/keep-idle-pages.sh $(CARGO) run --release --package pagekeeper-bench \
-		--features "$(BENCH_FEATURES)" -- $(ARGS)
+	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" scripts/keep-idle-pages.sh $(CARGO) run --release \
+		--manifest-path bench/Cargo.toml --target-dir "$(TARGET)" --features "$(BENCH_FEATURES)" -- $(ARGS)
 
 bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers, RocksDB
 	@scripts/bench-setup.sh

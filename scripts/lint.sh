@@ -10,8 +10,13 @@ for component in fmt clippy; do
         exit 1
     fi
 done
+# Benchmarks are a workspace of their own, built into the same place.
+bench=(--manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}")
+
 "$cargo" fmt --all --check
+"$cargo" fmt --manifest-path bench/Cargo.toml --check
 "$cargo" clippy --workspace --all-targets -- -D warnings
+"$cargo" clippy "${bench[@]}" --all-targets -- -D warnings
 # The library that is preloaded, without the standard library.
 "$cargo" clippy -p pagekeeper-preload --lib --features interpose -- -D warnings
 RUSTDOCFLAGS="-D warnings" "$cargo" doc --workspace --no-deps
