@@ -9,6 +9,8 @@ if ! "$cargo" deny --version >/dev/null 2>&1; then
     echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2
     exit 1
 fi
-# Unquoted: a list of words.
-# shellcheck disable=SC2086
-exec "$cargo" deny check ${CHECKS:-}
+# The benchmarks and their peers are a workspace of their own. CHECKS is unquoted: a list of words.
+for workspace in . bench; do
+    # shellcheck disable=SC2086
+    "$cargo" deny --manifest-path "$workspace/Cargo.toml" check --config deny.toml ${CHECKS:-}
+done

@@ -68,5 +68,5 @@ fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-"$cargo" test --package pagekeeper --test mysql -- --ignored --show-output 2>&1 | tee "$log" || status=$?
+"$cargo" test --package pagekeeper --test databases -- mysql:: --ignored --show-output 2>&1 | tee "$log" || status=$?
 scripts/count-tests.sh "$log" "$status"

@@ -31,20 +31,17 @@ export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
 export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 
 # Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side. What watches the
-# whole machine, or lowers its dirty limits, goes alone after them.
-stories=() alone=() crates=(--lib --bins)
-for test in tests/*.rs; do
-    name=$(basename "$test" .rs)
-    case $name in
-        doctor_* | guard_streams | probe) alone+=(--test "$name") ;;
-        *) stories+=(--test "$name") ;;
-    esac
-done
-for test in {crates/*,bench}/tests/{*.rs,*/main.rs}; do
+# whole machine, or lowers its dirty limits (tests/host), goes alone after them.
+stories=(--test commands --test databases --test preload)
+alone=(--test host)
+crates=(--lib --bins)
+for test in crates/*/tests/{*.rs,*/main.rs}; do
     [ -e "$test" ] || continue
     test=${test%/main.rs}
     crates+=(--test "$(basename "$test" .rs)")
 done
+# The benchmarks are a workspace of their own, built into the same place.
+bench=(--manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}")
 
 logs=$(mktemp --directory)
 beside=
@@ -59,7 +56,7 @@ trap end EXIT
 trap 'exit 1' INT TERM
 
 tests() {
-    "$cargo" test --workspace --no-fail-fast "$@" -- --show-output 2>&1
+    "$cargo" test --no-fail-fast "$@" -- --show-output 2>&1
 }
 
 # Without what tests that passed have printed (panics that they asked for among it), but for what they skipped.
@@ -67,21 +64,22 @@ shown() {
     awk '/^successes:$/ { passed = 1 } /^(failures:$|test result: )/ { passed = 0 } !passed || /^SKIPPED: / { print; fflush() }' "$@"
 }
 
-"$cargo" test --workspace --no-run 2>&1 | tee "$logs/built"
+{ "$cargo" test --workspace --no-run && "$cargo" test "${bench[@]}" --no-run; } 2>&1 | tee "$logs/built"
 
 status=0
 {
     crates_status=0
-    tests "${crates[@]}" || crates_status=$?
-    tests --doc || crates_status=$?
+    tests --workspace "${crates[@]}" || crates_status=$?
+    tests --workspace --doc || crates_status=$?
+    tests "${bench[@]}" || crates_status=$?
     exit "$crates_status"
 } >"$logs/crates" &
 beside=$!
-tests "${stories[@]}" | tee "$logs/stories" | shown || status=$?
+tests --workspace "${stories[@]}" | tee "$logs/stories" | shown || status=$?
 wait "$beside" || status=$?
 beside=
 shown "$logs/crates"
-tests "${alone[@]}" | tee "$logs/alone" | shown || status=$?
+tests --workspace "${alone[@]}" | tee "$logs/alone" | shown || status=$?
 
 cat "$logs"/{stories,crates,alone} >"$logs/all"
 built=$(grep --count '^ *Executable ' "$logs/built") run=$(grep --count '^ *Running ' "$logs/all")

@@ -3,10 +3,11 @@
 //! Invariants: nothing here asks the program under test for the truth; residency comes from util-linux's
 //! `fincore`. A missing package skips a test in plain words, or fails it where `PAGEKEEPER_REQUIRE_ALL=1`.
 
-// Every test binary compiles all of these modules and uses its own part of them.
+// Each of the test programs compiles all of these modules and uses its own part of them.
 #![allow(dead_code)]
 
 pub(crate) mod command;
+pub(crate) mod compare;
 pub(crate) mod configured;
 pub(crate) mod container;
 pub(crate) mod guard;
@@ -19,7 +20,6 @@ pub(crate) mod mysql;
 pub(crate) mod postgresql;
 pub(crate) mod prometheus;
 pub(crate) mod rocksdb;
-pub(crate) mod shim;
 pub(crate) mod slow_disk;
 pub(crate) mod sysbench;
 pub(crate) mod tmux;

@@ -4,8 +4,10 @@
 //! Needs root, `fincore` and `setpriv`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
 
-mod support;
-
+use crate::support;
+use crate::support::guard::{Ended, Guard, program};
+use crate::support::logs::Logs;
+use crate::support::{MIB, eventually, resident_bytes, wait_until_resident_below};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -13,9 +15,6 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
-use support::guard::{Ended, Guard, program};
-use support::logs::Logs;
-use support::{MIB, eventually, resident_bytes, wait_until_resident_below};
 
 const PROGRAMS: [&str; 2] = ["fincore", "setpriv"];
 

@@ -3,18 +3,17 @@
 //!
 //! The disk is a quick one: after two seconds the rules take what lies ahead of a reader for others'.
 
-mod support;
-
+use crate::support;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use support::command::finish;
-use support::loop_images::QuickDisk;
-use support::shim::{Way, built};
-use support::{MIB, evict};
+use crate::support::command::finish;
+use crate::support::compare::{Way, built};
+use crate::support::loop_images::QuickDisk;
+use crate::support::{MIB, evict};
 
 /// Bytes of the file that is read.
 const SIZE: u64 = 200 * MIB;
@@ -22,7 +21,7 @@ const SIZE: u64 = 200 * MIB;
 /// Longer than what was looked at counts: two seconds.
 const STALE: Duration = Duration::from_millis(2500);
 
-/// `tests/shim/hot.c` on a file, as a stream.
+/// `tests/preload/programs_in_c/hot.c` on a file, as a stream.
 fn hot(file: &Path, how: &str) -> Command {
     let mut command = Way::run(&["--as", "stream"], "").command(&built("hot", &["-O1"]));
     command.arg(file).arg(how);

@@ -1,8 +1,7 @@
 //! `pagekeeper run` as shells, services and operators use it: what the command gets, how it ends, where the library lies, what can't have
 //! it, and what is said.
 
-mod support;
-
+use crate::support;
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::ffi::OsStringExt as _;
@@ -12,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::support::command::{Outcome, finish, pagekeeper, program, run};
+use crate::support::loop_images::QuickDisk;
+use crate::support::{MIB, can_run, can_start, eventually, open_to_others, resident_bytes, scratch};
 use rustix::process::{Pid, Signal, kill_process};
-use support::command::{Outcome, finish, pagekeeper, program, run};
-use support::loop_images::QuickDisk;
-use support::{MIB, can_run, can_start, eventually, open_to_others, resident_bytes, scratch};
 
 /// Far longer than anything here takes.
 const SOON: Duration = Duration::from_secs(300);

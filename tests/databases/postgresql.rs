@@ -3,13 +3,12 @@
 //! Needs root and Debian's `postgresql`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads are the kernel's own counts.
 
-mod support;
-
+use crate::support;
+use crate::support::guard::Guard;
+use crate::support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
+use crate::support::{MIB, eventually, kept_bytes, resident_bytes, wait_until_resident_below};
 use std::path::Path;
 use std::time::Duration;
-use support::guard::Guard;
-use support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
-use support::{MIB, eventually, kept_bytes, resident_bytes, wait_until_resident_below};
 
 /// Segments may hold this much of the page cache while a load runs: the one being written, the three that a follower may
 /// still be reading, and a margin for what one tick writes.

@@ -1,17 +1,16 @@
 //! `stat`, `evict` and `warm` beside vmtouch and util-linux's fincore, on one tree, on ext4, XFS and btrfs: the same resident
 //! pages for all three, nothing left after `evict`, all there after `warm`. And where ours differs: dirty data goes, too, and holes are not loaded.
 
-mod support;
-
+use crate::support;
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use support::MIB;
-use support::command::{finish, pagekeeper};
-use support::loop_images::LoopImage;
+use crate::support::MIB;
+use crate::support::command::{finish, pagekeeper};
+use crate::support::loop_images::LoopImage;
 
 /// Resident bytes of each file.
 type Residents = BTreeMap<PathBuf, u64>;

@@ -1,17 +1,16 @@
 //! What every command-line program owes its users: help that helps, usage errors that name the mend, silence when all
 //! is well and when nobody listens any more, output that other programs can read, an end on Ctrl-C.
 
-mod support;
-
+use crate::support;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 
+use crate::support::command::{Outcome, finish, pagekeeper, program, run};
+use crate::support::{MIB, scratch};
 use rustix::process::{Pid, Signal, kill_process};
-use support::command::{Outcome, finish, pagekeeper, program, run};
-use support::{MIB, scratch};
 
 /// Commands that take paths or do something; each has its help and its man page.
 const COMMANDS: [&str; 12] = [

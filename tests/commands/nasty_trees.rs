@@ -1,8 +1,7 @@
 //! Trees that make peers hang, lie or eat memory: special files, loops, files that change or vanish while they are looked
 //! at, files of 15 TiB, names that are not text, files of others. None of it may hang, fail as a whole, or be guessed.
 
-mod support;
-
+use crate::support;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -11,11 +10,11 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::support::command::{Outcome, finish, pagekeeper, program, run};
+use crate::support::loop_images::LoopImage;
+use crate::support::{MIB, scratch};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use serde_json::Value;
-use support::command::{Outcome, finish, pagekeeper, program, run};
-use support::loop_images::LoopImage;
-use support::{MIB, scratch};
 
 /// `pagekeeper stat --json` with more arguments.
 fn stat(arguments: &[&OsStr]) -> Outcome {

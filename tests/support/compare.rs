@@ -196,7 +196,7 @@ fn take_down(directory: &Path, prefix: &str, hidden: &str, into: &mut BTreeMap<S
     }
 }
 
-/// Builds `tests/shim/NAME.c`, once for each test binary and set of options, and says where it is.
+/// Builds `tests/preload/programs_in_c/NAME.c`, once for each test binary and set of options, and says where it is.
 pub(crate) fn built(name: &str, options: &[&str]) -> PathBuf {
     static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     // Kept there by cargo, so that nothing is left elsewhere by a test binary, whose statics nobody drops.
@@ -208,7 +208,8 @@ pub(crate) fn built(name: &str, options: &[&str]) -> PathBuf {
     }
     let path = place.join(format!("{name}-{:08x}", crc32c::crc32c(key.as_bytes())));
     let new = path.with_extension(std::process::id().to_string());
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/shim/{name}.c"));
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/preload/programs_in_c/{name}.c"));
     // Warnings are of no use here: these programs do wrong things on purpose.
     let output = Command::new("cc")
         .args(["-std=gnu11", "-w", "-pthread"])

@@ -1,21 +1,20 @@
 //! Real programs under `pagekeeper run`: archivers, git, `SQLite`, `RocksDB`, fio. Each checks its data by its own means, or leaves
 //! the same as plain; and the rules act where they should: residency is `fincore`'s.
 //!
-//! Long runs, bigger sizes and other file systems are ignored here: `make test-shim` asks for them.
+//! Long runs, bigger sizes and other file systems are ignored here: `make test-preload` asks for them.
 
-mod support;
-
+use crate::support;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use support::command::{Outcome, finish, pagekeeper};
-use support::loop_images::{LoopImage, QuickDisk};
-use support::mariadb_test;
-use support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
-use support::{MIB, evict};
+use crate::support::command::{Outcome, finish, pagekeeper};
+use crate::support::loop_images::{LoopImage, QuickDisk};
+use crate::support::mariadb_test;
+use crate::support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
+use crate::support::{MIB, evict};
 
 /// A command under `pagekeeper run` with these arguments.
 fn under(arguments: &[&str], command: &[&str]) -> Command {
@@ -198,7 +197,7 @@ fn a_write_error_is_told_to_who_opens_the_file_later() {
         mkdir disk/files; mount -o loop disk/image disk/files
         \"$@\" dd if=/dev/zero of=disk/files/large bs=1M count=100 status=none
         sync disk/files/large || exit 7";
-    let without = support::shim::built("without", &["-O1"]).into_os_string();
+    let without = support::compare::built("without", &["-O1"]).into_os_string();
     for cachestat in [true, false] {
         let mut words = vec![without.clone(), OsString::from(if cachestat { "-1" } else { "451" })];
         for way in [None, Some(["--as", "stream"]), Some(["--as", "bulk"])] {
@@ -241,7 +240,7 @@ fn what_a_stream_writes_goes_where_nothing_is_counted() {
     } else {
         eprintln!("SKIPPED: no overlay here: {}", outcome.stderr);
     }
-    let without = [support::shim::built("without", &["-O1"]).into_os_string(), "451".into()];
+    let without = [support::compare::built("without", &["-O1"]).into_os_string(), "451".into()];
     mounting("\"$@\" lower/large upper/copy", &[&without[..], &stream[..]].concat(), here).fine();
     let left = support::resident_bytes(&copy);
     assert!(left <= 4 * MIB, "{left} bytes stay without cachestat(2)");
@@ -256,9 +255,9 @@ fn files_go_that_were_written_before_an_exec() {
     let _alone = support::alone();
     // What is not written two seconds after it became another program stays.
     let scratch = QuickDisk::new();
-    let program = support::shim::built("becomes", &["-O1"]);
+    let program = support::compare::built("becomes", &["-O1"]);
     for by in ["execve", "execv", "execvp", "execvpe", "fexecve"] {
-        support::shim::assert_same(&program, &[by], &support::shim::ways(), scratch.path());
+        support::compare::assert_same(&program, &[by], &support::compare::ways(), scratch.path());
         let program = program.to_str().expect("a path");
         let said = good(under(&["--as", "stream"], &[program, by, by]), scratch.path()).stdout;
         assert!(said.ends_with("another\n"), "{said}");
@@ -449,7 +448,7 @@ fn postgresql(seconds: u64) {
 }
 
 #[test]
-#[ignore = "minutes: make test-shim"]
+#[ignore = "minutes: make test-preload"]
 fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
     let programs = support::postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
@@ -519,7 +518,7 @@ fn fio_finds_what_it_wrote() {
 }
 
 #[test]
-#[ignore = "minutes: make test-shim"]
+#[ignore = "minutes: make test-preload"]
 fn other_file_systems_are_the_same() {
     let programs: Vec<String> = ["xfs", "btrfs"].iter().flat_map(|kind| LoopImage::programs(kind)).collect();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
@@ -531,8 +530,8 @@ fn other_file_systems_are_the_same() {
         for name in
             ["read", "write", "sync", "names", "descriptors", "held", "moves", "maps", "rings", "stdio"]
         {
-            let program = support::shim::built(name, &["-O1", "-U_FORTIFY_SOURCE"]);
-            support::shim::assert_same(&program, &[], &support::shim::ways(), image.path());
+            let program = support::compare::built(name, &["-O1", "-U_FORTIFY_SOURCE"]);
+            support::compare::assert_same(&program, &[], &support::compare::ways(), image.path());
         }
         let place: PathBuf = image.path().join("copies");
         std::fs::create_dir(&place).expect("make a directory");
@@ -544,7 +543,7 @@ fn other_file_systems_are_the_same() {
 }
 
 #[test]
-#[ignore = "minutes: make test-shim"]
+#[ignore = "minutes: make test-preload"]
 fn larger_archives_databases_and_files_are_sound() {
     let scratch = support::scratch();
     copied_by_all(scratch.path(), 200 * MIB);
@@ -571,7 +570,7 @@ const MARIADB_TESTS: &str = "
     innodb.truncate_missing innodb.undo_log innodb.undo_truncate innodb.xa_recovery";
 
 #[test]
-#[ignore = "minutes: make test-shim"]
+#[ignore = "minutes: make test-preload"]
 fn mariadb_passes_its_own_tests() {
     if !support::can_run("MariaDB's own tests", &["mariadbd", "perl", "setpriv"]) {
         return;

@@ -4,19 +4,18 @@
 //! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. The stream reads a file of holes, which takes the page cache as any other file does.
 
-mod support;
-
+use crate::support;
+use crate::support::MIB;
+use crate::support::command::run;
+use crate::support::guard::program;
+use crate::support::memory_group::MemoryGroup;
+use crate::support::postgresql::{Server, programs};
 use serde_json::Value;
 use std::io::Read as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use support::MIB;
-use support::command::run;
-use support::guard::program;
-use support::memory_group::MemoryGroup;
-use support::postgresql::{Server, programs};
 
 /// What server and stream have in all, in bytes.
 const LIMIT: u64 = 420 * MIB;

@@ -7,16 +7,15 @@
 //! Needs root, `fincore`, `setpriv` and `db_bench`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own counts.
 
-mod support;
-
+use crate::support;
+use crate::support::guard::{Ended, Guard};
+use crate::support::rocksdb::{Bench, PROGRAMS};
+use crate::support::{MIB, eventually, resident_bytes};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use support::guard::{Ended, Guard};
-use support::rocksdb::{Bench, PROGRAMS};
-use support::{MIB, eventually, resident_bytes};
 
 const SOON: Duration = Duration::from_secs(180);
 

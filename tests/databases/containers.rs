@@ -4,12 +4,11 @@
 //! Needs root and Debian's `mariadb-server`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, of the files below an overlay.
 
-mod support;
-
+use crate::support;
+use crate::support::container::{Container, DATA, FILLED, On, PROGRAMS};
+use crate::support::guard::Guard;
+use crate::support::{MIB, kept_bytes, wait_until_resident_below};
 use std::time::Duration;
-use support::container::{Container, DATA, FILLED, On, PROGRAMS};
-use support::guard::Guard;
-use support::{MIB, kept_bytes, wait_until_resident_below};
 
 const SOON: Duration = Duration::from_secs(180);
 

@@ -4,19 +4,18 @@
 //! Needs root and Debian's `mariadb-server` and `util-linux`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Only this server's findings are looked at: others may run on the host.
 
-mod support;
-
+use crate::support;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::support::command::{Outcome, finish, pagekeeper, program};
+use crate::support::mariadb::{Options, Server};
+use crate::support::sysbench::Loaded as _;
+use crate::support::{MIB, alone, can_run, resident_bytes, scratch};
 use serde_json::Value;
-use support::command::{Outcome, finish, pagekeeper, program};
-use support::mariadb::{Options, Server};
-use support::sysbench::Loaded as _;
-use support::{MIB, alone, can_run, resident_bytes, scratch};
 
 const PROGRAMS: [&str; 5] = ["mariadbd", "mariadb-install-db", "mariadb", "fincore", "setpriv"];
 const SOON: Duration = Duration::from_secs(120);

@@ -4,8 +4,7 @@
 //! streams' pace is set by what is resident: each goes on when the guard has released what lies behind it, however busy the host
 //! is. A page counts as lost where neither it is resident nor the kernel says that it took it (`nr_evicted` of cachestat(2)).
 
-mod support;
-
+use crate::support;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::ops::Range;
@@ -14,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::MIB;
+use crate::support::guard::{Ended, Guard};
 use pagekeeper_kernel::{InspectedFile, Links, residency, resident_extents};
-use support::MIB;
-use support::guard::{Ended, Guard};
 
 const PROGRAMS: [&str; 3] = ["dd", "cat", "setpriv"];
 const SOON: Duration = Duration::from_secs(60);

@@ -1,16 +1,15 @@
 //! `pagekeeper top` as people use it: in a terminal, with keys, and as one object for programs.
 
-mod support;
-
+use crate::support;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::command::{finish, pagekeeper, program, run};
+use crate::support::tmux::Terminal;
+use crate::support::{MIB, alone, can_run, can_start, resident_bytes, scratch};
 use serde_json::Value;
-use support::command::{finish, pagekeeper, program, run};
-use support::tmux::Terminal;
-use support::{MIB, alone, can_run, can_start, resident_bytes, scratch};
 
 fn written(path: &Path, mib: usize) {
     let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();

@@ -3,16 +3,15 @@
 //! Needs root and Debian's `mariadb-server`, `sysbench` and `util-linux`; skips with a sentence otherwise, and fails
 //! instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads are the kernel's own counts.
 
-mod support;
-
+use crate::support;
+use crate::support::guard::{Ended, Guard};
+use crate::support::mariadb::{BINLOG_BYTES, Options, PROGRAMS, Server};
+use crate::support::sysbench::{self, Load, Loaded as _};
+use crate::support::{MIB, kept_bytes, resident_bytes, size_bytes, wait_until_resident_below};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::guard::{Ended, Guard};
-use support::mariadb::{BINLOG_BYTES, Options, PROGRAMS, Server};
-use support::sysbench::{self, Load, Loaded as _};
-use support::{MIB, kept_bytes, resident_bytes, size_bytes, wait_until_resident_below};
 
 /// Log files may hold this much of the page cache while a load runs: the binlog being written, the three that
 /// followers may still be reading, and a margin for the redo log and for what one tick writes.

@@ -4,13 +4,12 @@
 //! Needs a disk below the build's directory, and a kernel that tells what is resident (cachestat); skips with a sentence
 //! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 
-mod support;
-
+use crate::support;
+use crate::support::MIB;
+use crate::support::guard::program;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
-use support::MIB;
-use support::guard::program;
 
 fn figure(report: &Value, part: &str, name: &str) -> u64 {
     report[part][name].as_u64().unwrap_or_else(|| panic!("{part}.{name}: {}", report[part]))

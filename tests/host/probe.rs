@@ -1,17 +1,16 @@
 //! `pagekeeper probe` on real file systems: what it tells, what it refuses, what it leaves (nothing), and that others can
 //! read what it writes. No time is asserted.
 
-mod support;
-
+use crate::support;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::support::command::{Outcome, finish, pagekeeper};
+use crate::support::loop_images::LoopImage;
+use crate::support::{MIB, alone, can_run, can_start, eventually, scratch};
 use rustix::process::{Pid, Signal, kill_process};
-use support::command::{Outcome, finish, pagekeeper};
-use support::loop_images::LoopImage;
-use support::{MIB, alone, can_run, can_start, eventually, scratch};
 
 /// As short as it goes.
 fn probe(directory: &Path) -> Command {

@@ -1,16 +1,15 @@
 //! `pagekeeper store` as people use it, on stores that the library made: what it shows, what it finds, and that it leaves a store as
 //! it was.
 
-mod support;
-
+use crate::support;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::MutexGuard;
 
+use crate::support::command::{Outcome, finish, pagekeeper, run};
 use pagekeeper_store::{Create, Durability, Store};
 use serde_json::{Value, json};
-use support::command::{Outcome, finish, pagekeeper, run};
 use tempfile::TempDir;
 
 const PAGE: u64 = 4096;

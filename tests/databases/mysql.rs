@@ -3,14 +3,13 @@
 //! Run by `make test-mysql`, which fetches the server and says in `PAGEKEEPER_MYSQL_ROOT` where it is; needs root.
 //! Residency is `fincore`'s, reads are the kernel's own counts.
 
-mod support;
-
+use crate::support;
+use crate::support::guard::Guard;
+use crate::support::mysql::{BINLOG_BYTES, DATA, Follower, PROGRAMS, REDO_BYTES, Server};
+use crate::support::sysbench::{self, Load, Loaded as _};
+use crate::support::{MIB, eventually, resident_bytes, size_bytes, wait_until_resident_below};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use support::guard::Guard;
-use support::mysql::{BINLOG_BYTES, DATA, Follower, PROGRAMS, REDO_BYTES, Server};
-use support::sysbench::{self, Load, Loaded as _};
-use support::{MIB, eventually, resident_bytes, size_bytes, wait_until_resident_below};
 
 /// Log files may hold this much of the page cache while a load runs: the binlog being written, the three that
 /// followers may still be reading, and a margin for the redo log and for what one tick writes.

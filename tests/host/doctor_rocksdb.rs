@@ -4,15 +4,14 @@
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Skips in any case on a host without the blkio controller of cgroup version 1. The limits on dirty pages are the whole machine's: they are low while a
 //! load runs, some ten seconds each, and put back whatever happens.
 
-mod support;
-
+use crate::support;
+use crate::support::MIB;
+use crate::support::command::run;
+use crate::support::slow_disk::{LowLimits, PROGRAMS, SlowDisk};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use support::MIB;
-use support::command::run;
-use support::slow_disk::{LowLimits, PROGRAMS, SlowDisk};
 
 /// Bytes a second that the disk writes, at most, and the part of it that is put. Each byte is written to the log, to a table, and
 /// by merging once or twice more: far more than the disk takes.

@@ -1,13 +1,12 @@
 //! Every call that the preloaded library may take a hand in, made in all the odd ways, plain and under each rule: results, errno,
 //! bytes, offsets and files are the same, to the line.
 //!
-//! Invariants: the programs (`tests/shim/*.c`) say nothing that differs between two plain runs; a control shows it.
+//! Invariants: the programs (`tests/preload/programs_in_c/*.c`) say nothing that differs between two plain runs; a control shows it.
 
-mod support;
-
+use crate::support;
 use std::path::Path;
 
-use support::shim::{Way, assert_same, built, built_library, difference, left_by, ways};
+use crate::support::compare::{Way, assert_same, built, built_library, difference, left_by, ways};
 
 /// Programs as any compiler makes them.
 const PLAIN: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];

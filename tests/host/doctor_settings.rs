@@ -1,14 +1,12 @@
 //! Settings as `pagekeeper doctor` reads them from real servers' own files, the mends that it names, and what it says
 //! after a restart.
 
-mod support;
-
+use crate::support::command::run;
+use crate::support::configured::{DbBench, MARIADB, MariaDb, PostgreSql, postgresql};
+use crate::support::{MIB, alone, can_run, eventually, scratch};
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
-use support::command::run;
-use support::configured::{DbBench, MARIADB, MariaDb, PostgreSql, postgresql};
-use support::{MIB, alone, can_run, eventually, scratch};
 
 /// What the doctor says of a process.
 fn doctor(pid: u32, more: &[&str]) -> Value {

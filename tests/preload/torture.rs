@@ -2,13 +2,12 @@
 //! and calls that fail below it. All say and leave the same as they do plain.
 //!
 //! What is random goes by a seed, which a failure's message tells; `PAGEKEEPER_SEED` repeats it. Long runs are ignored here:
-//! `make test-shim` asks for them.
+//! `make test-preload` asks for them.
 
-mod support;
-
+use crate::support;
+use crate::support::compare::{Left, Way, assert_same, built, built_library, difference, left_by, ways};
+use crate::support::loop_images::LoopImage;
 use pagekeeper_testing::Seed;
-use support::loop_images::LoopImage;
-use support::shim::{Left, Way, assert_same, built, built_library, difference, left_by, ways};
 
 const OPTIONS: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
 
@@ -274,7 +273,7 @@ fn calls_that_fail_below_fail_the_same() {
 }
 
 #[test]
-#[ignore = "minutes: make test-shim"]
+#[ignore = "minutes: make test-preload"]
 fn threads_keep_their_files_apart_for_long() {
     let first = Seed::new().0;
     for round in 0..4 {
@@ -283,7 +282,7 @@ fn threads_keep_their_files_apart_for_long() {
 }
 
 #[test]
-#[ignore = "minutes: make test-shim"]
+#[ignore = "minutes: make test-preload"]
 fn calls_that_fail_below_fail_the_same_by_many_seeds() {
     let first = Seed::new().0;
     for round in 0..20 {
@@ -292,7 +291,7 @@ fn calls_that_fail_below_fail_the_same_by_many_seeds() {
 }
 
 #[test]
-#[ignore = "minutes: make test-shim"]
+#[ignore = "minutes: make test-preload"]
 fn every_program_says_the_same_again_and_again() {
     let scratch = support::scratch();
     for _ in 0..3 {

@@ -4,19 +4,18 @@
 //! Needs root and Debian's `prometheus`, `chromium`, `mariadb-server`, `sysbench` and `util-linux`, each test what it
 //! names; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
 
-mod support;
-
+use crate::support;
+use crate::support::guard::{Guard, program};
+use crate::support::logs::Logs;
+use crate::support::prometheus::{Answer, Prometheus, ask, free_port};
+use crate::support::sysbench::{self, Load, Loaded as _};
+use crate::support::{MIB, eventually, mariadb, resident_bytes};
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
-use support::guard::{Guard, program};
-use support::logs::Logs;
-use support::prometheus::{Answer, Prometheus, ask, free_port};
-use support::sysbench::{self, Load, Loaded as _};
-use support::{MIB, eventually, mariadb, resident_bytes};
 
 const SOON: Duration = Duration::from_secs(180);
 

@@ -3,15 +3,14 @@
 //! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`.
 
-mod support;
-
+use crate::support;
+use crate::support::MIB;
+use crate::support::command::run;
+use crate::support::memory_group::MemoryGroup;
+use crate::support::postgresql::{Server, programs};
 use serde_json::Value;
 use std::process::Command;
 use std::time::Duration;
-use support::MIB;
-use support::command::run;
-use support::memory_group::MemoryGroup;
-use support::postgresql::{Server, programs};
 
 /// Less than the table of [`SCALE`] takes, in bytes.
 const LIMIT: u64 = 260 * MIB;

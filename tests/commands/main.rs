@@ -1,0 +1,11 @@
+//! What an operator does by hand: commands, their habits, and trees that nobody would wish for. No database.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod demo;
+mod habits;
+mod nasty_trees;
+mod peers;
+mod store;
+mod top;

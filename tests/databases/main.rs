@@ -1,0 +1,12 @@
+//! The guard beside real databases: MariaDB with a replica, PostgreSQL, MySQL, RocksDB, and in containers.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod containers;
+mod guard_life;
+mod mariadb;
+mod metrics;
+mod mysql;
+mod postgresql;
+mod recycled;

@@ -1,0 +1,12 @@
+//! What watches the whole machine or lowers its dirty limits: the doctor, the probe, streams seen from outside. Runs alone.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod doctor_mariadb;
+mod doctor_memory;
+mod doctor_rocksdb;
+mod doctor_settings;
+mod doctor_streams;
+mod guard_streams;
+mod probe;

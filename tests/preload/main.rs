@@ -1,0 +1,10 @@
+//! Programs under `pagekeeper run`: every call, real programs, torture, and what stays in memory.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod calls;
+mod hot;
+mod programs;
+mod run;
+mod torture;
