@@ -298,9 +298,9 @@ fn without_rights_it_says_once_what_is_missing() {
             .args(["--dir", text(logs.directory()), "--metrics", &port.to_string()]),
     );
     let about_tracing = |event: &serde_json::Value| {
-        event["limit"].as_str().is_some_and(|limit| limit.contains("who is paused for dirty pages"))
+        event["gap"].as_str().is_some_and(|gap| gap.contains("who is paused for dirty pages"))
     };
-    guard.wait_for("limited", SOON, about_tracing);
+    guard.wait_for("visibility_gap", SOON, about_tracing);
     eventually("the source of traces is told", SOON, || {
         get(port, "/metrics").body.contains("pagekeeper_trace_source{source=\"counters\"} 1").then_some(())
     });
@@ -316,7 +316,7 @@ fn without_rights_it_says_once_what_is_missing() {
     });
     guard.wait_for_ticks(2);
     let ended = guard.stop();
-    let said: Vec<_> = ended.events.iter().filter(|event| event["event"] == "limited").collect();
+    let said: Vec<_> = ended.events.iter().filter(|event| event["event"] == "visibility_gap").collect();
     let once: BTreeSet<String> = said.iter().map(ToString::to_string).collect();
     assert_eq!(said.len(), once.len(), "{said:#?}");
     let needless = said.iter().any(|event| event.to_string().contains("debugfs"));

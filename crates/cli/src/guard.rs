@@ -285,7 +285,7 @@ impl Teller {
                 format!("would {action} {}..{} of {}", Size(*start), Size(*end), path.display())
             }
             Event::Summary(summary) => summary_text(summary),
-            Event::Limited { limit } => return self.complain(limit),
+            Event::VisibilityGap { gap } => return self.complain(gap),
             Event::Warning { path, warning } => {
                 return self.complain(&format!("{}: {warning}", path.display()));
             }

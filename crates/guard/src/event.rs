@@ -23,10 +23,10 @@ pub enum Event {
         /// Whether acts are only told, not done.
         dry_run: bool,
     },
-    /// Something of this kernel or of the guard's permissions makes it do less; said once.
-    Limited {
-        /// What, and the mend, in a sentence.
-        limit: String,
+    /// Something that this kernel or the guard's permissions keep it from seeing; reported once.
+    VisibilityGap {
+        /// What can't be seen, why, and what would show it, in a sentence.
+        gap: String,
     },
     /// A database was found.
     Found {

@@ -11,13 +11,14 @@ mod directory;
 mod disks;
 mod event;
 mod facts;
+mod follower_history;
 mod guard;
-mod limits;
 mod notify;
 mod sample;
 mod streams;
-mod trail;
+
 mod usage;
+mod visibility;
 
 pub use config::{Options, Streams};
 pub use decision::{Action, Decision, FileAct, FileWarning};

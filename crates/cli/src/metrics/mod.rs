@@ -98,7 +98,7 @@ impl Metrics {
     /// Hears an event of the guard; what the threads have to say since the last one.
     pub(crate) fn hear(&self, event: &Event) -> impl Iterator<Item = Event> {
         self.state.hear(event);
-        self.said.try_iter().map(|limit| Event::Limited { limit })
+        self.said.try_iter().map(|gap| Event::VisibilityGap { gap })
     }
 
     /// A tick has ended, and did this; `streamed` is what was released behind streams so far, by program.

@@ -7,9 +7,9 @@
 //! 4. Its cost is bounded: dear looks (all processes, all descriptors of a process) are repeated at intervals
 //!    that follow what the last one took.
 
-mod act;
-mod find;
-mod look;
+mod carry_out;
+mod sampling;
+mod watched;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Display;
@@ -22,15 +22,15 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::{Facts, StepState};
 
-use self::look::{LIST_AGAIN, RETRY};
+use self::sampling::{LIST_AGAIN, RETRY};
 use crate::config::Options;
 use crate::decision::Decision;
 use crate::descriptors::Descriptors;
 use crate::directory::{Directory, Ids};
 use crate::event::{Done, Event, Summary, Tick};
+use crate::follower_history::FollowerHistory;
 use crate::notify::Notifications;
 use crate::streams::{Around, StreamWatch};
-use crate::trail::Trail;
 use crate::usage;
 
 /// Ticks without any news after which the guard looks less often.
@@ -76,7 +76,7 @@ pub struct Guard {
     notifications: Notifications<(Option<u32>, PathBuf)>,
     state: StepState,
     ids: Ids,
-    trail: Trail,
+    follower_history: FollowerHistory,
     problems: HashSet<(PathBuf, String)>,
     began: Instant,
     cpu_before: Duration,
@@ -124,7 +124,7 @@ impl Guard {
             notifications: Notifications::new(),
             state: StepState::default(),
             ids: Ids::default(),
-            trail: Trail::default(),
+            follower_history: FollowerHistory::default(),
             problems: HashSet::new(),
             began: now,
             cpu_before: usage::cpu_time(),
@@ -148,7 +148,7 @@ impl Guard {
             tick_ms: u64::try_from(options.tick.as_millis()).unwrap_or(u64::MAX),
             dry_run: options.dry_run,
         });
-        guard.events.extend(crate::limits::limits().into_iter().map(|limit| Event::Limited { limit }));
+        guard.events.extend(crate::visibility::gaps().into_iter().map(|gap| Event::VisibilityGap { gap }));
         guard.take_options(options);
         guard.watch_named_directories();
         Ok(guard)

@@ -7,28 +7,28 @@ use pagekeeper_kernel::{InspectedFile, Links, Source, residency};
 use rustix::thread::CapabilitySet;
 
 /// What the guard will have to do without.
-pub(crate) fn limits() -> Vec<String> {
-    let mut limits = Vec::new();
+pub(crate) fn gaps() -> Vec<String> {
+    let mut gaps = Vec::new();
     // Any file of one's own will do to see which call answers.
     let probe = InspectedFile::open(Path::new("/proc/self/exe"), Links::Follow)
         .and_then(|file| residency(&file, 0..u64::MAX));
     match probe {
-        Ok(counts) if counts.source == Source::Mincore => limits.push(
+        Ok(counts) if counts.source == Source::Mincore => gaps.push(
             "this kernel or sandbox has no cachestat(2) (Linux 6.5): residency is read by mincore(2), which is slower and does not see dirty pages"
                 .to_owned(),
         ),
         Ok(_) => {}
-        Err(error) if error.is_denied() => limits.push(
+        Err(error) if error.is_denied() => gaps.push(
             "the residency of files of others can't be seen: run as root, as their owner, or with CAP_FOWNER".to_owned(),
         ),
-        Err(error) => limits.push(error.to_string()),
+        Err(error) => gaps.push(error.to_string()),
     }
     let needed = CapabilitySet::SYS_PTRACE;
     if !rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(needed)) {
-        limits.push(
+        gaps.push(
             "who else reads log files can't be seen of processes of others: run as root or with CAP_SYS_PTRACE"
                 .to_owned(),
         );
     }
-    limits
+    gaps
 }

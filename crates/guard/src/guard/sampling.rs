@@ -11,7 +11,7 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Inode};
 use pagekeeper_policy::{Facts, FileId};
 
-use super::find::title;
+use super::watched::title;
 use super::{Database, Guard};
 use crate::descriptors::Descriptor;
 use crate::directory::{Directory, Entry};
@@ -219,7 +219,7 @@ impl Guard {
             }
         }
         // What followers went through since the last tick holds pages that nothing else tells of.
-        for (log, passed) in self.trail.passed(&facts.followers) {
+        for (log, passed) in self.follower_history.passed(&facts.followers) {
             let entries = self.directories.iter_mut().flat_map(|directory| directory.entries.values_mut());
             entries
                 .filter(|entry| entry.log == log && passed.contains(&entry.sequence))

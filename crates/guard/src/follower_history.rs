@@ -13,28 +13,28 @@ const REMEMBERED: u8 = 8;
 
 /// Where followers were.
 #[derive(Debug, Default)]
-pub(crate) struct Trail {
-    places: Vec<Place>,
+pub(crate) struct FollowerHistory {
+    seen: Vec<Seen>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Seen {
     log: LogId,
     sequence: u64,
     /// Ticks since a follower was seen there.
     age: u8,
 }
 
-impl Trail {
+impl FollowerHistory {
     /// Takes in where followers are now. Of each log the sequences that one passed since the tick before; all older ones, if
     /// it is new.
     pub(crate) fn passed(&mut self, followers: &[FollowerFacts]) -> Vec<(LogId, RangeInclusive<u64>)> {
-        let mut before = std::mem::take(&mut self.places);
+        let mut before = std::mem::take(&mut self.seen);
         let mut moved = Vec::new();
         for follower in followers {
             let (log, sequence) = (follower.log, follower.sequence);
-            self.places.push(Place { log, sequence, age: 0 });
-            match before.iter().position(|place| place.log == log && place.sequence == sequence) {
+            self.seen.push(Seen { log, sequence, age: 0 });
+            match before.iter().position(|seen| seen.log == log && seen.sequence == sequence) {
                 Some(at) => drop(before.swap_remove(at)),
                 None => moved.push((log, sequence)),
             }
@@ -43,14 +43,14 @@ impl Trail {
         for (log, sequence) in moved {
             let origins = before.iter().enumerate();
             let nearest = origins
-                .filter(|(_, place)| place.log == log && place.sequence < sequence)
-                .max_by_key(|(_, place)| place.sequence)
+                .filter(|(_, seen)| seen.log == log && seen.sequence < sequence)
+                .max_by_key(|(_, seen)| seen.sequence)
                 .map(|(at, _)| at);
             let from = nearest.map_or(0, |at| before.swap_remove(at).sequence);
             passed.push((log, from..=sequence));
         }
-        let absent = before.into_iter().filter(|place| place.age < REMEMBERED);
-        self.places.extend(absent.map(|place| Place { age: place.age + 1, ..place }));
+        let absent = before.into_iter().filter(|seen| seen.age < REMEMBERED);
+        self.seen.extend(absent.map(|seen| Seen { age: seen.age + 1, ..seen }));
         passed
     }
 }
@@ -72,32 +72,32 @@ mod tests {
 
     #[test]
     fn a_follower_passes_what_lies_between() {
-        let mut trail = Trail::default();
-        assert_eq!(trail.passed(&at(&[3])), [(LogId(1), 0..=3)], "a new one may have come from anywhere");
-        assert_eq!(trail.passed(&at(&[3])), []);
-        assert_eq!(trail.passed(&at(&[9])), [(LogId(1), 3..=9)]);
-        assert_eq!(trail.passed(&[]), []);
-        assert_eq!(trail.passed(&at(&[11])), [(LogId(1), 9..=11)], "it was between two files");
+        let mut history = FollowerHistory::default();
+        assert_eq!(history.passed(&at(&[3])), [(LogId(1), 0..=3)], "a new one may have come from anywhere");
+        assert_eq!(history.passed(&at(&[3])), []);
+        assert_eq!(history.passed(&at(&[9])), [(LogId(1), 3..=9)]);
+        assert_eq!(history.passed(&[]), []);
+        assert_eq!(history.passed(&at(&[11])), [(LogId(1), 9..=11)], "it was between two files");
         for _ in 0..=REMEMBERED {
-            assert_eq!(trail.passed(&[]), []);
+            assert_eq!(history.passed(&[]), []);
         }
-        assert_eq!(trail.passed(&at(&[12])), [(LogId(1), 0..=12)]);
+        assert_eq!(history.passed(&at(&[12])), [(LogId(1), 0..=12)]);
     }
 
     #[test]
     fn one_that_catches_up_with_another_is_told_from_it() {
-        let mut trail = Trail::default();
-        trail.passed(&at(&[2, 10]));
-        assert_eq!(trail.passed(&at(&[10, 10])), [(LogId(1), 2..=10)]);
-        assert_eq!(trail.passed(&at(&[10, 11])), [(LogId(1), 10..=11)]);
+        let mut history = FollowerHistory::default();
+        history.passed(&at(&[2, 10]));
+        assert_eq!(history.passed(&at(&[10, 10])), [(LogId(1), 2..=10)]);
+        assert_eq!(history.passed(&at(&[10, 11])), [(LogId(1), 10..=11)]);
     }
 
     #[test]
     fn logs_are_apart() {
-        let mut trail = Trail::default();
-        trail.passed(&at(&[4]));
+        let mut history = FollowerHistory::default();
+        history.passed(&at(&[4]));
         let mut elsewhere = at(&[6]);
         elsewhere[0].log = LogId(2);
-        assert_eq!(trail.passed(&elsewhere), [(LogId(2), 0..=6)]);
+        assert_eq!(history.passed(&elsewhere), [(LogId(2), 0..=6)]);
     }
 }
