@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use globset::{Glob, GlobMatcher};
@@ -164,6 +165,39 @@ impl Options {
             disk_profiles,
             streams: text.streams.map_or_else(Streams::default, StreamsText::streams),
         })
+    }
+}
+
+/// The options in force, with their rules in the profiles.
+pub(crate) struct Settings {
+    pub(crate) options: Options,
+    pub(crate) profiles: Vec<Arc<Profile>>,
+}
+
+impl Settings {
+    /// Fails if there is no profile of the name that was asked for.
+    pub(crate) fn new(mut options: Options) -> Result<Self, ProfileError> {
+        if let Some(name) = &options.profile {
+            find_profile(&options.profiles, name)?;
+        }
+        for log in options.profiles.iter_mut().flat_map(|profile| &mut profile.logs) {
+            if let Some(rule) = options.rules.get(&log.class) {
+                log.rule = *rule;
+            }
+        }
+        let profiles = options.profiles.iter().cloned().map(Arc::new).collect();
+        Ok(Self { options, profiles })
+    }
+
+    /// The profile that was asked for.
+    pub(crate) fn named_profile(&self) -> Option<Arc<Profile>> {
+        let name = self.options.profile.as_ref()?;
+        self.profiles.iter().find(|profile| profile.name == *name).cloned()
+    }
+
+    /// The profiles that a database may have.
+    pub(crate) fn candidates(&self) -> Vec<Arc<Profile>> {
+        self.named_profile().map_or_else(|| self.profiles.clone(), |profile| vec![profile])
     }
 }
 

@@ -97,7 +97,7 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// Asks for a look when files are next looked at.
-    pub(crate) fn look_now(&mut self) {
+    pub(crate) fn sample_now(&mut self) {
         self.due = 0;
         self.interval = 1;
     }
@@ -306,7 +306,7 @@ impl Directory {
 
     /// Looks at the files that are due, and at those that some process is at (`busy`). `problem` hears of those that can't be looked at.
     /// Whether anything has changed.
-    pub(crate) fn look(
+    pub(crate) fn sample(
         &mut self,
         fd: BorrowedFd<'_>,
         busy: &HashSet<FileId>,
@@ -318,7 +318,7 @@ impl Directory {
         for (name, entry) in &mut self.entries {
             entry.due = entry.due.saturating_sub(1);
             if busy.contains(&entry.id) {
-                entry.look_now();
+                entry.sample_now();
             }
             if entry.due > 0 {
                 continue;
@@ -371,7 +371,7 @@ impl Directory {
         let found = sample(file)?;
         if let Some(entry) = path.file_name().and_then(|name| self.entries.get_mut(name)) {
             entry.sample = found;
-            entry.look_now();
+            entry.sample_now();
             entry.due = 1;
         }
         Ok(())

@@ -208,7 +208,7 @@ mod tests {
     fn look(directory: &mut Directory, ids: &mut Ids) {
         let fd = std::fs::File::open(&directory.path).unwrap();
         directory.list(fd.as_fd(), ids).unwrap();
-        directory.look(fd.as_fd(), &std::collections::HashSet::new(), ids, |path, error| {
+        directory.sample(fd.as_fd(), &std::collections::HashSet::new(), ids, |path, error| {
             panic!("{}: {error}", path.display())
         });
     }

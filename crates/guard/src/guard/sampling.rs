@@ -1,31 +1,25 @@
-//! Looking: at the names in the watched directories, at the descriptors of their files, at the files' pages;
-//! and what the policy is told of it.
+//! Sampling: the names in the watched directories, the descriptors of their files, the files' pages.
 
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Inode};
-use pagekeeper_policy::{Facts, FileId};
+use pagekeeper_policy::FileId;
 
-use super::watched::title;
-use super::{Database, Guard};
+use super::report::Report;
+use super::watched::{Database, LIST_AGAIN, Watched};
 use crate::descriptors::Descriptor;
-use crate::directory::{Directory, Entry};
+use crate::directory::Directory;
 use crate::event::Event;
-use crate::facts::{add, by_file, follower_in_title, overwritten_logs};
 use crate::notify::Change;
 
-/// What resisted a release is tried again this often.
-pub(super) const RETRY: Duration = Duration::from_secs(10);
-/// Directories are listed this often even without news: inotify does not see all network file systems.
-pub(super) const LIST_AGAIN: Duration = Duration::from_secs(60);
-
-impl Guard {
-    pub(super) fn list_directories(&mut self, now: Instant) {
+impl Watched {
+    /// Lists the directories in which names came or went.
+    pub(super) fn list_directories(&mut self, report: &mut Report, now: Instant) {
         let all = now >= self.list_due;
         if all {
             self.list_due = now + LIST_AGAIN;
@@ -70,14 +64,14 @@ impl Guard {
             }
         }
         for (path, error) in problems {
-            self.problem(path, &error);
+            report.problem(path, &error);
         }
     }
 
     /// Reads who is where; whether anybody moved.
-    pub(super) fn look_at_descriptors(&mut self, now: Instant) -> bool {
-        let positions = |guard: &Self| -> Vec<u64> {
-            guard.descriptors().map(|descriptor| descriptor.position).collect()
+    pub(super) fn sample_descriptors(&mut self, report: &mut Report, now: Instant) -> bool {
+        let positions = |watched: &Self| -> Vec<u64> {
+            watched.descriptors().map(|descriptor| descriptor.position).collect()
         };
         let before = positions(self);
         let mut problems = Vec::new();
@@ -108,8 +102,8 @@ impl Guard {
                     })
             });
             if !found.is_empty() {
-                database.told = true;
-                self.events.push(Event::Found {
+                database.reported = true;
+                report.events.push(Event::Found {
                     pid: Some(database.pid),
                     profile: database.profile.name.clone(),
                     directories: found.iter().cloned().collect(),
@@ -118,7 +112,7 @@ impl Guard {
             new_directories.extend(found.into_iter().map(|path| (database.pid, path)));
         }
         for (pid, path) in new_directories {
-            self.watch_directory_of(pid, path);
+            self.watch_directory_of(pid, path, report);
         }
         self.others.poll(&self.proc);
         if self.others.is_due(now) && !self.directories.is_empty() {
@@ -127,16 +121,16 @@ impl Guard {
             let pids = self.proc.pids().unwrap_or_default();
             let others: Vec<u32> =
                 pids.into_iter().filter(|pid| !known.contains(pid) && *pid != own).collect();
-            // That some may not be looked into was said at the start.
+            // That some may not be inspected was reported at the start.
             self.others.list(&self.proc, &others, &self.directories, |_| ());
         }
         for (path, problem) in problems {
-            self.problem(path, &problem);
+            report.problem(path, &problem);
         }
         positions(self) != before
     }
 
-    fn watch_directory_of(&mut self, pid: u32, path: PathBuf) {
+    fn watch_directory_of(&mut self, pid: u32, path: PathBuf, report: &mut Report) {
         let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else {
             return;
         };
@@ -160,25 +154,26 @@ impl Guard {
         let path = directory.path.clone();
         self.directories.push(directory);
         if let Err(error) = listed {
-            self.problem(path, &error);
+            report.problem(path, &error);
         } else if let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) {
             database.descriptors.list(&self.proc, &[pid], &self.directories, |_| ());
         }
     }
 
-    fn descriptors(&self) -> impl Iterator<Item = &Descriptor> {
+    /// The descriptors of watched files.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = &Descriptor> {
         let databases = self.databases.iter().flat_map(|database| &database.descriptors.known);
         databases.chain(&self.others.known)
     }
 
     /// Takes samples of the files that are due; whether any has changed.
-    pub(super) fn look_at_files(&mut self) -> bool {
+    pub(super) fn sample_files(&mut self, report: &mut Report) -> bool {
         let mut changed = false;
         let busy: HashSet<FileId> = self.descriptors().map(|descriptor| descriptor.file).collect();
         let mut problems = Vec::new();
         for directory in &mut self.directories {
             if let Ok(fd) = directory.open(&self.proc) {
-                changed |= directory.look(fd.as_fd(), &busy, &mut self.ids, |path, error| {
+                changed |= directory.sample(fd.as_fd(), &busy, &mut self.ids, |path, error| {
                     problems.push((path.to_path_buf(), unknown(error)));
                 });
             } else {
@@ -188,44 +183,9 @@ impl Guard {
             }
         }
         for (path, problem) in problems {
-            self.problem(path, &problem);
+            report.problem(path, &problem);
         }
         changed
-    }
-
-    pub(super) fn facts(&mut self, now: Instant) -> Facts {
-        if now >= self.retry_due {
-            self.retry += 1;
-            self.retry_due = now + RETRY;
-            self.watch_named_directories();
-        }
-        let mut facts = Facts { retry: self.retry, ..Facts::default() };
-        let descriptors: Vec<_> = self.descriptors().cloned().collect();
-        let by_file = by_file(descriptors.iter());
-        for directory in &mut self.directories {
-            for log in overwritten_logs(directory, &by_file) {
-                directory.overwrites(log);
-            }
-            add(directory, &by_file, &mut facts);
-        }
-        for database in &self.databases {
-            for &pid in &database.titled {
-                let title = title(&self.proc, pid);
-                for directory in
-                    self.directories.iter().filter(|directory| directory.owner == Some(database.pid))
-                {
-                    facts.followers.extend(follower_in_title(directory, pid, &title));
-                }
-            }
-        }
-        // What followers went through since the last tick holds pages that nothing else tells of.
-        for (log, passed) in self.follower_history.passed(&facts.followers) {
-            let entries = self.directories.iter_mut().flat_map(|directory| directory.entries.values_mut());
-            entries
-                .filter(|entry| entry.log == log && passed.contains(&entry.sequence))
-                .for_each(Entry::look_now);
-        }
-        facts
     }
 }
 
@@ -235,7 +195,7 @@ fn named_directories(proc: &ProcRoot, database: &Database) -> Vec<PathBuf> {
     if named.is_empty() {
         return Vec::new();
     }
-    // A process that may not be looked into is reported when its descriptors are listed.
+    // A process that may not be inspected is reported when its descriptors are listed.
     let Ok(base) = proc.working_directory(database.pid) else { return Vec::new() };
     named.iter().map(|directory| base.join(directory)).collect()
 }

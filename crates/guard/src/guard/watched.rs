@@ -1,32 +1,96 @@
-//! Finding what to watch: databases among the processes, and directories that were named.
+//! What is watched: databases found among the processes, the directories of their logs, and directories that were named.
+//!
+//! Scans of all processes are repeated at intervals that follow what the last one took.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::{Profile, Recognised, logs_below, recognise};
+use pagekeeper_catalog::{Discovery, Profile, Recognised, logs_below, recognise};
 use pagekeeper_kernel::process::ProcRoot;
 
-use super::{Database, Guard};
+use super::report::Report;
+use crate::config::Settings;
 use crate::descriptors::Descriptors;
-use crate::directory::Directory;
+use crate::directory::{Directory, Ids};
 use crate::event::Event;
+use crate::notify::Notifications;
 
 /// A scan of all processes that takes a millisecond is repeated after this many, but not sooner than a second.
 const SCAN_SHARE: u32 = 1000;
+/// Directories are listed this often even without news: inotify does not see all network file systems.
+pub(super) const LIST_AGAIN: Duration = Duration::from_secs(60);
 
-impl Guard {
+/// A database that is watched.
+pub(super) struct Database {
+    pub(super) pid: u32,
+    started: u64,
+    pub(super) profile: Arc<Profile>,
+    /// Whether the profile is known by more than the process's name.
+    certain: bool,
+    pub(super) descriptors: Descriptors,
+    /// Processes of it whose titles show followers.
+    pub(super) titled: Vec<u32>,
+    /// Directories of its logs that are watched for another database already.
+    pub(super) shared: BTreeSet<PathBuf>,
+    /// Whether it was reported as found.
+    pub(super) reported: bool,
+}
+
+/// All that is watched.
+pub(super) struct Watched {
+    pub(super) proc: ProcRoot,
+    pub(super) databases: Vec<Database>,
+    pub(super) directories: Vec<Directory>,
+    /// Descriptors of watched files in processes that are no watched database: `mysqlbinlog`, `cp`, a follower
+    /// of one's own.
+    pub(super) others: Descriptors,
+    pub(super) ids: Ids,
+    pub(super) notifications: Notifications<(Option<u32>, PathBuf)>,
+    pub(super) list_due: Instant,
+    discovery: Discovery,
+    scan_due: Instant,
+}
+
+impl Watched {
+    /// Nothing yet.
+    pub(super) fn new(proc: ProcRoot, now: Instant) -> Self {
+        Self {
+            proc,
+            databases: Vec::new(),
+            directories: Vec::new(),
+            others: Descriptors::new(now),
+            ids: Ids::default(),
+            notifications: Notifications::new(),
+            list_due: now + LIST_AGAIN,
+            discovery: Discovery::default(),
+            scan_due: now,
+        }
+    }
+
+    /// Forgets all, which is then found anew. Ids of files are not given again.
+    pub(super) fn forget(&mut self, now: Instant) {
+        for directory in std::mem::take(&mut self.directories) {
+            self.notifications.unwatch(&directory.key());
+        }
+        self.databases.clear();
+        self.discovery.forget();
+        self.scan_due = now;
+        // Files get new ids: until followers are seen anew, their pages would look unneeded.
+        self.others = Descriptors::new(now);
+    }
+
     /// Drops databases that ended, and takes up new ones.
-    pub(super) fn find_databases(&mut self, now: Instant) {
-        let (databases, events, proc) = (&mut self.databases, &mut self.events, &self.proc);
-        let mut lost = Vec::new();
-        databases.retain(|database| {
+    pub(super) fn find_databases(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
+        let (proc, mut lost) = (&self.proc, Vec::new());
+        self.databases.retain(|database| {
             let alive = proc.start_time(database.pid).is_ok_and(|started| started == database.started);
             if !alive {
                 lost.push(database.pid);
-                if database.told {
-                    events.push(Event::Lost { pid: database.pid, profile: database.profile.name.clone() });
+                if database.reported {
+                    let (pid, profile) = (database.pid, database.profile.name.clone());
+                    report.events.push(Event::Lost { pid, profile });
                 }
             }
             alive
@@ -38,17 +102,17 @@ impl Guard {
         if now < self.scan_due {
             return;
         }
-        self.recognise_again();
+        self.recognise_again(settings);
         let known: Vec<u32> = self.databases.iter().map(|database| database.pid).collect();
-        if self.options.find || self.databases.iter().any(|database| database.profile.postgresql_titles) {
+        if settings.options.find || self.databases.iter().any(|database| database.profile.postgresql_titles) {
             match self.proc.pids() {
-                Ok(pids) => self.scan(&pids, &known, now),
-                Err(error) => self.problem(error.path().to_path_buf(), &error),
+                Ok(pids) => self.scan(settings, &pids, &known, now),
+                Err(error) => report.problem(error.path().to_path_buf(), &error),
             }
         }
-        for pid in self.options.pids.clone() {
+        for &pid in &settings.options.pids {
             if !known.contains(&pid) {
-                self.take_named_process(pid, now);
+                self.take_named_process(settings, report, pid, now);
             }
         }
         self.scan_due = Instant::now() + (now.elapsed() * SCAN_SHARE).max(Duration::from_secs(1));
@@ -70,11 +134,12 @@ impl Guard {
     }
 
     /// Databases that were known by name alone may have opened the files that tell by now.
-    fn recognise_again(&mut self) {
+    fn recognise_again(&mut self, settings: &Settings) {
         let uncertain: Vec<u32> =
             self.databases.iter().filter(|database| !database.certain).map(|database| database.pid).collect();
         for pid in uncertain {
-            let Some(recognised) = recognise(&self.proc, pid, &self.profiles).filter(|again| again.certain)
+            let Some(recognised) =
+                recognise(&self.proc, pid, &settings.profiles).filter(|again| again.certain)
             else {
                 continue;
             };
@@ -89,39 +154,30 @@ impl Guard {
         }
     }
 
-    fn scan(&mut self, pids: &[u32], known: &[u32], now: Instant) {
-        if self.options.find {
-            let wanted: Vec<Arc<Profile>> = match &self.options.profile {
-                Some(name) => self.profiles.iter().filter(|profile| profile.name == *name).cloned().collect(),
-                None => self.profiles.clone(),
-            };
-            for found in self.discovery.scan(&self.proc, pids, known, &wanted) {
-                self.take_up(found.pid, found.recognised, now);
+    fn scan(&mut self, settings: &Settings, pids: &[u32], known: &[u32], now: Instant) {
+        if settings.options.find {
+            for found in self.discovery.scan(&self.proc, pids, known, &settings.candidates()) {
+                self.take_up(settings, found.pid, found.recognised, now);
             }
         }
         for database in self.databases.iter_mut().filter(|database| database.profile.postgresql_titles) {
             let is_child = |pid: &u32| self.proc.parent(*pid).is_ok_and(|parent| parent == database.pid);
-            let tells = |pid: &u32| {
+            let shows = |pid: &u32| {
                 let title = title(&self.proc, *pid);
                 title.contains("walsender") || title.contains("archiver")
             };
-            database.titled = pids.iter().copied().filter(|pid| is_child(pid) && tells(pid)).collect();
+            database.titled = pids.iter().copied().filter(|pid| is_child(pid) && shows(pid)).collect();
         }
     }
 
-    fn take_named_process(&mut self, pid: u32, now: Instant) {
-        let by_name = self
-            .options
-            .profile
-            .as_ref()
-            .and_then(|name| self.profiles.iter().find(|profile| profile.name == *name).cloned())
-            .map(|profile| Recognised { profile, certain: true });
-        match by_name.or_else(|| recognise(&self.proc, pid, &self.profiles)) {
-            Some(recognised) => self.take_up(pid, recognised, now),
+    fn take_named_process(&mut self, settings: &Settings, report: &mut Report, pid: u32, now: Instant) {
+        let by_name = settings.named_profile().map(|profile| Recognised { profile, certain: true });
+        match by_name.or_else(|| recognise(&self.proc, pid, &settings.profiles)) {
+            Some(recognised) => self.take_up(settings, pid, recognised, now),
             None if self.proc.start_time(pid).is_err() => {
-                self.problem(self.proc.root(pid), &format!("there is no process {pid}"));
+                report.problem(self.proc.root(pid), &format!("there is no process {pid}"));
             }
-            None => self.problem(
+            None => report.problem(
                 self.proc.root(pid),
                 &format!(
                     "process {pid} fits no profile: name one with --profile (generic, if none is its own)"
@@ -131,7 +187,7 @@ impl Guard {
     }
 
     /// Takes up a database; at the tick that began at `now` its files are looked at already.
-    fn take_up(&mut self, pid: u32, recognised: Recognised, now: Instant) {
+    fn take_up(&mut self, settings: &Settings, pid: u32, recognised: Recognised, now: Instant) {
         // One that ended in between is no loss.
         let Ok(started) = self.proc.start_time(pid) else {
             return;
@@ -140,31 +196,24 @@ impl Guard {
             pid,
             started,
             // By a profile that was asked for there is nothing to find out.
-            certain: recognised.certain || self.options.profile.is_some(),
+            certain: recognised.certain || settings.options.profile.is_some(),
             profile: recognised.profile,
             descriptors: Descriptors::new(now),
             titled: Vec::new(),
             shared: BTreeSet::new(),
-            told: false,
+            reported: false,
         });
         self.others.ask();
     }
 
     /// Takes up the directories that were named, and those below that their profile names; again and again,
     /// since they may be made or mounted later.
-    pub(super) fn watch_named_directories(&mut self) {
-        for path in self.options.directories.clone() {
-            let named = self.options.profile.as_ref();
-            let candidates: Vec<Arc<Profile>> = self
-                .profiles
-                .iter()
-                .filter(|profile| named.is_none_or(|name| profile.name == *name))
-                .cloned()
-                .collect();
-            let path = match std::fs::canonicalize(&path) {
+    pub(super) fn watch_named_directories(&mut self, settings: &Settings, report: &mut Report) {
+        for path in &settings.options.directories {
+            let path = match std::fs::canonicalize(path) {
                 Ok(path) => path,
                 Err(error) => {
-                    self.problem(path, &error);
+                    report.problem(path.clone(), &error);
                     continue;
                 }
             };
@@ -175,16 +224,18 @@ impl Guard {
                     .map(|other| Arc::clone(&other.profile))
             };
             // The profile that was chosen once stays: its files may all be purged by now.
-            let chosen = watched(&self.directories, &path).map_or(candidates, |profile| vec![profile]);
+            let chosen = watched(&self.directories, &path)
+                .map_or_else(|| settings.candidates(), |profile| vec![profile]);
             let Some((profile, mut found)) = logs_below(&path, &chosen) else {
-                self.problem(path, &"no file in it looks like a log of any profile: name one with --profile");
+                report
+                    .problem(path, &"no file in it looks like a log of any profile: name one with --profile");
                 continue;
             };
             found.retain(|path| watched(&self.directories, path).is_none());
             if found.is_empty() {
                 continue;
             }
-            self.events.push(Event::Found {
+            report.events.push(Event::Found {
                 pid: None,
                 profile: profile.name.clone(),
                 directories: found.clone(),

@@ -111,7 +111,7 @@ impl StreamWatch {
     }
 
     /// Looks at all streams once, and acts; the bytes released.
-    pub(crate) fn look(&mut self, around: &mut Around<'_>) -> u64 {
+    pub(crate) fn follow(&mut self, around: &mut Around<'_>) -> u64 {
         let began = Instant::now();
         if began < self.due {
             return 0;
@@ -259,7 +259,7 @@ mod tests {
         let mut look = || {
             std::thread::sleep(Duration::from_millis(2));
             watch.names_due = Instant::now();
-            watch.look(&mut Around {
+            watch.follow(&mut Around {
                 proc: &ProcRoot::default(),
                 options: &options,
                 dry_run: false,

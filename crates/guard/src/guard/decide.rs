@@ -1,0 +1,149 @@
+//! Deciding: what was seen as the policy asks for it, and what the policy wants done, file by file.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::time::{Duration, Instant};
+
+use pagekeeper_policy::{Act, Facts, FileId, StepState, Warning, step};
+
+use super::watched::{Watched, title};
+use crate::config::Settings;
+use crate::decision::{Action, Decision, FileAct, FileWarning};
+use crate::directory::{Directory, Entry};
+use crate::disks::{self, Leftovers};
+use crate::facts::{add, by_file, follower_in_title, overwritten_logs};
+use crate::follower_history::FollowerHistory;
+
+/// What resisted a release is tried again this often.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// What decisions take over from those before.
+pub(super) struct Decider {
+    policy: StepState,
+    followers: FollowerHistory,
+    retry: u64,
+    retry_due: Instant,
+}
+
+impl Decider {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            policy: StepState::default(),
+            followers: FollowerHistory::default(),
+            retry: 0,
+            retry_due: now + RETRY,
+        }
+    }
+
+    /// Whether it is time to try again what failed.
+    pub(super) fn is_retry_due(&self, now: Instant) -> bool {
+        now >= self.retry_due
+    }
+
+    /// What failed is tried again at the next decision.
+    pub(super) fn try_again(&mut self) {
+        self.retry += 1;
+    }
+
+    /// What was seen, for the policy.
+    pub(super) fn facts(&mut self, watched: &mut Watched, now: Instant) -> Facts {
+        if self.is_retry_due(now) {
+            self.try_again();
+            self.retry_due = now + RETRY;
+        }
+        let mut facts = Facts { retry: self.retry, ..Facts::default() };
+        let descriptors: Vec<_> = watched.descriptors().cloned().collect();
+        let by_file = by_file(descriptors.iter());
+        for directory in &mut watched.directories {
+            for log in overwritten_logs(directory, &by_file) {
+                directory.overwrites(log);
+            }
+            add(directory, &by_file, &mut facts);
+        }
+        for database in &watched.databases {
+            for &pid in &database.titled {
+                let title = title(&watched.proc, pid);
+                let own = |directory: &&Directory| directory.owner == Some(database.pid);
+                for directory in watched.directories.iter().filter(own) {
+                    facts.followers.extend(follower_in_title(directory, pid, &title));
+                }
+            }
+        }
+        // What followers went through since the last tick holds pages that nothing else shows.
+        for (log, passed) in self.followers.passed(&facts.followers) {
+            let entries = watched.directories.iter_mut().flat_map(|directory| directory.entries.values_mut());
+            entries
+                .filter(|entry| entry.log == log && passed.contains(&entry.sequence))
+                .for_each(Entry::sample_now);
+        }
+        facts
+    }
+
+    /// What is to be done with what was seen, by the rules of the policy.
+    pub(super) fn decide(&mut self, facts: &Facts, watched: &Watched, settings: &Settings) -> Decision {
+        let acts = step(&mut self.policy, facts);
+        if acts.is_empty() {
+            return Decision::default();
+        }
+        let wanted: HashSet<FileId> = acts.iter().map(file_of).collect();
+        let entries = watched.directories.iter().enumerate().flat_map(|(index, directory)| {
+            directory.entries.iter().map(move |(name, entry)| (index, name.as_os_str(), entry))
+        });
+        let files: HashMap<FileId, (usize, &OsStr, &Entry)> = entries
+            .filter(|(_, _, entry)| wanted.contains(&entry.id))
+            .map(|found| (found.2.id, found))
+            .collect();
+        let mut decision = Decision::default();
+        for act in acts {
+            let Some(&(index, name, entry)) = files.get(&file_of(&act)) else { continue };
+            let directory = &watched.directories[index];
+            let (path, inode, spec) = (directory.path_of(name), entry.inode, directory.spec(entry.log));
+            let (range, action) = match act {
+                Act::StartWriteback { range, .. } => (range, Action::StartWriteback),
+                Act::Release { range, .. } => (range, Action::Release),
+                Act::Warn { warning, .. } => {
+                    if let Some(mut text) = text_of(warning, directory, watched, settings) {
+                        if let Some(hint) = &spec.hint {
+                            text = format!("{text}; {hint}");
+                        }
+                        decision.warnings.push(FileWarning { path, inode, warning, text });
+                    }
+                    continue;
+                }
+            };
+            let (class, rule) = (spec.class, spec.rule);
+            decision.acts.push(FileAct { path, inode, range, action, class, rule, directory: index });
+        }
+        decision
+    }
+}
+
+/// A warning, with what was measured of the disk; nothing where that says that there is nothing to warn of.
+fn text_of(
+    warning: Warning,
+    directory: &Directory,
+    watched: &Watched,
+    settings: &Settings,
+) -> Option<String> {
+    match warning {
+        Warning::RecycledSubPages => return Some(warning.to_string()),
+        Warning::DirectButResident => {}
+    }
+    let opened = directory.open(&watched.proc).ok();
+    let disk = opened.and_then(|opened| disks::of(&settings.options.disk_profiles, opened));
+    match Leftovers::of(disk.as_ref()) {
+        Leftovers::Unknown => Some(warning.to_string()),
+        Leftovers::Free => None,
+        Leftovers::Cost(ratio) => Some(format!(
+            "{warning}; on this file system such pages leave direct I/O {:.0} % of its rate (measured by pagekeeper probe)",
+            ratio * 100.0
+        )),
+    }
+}
+
+/// The file that an act is about.
+fn file_of(act: &Act) -> FileId {
+    match *act {
+        Act::StartWriteback { file, .. } | Act::Release { file, .. } | Act::Warn { file, .. } => file,
+    }
+}

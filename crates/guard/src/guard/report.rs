@@ -1,0 +1,143 @@
+//! What the guard reports to its caller: events, what the last tick did, and the figures of the summary.
+
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::decision::{Action, FileAct};
+use crate::directory::Directory;
+use crate::event::{Done, Event, Summary};
+use crate::streams::StreamWatch;
+use crate::usage;
+
+/// Problems that are remembered, so that each is reported once.
+const PROBLEMS_REMEMBERED: usize = 10_000;
+
+/// What is to be reported.
+pub(super) struct Report {
+    /// Not passed on yet.
+    pub(super) events: Vec<Event>,
+    /// What this tick did.
+    pub(super) done: Vec<Done>,
+    /// Released behind streams since the last tick, in bytes.
+    pub(super) streamed: u64,
+    summary: Summary,
+    /// Whether the figures of the summary have a first sample.
+    sampled: bool,
+    problems: HashSet<(PathBuf, String)>,
+    began: Instant,
+    cpu_before: Duration,
+}
+
+impl Report {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            events: Vec::new(),
+            done: Vec::new(),
+            streamed: 0,
+            summary: Summary::default(),
+            sampled: false,
+            problems: HashSet::new(),
+            began: now,
+            cpu_before: usage::cpu_time(),
+        }
+    }
+
+    /// Reports what could not be seen or done, once for each path.
+    pub(super) fn problem(&mut self, path: PathBuf, problem: &dyn Display) {
+        let problem = problem.to_string();
+        if self.problems.len() < PROBLEMS_REMEMBERED && self.problems.insert((path.clone(), problem.clone()))
+        {
+            self.events.push(Event::Problem { path, problem });
+        }
+    }
+
+    /// Problems are reported once more.
+    pub(super) fn forget_problems(&mut self) {
+        self.problems.clear();
+    }
+
+    /// Gives the caller all events since the last call.
+    pub(super) fn pass_on(&mut self, report: &mut dyn FnMut(&Event)) {
+        for event in self.events.drain(..) {
+            report(&event);
+        }
+    }
+
+    /// Seconds since the start.
+    pub(super) fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Takes in what was resident in that many log files before this tick's acts.
+    pub(super) fn resident_before(&mut self, files: usize, bytes: u64) {
+        if !self.sampled && files > 0 {
+            self.sampled = true;
+            self.summary.resident_before_bytes = bytes;
+        }
+        self.summary.resident_peak_bytes = self.summary.resident_peak_bytes.max(bytes);
+    }
+
+    /// Takes in what is resident after them.
+    pub(super) fn resident_after(&mut self, bytes: u64) {
+        self.summary.ticks += 1;
+        self.summary.resident_after_bytes = bytes;
+    }
+
+    /// Takes in what was released behind streams.
+    pub(super) fn behind_streams(&mut self, bytes: u64) {
+        self.summary.released_total_bytes += bytes;
+        self.streamed += bytes;
+    }
+
+    /// Takes in an act on a file of this directory.
+    pub(super) fn act_done(&mut self, act: &FileAct, directory: &Directory, released: u64, kept: u64) {
+        match act.action {
+            Action::StartWriteback => {}
+            Action::Release => {
+                *self.summary.released_bytes.entry(act.class).or_default() += released;
+                self.summary.released_total_bytes += released;
+                self.summary.kept_bytes += kept;
+            }
+        }
+        let same = |done: &&mut Done| {
+            done.class == act.class && done.pid == directory.owner && done.directory == directory.path
+        };
+        if let Some(done) = self.done.iter_mut().find(same) {
+            done.acts += 1;
+            done.released_bytes += released;
+            done.kept_bytes += kept;
+            return;
+        }
+        self.done.push(Done {
+            pid: directory.owner,
+            profile: directory.profile.name.clone(),
+            directory: directory.path.clone(),
+            class: act.class,
+            acts: 1,
+            released_bytes: released,
+            kept_bytes: kept,
+        });
+    }
+
+    /// How many ticks there were.
+    pub(super) fn ticks(&self) -> u64 {
+        self.summary.ticks
+    }
+
+    /// What the run did so far.
+    pub(super) fn summary(&self, streams: &StreamWatch) -> Summary {
+        let seconds = self.seconds();
+        let cpu_seconds = usage::cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
+        Summary {
+            seconds,
+            cpu_seconds,
+            cpu_percent: cpu_seconds / seconds.max(f64::MIN_POSITIVE) * 100.0,
+            memory_peak_bytes: usage::memory_peak().unwrap_or(0),
+            released_behind_streams_bytes: streams.released().clone(),
+            kept_bytes: self.summary.kept_bytes + streams.kept(),
+            ..self.summary.clone()
+        }
+    }
+}

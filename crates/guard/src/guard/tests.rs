@@ -1,0 +1,140 @@
+//! The guard as a whole, on directories.
+
+use pagekeeper_kernel::InspectedFile;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::{Links, residency};
+use pagekeeper_policy::{DiskProfile, FileClass, MixedProfile, Rule};
+use pagekeeper_testing::disk_dir;
+
+use super::Guard;
+use crate::config::Options;
+use crate::decision::{Action, Decision};
+use crate::disks;
+use crate::event::{Done, Event};
+
+#[test]
+fn what_a_tick_did_is_reported_by_directory_and_class() {
+    let dir = disk_dir();
+    let path = dir.path().canonicalize().unwrap();
+    std::fs::write(path.join("binlog.index"), "").unwrap();
+    for number in 1..=3 {
+        let name = path.join(format!("binlog.{number:06}"));
+        std::fs::write(&name, vec![1; 1 << 20]).unwrap();
+        std::fs::File::open(&name).unwrap().sync_all().unwrap();
+    }
+    let options = Options {
+        find: false,
+        directories: vec![path.clone()],
+        profile: Some("generic".to_owned()),
+        ..Options::default()
+    };
+    let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+    assert!(guard.done().is_empty());
+    guard.tick(&mut |_| {});
+    let released = guard.summary().released_total_bytes;
+    assert_eq!(released, 2 << 20, "all but the writer's file");
+    let done = Done {
+        pid: None,
+        profile: "generic".to_owned(),
+        directory: path,
+        class: FileClass::Binlog,
+        acts: 2,
+        released_bytes: released,
+        kept_bytes: 0,
+    };
+    assert_eq!(guard.done(), [done]);
+    guard.tick(&mut |_| {});
+    assert!(guard.done().is_empty(), "the next tick had nothing to do");
+}
+
+#[test]
+fn what_is_decided_is_left_to_the_caller() {
+    let dir = disk_dir();
+    let path = dir.path().canonicalize().unwrap();
+    let name = |number: u64| path.join(format!("binlog.{number:06}"));
+    std::fs::write(path.join("binlog.index"), "").unwrap();
+    for number in 1..=2 {
+        std::fs::write(name(number), vec![1; 1 << 20]).unwrap();
+        std::fs::File::open(name(number)).unwrap().sync_all().unwrap();
+    }
+    let options = Options {
+        find: false,
+        directories: vec![path.clone()],
+        profile: Some("generic".to_owned()),
+        ..Options::default()
+    };
+    let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+    let first = InspectedFile::open(&name(1), Links::Refuse).unwrap();
+    let mut found = Vec::new();
+    let decision = guard.decide(&mut |event| {
+        if let Event::Found { directories, .. } = event {
+            found.extend(directories.clone());
+        }
+    });
+    assert_eq!((found, guard.watched_files().count()), (vec![path.clone()], 2));
+    let [act] = &decision.acts[..] else { panic!("{decision:?}") };
+    assert_eq!((&act.path, act.inode, act.action), (&name(1), first.inode(), Action::Release));
+    assert_eq!((act.range.clone(), act.class), (0..1 << 20, FileClass::Binlog));
+    assert!(matches!(act.rule, Rule::ReleaseBehindFollowers { .. }), "{act:?}");
+    assert_eq!(residency(&first, 0..u64::MAX).unwrap().resident, 1 << 20);
+    assert_eq!(guard.decide(&mut |_| {}), Decision::default(), "it is taken to be done");
+}
+
+#[test]
+fn leftover_pages_are_released_on_every_disk_and_warned_of_where_they_cost() {
+    let dir = disk_dir();
+    let path = dir.path().canonicalize().unwrap();
+    let name = path.join("redo.1");
+    let profile = path.join("own.toml");
+    let text = "name = \"own\"\n[[log]]\nclass = \"redo\"\nfiles = \"redo.{n}\"\nrule = \"direct\"\n";
+    std::fs::write(&profile, text).unwrap();
+    let Some(file_system_id) = pagekeeper_kernel::file_system_id(&path).unwrap() else {
+        eprintln!("SKIPPED: this file system has no number");
+        return;
+    };
+    let mounts = ProcRoot::default().own_mounts().unwrap();
+    let fits = |mount: &&pagekeeper_kernel::process::Mount| path.starts_with(&mount.point);
+    let mount = mounts.iter().filter(fits).max_by_key(|mount| mount.point.as_os_str().len()).unwrap();
+    let disk = |leftover_read| DiskProfile {
+        file_system: mount.kind.clone(),
+        file_system_id: file_system_id.clone(),
+        mixed: Some(MixedProfile { leftover_read, leftover_write: leftover_read, ..MixedProfile::default() }),
+        ..DiskProfile::default()
+    };
+    let foreign = DiskProfile { file_system_id: "0123456789abcdef".to_owned(), ..disk(Some(1.0)) };
+    for (disk, warned) in [
+        (disk(None), Some("maps it")),
+        (disk(Some(0.2)), Some("20 % of its rate")),
+        (disk(Some(1.0)), None),
+        // Of another disk: unless this machine has been measured, nothing is known.
+        (foreign, Some("maps it")),
+    ] {
+        if disk.file_system_id != file_system_id
+            && disks::of(&[], std::fs::File::open(&path).unwrap()).is_some()
+        {
+            continue;
+        }
+        std::fs::write(&name, vec![1; 1 << 20]).unwrap();
+        std::fs::File::open(&name).unwrap().sync_all().unwrap();
+        let options = Options {
+            find: false,
+            directories: vec![path.clone()],
+            profile: Some("own".to_owned()),
+            profiles: vec![pagekeeper_catalog::Profile::read(&profile).unwrap()],
+            disk_profiles: vec![disk],
+            ..Options::default()
+        };
+        let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+        let mut warnings = Vec::new();
+        guard.tick(&mut |event| {
+            if let Event::Warning { warning, .. } = event {
+                warnings.push(warning.clone());
+            }
+        });
+        assert_eq!(guard.summary().released_total_bytes, 1 << 20);
+        match warned {
+            Some(text) => assert!(warnings.len() == 1 && warnings[0].contains(text), "{warnings:?}"),
+            None => assert!(warnings.is_empty(), "{warnings:?}"),
+        }
+    }
+}
