@@ -9,7 +9,7 @@ use std::path::Path;
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
-use pagekeeper_observe::{Database, File, Look, Opener, OpenerKind};
+use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{PageCounts, Task};
 
@@ -141,7 +141,7 @@ struct Files<'a> {
 
 impl<'a> Files<'a> {
     fn new(observation: &Observation<'a>) -> Self {
-        let of = |look: &'a Look| look.files.iter().map(|file| (file.inode, file)).collect();
+        let of = |look: &'a Snapshot| look.files.iter().map(|file| (file.inode, file)).collect();
         Self { before: of(observation.before), after: of(observation.after) }
     }
 
@@ -184,7 +184,7 @@ mod tests {
     use crate::testing::{DEV, MIB, database, file, look, opener, pages};
     use crate::{Streamer, StreamerFile};
 
-    fn traced(look: &mut Look, pages: Vec<PageCounts>) {
+    fn traced(look: &mut Snapshot, pages: Vec<PageCounts>) {
         look.change.as_mut().unwrap().trace.as_mut().unwrap().pages = Some(pages);
     }
 

@@ -26,7 +26,8 @@ pub use advice::fixes;
 pub use finding::{Evidence, Finding, Fix, FixKind, Kind, Severity};
 pub use mixed::{MixedWith, mixed_with};
 pub use observation::{Observation, Unread, called};
-pub use report::{Inspected, InspectedDatabase, InspectedMemory, Report, VisibilityGap};
+pub use pagekeeper_observe::VisibilityGap;
+pub use report::{Inspected, InspectedDatabase, InspectedMemory, Report};
 pub use start::{Journal, SavedFile, SavedSnapshot, journal, lacks_snapshot};
 pub use streamers::{Streamer, StreamerFile, streamers};
 

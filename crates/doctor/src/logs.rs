@@ -281,10 +281,10 @@ mod tests {
     use crate::settings::{Engine, Origin, Settings};
     use crate::testing::{GIB, MIB, file, look, opener, residency};
     use pagekeeper_kernel::process::Access;
-    use pagekeeper_observe::Look;
+    use pagekeeper_observe::Snapshot;
 
     /// Ten binlogs of 128 MiB, all resident, and a redo log that is not.
-    fn logs_of(count: u64) -> (Look, Look) {
+    fn logs_of(count: u64) -> (Snapshot, Snapshot) {
         let mut after = look();
         for number in 1..=count {
             let path = format!("/var/lib/mysql/binlog.{number:06}");
@@ -297,7 +297,7 @@ mod tests {
         (before, after)
     }
 
-    fn unread(look: &Look, share: u64) -> Vec<Unread> {
+    fn unread(look: &Snapshot, share: u64) -> Vec<Unread> {
         let logs = look.files.iter().filter(|file| file.class.is_some_and(is_log));
         logs.map(|file| {
             let resident = file.residency.unwrap().resident * share / 100;

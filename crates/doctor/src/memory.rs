@@ -387,7 +387,7 @@ mod tests {
     use crate::{Streamer, StreamerFile};
     use pagekeeper_kernel::process::Access;
     use pagekeeper_kernel::{Inode, Residency};
-    use pagekeeper_observe::{HostChange, Look};
+    use pagekeeper_observe::{HostChange, Snapshot};
     use pagekeeper_policy::FileClass;
     use pagekeeper_trace::{ReclaimCounts, Task};
 
@@ -401,10 +401,10 @@ mod tests {
     }
 
     /// A look after 10 s with these waits.
-    fn after(waits: Vec<ReclaimCounts>) -> Look {
+    fn after(waits: Vec<ReclaimCounts>) -> Snapshot {
         let mut change: HostChange = change();
         change.trace.as_mut().unwrap().reclaim = Some(waits);
-        Look { change: Some(change), ..look() }
+        Snapshot { change: Some(change), ..look() }
     }
 
     #[test]

@@ -358,7 +358,7 @@ fn fix(mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
 mod tests {
     use super::*;
     use crate::testing::{DEV, MIB, change, disk, file, look, opener, residency};
-    use pagekeeper_observe::Look;
+    use pagekeeper_observe::Snapshot;
     use pagekeeper_policy::FileClass;
     use pagekeeper_trace::{PageCounts, PageFlow, PageTotals, Task};
 
@@ -372,11 +372,11 @@ mod tests {
         table
     }
 
-    fn look_at(files: Vec<File>) -> Look {
-        Look { files, ..look() }
+    fn look_at(files: Vec<File>) -> Snapshot {
+        Snapshot { files, ..look() }
     }
 
-    fn find_in(look: &Look, measured: Option<MixedProfile>) -> Vec<Finding> {
+    fn find_in(look: &Snapshot, measured: Option<MixedProfile>) -> Vec<Finding> {
         let before = crate::testing::look();
         let mut observation = Observation::new(&before, look);
         if let Some(mixed) = measured {
@@ -515,7 +515,7 @@ mod tests {
         // First by another, who only reads it.
         for (process, severity) in [(78, Severity::Warning), (77, Severity::Serious)] {
             change.trace.as_mut().unwrap().pages = Some(vec![counts(process)]);
-            let look = Look { change: Some(change.clone()), ..after.clone() };
+            let look = Snapshot { change: Some(change.clone()), ..after.clone() };
             let mixed = MixedProfile { buffered_writer_read: Some(0.4), ..MixedProfile::default() };
             assert_eq!(find_in(&look, Some(mixed))[0].severity, severity, "{process}");
         }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pagekeeper_kernel::{Inode, page_size};
-use pagekeeper_observe::{Database, File, HostChange, Look};
+use pagekeeper_observe::{Database, File, HostChange, Snapshot};
 use pagekeeper_policy::DiskProfile;
 use pagekeeper_trace::{PauseCounts, TraceCounts};
 
@@ -19,9 +19,9 @@ use crate::{Fix, Journal, Kind, SavedSnapshot, Streamer};
 #[derive(Debug)]
 pub struct Observation<'a> {
     /// What was seen when the watch began.
-    pub before: &'a Look,
+    pub before: &'a Snapshot,
     /// What was seen at its end, and what changed in between.
-    pub after: &'a Look,
+    pub after: &'a Snapshot,
     /// The settings of each database of [`Self::after`], in its order; none for those past its end.
     pub settings: Vec<Settings>,
     /// What a disk was measured to do, by `st_dev` of the files on it.
@@ -52,7 +52,7 @@ pub struct Unread {
 
 impl<'a> Observation<'a> {
     /// An observation of two snapshots alone.
-    pub fn new(before: &'a Look, after: &'a Look) -> Self {
+    pub fn new(before: &'a Snapshot, after: &'a Snapshot) -> Self {
         Self {
             before,
             after,

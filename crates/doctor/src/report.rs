@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
-use pagekeeper_observe::Database;
+use pagekeeper_observe::{Database, VisibilityGap};
 use serde::Serialize;
 
 use crate::observation::{Observation, called};
@@ -125,17 +125,6 @@ pub struct InspectedDatabase {
     pub settings_unread: Vec<String>,
 }
 
-/// Something that could not be seen.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct VisibilityGap {
-    /// What could not be seen.
-    pub what: String,
-    /// Why.
-    pub why: String,
-    /// The right or setting that would show it.
-    pub needs: Option<String>,
-}
-
 impl Report {
     /// Sorts findings, and adds what was inspected. `traced` says how events were seen.
     pub fn new(observation: &Observation<'_>, mut findings: Vec<Finding>, traced: impl fmt::Display) -> Self {
@@ -143,17 +132,8 @@ impl Report {
             let order = |finding: &Finding| (std::cmp::Reverse(finding.severity), finding.kind);
             order(a).cmp(&order(b)).then_with(|| a.database.cmp(&b.database))
         });
-        // Those of the first look come again, with how often it was then.
-        let mut visibility_gaps: Vec<VisibilityGap> = observation
-            .after
-            .limits
-            .iter()
-            .map(|gap| VisibilityGap {
-                what: gap.what.clone(),
-                why: gap.why.clone(),
-                needs: gap.needs.clone(),
-            })
-            .collect();
+        // Those of the first snapshot come again, with how often it was then.
+        let mut visibility_gaps = observation.after.visibility_gaps.clone();
         visibility_gaps.sort();
         visibility_gaps.dedup();
         let inspected = Inspected {
@@ -348,7 +328,7 @@ mod tests {
     use super::*;
     use crate::testing::{look, opener};
     use crate::{Evidence, Fix, FixKind, Kind};
-    use pagekeeper_observe::{Limited, OpenerKind};
+    use pagekeeper_observe::OpenerKind;
     use pagekeeper_policy::FileClass;
 
     fn finding(severity: Severity, title: &str) -> Finding {
@@ -421,14 +401,14 @@ mod tests {
 
     #[test]
     fn each_limit_is_reported_once_and_nothing_found_is_said() {
-        let gap = Limited {
+        let gap = VisibilityGap {
             what: "which pages come and go, and by whom".to_owned(),
             why: "permission denied".to_owned(),
             needs: Some("CAP_BPF and CAP_PERFMON".to_owned()),
         };
         let before = look();
         let mut after = look();
-        after.limits.extend([gap.clone(), gap]);
+        after.visibility_gaps.extend([gap.clone(), gap]);
         let report = Report::new(&Observation::new(&before, &after), Vec::new(), "only counters are read");
         assert_eq!(report.visibility_gaps.len(), 1);
         let text = report.to_string();

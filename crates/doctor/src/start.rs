@@ -232,7 +232,7 @@ mod tests {
     use super::*;
     use crate::testing::{GIB, MIB, file, look, opener};
     use pagekeeper_kernel::process::Access;
-    use pagekeeper_observe::Look;
+    use pagekeeper_observe::Snapshot;
 
     fn snapshot(files: &[File], resident: u64) -> SavedSnapshot {
         let files = files.iter().map(|file| SavedFile {
@@ -244,7 +244,7 @@ mod tests {
         SavedSnapshot { path: "/s/my.snapshot".into(), taken, files: files.collect() }
     }
 
-    fn just_started_with(files: Vec<File>) -> Look {
+    fn just_started_with(files: Vec<File>) -> Snapshot {
         let mut look = look();
         look.databases[0].uptime = Some(Duration::from_secs(40));
         look.files = files;
@@ -324,7 +324,7 @@ mod tests {
             ..file(path, class, GIB, 0)
         };
         let advised = |files: Vec<File>| {
-            let after = Look { files, ..look() };
+            let after = Snapshot { files, ..look() };
             let mut observation = Observation::new(&after, &after);
             observation.journals = vec![Some(Journal { bytes: GIB, exact: false, how: "how".to_owned() })];
             find(&observation).remove(0).pagekeeper

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::process::{Access, OpenFile};
-use pagekeeper_observe::Look;
+use pagekeeper_observe::Snapshot;
 
 /// Who moved less, and was not throttled, is not looked at, in bytes.
 const LEAST: u64 = 8 << 20;
@@ -59,7 +59,7 @@ impl From<OpenFile> for StreamerFile {
 
 /// Looks at the processes that moved the most pages or were throttled, as `look` has counted them; none where neither was
 /// traced. The sooner after the sample, the more of them are still there; those that are not have no title.
-pub fn streamers(look: &Look, roots: &SysRoots) -> Vec<Streamer> {
+pub fn streamers(look: &Snapshot, roots: &SysRoots) -> Vec<Streamer> {
     let mut moved: BTreeMap<u32, u64> = BTreeMap::new();
     let trace = look.change.as_ref().and_then(|change| change.trace.as_ref());
     for counts in trace.and_then(|trace| trace.pages.as_ref()).into_iter().flatten() {

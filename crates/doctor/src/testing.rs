@@ -12,7 +12,7 @@ use pagekeeper_kernel::pressure::{
     VmStat, Watermarks,
 };
 use pagekeeper_kernel::{Inode, Residency, Source};
-use pagekeeper_observe::{Database, File, Host, HostChange, Look, Opener, OpenerKind};
+use pagekeeper_observe::{Database, File, Host, HostChange, Opener, OpenerKind, Snapshot};
 use pagekeeper_policy::{DiskProfile, FileClass, MixedProfile};
 use pagekeeper_trace::{
     DirtyLevels, Losses, MachineCounts, PageCounts, PageFlow, PageTotals, PauseCounts, Task, TraceCounts,
@@ -25,14 +25,14 @@ pub(crate) const DEV: u64 = 0x800;
 
 /// A look at one `MariaDB` server, process 100, with its data in `/var/lib/mysql`; the second of two, 10 s apart, with
 /// events traced and none seen.
-pub(crate) fn look() -> Look {
-    Look {
+pub(crate) fn look() -> Snapshot {
+    Snapshot {
         at: SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000),
         host: host(),
         change: Some(change()),
         databases: vec![database("mariadb", 100, "/var/lib/mysql")],
         files: Vec::new(),
-        limits: Vec::new(),
+        visibility_gaps: Vec::new(),
     }
 }
 

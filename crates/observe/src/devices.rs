@@ -9,13 +9,13 @@ use pagekeeper_kernel::pressure::{BackingDevice, SysRoots};
 use pagekeeper_kernel::{Inode, InspectedFile, Links};
 use pagekeeper_trace::traced_inode;
 
-use crate::limits::{Kind, Limits};
+use crate::visibility::{GapKind, VisibilityGaps};
 
 /// The file systems met so far, by `st_dev` of their files.
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
     traced: HashMap<u64, u64>,
-    /// A file of each, in this look.
+    /// A file of each, in this snapshot.
     examples: BTreeMap<u64, PathBuf>,
 }
 
@@ -36,11 +36,11 @@ impl Devices {
         Inode { dev, ..inode }
     }
 
-    /// The backing devices of the files of this look, by the device that tracing names.
+    /// The backing devices of the files of this snapshot, by the device that tracing names.
     pub(crate) fn take_backing(
         &mut self,
         roots: &SysRoots,
-        limits: &mut Limits,
+        gaps: &mut VisibilityGaps,
     ) -> Vec<(u64, BackingDevice)> {
         let mut found = BTreeMap::new();
         for (dev, path) in std::mem::take(&mut self.examples) {
@@ -50,7 +50,7 @@ impl Devices {
             match device {
                 Ok(Some(device)) => drop(found.insert(traced, device)),
                 Ok(None) => {}
-                Err(error) => limits.failed(Kind::Other, &error),
+                Err(error) => gaps.failed(GapKind::Other, &error),
             }
         }
         found.into_iter().collect()

@@ -66,10 +66,10 @@ fn owner(
         });
         Some((parent.unwrap_or(pid), Some(profile)))
     });
-    // By their numbers: else it were another at each look.
+    // The lowest pid, so that every snapshot chooses the same.
     recognised.min_by_key(|(pid, _)| *pid).or_else(|| {
-        let most = writers.iter().max_by_key(|&(pid, count)| (*count, std::cmp::Reverse(*pid)));
-        most.map(|(pid, _)| (*pid, None))
+        let busiest = writers.iter().max_by_key(|&(pid, count)| (*count, std::cmp::Reverse(*pid)));
+        busiest.map(|(pid, _)| (*pid, None))
     })
 }
 

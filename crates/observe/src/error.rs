@@ -1,8 +1,8 @@
-//! Why a look failed as a whole. What only a part of it can't show is no error: see [`Limited`](crate::Limited).
+//! Why a snapshot failed as a whole. Parts that can't be seen are no error, but a [`VisibilityGap`](crate::VisibilityGap).
 
 use std::path::PathBuf;
 
-/// Why a look failed.
+/// Why a snapshot failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObserveError {
@@ -12,7 +12,7 @@ pub enum ObserveError {
         /// Its number.
         pid: u32,
     },
-    /// A directory that was named can't be looked at.
+    /// A directory that was named can't be read.
     #[error("{}: {source}", path.display())]
     Directory {
         /// The directory.

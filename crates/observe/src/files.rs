@@ -1,4 +1,4 @@
-//! The files of one look, each once: of which database, of which class, what of them is in memory.
+//! The files of one snapshot, each once: of which database, of which class, what of them is in memory.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -7,33 +7,33 @@ use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile};
 
 use crate::devices::Devices;
+use crate::directory_trees::DirectoryTrees;
 use crate::held::{Held, reach};
-use crate::limits::{Kind, Limits};
-use crate::seen::Seen;
+use crate::sample::FileSample;
 use crate::subjects::Subject;
-use crate::woods::Woods;
+use crate::visibility::{GapKind, VisibilityGaps};
 use crate::{File, Opener, OpenerKind};
 
-/// The files of one look.
+/// The files of one snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     all: Vec<File>,
     /// By device and inode number as stat(2) shows them.
     by_inode: HashMap<Inode, usize>,
-    /// The first directory of each tree that was looked at.
-    looked: HashSet<Inode>,
+    /// The top directory of each tree that was added.
+    added: HashSet<Inode>,
 }
 
 impl Files {
-    /// Takes up all files in the directories of a database.
+    /// Adds all files in the directories of a database.
     pub(crate) fn take_directories(
         &mut self,
         roots: &SysRoots,
         subjects: &[Subject],
         index: usize,
-        woods: &mut Woods,
+        trees: &mut DirectoryTrees,
         devices: &mut Devices,
-        limits: &mut Limits,
+        gaps: &mut VisibilityGaps,
     ) {
         let subject = &subjects[index];
         let through = subject.through(&roots.proc);
@@ -45,24 +45,24 @@ impl Files {
             .collect();
         for directory in &subject.directories {
             let key = (through, directory.clone());
-            let tree = woods.look(key, &roots.proc, &subject.profile, &others, limits);
-            if tree.inode.is_some_and(|inode| !self.looked.insert(inode)) {
+            let tree = trees.scan(key, &roots.proc, &subject.profile, &others, gaps);
+            if tree.inode.is_some_and(|inode| !self.added.insert(inode)) {
                 // The same directory by another way.
                 continue;
             }
             self.all.reserve(tree.len());
             for (path, reach, known) in tree.files() {
-                let inode = devices.traced(roots, known.seen.inode, &reach);
+                let inode = devices.traced(roots, known.sample.inode, &reach);
                 self.add(
-                    known.seen.inode,
+                    known.sample.inode,
                     File {
                         inode,
                         path,
                         reach,
-                        size: known.seen.size,
+                        size: known.sample.size,
                         database: Some(index),
                         class: known.class,
-                        residency: known.seen.residency,
+                        residency: known.sample.residency,
                         openers: Vec::new(),
                     },
                 );
@@ -70,21 +70,21 @@ impl Files {
         }
     }
 
-    /// Takes up what a database's processes hold.
+    /// Adds the files that a database's processes hold.
     pub(crate) fn take_held(
         &mut self,
         roots: &SysRoots,
         subject: &Subject,
         index: usize,
         devices: &mut Devices,
-        limits: &mut Limits,
+        gaps: &mut VisibilityGaps,
     ) {
         for (pid, held) in &subject.held {
             if !self.by_inode.contains_key(&held.inode) {
                 if held.private {
                     continue;
                 }
-                let file = file_of(roots, subject, index, *pid, held, devices, limits);
+                let file = file_of(roots, subject, index, *pid, held, devices, gaps);
                 self.add(held.inode, file);
             }
             self.opened(held.inode, *pid, held.kind, || {
@@ -133,7 +133,7 @@ impl Files {
         }
     }
 
-    /// Takes note of an opener of a file that is known.
+    /// Records an opener of a known file.
     pub(crate) fn opened(&mut self, inode: Inode, pid: u32, kind: OpenerKind, name: impl FnOnce() -> String) {
         let Some(&index) = self.by_inode.get(&inode) else { return };
         let openers = &mut self.all[index].openers;
@@ -152,20 +152,20 @@ fn file_of(
     pid: u32,
     held: &Held,
     devices: &mut Devices,
-    limits: &mut Limits,
+    gaps: &mut VisibilityGaps,
 ) -> File {
     let reach_it = || reach(&roots.proc, pid, &held.path);
     let reach = if held.deleted { held.link.clone() } else { reach_it() };
     let residency = match InspectedFile::open_magic_link(&held.link, held.path.clone()) {
         Ok(file) => {
-            let (seen, trouble) = Seen::of(&file);
-            if let Some(trouble) = trouble {
-                limits.count(trouble.kind, &held.path.display().to_string(), &trouble.why);
+            let (sample, gap) = FileSample::of(&file);
+            if let Some(gap) = gap {
+                gaps.count(gap.kind, &held.path.display().to_string(), &gap.why);
             }
-            seen.residency
+            sample.residency
         }
         Err(error) => {
-            limits.failed(Kind::File, &error);
+            gaps.failed(GapKind::File, &error);
             None
         }
     };

@@ -91,7 +91,7 @@ pub(crate) fn behind(proc: &ProcRoot, pid: u32, mapping: &Mapping) -> Option<(Pa
     }
     let below = mapping.path.strip_prefix("/").unwrap_or(&mapping.path);
     let named = proc.root(pid).join(below);
-    // The kernel's paths hold no links: this look can't leave the process's root.
+    // The kernel's paths hold no links, so this lookup can't leave the process's root.
     rustix::fs::lstat(&named).ok().filter(same).map(|stat| (named, stat))
 }
 

@@ -1,4 +1,4 @@
-//! Looking again and again, and what changed in between.
+//! Snapshots in succession, and what changed in between.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use pagekeeper_kernel::pressure::MemoryCgroup;
 use pagekeeper_trace::{MachineCounts, TraceSource, Tracer};
 
 use crate::devices::Devices;
+use crate::directory_trees::DirectoryTrees;
 use crate::files::Files;
-use crate::limits::{Kind, Limits};
 use crate::subjects::{self, Earlier, Subject};
-use crate::woods::Woods;
+use crate::visibility::{self, GapKind, VisibilityGaps};
 use crate::{
-    Database, HostChange, Look, ObserveError, ObserverOptions, Scope, directories, host, openers, unseen,
+    Database, HostChange, ObserveError, ObserverOptions, Scope, Snapshot, directories, host, openers,
 };
 
-/// Looks at a host and the databases on it, once or again and again.
+/// Takes snapshots of a host and the databases on it.
 #[derive(Debug)]
 pub struct Observer {
     options: ObserverOptions,
@@ -25,15 +25,15 @@ pub struct Observer {
     tracer: Option<Tracer>,
     before: Option<(Instant, MachineCounts)>,
     earlier: Earlier,
-    woods: Woods,
+    trees: DirectoryTrees,
     devices: Devices,
 }
 
 impl Observer {
     /// Gets ready, and starts to trace where that is asked for.
     ///
-    /// Fails only where not even the kernel's plain counters can be read; the lack of a better way to trace is told by
-    /// [`Observer::source`] and by each look.
+    /// Fails only where not even the kernel's plain counters can be read; the lack of a better way to trace is reported by
+    /// [`Observer::source`] and in each snapshot.
     pub fn start(options: ObserverOptions) -> Result<Self, ObserveError> {
         let tracer = options.trace.as_ref().map(Tracer::start).transpose()?;
         let profiles = options.profiles.iter().cloned().map(Arc::new).collect();
@@ -43,7 +43,7 @@ impl Observer {
             tracer,
             before: None,
             earlier: Earlier::default(),
-            woods: Woods::default(),
+            trees: DirectoryTrees::default(),
             devices: Devices::default(),
         })
     }
@@ -53,67 +53,67 @@ impl Observer {
         self.tracer.as_ref().map(Tracer::source)
     }
 
-    /// Looks. The first look has no [`Look::change`], each later one what changed since the look before.
+    /// Takes a snapshot. The first has no [`Snapshot::change`], each later one says what changed since the one before.
     ///
-    /// The first looks at every file: some 5 µs each, more for what has gigabytes in memory. Later ones look again at
-    /// as many as 2 % of the time between looks allows (50 ms at least), those that somebody has open or that were
-    /// dirty before all others: where there are 100,000s of files, what is said of the others may be some looks old.
-    pub fn look(&mut self) -> Result<Look, ObserveError> {
-        self.look_for(false)
+    /// The first samples every file: some 5 µs each, more for files with gigabytes in memory. Later ones sample as many
+    /// as 2 % of the time between snapshots allows (at least 50 ms), open and dirty files first: among 100,000s of files,
+    /// the figures of the others may be some snapshots old.
+    pub fn snapshot(&mut self) -> Result<Snapshot, ObserveError> {
+        self.take(false)
     }
 
-    /// As [`Self::look`], however long it takes: nothing that it says is older.
-    pub fn look_at_all(&mut self) -> Result<Look, ObserveError> {
-        self.look_for(true)
+    /// As [`Self::snapshot`], but samples every file, however long that takes.
+    pub fn full_snapshot(&mut self) -> Result<Snapshot, ObserveError> {
+        self.take(true)
     }
 
-    fn look_for(&mut self, as_long_as_it_takes: bool) -> Result<Look, ObserveError> {
+    fn take(&mut self, full: bool) -> Result<Snapshot, ObserveError> {
         let change = self.change()?;
-        let mut limits = Limits::default();
+        let mut gaps = VisibilityGaps::default();
         let roots = &self.options.roots;
         let mut subjects =
-            subjects::find(&roots.proc, &self.options.scope, &self.profiles, &mut self.earlier, &mut limits)?;
+            subjects::find(&roots.proc, &self.options.scope, &self.profiles, &mut self.earlier, &mut gaps)?;
         let mut files = Files::default();
-        self.woods.begin(subjects.iter().map(|subject| subject.directories.len()).sum());
-        if as_long_as_it_takes {
-            self.woods.take_all_time();
+        self.trees.begin(subjects.iter().map(|subject| subject.directories.len()).sum());
+        if full {
+            self.trees.remove_time_limit();
         }
         for index in 0..subjects.len() {
-            files.take_directories(roots, &subjects, index, &mut self.woods, &mut self.devices, &mut limits);
+            files.take_directories(roots, &subjects, index, &mut self.trees, &mut self.devices, &mut gaps);
         }
         for (index, subject) in subjects.iter().enumerate() {
-            files.take_held(roots, subject, index, &mut self.devices, &mut limits);
+            files.take_held(roots, subject, index, &mut self.devices, &mut gaps);
         }
         let known: HashSet<u32> = subjects.iter().flat_map(Subject::pids).collect();
-        openers::find(&roots.proc, &mut files, &known, &mut limits)?;
-        self.woods.end(files.inodes().filter(|(_, file)| !file.openers.is_empty()).map(|(inode, _)| inode));
+        openers::find(&roots.proc, &mut files, &known, &mut gaps)?;
+        self.trees.end(files.inodes().filter(|(_, file)| !file.openers.is_empty()).map(|(inode, _)| inode));
         if matches!(self.options.scope, Scope::Directories(_)) {
             directories::find_processes(&roots.proc, &mut subjects, &mut files, &self.profiles);
         }
-        let databases = subjects.into_iter().map(|subject| self.database(subject, &mut limits)).collect();
-        let devices = self.devices.take_backing(&self.options.roots, &mut limits);
+        let databases = subjects.into_iter().map(|subject| self.database(subject, &mut gaps)).collect();
+        let devices = self.devices.take_backing(&self.options.roots, &mut gaps);
         let host = host::read(&self.options.roots, devices)?;
-        unseen::of_processes(&self.options.roots, &mut limits);
-        unseen::of_host(&host, &mut limits);
+        visibility::host::of_processes(&self.options.roots, &mut gaps);
+        visibility::host::of_host(&host, &mut gaps);
         if let Some(tracer) = &self.tracer {
-            unseen::of_tracing(tracer, &mut limits);
+            visibility::host::of_tracing(tracer, &mut gaps);
         }
-        Ok(Look {
+        Ok(Snapshot {
             at: SystemTime::now(),
             host,
             change,
             databases,
             files: files.into_files(),
-            limits: limits.into_said(),
+            visibility_gaps: gaps.into_gaps(),
         })
     }
 
-    fn database(&self, subject: Subject, limits: &mut Limits) -> Database {
+    fn database(&self, subject: Subject, gaps: &mut VisibilityGaps) -> Database {
         let roots = &self.options.roots;
         let cgroup = subject.pid.and_then(|pid| match MemoryCgroup::of(roots, pid) {
             Ok(group) => group,
             Err(error) => {
-                limits.failed(Kind::Cgroup, &error);
+                gaps.failed(GapKind::Cgroup, &error);
                 None
             }
         });
@@ -138,7 +138,7 @@ impl Observer {
         Duration::try_from_secs_f64(host - started as f64 / ticks as f64).ok()
     }
 
-    /// What changed since the look before.
+    /// What changed since the snapshot before.
     fn change(&mut self) -> Result<Option<HostChange>, ObserveError> {
         let trace = self.tracer.as_mut().map(Tracer::take).transpose()?;
         let (now, machine) = (Instant::now(), MachineCounts::read(&self.options.roots)?);

@@ -1,6 +1,6 @@
 //! Who on the whole host has one of the files open or mapped: one pass over `/proc/*/fd` and `/proc/*/maps`.
 //!
-//! Invariants: what a process does with other files is not kept; this process is left out unless it is looked at itself;
+//! Invariants: what a process does with other files is not kept; this process is left out unless it is inspected itself;
 //! a process that ends meanwhile has nothing open.
 
 use std::collections::{HashMap, HashSet};
@@ -14,14 +14,14 @@ use pagekeeper_kernel::{Inode, Result};
 use crate::OpenerKind;
 use crate::files::Files;
 use crate::held::{behind, kind_of, kind_of_mapping};
-use crate::limits::Limits;
+use crate::visibility::VisibilityGaps;
 
-/// Finds the openers among all processes but `known`, whose files are taken up already.
+/// Finds the openers among all processes but `known`, whose files are recorded already.
 pub(crate) fn find(
     proc: &ProcRoot,
     files: &mut Files,
     known: &HashSet<u32>,
-    limits: &mut Limits,
+    gaps: &mut VisibilityGaps,
 ) -> Result<()> {
     if files.is_empty() {
         return Ok(());
@@ -32,10 +32,10 @@ pub(crate) fn find(
         if known.contains(&pid) || pid == own {
             continue;
         }
-        let found = match look_into(proc, pid, files, &wanted) {
+        let found = match opened_by(proc, pid, files, &wanted) {
             Ok(found) => found,
             Err(error) => {
-                limits.other_process(pid, &error);
+                gaps.other_process(pid, &error);
                 continue;
             }
         };
@@ -52,8 +52,8 @@ pub(crate) fn find(
 
 /// This process, as the mounted `/proc` numbers it: in a container that was given its host's, not as it knows itself.
 fn own_number(proc: &ProcRoot) -> u32 {
-    let told = std::fs::read_link(proc.path().join("self")).ok();
-    let number = told.and_then(|link| link.to_str().and_then(|number| number.parse().ok()));
+    let link = std::fs::read_link(proc.path().join("self")).ok();
+    let number = link.and_then(|link| link.to_str().and_then(|number| number.parse().ok()));
     number.unwrap_or_else(std::process::id)
 }
 
@@ -71,7 +71,7 @@ impl Wanted {
     }
 }
 
-fn look_into(proc: &ProcRoot, pid: u32, files: &Files, wanted: &Wanted) -> Result<Vec<(Inode, OpenerKind)>> {
+fn opened_by(proc: &ProcRoot, pid: u32, files: &Files, wanted: &Wanted) -> Result<Vec<(Inode, OpenerKind)>> {
     let mut descriptors: Vec<RawFd> = Vec::new();
     proc.fd_links(pid, |fd, target| {
         if may_be_file(target) {
@@ -82,7 +82,7 @@ fn look_into(proc: &ProcRoot, pid: u32, files: &Files, wanted: &Wanted) -> Resul
     for fd in descriptors {
         let Some(inode) = proc.inode_behind(pid, fd).filter(|inode| files.has(*inode)) else { continue };
         let Ok(info) = proc.fd_info(pid, fd) else { continue };
-        // Closed, and its number given to another file, between the two looks.
+        // Closed meanwhile, and its number reused for another file.
         if info.inode_number.is_none_or(|number| number == inode.ino) {
             found.extend(kind_of(info.access(), info.direct()).map(|kind| (inode, kind)));
         }
@@ -100,7 +100,7 @@ fn look_into(proc: &ProcRoot, pid: u32, files: &Files, wanted: &Wanted) -> Resul
     Ok(found)
 }
 
-/// Whether what a descriptor's link says can be a regular file.
+/// Whether a descriptor's link can lead to a regular file.
 fn may_be_file(target: &Path) -> bool {
     let text = target.as_os_str().as_bytes();
     text.starts_with(b"/") && (!text.starts_with(b"/dev/") || text.starts_with(b"/dev/shm/"))

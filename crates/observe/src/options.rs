@@ -1,4 +1,4 @@
-//! What to look at, and where the kernel's file systems are.
+//! What to observe, and where the kernel's file systems are.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_trace::TraceOptions;
 
-/// What to look at.
+/// What to observe.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Scope {
     /// Every database that is found.
@@ -18,16 +18,16 @@ pub enum Scope {
     Directories(Vec<PathBuf>),
 }
 
-/// How to look.
+/// How to observe.
 #[derive(Debug, Clone)]
 pub struct ObserverOptions {
     /// Where `/proc` and `/sys` are.
     pub roots: SysRoots,
     /// The kinds of databases that are known. By default those that are built in.
     pub profiles: Vec<Profile>,
-    /// What to look at. By default all.
+    /// What to observe. By default all.
     pub scope: Scope,
-    /// What to trace between two looks. By default nothing.
+    /// What to trace between two snapshots. By default nothing.
     pub trace: Option<TraceOptions>,
 }
 

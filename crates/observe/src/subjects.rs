@@ -1,4 +1,4 @@
-//! Which databases are looked at, and where their files are.
+//! Which databases are observed, and where their files are.
 //!
 //! A database's directories are those that files of its profile are found from: what it holds open (temporary files,
 //! which may lie anywhere, do not count), and its working directory where the profile names directories below that.
@@ -15,13 +15,13 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::FileClass;
 
 use crate::held::{Held, held_by, reach};
-use crate::limits::Limits;
+use crate::visibility::VisibilityGaps;
 use crate::{ObserveError, Scope};
 
 /// The directory of `PostgreSQL` that holds a link to each tablespace.
 const TABLESPACES: &str = "pg_tblspc";
 
-/// A database to look at.
+/// A database to observe.
 #[derive(Debug, Clone)]
 pub(crate) struct Subject {
     pub(crate) pid: Option<u32>,
@@ -78,7 +78,7 @@ fn fallback(profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
     profiles.iter().find(|profile| profile.name == "generic").or(profiles.last()).cloned()
 }
 
-/// What was found at earlier looks: it may end or go away, and that is no failure then.
+/// What earlier snapshots found: it may end or go away, and that is no failure then.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
     finder: Finder,
@@ -94,14 +94,14 @@ pub(crate) fn find(
     scope: &Scope,
     profiles: &[Arc<Profile>],
     earlier: &mut Earlier,
-    limits: &mut Limits,
+    gaps: &mut VisibilityGaps,
 ) -> Result<Vec<Subject>, ObserveError> {
     let mut subjects: Vec<Subject> = match scope {
         Scope::Directories(directories) => {
             return directories
                 .iter()
                 .map(|path| {
-                    let resolved = named_directory(path, earlier, limits)?;
+                    let resolved = named_directory(path, earlier, gaps)?;
                     Subject::of_directory(resolved, profiles)
                 })
                 .collect();
@@ -115,15 +115,15 @@ pub(crate) fn find(
         Scope::Pids(pids) => {
             let mut subjects = Vec::new();
             for &pid in pids.iter().collect::<BTreeSet<_>>() {
-                subjects.extend(named_process(proc, pid, profiles, earlier, limits)?);
+                subjects.extend(named_process(proc, pid, profiles, earlier, gaps)?);
             }
             subjects
         }
     };
-    // One that ended in between is no database any more, nor is one that only its parent has yet to take note of.
+    // One that ended in between is no database any more, nor is a zombie that its parent has yet to reap.
     subjects.retain(|subject| subject.pid.is_none_or(|pid| started(proc, pid).is_some()));
     for subject in &mut subjects {
-        look_into(proc, subject, limits);
+        read_held(proc, subject, gaps);
         subject.directories = directories_of(proc, subject);
     }
     Ok(subjects)
@@ -141,7 +141,7 @@ fn named_process(
     pid: u32,
     profiles: &[Arc<Profile>],
     earlier: &mut Earlier,
-    limits: &mut Limits,
+    gaps: &mut VisibilityGaps,
 ) -> Result<Option<Subject>, ObserveError> {
     let started = started(proc, pid);
     match (earlier.processes.get(&pid), started) {
@@ -149,7 +149,7 @@ fn named_process(
         (None, Some(started)) => drop(earlier.processes.insert(pid, started)),
         (Some(before), Some(started)) if *before == started => {}
         (Some(_), _) => {
-            limits.say(&format!("what process {pid} does"), "it has ended", None);
+            gaps.add(&format!("what process {pid} does"), "it has ended", None);
             return Ok(None);
         }
     }
@@ -160,7 +160,11 @@ fn named_process(
 }
 
 /// The directory that a name leads to.
-fn named_directory(path: &Path, earlier: &mut Earlier, limits: &mut Limits) -> Result<PathBuf, ObserveError> {
+fn named_directory(
+    path: &Path,
+    earlier: &mut Earlier,
+    gaps: &mut VisibilityGaps,
+) -> Result<PathBuf, ObserveError> {
     let failed = |source| ObserveError::Directory { path: path.to_path_buf(), source };
     let found = std::fs::canonicalize(path).and_then(|path| {
         let is_directory = std::fs::metadata(&path)?.is_dir();
@@ -173,19 +177,19 @@ fn named_directory(path: &Path, earlier: &mut Earlier, limits: &mut Limits) -> R
         }
         (Err(error), None) => Err(failed(error)),
         (Err(error), Some(before)) => {
-            limits.say(&format!("what is in {}", path.display()), error.to_string(), None);
+            gaps.add(&format!("what is in {}", path.display()), error.to_string(), None);
             Ok(before.clone())
         }
     }
 }
 
 /// Reads what the subject's processes hold.
-fn look_into(proc: &ProcRoot, subject: &mut Subject, limits: &mut Limits) {
+fn read_held(proc: &ProcRoot, subject: &mut Subject, gaps: &mut VisibilityGaps) {
     let pids: Vec<u32> = subject.pids().collect();
     for pid in pids {
         match held_by(proc, pid) {
             Ok(held) => subject.held.extend(held.into_iter().map(|held| (pid, held))),
-            Err(error) => limits.process(pid, &subject.name.to_string_lossy(), &error),
+            Err(error) => gaps.process(pid, &subject.name.to_string_lossy(), &error),
         }
     }
 }

@@ -44,7 +44,7 @@ impl Drop for Holder {
     }
 }
 
-/// Opens a file for reading, past the page cache. `None`, and said so, where the file system can't.
+/// Opens a file for reading, past the page cache. `None`, with a message, where the file system can't.
 pub(crate) fn open_direct(path: &Path) -> Option<File> {
     let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
     match File::options().read(true).custom_flags(flags).open(path) {

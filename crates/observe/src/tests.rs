@@ -1,4 +1,4 @@
-//! Looks at real files and processes.
+//! Snapshots of real files and processes.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,15 +7,15 @@ use pagekeeper_kernel::process::Access;
 use pagekeeper_policy::FileClass;
 
 use crate::testing::{Holder, as_nobody, disk_dir, open_direct, skip};
-use crate::{Look, ObserveError, Observer, ObserverOptions, Opener, OpenerKind, Scope};
+use crate::{ObserveError, Observer, ObserverOptions, Opener, OpenerKind, Scope, Snapshot};
 
-fn look(scope: Scope) -> Look {
-    Observer::start(ObserverOptions { scope, ..ObserverOptions::default() }).unwrap().look().unwrap()
+fn snapshot(scope: Scope) -> Snapshot {
+    Observer::start(ObserverOptions { scope, ..ObserverOptions::default() }).unwrap().snapshot().unwrap()
 }
 
-fn file<'a>(look: &'a Look, path: &Path) -> &'a crate::File {
-    let mut found = look.files.iter().filter(|file| file.path == path);
-    let file = found.next().unwrap_or_else(|| panic!("{} is listed: {look:#?}", path.display()));
+fn file<'a>(snapshot: &'a Snapshot, path: &Path) -> &'a crate::File {
+    let mut found = snapshot.files.iter().filter(|file| file.path == path);
+    let file = found.next().unwrap_or_else(|| panic!("{} is listed: {snapshot:#?}", path.display()));
     assert!(found.next().is_none(), "{} is listed once", path.display());
     file
 }
@@ -58,7 +58,7 @@ fn a_database_is_found_with_its_files_and_who_has_them_open() {
     let mapped = base.join("000008.sst");
     let null = || File::options().read(true).write(true).open("/dev/null").unwrap();
     let runner = Holder::start(&mapped, null(), null());
-    let seen = look(Scope::All);
+    let seen = snapshot(Scope::All);
     let index = seen.databases.iter().position(|found| found.pid == Some(database.pid())).unwrap();
     let found = &seen.databases[index];
     assert_eq!((found.name.as_str(), found.profile.name.as_str()), ("own-service", "rocksdb"));
@@ -95,8 +95,8 @@ fn a_process_that_has_ended_is_no_database_though_its_parent_does_not_know() {
     let mut named =
         Observer::start(ObserverOptions { scope: Scope::Pids(vec![pid]), ..ObserverOptions::default() })
             .unwrap();
-    assert_eq!(named.look().unwrap().databases.len(), 1);
-    let is_database = || look(Scope::All).databases.iter().any(|found| found.pid == Some(pid));
+    assert_eq!(named.snapshot().unwrap().databases.len(), 1);
+    let is_database = || snapshot(Scope::All).databases.iter().any(|found| found.pid == Some(pid));
     assert!(is_database());
     let process = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
@@ -106,13 +106,13 @@ fn a_process_that_has_ended_is_no_database_though_its_parent_does_not_know() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     assert!(!is_database());
-    let seen = named.look().unwrap();
+    let seen = named.snapshot().unwrap();
     assert!(seen.databases.is_empty());
-    assert!(seen.limits.iter().any(|limit| limit.why == "it has ended"), "{:?}", seen.limits);
+    assert!(seen.visibility_gaps.iter().any(|gap| gap.why == "it has ended"), "{:?}", seen.visibility_gaps);
     let failed =
         Observer::start(ObserverOptions { scope: Scope::Pids(vec![pid]), ..ObserverOptions::default() })
             .unwrap()
-            .look();
+            .snapshot();
     assert!(matches!(failed, Err(ObserveError::NoProcess { .. })), "{failed:?}");
 }
 
@@ -128,7 +128,7 @@ fn a_named_process_need_be_no_database() {
         ..ObserverOptions::default()
     })
     .unwrap();
-    let seen = observer.look().unwrap();
+    let seen = observer.snapshot().unwrap();
     assert_eq!(seen.databases[0].profile.name, "generic");
     let found = file(&seen, &path);
     let opener = Opener {
@@ -143,16 +143,16 @@ fn a_named_process_need_be_no_database() {
     assert_eq!(seen.files.iter().filter(|file| file.path.starts_with(dir.path())).count(), 1);
 
     std::fs::remove_file(&path).unwrap();
-    let seen = observer.look().unwrap();
+    let seen = observer.snapshot().unwrap();
     let deleted = file(&seen, &path);
     assert_eq!(std::fs::metadata(&deleted.reach).unwrap().len(), 8192);
 
     holder.end();
-    let after = observer.look().unwrap();
+    let after = observer.snapshot().unwrap();
     assert!(after.databases.is_empty() && after.files.is_empty());
-    assert!(after.limits.iter().any(|limited| limited.why == "it has ended"), "{:?}", after.limits);
+    assert!(after.visibility_gaps.iter().any(|gap| gap.why == "it has ended"), "{:?}", after.visibility_gaps);
     let options = ObserverOptions { scope: Scope::Pids(vec![holder.pid()]), ..ObserverOptions::default() };
-    let error = Observer::start(options).unwrap().look().unwrap_err();
+    let error = Observer::start(options).unwrap().snapshot().unwrap_err();
     assert!(matches!(error, ObserveError::NoProcess { pid } if pid == holder.pid()), "{error}");
 }
 
@@ -179,7 +179,7 @@ fn in_another_mount_namespace_files_are_reached_through_the_process() {
         std::thread::yield_now();
     }
     assert!(!proc.same_mount_namespace(holder.pid()).unwrap());
-    let seen = look(Scope::Pids(vec![holder.pid()]));
+    let seen = snapshot(Scope::Pids(vec![holder.pid()]));
     assert_eq!(seen.databases[0].directories, [base.as_path()]);
     let table = file(&seen, &base.join("000006.sst"));
     assert!(table.reach.starts_with(format!("/proc/{}/root", holder.pid())), "{}", table.reach.display());
@@ -192,7 +192,7 @@ fn in_another_mount_namespace_files_are_reached_through_the_process() {
 #[test]
 fn a_directory_belongs_to_the_process_that_has_its_files_open() {
     let (dir, base) = rocksdb_dir();
-    let named = || look(Scope::Directories(vec![base.clone()]));
+    let named = || snapshot(Scope::Directories(vec![base.clone()]));
     let alone = named();
     assert_eq!((alone.databases[0].pid, alone.databases[0].profile.name.as_str()), (None, "rocksdb"));
     assert_eq!(file(&alone, &base.join("000006.sst")).openers, []);
@@ -219,7 +219,7 @@ fn a_directory_belongs_to_the_process_that_has_its_files_open() {
     );
     drop(owner);
     let both = Holder::start(&dir.path().join("engine"), first, second);
-    let seen = look(Scope::Directories(vec![base.clone(), other.clone()]));
+    let seen = snapshot(Scope::Directories(vec![base.clone(), other.clone()]));
     assert_eq!(seen.databases.len(), 1);
     assert_eq!(seen.databases[0].pid, Some(both.pid()));
     assert_eq!(seen.databases[0].directories, [base, other]);
@@ -227,42 +227,42 @@ fn a_directory_belongs_to_the_process_that_has_its_files_open() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_said() {
+fn a_missing_directory_is_an_error() {
     let dir = disk_dir();
     for path in [dir.path().join("missing"), std::env::current_exe().unwrap()] {
         let options =
             ObserverOptions { scope: Scope::Directories(vec![path.clone()]), ..ObserverOptions::default() };
-        let error = Observer::start(options).unwrap().look().unwrap_err().to_string();
+        let error = Observer::start(options).unwrap().snapshot().unwrap_err().to_string();
         assert!(error.contains(path.to_str().unwrap()), "{error}");
     }
 }
 
 #[test]
-fn a_directory_that_goes_away_between_looks_is_no_failure() {
+fn a_directory_that_goes_away_between_snapshots_is_no_failure() {
     let (_dir, base) = rocksdb_dir();
     let scope = Scope::Directories(vec![base.clone()]);
     let mut observer = Observer::start(ObserverOptions { scope, ..ObserverOptions::default() }).unwrap();
-    assert_eq!(observer.look().unwrap().files.len(), 5);
+    assert_eq!(observer.snapshot().unwrap().files.len(), 5);
     std::fs::remove_dir_all(&base).unwrap();
-    let after = observer.look().unwrap();
+    let after = observer.snapshot().unwrap();
     assert!(after.files.is_empty());
-    assert!(after.limits.iter().any(|limited| limited.what.contains(base.to_str().unwrap())));
+    assert!(after.visibility_gaps.iter().any(|gap| gap.what.contains(base.to_str().unwrap())));
 }
 
 #[test]
-fn a_later_look_says_what_changed_and_sees_what_is_new() {
+fn a_later_snapshot_reports_what_changed_and_what_is_new() {
     let (_dir, base) = rocksdb_dir();
     let mut observer = Observer::start(ObserverOptions {
         scope: Scope::Directories(vec![base.clone()]),
         ..ObserverOptions::default()
     })
     .unwrap();
-    let first = observer.look().unwrap();
+    let first = observer.snapshot().unwrap();
     assert!(first.change.is_none());
     write(&base.join("000009.sst"), 1 << 20);
     write(&base.join("000005.log"), 128 << 10);
     std::fs::remove_file(base.join("LOG")).unwrap();
-    let second = observer.look().unwrap();
+    let second = observer.snapshot().unwrap();
     let change = second.change.unwrap();
     assert!(change.trace.is_none());
     assert!(change.machine.dirtied.unwrap() >= 1 << 20);
@@ -287,12 +287,12 @@ fn files_are_named_as_tracing_names_them() {
         skip(format_args!("no events here: {}", observer.source().unwrap()));
         return;
     }
-    observer.look().unwrap();
+    observer.snapshot().unwrap();
     // The kernel skips a program where another one is running, and counts that: another tracer may be at work here.
     for number in 10..30 {
         let name = format!("{number:06}.sst");
         write(&base.join(&name), 3 << 20);
-        let seen = observer.look().unwrap();
+        let seen = observer.snapshot().unwrap();
         let written = file(&seen, &base.join(&name));
         let trace = seen.change.as_ref().unwrap().trace.as_ref().unwrap();
         if trace.losses.skipped > 0 {
@@ -306,9 +306,9 @@ fn files_are_named_as_tracing_names_them() {
 }
 
 #[test]
-fn an_ordinary_user_is_told_which_right_would_show_more() {
+fn an_ordinary_user_learns_which_right_would_show_more() {
     if !rustix::process::geteuid().is_root() {
-        skip("an_ordinary_user_is_told_which_right_would_show_more: needs root to become another");
+        skip("an_ordinary_user_learns_which_right_would_show_more: needs root to become another");
         return;
     }
     let (dir, base) = rocksdb_dir();
@@ -319,10 +319,10 @@ fn an_ordinary_user_is_told_which_right_would_show_more() {
         File::open(base.join("MANIFEST-000004")).unwrap(),
         File::options().append(true).open(base.join("000005.log")).unwrap(),
     );
-    let seen = as_nobody(|| look(Scope::Pids(vec![holder.pid()])));
-    let needs = |seen: &Look, what: &str| {
-        let found = seen.limits.iter().find(|limited| limited.what.contains(what));
-        found.unwrap_or_else(|| panic!("{what}: {:#?}", seen.limits)).needs.clone()
+    let seen = as_nobody(|| snapshot(Scope::Pids(vec![holder.pid()])));
+    let needs = |seen: &Snapshot, what: &str| {
+        let found = seen.visibility_gaps.iter().find(|gap| gap.what.contains(what));
+        found.unwrap_or_else(|| panic!("{what}: {:#?}", seen.visibility_gaps)).needs.clone()
     };
     assert_eq!(needs(&seen, "process has open").as_deref(), Some("CAP_SYS_PTRACE"));
     assert_eq!((seen.databases[0].name.as_str(), seen.files.len()), ("own-service", 0));
@@ -332,10 +332,10 @@ fn an_ordinary_user_is_told_which_right_would_show_more() {
         std::fs::set_permissions(ancestor, open).unwrap();
     }
     if as_nobody(|| std::fs::read_dir(&base).is_err()) {
-        skip("the rest of it: this directory lies where only root may look");
+        skip("the rest of it: only root may read this directory");
         return;
     }
-    let seen = as_nobody(|| look(Scope::Directories(vec![base.clone()])));
+    let seen = as_nobody(|| snapshot(Scope::Directories(vec![base.clone()])));
     let table = file(&seen, &base.join("000006.sst"));
     assert_eq!((table.residency, table.class), (None, Some(FileClass::Data)));
     assert_eq!(needs(&seen, "page cache").as_deref(), Some("CAP_FOWNER"));

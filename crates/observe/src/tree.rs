@@ -1,10 +1,10 @@
 //! The files in one directory of a database and below: which there are, and what of them is in the page cache.
 //!
 //! Invariants:
-//! 1. No link below is followed, no descriptor is held between looks, directories of other databases are passed over.
-//! 2. The first look sees every file. Later ones list the directories that changed, and look again at as many files as
-//!    their time allows: first those that somebody has open, or that were dirty, then those not looked at for longest.
-//! 3. A file that is gone is forgotten when its directory is listed or it is looked at.
+//! 1. No link below is followed, no descriptor is held between scans, directories of other databases are passed over.
+//! 2. The first scan samples every file. Later ones list the directories that changed, and sample as many files as their
+//!    time allows: open and dirty ones first, then those not sampled for longest.
+//! 3. A file that is gone is forgotten when its directory is listed or when it is sampled.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,8 +17,8 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, walk};
 use pagekeeper_policy::FileClass;
 
-use crate::limits::{Kind, Limits};
-use crate::seen::{Seen, Trouble};
+use crate::sample::{FileSample, GapReason};
+use crate::visibility::{GapKind, VisibilityGaps};
 
 /// A directory that changed so lately may change again without its time of change being another.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ pub(crate) type Key = (Option<u32>, PathBuf);
 
 /// One directory and all below. Paths of its files and directories are those below it.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct DirectoryTree {
     key: Key,
     /// Its path for this process, without links.
     reach: PathBuf,
@@ -37,34 +37,34 @@ pub(crate) struct Tree {
     profile: String,
     /// When each was changed last, if it was listed and has settled since.
     directories: HashMap<PathBuf, Option<SystemTime>>,
-    files: HashMap<PathBuf, Known>,
+    files: HashMap<PathBuf, TreeFile>,
 }
 
 /// A file.
 #[derive(Debug)]
-pub(crate) struct Known {
-    pub(crate) seen: Seen,
+pub(crate) struct TreeFile {
+    pub(crate) sample: FileSample,
     pub(crate) class: Option<FileClass>,
-    trouble: Option<Trouble>,
-    /// The look that it was last looked at in.
-    looked: u64,
+    gap: Option<GapReason>,
+    /// The number of the snapshot that last sampled it.
+    sampled_in: u64,
 }
 
-/// What a look at a tree needs to know.
-pub(crate) struct Turn<'a> {
+/// What the scan of a tree needs to know.
+pub(crate) struct ScanContext<'a> {
     pub(crate) proc: &'a ProcRoot,
     pub(crate) profile: &'a Profile,
     /// Directories that are not entered, as the database sees them.
-    pub(crate) passed_by: &'a HashSet<&'a Path>,
-    /// Files that somebody has open.
+    pub(crate) excluded: &'a HashSet<&'a Path>,
+    /// Files that a process has open.
     pub(crate) busy: &'a HashSet<Inode>,
-    /// The looks are numbered, from 1 on.
+    /// The number of the snapshot, from 1 on.
     pub(crate) number: u64,
-    /// How long files that are known already may be looked at.
+    /// How long known files may be sampled.
     pub(crate) time: Duration,
 }
 
-impl Tree {
+impl DirectoryTree {
     pub(crate) fn new(key: Key) -> Self {
         Self {
             reach: key.1.clone(),
@@ -76,25 +76,24 @@ impl Tree {
         }
     }
 
-    pub(crate) fn look(&mut self, turn: &Turn<'_>, limits: &mut Limits) {
-        if self.profile != turn.profile.name {
-            self.profile.clone_from(&turn.profile.name);
+    pub(crate) fn scan(&mut self, context: &ScanContext<'_>, gaps: &mut VisibilityGaps) {
+        if self.profile != context.profile.name {
+            self.profile.clone_from(&context.profile.name);
             self.forget();
         }
-        let start = match self.open(turn.proc) {
+        let start = match self.open(context.proc) {
             Ok(start) => start,
             Err(error) => {
                 self.forget();
-                limits.failed(Kind::Directory, &error);
+                gaps.failed(GapKind::Directory, &error);
                 return;
             }
         };
-        self.list(turn, &start, limits);
-        self.look_again(turn, &start);
-        for (below, trouble) in
-            self.files.iter().filter_map(|(below, known)| Some((below, known.trouble.as_ref()?)))
+        self.list(context, &start, gaps);
+        self.resample(context, &start);
+        for (below, gap) in self.files.iter().filter_map(|(below, known)| Some((below, known.gap.as_ref()?)))
         {
-            limits.count(trouble.kind, &self.key.1.join(below).display().to_string(), &trouble.why);
+            gaps.count(gap.kind, &self.key.1.join(below).display().to_string(), &gap.why);
         }
     }
 
@@ -113,8 +112,8 @@ impl Tree {
                 let link = proc.path().join(format!("self/fd/{}", fd.as_raw_fd()));
                 let shown =
                     std::fs::read_link(&link).map_err(|error| Error::call("readlink", &link, error))?;
-                let seen = proc.as_seen_by(*pid, &shown);
-                self.reach = proc.root(*pid).join(seen.strip_prefix("/").unwrap_or(&seen));
+                let sample = proc.as_seen_by(*pid, &shown);
+                self.reach = proc.root(*pid).join(sample.strip_prefix("/").unwrap_or(&sample));
                 Start { fd, path: link }
             }
         };
@@ -128,7 +127,7 @@ impl Tree {
     }
 
     /// Lists the directories that changed since they were listed.
-    fn list(&mut self, turn: &Turn<'_>, start: &Start, limits: &mut Limits) {
+    fn list(&mut self, context: &ScanContext<'_>, start: &Start, gaps: &mut VisibilityGaps) {
         let changed = self.changed_directories(start);
         if changed.is_empty() {
             return;
@@ -146,31 +145,33 @@ impl Tree {
                 return !is_known;
             }
             // What was entered before is entered again only if it changed itself.
-            !turn.passed_by.contains(here.join(below).as_path())
+            !context.excluded.contains(here.join(below).as_path())
                 && !locked(&directories).contains_key(below)
                 && {
                     let settled = settled_change(path);
                     locked(&directories).insert(below.to_path_buf(), settled).is_none()
                 }
         };
-        let found: Mutex<Vec<(PathBuf, Known)>> = Mutex::default();
+        let found: Mutex<Vec<(PathBuf, TreeFile)>> = Mutex::default();
         let problems: Mutex<Vec<Error>> = Mutex::default();
         let options = WalkOptions { filter: Some(&filter), ..WalkOptions::default() };
         let roots: Vec<PathBuf> = changed.iter().map(|below| start.join(below)).collect();
         walk(&roots, &options, &|visited| {
-            let (path, seen, trouble) = match visited {
+            let (path, sample, gap) = match visited {
                 Ok(file) => {
-                    let (seen, trouble) = Seen::of(&file);
-                    (file.path().to_path_buf(), seen, trouble)
+                    let (sample, gap) = FileSample::of(&file);
+                    (file.path().to_path_buf(), sample, gap)
                 }
-                Err(error) => match Seen::without_opening(&error) {
-                    Some(seen) => (error.path().to_path_buf(), seen, Some(Trouble::of(Kind::File, &error))),
+                Err(error) => match FileSample::without_opening(&error) {
+                    Some(sample) => {
+                        (error.path().to_path_buf(), sample, Some(GapReason::of(GapKind::File, &error)))
+                    }
                     None => return locked(&problems).push(error),
                 },
             };
             let Ok(below) = path.strip_prefix(&start.path) else { return };
-            let class = class_of(turn.profile, here, below, start);
-            let known = Known { seen, class, trouble, looked: turn.number };
+            let class = class_of(context.profile, here, below, start);
+            let known = TreeFile { sample, class, gap, sampled_in: context.number };
             locked(&found).push((below.to_path_buf(), known));
         });
         let names = names.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -180,18 +181,18 @@ impl Tree {
             self.files.retain(|below, _| !listed(below) || names.contains(below));
             for (below, known) in self.files.iter_mut().filter(|(below, _)| listed(below)) {
                 // Its name may be that of another file now, and its index may have come.
-                known.looked = 0;
-                known.class = known.class.or_else(|| class_of(turn.profile, here, below, start));
+                known.sampled_in = 0;
+                known.class = known.class.or_else(|| class_of(context.profile, here, below, start));
             }
         }
         self.files.extend(found.into_inner().unwrap_or_else(PoisonError::into_inner));
         for error in problems.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let Ok(below) = error.path().strip_prefix(&start.path) else { continue };
             if !error.is_gone() {
-                let trouble = Trouble::of(Kind::Directory, &error);
-                limits.count(trouble.kind, &here.join(below).display().to_string(), &trouble.why);
+                let gap = GapReason::of(GapKind::Directory, &error);
+                gaps.count(gap.kind, &here.join(below).display().to_string(), &gap.why);
             }
-            // To be tried, and said, again at the next look.
+            // To be tried, and reported, again at the next scan.
             self.directories.insert(below.to_path_buf(), None);
         }
     }
@@ -223,21 +224,21 @@ impl Tree {
         changed
     }
 
-    /// Looks again at files that were known before, as long as there is time.
-    fn look_again(&mut self, turn: &Turn<'_>, start: &Start) {
+    /// Scans again at files that were known before, as long as there is time.
+    fn resample(&mut self, context: &ScanContext<'_>, start: &Start) {
         let began = Instant::now();
-        for below in self.due(turn) {
-            if began.elapsed() > turn.time {
+        for below in self.due(context) {
+            if began.elapsed() > context.time {
                 return;
             }
             let opened = InspectedFile::open_in(start.fd.as_fd(), below.as_path(), start.path.join(&below));
             let Some(known) = self.files.get_mut(&below) else { continue };
-            known.looked = turn.number;
+            known.sampled_in = context.number;
             match opened {
-                Ok(file) => (known.seen, known.trouble) = Seen::of(&file),
+                Ok(file) => (known.sample, known.gap) = FileSample::of(&file),
                 Err(error) if error.is_denied() => {
-                    known.seen.residency = None;
-                    known.trouble = Some(Trouble::of(Kind::File, &error));
+                    known.sample.residency = None;
+                    known.gap = Some(GapReason::of(GapKind::File, &error));
                 }
                 // Gone, or something else by now.
                 Err(_) => drop(self.files.remove(&below)),
@@ -245,34 +246,34 @@ impl Tree {
         }
     }
 
-    /// The files that were not looked at yet in this turn, the most urgent first: as many as there can be time for.
-    fn due(&self, turn: &Turn<'_>) -> Vec<PathBuf> {
+    /// The files that this scan has not sampled yet, the most urgent first: as many as there can be time for.
+    fn due(&self, context: &ScanContext<'_>) -> Vec<PathBuf> {
         let mut due: Vec<(bool, u64, &PathBuf)> = self
             .files
             .iter()
-            .filter(|(_, known)| known.looked < turn.number)
+            .filter(|(_, known)| known.sampled_in < context.number)
             .map(|(below, known)| {
-                let quiet = !turn.busy.contains(&known.seen.inode) && !known.seen.is_unwritten();
-                (quiet, known.looked, below)
+                let quiet = !context.busy.contains(&known.sample.inode) && !known.sample.is_unwritten();
+                (quiet, known.sampled_in, below)
             })
             .collect();
-        due.sort_unstable_by_key(|(quiet, looked, _)| (*quiet, *looked));
+        due.sort_unstable_by_key(|(quiet, sampled_in, _)| (*quiet, *sampled_in));
         // One takes a microsecond and more.
-        let most = usize::try_from(turn.time.as_micros()).unwrap_or(usize::MAX);
-        due.into_iter().take(most.saturating_add(1)).map(|(_, _, below)| below.clone()).collect()
+        let max = usize::try_from(context.time.as_micros()).unwrap_or(usize::MAX);
+        due.into_iter().take(max.saturating_add(1)).map(|(_, _, below)| below.clone()).collect()
     }
 
     pub(crate) fn len(&self) -> usize {
         self.files.len()
     }
 
-    /// The files: path as the database sees it, path for this process, and what was seen.
-    pub(crate) fn files(&self) -> impl Iterator<Item = (PathBuf, PathBuf, &Known)> {
+    /// The files: path as the database sees it, path for this process, and its sample.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (PathBuf, PathBuf, &TreeFile)> {
         self.files.iter().map(|(below, known)| (self.key.1.join(below), self.reach.join(below), known))
     }
 }
 
-/// Where a look begins: the directory, and a path to it that may lead through the descriptor.
+/// Where a scan begins: the directory, and a path to it that may lead through the descriptor.
 struct Start {
     fd: OwnedFd,
     path: PathBuf,
@@ -292,7 +293,7 @@ fn class_of(profile: &Profile, here: &Path, below: &Path, start: &Start) -> Opti
     profile.class_beside(&here.join(below), exists)
 }
 
-/// When a directory was changed last, if that is long enough ago to tell whether it will have been changed again.
+/// When a directory was changed last, if that is so long ago that another change would show.
 fn settled_change(path: &Path) -> Option<SystemTime> {
     let changed = std::fs::metadata(path).and_then(|meta| meta.modified()).ok()?;
     (changed.elapsed().is_ok_and(|ago| ago > SETTLED)).then_some(changed)
@@ -308,37 +309,37 @@ mod tests {
     use crate::testing::disk_dir;
     use pagekeeper_catalog::find_profile;
 
-    struct Looks {
-        tree: Tree,
+    struct Scans {
+        tree: DirectoryTree,
         profile: Profile,
         number: u64,
     }
 
-    impl Looks {
+    impl Scans {
         fn at(path: &Path) -> Self {
             let profile = find_profile(&Profile::built_in(), "mariadb").unwrap().clone();
-            Self { tree: Tree::new((None, path.to_path_buf())), profile, number: 0 }
+            Self { tree: DirectoryTree::new((None, path.to_path_buf())), profile, number: 0 }
         }
 
-        fn look(&mut self, time: Duration, busy: &[Inode]) -> Vec<String> {
+        fn scan(&mut self, time: Duration, busy: &[Inode]) -> Vec<String> {
             self.number += 1;
             let busy = busy.iter().copied().collect();
-            let turn = Turn {
+            let context = ScanContext {
                 proc: &ProcRoot::default(),
                 profile: &self.profile,
-                passed_by: &HashSet::new(),
+                excluded: &HashSet::new(),
                 busy: &busy,
                 number: self.number,
                 time,
             };
-            self.tree.look(&turn, &mut Limits::default());
+            self.tree.scan(&context, &mut VisibilityGaps::default());
             let mut names: Vec<_> = self.tree.files.keys().map(|name| name.display().to_string()).collect();
             names.sort();
             names
         }
 
         fn size(&self, name: &str) -> u64 {
-            self.tree.files[Path::new(name)].seen.size
+            self.tree.files[Path::new(name)].sample.size
         }
     }
 
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn later_looks_follow_what_comes_goes_and_is_renamed() {
+    fn later_scans_follow_what_comes_goes_and_is_renamed() {
         let dir = disk_dir();
         let path = dir.path();
         let write = |name: &str, len: usize| std::fs::write(path.join(name), vec![1; len]).unwrap();
@@ -357,32 +358,32 @@ mod tests {
         write("a/b/1.ibd", 10);
         write("a/2.ibd", 20);
         write("bin.000001", 30);
-        let mut looks = Looks::at(path);
+        let mut scans = Scans::at(path);
         let ample = Duration::from_secs(100);
-        assert_eq!(looks.look(ample, &[]), ["a/2.ibd", "a/b/1.ibd", "bin.000001"]);
-        assert_eq!(looks.tree.files[Path::new("bin.000001")].class, None);
+        assert_eq!(scans.scan(ample, &[]), ["a/2.ibd", "a/b/1.ibd", "bin.000001"]);
+        assert_eq!(scans.tree.files[Path::new("bin.000001")].class, None);
         for below in ["a/b", "a", ""] {
             settle(&path.join(below));
         }
-        assert_eq!(looks.look(ample, &[]).len(), 3);
-        assert!(looks.tree.directories.values().all(Option::is_some), "{:?}", looks.tree.directories);
+        assert_eq!(scans.scan(ample, &[]).len(), 3);
+        assert!(scans.tree.directories.values().all(Option::is_some), "{:?}", scans.tree.directories);
         write("bin.index", 1);
         std::fs::create_dir(path.join("c")).unwrap();
         write("c/3.ibd", 40);
         std::fs::remove_file(path.join("a/2.ibd")).unwrap();
         write("new", 50);
         std::fs::rename(path.join("new"), path.join("a/b/1.ibd")).unwrap();
-        assert_eq!(looks.look(ample, &[]), ["a/b/1.ibd", "bin.000001", "bin.index", "c/3.ibd"]);
-        assert_eq!(looks.tree.files[Path::new("bin.000001")].class, Some(FileClass::Binlog));
-        assert_eq!(looks.size("a/b/1.ibd"), 50);
+        assert_eq!(scans.scan(ample, &[]), ["a/b/1.ibd", "bin.000001", "bin.index", "c/3.ibd"]);
+        assert_eq!(scans.tree.files[Path::new("bin.000001")].class, Some(FileClass::Binlog));
+        assert_eq!(scans.size("a/b/1.ibd"), 50);
         std::fs::remove_dir_all(path.join("a")).unwrap();
-        assert_eq!(looks.look(ample, &[]), ["bin.000001", "bin.index", "c/3.ibd"]);
+        assert_eq!(scans.scan(ample, &[]), ["bin.000001", "bin.index", "c/3.ibd"]);
         std::fs::remove_dir_all(path).unwrap();
-        assert!(looks.look(ample, &[]).is_empty());
+        assert!(scans.scan(ample, &[]).is_empty());
     }
 
     #[test]
-    fn open_and_dirty_files_come_first_then_those_not_looked_at_for_longest() {
+    fn open_and_dirty_files_come_first_then_those_not_sampled_for_longest() {
         let dir = disk_dir();
         for name in ["1", "2", "3", "4"] {
             let file = std::fs::File::create(dir.path().join(name)).unwrap();
@@ -390,22 +391,22 @@ mod tests {
             file.sync_all().unwrap();
         }
         std::fs::write(dir.path().join("4"), b"dirty").unwrap();
-        let mut looks = Looks::at(dir.path());
-        looks.look(Duration::ZERO, &[]);
-        looks.tree.files.get_mut(Path::new("3")).unwrap().looked = 0;
-        let busy = HashSet::from([looks.tree.files[Path::new("2")].seen.inode]);
-        let turn = Turn {
+        let mut scans = Scans::at(dir.path());
+        scans.scan(Duration::ZERO, &[]);
+        scans.tree.files.get_mut(Path::new("3")).unwrap().sampled_in = 0;
+        let busy = HashSet::from([scans.tree.files[Path::new("2")].sample.inode]);
+        let context = ScanContext {
             proc: &ProcRoot::default(),
-            profile: &looks.profile,
-            passed_by: &HashSet::new(),
+            profile: &scans.profile,
+            excluded: &HashSet::new(),
             busy: &busy,
             number: 2,
             time: Duration::from_secs(1),
         };
-        let due: Vec<_> = looks.tree.due(&turn);
+        let due: Vec<_> = scans.tree.due(&context);
         let mut due: Vec<_> = due.iter().map(|below| below.to_str().unwrap()).collect();
         let first =
-            if looks.tree.files[Path::new("4")].seen.is_unwritten() { vec!["2", "4"] } else { vec!["2"] };
+            if scans.tree.files[Path::new("4")].sample.is_unwritten() { vec!["2", "4"] } else { vec!["2"] };
         // Which of two as urgent comes first is left open.
         due[..first.len()].sort_unstable();
         assert_eq!(due[..first.len()], first);
@@ -414,17 +415,17 @@ mod tests {
     }
 
     #[test]
-    fn without_time_only_what_is_new_is_looked_at() {
+    fn without_time_only_new_files_are_sampled() {
         let dir = disk_dir();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("old"), b"").unwrap();
-        let mut looks = Looks::at(dir.path());
-        looks.look(Duration::ZERO, &[]);
+        let mut scans = Scans::at(dir.path());
+        scans.scan(Duration::ZERO, &[]);
         std::fs::write(path("old"), b"123").unwrap();
         std::fs::write(path("new"), b"123").unwrap();
-        looks.look(Duration::ZERO, &[]);
-        assert_eq!((looks.size("old"), looks.size("new")), (0, 3));
-        looks.look(Duration::from_secs(100), &[]);
-        assert_eq!(looks.size("old"), 3);
+        scans.scan(Duration::ZERO, &[]);
+        assert_eq!((scans.size("old"), scans.size("new")), (0, 3));
+        scans.scan(Duration::from_secs(100), &[]);
+        assert_eq!(scans.size("old"), 3);
     }
 }

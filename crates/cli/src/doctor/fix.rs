@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_doctor::{MixedWith, mixed_with};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, Result, release};
-use pagekeeper_observe::{File, Look};
+use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_trace::traced_inode;
 use serde::{Serialize, Serializer};
 
@@ -35,7 +35,7 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok
 }
 
 /// Evicts what is left of files that were inspected just now; what was done, and what failed.
-pub(super) fn fix(look: &Look, roots: &SysRoots) -> (Vec<Fixed>, Vec<Problem>) {
+pub(super) fn fix(look: &Snapshot, roots: &SysRoots) -> (Vec<Fixed>, Vec<Problem>) {
     let problems = Problems::default();
     let mut all = Vec::new();
     for file in &look.files {

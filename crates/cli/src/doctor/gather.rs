@@ -14,7 +14,7 @@ use pagekeeper_doctor::{
 };
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, resident_extents};
-use pagekeeper_observe::{File, Look};
+use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::DiskProfile;
 
 /// Files whose stretches of pages are looked for.
@@ -23,12 +23,12 @@ const FILES: usize = 32;
 const STRETCHES: usize = 16;
 
 /// The settings of each database, in its order.
-pub(super) fn settings(look: &Look, roots: &SysRoots) -> Vec<Settings> {
+pub(super) fn settings(look: &Snapshot, roots: &SysRoots) -> Vec<Settings> {
     look.databases.iter().map(|database| settings::read(database, look, roots)).collect()
 }
 
 /// What a recovery of each database would read, in its order; `settings` are theirs.
-pub(super) fn journals(look: &Look, settings: &[Settings], roots: &SysRoots) -> Vec<Option<Journal>> {
+pub(super) fn journals(look: &Snapshot, settings: &[Settings], roots: &SysRoots) -> Vec<Option<Journal>> {
     let of = |(index, settings)| pagekeeper_doctor::journal(index, look, settings, roots);
     settings.iter().enumerate().map(of).collect()
 }
@@ -64,7 +64,7 @@ pub(super) fn without_snapshot(observation: &Observation<'_>) -> Option<Visibili
 /// What the disks under the files were measured to do: as `given`, if it is of that very file system, else as saved; and
 /// what is not known for that.
 pub(super) fn disks(
-    look: &Look,
+    look: &Snapshot,
     given: Option<&DiskProfile>,
 ) -> (Vec<(u64, DiskProfile)>, Vec<VisibilityGap>) {
     let (mut disks, mut gaps) = (BTreeMap::new(), Vec::new());
@@ -94,7 +94,7 @@ pub(super) fn disks(
 
 /// Where the pages lie of files that direct I/O and the page cache meet on: the first few stretches of those that have
 /// the most.
-pub(super) fn stretches(look: &Look) -> Vec<(Inode, Vec<Range<u64>>)> {
+pub(super) fn stretches(look: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
     let resident = |file: &File| file.residency.map_or(0, |residency| residency.resident);
     let mut files: Vec<&File> =
         look.files.iter().filter(|file| mixed_with(file).is_some() && resident(file) > 0).collect();

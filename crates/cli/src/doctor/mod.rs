@@ -45,10 +45,10 @@ file either. What it needs to see all: root, or CAP_BPF, CAP_PERFMON,
 CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; what it could not see it
 says.")]
 pub(crate) struct Args {
-    /// Look at the files in and below this directory only; may be given several times
+    /// Snapshot at the files in and below this directory only; may be given several times
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dirs: Vec<PathBuf>,
-    /// Look at this process only, whatever it is; may be given several times
+    /// Snapshot at this process only, whatever it is; may be given several times
     #[arg(long, value_name = "PID", conflicts_with = "dirs")]
     pid: Vec<u32>,
     /// How long to watch
@@ -93,9 +93,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         trace: Some(TraceOptions::default()),
         ..ObserverOptions::default()
     })?;
-    let before = observer.look()?;
+    let before = observer.snapshot()?;
     let judged = watch::watch(args, &before, &stop)?;
-    let after = observer.look()?;
+    let after = observer.snapshot()?;
     let traced = match observer.source().map(TraceSource::level) {
         Some(TraceLevel::Bpf) => "events counted in the kernel",
         Some(TraceLevel::Tracefs) => "events read from tracefs",
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     report.visibility_gaps.extend(gather::without_snapshot(&observation).into_iter().chain(unmeasured));
     let (fixed, errors) = if args.fix {
         // A writer may have come meanwhile.
-        let (fixed, errors) = fix::fix(&observer.look()?, &roots);
+        let (fixed, errors) = fix::fix(&observer.snapshot()?, &roots);
         (Some(fixed), errors)
     } else {
         (None, Vec::new())

@@ -14,7 +14,7 @@ use pagekeeper_doctor::Unread;
 use pagekeeper_guard::{Action, Decision, Guard, Options};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, residency};
-use pagekeeper_observe::{File, Look};
+use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
 
 use super::Args;
@@ -35,7 +35,7 @@ pub(super) struct Judged {
 }
 
 /// Watches for as long as was asked, or until a signal.
-pub(super) fn watch(args: &Args, before: &Look, stop: &Stop) -> anyhow::Result<Judged> {
+pub(super) fn watch(args: &Args, before: &Snapshot, stop: &Stop) -> anyhow::Result<Judged> {
     let options = Options {
         find: false,
         pids: before.databases.iter().filter_map(|database| database.pid).collect(),
@@ -65,7 +65,7 @@ pub(super) fn watch(args: &Args, before: &Look, stop: &Stop) -> anyhow::Result<J
 }
 
 /// Where the logs are of databases that do not run.
-fn left_directories(look: &Look) -> Vec<PathBuf> {
+fn left_directories(look: &Snapshot) -> Vec<PathBuf> {
     let rests = |file: &&File| {
         let database = file.database.and_then(|index| look.databases.get(index));
         is_log(file) && database.is_some_and(|database| database.pid.is_none())
@@ -94,7 +94,7 @@ impl Judged {
     }
 
     /// How much of each log is resident that the rules would release. A file that can't be read is left out.
-    pub(super) fn unread(&self, look: &Look) -> Vec<Unread> {
+    pub(super) fn unread(&self, look: &Snapshot) -> Vec<Unread> {
         let asked = |file: &&File| is_log(file) && self.asked.contains(&file.inode);
         let unread = |file: &File| {
             let ranges = self.ranges.get(&file.inode).map_or(&[][..], Vec::as_slice);
@@ -136,7 +136,7 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(before: &Look, length: Duration) -> Self {
+    fn new(before: &Snapshot, length: Duration) -> Self {
         let whom = match before.databases.as_slice() {
             [] => "this host".to_owned(),
             [one] => pagekeeper_doctor::called(one),

@@ -9,7 +9,7 @@ use std::path::{Component, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_kernel::process::{Access, CgroupPath, ProcRoot};
-use pagekeeper_observe::{Database, File, Limited, Look, Opener, OpenerKind};
+use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot, VisibilityGap};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, Task, TraceCounts};
 use serde::Serialize;
@@ -138,12 +138,12 @@ pub(super) struct Digest {
     pub(super) databases: Vec<Seen>,
     pub(super) traced: Option<Traced>,
     pub(super) top: Vec<Top>,
-    pub(super) limits: Vec<Limited>,
+    pub(super) limits: Vec<VisibilityGap>,
 }
 
 impl Digest {
     /// Takes what metrics tell out of a look; of `top` files by their paths.
-    pub(super) fn of(look: &Look, proc: &ProcRoot, top: usize) -> Self {
+    pub(super) fn of(look: &Snapshot, proc: &ProcRoot, top: usize) -> Self {
         let mut databases: Vec<Seen> = look
             .databases
             .iter()
@@ -168,7 +168,7 @@ impl Digest {
                 .as_ref()
                 .and_then(|change| change.trace.as_ref())
                 .map(|counts| traced(counts, look)),
-            limits: look.limits.clone(),
+            limits: look.visibility_gaps.clone(),
             databases,
         }
     }
@@ -223,7 +223,7 @@ fn most_resident(files: &[File], databases: &[Seen], count: usize) -> Vec<Top> {
     top.filter(once).take(count).collect()
 }
 
-fn traced(counts: &TraceCounts, look: &Look) -> Traced {
+fn traced(counts: &TraceCounts, look: &Snapshot) -> Traced {
     let owners: HashMap<u32, usize> = look
         .databases
         .iter()

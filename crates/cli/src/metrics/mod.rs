@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagekeeper_guard::{Done, Event, Options};
-use pagekeeper_observe::Limited;
+use pagekeeper_observe::VisibilityGap;
 
 use state::State;
 use watch::Wanted;
@@ -124,7 +124,7 @@ fn patience(options: &Options) -> Duration {
 }
 
 /// What can't be seen, why, and what would show it.
-fn sentence(limit: &Limited) -> String {
+fn sentence(limit: &VisibilityGap) -> String {
     let needs = limit.needs.as_ref().map(|needs| format!("; {needs} would show it")).unwrap_or_default();
     format!("can't see {}: {}{needs}", limit.what, limit.why)
 }
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn what_is_limited_is_one_sentence() {
         let limit = |needs: Option<&str>| {
-            sentence(&Limited {
+            sentence(&VisibilityGap {
                 what: "pauses".to_owned(),
                 why: "no tracefs".to_owned(),
                 needs: needs.map(str::to_owned),

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_guard::{Done, Event, Tick};
-use pagekeeper_observe::Limited;
+use pagekeeper_observe::VisibilityGap;
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, TraceLevel};
 
@@ -59,7 +59,7 @@ pub(super) struct Known {
     pub(super) everyone: Waited,
     pub(super) trace: Option<Trace>,
     pub(super) top: Vec<Top>,
-    pub(super) limits: Vec<Limited>,
+    pub(super) limits: Vec<VisibilityGap>,
     /// When a database's counters were last of use.
     alive: BTreeMap<Name, Instant>,
     pending: Vec<Done>,

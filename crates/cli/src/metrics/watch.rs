@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_guard::Options;
-use pagekeeper_observe::{Look, ObserveError, Observer, ObserverOptions, Scope};
+use pagekeeper_observe::{ObserveError, Observer, ObserverOptions, Scope, Snapshot};
 use pagekeeper_trace::TraceOptions;
 
 use super::digest::Digest;
@@ -59,7 +59,7 @@ impl Wanted {
     }
 
     /// Leaves out the databases that were not named.
-    fn restrict(&self, look: &mut Look) {
+    fn restrict(&self, look: &mut Snapshot) {
         let Some((pids, directories)) = &self.only else {
             return;
         };
@@ -139,10 +139,10 @@ fn look_on(
     let level = observer.source().map(pagekeeper_trace::TraceSource::level);
     loop {
         let began = Instant::now();
-        match observer.look() {
+        match observer.snapshot() {
             Ok(mut look) => {
                 wanted.restrict(&mut look);
-                look.limits.retain(|limit| metrics_lack(&limit.what));
+                look.visibility_gaps.retain(|limit| metrics_lack(&limit.what));
                 let digest = Digest::of(&look, &wanted.observer.roots.proc, top);
                 drop(look);
                 for limit in &digest.limits {

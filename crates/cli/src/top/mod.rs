@@ -181,8 +181,8 @@ fn once(args: &Args) -> anyhow::Result<ExitCode> {
         output::json(&report::Report::new(&tick, &rows))?;
     } else {
         report::print(&tick, &rows, args.group.into())?;
-        for limit in &tick.limits {
-            output::complain(report::in_words(limit));
+        for gap in &tick.visibility_gaps {
+            output::complain(report::in_words(gap));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -5,7 +5,7 @@
 use std::io::{self, Write};
 
 use pagekeeper_observe::{
-    CensusTick, Explained, FileSystemSum, Flow, Group, Limited, Owner, Row, RowKey, Rows, Split,
+    CensusTick, Explained, FileSystemSum, Flow, Group, Owner, Row, RowKey, Rows, Split, VisibilityGap,
 };
 use pagekeeper_trace::{PauseCounts, ReclaimCounts};
 use serde::Serialize;
@@ -25,7 +25,7 @@ pub(super) struct Report {
     matching: usize,
     rows: Vec<Line>,
     tasks: Option<Tasks>,
-    limits: Vec<Limit>,
+    visibility_gaps: Vec<VisibilityGap>,
 }
 
 #[derive(Debug, Serialize)]
@@ -142,13 +142,6 @@ struct Reclaiming {
     reclaimed: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Limit {
-    what: String,
-    why: String,
-    needs: Option<String>,
-}
-
 impl Report {
     pub(super) fn new(tick: &CensusTick, rows: &Rows) -> Self {
         let tasks = |pauses: &[PauseCounts], reclaim: &[ReclaimCounts]| Tasks {
@@ -170,7 +163,7 @@ impl Report {
                     Some(tasks(pauses.as_deref().unwrap_or_default(), reclaim.as_deref().unwrap_or_default()))
                 }
             },
-            limits: tick.limits.iter().map(Limit::new).collect(),
+            visibility_gaps: tick.visibility_gaps.clone(),
         }
     }
 }
@@ -299,15 +292,9 @@ impl Reclaiming {
     }
 }
 
-impl Limit {
-    fn new(limited: &Limited) -> Self {
-        Self { what: limited.what.clone(), why: limited.why.clone(), needs: limited.needs.clone() }
-    }
-}
-
-/// A limit in a sentence.
-pub(super) fn in_words(limited: &Limited) -> String {
-    let Limited { what, why, needs } = limited;
+/// A gap in a sentence.
+pub(super) fn in_words(gap: &VisibilityGap) -> String {
+    let VisibilityGap { what, why, needs } = gap;
     match needs {
         Some(needs) => format!("not seen: {what}: {why}; needs {needs}"),
         None => format!("not seen: {what}: {why}"),

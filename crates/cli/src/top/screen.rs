@@ -90,7 +90,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look) {
         return;
     };
     let waits = wait_lines(&seen.tick, if area.height >= 30 { 5 } else { 1 }, look);
-    let limits = seen.tick.limits.len();
+    let gaps = seen.tick.visibility_gaps.len();
     let heights = [5, u16::try_from(waits.len()).unwrap_or(1), 1, 0, 1];
     let [memory, waiting, head, table, foot] = Layout::vertical([
         Constraint::Length(heights[0]),
@@ -117,7 +117,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look) {
     } else {
         frame.render_widget(Paragraph::new(rows), table);
     }
-    frame.render_widget(Paragraph::new(foot_line(model, limits, look)), foot);
+    frame.render_widget(Paragraph::new(foot_line(model, gaps, look)), foot);
     match &model.over {
         Over::Nothing => {}
         Over::Help => over(frame, area, help_lines(model)),
@@ -355,7 +355,7 @@ fn trend(model: &Model, key: &RowKey, look: Look) -> String {
     values.into_iter().map(height).collect()
 }
 
-fn foot_line<'a>(model: &Model, limits: usize, look: Look) -> Line<'a> {
+fn foot_line<'a>(model: &Model, gaps: usize, look: Look) -> Line<'a> {
     if model.typing() {
         let text = format!("filter: {}_   Enter keeps it, Esc takes it back", model.query.filter);
         return Line::from(printable_path(Path::new(&text)).into_owned());
@@ -363,8 +363,8 @@ fn foot_line<'a>(model: &Model, limits: usize, look: Look) -> Line<'a> {
     if let Some(message) = model.message() {
         return Line::styled(printable_path(Path::new(message)).into_owned(), look.style(Color::Yellow));
     }
-    let keys = if limits > 0 {
-        format!("? help ({limits} unseen)  q quit  s sort  f filter  Tab group  e evict  w warm")
+    let keys = if gaps > 0 {
+        format!("? help ({gaps} unseen)  q quit  s sort  f filter  Tab group  e evict  w warm")
     } else {
         "? help  q quit  s sort  f filter  Tab group  Enter map  e evict  w warm".to_owned()
     };
@@ -387,9 +387,9 @@ fn help_lines<'a>(model: &Model) -> Vec<Line<'a>> {
     .into_iter()
     .map(Line::from)
     .collect();
-    let limits = model.seen.iter().flat_map(|seen| &seen.tick.limits);
-    for limit in limits {
-        let text = printable_path(Path::new(&in_words(limit))).into_owned();
+    let gaps = model.seen.iter().flat_map(|seen| &seen.tick.visibility_gaps);
+    for gap in gaps {
+        let text = printable_path(Path::new(&in_words(gap))).into_owned();
         lines.extend(wrapped(&text, 68).into_iter().map(Line::from));
     }
     lines

@@ -1,6 +1,6 @@
 //! The screen as a terminal shows it.
 
-use pagekeeper_observe::Limited;
+use pagekeeper_observe::VisibilityGap;
 use pagekeeper_trace::{DirtyLevels, Durations, PauseCounts, Task};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -123,8 +123,8 @@ fn questions_help_and_filters_are_shown() {
     model.press(Key::Char('x'));
     assert!(drawn(&mut model, 80, 24, PLAIN).0.contains("filter: x_"));
     model.press(Key::Enter);
-    let limit = Limited { what: "a thing".into(), why: "no right".into(), needs: Some("root".into()) };
-    model.seen.as_mut().unwrap().tick.limits.push(limit);
+    let gap = VisibilityGap { what: "a thing".into(), why: "no right".into(), needs: Some("root".into()) };
+    model.seen.as_mut().unwrap().tick.visibility_gaps.push(gap);
     model.press(Key::Char('?'));
     let (text, _) = drawn(&mut model, 80, 24, PLAIN);
     assert!(

@@ -62,8 +62,8 @@ pub(super) fn tick() -> CensusTick {
         reclaim: Some(Vec::new()),
         machine: None,
         losses: Losses::default(),
-        round: None,
-        limits: Vec::new(),
+        rescan: None,
+        visibility_gaps: Vec::new(),
     }
 }
 

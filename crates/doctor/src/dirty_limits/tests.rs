@@ -2,11 +2,11 @@ use super::*;
 use crate::testing::{DEV, GIB, MIB, look, pages, pauses};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{BackingDevice, BackingDeviceStats};
-use pagekeeper_observe::Look;
+use pagekeeper_observe::Snapshot;
 use pagekeeper_trace::DirtyLevels;
 
 /// 16 and 32 MiB in force; in 10 s `dirtied` MiB were made dirty and `written` written.
-fn low(dirtied: u64, written: u64) -> (Look, Look) {
+fn low(dirtied: u64, written: u64) -> (Snapshot, Snapshot) {
     let before = look();
     let mut after = look();
     let dirty = &mut after.host.dirty;
@@ -20,7 +20,7 @@ fn low(dirtied: u64, written: u64) -> (Look, Look) {
     (before, after)
 }
 
-fn pause(look: &mut Look, pid: u32, milliseconds: u64) {
+fn pause(look: &mut Snapshot, pid: u32, milliseconds: u64) {
     let levels = DirtyLevels { dirty: 31 * MIB, ..DirtyLevels::default() };
     let trace = look.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pauses.as_mut().unwrap().push(pauses(pid, "db", &[milliseconds], levels));

@@ -22,7 +22,7 @@ pub(crate) mod rocksdb;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_observe::{Database, Look};
+use pagekeeper_observe::{Database, Snapshot};
 use serde::Serialize;
 
 pub use rocksdb::keys as toml_keys;
@@ -221,7 +221,7 @@ fn normal(name: &str) -> String {
 }
 
 /// Reads the settings of a database that `look` saw.
-pub fn read(database: &Database, look: &Look, roots: &SysRoots) -> Settings {
+pub fn read(database: &Database, look: &Snapshot, roots: &SysRoots) -> Settings {
     let mut settings = Settings::new(engine_of(database));
     match settings.engine {
         Engine::MariaDb | Engine::MySql => {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::InspectedFile;
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_observe::{Database, File, Look, OpenerKind};
+use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
 
 use super::option_file::{self, Entry, option};
 use super::place::{Place, Unread};
@@ -30,7 +30,7 @@ const MOST_FILES: usize = 256;
 const LONGEST_PROGRAM: u64 = 1 << 29;
 
 /// Reads all of them into `settings`.
-pub(super) fn read(database: &Database, look: &Look, roots: &SysRoots, settings: &mut Settings) {
+pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
     let place = Place::of(database, look, roots);
     let arguments: Vec<String> =
         database.command_line.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
@@ -330,7 +330,7 @@ fn collect(content: &serde_json::Value, depth: u32, found: &mut Vec<(String, Str
 }
 
 /// What the server shows by how it has its files open.
-fn seen(database: &Database, look: &Look, settings: &mut Settings) {
+fn seen(database: &Database, look: &Snapshot, settings: &mut Settings) {
     let redo_files = |name: &OsStr| name.as_bytes().starts_with(b"#ib_redo");
     settings.redo_directory = settings.engine == Engine::MySql
         && look

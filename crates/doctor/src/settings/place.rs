@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Error, InspectedFile, Links};
-use pagekeeper_observe::{Database, Look};
+use pagekeeper_observe::{Database, Snapshot};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
@@ -50,7 +50,7 @@ pub(crate) enum Unread {
 }
 
 impl<'a> Place<'a> {
-    pub(crate) fn of(database: &Database, look: &Look, roots: &'a SysRoots) -> Self {
+    pub(crate) fn of(database: &Database, look: &Snapshot, roots: &'a SysRoots) -> Self {
         let started = database.uptime.and_then(|uptime| look.at.checked_sub(uptime));
         Self { roots, pid: database.pid, started }
     }

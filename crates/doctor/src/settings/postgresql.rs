@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_observe::{Database, Look};
+use pagekeeper_observe::{Database, Snapshot};
 
 use super::guc::{self, Entry};
 use super::place::{Place, Unread, plain};
@@ -38,7 +38,7 @@ const DEFAULTS: [(&str, &str); 11] = [
 const DEFAULTS_HOLD_FOR: std::ops::RangeInclusive<u32> = 13..=18;
 
 /// Reads all of them into `settings`.
-pub(super) fn read(database: &Database, look: &Look, roots: &SysRoots, settings: &mut Settings) {
+pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
     let place = Place::of(database, look, roots);
     let mut arguments: Vec<String> =
         database.command_line.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();

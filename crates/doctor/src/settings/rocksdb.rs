@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_observe::{Database, Look};
+use pagekeeper_observe::{Database, Snapshot};
 use toml::de::{DeTable, DeValue};
 
 use super::place::{Place, Unread, newest_numbered};
@@ -19,7 +19,7 @@ use super::{CHANGED_SINCE, Engine, Origin, Settings, options};
 const DEEPEST: u32 = 8;
 
 /// Reads all of them into `settings`.
-pub(super) fn read(database: &Database, look: &Look, roots: &SysRoots, settings: &mut Settings) {
+pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
     let place = Place::of(database, look, roots);
     if settings.engine == Engine::TiKv {
         tikv(database, &place, settings);
@@ -34,7 +34,7 @@ pub(super) fn read(database: &Database, look: &Look, roots: &SysRoots, settings:
 }
 
 /// Where its databases are: where it has a MANIFEST open; without a process, where it was said to be.
-fn directories(database: &Database, look: &Look) -> Vec<PathBuf> {
+fn directories(database: &Database, look: &Snapshot) -> Vec<PathBuf> {
     let Some(pid) = database.pid else { return database.directories.clone() };
     let manifests = look.files.iter().filter(|file| {
         let name = file.path.file_name().unwrap_or_default().as_bytes();

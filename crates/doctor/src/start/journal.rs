@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_observe::{File, Look};
+use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
 
 use crate::settings::place::Place;
@@ -27,7 +27,7 @@ pub struct Journal {
 /// What a recovery of a database (an index into `look`) would read now; `None` where that is not known.
 ///
 /// Reads a few pages of `PostgreSQL`'s control file and WAL; nothing for the others.
-pub fn journal(database: usize, look: &Look, settings: &Settings, roots: &SysRoots) -> Option<Journal> {
+pub fn journal(database: usize, look: &Snapshot, settings: &Settings, roots: &SysRoots) -> Option<Journal> {
     let whose = look.databases.get(database)?;
     let files: Vec<&File> = look.files.iter().filter(|file| file.database == Some(database)).collect();
     match settings.engine {

@@ -7,7 +7,7 @@ use crate::testing::{DEV, GIB, MIB, database, file, look, pages};
 use crate::{Kind, Severity};
 use pagekeeper_kernel::pressure::CgroupVersion;
 use pagekeeper_kernel::process::Access;
-use pagekeeper_observe::Look;
+use pagekeeper_observe::Snapshot;
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{ReclaimCounts, ReclaimKind};
 use std::path::PathBuf;
@@ -36,8 +36,8 @@ fn group(directory: &str, limit: Option<u64>) -> MemoryCgroup {
 
 /// A server and a stream in one group: 300 MiB of its table left, and 200 MiB of it came back.
 struct Host {
-    before: Look,
-    after: Look,
+    before: Snapshot,
+    after: Snapshot,
     streamers: Vec<Streamer>,
 }
 

@@ -4,7 +4,7 @@ use crate::testing::{DEV, MIB, database, file, look, opener, pages, pauses, resi
 use crate::{FixKind, Streamer};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
-use pagekeeper_observe::Look;
+use pagekeeper_observe::Snapshot;
 
 const LEVELS: DirtyLevels = DirtyLevels {
     dirty: 31 * MIB,
@@ -15,7 +15,7 @@ const LEVELS: DirtyLevels = DirtyLevels {
 };
 
 /// A RocksDB whose log and tables are written to one device.
-fn rocksdb() -> (Look, Look) {
+fn rocksdb() -> (Snapshot, Snapshot) {
     let mut before = look();
     before.databases = vec![database("rocksdb", 100, "/data")];
     let mut after = before.clone();
@@ -40,7 +40,7 @@ fn rocksdb() -> (Look, Look) {
     (before, after)
 }
 
-fn find_in(before: &Look, after: &Look) -> Vec<Finding> {
+fn find_in(before: &Snapshot, after: &Snapshot) -> Vec<Finding> {
     let mut observation = Observation::new(before, after);
     observation.settings = vec![Settings::new(Engine::RocksDb)];
     find(&observation)
@@ -135,7 +135,7 @@ fn no_higher_limit_is_named_for_a_device_with_its_own() {
     let (before, mut after) = rocksdb();
     let machine = &mut after.change.as_mut().unwrap().machine;
     (machine.dirtied, machine.written) = (Some(100 * MIB), Some(90 * MIB));
-    let named = |after: &Look| {
+    let named = |after: &Snapshot| {
         let found = find_in(&before, after).into_iter().find(|found| found.kind == Kind::WritersThrottled);
         let fixes = found.unwrap().fixes.into_iter().map(|fix| fix.act);
         fixes.filter(|act| act.contains("see the finding")).collect::<Vec<_>>()
@@ -163,7 +163,7 @@ fn a_log_that_nothing_comes_to_shares_nothing() {
 fn who_wrote_most_is_what_pagekeeper_is_offered_for() {
     let (before, mut after) = rocksdb();
     after.databases[0].name = "db_bench".to_owned();
-    let throttled = |after: &Look| {
+    let throttled = |after: &Snapshot| {
         let mut found = find_in(&before, after);
         found.pop().unwrap()
     };

@@ -1,8 +1,8 @@
-//! The thread in the background: walks all files again and again, looks at all processes, and searches changed
-//! directories for files whose name is wanted; slowly, within its share of one processor.
+//! The background thread: rescans all files, takes snapshots of all processes, and searches changed directories for
+//! files whose name is not known yet; slowly, within its share of one processor.
 //!
 //! Invariants: of the time of one processor it takes [`SHARE`](super::SHARE) at most, seen over seconds; no lock is held
-//! while it looks; it ends when it is dropped, after the directory it is at.
+//! over I/O; it ends when it is dropped, after the directory it is at.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -15,60 +15,60 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::processes::{self, ProcessLook};
-use super::table::Known;
-use super::walk::{Seen, SharedGround, change_of, visit_directory};
+use super::processes::{self, ProcessSnapshot};
+use super::table::DirectoryIndex;
+use super::walk::{SharedScope, WalkResult, change_of, visit_directory};
 
-/// A round of all files begins no sooner after the last one began.
-const ROUND_EACH: Duration = Duration::from_secs(10);
-/// The same of all processes.
-const PROCESSES_EACH: Duration = Duration::from_secs(2);
-/// Messages that nobody has taken, at which it waits.
+/// The shortest time from the start of one rescan of all files to the next.
+const RESCAN_INTERVAL: Duration = Duration::from_secs(10);
+/// The same for all processes.
+const PROCESSES_INTERVAL: Duration = Duration::from_secs(2);
+/// With more messages than this unread, it waits.
 const UNREAD: usize = 4096;
 
-/// What it has to say.
+/// What it reports.
 #[derive(Debug)]
 pub(super) enum Message {
     /// Files of a directory.
-    Directory(Seen),
+    Directory(WalkResult),
     /// A process.
-    Process(Box<ProcessLook>),
-    /// All processes were looked at; these are alive.
+    Process(Box<ProcessSnapshot>),
+    /// All processes were inspected; these are alive.
     Processes(HashSet<u32>),
-    /// All files were looked at.
-    Round {
-        known: Known,
+    /// All files were visited.
+    RescanDone {
+        known: DirectoryIndex,
         files: u64,
-        /// How long the round took.
+        /// How long the rescan took.
         took: Duration,
     },
     /// All changed directories were searched.
-    Hunted,
+    Searched,
     /// Where file systems were mounted since the census began.
     Mounted(Vec<PathBuf>),
 }
 
 #[derive(Debug, Default)]
-struct Mail {
+struct Queue {
     messages: Vec<Message>,
-    hunt: bool,
+    search: bool,
     stop: bool,
 }
 
 #[derive(Debug, Default)]
-struct Post {
-    mail: Mutex<Mail>,
-    bell: Condvar,
+struct Mailbox {
+    queue: Mutex<Queue>,
+    wakeup: Condvar,
 }
 
-impl Post {
-    fn lock(&self) -> MutexGuard<'_, Mail> {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits; returns whether it is to stop.
     fn wait(&self, time: Duration) -> bool {
-        let waited = self.bell.wait_timeout_while(self.lock(), time, |mail| !mail.stop);
+        let waited = self.wakeup.wait_timeout_while(self.lock(), time, |queue| !queue.stop);
         waited.unwrap_or_else(PoisonError::into_inner).0.stop
     }
 }
@@ -76,14 +76,14 @@ impl Post {
 /// The thread.
 #[derive(Debug)]
 pub(super) struct Background {
-    post: Arc<Post>,
+    mailbox: Arc<Mailbox>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What it works on.
-pub(super) struct Work {
+pub(super) struct BackgroundWork {
     pub(super) proc: ProcRoot,
-    pub(super) ground: SharedGround,
+    pub(super) scope: SharedScope,
     pub(super) profiles: Vec<Arc<Profile>>,
     /// Count open files as well: nobody traces.
     pub(super) counts_open: bool,
@@ -94,29 +94,29 @@ pub(super) struct Work {
 }
 
 impl Background {
-    pub(super) fn start(work: Work) -> std::io::Result<Self> {
-        let post = Arc::new(Post::default());
-        let its = Arc::clone(&post);
+    pub(super) fn start(work: BackgroundWork) -> std::io::Result<Self> {
+        let mailbox = Arc::new(Mailbox::default());
+        let its = Arc::clone(&mailbox);
         let thread = std::thread::Builder::new().name("pk-census".to_owned()).spawn(move || {
-            Worker { work, post: its, queue: Vec::new(), known: Vec::new(), hunt: None }.run();
+            Worker { work, mailbox: its, queue: Vec::new(), known: Vec::new(), search: None }.run();
         })?;
-        Ok(Self { post, thread: Some(thread) })
+        Ok(Self { mailbox, thread: Some(thread) })
     }
 
     pub(super) fn take(&self) -> Vec<Message> {
-        std::mem::take(&mut self.post.lock().messages)
+        std::mem::take(&mut self.mailbox.lock().messages)
     }
 
     /// Asks to search changed directories.
-    pub(super) fn hunt(&self) {
-        self.post.lock().hunt = true;
+    pub(super) fn search(&self) {
+        self.mailbox.lock().search = true;
     }
 }
 
 impl Drop for Background {
     fn drop(&mut self) {
-        self.post.lock().stop = true;
-        self.post.bell.notify_all();
+        self.mailbox.lock().stop = true;
+        self.mailbox.wakeup.notify_all();
         if let Some(thread) = self.thread.take() {
             // A panic of it was its own; its figures are missing, no more.
             let _ = thread.join();
@@ -131,19 +131,19 @@ pub(super) fn processor_time() -> Duration {
 }
 
 struct Worker {
-    work: Work,
-    post: Arc<Post>,
-    /// Directories still to be looked at in this round.
+    work: BackgroundWork,
+    mailbox: Arc<Mailbox>,
+    /// Directories still to be visited in this rescan.
     queue: Vec<PathBuf>,
-    /// Files of this round.
+    /// Files of this rescan.
     known: Vec<(Inode, u32)>,
     /// The next directory to be asked whether it changed.
-    hunt: Option<u32>,
+    search: Option<u32>,
 }
 
 impl Worker {
     fn run(mut self) {
-        let mut round_began = Instant::now();
+        let mut rescan_began = Instant::now();
         let mut processes_began = Instant::now();
         let mut pids: Vec<u32> = Vec::new();
         let mut alive = HashSet::new();
@@ -151,10 +151,10 @@ impl Worker {
         loop {
             let now = Instant::now();
             let mut idle = true;
-            if pids.is_empty() && now.duration_since(processes_began) >= PROCESSES_EACH {
+            if pids.is_empty() && now.duration_since(processes_began) >= PROCESSES_INTERVAL {
                 processes_began = now;
-                if self.work.ground.has_more_mounts(&self.work.proc) {
-                    self.look_for_mounts();
+                if self.work.scope.has_more_mounts(&self.work.proc) {
+                    self.find_new_mounts();
                 }
                 pids = self.work.proc.pids().unwrap_or_default();
                 alive = pids.iter().copied().collect();
@@ -163,79 +163,81 @@ impl Worker {
                 idle = false;
                 self.process(pid);
                 if pids.is_empty() {
-                    self.say(Message::Processes(std::mem::take(&mut alive)));
+                    self.report(Message::Processes(std::mem::take(&mut alive)));
                 }
             }
-            if self.hunts() {
+            if self.searches() {
                 idle = false;
-                self.hunt_on();
+                self.search_on();
             } else if !self.queue.is_empty() {
                 idle = false;
                 self.directory();
                 if self.queue.is_empty() {
                     let files = self.known.len() as u64;
-                    let known = Known::of(std::mem::take(&mut self.known));
-                    self.say(Message::Round { known, files, took: round_began.elapsed() });
+                    let known = DirectoryIndex::of(std::mem::take(&mut self.known));
+                    self.report(Message::RescanDone { known, files, took: rescan_began.elapsed() });
                 }
-            } else if now.duration_since(round_began) >= ROUND_EACH {
-                round_began = now;
-                self.look_for_mounts();
-                self.queue.extend(self.work.ground.places.walked.iter().map(|place| place.point.clone()));
+            } else if now.duration_since(rescan_began) >= RESCAN_INTERVAL {
+                rescan_began = now;
+                self.find_new_mounts();
+                self.queue.extend(
+                    self.work.scope.file_systems.walked.iter().map(|file_system| file_system.point.clone()),
+                );
                 continue;
             }
-            let unread = self.post.lock().messages.len() > UNREAD;
+            let unread = self.mailbox.lock().messages.len() > UNREAD;
             let pause =
                 pace.due().max(if idle || unread { Duration::from_millis(250) } else { Duration::ZERO });
-            if !pause.is_zero() && self.post.wait(pause) {
+            if !pause.is_zero() && self.mailbox.wait(pause) {
                 return;
             }
         }
     }
 
-    fn say(&self, message: Message) {
-        self.post.lock().messages.push(message);
+    fn report(&self, message: Message) {
+        self.mailbox.lock().messages.push(message);
     }
 
-    fn look_for_mounts(&self) {
-        let Work { proc, ground, network, .. } = &self.work;
-        self.say(Message::Mounted(ground.look_for_mounts(proc, *network)));
+    fn find_new_mounts(&self) {
+        let BackgroundWork { proc, scope, network, .. } = &self.work;
+        self.report(Message::Mounted(scope.find_new_mounts(proc, *network)));
     }
 
     fn process(&self, pid: u32) {
-        let Work { proc, ground, profiles, counts_open, .. } = &self.work;
-        if let Some(look) = processes::look(proc, pid, profiles, ground, *counts_open) {
-            self.say(Message::Process(Box::new(look)));
+        let BackgroundWork { proc, scope, profiles, counts_open, .. } = &self.work;
+        if let Some(snapshot) = processes::snapshot(proc, pid, profiles, scope, *counts_open) {
+            self.report(Message::Process(Box::new(snapshot)));
         }
     }
 
     fn directory(&mut self) {
         let Some(path) = self.queue.pop() else { return };
-        let ground = &self.work.ground;
-        let is_root = ground.places.walked.iter().any(|place| place.point == path);
+        let scope = &self.work.scope;
+        let is_root = scope.file_systems.walked.iter().any(|file_system| file_system.point == path);
         // Something may have been mounted there since it was queued.
-        if !is_root && !ground.enters(&path) {
+        if !is_root && !scope.enters(&path) {
             return;
         }
-        let (mut seen, below) = visit_directory(ground, &path);
+        let (mut result, below) = visit_directory(scope, &path);
         self.queue.extend(below);
-        self.known.append(&mut seen.known);
-        self.say(Message::Directory(seen));
+        self.known.append(&mut result.known);
+        self.report(Message::Directory(result));
     }
 
     /// Whether changed directories are being searched.
-    fn hunts(&mut self) -> bool {
-        if self.hunt.is_none() && std::mem::take(&mut self.post.lock().hunt) {
-            self.hunt = Some(0);
+    fn searches(&mut self) -> bool {
+        if self.search.is_none() && std::mem::take(&mut self.mailbox.lock().search) {
+            self.search = Some(0);
         }
-        self.hunt.is_some()
+        self.search.is_some()
     }
 
-    /// Asks a few directories whether they changed, and looks into those that did and what is new below them.
-    fn hunt_on(&mut self) {
+    /// Checks a few directories for changes, and visits those that changed and what is new below them.
+    fn search_on(&mut self) {
         const AT_ONCE: u32 = 64;
-        let from = self.hunt.unwrap_or(0);
+        let from = self.search.unwrap_or(0);
         let (asked, to, all): (Vec<_>, _, _) = {
-            let directories = self.work.ground.directories();
+            let directories = self.work.scope.directories();
             let to = directories.end().min(from.saturating_add(AT_ONCE));
             (
                 (from..to).filter_map(|number| directories.get(number).cloned()).collect(),
@@ -251,15 +253,15 @@ impl Worker {
             }
             let mut new = vec![directory.path.to_path_buf()];
             while let Some(path) = new.pop() {
-                let (seen, below) = visit_directory(&self.work.ground, &path);
+                let (result, below) = visit_directory(&self.work.scope, &path);
                 // Those without a number nobody has listed.
-                new.extend(below.into_iter().filter(|path| !self.work.ground.directories().is_known(path)));
-                self.say(Message::Directory(seen));
+                new.extend(below.into_iter().filter(|path| !self.work.scope.directories().is_known(path)));
+                self.report(Message::Directory(result));
             }
         }
-        self.hunt = (to < all).then_some(to);
-        if self.hunt.is_none() {
-            self.say(Message::Hunted);
+        self.search = (to < all).then_some(to);
+        if self.search.is_none() {
+            self.report(Message::Searched);
         }
     }
 }
@@ -294,8 +296,8 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places::Places;
-    use super::super::walk::Ground;
+    use super::super::file_systems::FileSystems;
+    use super::super::walk::WalkScope;
     use super::*;
 
     #[test]
@@ -304,22 +306,28 @@ mod tests {
         std::fs::create_dir(dir.path().join("a")).unwrap();
         std::fs::write(dir.path().join("a/old"), vec![1; 4096]).unwrap();
         let proc = ProcRoot::default();
-        let places = Places::of_directories(&proc, &[dir.path().to_path_buf()], false).unwrap();
-        let ground = Arc::new(Ground::new(places));
-        let seen = super::super::walk::walk_all(&ground, 1, &super::super::Progress::default());
-        assert_eq!(seen.known.len(), 1);
-        let work =
-            Work { proc, ground, profiles: Vec::new(), counts_open: false, network: false, share: 1.0 };
+        let file_systems = FileSystems::of_directories(&proc, &[dir.path().to_path_buf()], false).unwrap();
+        let scope = Arc::new(WalkScope::new(file_systems));
+        let result = super::super::walk::walk_all(&scope, 1, &super::super::Progress::default());
+        assert_eq!(result.known.len(), 1);
+        let work = BackgroundWork {
+            proc,
+            scope,
+            profiles: Vec::new(),
+            counts_open: false,
+            network: false,
+            share: 1.0,
+        };
         let background = Background::start(work).unwrap();
         std::fs::create_dir(dir.path().join("a/new")).unwrap();
         std::fs::write(dir.path().join("a/new/file"), vec![1; 8192]).unwrap();
-        background.hunt();
+        background.search();
         let mut found = Vec::new();
         'waiting: loop {
             for message in background.take() {
                 match message {
-                    Message::Directory(seen) => found.extend(seen.found),
-                    Message::Hunted => break 'waiting,
+                    Message::Directory(result) => found.extend(result.found),
+                    Message::Searched => break 'waiting,
                     _ => {}
                 }
             }

@@ -1,4 +1,4 @@
-//! What tracing told of each file: bytes that came and left, for what cause, and by whom.
+//! What tracing counted of each file: bytes that came and left, for what cause, and by whom.
 //!
 //! Invariants: totals are since the census began; of the many that may bring in pages of a file the greatest few are
 //! remembered; there is a bound on how many files are.
@@ -44,7 +44,7 @@ pub(super) struct FileFlow {
     pub(super) total: Flow,
     pub(super) last: Flow,
     pub(super) tick: u32,
-    /// Who brought how many bytes in, the most first.
+    /// Who brought how many bytes in, largest first.
     pub(super) bringers: Vec<(u32, u64)>,
 }
 
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_took_is_told_from_what_was_dropped() {
+    fn what_the_kernel_took_is_distinguished_from_what_was_dropped() {
         let mut flows = Flows::default();
         let stall = ReclaimCounts {
             task: task(7, "reader"),

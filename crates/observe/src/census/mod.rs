@@ -1,16 +1,16 @@
 //! All files of the host that have pages in memory, closed ones too, kept up to date at little cost.
 //!
-//! [`Census::start`] looks at every file once; from then on tracing tells which files' pages come and go, and
-//! [`Census::tick`] looks again only at those, at dirty ones and at those on show. A thread in the background walks all
-//! files slowly, which mends what was missed, and looks at who has files open. Without tracing there is only that
-//! thread, and files that somebody has open; [`CensusTick::limits`] says so.
+//! [`Census::start`] samples every file once; from then on tracing reports which files' pages come and go, and
+//! [`Census::tick`] samples only those, dirty ones and those on the screen. A background thread rescans all files to
+//! correct drift, and lists who has files open. Without tracing there is only that thread, and files that a process has
+//! open; [`CensusTick::visibility_gaps`] says so.
 //!
-//! Invariants: only reads. A tick takes [`SHARE`] of a processor at most, however much happens: what finds no time is
-//! reckoned from events until its turn comes. Of each file without pages 12 bytes are kept, of one with pages about
+//! Invariants: only reads. A tick takes [`SHARE`] of a processor at most, however much happens: files for which there
+//! is no time are estimated from events until they are sampled. Of each file without pages 12 bytes are kept, of one with pages about
 //! 100.
-//! File systems that are mounted after the start are not looked at, but told of: a new census knows them
+//! File systems that are mounted after the start are not walked, but reported: a new census walks them
 //! ([`Census::is_outdated`]).
-//! Fails where not even `/proc` can be read; what this user may not see is a [`Limited`], not an error.
+//! Fails where not even `/proc` can be read; what this user may not see is a [`VisibilityGap`], not an error.
 //!
 //! ```
 //! use pagekeeper_observe::{Census, CensusOptions, Query};
@@ -28,10 +28,10 @@
 //! ```
 
 mod background;
+mod file_systems;
 mod flow;
 mod memory;
 mod naming;
-mod places;
 mod processes;
 mod rows;
 mod sampling;
@@ -53,15 +53,15 @@ use pagekeeper_trace::{
     Tracer,
 };
 
-use crate::limits::of_denied_processes;
-use crate::{Limited, ObserveError};
-use background::{Background, Message, Work};
+use crate::visibility::of_denied_processes;
+use crate::{ObserveError, VisibilityGap};
+use background::{Background, BackgroundWork, Message};
+use file_systems::FileSystems;
 use flow::Flows;
-use places::Places;
 use processes::{Database, Openers, Process};
 use sampling::Budget;
-use table::{Found, Known, Sum, Table};
-use walk::{Ground, SharedGround};
+use table::{DirectoryIndex, FoundFile, Sum, Table};
+use walk::{SharedScope, WalkScope};
 
 pub use flow::Flow;
 pub use memory::{Explained, Split};
@@ -87,7 +87,7 @@ pub struct CensusOptions {
     pub profiles: Vec<Profile>,
     /// Threads of the first walk; at least 1. By default one for each processor, at most 8.
     pub threads: usize,
-    /// Keep up to date in the background. Without it only events and files on show are followed: for one look. By
+    /// Keep up to date in the background. Without it only events and files on the screen are followed: for one snapshot. By
     /// default on.
     pub follow: bool,
     /// How far the first walk has come.
@@ -109,7 +109,7 @@ impl Default for CensusOptions {
     }
 }
 
-/// What a tick saw of the host as a whole. Of its files [`Census::rows`] tells.
+/// The host as a whole at one tick. Its files are in [`Census::rows`].
 #[derive(Debug, Clone)]
 pub struct CensusTick {
     /// When.
@@ -130,7 +130,7 @@ pub struct CensusTick {
     pub files: u64,
     /// Those among them with something in memory.
     pub files_in_memory: u64,
-    /// Who was paused for dirty pages, longest first; `None` without tracing.
+    /// Who was throttled for dirty pages, longest first; `None` without tracing.
     pub pauses: Option<Vec<PauseCounts>>,
     /// Who had to reclaim memory for himself, longest first; `None` without tracing.
     pub reclaim: Option<Vec<ReclaimCounts>>,
@@ -138,10 +138,10 @@ pub struct CensusTick {
     pub machine: Option<MachineCounts>,
     /// Events that were lost.
     pub losses: Losses,
-    /// How long the last round of all files in the background took; `None` before the first is done.
-    pub round: Option<Duration>,
+    /// How long the last rescan of all files in the background took; `None` before the first is done.
+    pub rescan: Option<Duration>,
     /// What could not be seen.
-    pub limits: Vec<Limited>,
+    pub visibility_gaps: Vec<VisibilityGap>,
 }
 
 /// What the files of one file system have in memory, in bytes.
@@ -167,13 +167,13 @@ pub struct FileSystemSum {
 #[derive(Debug)]
 pub struct Census {
     options: CensusOptions,
-    ground: SharedGround,
+    scope: SharedScope,
     /// The devices of files by the device that tracing names.
     traced: HashMap<u64, Vec<u64>>,
     /// Overlays, and the device of the layers below them.
     overlays: HashMap<u64, u64>,
     table: Table,
-    known: Known,
+    known: DirectoryIndex,
     files: u64,
     flows: Flows,
     openers: Openers,
@@ -185,7 +185,7 @@ pub struct Census {
     nameless: HashMap<u32, u8>,
     /// Ids of files with unwritten pages.
     unwritten: HashSet<u32>,
-    /// Ids of files that are looked at in each tick.
+    /// Ids of files that are sampled in each tick.
     shown: HashSet<u32>,
     /// Bytes a second by id, of the last tick.
     growth: HashMap<u32, i64>,
@@ -194,43 +194,44 @@ pub struct Census {
     background: Option<Background>,
     profiles: Vec<Arc<Profile>>,
     tick: u32,
-    round: u32,
-    round_took: Option<Duration>,
+    rescan: u32,
+    rescan_took: Option<Duration>,
     /// Where file systems were mounted since it began.
     mounted: Vec<PathBuf>,
     denied_files: u64,
     failed_files: u64,
     denied_processes: HashSet<u32>,
     losses: Losses,
-    /// More is dirty than the files say that are known to be.
+    /// The host has more dirty bytes than the known files have.
     dirty_elsewhere: bool,
     ticked: Instant,
 }
 
 impl Census {
-    /// Looks at all files once, from several threads, and begins to trace.
+    /// Samples all files once, from several threads, and begins to trace.
     ///
     /// Takes as long as that: half a million files about 1.5 seconds where the kernel has their names in memory, and as
     /// long as it takes to read them from disk where it has not. Fails where a directory that was named can't be found,
     /// or `/proc` can't be read.
     pub fn start(mut options: CensusOptions) -> Result<Self, ObserveError> {
         let proc = options.roots.proc.clone();
-        let places = if options.directories.is_empty() {
-            Places::of_host(&proc, options.network)?
+        let file_systems = if options.directories.is_empty() {
+            FileSystems::of_host(&proc, options.network)?
         } else {
-            Places::of_directories(&proc, &options.directories, options.network)?
+            FileSystems::of_directories(&proc, &options.directories, options.network)?
         };
         let profiles: Vec<_> = std::mem::take(&mut options.profiles).into_iter().map(Arc::new).collect();
-        let ground = Arc::new(Ground::new(places));
+        let scope = Arc::new(WalkScope::new(file_systems));
         // Before the walk, so that nothing falls in between.
-        let tracer = options.trace.clone().map(|trace| start_tracing(trace, &ground.places)).transpose()?;
-        let seen = walk::walk_all(&ground, options.threads, &options.progress);
+        let tracer =
+            options.trace.clone().map(|trace| start_tracing(trace, &scope.file_systems)).transpose()?;
+        let result = walk::walk_all(&scope, options.threads, &options.progress);
         let mut census = Self {
-            table: Table::with_places(ground.places.walked.len()),
+            table: Table::with_file_systems(scope.file_systems.walked.len()),
             traced: HashMap::new(),
             overlays: HashMap::new(),
-            files: seen.known.len() as u64,
-            known: Known::of(seen.known),
+            files: result.known.len() as u64,
+            known: DirectoryIndex::of(result.known),
             flows: Flows::default(),
             openers: Openers::default(),
             processes: HashMap::new(),
@@ -244,24 +245,24 @@ impl Census {
             tracer,
             background: None,
             tick: 0,
-            round: 1,
-            round_took: None,
+            rescan: 1,
+            rescan_took: None,
             mounted: Vec::new(),
-            denied_files: seen.denied,
-            failed_files: seen.failed,
+            denied_files: result.denied,
+            failed_files: result.failed,
             denied_processes: HashSet::new(),
             losses: Losses::default(),
             dirty_elsewhere: false,
             ticked: Instant::now(),
             profiles,
-            ground,
+            scope,
             options,
         };
-        for found in seen.found {
+        for found in result.found {
             census.take_found(found);
         }
         census.learn_devices();
-        census.look_at_processes()?;
+        census.scan_processes()?;
         census.table.take_changes();
         // What happened meanwhile is in the figures already, but for files that the walk had passed.
         if let Some(counts) = census.trace()? {
@@ -269,23 +270,23 @@ impl Census {
             census.table.take_changes();
         }
         census.ticked = Instant::now();
-        // What the walk in the background sees is of the next round.
-        census.round += 1;
+        // What the background thread sees belongs to the next rescan.
+        census.rescan += 1;
         if census.options.follow {
             census.background = Some(census.start_background()?);
         }
         Ok(census)
     }
 
-    /// Whether there are file systems by now at which only a new census would look.
+    /// Whether file systems were mounted since that only a new census would walk.
     pub fn is_outdated(&self) -> bool {
         !self.mounted.is_empty()
     }
 
     fn start_background(&self) -> Result<Background, ObserveError> {
-        let work = Work {
+        let work = BackgroundWork {
             proc: self.options.roots.proc.clone(),
-            ground: Arc::clone(&self.ground),
+            scope: Arc::clone(&self.scope),
             profiles: self.profiles.clone(),
             counts_open: !self.has_events(),
             network: self.options.network,
@@ -295,7 +296,7 @@ impl Census {
             .map_err(|source| ObserveError::Directory { path: "/proc/self/task".into(), source })
     }
 
-    /// Whether events tell of all files.
+    /// Whether the tracer reports events of all files.
     fn has_events(&self) -> bool {
         self.tracer.as_ref().is_some_and(|tracer| tracer.source().level() != TraceLevel::Counters)
     }
@@ -306,38 +307,39 @@ impl Census {
 
     /// Which files' devices tracing names how.
     fn learn_devices(&mut self) {
-        let places = &self.ground.places;
-        for (dev, place) in self.ground.devices().iter() {
-            if let Some(place) = places.walked.get(usize::from(*place)) {
-                let devices = self.traced.entry(place.traced).or_default();
+        let file_systems = &self.scope.file_systems;
+        for (dev, file_system) in self.scope.devices().iter() {
+            if let Some(file_system) = file_systems.walked.get(usize::from(*file_system)) {
+                let devices = self.traced.entry(file_system.traced).or_default();
                 if !devices.contains(dev) {
                     devices.push(*dev);
                 }
             }
         }
-        for (dev, layer) in &places.overlays {
+        for (dev, layer) in &file_systems.overlays {
             if let Ok(stat) = rustix::fs::stat(layer) {
                 self.overlays.insert(*dev, stat.st_dev);
             }
         }
     }
 
-    /// One look at all processes.
-    fn look_at_processes(&mut self) -> Result<(), ObserveError> {
+    /// Takes a snapshot of every process.
+    fn scan_processes(&mut self) -> Result<(), ObserveError> {
         let proc = self.options.roots.proc.clone();
         for pid in proc.pids()? {
             if self.options.progress.cancelled() {
                 break;
             }
-            if let Some(look) = processes::look(&proc, pid, &self.profiles, &self.ground, false) {
-                self.take_process(look);
+            if let Some(snapshot) = processes::snapshot(&proc, pid, &self.profiles, &self.scope, false) {
+                self.take_process(snapshot);
             }
         }
         Ok(())
     }
 
-    fn take_process(&mut self, look: processes::ProcessLook) {
-        let processes::ProcessLook { pid, process, mut files, deleted, counted, database, denied } = look;
+    fn take_process(&mut self, snapshot: processes::ProcessSnapshot) {
+        let processes::ProcessSnapshot { pid, process, mut files, deleted, counted, database, denied } =
+            snapshot;
         if denied {
             self.denied_processes.insert(pid);
         } else {
@@ -390,14 +392,14 @@ impl Census {
         }
     }
 
-    fn take_found(&mut self, found: Found) -> Option<u32> {
+    fn take_found(&mut self, found: FoundFile) -> Option<u32> {
         let inode = found.inode;
-        let id = self.table.take(found, self.tick, self.round);
+        let id = self.table.take(found, self.tick, self.rescan);
         self.note(inode, id);
         id
     }
 
-    /// Keeps the sets of ids right after a look at a file.
+    /// Updates the sets of ids after a file was sampled.
     fn note(&mut self, inode: Inode, id: Option<u32>) {
         let Some(id) = id else {
             self.reach.remove(&inode);
@@ -425,7 +427,7 @@ impl Census {
         self.ticked = Instant::now();
         self.tick += 1;
         let mut budget = Budget::of(period.mul_f64(SHARE).max(Duration::from_millis(4)));
-        self.read_mail();
+        self.take_messages();
         let counts = self.trace()?;
         // At the same moment as the events end, so that the two agree.
         let memory = MemInfo::read(&self.options.roots)?;
@@ -457,8 +459,8 @@ impl Census {
         let resident: u64 = sums.iter().map(|sum| sum.resident).sum();
         let dirty: u64 = sums.iter().map(|sum| sum.dirty).sum();
         self.dirty_elsewhere = memory.dirty > dirty + (dirty / 8).max(4 << 20);
-        let file_systems = self.ground.places.walked.iter().zip(sums);
-        let file_systems = file_systems.map(|(place, sum)| file_system(place, *sum)).collect();
+        let file_systems = self.scope.file_systems.walked.iter().zip(sums);
+        let file_systems = file_systems.map(|(file_system, sum)| sum_of(file_system, *sum)).collect();
         if let Some(counts) = &counts {
             let (sum, new) = (&mut self.losses, counts.losses);
             sum.no_room += new.no_room;
@@ -474,80 +476,80 @@ impl Census {
                 cached: memory.cached,
                 files: resident,
                 shmem: memory.shmem,
-                scoped: self.ground.places.scoped,
+                scoped: self.scope.file_systems.scoped,
             },
             memory,
             split,
             file_systems,
             files: self.files,
             files_in_memory: self.table.len() as u64,
-            limits: self.limits(),
+            visibility_gaps: self.visibility_gaps(),
             losses: self.losses,
-            round: self.round_took,
+            rescan: self.rescan_took,
             machine: counts.as_ref().map(|counts| counts.machine),
             pauses: counts.as_ref().and_then(|counts| counts.pauses.clone()),
             reclaim: counts.and_then(|counts| counts.reclaim),
         })
     }
 
-    /// Takes over what the thread in the background found.
-    fn read_mail(&mut self) {
+    /// Applies what the background thread found.
+    fn take_messages(&mut self) {
         let messages = self.background.as_ref().map(Background::take).unwrap_or_default();
         let mut ended = false;
         for message in messages {
             match message {
-                Message::Directory(seen) => {
-                    for found in seen.found {
+                Message::Directory(result) => {
+                    for found in result.found {
                         let flowing =
                             self.flows.of(found.inode).is_some_and(|flow| flow.tick + 1 >= self.tick);
-                        // What changes at this moment is looked at by the tick itself.
+                        // What changes at this moment is sampled by the tick itself.
                         if !flowing
                             || self.table.id(found.inode).is_none_or(|id| self.nameless.contains_key(&id))
                         {
                             self.take_found(found);
                         } else if let Some(id) = self.table.id(found.inode) {
-                            self.table.seen(id, self.round);
+                            self.table.mark_seen(id, self.rescan);
                         }
                     }
                 }
-                Message::Process(look) => self.take_process(*look),
+                Message::Process(snapshot) => self.take_process(*snapshot),
                 Message::Processes(alive) => self.forget_processes(&alive),
-                Message::Round { known, files, took } => {
+                Message::RescanDone { known, files, took } => {
                     self.known = known;
                     self.files = files;
-                    self.round_took = Some(took);
-                    self.end_round();
+                    self.rescan_took = Some(took);
+                    self.end_rescan();
                     ended = true;
                 }
                 Message::Mounted(points) => self.mounted = points,
-                Message::Hunted => {
-                    for hunts in self.nameless.values_mut() {
-                        *hunts = hunts.saturating_add(1);
+                Message::Searched => {
+                    for searches in self.nameless.values_mut() {
+                        *searches = searches.saturating_add(1);
                     }
                 }
             }
         }
         if ended {
-            // Once, however many rounds it was: numbers of directories in what is not read yet are younger than that.
-            self.ground.directories().forget(&self.table.directories());
+            // Once, however many rescans it was: numbers of directories in unread messages are newer than that.
+            self.scope.directories().forget(&self.table.directories());
         }
     }
 
-    /// Files that a whole round did not see are gone, but those that have no name to be seen by.
-    fn end_round(&mut self) {
+    /// Files that a whole rescan did not see are gone, except those without a name, which no rescan can see.
+    fn end_rescan(&mut self) {
         self.learn_devices();
-        let seen_since = self.round;
+        let seen_since = self.rescan;
         let gone: Vec<u32> = self
             .table
             .iter()
-            .filter(|(_, entry)| entry.round < seen_since && matches!(entry.name, table::Name::In(..)))
+            .filter(|(_, entry)| entry.rescan < seen_since && matches!(entry.name, table::Name::In(..)))
             .map(|(id, _)| id)
             .collect();
         for id in gone {
             self.table.remove(id);
             self.forget(id);
         }
-        self.round += 1;
+        self.rescan += 1;
     }
 
     fn forget(&mut self, id: u32) {
@@ -575,24 +577,24 @@ impl Census {
     }
 
     /// What can't be seen.
-    fn limits(&self) -> Vec<Limited> {
-        let mut limits = Vec::new();
-        let mut say = |what: String, why: &str, needs: Option<&str>| {
-            limits.push(Limited { what, why: why.to_owned(), needs: needs.map(str::to_owned) });
+    fn visibility_gaps(&self) -> Vec<VisibilityGap> {
+        let mut gaps = Vec::new();
+        let mut add = |what: String, why: &str, needs: Option<&str>| {
+            gaps.push(VisibilityGap { what, why: why.to_owned(), needs: needs.map(str::to_owned) });
         };
         if self.denied_files > 0 {
-            say(
+            add(
                 format!("what is in memory of {} files or directories of other users", self.denied_files),
-                "the kernel tells it to a file's owner only",
+                "the kernel shows it to a file's owner only",
                 Some("root, or CAP_FOWNER and CAP_DAC_READ_SEARCH"),
             );
         }
         if self.failed_files > 0 {
-            say(format!("{} files or directories", self.failed_files), "they can't be opened", None);
+            add(format!("{} files or directories", self.failed_files), "they can't be opened", None);
         }
         if !self.denied_processes.is_empty() {
             let (why, needs) = of_denied_processes();
-            say(
+            add(
                 format!(
                     "which files are open by others' processes ({} of them)",
                     self.denied_processes.len()
@@ -601,8 +603,8 @@ impl Census {
                 needs,
             );
         }
-        for point in &self.ground.places.network {
-            say(
+        for point in &self.scope.file_systems.network {
+            add(
                 format!("files on {}", point.display()),
                 "it is a network file system, whose server might never answer",
                 Some("--network"),
@@ -610,7 +612,7 @@ impl Census {
         }
         if let Some(point) = self.mounted.first() {
             let more = self.mounted.len() - 1;
-            say(
+            add(
                 format!(
                     "files on {}{}",
                     point.display(),
@@ -621,30 +623,34 @@ impl Census {
             );
         }
         match self.tracer.as_ref().map(Tracer::source) {
-            Some(source) if !self.has_events() => say(
-                "pages of closed files as they come and go, nor who brings them in, is paused or reclaims"
+            Some(source) if !self.has_events() => add(
+                "pages of closed files as they come and go, nor who brings them in, is throttled or reclaims"
                     .to_owned(),
-                &format!("{source}; closed files are looked at again as a slow walk comes by"),
+                &format!("{source}; closed files are sampled only by the background rescan"),
                 Some("root, or CAP_BPF and CAP_PERFMON"),
             ),
             Some(source) if source.level() == TraceLevel::Tracefs => {
-                say("the process of a thread that has ended".to_owned(), &source.to_string(), None);
+                add("the process of a thread that has ended".to_owned(), &source.to_string(), None);
             }
             _ => {}
         }
         if self.losses.total() > 0 {
             let losses = self.losses.to_string();
-            say(losses, "more happened than could be counted; a slow walk mends the figures", None);
+            add(
+                losses,
+                "more happened than could be counted; the background rescan corrects the figures",
+                None,
+            );
         }
-        limits
+        gaps
     }
 }
 
-fn file_system(place: &places::Place, sum: Sum) -> FileSystemSum {
+fn sum_of(file_system: &file_systems::WalkedFileSystem, sum: Sum) -> FileSystemSum {
     FileSystemSum {
-        point: place.point.clone(),
-        kind: place.kind.clone(),
-        source: place.source.clone(),
+        point: file_system.point.clone(),
+        kind: file_system.kind.clone(),
+        source: file_system.source.clone(),
         files: sum.files,
         resident: sum.resident,
         dirty: sum.dirty,
@@ -653,11 +659,11 @@ fn file_system(place: &places::Place, sum: Sum) -> FileSystemSum {
 }
 
 /// Starts to trace the pages of files that are walked.
-fn start_tracing(options: TraceOptions, places: &Places) -> Result<Tracer, ObserveError> {
-    let mut devices: Vec<u64> = places.walked.iter().map(|place| place.traced).collect();
+fn start_tracing(options: TraceOptions, file_systems: &FileSystems) -> Result<Tracer, ObserveError> {
+    let mut devices: Vec<u64> = file_systems.walked.iter().map(|file_system| file_system.traced).collect();
     devices.sort_unstable();
     devices.dedup();
-    // The filter has an end; more file systems than that are told apart here.
+    // The filter has an end; with more file systems than that, events are filtered here.
     let filter = if devices.len() <= 64 { PageFilter::Devices(devices) } else { PageFilter::Everything };
     Ok(Tracer::start(&TraceOptions { filter, block: false, ..options })?)
 }

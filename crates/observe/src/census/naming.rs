@@ -1,4 +1,4 @@
-//! Names for files of which tracing told no more than the inode number.
+//! Names for files of which tracing reports only the inode number.
 //!
 //! In this order: the directory in which the walk found that inode; the files that those have open who brought the pages
 //! in; the directories that changed since they were walked (in the background). The last resort is the walk itself.
@@ -15,19 +15,19 @@ use super::{Census, processes};
 /// Processes whose open files are listed in one tick.
 const PROCESSES: usize = 16;
 /// How often changed directories are searched for a file's name.
-const HUNTS: u8 = 3;
+const SEARCHES: u8 = 3;
 
 impl Census {
-    /// Finds names for files without; `strangers` are such as may lie elsewhere, which are taken in if they don't.
-    pub(super) fn find_names(&mut self, events: &Events, strangers: &HashSet<Inode>, budget: &mut Budget) {
-        if self.nameless.is_empty() && strangers.is_empty() {
+    /// Finds names for files without; `unlisted` are such as may lie elsewhere, which are taken in if they don't.
+    pub(super) fn find_names(&mut self, events: &Events, unlisted: &HashSet<Inode>, budget: &mut Budget) {
+        if self.nameless.is_empty() && unlisted.is_empty() {
             return;
         }
         self.by_known_directory(budget);
-        self.by_open_files(events, strangers, budget);
-        let wanted = self.nameless.values().any(|hunts| *hunts < HUNTS) || !strangers.is_empty();
+        self.by_open_files(events, unlisted, budget);
+        let wanted = self.nameless.values().any(|searches| *searches < SEARCHES) || !unlisted.is_empty();
         if let (true, Some(background)) = (wanted, &self.background) {
-            background.hunt();
+            background.search();
         }
     }
 
@@ -43,7 +43,7 @@ impl Census {
             if budget.over() {
                 return;
             }
-            let path = self.ground.directories().get(number).map(|directory| directory.path.clone());
+            let path = self.scope.directories().get(number).map(|directory| directory.path.clone());
             let Some(path) = path else { continue };
             for (_, name) in names_in(&path, &inodes) {
                 self.named(Name::In(number, name));
@@ -51,11 +51,11 @@ impl Census {
         }
     }
 
-    fn by_open_files(&mut self, events: &Events, strangers: &HashSet<Inode>, budget: &mut Budget) {
+    fn by_open_files(&mut self, events: &Events, unlisted: &HashSet<Inode>, budget: &mut Budget) {
         let proc = self.options.roots.proc.clone();
         let mut wanted: HashSet<Inode> =
             self.nameless.keys().filter_map(|id| self.table.get(*id).map(|entry| entry.inode)).collect();
-        wanted.extend(strangers);
+        wanted.extend(unlisted);
         wanted.retain(|inode| events.contains_key(inode));
         let pids: HashSet<u32> =
             wanted.iter().filter_map(|inode| events.get(inode)).flat_map(|(_, pids)| pids).copied().collect();
@@ -65,10 +65,10 @@ impl Census {
             }
             for file in proc.open_files(pid).unwrap_or_default() {
                 let ours = self.own_inode(file.inode).unwrap_or(file.inode);
-                if !wanted.contains(&ours) || file.deleted || !self.ground.places.covers(&file.path) {
+                if !wanted.contains(&ours) || file.deleted || !self.scope.file_systems.covers(&file.path) {
                     continue;
                 }
-                if let Some(name) = processes::named(&proc, pid, &file.path, &self.ground) {
+                if let Some(name) = processes::named(&proc, pid, &file.path, &self.scope) {
                     self.named(name);
                 }
             }
@@ -78,11 +78,11 @@ impl Census {
     /// Takes in the file of that name, as it is now.
     fn named(&mut self, name: Name) {
         let Name::In(number, file) = &name else { return };
-        let path = self.ground.directories().get(*number).map(|directory| directory.path.join(file.as_ref()));
+        let path = self.scope.directories().get(*number).map(|directory| directory.path.join(file.as_ref()));
         let Some(Ok(file)) = path.map(|path| InspectedFile::open(path, Links::Refuse)) else { return };
         let inode = file.inode();
-        let Some(place) = self.ground.place_of(inode.dev) else { return };
-        match count(&file, name, place) {
+        let Some(file_system) = self.scope.file_system_of(inode.dev) else { return };
+        match count(&file, name, file_system) {
             Ok(Some(found)) => {
                 self.take_found(found);
             }

@@ -1,7 +1,7 @@
-//! Who has files open or mapped, and which databases there are: looked at process by process.
+//! Who has files open or mapped, and which databases there are: one snapshot for each process.
 //!
-//! Invariants: what is remembered of a process is replaced as a whole by the next look at it; what a process brought in
-//! stays its own when it has ended. Fails process by process: one that ended or may not be looked at has no files.
+//! Invariants: what is remembered of a process is replaced as a whole by its next snapshot; what a process brought in
+//! stays its own when it has ended. Fails process by process: one that ended or may not be inspected has no files.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -13,8 +13,8 @@ use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::process::{Access, CgroupPath, OpenFile, ProcRoot};
 use pagekeeper_kernel::{Inode, InspectedFile};
 
-use super::table::{Found, Name};
-use super::walk::{Ground, count};
+use super::table::{FoundFile, Name};
+use super::walk::{WalkScope, count};
 
 /// How a process has a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,31 +44,31 @@ pub(super) struct Database {
     pub(super) directories: Vec<PathBuf>,
 }
 
-/// What one look at a process showed.
+/// One process, with its open files and mappings.
 #[derive(Debug)]
-pub(super) struct ProcessLook {
+pub(super) struct ProcessSnapshot {
     pub(super) pid: u32,
     pub(super) process: Process,
     pub(super) files: Vec<(Inode, Use)>,
     /// Files without a name that have something in memory, and by which path they can be opened.
-    pub(super) deleted: Vec<(Found, PathBuf)>,
+    pub(super) deleted: Vec<(FoundFile, PathBuf)>,
     /// Open files with something in memory, where that was asked for.
-    pub(super) counted: Vec<Found>,
+    pub(super) counted: Vec<FoundFile>,
     pub(super) database: Option<Database>,
-    /// Its files could not be looked at.
+    /// Permission to inspect its files was denied.
     pub(super) denied: bool,
 }
 
-/// Looks at one process; its open files are counted too if `counts`.
-pub(super) fn look(
+/// Takes a snapshot of one process; with `counts` the pages of its open files are counted too.
+pub(super) fn snapshot(
     proc: &ProcRoot,
     pid: u32,
     profiles: &[Arc<Profile>],
-    ground: &Ground,
+    scope: &WalkScope,
     counts: bool,
-) -> Option<ProcessLook> {
+) -> Option<ProcessSnapshot> {
     let process = process(proc, pid)?;
-    let mut look = ProcessLook {
+    let mut snapshot = ProcessSnapshot {
         pid,
         process,
         files: Vec::new(),
@@ -80,18 +80,18 @@ pub(super) fn look(
     let open = match proc.open_files(pid) {
         Ok(open) => open,
         Err(error) => {
-            look.denied = error.is_denied();
-            return (!error.is_gone()).then_some(look);
+            snapshot.denied = error.is_denied();
+            return (!error.is_gone()).then_some(snapshot);
         }
     };
     let mut held: HashMap<Inode, Use> = HashMap::new();
     let mut nameless = |inode: Inode, path: &Path, reach: PathBuf| {
-        let place = ground.place_of(inode.dev).filter(|_| ground.places.covers(path));
-        let Some(place) = place else { return };
+        let file_system = scope.file_system_of(inode.dev).filter(|_| scope.file_systems.covers(path));
+        let Some(file_system) = file_system else { return };
         let found = InspectedFile::open_magic_link(&reach, path.to_path_buf())
-            .and_then(|file| count(&file, Name::Deleted(path.into()), place));
+            .and_then(|file| count(&file, Name::Deleted(path.into()), file_system));
         if let Ok(Some(found)) = found {
-            look.deleted.push((found, reach));
+            snapshot.deleted.push((found, reach));
         }
     };
     for file in &open {
@@ -102,7 +102,7 @@ pub(super) fn look(
         if file.deleted && !known {
             nameless(file.inode, &file.path, proc.fd_path(pid, file.fd));
         } else if counts && !known {
-            look.counted.extend(counted(proc, pid, file, ground));
+            snapshot.counted.extend(counted(proc, pid, file, scope));
         }
     }
     for mapping in proc.mappings(pid).unwrap_or_default() {
@@ -115,18 +115,18 @@ pub(super) fn look(
             nameless(mapping.inode, &mapping.path, proc.path().join(range));
         }
     }
-    look.files = held.into_iter().collect();
+    snapshot.files = held.into_iter().collect();
     let names = open.iter().map(|file| file.path.as_path());
     let its_own = |profile: &Profile, marker: &Path| {
         let directory = proc.in_namespace(pid, marker.parent().unwrap_or(marker));
         directory.ok().is_none_or(|directory| profile.marks(&directory))
     };
-    look.database = recognise(&look.process.name, names, profiles, its_own).map(|profile| Database {
+    snapshot.database = recognise(&snapshot.process.name, names, profiles, its_own).map(|profile| Database {
         pid,
         profile,
         directories: homes(proc, pid, &open),
     });
-    Some(look)
+    Some(snapshot)
 }
 
 /// Where a database has its files: its working directory, and those of files it may read and write.
@@ -147,17 +147,18 @@ fn homes(proc: &ProcRoot, pid: u32, open: &[OpenFile]) -> Vec<PathBuf> {
 }
 
 /// What an open file that has a name has in memory, counted through its descriptor.
-fn counted(proc: &ProcRoot, pid: u32, file: &OpenFile, ground: &Ground) -> Option<Found> {
-    let place = ground.place_of(file.inode.dev).filter(|_| ground.places.covers(&file.path))?;
-    let name = named(proc, pid, &file.path, ground)?;
+fn counted(proc: &ProcRoot, pid: u32, file: &OpenFile, scope: &WalkScope) -> Option<FoundFile> {
+    let file_system =
+        scope.file_system_of(file.inode.dev).filter(|_| scope.file_systems.covers(&file.path))?;
+    let name = named(proc, pid, &file.path, scope)?;
     let opened = InspectedFile::open_magic_link(&proc.fd_path(pid, file.fd), file.path.clone()).ok()?;
-    count(&opened, name, place).ok()?
+    count(&opened, name, file_system).ok()?
 }
 
 /// The name of a file that a process has open, as this process can open it.
-pub(super) fn named(proc: &ProcRoot, pid: u32, path: &Path, ground: &Ground) -> Option<Name> {
+pub(super) fn named(proc: &ProcRoot, pid: u32, path: &Path, scope: &WalkScope) -> Option<Name> {
     let reach = proc.in_namespace(pid, path).ok()?;
-    let (number, _) = ground.number(reach.parent()?);
+    let (number, _) = scope.number(reach.parent()?);
     Some(Name::In(number, reach.file_name()?.into()))
 }
 
@@ -207,7 +208,7 @@ fn recognise<'a>(
         .map(|(_, profile)| profile)
 }
 
-/// Who has which file, of all processes looked at.
+/// Who has which file, over all processes.
 #[derive(Debug, Default)]
 pub(super) struct Openers {
     by_process: HashMap<u32, Vec<Inode>>,
@@ -274,7 +275,7 @@ fn is_id(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::places::Places;
+    use super::super::file_systems::FileSystems;
     use super::*;
     use std::io::Write as _;
     use std::os::unix::fs::MetadataExt as _;
@@ -282,28 +283,28 @@ mod tests {
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
     #[test]
-    fn own_files_are_seen_and_deleted_ones_counted() {
+    fn own_files_are_listed_and_deleted_ones_counted() {
         let mut kept = tempfile::NamedTempFile::new_in(".").unwrap();
         kept.write_all(&[1; 4096]).unwrap();
         let mut gone = tempfile::tempfile_in(".").unwrap();
         gone.write_all(&[1; 8192]).unwrap();
         let own = std::process::id();
         let proc = ProcRoot::default();
-        let ground = Ground::new(Places::of_host(&proc, false).unwrap());
+        let scope = WalkScope::new(FileSystems::of_host(&proc, false).unwrap());
         let meta = kept.as_file().metadata().unwrap();
-        ground.devices().insert(meta.dev(), 3);
-        let look = look(&proc, own, &[], &ground, true).unwrap();
+        scope.devices().insert(meta.dev(), 3);
+        let snapshot = snapshot(&proc, own, &[], &scope, true).unwrap();
         let stat = |file: &std::fs::File| {
             let meta = file.metadata().unwrap();
             Inode { dev: meta.dev(), ino: meta.ino() }
         };
-        let used = look.files.iter().find(|(inode, _)| *inode == stat(kept.as_file())).unwrap().1;
+        let used = snapshot.files.iter().find(|(inode, _)| *inode == stat(kept.as_file())).unwrap().1;
         assert_eq!(used, Use { writes: true, direct: false, mapped: false });
-        let (found, reach) = look.deleted.iter().find(|(found, _)| found.inode == stat(&gone)).unwrap();
-        assert_eq!((found.residency.resident, found.place), (8192, 3));
-        assert!(look.counted.iter().any(|found| found.inode == stat(kept.as_file())));
+        let (found, reach) = snapshot.deleted.iter().find(|(found, _)| found.inode == stat(&gone)).unwrap();
+        assert_eq!((found.residency.resident, found.file_system), (8192, 3));
+        assert!(snapshot.counted.iter().any(|found| found.inode == stat(kept.as_file())));
         assert!(reach.starts_with(format!("/proc/{own}/fd")));
-        assert!(look.files.iter().any(|(_, used)| used.mapped));
+        assert!(snapshot.files.iter().any(|(_, used)| used.mapped));
     }
 
     #[test]

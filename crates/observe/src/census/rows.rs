@@ -120,7 +120,7 @@ pub struct Row {
     pub flow: Option<Flow>,
     /// The same since the census began.
     pub total_flow: Option<Flow>,
-    /// Who has it or brought it in, the most first; none of groups.
+    /// Who has it or brought it in, largest first; none of groups.
     pub owners: Vec<Owner>,
     /// What it is to its database.
     pub class: Option<FileClass>,
@@ -180,7 +180,7 @@ impl<'a> Matcher<'a> {
 }
 
 impl Census {
-    /// The rows that are wanted, by the figures of the last tick. Files among them are looked at in each tick from now on.
+    /// The rows that are wanted, by the figures of the last tick. Files among them are sampled in each tick from now on.
     pub fn rows(&mut self, query: &Query) -> Rows {
         let fresh = self.view.as_ref().is_some_and(|view| view.is_fresh(query));
         if !fresh {
@@ -205,7 +205,7 @@ impl Census {
         ranked.truncate(query.limit);
         let rows: Vec<Row> =
             ranked.iter().filter_map(|(_, id)| Some(self.row(*id, self.table.get(*id)?))).collect();
-        // What is looked at all the time has to fit in a tick.
+        // What is sampled in every tick has to fit in one.
         self.shown = ranked.into_iter().take(50).map(|(_, id)| id).collect();
         Rows { rows, matching, resident }
     }
@@ -279,11 +279,15 @@ impl Census {
 
     /// What a file is called.
     fn label(&self, entry: &Entry) -> String {
-        if let Some(path) = entry.path(&self.ground.directories()) {
+        if let Some(path) = entry.path(&self.scope.directories()) {
             return path.to_string_lossy().into_owned();
         }
-        let place = self.ground.places.walked.get(usize::from(entry.place));
-        format!("inode {} on {}", entry.inode.ino, place.map_or("?", |place| place.source.as_str()))
+        let file_system = self.scope.file_systems.walked.get(usize::from(entry.file_system));
+        format!(
+            "inode {} on {}",
+            entry.inode.ino,
+            file_system.map_or("?", |file_system| file_system.source.as_str())
+        )
     }
 
     fn row(&self, id: u32, entry: &Entry) -> Row {
@@ -298,7 +302,7 @@ impl Census {
             .reach
             .get(&entry.inode)
             .cloned()
-            .or_else(|| entry.path(&self.ground.directories()).filter(|_| !row.deleted));
+            .or_else(|| entry.path(&self.scope.directories()).filter(|_| !row.deleted));
         row.owners = self.owners(entry.inode);
         if let Name::In(..) = entry.name
             && let Some((database, class)) = self.database(Path::new(&row.label))

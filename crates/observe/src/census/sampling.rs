@@ -1,6 +1,6 @@
-//! Looking again at files that events, dirty pages or their place on the screen call for, within a tick's time.
+//! Samples files that have events, have dirty pages or are on the screen, within a tick's time.
 //!
-//! Invariants: what finds no time is reckoned from events, and is first in the next tick; a file that takes long to
+//! Invariants: what finds no time is estimated from events, and is first in the next tick; a file that takes long to
 //! count is counted seldom, so that it takes a twentieth of the time at most.
 
 use std::collections::{HashMap, HashSet};
@@ -45,17 +45,17 @@ impl Budget {
 pub(super) type Events = HashMap<Inode, (Flow, Vec<u32>)>;
 
 impl Census {
-    /// Takes over what was traced, and looks again at the files it happened to.
+    /// Applies what was traced, and samples the files it happened to.
     pub(super) fn apply(&mut self, counts: &TraceCounts, budget: &mut Budget) {
         let mut flows = std::mem::take(&mut self.flows);
         let pages = counts.pages.as_deref().unwrap_or_default();
         let reclaim = counts.reclaim.as_deref().unwrap_or_default();
         let events = flows.add(self.tick, pages, reclaim, |inode| self.own_inode(inode));
         self.flows = flows;
-        let mut strangers = HashSet::new();
+        let mut unlisted = HashSet::new();
         for (inode, (flow, _)) in &events {
-            if !self.reckon(*inode, *flow) {
-                strangers.insert(*inode);
+            if !self.estimate(*inode, *flow) {
+                unlisted.insert(*inode);
             }
         }
         for pid in events.values().flat_map(|(_, pids)| pids) {
@@ -65,7 +65,7 @@ impl Census {
                 self.processes.insert(*pid, process);
             }
         }
-        self.find_names(&events, &strangers, budget);
+        self.find_names(&events, &unlisted, budget);
         let mut due: HashSet<u32> = events.keys().filter_map(|inode| self.table.id(*inode)).collect();
         if self.dirty_elsewhere {
             due.extend(self.openers.written().filter_map(|inode| self.table.id(inode)));
@@ -73,14 +73,14 @@ impl Census {
         self.sample(due, budget);
     }
 
-    /// Without events: files that somebody has open are looked at, dirty ones and those on show.
+    /// Without events: samples open files, dirty ones and those on the screen.
     pub(super) fn sample_without_events(&mut self, budget: &mut Budget) {
         let open: HashSet<u32> = self.openers.files().filter_map(|inode| self.table.id(inode)).collect();
         self.sample(open, budget);
     }
 
     /// What a file has in memory by what came and left; `false` if it is none that is known.
-    fn reckon(&mut self, inode: Inode, flow: Flow) -> bool {
+    fn estimate(&mut self, inode: Inode, flow: Flow) -> bool {
         let pages = |bytes: u64| u32::try_from(bytes / page_size()).unwrap_or(u32::MAX);
         if let Some(id) = self.table.id(inode) {
             let Some(entry) = self.table.get(id) else { return false };
@@ -88,7 +88,7 @@ impl Census {
             let resident =
                 then.resident.saturating_add(pages(flow.added)).saturating_sub(pages(flow.removed()));
             let evicted = then.evicted.saturating_add(pages(flow.reclaimed));
-            // One that has a name will be looked at; another is gone when its pages are.
+            // One that has a name will be sampled; another is gone when its pages are.
             let least = u32::from(entry.name != Name::Unknown);
             let now = Pages { resident: resident.max(least), evicted, ..then };
             if !self.table.set_pages(id, now) {
@@ -100,17 +100,18 @@ impl Census {
             return true;
         }
         let known = self.known.directory(inode).is_some();
-        let Some(place) = self.ground.place_of(inode.dev) else { return true };
-        if !known && self.ground.places.scoped {
+        let Some(file_system) = self.scope.file_system_of(inode.dev) else { return true };
+        if !known && self.scope.file_systems.scoped {
             // Most likely a file of another directory.
             return false;
         }
-        let id = self.table.insert_unknown(inode, place, pages(flow.added - flow.removed()), self.round);
+        let id =
+            self.table.insert_unknown(inode, file_system, pages(flow.added - flow.removed()), self.rescan);
         self.nameless.insert(id, 0);
         true
     }
 
-    /// Looks at these, at dirty files and at those on show; those first that were not looked at for longest.
+    /// Samples these, dirty files and those on the screen; those first that were not sampled for longest.
     fn sample(&mut self, mut due: HashSet<u32>, budget: &mut Budget) {
         due.extend(&self.unwritten);
         due.extend(&self.shown);
@@ -121,24 +122,24 @@ impl Census {
             if budget.over() {
                 break;
             }
-            let dear = self.table.get(id).is_some_and(|entry| {
+            let expensive = self.table.get(id).is_some_and(|entry| {
                 // In ticks of about a second: what counts is the share of the time.
                 entry.cost > 2000 && self.tick.saturating_sub(counted) * (1_000_000 / ONE_FILE) < entry.cost
             });
-            if !dear {
-                self.look_at(id);
+            if !expensive {
+                self.sample_file(id);
             }
         }
     }
 
     /// Counts the pages of one file.
-    pub(super) fn look_at(&mut self, id: u32) {
+    pub(super) fn sample_file(&mut self, id: u32) {
         let Some(entry) = self.table.get(id) else {
             self.forget(id);
             return;
         };
-        let (inode, place) = (entry.inode, entry.place);
-        let opened = match (self.reach.get(&inode), entry.path(&self.ground.directories())) {
+        let (inode, file_system) = (entry.inode, entry.file_system);
+        let opened = match (self.reach.get(&inode), entry.path(&self.scope.directories())) {
             (Some(reach), path) => {
                 InspectedFile::open_magic_link(reach, path.unwrap_or_else(|| reach.clone()))
             }
@@ -148,7 +149,7 @@ impl Census {
             _ => return,
         };
         match opened {
-            Ok(file) if file.inode() == inode => match count(&file, Name::Unknown, place) {
+            Ok(file) if file.inode() == inode => match count(&file, Name::Unknown, file_system) {
                 Ok(Some(found)) => {
                     self.take_found(found);
                 }
@@ -161,7 +162,7 @@ impl Census {
             Ok(file) => {
                 // Another file has its name now.
                 let name = entry.name.clone();
-                if let Ok(Some(found)) = count(&file, name, place) {
+                if let Ok(Some(found)) = count(&file, name, file_system) {
                     self.take_found(found);
                 }
                 self.lost_name(id);
@@ -176,12 +177,12 @@ impl Census {
         let Some(entry) = self.table.get(id) else { return };
         let inode = entry.inode;
         self.reach.remove(&inode);
-        let path = entry.path(&self.ground.directories()).unwrap_or_default();
+        let path = entry.path(&self.scope.directories()).unwrap_or_default();
         if self.openers.of(inode).is_empty() || matches!(entry.name, Name::Deleted(_)) {
             self.table.remove(id);
             self.forget(id);
         } else {
-            // The next look at those who have it finds a way to it.
+            // The next snapshot of the processes that have it finds a path to it.
             self.table.set_name(id, Name::Deleted(path.into()));
         }
     }

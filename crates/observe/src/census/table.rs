@@ -15,36 +15,36 @@ use pagekeeper_kernel::{Inode, Residency, Source, page_size};
 const NOWHERE: u32 = u32::MAX;
 
 /// Directories by number: a path is kept once, whatever number of files lie in it. Those that are gone are forgotten, and
-/// their numbers given out again.
+/// their numbers reused.
 #[derive(Debug, Default)]
 pub(super) struct Directories {
     list: Vec<Option<Directory>>,
     by_path: HashMap<Arc<Path>, u32>,
     free: Vec<u32>,
-    /// How often was asked to forget.
-    round: u32,
+    /// How many rescans have ended.
+    rescan: u32,
 }
 
 /// A directory that was walked.
 #[derive(Debug, Clone)]
 pub(super) struct Directory {
     pub(super) path: Arc<Path>,
-    /// The file system it is on: an index of [`Places::walked`](super::places::Places::walked).
-    pub(super) place: u16,
+    /// The file system it is on: an index of [`FileSystems::walked`](super::file_systems::FileSystems::walked).
+    pub(super) file_system: u16,
     /// When names in it changed last, in nanoseconds of its file system's clock; `None` if it has to be listed to know.
     pub(super) changed: Option<i128>,
-    /// The round of [`Directories`] in which somebody last asked for its number.
+    /// The rescan of [`Directories`] in which its number was last asked for.
     asked: u32,
 }
 
 impl Directories {
-    /// A number that was asked for so many rounds ago, and is that of no entry, is in nobody's hands any more: of the
-    /// thread in the background, which may be a round ahead of who reads what it says, and of its last round.
-    const IN_HANDS: u32 = 3;
+    /// A number that was asked for so many rescans ago, and is that of no entry, is no longer in use: neither by the
+    /// background thread, which may be a rescan ahead of the reader of its messages, nor by those of its last rescan.
+    const IN_USE: u32 = 3;
 
     /// The number of a directory, new or known.
-    pub(super) fn number(&mut self, path: &Path, place: impl FnOnce() -> u16) -> u32 {
-        let asked = self.round;
+    pub(super) fn number(&mut self, path: &Path, file_system: impl FnOnce() -> u16) -> u32 {
+        let asked = self.rescan;
         if let Some(known) = self.by_path.get(path).copied() {
             if let Some(directory) = self.get_mut(known) {
                 directory.asked = asked;
@@ -52,7 +52,8 @@ impl Directories {
             return known;
         }
         let path: Arc<Path> = path.into();
-        let directory = Directory { path: Arc::clone(&path), place: place(), changed: None, asked };
+        let directory =
+            Directory { path: Arc::clone(&path), file_system: file_system(), changed: None, asked };
         let number = if let Some(number) = self.free.pop() {
             self.list[number as usize] = Some(directory);
             number
@@ -83,12 +84,12 @@ impl Directories {
         u32::try_from(self.list.len()).unwrap_or(NOWHERE)
     }
 
-    /// A round has ended: forgets those that no round has come by since, but the `used`.
+    /// A rescan has ended: forgets directories that no rescan has visited since, except the `used` ones.
     pub(super) fn forget(&mut self, used: &HashSet<u32>) {
-        self.round += 1;
+        self.rescan += 1;
         for (number, slot) in (0_u32..).zip(&mut self.list) {
             let gone = |directory: &mut Directory| {
-                directory.asked + Self::IN_HANDS <= self.round && !used.contains(&number)
+                directory.asked + Self::IN_USE <= self.rescan && !used.contains(&number)
             };
             if let Some(directory) = slot.take_if(gone) {
                 self.by_path.remove(&directory.path);
@@ -145,24 +146,24 @@ pub(super) struct Entry {
     pub(super) size: u64,
     pub(super) pages: Pages,
     /// The file system, as of a [`Directory`].
-    pub(super) place: u16,
+    pub(super) file_system: u16,
     /// Only what is resident is known.
     pub(super) resident_only: bool,
-    /// In which round of the walk it was seen last.
-    pub(super) round: u32,
+    /// The rescan that saw it last.
+    pub(super) rescan: u32,
     /// What counting it took last, in microseconds.
     pub(super) cost: u32,
     /// The tick in which it was counted last.
     pub(super) counted: u32,
 }
 
-/// What a look at a file found.
+/// A file with something in memory, as it was counted.
 #[derive(Debug, Clone)]
-pub(super) struct Found {
+pub(super) struct FoundFile {
     pub(super) inode: Inode,
     pub(super) name: Name,
     pub(super) size: u64,
-    pub(super) place: u16,
+    pub(super) file_system: u16,
     pub(super) residency: Residency,
     /// What counting took, in microseconds.
     pub(super) cost: u32,
@@ -189,8 +190,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn with_places(places: usize) -> Self {
-        Self { sums: vec![Sum::default(); places], ..Self::default() }
+    pub(super) fn with_file_systems(file_systems: usize) -> Self {
+        Self { sums: vec![Sum::default(); file_systems], ..Self::default() }
     }
 
     pub(super) fn id(&self, inode: Inode) -> Option<u32> {
@@ -223,22 +224,22 @@ impl Table {
         self.entries.iter().flatten().filter_map(number).collect()
     }
 
-    /// By file system, in the order of the places.
+    /// By file system, in the order of [`FileSystems::walked`](super::file_systems::FileSystems::walked).
     pub(super) fn sums(&self) -> &[Sum] {
         &self.sums
     }
 
-    /// Takes over what a look found; the entry's id, if the file has something in memory.
-    pub(super) fn take(&mut self, found: Found, tick: u32, round: u32) -> Option<u32> {
+    /// Records a counted file; the entry's id, if the file has something in memory.
+    pub(super) fn take(&mut self, found: FoundFile, tick: u32, rescan: u32) -> Option<u32> {
         let pages = Pages::of(&found.residency);
         let resident_only = found.residency.source == Source::Mincore;
-        let Found { inode, name, size, place, cost, .. } = found;
+        let FoundFile { inode, name, size, file_system, cost, .. } = found;
         if let Some(id) = self.id(inode) {
             if let Some(entry) = self.get_mut(id) {
                 if name != Name::Unknown {
                     entry.name = name;
                 }
-                (entry.size, entry.round, entry.cost) = (size, round, cost);
+                (entry.size, entry.rescan, entry.cost) = (size, rescan, cost);
                 (entry.counted, entry.resident_only) = (tick, resident_only);
             }
             return self.set_pages(id, pages).then_some(id);
@@ -246,20 +247,27 @@ impl Table {
         if pages.is_empty() {
             return None;
         }
-        let entry = Entry { inode, name, size, pages, place, resident_only, round, cost, counted: tick };
+        let entry =
+            Entry { inode, name, size, pages, file_system, resident_only, rescan, cost, counted: tick };
         Some(self.insert(entry))
     }
 
-    /// A file that tracing told of, whatever it is called.
-    pub(super) fn insert_unknown(&mut self, inode: Inode, place: u16, resident: u32, round: u32) -> u32 {
+    /// A file that tracing reported, whose name is not known yet.
+    pub(super) fn insert_unknown(
+        &mut self,
+        inode: Inode,
+        file_system: u16,
+        resident: u32,
+        rescan: u32,
+    ) -> u32 {
         let entry = Entry {
             inode,
             name: Name::Unknown,
             size: 0,
             pages: Pages { resident, ..Pages::default() },
-            place,
+            file_system,
             resident_only: true,
-            round,
+            rescan,
             cost: 0,
             counted: 0,
         };
@@ -267,7 +275,7 @@ impl Table {
     }
 
     fn insert(&mut self, entry: Entry) -> u32 {
-        self.sum(entry.place, entry.pages, true);
+        self.sum(entry.file_system, entry.pages, true);
         let inode = entry.inode;
         let id = if let Some(id) = self.free.pop() {
             self.entries[id as usize] = Some(entry);
@@ -289,20 +297,20 @@ impl Table {
             return false;
         }
         let Some(entry) = self.get_mut(id) else { return false };
-        let place = entry.place;
+        let file_system = entry.file_system;
         let then = std::mem::replace(&mut entry.pages, pages);
         if then != pages {
             self.before.entry(id).or_insert(then.resident);
-            self.sum(place, then, false);
-            self.sum(place, pages, true);
+            self.sum(file_system, then, false);
+            self.sum(file_system, pages, true);
         }
         true
     }
 
-    /// Notes that a round of the walk came by.
-    pub(super) fn seen(&mut self, id: u32, round: u32) {
+    /// Records that a rescan saw the file.
+    pub(super) fn mark_seen(&mut self, id: u32, rescan: u32) {
         if let Some(entry) = self.get_mut(id) {
-            entry.round = round;
+            entry.rescan = rescan;
         }
     }
 
@@ -317,7 +325,7 @@ impl Table {
             self.by_inode.remove(&entry.inode);
             self.before.remove(&id);
             self.free.push(id);
-            self.sum(entry.place, entry.pages, false);
+            self.sum(entry.file_system, entry.pages, false);
         }
     }
 
@@ -332,8 +340,8 @@ impl Table {
     }
 
     /// Adds an entry to the sums of its file system, or takes it away.
-    fn sum(&mut self, place: u16, pages: Pages, add: bool) {
-        let Some(sum) = self.sums.get_mut(usize::from(place)) else { return };
+    fn sum(&mut self, file_system: u16, pages: Pages, add: bool) {
+        let Some(sum) = self.sums.get_mut(usize::from(file_system)) else { return };
         let bytes = |pages: u32| u64::from(pages) * page_size();
         for (sum, part) in [
             (&mut sum.files, 1),
@@ -348,11 +356,11 @@ impl Table {
 
 /// In which directory each file of the walk lies, those without pages too: 12 bytes a file.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct DirectoryIndex {
     by_device: HashMap<u64, (Vec<u64>, Vec<u32>)>,
 }
 
-impl Known {
+impl DirectoryIndex {
     pub(super) fn of(mut files: Vec<(Inode, u32)>) -> Self {
         files.sort_unstable();
         let mut known = Self::default();
@@ -391,7 +399,7 @@ impl Entry {
 mod tests {
     use super::*;
 
-    fn found(ino: u64, resident: u64, dirty: u64, evicted: u64) -> Found {
+    fn found(ino: u64, resident: u64, dirty: u64, evicted: u64) -> FoundFile {
         let residency = Residency {
             resident: resident * page_size(),
             dirty: Some(dirty * page_size()),
@@ -401,7 +409,7 @@ mod tests {
             source: Source::Cachestat,
         };
         let name = Name::In(0, OsStr::new("x").into());
-        Found { inode: Inode { dev: 1, ino }, name, size: 5, place: 1, residency, cost: 3 }
+        FoundFile { inode: Inode { dev: 1, ino }, name, size: 5, file_system: 1, residency, cost: 3 }
     }
 
     fn sum(table: &Table) -> (u64, u64, u64) {
@@ -411,7 +419,7 @@ mod tests {
 
     #[test]
     fn sums_are_those_of_the_entries_and_empty_ones_go() {
-        let mut table = Table::with_places(2);
+        let mut table = Table::with_file_systems(2);
         assert_eq!(table.take(found(1, 0, 0, 0), 1, 1), None);
         let one = table.take(found(1, 10, 2, 0), 1, 1).unwrap();
         let two = table.take(found(2, 5, 0, 0), 1, 1).unwrap();
@@ -430,7 +438,7 @@ mod tests {
 
     #[test]
     fn changes_are_against_the_last_call() {
-        let mut table = Table::with_places(2);
+        let mut table = Table::with_file_systems(2);
         let id = table.take(found(1, 10, 0, 0), 1, 1).unwrap();
         assert_eq!(table.take_changes(), [(id, 10)]);
         table.take(found(1, 12, 0, 0), 2, 1);
@@ -445,17 +453,17 @@ mod tests {
         let mut directories = Directories::default();
         let [kept, used, gone] =
             ["/kept", "/used", "/gone"].map(|path| directories.number(Path::new(path), || 0));
-        let mut table = Table::with_places(2);
+        let mut table = Table::with_file_systems(2);
         let name = Name::In(used, OsStr::new("x").into());
-        let entry = table.take(Found { name, ..found(1, 1, 0, 0) }, 1, 1).unwrap();
-        for _ in 0..Directories::IN_HANDS {
+        let entry = table.take(FoundFile { name, ..found(1, 1, 0, 0) }, 1, 1).unwrap();
+        for _ in 0..Directories::IN_USE {
             assert!(directories.is_known(Path::new("/gone")));
             assert_eq!(directories.number(Path::new("/kept"), || 0), kept);
             directories.forget(&table.directories());
         }
         assert!(!directories.is_known(Path::new("/gone")) && directories.get(gone).is_none());
         assert_eq!(table.get(entry).unwrap().path(&directories).unwrap(), Path::new("/used/x"));
-        assert_eq!(directories.number(Path::new("/new"), || 0), gone, "its number is given out again");
+        assert_eq!(directories.number(Path::new("/new"), || 0), gone, "its number is used again");
         assert_eq!(directories.end(), 3);
         table.remove(entry);
         directories.forget(&table.directories());
@@ -464,21 +472,21 @@ mod tests {
 
     #[test]
     fn a_name_once_known_stays() {
-        let mut table = Table::with_places(2);
+        let mut table = Table::with_file_systems(2);
         let id = table.insert_unknown(Inode { dev: 1, ino: 9 }, 1, 3, 1);
         assert_eq!(table.get(id).unwrap().path(&Directories::default()), None);
         let mut directories = Directories::default();
         assert_eq!(directories.number(Path::new("/d"), || 1), 0);
         assert_eq!(directories.number(Path::new("/d"), || 2), 0);
         table.take(found(9, 3, 0, 0), 1, 1);
-        table.take(Found { name: Name::Unknown, ..found(9, 3, 0, 0) }, 1, 1);
+        table.take(FoundFile { name: Name::Unknown, ..found(9, 3, 0, 0) }, 1, 1);
         assert_eq!(table.get(id).unwrap().path(&directories).unwrap(), Path::new("/d/x"));
     }
 
     #[test]
     fn directories_of_files_are_found_by_inode() {
         let inode = |dev, ino| Inode { dev, ino };
-        let known = Known::of(vec![(inode(2, 5), 7), (inode(1, 9), 1), (inode(1, 3), 2)]);
+        let known = DirectoryIndex::of(vec![(inode(2, 5), 7), (inode(1, 9), 1), (inode(1, 3), 2)]);
         assert_eq!(known.directory(inode(1, 3)), Some(2));
         assert_eq!(known.directory(inode(1, 9)), Some(1));
         assert_eq!(known.directory(inode(2, 5)), Some(7));

@@ -90,7 +90,7 @@ fn a_closed_file_that_comes_back_is_named_by_its_directory() {
 }
 
 #[test]
-fn without_tracing_open_files_are_followed_and_that_is_said() {
+fn without_tracing_open_files_are_followed_and_the_gap_is_reported() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let path = dir.path().join("open");
     written(&path, 1 << 20);

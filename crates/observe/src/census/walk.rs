@@ -1,7 +1,7 @@
-//! Looking at files on disk: all of them from several threads, or those of one directory.
+//! Walks files on disk: all of them from several threads, or those of one directory.
 //!
 //! Invariants: opens files for inspection only, as `pagekeeper_kernel::walk` does; no lock is held over I/O; what this
-//! user may not see is counted, never taken for nothing.
+//! user may not see is counted, never taken for absent.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -14,10 +14,10 @@ use std::time::Instant;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, Result, WalkOptions, open_directory, residency, walk};
 
-use super::places::Places;
-use super::table::{Directories, Found, Name};
+use super::file_systems::FileSystems;
+use super::table::{Directories, FoundFile, Name};
 
-/// How far the first walk has come, and the wish to end it.
+/// How far the first walk has come, and whether to end it early.
 #[derive(Debug, Default)]
 pub struct Progress {
     files: AtomicU64,
@@ -25,12 +25,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Files that were looked at so far.
+    /// Files that were visited so far.
     pub fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Ends the walk soon: what was not looked at is missing.
+    /// Ends the walk soon: what was not visited is missing.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
@@ -42,18 +42,18 @@ impl Progress {
 
 /// What a walk found.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct WalkResult {
     /// Files with something in memory.
-    pub(super) found: Vec<Found>,
+    pub(super) found: Vec<FoundFile>,
     /// In which directory each file lies.
     pub(super) known: Vec<(Inode, u32)>,
     /// Files whose figures this user may not see, and directories that he may not list.
     pub(super) denied: u64,
-    /// Files and directories that could not be looked at for another reason.
+    /// Files and directories that could not be read for another reason.
     pub(super) failed: u64,
 }
 
-impl Seen {
+impl WalkResult {
     pub(super) fn merge(&mut self, other: Self) {
         self.found.extend(other.found);
         self.known.extend(other.known);
@@ -64,25 +64,30 @@ impl Seen {
 
 /// What walkers share.
 #[derive(Debug)]
-pub(super) struct Ground {
-    pub(super) places: Places,
+pub(super) struct WalkScope {
+    pub(super) file_systems: FileSystems,
     directories: Mutex<Directories>,
-    /// Which place the files of a device belong to, as `st_dev` has it.
+    /// Which file system the files of a device belong to, as `st_dev` has it.
     devices: Mutex<HashMap<u64, u16>>,
     /// What is mounted by now, and may not have been at the start: it is not entered either.
     mounted: Mutex<HashSet<PathBuf>>,
 }
 
-impl Ground {
-    pub(super) fn new(places: Places) -> Self {
-        Self { places, directories: Mutex::default(), devices: Mutex::default(), mounted: Mutex::default() }
+impl WalkScope {
+    pub(super) fn new(file_systems: FileSystems) -> Self {
+        Self {
+            file_systems,
+            directories: Mutex::default(),
+            devices: Mutex::default(),
+            mounted: Mutex::default(),
+        }
     }
 
     pub(super) fn directories(&self) -> MutexGuard<'_, Directories> {
         self.directories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The places by the devices of their files.
+    /// The file systems by the devices of their files.
     pub(super) fn devices(&self) -> MutexGuard<'_, HashMap<u64, u16>> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,17 +96,17 @@ impl Ground {
         self.mounted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks for what was mounted meanwhile: where, if it is something to be walked.
-    pub(super) fn look_for_mounts(&self, proc: &ProcRoot, network: bool) -> Vec<PathBuf> {
-        let Ok(now) = self.places.again(proc, network) else { return Vec::new() };
-        let new = self.places.new_in(&now);
-        let mut mounted = now.passed_by;
+    /// Finds what was mounted meanwhile; returns the mount points that a new walk would enter.
+    pub(super) fn find_new_mounts(&self, proc: &ProcRoot, network: bool) -> Vec<PathBuf> {
+        let Ok(now) = self.file_systems.again(proc, network) else { return Vec::new() };
+        let new = self.file_systems.new_in(&now);
+        let mut mounted = now.excluded;
         mounted.extend(proc.own_mounts().unwrap_or_default().into_iter().map(|mount| mount.point));
         *self.mounted() = mounted;
         new
     }
 
-    /// Whether something was mounted in this mount namespace since it was looked for: that is asked at little cost.
+    /// Whether something was mounted in this mount namespace since [`Self::find_new_mounts`]: a cheap check.
     pub(super) fn has_more_mounts(&self, proc: &ProcRoot) -> bool {
         let mounts = proc.own_mounts().unwrap_or_default();
         let known = self.mounted();
@@ -110,23 +115,23 @@ impl Ground {
 
     /// Whether a directory met on the way is entered.
     pub(super) fn enters(&self, directory: &Path) -> bool {
-        self.places.enters(directory) && !self.mounted().contains(directory)
+        self.file_systems.enters(directory) && !self.mounted().contains(directory)
     }
 
-    /// The place of a device's files; `None` if it is not walked.
-    pub(super) fn place_of(&self, dev: u64) -> Option<u16> {
+    /// The file system of a device's files; `None` if it is not walked.
+    pub(super) fn file_system_of(&self, dev: u64) -> Option<u16> {
         self.devices().get(&dev).copied()
     }
 
-    /// The number of a directory, and its place.
+    /// The number of a directory, and its file system.
     pub(super) fn number(&self, path: &Path) -> (u32, u16) {
         let mut directories = self.directories();
         let number = directories.number(path, || {
-            let place = self.places.of_path(path).unwrap_or(0);
-            u16::try_from(place).unwrap_or(u16::MAX)
+            let file_system = self.file_systems.of_path(path).unwrap_or(0);
+            u16::try_from(file_system).unwrap_or(u16::MAX)
         });
-        let place = directories.get(number).map_or(0, |directory| directory.place);
-        (number, place)
+        let file_system = directories.get(number).map_or(0, |directory| directory.file_system);
+        (number, file_system)
     }
 
     /// Notes when a directory's names changed last.
@@ -137,8 +142,8 @@ impl Ground {
     }
 }
 
-/// When the names in a directory changed last; `None` where that was a moment ago, so that a change more would not
-/// show, or can't be told.
+/// When the names in a directory changed last; `None` where that was a moment ago, so that another change would not
+/// show, or where it is not known.
 pub(super) fn change_of(path: &Path) -> Option<i128> {
     const MOMENT: i128 = 3_000_000_000;
     let stat = rustix::fs::stat(path).ok()?;
@@ -147,27 +152,27 @@ pub(super) fn change_of(path: &Path) -> Option<i128> {
     (changed + MOMENT < i128::try_from(now).ok()?).then_some(changed)
 }
 
-/// One thread's share of a walk.
+/// What one thread of a walk collects.
 #[derive(Debug, Default)]
-struct Hand {
-    seen: Seen,
+struct Walker {
+    result: WalkResult,
     directory: Vec<u8>,
     number: u32,
-    place: u16,
+    file_system: u16,
     dev: u64,
 }
 
-impl Hand {
-    fn visit(&mut self, ground: &Ground, visited: Result<InspectedFile>) {
+impl Walker {
+    fn visit(&mut self, scope: &WalkScope, visited: Result<InspectedFile>) {
         let file = match visited {
             Ok(file) => file,
             Err(error) if error.is_denied() => {
-                self.seen.denied += 1;
+                self.result.denied += 1;
                 return;
             }
             Err(error) if error.is_gone() => return,
             Err(_) => {
-                self.seen.failed += 1;
+                self.result.failed += 1;
                 return;
             }
         };
@@ -176,87 +181,88 @@ impl Hand {
         let (directory, name) = (&path[..slash.max(1)], &path[(slash + 1).min(path.len())..]);
         if self.directory != directory || self.dev != file.inode().dev {
             let path = Path::new(OsStr::from_bytes(directory));
-            (self.number, self.place) = ground.number(path);
+            (self.number, self.file_system) = scope.number(path);
             self.directory = directory.to_vec();
             if self.dev != file.inode().dev {
                 self.dev = file.inode().dev;
-                ground.devices().entry(self.dev).or_insert(self.place);
+                scope.devices().entry(self.dev).or_insert(self.file_system);
             }
         }
-        self.seen.known.push((file.inode(), self.number));
+        self.result.known.push((file.inode(), self.number));
         let name = Name::In(self.number, OsStr::from_bytes(name).into());
-        match count(&file, name, self.place) {
-            Ok(Some(found)) => self.seen.found.push(found),
+        match count(&file, name, self.file_system) {
+            Ok(Some(found)) => self.result.found.push(found),
             Ok(None) => {}
-            Err(error) if error.is_denied() => self.seen.denied += 1,
-            Err(_) => self.seen.failed += 1,
+            Err(error) if error.is_denied() => self.result.denied += 1,
+            Err(_) => self.result.failed += 1,
         }
     }
 }
 
 /// Counts the pages of a file; `None` if it has nothing in memory.
-pub(super) fn count(file: &InspectedFile, name: Name, place: u16) -> Result<Option<Found>> {
+pub(super) fn count(file: &InspectedFile, name: Name, file_system: u16) -> Result<Option<FoundFile>> {
     let start = Instant::now();
     let residency = residency(file, 0..u64::MAX)?;
     if residency.resident == 0 && residency.evicted.unwrap_or(0) == 0 {
         return Ok(None);
     }
     let cost = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
-    Ok(Some(Found { inode: file.inode(), name, size: file.size(), place, residency, cost }))
+    Ok(Some(FoundFile { inode: file.inode(), name, size: file.size(), file_system, residency, cost }))
 }
 
-/// Looks at all files of all places.
-pub(super) fn walk_all(ground: &Ground, threads: usize, progress: &Progress) -> Seen {
-    let hands: Vec<Mutex<Hand>> = (0..threads.max(1)).map(|_| Mutex::default()).collect();
-    let roots: Vec<PathBuf> = ground.places.walked.iter().map(|place| place.point.clone()).collect();
+/// Visits all files of all file systems.
+pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -> WalkResult {
+    let walkers: Vec<Mutex<Walker>> = (0..threads.max(1)).map(|_| Mutex::default()).collect();
+    let roots: Vec<PathBuf> =
+        scope.file_systems.walked.iter().map(|file_system| file_system.point.clone()).collect();
     let enters = |path: &Path, is_directory: bool| {
         if !is_directory {
             return !progress.cancelled();
         }
-        let entered = !progress.cancelled() && ground.enters(path);
+        let entered = !progress.cancelled() && scope.enters(path);
         if entered {
             // Before it is listed, so that no change is missed.
             let changed = change_of(path);
-            let (number, _) = ground.number(path);
-            ground.stamp(number, changed);
+            let (number, _) = scope.number(path);
+            scope.stamp(number, changed);
         }
         entered
     };
     let options = WalkOptions { threads, filter: Some(&enters), ..WalkOptions::default() };
     walk(&roots, &options, &|visited| {
         progress.files.fetch_add(1, Ordering::Relaxed);
-        // As many hands as threads: one is free.
-        let free = hands.iter().find_map(|hand| hand.try_lock().ok());
-        if let Some(mut hand) = free {
-            hand.visit(ground, visited);
+        // As many walkers as threads: one is free.
+        let free = walkers.iter().find_map(|walker| walker.try_lock().ok());
+        if let Some(mut walker) = free {
+            walker.visit(scope, visited);
         }
     });
-    let mut seen = Seen::default();
-    for hand in hands {
-        seen.merge(hand.into_inner().unwrap_or_else(PoisonError::into_inner).seen);
+    let mut result = WalkResult::default();
+    for walker in walkers {
+        result.merge(walker.into_inner().unwrap_or_else(PoisonError::into_inner).result);
     }
-    seen
+    result
 }
 
-/// Looks at the files of one directory, not of those below it, whose paths are handed out.
-pub(super) fn visit_directory(ground: &Ground, path: &Path) -> (Seen, Vec<PathBuf>) {
+/// Visits the files of one directory, not of those below it, whose paths are returned.
+pub(super) fn visit_directory(scope: &WalkScope, path: &Path) -> (WalkResult, Vec<PathBuf>) {
     let changed = change_of(path);
-    let hand = Mutex::new(Hand::default());
+    let walker = Mutex::new(Walker::default());
     let below = Mutex::new(Vec::new());
     let enters = |path: &Path, is_directory: bool| {
-        if is_directory && ground.enters(path) {
+        if is_directory && scope.enters(path) {
             below.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
         }
         !is_directory
     };
     let options = WalkOptions { threads: 1, filter: Some(&enters), ..WalkOptions::default() };
     walk(&[path.to_path_buf()], &options, &|visited| {
-        hand.lock().unwrap_or_else(PoisonError::into_inner).visit(ground, visited);
+        walker.lock().unwrap_or_else(PoisonError::into_inner).visit(scope, visited);
     });
-    let (number, _) = ground.number(path);
-    ground.stamp(number, changed);
-    let seen = hand.into_inner().unwrap_or_else(PoisonError::into_inner).seen;
-    (seen, below.into_inner().unwrap_or_else(PoisonError::into_inner))
+    let (number, _) = scope.number(path);
+    scope.stamp(number, changed);
+    let result = walker.into_inner().unwrap_or_else(PoisonError::into_inner).result;
+    (result, below.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The names in a directory of some files, by inode number.
@@ -277,30 +283,30 @@ pub(super) fn names_in(path: &Path, numbers: &[u64]) -> Vec<(u64, Box<OsStr>)> {
 }
 
 /// The directories of a walk, shared with the thread in the background.
-pub(super) type SharedGround = Arc<Ground>;
+pub(super) type SharedScope = Arc<WalkScope>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn tree() -> (tempfile::TempDir, Ground) {
+    fn tree() -> (tempfile::TempDir, WalkScope) {
         let dir = tempfile::tempdir_in(".").unwrap();
         std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
         for (name, size) in [("one", 8192), ("a/two", 4096), ("a/b/three", 1), ("a/b/empty", 0)] {
             std::fs::write(dir.path().join(name), vec![1; size]).unwrap();
         }
         let root = dir.path().to_path_buf();
-        let places = Places::of_directories(&ProcRoot::default(), &[root], false).unwrap();
-        (dir, Ground::new(places))
+        let file_systems = FileSystems::of_directories(&ProcRoot::default(), &[root], false).unwrap();
+        (dir, WalkScope::new(file_systems))
     }
 
     #[test]
     fn every_file_is_known_and_those_with_pages_are_found() {
-        let (_dir, ground) = tree();
+        let (_dir, scope) = tree();
         let progress = Progress::default();
-        let seen = walk_all(&ground, 3, &progress);
-        assert_eq!((seen.known.len(), progress.files()), (4, 4));
-        let mut paths: Vec<_> = seen
+        let result = walk_all(&scope, 3, &progress);
+        assert_eq!((result.known.len(), progress.files()), (4, 4));
+        let mut paths: Vec<_> = result
             .found
             .iter()
             .map(|found| match &found.name {
@@ -310,43 +316,43 @@ mod tests {
             .collect();
         paths.sort();
         assert_eq!(paths, [("one".to_owned(), 8192), ("three".to_owned(), 4096), ("two".to_owned(), 4096)]);
-        assert_eq!((seen.denied, seen.failed), (0, 0));
+        assert_eq!((result.denied, result.failed), (0, 0));
     }
 
     #[test]
     fn what_was_mounted_meanwhile_is_not_entered() {
-        let (dir, ground) = tree();
+        let (dir, scope) = tree();
         let a = dir.path().canonicalize().unwrap().join("a");
-        ground.mounted().insert(a.join("b"));
-        assert_eq!(visit_directory(&ground, &a).1, Vec::<PathBuf>::new());
-        assert_eq!(ground.look_for_mounts(&ProcRoot::default(), false), Vec::<PathBuf>::new());
-        assert_eq!(visit_directory(&ground, &a).1, [a.join("b")], "it is a mount no more");
-        assert!(!ground.enters(Path::new("/proc")));
+        scope.mounted().insert(a.join("b"));
+        assert_eq!(visit_directory(&scope, &a).1, Vec::<PathBuf>::new());
+        assert_eq!(scope.find_new_mounts(&ProcRoot::default(), false), Vec::<PathBuf>::new());
+        assert_eq!(visit_directory(&scope, &a).1, [a.join("b")], "it is a mount no more");
+        assert!(!scope.enters(Path::new("/proc")));
         // Others may mount something in between.
         let known = (0..10).any(|_| {
-            ground.look_for_mounts(&ProcRoot::default(), false);
-            !ground.has_more_mounts(&ProcRoot::default())
+            scope.find_new_mounts(&ProcRoot::default(), false);
+            !scope.has_more_mounts(&ProcRoot::default())
         });
         assert!(known);
-        ground.mounted().remove(Path::new("/proc"));
-        assert!(ground.has_more_mounts(&ProcRoot::default()));
+        scope.mounted().remove(Path::new("/proc"));
+        assert!(scope.has_more_mounts(&ProcRoot::default()));
     }
 
     #[test]
     fn a_cancelled_walk_ends() {
-        let (_dir, ground) = tree();
+        let (_dir, scope) = tree();
         let progress = Progress::default();
         progress.cancel();
-        assert_eq!(walk_all(&ground, 1, &progress).known.len(), 0);
+        assert_eq!(walk_all(&scope, 1, &progress).known.len(), 0);
     }
 
     #[test]
-    fn one_directory_is_looked_at_without_those_below() {
-        let (dir, ground) = tree();
+    fn one_directory_is_visited_without_those_below() {
+        let (dir, scope) = tree();
         let a = dir.path().canonicalize().unwrap().join("a");
-        let (seen, below) = visit_directory(&ground, &a);
-        assert_eq!((seen.known.len(), below), (1, vec![a.join("b")]));
-        let ino = seen.known[0].0.ino;
+        let (result, below) = visit_directory(&scope, &a);
+        assert_eq!((result.known.len(), below), (1, vec![a.join("b")]));
+        let ino = result.known[0].0.ino;
         let names = names_in(&a, &[ino, u64::MAX]);
         assert_eq!(names, [(ino, OsStr::new("two").into())]);
     }

@@ -12,7 +12,7 @@ use pagekeeper_kernel::process::{Mount, ProcRoot};
 
 /// A file system with files to walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct WalkedFileSystem {
     /// Where the walk begins, as this process can open it.
     pub(super) point: PathBuf,
     /// The device by which tracing names it.
@@ -25,11 +25,11 @@ pub(super) struct Place {
 
 /// What to walk, and what to pass by.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Places {
+pub(super) struct FileSystems {
     /// Each file system once.
-    pub(super) walked: Vec<Place>,
+    pub(super) walked: Vec<WalkedFileSystem>,
     /// Directories that are not entered on the way: other mounts.
-    pub(super) passed_by: HashSet<PathBuf>,
+    pub(super) excluded: HashSet<PathBuf>,
     /// Points of network file systems that were left out.
     pub(super) network: Vec<PathBuf>,
     /// Only some directories are walked, not whole file systems.
@@ -40,7 +40,7 @@ pub(super) struct Places {
 
 /// What a file system is good for here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Worth {
+enum FileSystemUse {
     /// Its files are on this machine.
     Local,
     /// Layers below hold its pages.
@@ -51,24 +51,24 @@ enum Worth {
     Nothing,
 }
 
-fn worth(kind: &str) -> Worth {
+fn use_of(kind: &str) -> FileSystemUse {
     match kind {
-        "overlay" => Worth::Overlay,
+        "overlay" => FileSystemUse::Overlay,
         "nfs" | "nfs4" | "cifs" | "smb3" | "smbfs" | "ceph" | "9p" | "afs" | "lustre" | "gpfs" | "beegfs"
-        | "virtiofs" | "fuse" | "autofs" => Worth::Network,
-        "fuseblk" => Worth::Local,
-        _ if kind.starts_with("fuse.") => Worth::Network,
+        | "virtiofs" | "fuse" | "autofs" => FileSystemUse::Network,
+        "fuseblk" => FileSystemUse::Local,
+        _ if kind.starts_with("fuse.") => FileSystemUse::Network,
         "proc" | "sysfs" | "cgroup" | "cgroup2" | "devpts" | "devtmpfs" | "tmpfs" | "debugfs" | "tracefs"
         | "securityfs" | "pstore" | "bpf" | "mqueue" | "configfs" | "fusectl" | "binfmt_misc"
         | "hugetlbfs" | "rpc_pipefs" | "efivarfs" | "nsfs" | "selinuxfs" | "nfsd" | "resctrl" => {
-            Worth::Nothing
+            FileSystemUse::Nothing
         }
-        _ => Worth::Local,
+        _ => FileSystemUse::Local,
     }
 }
 
 /// A layer of an overlay that can be seen from here, where it is walked itself: the upper one if there is one.
-fn seen_layer(mount: &Mount) -> Option<PathBuf> {
+fn visible_layer(mount: &Mount) -> Option<PathBuf> {
     let option = |name: &str| mount.options.split(',').find_map(|option| option.strip_prefix(name));
     let (upper, work) = (option("upperdir="), option("workdir="));
     let lowers: Vec<&str> = option("lowerdir=").into_iter().flat_map(|dirs| dirs.split(':')).collect();
@@ -91,12 +91,12 @@ fn is_base_of(mount: &Mount, base: &Path, layers: &[&Path]) -> bool {
         && layers.iter().any(|layer| rustix::fs::stat(layer).is_ok_and(|stat| stat.st_ino == root.ino))
 }
 
-impl Places {
+impl FileSystems {
     /// The file systems of the whole host: those that this process sees mounted, and those that only processes in other
     /// mount namespaces do, through `/proc/PID/root`.
     pub(super) fn of_host(proc: &ProcRoot, network: bool) -> pagekeeper_kernel::Result<Self> {
         let own = proc.own_mounts()?;
-        let mut places = Self::choose(&own, Path::new("/"), network, seen_layer);
+        let mut file_systems = Self::choose(&own, Path::new("/"), network, visible_layer);
         let mut namespaces: HashSet<u64> = proc.mount_namespace(std::process::id()).into_iter().collect();
         for pid in proc.pids()? {
             let Ok(namespace) = proc.mount_namespace(pid) else { continue };
@@ -104,15 +104,18 @@ impl Places {
                 continue;
             }
             let Ok(mounts) = proc.mounts(pid) else { continue };
-            let theirs = Self::choose(&mounts, &proc.root(pid), network, seen_layer);
-            let mut known: HashSet<u64> = places.walked.iter().map(|place| place.traced).collect();
+            let theirs = Self::choose(&mounts, &proc.root(pid), network, visible_layer);
+            let mut known: HashSet<u64> =
+                file_systems.walked.iter().map(|file_system| file_system.traced).collect();
             // Their layers can be seen from here, if not from there.
-            known.extend(places.overlays.iter().map(|(dev, _)| *dev));
-            places.walked.extend(theirs.walked.into_iter().filter(|place| !known.contains(&place.traced)));
-            places.passed_by.extend(theirs.passed_by);
-            places.overlays.extend(theirs.overlays);
+            known.extend(file_systems.overlays.iter().map(|(dev, _)| *dev));
+            file_systems
+                .walked
+                .extend(theirs.walked.into_iter().filter(|file_system| !known.contains(&file_system.traced)));
+            file_systems.excluded.extend(theirs.excluded);
+            file_systems.overlays.extend(theirs.overlays);
         }
-        Ok(places)
+        Ok(file_systems)
     }
 
     /// The file systems of some directories, and of what is mounted below them.
@@ -122,64 +125,63 @@ impl Places {
         network: bool,
     ) -> pagekeeper_kernel::Result<Self> {
         let mounts = proc.own_mounts()?;
-        let mut places = Self { scoped: true, ..Self::default() };
+        let mut file_systems = Self { scoped: true, ..Self::default() };
         for directory in directories {
             let point = std::fs::canonicalize(directory)
                 .map_err(|error| pagekeeper_kernel::Error::call("realpath", directory, error))?;
             let Some(mount) = mount_of(&mounts, &point) else { continue };
-            if places.walked.iter().any(|place| point.starts_with(&place.point)) {
+            if file_systems.walked.iter().any(|file_system| point.starts_with(&file_system.point)) {
                 continue;
             }
-            places.walked.push(Place { point, ..place(mount, Path::new("/")) });
+            file_systems.walked.push(WalkedFileSystem { point, ..file_system(mount, Path::new("/")) });
         }
         for mount in &mounts {
-            let below = places
-                .walked
-                .iter()
-                .any(|place| mount.point != place.point && mount.point.starts_with(&place.point));
+            let below = file_systems.walked.iter().any(|file_system| {
+                mount.point != file_system.point && mount.point.starts_with(&file_system.point)
+            });
             if !below {
                 continue;
             }
-            match worth(&mount.kind) {
-                Worth::Network if !network => places.network.push(mount.point.clone()),
+            match use_of(&mount.kind) {
+                FileSystemUse::Network if !network => file_systems.network.push(mount.point.clone()),
                 // Found by its files' device once the walk is there.
-                Worth::Local | Worth::Network | Worth::Overlay => {
-                    places.walked.push(place(mount, Path::new("/")));
+                FileSystemUse::Local | FileSystemUse::Network | FileSystemUse::Overlay => {
+                    file_systems.walked.push(file_system(mount, Path::new("/")));
                 }
-                Worth::Nothing => {}
+                FileSystemUse::Nothing => {}
             }
-            places.passed_by.insert(mount.point.clone());
+            file_systems.excluded.insert(mount.point.clone());
         }
-        Ok(places)
+        Ok(file_systems)
     }
 
     fn choose(
         mounts: &[Mount],
         root: &Path,
         network: bool,
-        seen_layer: impl Fn(&Mount) -> Option<PathBuf>,
+        visible_layer: impl Fn(&Mount) -> Option<PathBuf>,
     ) -> Self {
-        let mut places = Self::default();
+        let mut file_systems = Self::default();
         let mut widest: HashMap<u64, &Mount> = HashMap::new();
         let reach = |point: &Path| reach(root, point);
         for mount in mounts {
-            places.passed_by.insert(reach(&mount.point));
-            let wanted = match worth(&mount.kind) {
-                Worth::Local => true,
-                Worth::Overlay => match seen_layer(mount) {
+            file_systems.excluded.insert(reach(&mount.point));
+            let wanted = match use_of(&mount.kind) {
+                FileSystemUse::Local => true,
+                FileSystemUse::Overlay => match visible_layer(mount) {
                     Some(layer) => {
-                        places.overlays.push((mount.dev, layer));
+                        file_systems.overlays.push((mount.dev, layer));
                         false
                     }
                     None => true,
                 },
-                Worth::Network => {
+                FileSystemUse::Network => {
                     if !network && mount.kind != "autofs" {
-                        places.network.push(reach(&mount.point));
+                        file_systems.network.push(reach(&mount.point));
                     }
                     network
                 }
-                Worth::Nothing => false,
+                FileSystemUse::Nothing => false,
             };
             // What is mounted over can't be reached; the last one at a point is on top.
             if wanted && mounts.iter().rfind(|other| other.point == mount.point) == Some(mount) {
@@ -195,18 +197,22 @@ impl Places {
             let chosen = best.id == mount.id
                 || (!mount.root.starts_with(&best.root)
                     && mounts.iter().rfind(|other| other.point == mount.point) == Some(mount)
-                    && !places.walked.iter().any(|place| place.point == reach(&mount.point)));
+                    && !file_systems
+                        .walked
+                        .iter()
+                        .any(|file_system| file_system.point == reach(&mount.point)));
             if chosen {
-                places.walked.push(place(mount, root));
+                file_systems.walked.push(file_system(mount, root));
             }
         }
-        places
+        file_systems
     }
 
     /// The same as they are now.
     pub(super) fn again(&self, proc: &ProcRoot, network: bool) -> pagekeeper_kernel::Result<Self> {
         if self.scoped {
-            let points: Vec<PathBuf> = self.walked.iter().map(|place| place.point.clone()).collect();
+            let points: Vec<PathBuf> =
+                self.walked.iter().map(|file_system| file_system.point.clone()).collect();
             Self::of_directories(proc, &points, network)
         } else {
             Self::of_host(proc, network)
@@ -215,14 +221,14 @@ impl Places {
 
     /// Where file systems with files are mounted now that were not here.
     pub(super) fn new_in(&self, now: &Self) -> Vec<PathBuf> {
-        let known: HashSet<u64> = self.walked.iter().map(|place| place.traced).collect();
-        let new = now.walked.iter().filter(|place| !known.contains(&place.traced));
-        new.map(|place| place.point.clone()).collect()
+        let known: HashSet<u64> = self.walked.iter().map(|file_system| file_system.traced).collect();
+        let new = now.walked.iter().filter(|file_system| !known.contains(&file_system.traced));
+        new.map(|file_system| file_system.point.clone()).collect()
     }
 
     /// Whether a directory met on the way is entered.
     pub(super) fn enters(&self, directory: &Path) -> bool {
-        !self.passed_by.contains(directory)
+        !self.excluded.contains(directory)
     }
 
     /// Whether a file of that name, on a device that is walked, belongs here.
@@ -230,15 +236,16 @@ impl Places {
         !self.scoped || self.of_path(path).is_some()
     }
 
-    /// The index of the place a path is in: the innermost.
+    /// The index of the file system a path is in: the innermost.
     pub(super) fn of_path(&self, path: &Path) -> Option<usize> {
-        let inside = self.walked.iter().enumerate().filter(|(_, place)| path.starts_with(&place.point));
-        inside.max_by_key(|(_, place)| place.point.as_os_str().len()).map(|(index, _)| index)
+        let inside =
+            self.walked.iter().enumerate().filter(|(_, file_system)| path.starts_with(&file_system.point));
+        inside.max_by_key(|(_, file_system)| file_system.point.as_os_str().len()).map(|(index, _)| index)
     }
 }
 
-fn place(mount: &Mount, root: &Path) -> Place {
-    Place {
+fn file_system(mount: &Mount, root: &Path) -> WalkedFileSystem {
+    WalkedFileSystem {
         point: reach(root, &mount.point),
         traced: mount.dev,
         kind: mount.kind.clone(),
@@ -275,8 +282,8 @@ mod tests {
         }
     }
 
-    fn points(places: &Places) -> Vec<&str> {
-        places.walked.iter().map(|place| place.point.to_str().unwrap()).collect()
+    fn points(file_systems: &FileSystems) -> Vec<&str> {
+        file_systems.walked.iter().map(|file_system| file_system.point.to_str().unwrap()).collect()
     }
 
     #[test]
@@ -289,18 +296,18 @@ mod tests {
             mount(5, 20, "/", "/proc", "proc"),
             mount(6, 21, "/", "/dev/shm", "tmpfs"),
         ];
-        let places = Places::choose(&mounts, Path::new("/"), false, |_| None);
-        assert_eq!(points(&places), ["/", "/data"]);
-        assert!(!places.enters(Path::new("/data")) && !places.enters(Path::new("/proc")));
-        assert!(places.enters(Path::new("/home")));
-        assert_eq!(places.of_path(Path::new("/data/x")), Some(1));
-        assert_eq!(places.of_path(Path::new("/database")), Some(0));
+        let file_systems = FileSystems::choose(&mounts, Path::new("/"), false, |_| None);
+        assert_eq!(points(&file_systems), ["/", "/data"]);
+        assert!(!file_systems.enters(Path::new("/data")) && !file_systems.enters(Path::new("/proc")));
+        assert!(file_systems.enters(Path::new("/home")));
+        assert_eq!(file_systems.of_path(Path::new("/data/x")), Some(1));
+        assert_eq!(file_systems.of_path(Path::new("/database")), Some(0));
     }
 
     #[test]
     fn of_a_file_system_mounted_in_parts_each_part_is_walked() {
         let mounts = [mount(1, 8, "/a", "/a", "ext4"), mount(2, 8, "/b", "/b", "ext4")];
-        assert_eq!(points(&Places::choose(&mounts, Path::new("/"), false, |_| None)), ["/a", "/b"]);
+        assert_eq!(points(&FileSystems::choose(&mounts, Path::new("/"), false, |_| None)), ["/a", "/b"]);
     }
 
     #[test]
@@ -311,32 +318,32 @@ mod tests {
             mount(3, 10, "/", "/home/me", "fuse.sshfs"),
             mount(4, 11, "/", "/win", "fuseblk"),
         ];
-        let places = Places::choose(&mounts, Path::new("/"), false, |_| Some("/layers".into()));
-        assert_eq!(points(&places), ["/win"]);
-        assert_eq!(places.network, [PathBuf::from("/net"), PathBuf::from("/home/me")]);
-        let places = Places::choose(&mounts, Path::new("/"), true, |_| None);
-        assert_eq!(points(&places), ["/", "/net", "/home/me", "/win"]);
+        let file_systems = FileSystems::choose(&mounts, Path::new("/"), false, |_| Some("/layers".into()));
+        assert_eq!(points(&file_systems), ["/win"]);
+        assert_eq!(file_systems.network, [PathBuf::from("/net"), PathBuf::from("/home/me")]);
+        let file_systems = FileSystems::choose(&mounts, Path::new("/"), true, |_| None);
+        assert_eq!(points(&file_systems), ["/", "/net", "/home/me", "/win"]);
     }
 
     #[test]
     fn what_is_mounted_later_is_new() {
         let mut mounts = vec![mount(1, 8, "/", "/", "ext4")];
-        let choose = |mounts: &[Mount]| Places::choose(mounts, Path::new("/"), false, |_| None);
-        let places = choose(&mounts);
+        let choose = |mounts: &[Mount]| FileSystems::choose(mounts, Path::new("/"), false, |_| None);
+        let file_systems = choose(&mounts);
         mounts.push(mount(2, 8, "/home", "/bind", "ext4"));
         mounts.push(mount(3, 20, "/", "/run", "tmpfs"));
-        assert_eq!(places.new_in(&choose(&mounts)), Vec::<PathBuf>::new());
+        assert_eq!(file_systems.new_in(&choose(&mounts)), Vec::<PathBuf>::new());
         mounts.push(mount(4, 9, "/", "/data", "xfs"));
-        assert_eq!(places.new_in(&choose(&mounts)), [PathBuf::from("/data")]);
-        let now = places.again(&ProcRoot::default(), false).unwrap();
-        assert!(!now.walked.is_empty() && now.passed_by.contains(Path::new("/proc")));
+        assert_eq!(file_systems.new_in(&choose(&mounts)), [PathBuf::from("/data")]);
+        let now = file_systems.again(&ProcRoot::default(), false).unwrap();
+        assert!(!now.walked.is_empty() && now.excluded.contains(Path::new("/proc")));
     }
 
     #[test]
     fn another_namespace_is_reached_through_its_root() {
         let mounts = [mount(1, 8, "/", "/", "ext4"), mount(2, 9, "/", "/data", "xfs")];
-        let places = Places::choose(&mounts, Path::new("/proc/7/root"), false, |_| None);
-        assert_eq!(points(&places), ["/proc/7/root/", "/proc/7/root/data"]);
+        let file_systems = FileSystems::choose(&mounts, Path::new("/proc/7/root"), false, |_| None);
+        assert_eq!(points(&file_systems), ["/proc/7/root/", "/proc/7/root/data"]);
     }
 
     #[test]
@@ -354,25 +361,25 @@ mod tests {
         }
         let dev = Inode::of(&rustix::fs::stat(&point).unwrap()).dev;
         let options = ProcRoot::default().own_mounts().unwrap().into_iter().find(|mount| mount.dev == dev);
-        let places = Places::of_host(&ProcRoot::default(), false);
+        let file_systems = FileSystems::of_host(&ProcRoot::default(), false);
         assert!(std::process::Command::new("umount").arg(&point).status().unwrap().success());
-        let (places, options) = (places.unwrap(), options.unwrap().options);
+        let (file_systems, options) = (file_systems.unwrap(), options.unwrap().options);
         if !options.contains("upperdir=up,") {
             crate::testing::skip("mount(8) made the paths absolute");
         }
-        assert!(!places.walked.iter().any(|place| place.traced == dev), "{options}");
+        assert!(!file_systems.walked.iter().any(|file_system| file_system.traced == dev), "{options}");
         let layer = point.parent().and_then(Path::parent).unwrap().join("up");
-        assert!(places.overlays.contains(&(dev, layer)), "{:?}", places.overlays);
+        assert!(file_systems.overlays.contains(&(dev, layer)), "{:?}", file_systems.overlays);
     }
 
     #[test]
     fn the_host_has_a_place() {
-        let places = Places::of_host(&ProcRoot::default(), false).unwrap();
-        assert!(!places.walked.is_empty());
+        let file_systems = FileSystems::of_host(&ProcRoot::default(), false).unwrap();
+        assert!(!file_systems.walked.is_empty());
         let here = std::env::current_dir().unwrap();
-        let places =
-            Places::of_directories(&ProcRoot::default(), std::slice::from_ref(&here), false).unwrap();
-        assert_eq!(places.walked[0].point, here.canonicalize().unwrap());
-        assert!(places.covers(&here.join("x")) && !places.covers(Path::new("/x")));
+        let file_systems =
+            FileSystems::of_directories(&ProcRoot::default(), std::slice::from_ref(&here), false).unwrap();
+        assert_eq!(file_systems.walked[0].point, here.canonicalize().unwrap());
+        assert!(file_systems.covers(&here.join("x")) && !file_systems.covers(Path::new("/x")));
     }
 }

@@ -1,22 +1,22 @@
-//! What can't be seen of the host as a whole: known from what it is, before anything fails.
+//! What can't be seen of the host as a whole. Known from how it is set up, before any call fails.
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_trace::{Needs, TraceError, TraceSource, Tracer};
 use rustix::thread::CapabilitySet;
 
+use super::{VisibilityGaps, lacked, listed};
 use crate::Host;
-use crate::limits::{Limits, lacked, listed};
 
 /// The number of the first pid namespace (`PROC_PID_INIT_INO` of `linux/proc_ns.h`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// What the host's own figures leave out.
-pub(crate) fn of_host(host: &Host, limits: &mut Limits) {
+pub(crate) fn of_host(host: &Host, gaps: &mut VisibilityGaps) {
     for (pressure, what) in
         [(&host.memory_pressure, "who waits for memory"), (&host.io_pressure, "who waits for storage")]
     {
         if pressure.is_none() {
-            limits.say(
+            gaps.add(
                 what,
                 "this kernel does not measure pressure",
                 Some("psi=1 on the kernel's command line (Linux 4.20)"),
@@ -27,18 +27,18 @@ pub(crate) fn of_host(host: &Host, limits: &mut Limits) {
         let right = lacked(&[("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH)]);
         let right = right.map(|right| format!(", and {right}")).unwrap_or_default();
         let needs = format!("mount -t debugfs debugfs /sys/kernel/debug{right}");
-        limits.say("how much is dirty on each device", "debugfs can't be read", Some(&needs));
+        gaps.add("how much is dirty on each device", "debugfs can't be read", Some(&needs));
     }
 }
 
-/// What processes are out of sight.
-pub(crate) fn of_processes(roots: &SysRoots, limits: &mut Limits) {
+/// Which processes can't be seen.
+pub(crate) fn of_processes(roots: &SysRoots, gaps: &mut VisibilityGaps) {
     let namespace = |pid: &str| std::fs::read_link(roots.proc.path().join(pid).join("ns/pid"));
-    // The first process's namespace is that of the whole mount; it may not be looked at by everyone.
+    // The first process's namespace is that of the whole mount; not everyone may read it.
     if let Ok(shown) = namespace("1").or_else(|_| namespace("self"))
         && shown.as_os_str() != FIRST_PID_NAMESPACE
     {
-        limits.say(
+        gaps.add(
             "databases and processes outside this container",
             format!("{} shows those of {} only", roots.proc.path().display(), shown.display()),
             Some("the host's /proc (docker run --pid=host; Kubernetes: hostPID: true)"),
@@ -49,10 +49,10 @@ pub(crate) fn of_processes(roots: &SysRoots, limits: &mut Limits) {
         let value = mount.options.split(',').find_map(|option| option.strip_prefix("hidepid="))?;
         (mount.point == point && !matches!(value, "0" | "off")).then(|| value.to_owned())
     });
-    let may_look = rustix::thread::capabilities(None)
+    let may_inspect = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
-    if let Some(value) = hides.filter(|_| !may_look) {
-        limits.say(
+    if let Some(value) = hides.filter(|_| !may_inspect) {
+        gaps.add(
             "processes of other users",
             format!("{} is mounted with hidepid={value}", point.display()),
             Some("CAP_SYS_PTRACE"),
@@ -60,30 +60,30 @@ pub(crate) fn of_processes(roots: &SysRoots, limits: &mut Limits) {
     }
 }
 
-/// What tracing came to be without.
-pub(crate) fn of_tracing(tracer: &Tracer, limits: &mut Limits) {
+/// What tracing lacks.
+pub(crate) fn of_tracing(tracer: &Tracer, gaps: &mut VisibilityGaps) {
     match tracer.source() {
         TraceSource::Bpf => {}
-        TraceSource::Tracefs { no_bpf } => limits.say(
+        TraceSource::Tracefs { no_bpf } => gaps.add(
             "the processes of threads that have ended; what the kernel's programs would count at less cost is read line by line",
             why(no_bpf),
             needs(no_bpf).as_deref(),
         ),
         TraceSource::Counters { no_bpf, no_tracefs } => {
             let (why, lesser) = (why(no_bpf), why(no_tracefs));
-            limits.say(
-                "which pages come and go and by whom, who is paused for dirty pages, who has to reclaim",
+            gaps.add(
+                "which pages come and go and by whom, who is throttled for dirty pages, who has to reclaim",
                 if why == lesser { why } else { format!("{why}; {lesser}") },
                 needs(no_bpf).or_else(|| needs(no_tracefs)).as_deref(),
             );
         }
     }
     for missing in tracer.missing() {
-        limits.say("some of the events", missing.to_string(), None);
+        gaps.add("some of the events", missing.to_string(), None);
     }
 }
 
-/// What the kernel said; what it takes is [`needs`].
+/// The kernel's reason; [`needs`] names what would help.
 fn why(error: &TraceError) -> String {
     match error {
         TraceError::Refused { call, what, source, .. } => format!("{call} {what}: {source}"),
@@ -126,8 +126,8 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::Path;
 
-    fn said(limits: Limits) -> Vec<(String, Option<String>)> {
-        limits.into_said().into_iter().map(|limited| (limited.what, limited.needs)).collect()
+    fn listed_gaps(gaps: VisibilityGaps) -> Vec<(String, Option<String>)> {
+        gaps.into_gaps().into_iter().map(|gap| (gap.what, gap.needs)).collect()
     }
 
     /// A `/proc` in which the first process is in this pid namespace.
@@ -145,12 +145,12 @@ mod tests {
     }
 
     #[test]
-    fn processes_out_of_sight_are_said() {
+    fn processes_that_cant_be_seen_are_reported() {
         let of = |namespace, options| {
             let (_tree, roots) = tree(namespace, options);
-            let mut limits = Limits::default();
-            of_processes(&roots, &mut limits);
-            said(limits)
+            let mut gaps = VisibilityGaps::default();
+            of_processes(&roots, &mut gaps);
+            listed_gaps(gaps)
         };
         assert_eq!(of(FIRST_PID_NAMESPACE, "rw"), []);
         assert_eq!(of(FIRST_PID_NAMESPACE, "rw,hidepid=0"), []);
@@ -160,17 +160,17 @@ mod tests {
         if rustix::process::geteuid().is_root() {
             assert_eq!(of(FIRST_PID_NAMESPACE, "rw,hidepid=invisible"), []);
             let hidden = crate::testing::as_nobody(|| {
-                let mut limits = Limits::default();
+                let mut gaps = VisibilityGaps::default();
                 let (_tree, roots) = tree(FIRST_PID_NAMESPACE, "rw,hidepid=2");
-                of_processes(&roots, &mut limits);
-                said(limits)
+                of_processes(&roots, &mut gaps);
+                listed_gaps(gaps)
             });
             assert_eq!(hidden, [("processes of other users".to_owned(), Some("CAP_SYS_PTRACE".to_owned()))]);
         }
     }
 
     #[test]
-    fn a_kernel_without_psi_is_said() {
+    fn a_kernel_without_psi_is_reported() {
         let tree = tempfile::tempdir().unwrap();
         let roots = SysRoots::at(tree.path());
         let own = Path::new("/proc");
@@ -186,11 +186,11 @@ mod tests {
             }
         }
         let host = host::read(&roots, Vec::new()).unwrap();
-        let mut limits = Limits::default();
-        of_host(&host, &mut limits);
-        let said = said(limits);
-        assert_eq!(said.len(), 2, "{said:?}");
-        assert!(said.iter().all(|(_, needs)| needs.as_ref().unwrap().contains("psi=1")));
+        let mut gaps = VisibilityGaps::default();
+        of_host(&host, &mut gaps);
+        let listed = listed_gaps(gaps);
+        assert_eq!(listed.len(), 2, "{listed:?}");
+        assert!(listed.iter().all(|(_, needs)| needs.as_ref().unwrap().contains("psi=1")));
     }
 
     #[test]
@@ -211,7 +211,7 @@ mod tests {
         assert!(needs(&TraceError::NoTracefs).unwrap().contains("mount -t tracefs"));
         assert!(needs(&refused(Needs::OtherPolicy)).unwrap().contains("seccomp"));
         assert_eq!(needs(&TraceError::NotAsked), None);
-        // What it takes is said once.
+        // What it takes is not repeated in the reason.
         let reason = why(&refused(Needs::Capabilities(&["CAP_BPF"])));
         assert_eq!(reason, "bpf(MAP_CREATE) pages: permission denied");
         assert_eq!(why(&TraceError::NoTracefs), "tracefs is not mounted");

@@ -1,7 +1,7 @@
-//! What one look saw.
+//! What one snapshot holds.
 //!
-//! Invariants: sizes are bytes; what is not known is `None`, never zero; indices into [`Look::databases`] hold within
-//! one look only.
+//! Invariants: sizes are bytes; what is not known is `None`, never zero; indices into [`Snapshot::databases`] hold within
+//! one snapshot only.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,22 +16,24 @@ use pagekeeper_kernel::{Inode, Residency};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{MachineCounts, TraceCounts};
 
-/// What one look saw.
+use crate::VisibilityGap;
+
+/// A host and its databases at one moment.
 #[derive(Debug, Clone)]
-pub struct Look {
+pub struct Snapshot {
     /// When.
     pub at: SystemTime,
     /// The host's memory and its limits.
     pub host: Host,
-    /// What changed since the look before; `None` at the first.
+    /// What changed since the snapshot before; `None` in the first.
     pub change: Option<HostChange>,
-    /// The databases that were looked at.
+    /// The databases.
     pub databases: Vec<Database>,
     /// Their files: those in their directories and those that their processes have open, or share a mapping of. Each
     /// once, in no order.
     pub files: Vec<File>,
     /// What could not be seen, and what would show it.
-    pub limits: Vec<Limited>,
+    pub visibility_gaps: Vec<VisibilityGap>,
 }
 
 /// The host's memory and its limits at one moment.
@@ -43,18 +45,18 @@ pub struct Host {
     pub watermarks: Watermarks,
     /// The limits on dirty pages, and how full they are.
     pub dirty: DirtyReport,
-    /// Who waits for memory; `None` where the kernel does not tell.
+    /// Who waits for memory; `None` where the kernel does not measure it.
     pub memory_pressure: Option<Pressure>,
     /// Who waits for storage.
     pub io_pressure: Option<Pressure>,
     /// All counters.
     pub vmstat: VmStat,
-    /// The devices under the files that were looked at, ascending by `st_dev` of their file systems as a whole: the
+    /// The devices under the files, ascending by `st_dev` of their file systems as a whole: the
     /// `dev` of [`File::inode`].
     pub devices: Vec<(u64, BackingDevice)>,
 }
 
-/// What changed between two looks.
+/// What changed between two snapshots.
 #[derive(Debug, Clone)]
 pub struct HostChange {
     /// How long that was.
@@ -97,7 +99,7 @@ pub struct File {
     pub reach: PathBuf,
     /// Its size in bytes.
     pub size: u64,
-    /// Whose it is: an index into [`Look::databases`].
+    /// Whose it is: an index into [`Snapshot::databases`].
     pub database: Option<usize>,
     /// What it is to its database; `None` if the profile names no class for it.
     pub class: Option<FileClass>,
@@ -132,15 +134,4 @@ pub enum OpenerKind {
         /// It may write through the mapping, and that changes the file.
         writable: bool,
     },
-}
-
-/// What could not be seen.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Limited {
-    /// What could not be seen: "which pages come and go, and by whom".
-    pub what: String,
-    /// Why: what the kernel said.
-    pub why: String,
-    /// The right or setting that would show it: `CAP_SYS_PTRACE`, "Linux 6.5". `None` if nothing would.
-    pub needs: Option<String>,
 }

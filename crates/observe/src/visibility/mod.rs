@@ -1,23 +1,35 @@
-//! What a look could not see, gathered while it looks: each kind is said once, with how often and the first example.
+//! What a snapshot could not see: collected while it is taken, each kind listed once, with its count and first example.
 //!
-//! Invariants: what is gone is no limit; what was denied names the capability of capabilities(7) that would show it.
+//! Invariants: what is gone is no gap; what was denied names the capability of capabilities(7) that would show it.
+
+pub(crate) mod host;
 
 use std::collections::BTreeMap;
 
 use pagekeeper_kernel::Error;
 use rustix::thread::CapabilitySet;
+use serde::Serialize;
 
-use crate::Limited;
+/// Something a snapshot could not see.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct VisibilityGap {
+    /// What could not be seen: "which pages come and go, and by whom".
+    pub what: String,
+    /// Why: what the kernel said.
+    pub why: String,
+    /// The right or setting that would show it: `CAP_SYS_PTRACE`, "Linux 6.5". `None` if nothing would.
+    pub needs: Option<String>,
+}
 
-/// Lets a process look at those of other users.
+/// Lets a process inspect those of other users.
 const PTRACE: CapabilitySet = CapabilitySet::SYS_PTRACE;
 
-/// What keeps a process from one that has the capability to look at it.
-const KEPT: &str = "in another user namespace, or protected by a security module";
+/// Why a process is out of reach even for one that has the capability.
+const PROTECTED: &str = "in another user namespace, or protected by a security module";
 
 /// What was denied, or not to be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum GapKind {
     /// The open files of a database's process.
     OwnProcess,
     /// The open files of other processes.
@@ -38,11 +50,11 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// What one look could not see.
+/// Collects the gaps of one snapshot.
 #[derive(Debug, Default)]
-pub(crate) struct Limits {
-    counted: BTreeMap<Kind, Counted>,
-    said: Vec<Limited>,
+pub(crate) struct VisibilityGaps {
+    counted: BTreeMap<GapKind, Counted>,
+    single: Vec<VisibilityGap>,
 }
 
 #[derive(Debug)]
@@ -52,29 +64,29 @@ struct Counted {
     why: String,
 }
 
-impl Limits {
-    /// Takes note of a failure, but for what is gone.
-    pub(crate) fn failed(&mut self, kind: Kind, error: &Error) {
+impl VisibilityGaps {
+    /// Records a failure, unless its file or process is gone.
+    pub(crate) fn failed(&mut self, kind: GapKind, error: &Error) {
         if error.is_gone() {
             return;
         }
-        let kind = if error.is_denied() { kind } else { Kind::Other };
+        let kind = if error.is_denied() { kind } else { GapKind::Other };
         self.count(kind, &error.path().display().to_string(), &reason(error));
     }
 
-    /// Takes note that a process that is no database can't be looked into.
+    /// Records that a process that is no database can't be inspected.
     pub(crate) fn other_process(&mut self, pid: u32, error: &Error) {
         if !error.is_gone() {
             self.count(
-                Kind::OtherProcesses,
+                GapKind::OtherProcesses,
                 &format!("process {pid}"),
                 &reason_of_process(error, has(PTRACE)),
             );
         }
     }
 
-    /// Takes note of one more of a kind.
-    pub(crate) fn count(&mut self, kind: Kind, first: &str, why: &str) {
+    /// Counts one more of a kind; the first is kept as the example.
+    pub(crate) fn count(&mut self, kind: GapKind, first: &str, why: &str) {
         self.counted.entry(kind).and_modify(|counted| counted.times += 1).or_insert_with(|| Counted {
             times: 1,
             first: first.to_owned(),
@@ -82,29 +94,37 @@ impl Limits {
         });
     }
 
-    /// Takes note that a database's process can't be looked into.
+    /// Records that a database's process can't be inspected.
     pub(crate) fn process(&mut self, pid: u32, name: &str, error: &Error) {
         if !error.is_gone() {
-            self.count(Kind::OwnProcess, &format!("{pid} ({name})"), &reason_of_process(error, has(PTRACE)));
+            self.count(
+                GapKind::OwnProcess,
+                &format!("{pid} ({name})"),
+                &reason_of_process(error, has(PTRACE)),
+            );
         }
     }
 
-    /// Says a thing of its own.
-    pub(crate) fn say(&mut self, what: &str, why: impl Into<String>, needs: Option<&str>) {
-        self.said.push(Limited { what: what.to_owned(), why: why.into(), needs: needs.map(str::to_owned) });
+    /// Adds a gap that is of no kind.
+    pub(crate) fn add(&mut self, what: &str, why: impl Into<String>, needs: Option<&str>) {
+        self.single.push(VisibilityGap {
+            what: what.to_owned(),
+            why: why.into(),
+            needs: needs.map(str::to_owned),
+        });
     }
 
     /// All of them, in a fixed order.
-    pub(crate) fn into_said(self) -> Vec<Limited> {
-        let counted = self.counted.into_iter().map(|(kind, counted)| counted.said(kind));
-        let mut all: Vec<Limited> = counted.chain(self.said).collect();
+    pub(crate) fn into_gaps(self) -> Vec<VisibilityGap> {
+        let counted = self.counted.into_iter().map(|(kind, counted)| counted.into_gap(kind));
+        let mut all: Vec<VisibilityGap> = counted.chain(self.single).collect();
         let mut seen = std::collections::BTreeSet::new();
-        all.retain(|limited| seen.insert(limited.clone()));
+        all.retain(|gap| seen.insert(gap.clone()));
         all
     }
 }
 
-/// What the kernel said, without the path, which is said already.
+/// The kernel's reason, without the path, which the gap names already.
 pub(crate) fn reason(error: &Error) -> String {
     match error {
         Error::Call { call, source, .. } => format!("{call}: {source}"),
@@ -112,36 +132,36 @@ pub(crate) fn reason(error: &Error) -> String {
     }
 }
 
-/// The same about a process's open files and mappings: what a capability does not open is kept by something else.
+/// The same about a process's open files and mappings. With the capability, something else must forbid it.
 fn reason_of_process(error: &Error, has_ptrace: bool) -> String {
-    if has_ptrace && error.is_denied() { KEPT.to_owned() } else { reason(error) }
+    if has_ptrace && error.is_denied() { PROTECTED.to_owned() } else { reason(error) }
 }
 
-/// Why processes are not shown that were denied, and what would show them.
+/// Why some processes can't be inspected, and what would allow it.
 pub(crate) fn of_denied_processes() -> (&'static str, Option<&'static str>) {
-    if has(PTRACE) { (KEPT, None) } else { ("permission denied", Some("root, or CAP_SYS_PTRACE")) }
+    if has(PTRACE) { (PROTECTED, None) } else { ("permission denied", Some("root, or CAP_SYS_PTRACE")) }
 }
 
 impl Counted {
-    fn said(self, kind: Kind) -> Limited {
+    fn into_gap(self, kind: GapKind) -> VisibilityGap {
         let Self { times, first, why } = self;
         let (one, many, needs) = match kind {
-            Kind::OwnProcess => (
+            GapKind::OwnProcess => (
                 "which files the database's process has open",
                 "which files processes of databases have open",
                 lacked(&[("CAP_SYS_PTRACE", PTRACE)]),
             ),
-            Kind::OtherProcesses => (
+            GapKind::OtherProcesses => (
                 "the open files of another process",
                 "the open files of other processes",
                 lacked(&[("CAP_SYS_PTRACE", PTRACE)]),
             ),
-            Kind::Directory => (
+            GapKind::Directory => (
                 "what is in a directory",
                 "what is in directories",
                 lacked(&[("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH)]),
             ),
-            Kind::File => (
+            GapKind::File => (
                 "what of a file is in the page cache",
                 "what of files is in the page cache",
                 lacked(&[
@@ -149,33 +169,33 @@ impl Counted {
                     ("CAP_FOWNER", CapabilitySet::FOWNER),
                 ]),
             ),
-            Kind::Residency => (
+            GapKind::Residency => (
                 "what of another user's file is in the page cache",
                 "what of other users' files is in the page cache",
                 lacked(&[("CAP_FOWNER", CapabilitySet::FOWNER)]),
             ),
-            Kind::NoCachestat => (
+            GapKind::NoCachestat => (
                 "what of a file is dirty, or was evicted",
                 "what of files is dirty, or was evicted",
                 Some("Linux 6.5 (cachestat)".to_owned()),
             ),
-            Kind::Overlay => (
+            GapKind::Overlay => (
                 "what of a file on overlayfs is dirty or was evicted, and which of its pages come and go",
                 "what of files on overlayfs is dirty or was evicted, and which of their pages come and go",
                 Some("a file system of its own for the data (a volume)".to_owned()),
             ),
-            Kind::Cgroup => ("the memory cgroup of a database", "the memory cgroups of databases", None),
-            Kind::Other => ("a file or process", "files and processes", None),
+            GapKind::Cgroup => ("the memory cgroup of a database", "the memory cgroups of databases", None),
+            GapKind::Other => ("a file or process", "files and processes", None),
         };
         let what = match times {
             1 => format!("{one}: {first}"),
             _ => format!("{many}: {first} and {} more", times - 1),
         };
-        Limited { what, why, needs }
+        VisibilityGap { what, why, needs }
     }
 }
 
-/// Those of the capabilities that this process lacks. Where it has them all, something else forbids it.
+/// Which of these capabilities this process lacks; `None` if it has them all, and something else forbids it.
 pub(crate) fn lacked(wanted: &[(&str, CapabilitySet)]) -> Option<String> {
     let lacked: Vec<&str> = wanted.iter().filter(|(_, one)| !has(*one)).map(|(name, _)| *name).collect();
     (!lacked.is_empty()).then(|| listed(&lacked))
@@ -220,34 +240,34 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_no_capability_opens_is_said_to_be_kept() {
+    fn a_process_that_no_capability_opens_is_reported_as_protected() {
         let denied = Error::call("readlink", "/proc/1/fd/0", Errno::ACCESS);
-        let kept = "in another user namespace, or protected by a security module";
-        assert_eq!(reason_of_process(&denied, true), kept);
+        let protected = "in another user namespace, or protected by a security module";
+        assert_eq!(reason_of_process(&denied, true), protected);
         assert!(reason_of_process(&denied, false).starts_with("readlink: Permission denied"));
         let odd = Error::call("readlink", "/proc/1/fd/0", Errno::IO);
         assert!(reason_of_process(&odd, true).starts_with("readlink: "));
-        let mut limits = Limits::default();
-        limits.other_process(1, &denied);
-        assert_eq!(limits.into_said()[0].what, "the open files of another process: process 1");
+        let mut gaps = VisibilityGaps::default();
+        gaps.other_process(1, &denied);
+        assert_eq!(gaps.into_gaps()[0].what, "the open files of another process: process 1");
         assert_eq!(listed(&["a", "b", "c"]), "a, b and c");
     }
 
     #[test]
-    fn each_kind_is_said_once_with_what_would_show_it() {
-        let mut limits = Limits::default();
+    fn each_kind_is_listed_once_with_what_would_show_it() {
+        let mut gaps = VisibilityGaps::default();
         for path in ["/d/a", "/d/b", "/d/c"] {
-            limits.failed(Kind::File, &Error::call("open", path, Errno::ACCESS));
+            gaps.failed(GapKind::File, &Error::call("open", path, Errno::ACCESS));
         }
-        limits.failed(Kind::File, &Error::call("open", "/d/gone", Errno::NOENT));
-        limits.failed(Kind::Directory, &Error::call("readdir", "/d", Errno::IO));
-        limits.say("who waits for memory", "no PSI", Some("psi=1"));
-        limits.say("who waits for memory", "no PSI", Some("psi=1"));
-        let said = limits.into_said();
-        assert_eq!(said.len(), 3, "{said:?}");
-        assert_eq!(said[0].what, "what of files is in the page cache: /d/a and 2 more");
-        assert!(said[0].why.starts_with("open: Permission denied"), "{}", said[0].why);
-        assert_eq!(said[1].what, "a file or process: /d");
-        assert_eq!(said[1].needs, None);
+        gaps.failed(GapKind::File, &Error::call("open", "/d/gone", Errno::NOENT));
+        gaps.failed(GapKind::Directory, &Error::call("readdir", "/d", Errno::IO));
+        gaps.add("who waits for memory", "no PSI", Some("psi=1"));
+        gaps.add("who waits for memory", "no PSI", Some("psi=1"));
+        let listed = gaps.into_gaps();
+        assert_eq!(listed.len(), 3, "{listed:?}");
+        assert_eq!(listed[0].what, "what of files is in the page cache: /d/a and 2 more");
+        assert!(listed[0].why.starts_with("open: Permission denied"), "{}", listed[0].why);
+        assert_eq!(listed[1].what, "a file or process: /d");
+        assert_eq!(listed[1].needs, None);
     }
 }

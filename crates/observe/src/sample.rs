@@ -1,0 +1,63 @@
+//! A sample of one file: size and residency, and why not more.
+
+use std::os::unix::fs::MetadataExt;
+
+use pagekeeper_kernel::{Error, FileSystem, Inode, InspectedFile, Residency, Source, residency};
+
+use crate::visibility::{GapKind, reason};
+
+/// Size and residency of a file.
+#[derive(Debug, Clone)]
+pub(crate) struct FileSample {
+    /// As stat(2) shows it.
+    pub(crate) inode: Inode,
+    pub(crate) size: u64,
+    pub(crate) residency: Option<Residency>,
+}
+
+/// Why a sample is incomplete.
+#[derive(Debug, Clone)]
+pub(crate) struct GapReason {
+    pub(crate) kind: GapKind,
+    pub(crate) why: String,
+}
+
+impl GapReason {
+    /// The reason for a failed call.
+    pub(crate) fn of(kind: GapKind, error: &Error) -> Self {
+        Self { kind: if error.is_denied() { kind } else { GapKind::Other }, why: reason(error) }
+    }
+}
+
+impl FileSample {
+    /// Samples an open file.
+    pub(crate) fn of(file: &InspectedFile) -> (Self, Option<GapReason>) {
+        let (residency, gap) = match residency(file, 0..u64::MAX) {
+            Ok(counts) if counts.source == Source::Mincore && file.size() > 0 => {
+                let (kind, why) = if file.file_system().is_ok_and(|found| found == FileSystem::Overlay) {
+                    (GapKind::Overlay, "on overlayfs pages belong to a file of the layer below")
+                } else {
+                    (GapKind::NoCachestat, "this kernel or a sandbox has no cachestat(2)")
+                };
+                (Some(counts), Some(GapReason { kind, why: why.to_owned() }))
+            }
+            Ok(counts) => (Some(counts), None),
+            Err(error) => (None, Some(GapReason::of(GapKind::Residency, &error))),
+        };
+        (Self { inode: file.inode(), size: file.size(), residency }, gap)
+    }
+
+    /// What stat(2) shows of a file that may not be opened; `None` if it is no file, or another failure.
+    pub(crate) fn without_opening(error: &Error) -> Option<Self> {
+        if !error.is_denied() {
+            return None;
+        }
+        let meta = std::fs::symlink_metadata(error.path()).ok().filter(std::fs::Metadata::is_file)?;
+        Some(Self { inode: Inode { dev: meta.dev(), ino: meta.ino() }, size: meta.len(), residency: None })
+    }
+
+    /// Whether it has pages that are dirty or under writeback.
+    pub(crate) fn is_unwritten(&self) -> bool {
+        self.residency.is_some_and(|residency| residency.unwritten() > 0)
+    }
+}
