@@ -23,7 +23,7 @@ pub(super) fn named(text: &[u8], ino: u64, links: Option<u32>, root: &Path) -> (
     };
     if links != Some(0) {
         // Either the file is really named so, or this one of its names was removed. The kernel's paths hold no
-        // symbolic links, so that this look can't leave `root`.
+        // symbolic links, so that this lookup can't leave `root`.
         if rustix::fs::lstat(beneath(root, text)).is_ok_and(|stat| stat.st_ino == ino) {
             return (path(text), false);
         }
@@ -37,7 +37,7 @@ pub(super) fn beneath(root: &Path, path: &[u8]) -> PathBuf {
     root.join(OsStr::from_bytes(&path[start..]))
 }
 
-/// Whether a path shown by the kernel can't be a file with a page cache worth a look: sockets, pipes, anonymous inodes
+/// Whether a path shown by the kernel can't be a file with a page cache of its own: sockets, pipes, anonymous inodes
 /// (none of which start with a slash) and device nodes. `/dev/shm` holds files.
 pub(super) fn is_no_file(text: &[u8]) -> bool {
     !text.starts_with(b"/") || (text.starts_with(b"/dev/") && !text.starts_with(b"/dev/shm/"))

@@ -1,7 +1,7 @@
 //! The files a process holds open, and how: from `/proc/PID/fd` and `/proc/PID/fdinfo` (`proc_pid_fdinfo(5)`).
 //!
-//! [`ProcRoot::open_files`] tells all about each; [`ProcRoot::fd_links`] and [`ProcRoot::fd_info`] are the cheap halves
-//! for a daemon that looks often: names first, then the position of those few that matter.
+//! [`ProcRoot::open_files`] lists one process; of several, or by a selection, [`OpenFilesScan`](super::OpenFilesScan) does.
+//! [`ProcRoot::fd_links`] and [`ProcRoot::fd_info`] are the cheap halves: all names, and the position of one descriptor.
 //! Invariants: no file is opened; a descriptor that is closed meanwhile is left out.
 
 use std::mem::MaybeUninit;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use super::{ProcRoot, deleted, malformed};
+use super::{ProcRoot, Selection, deleted, malformed};
 use crate::{Error, Inode, Result};
 
 /// What a descriptor allows: the access mode of open(2).
@@ -93,6 +93,11 @@ pub struct OpenFile {
     pub append: bool,
     /// The file position in bytes; see [`FdInfo::position`].
     pub position: u64,
+    /// The id of its mount; see [`FdInfo::mount_id`].
+    pub mount_id: Option<u64>,
+    /// The inode number as fdinfo shows it ([`FdInfo::inode_number`]), which on overlayfs may differ from stat's. To
+    /// recognise the descriptor by its [`FdInfo`] alone.
+    pub shown_inode: Option<u64>,
 }
 
 impl ProcRoot {
@@ -154,38 +159,55 @@ impl ProcRoot {
         parse_fd_info(&buffer[..length]).ok_or_else(|| malformed(&path, &buffer[..length]))
     }
 
-    /// Which file is behind a descriptor; `None` when it is closed, the process ended, or it may not be looked at.
+    /// Which file is behind a descriptor; `None` when it is closed, the process ended, or stat is refused.
     /// Never waits for a network file system's server.
     pub fn inode_behind(&self, pid: u32, fd: RawFd) -> Option<Inode> {
-        look(&self.fd_path(pid, fd)).ok().map(|stat| inode_of(&stat))
+        stat_link(&self.fd_path(pid, fd)).ok().map(|stat| inode_of(&stat))
     }
 
     /// The regular files the process holds open, by ascending descriptor.
     ///
-    /// Left out: descriptors closed or reused while looking, and files that may not even be looked at (a FUSE file
-    /// system of another user). A file opened twice is listed twice.
+    /// Left out: descriptors closed or reused meanwhile, and files whose stat is refused (a FUSE file system of another
+    /// user). A file opened twice is listed twice.
     pub fn open_files(&self, pid: u32) -> Result<Vec<OpenFile>> {
+        self.selected_files(pid, &Selection::default())
+    }
+
+    /// Those of [`Self::open_files`] that are selected. The filters come first: what one rejects is neither sampled nor
+    /// read any further.
+    pub(super) fn selected_files(&self, pid: u32, selection: &Selection<'_>) -> Result<Vec<OpenFile>> {
         let root = self.root(pid);
         let mut files = Vec::new();
         self.fd_links(pid, |fd, target| {
-            files.extend(self.open_file(pid, fd, target, &root));
+            files.extend(self.open_file(pid, fd, target, &root, selection));
         })?;
         files.sort_unstable_by_key(|file| file.fd);
         Ok(files)
     }
 
-    fn open_file(&self, pid: u32, fd: RawFd, target: &Path, root: &Path) -> Option<OpenFile> {
+    fn open_file(
+        &self,
+        pid: u32,
+        fd: RawFd,
+        target: &Path,
+        root: &Path,
+        selection: &Selection<'_>,
+    ) -> Option<OpenFile> {
         let text = target.as_os_str().as_bytes();
-        if deleted::is_no_file(text) {
+        if deleted::is_no_file(text) || !selection.has_name(target) {
             return None;
         }
-        let stat = look(&self.fd_path(pid, fd)).ok()?;
-        if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
+        let stat = stat_link(&self.fd_path(pid, fd)).ok()?;
+        let inode = inode_of(&stat);
+        if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile
+            || !selection.has_inode(inode)
+        {
             return None;
         }
         let info = self.fd_info(pid, fd).ok()?;
-        if info.inode_number.is_some_and(|ino| ino != stat.stx_ino) {
-            // Closed, and its number given to another file, between the two looks.
+        // Either its number was reused for another file between the two reads, or overlayfs shows two inode numbers.
+        let differs = info.inode_number.is_some_and(|ino| ino != inode.ino);
+        if differs && self.inode_behind(pid, fd) != Some(inode) {
             return None;
         }
         let (path, deleted) = deleted::named(text, stat.stx_ino, Some(stat.stx_nlink), root);
@@ -193,18 +215,20 @@ impl ProcRoot {
             fd,
             path,
             deleted,
-            inode: inode_of(&stat),
+            inode,
             size: stat.stx_size,
             access: info.access(),
             direct: info.direct(),
             append: info.append(),
             position: info.position,
+            mount_id: info.mount_id,
+            shown_inode: info.inode_number,
         })
     }
 }
 
-/// Looks at the file behind a link without asking a network file system's server, which might never answer.
-fn look(link: &Path) -> rustix::io::Result<Statx> {
+/// Stats the file behind a link without asking a network file system's server, which might never answer.
+fn stat_link(link: &Path) -> rustix::io::Result<Statx> {
     rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)
 }
 

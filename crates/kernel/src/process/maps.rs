@@ -2,11 +2,11 @@
 //!
 //! The kernel shows a mapped file's device as the file system's own, which on btrfs is another than stat(2) shows, and
 //! on overlayfs before Linux 6.7 is that of the layer below: so a mapping is compared with a file by inode number
-//! first, then by a look through `/proc/PID/map_files` or by its path. An overlay file whose two inode numbers differ
+//! first, then by stat through `/proc/PID/map_files` or by its path. An overlay file whose two inode numbers differ
 //! (`xino=on`, before Linux 6.7) is not recognised.
 
 use std::ops::Range;
-
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use super::{ProcRoot, deleted, malformed, mounts, read};
@@ -38,7 +38,7 @@ pub struct MappedBy {
     pub pids: Vec<u32>,
     /// What they map of it that reaches into the range asked for: each process with the bytes of the file, whole pages.
     pub stretches: Vec<(u32, Range<u64>)>,
-    /// How many processes could not be looked at, for lack of permission.
+    /// How many processes could not be read, for lack of permission.
     pub denied: usize,
 }
 
@@ -70,7 +70,7 @@ impl ProcRoot {
         let mut found = MappedBy::default();
         for pid in self.pids()? {
             let known = found.stretches.len();
-            let looked = self.each_mapping(pid, |line| {
+            let result = self.each_mapping(pid, |line| {
                 if line.inode.ino == inode.ino
                     && line.range.start < range.end
                     && range.start < line.range.end
@@ -82,7 +82,7 @@ impl ProcRoot {
             if found.stretches.len() > known {
                 found.pids.push(pid);
             }
-            match looked {
+            match result {
                 Ok(()) => {}
                 Err(error) if error.is_denied() => found.denied += 1,
                 Err(error) if error.is_gone() => {}
@@ -97,11 +97,28 @@ impl ProcRoot {
         if line.inode.dev == inode.dev {
             return true;
         }
-        // Needs CAP_CHECKPOINT_RESTORE (CAP_SYS_ADMIN before Linux 5.9), and finds deleted files as well.
-        let magic = self.of(pid, &format!("map_files/{:x}-{:x}", line.addresses.start, line.addresses.end));
+        let magic = self.mapping_path(pid, &line.addresses);
         let by_path = || deleted::beneath(&self.root(pid), &mounts::unescape(line.text));
         let stat = rustix::fs::stat(&magic).or_else(|_| rustix::fs::lstat(by_path()));
         stat.is_ok_and(|stat| Inode::of(&stat) == inode)
+    }
+
+    /// The link to the very file behind a mapping. Following it needs `CAP_CHECKPOINT_RESTORE` (`CAP_SYS_ADMIN` before Linux
+    /// 5.9), and finds deleted files as well.
+    pub fn mapping_path(&self, pid: u32, addresses: &Range<u64>) -> PathBuf {
+        self.of(pid, &format!("map_files/{:x}-{:x}", addresses.start, addresses.end))
+    }
+
+    /// A path that leads to the file behind a mapping, and its stat; `None` where it can't be reached.
+    pub(super) fn behind_mapping(&self, pid: u32, mapping: &Mapping) -> Option<(PathBuf, rustix::fs::Stat)> {
+        let same = |stat: &rustix::fs::Stat| stat.st_ino == mapping.inode.ino;
+        let magic = self.mapping_path(pid, &mapping.addresses);
+        if let Some(stat) = rustix::fs::stat(&magic).ok().filter(same) {
+            return Some((magic, stat));
+        }
+        // The kernel's paths hold no links, so this lookup can't leave the process's root.
+        let named = deleted::beneath(&self.root(pid), mapping.path.as_os_str().as_bytes());
+        rustix::fs::lstat(&named).ok().filter(same).map(|stat| (named, stat))
     }
 
     fn each_mapping(&self, pid: u32, mut each: impl FnMut(MapsLine<'_>)) -> Result<()> {

@@ -1,7 +1,7 @@
 //! What processes hold open and map, read from `/proc`: the evidence of who uses a file, and how.
 //!
-//! Invariants: only reads `/proc`, never attaches to a process, and never opens the files it reports (they are looked
-//! at through the links of `/proc/PID/fd`). A process id is a `u32` and may be reused at any time: keep
+//! Invariants: only reads `/proc`, never attaches to a process, and never opens the files it reports (stat follows the
+//! links of `/proc/PID/fd`). A process id is a `u32` and may be reused at any time: keep
 //! [`ProcRoot::start_time`] beside it.
 //! Fails with an error whose [`Error::is_gone`] holds when the process has ended, and [`Error::is_denied`] when it is
 //! another user's (ptrace(2), "Ptrace access mode checking": `CAP_SYS_PTRACE` reads them all).
@@ -24,6 +24,7 @@ mod io;
 mod maps;
 mod mounts;
 mod namespace;
+mod open_files;
 mod status;
 
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ pub use fds::{Access, FdInfo, OpenFile};
 pub use io::IoCounters;
 pub use maps::{MappedBy, Mapping};
 pub use mounts::Mount;
+pub use open_files::{InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection};
 pub use status::ProcessStat;
 
 use crate::{Error, Result};
@@ -73,6 +75,13 @@ impl ProcRoot {
         }
         pids.sort_unstable();
         Ok(pids)
+    }
+
+    /// This process, as the mounted `/proc` numbers it: in a container that was given its host's, not as it knows itself.
+    pub fn own_pid(&self) -> u32 {
+        let link = std::fs::read_link(self.path.join("self")).ok();
+        let shown = link.and_then(|link| link.to_str()?.parse().ok());
+        shown.unwrap_or_else(std::process::id)
     }
 
     /// The file `name` of a process.
@@ -153,7 +162,7 @@ mod tests {
 
     #[test]
     fn another_users_process_is_denied() {
-        let look = || {
+        let denied = || {
             let proc = ProcRoot::default();
             assert!(proc.open_files(1).unwrap_err().is_denied());
             assert!(proc.mappings(1).unwrap_err().is_denied());
@@ -165,14 +174,14 @@ mod tests {
             assert!(found.pids.is_empty() && found.denied > 0);
         };
         if rustix::process::geteuid().is_root() {
-            crate::testing::as_nobody(look);
+            crate::testing::as_nobody(denied);
         } else {
-            look();
+            denied();
         }
     }
 
     #[test]
-    fn a_file_the_kernel_does_not_have_is_told_from_an_ended_process() {
+    fn a_file_the_kernel_does_not_have_is_distinguished_from_an_ended_process() {
         let tree = tempfile::tempdir().unwrap();
         std::fs::create_dir(tree.path().join("5")).unwrap();
         let proc = ProcRoot::at(tree.path());
