@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::process::InodeSet;
 use pagekeeper_kernel::{Inode, InspectedFile};
 
 use crate::devices::Devices;
@@ -97,8 +98,13 @@ impl Files {
         self.all.is_empty()
     }
 
-    pub(crate) fn has(&self, inode: Inode) -> bool {
-        self.by_inode.contains_key(&inode)
+    /// Which files they are, to find who has them open.
+    pub(crate) fn inode_set(&self) -> InodeSet {
+        let mut set = InodeSet::default();
+        for (inode, file) in self.inodes() {
+            set.insert(inode, file.inode);
+        }
+        set
     }
 
     /// All, each with how stat(2) shows it.

@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::process::{Access, Mapping, ProcRoot};
-use pagekeeper_kernel::{Inode, Result};
+use pagekeeper_kernel::process::{Access, MappedFile, Mapping, Mappings, ProcRoot, Selection};
+use pagekeeper_kernel::{Error, Inode};
 
 use crate::OpenerKind;
 
@@ -27,27 +27,34 @@ pub(crate) struct Held {
     pub(crate) size: u64,
 }
 
-/// All that a process holds.
-pub(crate) fn held_by(proc: &ProcRoot, pid: u32) -> Result<Vec<Held>> {
-    let mut held: Vec<Held> = proc
-        .open_files(pid)?
-        .into_iter()
-        .filter_map(|file| {
-            Some(Held {
-                kind: kind_of(file.access, file.direct)?,
-                inode: file.inode,
-                path: proc.as_seen_by(pid, &file.path),
-                deleted: file.deleted,
-                private: false,
-                link: proc.fd_path(pid, file.fd),
-                size: file.size,
-            })
+/// All that a process holds, and why that may not be all.
+pub(crate) fn held_by(proc: &ProcRoot, pid: u32) -> (Vec<Held>, Option<Error>) {
+    let selection = Selection { mappings: Mappings::Resolved, ..Selection::default() };
+    let files = proc.files_of(pid, &selection);
+    let opened = files.open.into_iter().filter_map(|file| {
+        Some(Held {
+            kind: kind_of(file.access, file.direct)?,
+            inode: file.inode,
+            path: proc.as_seen_by(pid, &file.path),
+            deleted: file.deleted,
+            private: false,
+            link: proc.fd_path(pid, file.fd),
+            size: file.size,
         })
-        .collect();
-    for mapping in proc.mappings(pid)? {
-        held.extend(mapped(proc, pid, &mapping));
-    }
-    Ok(held)
+    });
+    let mapped = files.mapped.into_iter().filter_map(|MappedFile { mapping, inode, reached }| {
+        let (link, size) = reached?;
+        Some(Held {
+            kind: kind_of_mapping(&mapping),
+            inode,
+            path: proc.as_seen_by(pid, &mapping.path),
+            deleted: mapping.deleted,
+            private: !mapping.shared,
+            link,
+            size,
+        })
+    });
+    (opened.chain(mapped).collect(), files.error)
 }
 
 /// How a descriptor has its file; `None` for one that neither reads nor writes.
@@ -62,37 +69,6 @@ pub(crate) fn kind_of(access: Access, direct: bool) -> Option<OpenerKind> {
 /// How a mapping has its file.
 pub(crate) fn kind_of_mapping(mapping: &Mapping) -> OpenerKind {
     OpenerKind::Mapped { writable: mapping.shared && mapping.writable }
-}
-
-fn mapped(proc: &ProcRoot, pid: u32, mapping: &Mapping) -> Option<Held> {
-    let (link, stat) = behind(proc, pid, mapping)?;
-    Some(Held {
-        kind: kind_of_mapping(mapping),
-        inode: Inode::of(&stat),
-        path: proc.as_seen_by(pid, &mapping.path),
-        deleted: mapping.deleted,
-        private: !mapping.shared,
-        link,
-        size: u64::try_from(stat.st_size).unwrap_or(0),
-    })
-}
-
-/// The file behind a mapping, which the kernel shows by the device of the file system, not as stat(2) does.
-pub(crate) fn behind(proc: &ProcRoot, pid: u32, mapping: &Mapping) -> Option<(PathBuf, rustix::fs::Stat)> {
-    let same = |stat: &rustix::fs::Stat| stat.st_ino == mapping.inode.ino;
-    let addresses = &mapping.addresses;
-    let directory = proc.path().join(pid.to_string()).join("map_files");
-    // Needs CAP_CHECKPOINT_RESTORE (CAP_SYS_ADMIN before Linux 5.9), and finds deleted files as well.
-    let magic = directory.join(format!("{:x}-{:x}", addresses.start, addresses.end));
-    if let Ok(stat) = rustix::fs::stat(&magic)
-        && same(&stat)
-    {
-        return Some((magic, stat));
-    }
-    let below = mapping.path.strip_prefix("/").unwrap_or(&mapping.path);
-    let named = proc.root(pid).join(below);
-    // The kernel's paths hold no links, so this lookup can't leave the process's root.
-    rustix::fs::lstat(&named).ok().filter(same).map(|stat| (named, stat))
 }
 
 /// The path by which this process can open a file that another one names so.

@@ -187,9 +187,10 @@ fn named_directory(
 fn read_held(proc: &ProcRoot, subject: &mut Subject, gaps: &mut VisibilityGaps) {
     let pids: Vec<u32> = subject.pids().collect();
     for pid in pids {
-        match held_by(proc, pid) {
-            Ok(held) => subject.held.extend(held.into_iter().map(|held| (pid, held))),
-            Err(error) => gaps.process(pid, &subject.name.to_string_lossy(), &error),
+        let (held, error) = held_by(proc, pid);
+        subject.held.extend(held.into_iter().map(|held| (pid, held)));
+        if let Some(error) = error {
+            gaps.process(pid, &subject.name.to_string_lossy(), &error);
         }
     }
 }

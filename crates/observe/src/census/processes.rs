@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_catalog::Profile;
-use pagekeeper_kernel::process::{Access, CgroupPath, OpenFile, ProcRoot};
+use pagekeeper_kernel::process::{
+    Access, CgroupPath, MappedFile, Mappings, OpenFile, ProcRoot, ProcessFiles, Selection,
+};
 use pagekeeper_kernel::{Inode, InspectedFile};
 
 use super::table::{FoundFile, Name};
@@ -77,13 +79,16 @@ pub(super) fn snapshot(
         database: None,
         denied: false,
     };
-    let open = match proc.open_files(pid) {
-        Ok(open) => open,
-        Err(error) => {
-            snapshot.denied = error.is_denied();
+    // Mappings as the kernel shows them: to resolve each, for all processes of a host, would take more than the census
+    // may. Their devices are translated by its tables of devices.
+    let selection = Selection { mappings: Mappings::AsShown, ..Selection::default() };
+    let ProcessFiles { open, mapped, error, .. } = proc.files_of(pid, &selection);
+    if let Some(error) = error {
+        snapshot.denied = error.is_denied();
+        if open.is_empty() {
             return (!error.is_gone()).then_some(snapshot);
         }
-    };
+    }
     let mut held: HashMap<Inode, Use> = HashMap::new();
     let mut nameless = |inode: Inode, path: &Path, reach: PathBuf| {
         let file_system = scope.file_system_of(inode.dev).filter(|_| scope.file_systems.covers(path));
@@ -105,14 +110,13 @@ pub(super) fn snapshot(
             snapshot.counted.extend(counted(proc, pid, file, scope));
         }
     }
-    for mapping in proc.mappings(pid).unwrap_or_default() {
+    for MappedFile { mapping, .. } in mapped {
         let known = held.contains_key(&mapping.inode);
         let used = held.entry(mapping.inode).or_default();
         used.mapped = true;
         used.writes |= mapping.shared && mapping.writable;
         if mapping.deleted && !known {
-            let range = format!("{pid}/map_files/{:x}-{:x}", mapping.addresses.start, mapping.addresses.end);
-            nameless(mapping.inode, &mapping.path, proc.path().join(range));
+            nameless(mapping.inode, &mapping.path, proc.mapping_path(pid, &mapping.addresses));
         }
     }
     snapshot.files = held.into_iter().collect();
