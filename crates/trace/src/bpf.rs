@@ -279,7 +279,7 @@ impl BpfSource {
         }
         gathered.losses.no_room += lost.saturating_sub(self.lost_then);
         self.lost_then = lost;
-        // Not every kernel tells, and not to everyone.
+        // Not every kernel counts this, and not everyone may read it.
         let skipped = self.programs.iter().map(|program| program.skipped().unwrap_or(0)).sum::<u64>();
         gathered.losses.skipped += skipped.saturating_sub(self.skipped_then);
         self.skipped_then = skipped;

@@ -244,12 +244,12 @@ impl TraceCounts {
         Some(sum)
     }
 
-    /// What came and left by file, most added first.
+    /// What came and left by file, largest addition first.
     pub fn by_file(&self) -> Vec<(Inode, PageFlow)> {
         self.grouped(|counts| Some(counts.file))
     }
 
-    /// What came and left by task, most added first. A thread that changed its name is one for each name.
+    /// What came and left by task, largest addition first. A thread that changed its name is one for each name.
     pub fn by_task(&self) -> Vec<(Task, PageFlow)> {
         self.grouped(|counts| counts.task.clone())
     }

@@ -1,14 +1,14 @@
 //! The `format` file of a tracepoint: its number, and where each field stands in its record
 //! (`Documentation/trace/events.rst`).
 //!
-//! Invariants: a field ends within 8,192 bytes, the most a record has (`PERF_MAX_TRACE_SIZE`). What is not a field is
+//! Invariants: a field ends within 8,192 bytes, the maximum of a record (`PERF_MAX_TRACE_SIZE`). What is not a field is
 //! passed over; a line that begins as one and can't be read is an error that names it.
 
 use std::path::Path;
 
 use super::TraceError;
 
-/// The most bytes of a record.
+/// The maximum size of a record, in bytes.
 const RECORD_MAX: u16 = 8192;
 
 /// One field of a record.

@@ -100,7 +100,7 @@ impl Drop for Instance {
 /// Lets the guard end, and waits for it.
 fn end(guard: Option<Child>) {
     if let Some(mut guard) = guard {
-        // It may have been killed; there is nobody to tell.
+        // It may have been killed already; there is nothing to report.
         let _ = guard.kill();
         let _ = guard.wait();
     }
@@ -127,7 +127,7 @@ fn own_name(proc: &ProcRoot) -> Result<String, TraceError> {
     Ok(format!("{PREFIX}{pid}-{start}-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// The process that a name tells, and when it started.
+/// The process that a name stands for, and when it started.
 fn parse_name(name: &str) -> Option<(u32, u64)> {
     let mut numbers = name.strip_prefix(PREFIX)?.split('-');
     let of = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_the_process() {
+    fn names_contain_the_process() {
         let proc = ProcRoot::default();
         let own = (std::process::id(), proc.start_time(std::process::id()).unwrap());
         assert_eq!(parse_name(&own_name(&proc).unwrap()), Some(own));

@@ -1,18 +1,46 @@
-//! What happens in the page cache, as it happens: who brings in and drives out pages of which file, who is paused for
-//! dirty pages, who has to reclaim memory for himself, how long block devices take.
+//! What happens in the page cache, as it happens: who brings in and drives out pages of which file, who is throttled for
+//! dirty pages, who has to reclaim memory for itself, how long block devices take.
 //!
-//! Counted by small programs in the kernel, assembled here and attached to tracepoints whose records are read as the
-//! kernel's own `format` files describe them: no compiler, no headers, no BTF, no kprobes. Where programs are not to be
-//! had, by lines that a private instance of the kernel's tracing writes; where that is not to be had either, by plain
-//! counters. [`Tracer::source`] says which it came to be, and why not the better one.
+//! # Why BPF is assembled here
 //!
-//! Invariants: only looks; no other user of tracing is disturbed. All tables and buffers have an end, and what found
-//! no room is counted ([`Losses`]). All is removed when the [`Tracer`] is dropped, and when its process ends by
-//! whatever cause, `kill -9` too.
-//! Fails only where not even counters can be read; lesser sources are no failure.
+//! Counting in the kernel needs a few programs of some 50 instructions, run at tracepoints. The usual tools for that bring
+//! more than they do: libbpf and bcc need clang, at build or at run time; aya needs a second Rust toolchain
+//! (nightly, bpf-linker) for its programs; all of them want BTF from the running kernel to know where fields are. This
+//! crate needs none of it, at build or run time. The kernel describes each tracepoint's record in a text file
+//! (`events/CATEGORY/NAME/format` in tracefs), with every field's offset and size; the programs are written with those
+//! offsets, so one binary fits every kernel that has the tracepoints, with or without BTF. Tracing begins in
+//! milliseconds. The price: an assembler of 350 lines (`asm`), and programs written instruction by instruction. The
+//! kernel's verifier checks each one, so a mistake in them is an error at the start, not a crash.
 //!
-//! What the kernel does not tell: pages that come to a tmpfs are no events, though some of those that leave it are; on
-//! kernels whose events don't say how large a folio is, it counts as one page. A pause is as long as the kernel means
+//! # How an event becomes a count
+//!
+//! 1. `tracefs` finds the mount (or mounts its own), `format` parses a tracepoint's fields.
+//! 2. `programs` writes one program for each tracepoint with `asm`; `record` has the layout of the tables' keys and values.
+//! 3. `sys` makes the maps and loads the programs (bpf(2)), and attaches them (`perf_event_open(2)`).
+//! 4. The programs count in the maps, by file, task and device. `bpf` reads the maps in batches and hands what changed
+//!    to `gathered`, which every source shares; [`Tracer::take`] makes [`TraceCounts`] of it.
+//!
+//! Without the right to load programs, `pipe` reads the lines that a private tracefs `instance` writes and `lines` parses:
+//! the same counts at a higher cost. Without tracefs, `polling` and `machine` read plain counters. [`Tracer::source`]
+//! says which it is, and why not a better one.
+//!
+//! # To add an event
+//!
+//! 1. In `tracefs`: a variant of `Event`, with its category and name.
+//! 2. In `options`: the `Kind` it belongs to, and the switch in [`TraceOptions`] if the kind is new.
+//! 3. In `programs`: what its program does, by name of field. A field that older kernels call otherwise takes several names.
+//! 4. In `bpf`: which table it counts in; in `record` the layout of a new table; in `gathered` and `counts` what becomes of it.
+//! 5. In `lines` and `pipe`: the same event as a line of text.
+//! 6. In `tests`: make the event happen, and compare the sources.
+//!
+//! # Invariants
+//!
+//! It only observes; no other user of tracing is disturbed. All tables and buffers are bounded, and what found no room
+//! is counted ([`Losses`]). All is removed when the [`Tracer`] is dropped, and when its process ends by whatever cause,
+//! `kill -9` too. Fails only where not even counters can be read; a lesser source is no failure.
+//!
+//! What the kernel does not show: pages that come to a tmpfs are no events, though some of those that leave it are; on
+//! kernels whose events don't say how large a folio is, it counts as one page. A pause is as long as the kernel intends
 //! it to be, in its ticks.
 //!
 //! ```
@@ -26,7 +54,7 @@
 //!     println!("inode {}: {} bytes came, {} left", file.ino, flow.added.bytes, flow.removed.bytes);
 //! }
 //! for pauses in counts.pauses.iter().flatten() {
-//!     println!("{} paused for {:?}, {} over", pauses.task.name, pauses.pauses.total(), pauses.levels.over());
+//!     println!("{} throttled for {:?}, {} over", pauses.task.name, pauses.pauses.total(), pauses.levels.over());
 //! }
 //! println!("{}", counts.losses);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -74,10 +102,10 @@ use polling::PollingSource;
 use programs::Choice;
 use tracefs::Tracefs;
 
-/// Where the counts come from, and why not from something better. Shown, it says so in a sentence.
+/// Where the counts come from, and why not from something better. Its `Display` is a sentence.
 #[derive(Debug)]
 pub enum TraceSource {
-    /// Programs in the kernel: all is known, at the least cost.
+    /// Programs in the kernel: everything is known, at the lowest cost.
     Bpf,
     /// The lines of a private instance of tracing: the same, but it costs more, and the process of a thread that has
     /// ended is not known.
@@ -186,7 +214,7 @@ impl Tracer {
         &self.source
     }
 
-    /// What was asked for and this kernel does not have, each a [`TraceError::NoEvent`].
+    /// Events that were asked for and that this kernel lacks, each a [`TraceError::NoEvent`].
     pub fn missing(&self) -> &[TraceError] {
         &self.missing
     }
@@ -215,7 +243,7 @@ impl Tracer {
 
     /// The same, and begins a new period: nothing is counted in two, nothing falls in between.
     ///
-    /// Who traces for long has to take now and then: the room for files and tasks is that of one period.
+    /// To trace for long, call it now and then: the room for files and tasks is that of one period.
     pub fn take(&mut self) -> Result<TraceCounts, TraceError> {
         let machine_now = MachineCounts::read(&self.options.roots)?;
         let counts = self.snapshot()?;

@@ -3,7 +3,7 @@
 //! `          reader-1234    [001] d..1. 123.456789: mm_filemap_add_to_page_cache: dev 8:0 ino 1f ofs=0 order=2`
 //!
 //! Invariants: any bytes are a line or `None`, never a panic. A task can choose its name, spaces, brackets and all:
-//! what follows is found by the width of the name's column, not by what it looks like.
+//! what follows is found by the width of the name's column, not by its text.
 
 use std::time::Duration;
 

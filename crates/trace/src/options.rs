@@ -10,8 +10,8 @@ use super::tracefs::{Event, Tracefs, Tracepoint};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links};
 
-/// The most files or devices of a [`PageFilter`].
-const FILTER_MAX: usize = 64;
+/// How many files or devices a [`PageFilter`] may have.
+const MAX_FILTER: usize = 64;
 
 /// How events can be counted, the best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,7 +64,7 @@ pub struct TraceOptions {
     pub filter: PageFilter,
     /// The best way that is tried. By default the best there is.
     pub best: TraceLevel,
-    /// How many pairs of file and thread can be told apart between two readings; of the other kinds an eighth of it.
+    /// How many pairs of file and thread can be counted between two readings; of the other kinds an eighth of it.
     /// The kernel sets about 200 bytes aside for each. By default 16,384.
     pub entries: u32,
     /// The buffer of [`TraceLevel::Tracefs`], of all processors together, in bytes. An event takes about 50. By default
@@ -99,7 +99,7 @@ impl TraceOptions {
     /// The filter, its files looked up.
     pub(super) fn choice(&self) -> Result<Choice, TraceError> {
         let within = |given: usize| {
-            if given > FILTER_MAX { Err(TraceError::TooMany { given, max: FILTER_MAX }) } else { Ok(()) }
+            if given > MAX_FILTER { Err(TraceError::TooMany { given, max: MAX_FILTER }) } else { Ok(()) }
         };
         Ok(match &self.filter {
             PageFilter::Everything => Choice::Everything,
@@ -218,7 +218,7 @@ pub fn traced_inode(roots: &SysRoots, file: impl AsFd, path: &Path) -> pagekeepe
     match roots.proc.own_mounts()?.iter().find(|mount| mount.id == id) {
         Some(mount) if mount.kind == "overlay" => Err(pagekeeper_kernel::Error::Unsupported {
             path: path.to_path_buf(),
-            reason: "on overlayfs pages belong to a file of the layer below, which tracing can't tell from here",
+            reason: "on overlayfs pages belong to a file of the layer below, which tracing can't name from here",
         }),
         Some(mount) => Ok(Inode { dev: mount.dev, ..inode }),
         None => Ok(inode),

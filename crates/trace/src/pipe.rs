@@ -39,7 +39,7 @@ pub(super) struct PipeSource {
     _instance: Instance,
     counter: Counter,
     /// What one reading reads at most, in bytes.
-    most: u64,
+    max_read: u64,
 }
 
 impl PipeSource {
@@ -67,7 +67,7 @@ impl PipeSource {
             pipe,
             _instance: instance,
             counter,
-            most: options.buffer_bytes.max(1 << 20).saturating_mul(4),
+            max_read: options.buffer_bytes.max(1 << 20).saturating_mul(4),
         })
     }
 
@@ -75,7 +75,7 @@ impl PipeSource {
     pub(super) fn read(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
         let mut buffer = vec![0; 64 * 1024];
         let mut done = 0_u64;
-        while done < self.most {
+        while done < self.max_read {
             let read = read_some(&mut self.pipe, &mut buffer).map_err(|error| TraceError::Call {
                 call: "read",
                 what: "trace_pipe".into(),
@@ -122,7 +122,7 @@ struct Counter {
     /// When stalls began that have not ended.
     stalls: HashMap<(u32, ReclaimKind), Duration>,
     flights: HashMap<(u64, u64), Flight>,
-    /// The processes of threads, as looked up in this reading.
+    /// The processes of threads, as found in this reading.
     processes: HashMap<u32, Option<Task>>,
 }
 

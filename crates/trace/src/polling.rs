@@ -1,4 +1,4 @@
-//! The last source: no events, only how much of the chosen files is resident, looked at again and again.
+//! The last source: no events, only how much of the chosen files is resident, sampled at each reading.
 //!
 //! Invariants: no descriptor is held between readings. What came and went between two of them is not seen, only the
 //! difference. A file that is gone, or that another took the place of, has lost all its pages.
@@ -11,14 +11,14 @@ use super::{PageFilter, PageFlow, PageTotals, TraceError, TraceOptions};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size, residency};
 
-/// A file, and what was resident when it was last looked at.
+/// A file, and what was resident at its last sample.
 #[derive(Debug)]
 struct Watched {
     path: PathBuf,
     seen: Option<(Inode, u64)>,
 }
 
-/// Looking at files.
+/// The files that are sampled.
 #[derive(Debug)]
 pub(super) struct PollingSource {
     roots: SysRoots,
@@ -33,18 +33,18 @@ impl PollingSource {
         };
         let mut source = Self { roots: options.roots.clone(), files: Vec::new() };
         for path in paths {
-            let seen = Some(source.look(path)?);
+            let seen = Some(source.sample(path)?);
             source.files.push(Watched { path: path.clone(), seen });
         }
         Ok(source)
     }
 
-    /// Whether there are files to look at.
+    /// Whether there are files to sample.
     pub(super) fn watches(&self) -> bool {
         !self.files.is_empty()
     }
 
-    fn look(&self, path: &PathBuf) -> pagekeeper_kernel::Result<(Inode, u64)> {
+    fn sample(&self, path: &PathBuf) -> pagekeeper_kernel::Result<(Inode, u64)> {
         let file = InspectedFile::open(path, Links::Follow)?;
         let resident = residency(&file, 0..u64::MAX)?.resident;
         Ok((traced_inode(&self.roots, &file, path)?, resident))
@@ -53,7 +53,7 @@ impl PollingSource {
     /// Adds what changed since the last reading.
     pub(super) fn read(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
         for at in 0..self.files.len() {
-            let now = match self.look(&self.files[at].path) {
+            let now = match self.sample(&self.files[at].path) {
                 Ok(now) => Some(now),
                 Err(error) if error.is_gone() => None,
                 Err(error) => return Err(error.into()),

@@ -1,6 +1,6 @@
 //! Where the kernel's tracing files are, and what they say of a tracepoint.
 //!
-//! Invariants: only reads. Looks at the mounts this process sees: tracefs wherever it is, else the `tracing` directory of a
+//! Invariants: only reads. Searches the mounts this process sees: tracefs wherever it is, else the `tracing` directory of a
 //! debugfs. Where it is mounted nowhere it gets a mount that is in no directory (`fsmount(2)`, Linux 5.2): nobody else sees
 //! it, and it ends with the last descriptor of it, whatever becomes of the process.
 //! Fails with [`TraceError::NoTracefs`], [`TraceError::NoEvent`] or the refused call.
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_the_tracepoint_is_told() {
+    fn a_kernel_without_the_tracepoint_is_an_error() {
         let root = tempfile::tempdir().unwrap();
         let tracefs = Tracefs { root: root.path().into(), own: None };
         let error = tracefs.event(Event::Pause).unwrap_err();
