@@ -81,7 +81,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         let seed = run.random.next_u64();
         let probe = Probe::new(image.path()).only([Part::Mixed]).file_bytes(file).seed(seed);
         // One more, which does not count.
-        let probe = probe.window(Duration::from_millis(window)).rounds(rounds + 1);
+        let probe = probe.interval(Duration::from_millis(window)).rounds(rounds + 1);
         let measured = probe.cancel(run.stop.flag()).run();
         run.stop.check()?;
         let measured = measured.with_context(|| kind.name.to_owned())?;

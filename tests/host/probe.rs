@@ -32,7 +32,7 @@ fn check_keys(report: &serde_json::Value) {
     for part in ["direct", "uncached", "atomic", "reads", "read_ahead", "sync", "release", "bulk"] {
         assert!(report[part].is_object(), "{part}: {report}");
     }
-    for key in ["directory", "took_seconds", "events", "notes", "sentence"] {
+    for key in ["directory", "took_seconds", "events", "notes", "summary"] {
         assert!(!report[key].is_null(), "{key}: {report}");
     }
     let profile = &report["profile"];
@@ -47,7 +47,7 @@ fn check_keys(report: &serde_json::Value) {
         .map(|depth| depth["depth"].as_u64().unwrap())
         .collect();
     assert_eq!(depths, [1, 4, 16, 64, 256]);
-    let sentence = report["sentence"].as_str().expect("a sentence");
+    let sentence = report["summary"].as_str().expect("a sentence");
     assert!(sentence.ends_with('.') && !sentence.trim_end_matches('.').contains(". "), "{sentence}");
     if let Some(mixed) = report["mixed"].as_object() {
         let cases = mixed["cases"].as_array().unwrap();

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pagekeeper_probe::{FILE_BYTES_LEAST, Probe, Progress};
+use pagekeeper_probe::{MIN_FILE_BYTES, Probe, Progress};
 
 use crate::output;
 use crate::signals::Stop;
@@ -51,8 +51,8 @@ pub(crate) struct Args {
 
 fn parse_file_size(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text)?;
-    if bytes < FILE_BYTES_LEAST {
-        return Err(format!("less than {} says more of caches than of the disk", Size(FILE_BYTES_LEAST)));
+    if bytes < MIN_FILE_BYTES {
+        return Err(format!("less than {} says more of caches than of the disk", Size(MIN_FILE_BYTES)));
     }
     Ok(bytes)
 }

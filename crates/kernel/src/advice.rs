@@ -2,7 +2,7 @@
 //!
 //! What the kernel makes of them (Linux 6.18, `mm/fadvise.c`): `Normal`, `Random` and `Sequential` set the read-ahead
 //! of the whole *open file description*, whatever range is given, and no other descriptor's; `NoReuse` only keeps
-//! mapped access from activating pages; `WillNeed` starts reading at most about one read-ahead window; `DontNeed`
+//! mapped access from activating pages; `WillNeed` starts reading about one read-ahead at most; `DontNeed`
 //! starts writeback of dirty pages without waiting, and drops only pages that are clean, unmapped and wholly in the
 //! range. To drop pages for sure use [`crate::release()`].
 
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_is_told_apart() {
+    fn a_pipe_is_an_error_of_its_own() {
         let (read, _write) = rustix::pipe::pipe().unwrap();
         for advice in ALL {
             let error = advise(&read, advice, 0..1, Path::new("pipe")).unwrap_err();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_descriptor_is_told_apart() {
+    fn a_path_descriptor_is_an_error_of_its_own() {
         let fd = rustix::fs::open("/etc/passwd", OFlags::PATH, Mode::empty()).unwrap();
         let error = advise(&fd, Advice::Normal, 0..1, Path::new("/etc/passwd")).unwrap_err();
         assert!(matches!(error, AdviceError::BadDescriptor { .. }), "{error}");

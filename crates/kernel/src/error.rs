@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What went wrong at the door to the kernel.
+/// A failed call to the kernel, or a file that can't be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -50,7 +50,7 @@ pub enum Error {
     },
 }
 
-/// The result of a call through the door.
+/// The result of a call to the kernel.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

@@ -1,11 +1,11 @@
 //! Extents: exactly which pages of a file are resident, as byte ranges in file order.
 //!
-//! By cachestat(2) window by window: a window that is empty or full needs nothing more, a partial one is cut into
-//! smaller ones, and the smallest are looked at page by page with mincore(2). Without cachestat by mincore alone.
+//! By cachestat(2) range by range: a range that is empty or full needs nothing more, a partial one is split into
+//! smaller ones, and the smallest are read page by page with mincore(2). Without cachestat by mincore alone.
 //! Invariants: memory use follows neither the file's size nor what is resident; extents come sorted, disjoint and
 //! not touching; they are whole pages, so the last may end past the end of the file.
-//! Fails with [`Error::is_denied`] where the kernel would not tell the truth (see [`residency`](crate::residency())).
-//! Read-ahead in flight counts as resident in a full window, and as absent in a partial one.
+//! Fails with [`Error::is_denied`] where the kernel would not report the truth (see [`residency`](crate::residency())).
+//! Read-ahead in flight counts as resident in a full range, and as absent in a partial one.
 
 use std::collections::VecDeque;
 use std::iter::FusedIterator;
@@ -18,17 +18,17 @@ use crate::sys::cachestat::cachestat;
 use crate::sys::mapping::FileMapping;
 use crate::{Error, InspectedFile, Result, page_size};
 
-/// First windows: small enough that counting a partial one again in its parts costs little, and one cachestat of an
+/// First-level ranges: small enough that counting a partial one again in its parts costs little, and one cachestat of an
 /// empty one costs 0.2 µs whatever its size (Linux 6.18, measured).
-const WINDOW: u64 = 64 << 20;
+const CHUNK: u64 = 64 << 20;
 
-/// A huge file has at most this many first windows, so that an empty 15 TiB cost about a millisecond.
-const FIRST_WINDOWS: u64 = 4096;
+/// A huge file has at most about this many first-level ranges, so that an empty 15 TiB cost about a millisecond.
+const MAX_CHUNKS: u64 = 4096;
 
-/// A partial window is cut into this many.
-const CUTS: u64 = 32;
+/// A partial range is split into this many.
+const PARTS: u64 = 32;
 
-/// A partial window of at most this many bytes is left to mincore.
+/// A partial range of at most this many bytes is left to mincore.
 const LEAF: u64 = 2 << 20;
 
 /// A part of a file whose pages are all resident or all absent.
@@ -43,12 +43,12 @@ pub(crate) struct Stretch {
 pub(crate) struct Stretches<'a> {
     file: &'a InspectedFile,
     has_cachestat: bool,
-    /// What no window was made of yet.
+    /// The rest, not split into ranges yet.
     rest: Range<u64>,
-    first_window: u64,
-    /// Windows to look at, the next one last.
-    windows: Vec<Range<u64>>,
-    /// Looked at, not yet handed out: more may follow on the last.
+    chunk: u64,
+    /// Ranges to inspect, the next one last.
+    ranges: Vec<Range<u64>>,
+    /// Inspected, not yet returned: more may follow on the last.
     found: VecDeque<Stretch>,
     pages: Vec<u8>,
     failed: bool,
@@ -73,8 +73,8 @@ impl<'a> Stretches<'a> {
             file,
             has_cachestat,
             rest: start..end,
-            first_window: ((end - start) / FIRST_WINDOWS).next_multiple_of(WINDOW).max(WINDOW),
-            windows: Vec::new(),
+            chunk: ((end - start) / MAX_CHUNKS).next_multiple_of(CHUNK).max(CHUNK),
+            ranges: Vec::new(),
             found: VecDeque::new(),
             pages: Vec::new(),
             failed: false,
@@ -88,47 +88,47 @@ impl<'a> Stretches<'a> {
         }
     }
 
-    fn next_window(&mut self) -> Option<Range<u64>> {
-        if let Some(window) = self.windows.pop() {
-            return Some(window);
+    fn next_range(&mut self) -> Option<Range<u64>> {
+        if let Some(range) = self.ranges.pop() {
+            return Some(range);
         }
         if self.rest.is_empty() {
             return None;
         }
-        // Multiples of the window, so that leaves fall on whole large folios.
-        let end = (self.rest.start / self.first_window + 1) * self.first_window;
-        let window = self.rest.start..end.min(self.rest.end);
-        self.rest.start = window.end;
-        Some(window)
+        // Multiples of the chunk, so that leaves fall on whole large folios.
+        let end = (self.rest.start / self.chunk + 1) * self.chunk;
+        let range = self.rest.start..end.min(self.rest.end);
+        self.rest.start = range.end;
+        Some(range)
     }
 
-    fn look_at(&mut self, window: Range<u64>) -> Result<()> {
+    fn inspect(&mut self, range: Range<u64>) -> Result<()> {
         if !self.has_cachestat {
-            return self.look_page_by_page(window);
+            return self.inspect_pages(range);
         }
-        let len = window.end - window.start;
-        let counts = cachestat(self.file, window.start, len)
+        let len = range.end - range.start;
+        let counts = cachestat(self.file, range.start, len)
             .map_err(|e| Error::call("cachestat", self.file.path(), e))?;
         if counts.cache == 0 || counts.cache == len / page_size() {
-            self.note(window, counts.cache > 0);
+            self.note(range, counts.cache > 0);
         } else if len <= LEAF {
-            self.look_page_by_page(window)?;
+            self.inspect_pages(range)?;
         } else {
-            let step = (len / CUTS).max(LEAF).next_multiple_of(page_size());
+            let step = (len / PARTS).max(LEAF).next_multiple_of(page_size());
             let pieces = len.div_ceil(step);
             for index in (0..pieces).rev() {
-                let start = window.start + index * step;
-                self.windows.push(start..(start + step).min(window.end));
+                let start = range.start + index * step;
+                self.ranges.push(start..(start + step).min(range.end));
             }
         }
         Ok(())
     }
 
-    fn look_page_by_page(&mut self, window: Range<u64>) -> Result<()> {
+    fn inspect_pages(&mut self, range: Range<u64>) -> Result<()> {
         let page = page_size();
-        let mut at = window.start;
-        while at < window.end {
-            let part = at..(at + WINDOW).min(window.end);
+        let mut at = range.start;
+        while at < range.end {
+            let part = at..(at + CHUNK).min(range.end);
             let len = usize::try_from(part.end - part.start).unwrap_or(usize::MAX);
             let mut pages = std::mem::take(&mut self.pages);
             let map = FileMapping::new(self.file, part.start, len)
@@ -155,10 +155,10 @@ impl Iterator for Stretches<'_> {
             return None;
         }
         while self.found.len() < 2 {
-            let Some(window) = self.next_window() else {
+            let Some(range) = self.next_range() else {
                 break;
             };
-            if let Err(error) = self.look_at(window) {
+            if let Err(error) = self.inspect(range) {
                 self.failed = true;
                 return Some(Err(error));
             }
@@ -260,7 +260,7 @@ mod tests {
     fn scattered_pages_are_found_exactly() {
         let (_dir, file) = file_of(200 << 20);
         evict_all(&file);
-        // First, last, at the seams of windows and leaves, alone and in pairs.
+        // First, last, at the seams of ranges and leaves, alone and in pairs.
         let pages = [0, 1, 511, 512, 513, 16383, 16384, 20000, 20001, 40000, 51199];
         load_single_pages(&file, &pages);
         let found = extents(&file, 0..u64::MAX);

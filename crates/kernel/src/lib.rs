@@ -1,6 +1,6 @@
-//! One door to Linux for all that concerns the page cache of files: what it can tell, and what it can be told.
+//! Everything that Linux offers about the page cache of files: facts about it, and acts that change it.
 //!
-//! Facts and acts, no rules. Every act reports what it did, every failure names the call and the path.
+//! No rules. Every act reports what it did, every error names the call and the path.
 //! Byte ranges are `Range<u64>`: start inclusive, end exclusive; `u64::MAX` as the end means the end of the file.
 
 mod advice;

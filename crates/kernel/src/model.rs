@@ -2,7 +2,7 @@
 //! [`PREEMPTIONS`] places where one is stopped though it could go on).
 //!
 //! A model fails by an assertion, or by loom's "deadlock" where threads wait for ever: a lost wake-up, or a job run
-//! with the lock held. No chance is in it, so that a failure repeats without a seed; `LOOM_LOG=trace` prints the
+//! with the lock held. Nothing in it is random, so that a failure repeats without a seed; `LOOM_LOG=trace` prints the
 //! steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -24,7 +24,7 @@ mod work;
 /// Orders of three threads without a bound are too many to try. Two are tried without.
 const PREEMPTIONS: usize = 3;
 
-/// The jobs of a model: each is its place in the list, which names the jobs it adds.
+/// The jobs of a model: each is its index in the list, which names the jobs it adds.
 type Jobs = &'static [&'static [usize]];
 
 /// What the threads of one execution share. The counts are not loom's: they are no part of what is checked, and each

@@ -63,7 +63,7 @@ impl InspectedFile {
     pub fn open(path: impl AsRef<Path>, links: Links) -> Result<Self> {
         let path = path.as_ref();
         let nofollow = if links == Links::Refuse { OFlags::NOFOLLOW } else { OFlags::empty() };
-        // Looked at first: opening a device node can act on the device (rewind a tape, raise a modem line).
+        // Stat first: opening a device node can act on the device (rewind a tape, raise a modem line).
         let stat = if links == Links::Refuse { rustix::fs::lstat(path) } else { rustix::fs::stat(path) }
             .map_err(|e| Error::call("stat", path, e))?;
         require_regular(&stat, path)?;
@@ -101,7 +101,7 @@ impl InspectedFile {
         Ok(Self::from_stat(file.into(), path, &stat, None))
     }
 
-    /// As [`Self::from_fd`], for callers that have looked at the file already and may know its file system.
+    /// As [`Self::from_fd`], for callers that have the file's stat already and may know its file system.
     pub(crate) fn from_stat(
         fd: OwnedFd,
         path: PathBuf,
@@ -244,7 +244,7 @@ mod tests {
         rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         let error = InspectedFile::open(&path, Links::Follow).unwrap_err();
         assert!(error.to_string().contains("a FIFO, not a regular file"), "{error}");
-        // Without the look before the open, too: O_NONBLOCK opens the FIFO, fstat refuses it.
+        // Without the stat before the open, too: O_NONBLOCK opens the FIFO, fstat refuses it.
         let parent = open_directory(dir.path(), Links::Refuse).unwrap();
         let error = InspectedFile::open_in(parent.as_fd(), "pipe", path).unwrap_err();
         assert!(matches!(error, Error::NotRegular { .. }), "{error}");

@@ -120,7 +120,7 @@ pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions
     }
     let range = range.start..if range.end >= size { u64::MAX } else { range.end };
     let deadline = Deadline::after(options.patience);
-    // One byte tells which source there is.
+    // One byte shows which source there is.
     let counts = residency(file, range.start..range.start + 1)?.source == Source::Cachestat;
     let by_advice = file_system == FileSystem::Overlay || (!counts && options.flush == Flush::Watch);
     let pass = || {
@@ -219,7 +219,7 @@ fn explain(
     range: &Range<u64>,
     resident: u64,
     unwritten: u64,
-    look_for_mappings: bool,
+    find_mappings: bool,
     report: &mut ReleaseReport,
 ) -> Result<()> {
     let mut rest = resident;
@@ -232,7 +232,7 @@ fn explain(
     if unwritten >= resident {
         return Ok(());
     }
-    if look_for_mappings {
+    if find_mappings {
         let mut mapped = 0;
         for stretch in mapped_stretches(file.inode(), range)? {
             mapped += residency(file, stretch)?.resident;
@@ -249,7 +249,7 @@ fn explain(
 }
 
 /// The parts of `range` that any process maps, merged, and widened to whole folios: one mapped page keeps all of its
-/// folio. Processes whose maps can't be read are passed over: what they map is then told as busy.
+/// folio. Processes whose maps can't be read are passed over: what they map is then reported as busy.
 fn mapped_stretches(inode: Inode, range: &Range<u64>) -> Result<Vec<Range<u64>>> {
     let found = ProcRoot::default().mapped_by(inode, range)?;
     let whole_folios = found.stretches.into_iter().map(|(_, stretch)| {

@@ -103,7 +103,7 @@ pub fn residency(file: &InspectedFile, range: Range<u64>) -> Result<Residency> {
     }
     let len = if range.end == u64::MAX { 0 } else { range.end - range.start };
     match cachestat(file, range.start, len) {
-        // The pages of an overlayfs file belong to the file of the layer below, where only mincore looks (Linux 6.18).
+        // The pages of an overlayfs file belong to the file of the layer below, which only mincore sees (Linux 6.18).
         Ok(counts) if counts == Counts::default() && file.size() > 0 && is_overlay(file)? => {
             residency_by_mincore(file, range)
         }

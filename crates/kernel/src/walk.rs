@@ -208,7 +208,7 @@ impl Walker<'_> {
         self.options.filter.is_none_or(|filter| filter(&parent.join(name), is_directory))
     }
 
-    /// The type of an entry on a file system whose listings do not tell.
+    /// The type of an entry on a file system whose listings do not show it.
     fn kind_of(&self, parent: &Directory, name: &CStr) -> FileType {
         let flags = if self.options.follow_links { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         rustix::fs::statat(&parent.fd, name, flags)
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn loops_end_and_dangling_links_are_told() {
+    fn loops_end_and_dangling_links_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("a")).unwrap();
         std::fs::write(dir.path().join("a/file"), b"").unwrap();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn special_files_are_passed_over_below_and_told_when_named() {
+    fn special_files_are_passed_over_below_and_reported_when_named() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_named_path_is_told_and_the_rest_goes_on() {
+    fn a_missing_named_path_is_reported_and_the_rest_goes_on() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), b"").unwrap();
         let (found, problems) =

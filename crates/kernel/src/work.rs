@@ -15,12 +15,12 @@ use super::sync::{Condvar, Mutex, MutexGuard};
 
 /// Jobs to be run by several threads, each of which calls [`work`](Self::work).
 pub(crate) struct WorkQueue<J> {
-    state: Mutex<State<J>>,
+    state: Mutex<QueueState<J>>,
     /// There are more jobs, or there will be none.
     changed: Condvar,
 }
 
-struct State<J> {
+struct QueueState<J> {
     jobs: Vec<J>,
     /// Jobs that are being run.
     running: usize,
@@ -29,7 +29,7 @@ struct State<J> {
 impl<J> WorkQueue<J> {
     /// A queue of these jobs; the last one is run first.
     pub(crate) fn new(jobs: Vec<J>) -> Self {
-        Self { state: Mutex::new(State { jobs, running: 0 }), changed: Condvar::new() }
+        Self { state: Mutex::new(QueueState { jobs, running: 0 }), changed: Condvar::new() }
     }
 
     /// Adds jobs; the last one is run next. Called by a job that runs, or before the workers start.
@@ -57,7 +57,7 @@ impl<J> WorkQueue<J> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<J>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<J>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

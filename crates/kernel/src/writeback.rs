@@ -5,7 +5,7 @@
 //!
 //! Waiting is done in one of three ways ([`Flush`]). A failed write is kept by the kernel as the file's error until it
 //! has been seen (`lib/errseq.c`), and each call that waits *sees* it: a program that opens the file afterwards, to
-//! fsync it, is then told that all is well. On files of others the wait is therefore done by watching counts, which
+//! fsync it, then gets no error. On files of others the wait is therefore done by watching counts, which
 //! sees nothing.
 
 use std::ops::Range;
@@ -50,7 +50,7 @@ pub fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result<()> {
 /// let path = std::env::current_exe()?;
 /// let file = InspectedFile::open(&path, Links::Refuse)?;
 /// if !flush(&file, 0..u64::MAX, Flush::Watch, std::time::Duration::from_secs(10))? {
-///     println!("still being written, or no cachestat here to tell");
+///     println!("still being written, or no cachestat here to show it");
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -105,7 +105,7 @@ fn watch(file: &InspectedFile, range: &Range<u64>, deadline: Deadline) -> Result
     }
 }
 
-/// The moment at which waiting ends; none for a patience beyond what a clock can tell.
+/// The moment at which waiting ends; none for a patience beyond what a clock can show.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Option<Instant>);
 

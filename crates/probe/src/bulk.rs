@@ -3,7 +3,7 @@
 //! A thread appends 4 KiB to a file about each millisecond; only the write(2) is timed. It goes to the page cache and waits
 //! for nothing of its own: what is above the idle case is the kernel making it wait, for the bulk writer's dirty pages or
 //! for the processor. The kernel's limits are left as they are: buffered output does its harm only past them, and whether it
-//! came there in the time is told.
+//! came there in the time is reported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,11 +19,11 @@ use serde::Serialize;
 use crate::events::Events;
 use crate::figures::{Random, median, percentile};
 use crate::file::{BLOCK, BLOCK_BYTES, TestFile, Unnamed, bulk_path, random_piece, stamp};
-use crate::work::{Measure, Work};
+use crate::run::{Measure, Run};
 use crate::{Error, Result};
 
-/// How many windows a case takes in a round.
-pub(crate) const WINDOWS: u32 = 12;
+/// How many intervals a case takes in a round.
+pub(crate) const INTERVALS: u32 = 12;
 /// Between two appends.
 const EVERY: Duration = Duration::from_millis(1);
 /// Bytes that the bulk writer is given at a time.
@@ -36,8 +36,8 @@ pub(crate) fn rounds(measure: &Measure) -> u32 {
     measure.rounds.div_ceil(5)
 }
 
-/// The most bytes of bulk output that lie on the disk at a time.
-pub(crate) fn most_bytes(measure: &Measure) -> u64 {
+/// The maximum of bulk output on the disk at a time, in bytes.
+pub(crate) fn max_bytes(measure: &Measure) -> u64 {
     measure.file_bytes
 }
 
@@ -91,7 +91,7 @@ pub struct BulkCase {
     pub bytes_per_second: Option<f64>,
 }
 
-/// So few appends have no 999th of 1000: it would be one of them, by chance.
+/// So few appends have no 999th of 1000: it would be one of them, by accident.
 const ENOUGH: usize = 1000;
 
 impl BulkCase {
@@ -108,7 +108,7 @@ pub struct BulkReport {
     pub cases: Vec<BulkCase>,
     /// Bytes of dirty pages from which the kernel slows writers down; `None` if unknown.
     pub slows_from_bytes: Option<u64>,
-    /// The most bytes that buffered output was given: no more than a quarter of the memory that was available.
+    /// The maximum that buffered output was given, in bytes: no more than a quarter of the memory that was available.
     pub buffered_bytes_max: u64,
 }
 
@@ -151,16 +151,16 @@ struct Sample {
 }
 
 /// Measures all cases that can be had.
-pub(crate) fn measure(work: &Work<'_>, events: &mut Events) -> Result<BulkReport> {
-    let limits = DirtyReport::read(&work.place.roots).ok();
+pub(crate) fn measure(work: &Run<'_>, events: &mut Events) -> Result<BulkReport> {
+    let limits = DirtyReport::read(&work.directory.roots).ok();
     let limits = limits.map(|report| report.kernel_thresholds.unwrap_or(report.thresholds));
-    let buffered_bytes_max = work.place.dirty_allowance(most_bytes(&work.measure))?;
+    let buffered_bytes_max = work.directory.dirty_allowance(max_bytes(&work.measure))?;
     let io = Unnamed::shared(Arc::clone(&work.io));
     let mut besides = vec![BulkBeside::Idle, BulkBeside::Paced];
     for beside in [BulkBeside::Direct, BulkBeside::Uncached] {
         let output =
-            options(&io, beside).map(|options| options.create(bulk_path(&work.place))).transpose()?;
-        // Something else is taken where the wish can't be had.
+            options(&io, beside).map(|options| options.create(bulk_path(&work.directory))).transpose()?;
+        // Something else is taken where the wanted can't be had.
         if output.is_some_and(|output| Some(output.mode()) == beside.mode()) {
             besides.push(beside);
         }
@@ -201,21 +201,21 @@ fn case(beside: BulkBeside, samples: Vec<Sample>) -> BulkCase {
 }
 
 fn sample(
-    work: &Work<'_>,
+    work: &Run<'_>,
     beside: BulkBeside,
     io: &Arc<dyn pagekeeper_io::Io>,
     buffered_bytes_max: u64,
     events: &mut Events,
 ) -> Result<Sample> {
     work.check()?;
-    let log = TestFile::new(&work.place, &*work.io)?;
+    let log = TestFile::new(&work.directory, &*work.io)?;
     let over = AtomicBool::new(false);
     events.take();
     let (us, rate) = std::thread::scope(|scope| {
         let appender = Builder::new()
             .name(APPENDER.to_owned())
             .spawn_scoped(scope, || append_until(&over, &*log.buffered))
-            .map_err(|error| Error::call("start a thread for", &work.place.directory, error))?;
+            .map_err(|error| Error::call("start a thread for", &work.directory.directory, error))?;
         let rate = write_bulk(work, beside, io, buffered_bytes_max, &over);
         over.store(true, Ordering::Relaxed);
         let us = match appender.join() {
@@ -250,13 +250,13 @@ fn append_until(over: &AtomicBool, log: &dyn IoFile) -> Result<Vec<f64>> {
 
 /// Writes for the time of a sample, and says when it is over; bytes a second, until all were durable.
 fn write_bulk(
-    work: &Work<'_>,
+    work: &Run<'_>,
     beside: BulkBeside,
     io: &Arc<dyn pagekeeper_io::Io>,
     buffered_bytes_max: u64,
     over: &AtomicBool,
 ) -> Result<Option<f64>> {
-    let time = work.windows(WINDOWS);
+    let time = work.intervals(INTERVALS);
     let began = Instant::now();
     let Some(options) = options(io, beside) else {
         while began.elapsed() < time {
@@ -266,12 +266,12 @@ fn write_bulk(
         return Ok(None);
     };
     let is_buffered = beside == BulkBeside::Buffered;
-    let most = if is_buffered { buffered_bytes_max } else { most_bytes(&work.measure) };
+    let max = if is_buffered { buffered_bytes_max } else { max_bytes(&work.measure) };
     let mut piece = random_piece(PIECE);
     let mut bytes = 0;
     loop {
-        let mut output = options.clone().create(bulk_path(&work.place))?;
-        while began.elapsed() < time && output.written() < most {
+        let mut output = options.clone().create(bulk_path(&work.directory))?;
+        while began.elapsed() < time && output.written() < max {
             work.check()?;
             stamp(&mut piece, output.written());
             output.write_all(&piece)?;
@@ -305,8 +305,8 @@ mod tests {
     #[test]
     fn each_case_has_its_appends_and_nothing_is_left() {
         let dir = disk_dir();
-        let work = Work::for_test(dir.path());
-        let mut events = Events::start(&work.place);
+        let work = Run::for_test(dir.path());
+        let mut events = Events::start(&work.directory);
         let report = measure(&work, &mut events).unwrap();
         for beside in [BulkBeside::Idle, BulkBeside::Paced, BulkBeside::Buffered] {
             let case = report.case(beside).unwrap();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn whether_buffered_output_came_to_the_limits_is_told() {
+    fn whether_buffered_output_came_to_the_limits_is_reported() {
         let buffered = |pauses, slows_from_bytes| BulkReport {
             cases: vec![BulkCase { pauses, ..case(BulkBeside::Buffered, Vec::new()) }],
             slows_from_bytes,

@@ -1,7 +1,7 @@
 //! Direct I/O: how it must be aligned, and whether it is real.
 //!
 //! A file system may take `O_DIRECT` and copy through the page cache all the same (tmpfs, btrfs for what it sums up). Four
-//! things tell: whether pages come to the page cache meanwhile (by events), whether they stay, whether reads at odd
+//! things show it: whether pages come to the page cache meanwhile (by events), whether they stay, whether reads at odd
 //! places work that no device can do, and whether a read of one block again and again is as fast as one from memory.
 
 use std::time::Instant;
@@ -17,8 +17,8 @@ use serde::Serialize;
 use crate::events::Events;
 use crate::figures::{Random, median};
 use crate::file::{BLOCK, BLOCK_BYTES, TestFile, check, random_piece, stamp};
-use crate::mixed::place;
-use crate::work::Work;
+use crate::mixed::random_offset;
+use crate::run::Run;
 use crate::{Error, Result};
 
 /// What direct I/O comes to.
@@ -44,8 +44,8 @@ pub struct DirectReport {
     pub kind: DirectKind,
     /// Why it was refused.
     pub refused: Option<String>,
-    /// Alignment of memory and of offsets that the file system tells (statx(2)), in bytes; `None` where it tells none.
-    pub told: Option<DirectProfile>,
+    /// Alignment of memory and of offsets that the file system reports (statx(2)), in bytes; `None` where it reports none.
+    pub reported: Option<DirectProfile>,
     /// The least alignment of memory and of offsets that was found to work, in bytes; 1 is any.
     pub worked: Option<DirectProfile>,
     /// Bytes that a direct read of so many cold bytes left resident: `(read, left)`.
@@ -75,14 +75,14 @@ pub struct DirectReport {
 impl DirectReport {
     /// What to keep to, if it is real.
     pub fn profile(&self) -> Option<DirectProfile> {
-        if self.kind == DirectKind::Real { self.told.or(self.worked) } else { None }
+        if self.kind == DirectKind::Real { self.reported.or(self.worked) } else { None }
     }
 
-    fn refused(why: String, told: Option<DirectProfile>) -> Self {
+    fn refused(why: String, reported: Option<DirectProfile>) -> Self {
         Self {
             kind: DirectKind::Refused,
             refused: Some(why),
-            told,
+            reported,
             worked: None,
             left_by_read: None,
             added_by_reads: None,
@@ -99,19 +99,19 @@ impl DirectReport {
     }
 }
 
-/// How many reads and writes are looked at.
+/// How many reads and writes are tried.
 const TRIED: u64 = 64;
 
 /// Finds out.
-pub(crate) fn measure(work: &Work<'_>, file: &TestFile, events: &mut Events) -> Result<DirectReport> {
-    let told = told(&*file.buffered);
+pub(crate) fn measure(work: &Run<'_>, file: &TestFile, events: &mut Events) -> Result<DirectReport> {
+    let reported = reported_alignment(&*file.buffered);
     let direct = match &file.direct {
         Ok(direct) => &**direct,
-        Err(error) => return Ok(DirectReport::refused(error.to_string(), told)),
+        Err(error) => return Ok(DirectReport::refused(error.to_string(), reported)),
     };
-    if told.is_some_and(|told| told.offset_alignment == 0) {
+    if reported.is_some_and(|reported| reported.offset_alignment == 0) {
         let why = "the file system says that it has none for this file (statx)".to_owned();
-        return Ok(DirectReport::refused(why, told));
+        return Ok(DirectReport::refused(why, reported));
     }
     let mut random = Random::new(work.measure.seed);
     work.check()?;
@@ -119,7 +119,7 @@ pub(crate) fn measure(work: &Work<'_>, file: &TestFile, events: &mut Events) -> 
     let read = 64 << 10;
     let mut piece = AlignedBuf::new(read);
     let whole = 0..file.len - (1 << 20);
-    let offset = place(&mut random, &whole);
+    let offset = random_offset(&mut random, &whole);
     direct.read_at(offset, &mut piece)?;
     check(&piece, direct, offset)?;
     let left_by_read = file.resident(0..u64::MAX)?.map(|left| (read as u64, left));
@@ -135,7 +135,7 @@ pub(crate) fn measure(work: &Work<'_>, file: &TestFile, events: &mut Events) -> 
     let mut report = DirectReport {
         kind: DirectKind::Real,
         refused: None,
-        told,
+        reported,
         worked,
         left_by_read,
         added_by_reads,
@@ -167,8 +167,8 @@ fn kind(report: &DirectReport) -> DirectKind {
     }
 }
 
-/// What statx(2) tells (`STATX_DIOALIGN`, Linux 6.1): zeros for "no direct I/O".
-fn told(file: &dyn IoFile) -> Option<DirectProfile> {
+/// What statx(2) reports (`STATX_DIOALIGN`, Linux 6.1): zeros for "no direct I/O".
+fn reported_alignment(file: &dyn IoFile) -> Option<DirectProfile> {
     let stat = rustix::fs::statx(file.fd()?, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let is_told = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
     is_told.then_some(DirectProfile {
@@ -181,7 +181,7 @@ fn told(file: &dyn IoFile) -> Option<DirectProfile> {
 fn worked(direct: &dyn IoFile, random: &mut Random, len: u64) -> Result<Option<DirectProfile>> {
     let fd = direct.fd().ok_or_else(|| Error::call("read", direct.path(), Errno::BADF))?;
     let mut memory = AlignedBuf::new(4 * BLOCK);
-    let base = place(random, &(0..len - (1 << 20)));
+    let base = random_offset(random, &(0..len - (1 << 20)));
     let mut works = |skip: usize, offset: u64, len: usize| -> Result<bool> {
         match rustix::io::pread(fd, &mut memory[skip..skip + len], offset) {
             Ok(_) => Ok(true),
@@ -191,7 +191,7 @@ fn worked(direct: &dyn IoFile, random: &mut Random, len: u64) -> Result<Option<D
     };
     let (mut offset_alignment, mut memory_alignment) = (None, None);
     for alignment in [1_u16, 512, 1024, 2048, 4096] {
-        // An odd multiple, so that no greater alignment is met by chance.
+        // An odd multiple, so that no greater alignment is met by accident.
         let len = usize::from(alignment);
         if offset_alignment.is_none() && works(0, base + u64::from(alignment), len)? {
             offset_alignment = Some(u32::from(alignment));
@@ -207,18 +207,19 @@ fn worked(direct: &dyn IoFile, random: &mut Random, len: u64) -> Result<Option<D
 
 /// Does something while events are counted: pages of the file that came, and requests that the disk served.
 fn seen(
-    work: &Work<'_>,
+    work: &Run<'_>,
     file: &TestFile,
     events: &mut Events,
     act: impl FnOnce() -> Result<()>,
 ) -> Result<(Option<u64>, Option<u64>)> {
-    let inode = work.place.traced.zip(Some(file.buffered.stat()?.inode)).map(|(dev, ino)| Inode { dev, ino });
+    let inode =
+        work.directory.traced.zip(Some(file.buffered.stat()?.inode)).map(|(dev, ino)| Inode { dev, ino });
     events.take();
     act()?;
     let Some(counts) = events.take() else { return Ok((None, None)) };
     let added = inode.and_then(|inode| counts.of_file(inode)).map(|flow| flow.added.bytes / BLOCK_BYTES);
     let is_ours = |op| matches!(op, BlockOp::Read | BlockOp::Write);
-    let requests = work.place.disk.zip(counts.block).map(|(disk, blocks)| {
+    let requests = work.directory.disk.zip(counts.block).map(|(disk, blocks)| {
         let of_disk = blocks.iter().filter(|block| block.dev == disk && is_ours(block.op));
         of_disk.map(|block| block.latency.count()).sum()
     });
@@ -229,7 +230,7 @@ fn seen(
 fn each(direct: &dyn IoFile, random: &mut Random, whole: &std::ops::Range<u64>, write: bool) -> Result<()> {
     let mut block = random_piece(BLOCK);
     for _ in 0..TRIED {
-        let offset = place(random, whole);
+        let offset = random_offset(random, whole);
         if write {
             stamp(&mut block, offset);
             direct.write_at(offset, &block, WriteMode::Plain)?;
@@ -314,12 +315,12 @@ mod tests {
     }
 
     #[test]
-    fn direct_io_is_coherent_and_told_from_a_copy() {
+    fn direct_io_is_coherent_and_distinguished_from_a_copy() {
         let dir = disk_dir();
-        let work = Work::for_test(dir.path());
-        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
+        let work = Run::for_test(dir.path());
+        let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(8 << 20, Duration::MAX, &work).unwrap();
-        let mut events = Events::start(&work.place);
+        let mut events = Events::start(&work.directory);
         let report = measure(&work, &file, &mut events).unwrap();
         assert!(report.dirty_is_seen && report.write_is_seen, "{report:?}");
         assert_eq!(report.refused.is_some(), report.kind == DirectKind::Refused);

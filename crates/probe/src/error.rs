@@ -60,7 +60,7 @@ pub enum Error {
         /// What is needed.
         needed: u64,
     },
-    /// The wish to stop came.
+    /// The wanted to stop came.
     #[error("interrupted")]
     Cancelled,
     /// What was read is not what was written there.

@@ -8,7 +8,7 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_trace::{BlockOp, PageFilter, TraceCounts, TraceOptions, Tracer};
 use serde::Serialize;
 
-use crate::place::Place;
+use crate::directory::TestDirectory;
 
 /// Events of the file system and its disk while something is measured.
 pub(crate) struct Events {
@@ -19,8 +19,8 @@ pub(crate) struct Events {
 
 impl Events {
     /// Begins to count, by the best source there is.
-    pub(crate) fn start(place: &Place) -> Self {
-        let Some(device) = place.traced else {
+    pub(crate) fn start(directory: &TestDirectory) -> Self {
+        let Some(device) = directory.traced else {
             let source =
                 "events are not counted: on this file system pages belong to another one below".to_owned();
             return Self { tracer: None, source };
@@ -30,7 +30,7 @@ impl Events {
             block: true,
             filter: PageFilter::Devices(vec![device]),
             entries: 4096,
-            roots: place.roots.clone(),
+            roots: directory.roots.clone(),
             ..TraceOptions::default()
         };
         match Tracer::start(&options) {
@@ -48,7 +48,7 @@ impl Events {
     }
 }
 
-/// What the kernel did in all windows of one subject, as a rate.
+/// What the kernel did in all intervals of one subject, as a rate.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct EventRates {
     /// Bytes of the file that came to the page cache in a second; `None` where page-cache events are not counted.

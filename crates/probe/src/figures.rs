@@ -24,11 +24,11 @@ pub(crate) fn ratio(of: &[f64], to: &[f64]) -> Option<f64> {
     median(&ratios(of, to))
 }
 
-/// From this share on nothing is lost that could be told from chance.
+/// From this share on nothing is lost that could be distinguished from noise.
 pub(crate) const FREE: f64 = 0.9;
 
-/// The share of the rate that is left, as far as it is sure: no better in three quarters of the rounds, and at most 1. What chance
-/// does to single windows is not taken for a cost; nor is it taken for none where a quarter of the rounds lost a third:
+/// The share of the rate that is left, as far as it is sure: no better in three quarters of the rounds, and at most 1. What noise
+/// does to single intervals is not taken for a cost; nor is it taken for none where a quarter of the rounds lost a third:
 /// then there is no answer.
 pub(crate) fn sure_share(of: &[f64], to: &[f64]) -> Option<f64> {
     let mut within = ratios(of, to);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_chance_does_is_no_cost() {
+    fn noise_is_no_cost() {
         let ones = [1.0; 4];
         assert_eq!(sure_share(&[0.9, 0.8, 1.1, 1.2], &ones), Some(1.0));
         assert_eq!(sure_share(&[0.5, 0.4, 0.3, 1.2], &ones), Some(0.5));

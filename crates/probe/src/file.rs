@@ -17,9 +17,9 @@ use pagekeeper_io::{
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::directory::{TestDirectory, unnamed};
 use crate::figures::Random;
-use crate::place::{Place, unnamed};
-use crate::work::Work;
+use crate::run::Run;
 use crate::{Error, Result};
 
 /// Bytes of one random read or write.
@@ -29,7 +29,7 @@ pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
 /// Bytes that a file is filled with at a time.
 const PIECE: usize = 1 << 20;
 /// No fewer bytes than this are filled, however slow the disk is.
-pub(crate) const LEAST: u64 = 64 << 20;
+pub(crate) const MIN_BYTES: u64 = 64 << 20;
 
 /// One file.
 pub(crate) struct TestFile {
@@ -42,9 +42,9 @@ pub(crate) struct TestFile {
 
 impl TestFile {
     /// A new one, empty.
-    pub(crate) fn new(place: &Place, io: &dyn Io) -> Result<Self> {
-        let file = place.unnamed()?;
-        let direct = match direct(&file, &place.directory) {
+    pub(crate) fn new(directory: &TestDirectory, io: &dyn Io) -> Result<Self> {
+        let file = directory.unnamed()?;
+        let direct = match direct(&file, &directory.directory) {
             Ok(direct) => Ok(io.adopt(direct, Access::Direct)?),
             Err(error) if error.errno() == Some(Errno::INVAL.raw_os_error()) => Err(error),
             Err(error) => return Err(error.into()),
@@ -58,9 +58,9 @@ impl TestFile {
         self.direct.as_ref().unwrap_or(&self.buffered)
     }
 
-    /// Takes room for `len` bytes and really writes them, or as many as the disk takes in `time`, at least [`LEAST`].
+    /// Takes room for `len` bytes and really writes them, or as many as the disk takes in `time`, at least [`MIN_BYTES`].
     /// Nothing of it is resident afterwards.
-    pub(crate) fn fill(&mut self, len: u64, time: Duration, work: &Work<'_>) -> Result<()> {
+    pub(crate) fn fill(&mut self, len: u64, time: Duration, work: &Run<'_>) -> Result<()> {
         let len = len / PIECE as u64 * PIECE as u64;
         match self.buffered.allocate(0..len) {
             // A hint where the file system knows no such thing.
@@ -69,7 +69,7 @@ impl TestFile {
         }
         let mut piece = random_piece(PIECE);
         let (began, file) = (Instant::now(), Arc::clone(self.nearest()));
-        while self.len < len && (self.len < LEAST || began.elapsed() < time) {
+        while self.len < len && (self.len < MIN_BYTES || began.elapsed() < time) {
             work.check()?;
             stamp(&mut piece, self.len);
             file.write_at(self.len, &piece, WriteMode::Plain)?;
@@ -235,8 +235,8 @@ impl Io for Unnamed {
 }
 
 /// A name for bulk output, which it does not get.
-pub(crate) fn bulk_path(place: &Place) -> PathBuf {
-    place.directory.join("bulk")
+pub(crate) fn bulk_path(directory: &TestDirectory) -> PathBuf {
+    directory.directory.join("bulk")
 }
 
 #[cfg(test)]
@@ -249,7 +249,7 @@ mod tests {
         let mut piece = random_piece(3 * BLOCK);
         stamp(&mut piece, 8192);
         let dir = disk_dir();
-        let file = TestFile::new(&Place::look(dir.path()).unwrap(), &*pagekeeper_io::best()).unwrap();
+        let file = TestFile::new(&TestDirectory::open(dir.path()).unwrap(), &*pagekeeper_io::best()).unwrap();
         check(&piece[BLOCK..], &*file.buffered, 12_288).unwrap();
         assert!(matches!(check(&piece, &*file.buffered, 0), Err(Error::Wrong { offset: 0, .. })));
         assert!(matches!(check(&[], &*file.buffered, 0), Err(Error::Wrong { .. })));
@@ -258,8 +258,8 @@ mod tests {
     #[test]
     fn what_is_filled_was_written_and_is_not_resident() {
         let dir = disk_dir();
-        let work = Work::for_test(dir.path());
-        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
+        let work = Run::for_test(dir.path());
+        let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(3 << 20, Duration::ZERO, &work).unwrap();
         assert_eq!(file.len, 3 << 20);
         assert_eq!(file.resident(0..u64::MAX).unwrap().unwrap_or(0), 0);

@@ -11,18 +11,18 @@
 
 mod bulk;
 mod direct;
+mod directory;
 mod error;
 mod events;
 mod figures;
 mod file;
 mod mixed;
 mod pages;
-mod place;
 mod probe;
 mod reads;
+mod run;
+mod summary;
 mod sync;
-mod words;
-mod work;
 mod writes;
 
 pub use bulk::{BulkBeside, BulkCase, BulkReport};
@@ -31,9 +31,9 @@ pub use error::{Error, Result};
 pub use events::EventRates;
 pub use mixed::{Access, Beside, MixedCase, MixedReport, Subject};
 pub use pages::{ReadAheadReport, ReleaseReport};
-pub use probe::{FILE_BYTES_LEAST, Found, Probe, Report};
+pub use probe::{Findings, MIN_FILE_BYTES, Probe, Report};
 pub use reads::ReadsReport;
+pub use run::{Part, Progress};
+pub use summary::summary;
 pub use sync::{SyncReport, SyncTimes};
-pub use words::sentence;
-pub use work::{Part, Progress};
 pub use writes::{AtomicReport, AtomicSize, UncachedReport, UncachedUse};

@@ -1,14 +1,14 @@
 //! Direct I/O on a file whose page cache others use: what does it cost?
 //!
-//! Random direct reads and writes of 4 KiB, by one thread and by eight, in windows: alone; while a few pages of the file are
+//! Random direct reads and writes of 4 KiB, by one thread and by eight, in intervals: alone; while a few pages of the file are
 //! resident that nobody uses (left by one buffered read of 16 KiB at its start, which is not read directly); beside a
 //! thread that reads, and one that writes, 4 KiB at a time through the page cache, some thousand times a second, in a part
 //! of the file of its own. The same reader and writer on *another* file are what the last two are compared with: so what
 //! they take of processors and disk is not laid to the sharing of the file. (One that writes as fast as it can has the
 //! file's lock nearly always: on ext4 and Linux 6.18 it left a direct reader 3 % of its rate.)
 //!
-//! Invariants: windows that are compared follow each other in an order that is shuffled anew in each round; ratios are of
-//! windows of one round, and the median of them counts; each window begins with nothing of the file resident; what is read is checked.
+//! Invariants: intervals that are compared follow each other in an order that is shuffled anew in each round; ratios are of
+//! intervals of one round, and the median of them counts; each interval begins with nothing of the file resident; what is read is checked.
 
 use std::ops::Range;
 use std::sync::Barrier;
@@ -24,7 +24,7 @@ use serde::Serialize;
 use crate::events::{EventRates, Events, rates};
 use crate::figures::{FREE, Random, median, ratio, sure_share};
 use crate::file::{BLOCK, BLOCK_BYTES, TestFile, check, random_piece, stamp};
-use crate::work::Work;
+use crate::run::Run;
 use crate::{Error, Result};
 
 /// Bytes of the part that buffered readers and writers keep to, at the end of the file.
@@ -37,7 +37,7 @@ const LEFT: usize = 16 << 10;
 const PAUSE: Duration = Duration::from_micros(50);
 /// Threads that do direct I/O.
 const THREADS: [usize; 2] = [1, 8];
-/// How many windows a round has.
+/// How many intervals a round has.
 pub(crate) const SUBJECTS: usize = 2 * THREADS.len() * Beside::ALL.len();
 
 /// What is done directly.
@@ -94,7 +94,7 @@ impl Beside {
     }
 }
 
-/// What one window was: which I/O, by how many threads, beside whom.
+/// What one interval was: which I/O, by how many threads, beside whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Subject {
     /// What is done directly.
@@ -122,7 +122,7 @@ pub struct MixedCase {
     pub sure_share: Option<f64>,
     /// What the thread beside did in a second; 0 without one.
     pub beside_per_second: f64,
-    /// Bytes of the file that were resident when the windows began: the median.
+    /// Bytes of the file that were resident when the intervals began: the median.
     pub resident_before_bytes: Option<f64>,
     /// The same at their end.
     pub resident_after_bytes: Option<f64>,
@@ -147,7 +147,7 @@ impl MixedReport {
     }
 
     /// The worse share of one thread and eight, as far as it is sure; `None` where neither was measured, or where one seems to cost
-    /// nothing and of the other it can't be told.
+    /// nothing and of the other it is not known.
     pub fn worst(&self, access: Access, beside: Beside) -> Option<f64> {
         let shares =
             THREADS.map(|threads| self.case(access, threads, beside).and_then(|case| case.sure_share));
@@ -167,7 +167,7 @@ impl MixedReport {
     }
 }
 
-/// One window.
+/// One interval.
 #[derive(Debug, Default)]
 struct Sample {
     per_second: f64,
@@ -180,7 +180,7 @@ struct Sample {
 
 /// Measures all; nothing where direct I/O is refused.
 pub(crate) fn measure(
-    work: &Work<'_>,
+    work: &Run<'_>,
     file: &TestFile,
     other: &TestFile,
     events: &mut Events,
@@ -194,7 +194,7 @@ pub(crate) fn measure(
         }
     }
     let stat = file.buffered.stat()?;
-    let inode = work.place.traced.map(|dev| Inode { dev, ino: stat.inode });
+    let inode = work.directory.traced.map(|dev| Inode { dev, ino: stat.inode });
     let mut bench =
         Bench { work, file, direct: &**direct, other, events, random: Random::new(work.measure.seed) };
     // What is compared stays together: the disk changes from second to second.
@@ -208,7 +208,7 @@ pub(crate) fn measure(
         }
         for &index in order.iter().flatten() {
             work.check()?;
-            samples[index].push(bench.window(subjects[index])?);
+            samples[index].push(bench.interval(subjects[index])?);
         }
     }
     file.drop_pages()?;
@@ -232,16 +232,16 @@ pub(crate) fn measure(
             beside_per_second: median(&beside).unwrap_or(0.0),
             resident_before_bytes: known(|sample| sample.before),
             resident_after_bytes: known(|sample| sample.after),
-            events: event_rates(samples, inode, work.place.disk),
+            events: event_rates(samples, inode, work.directory.disk),
         }
     });
     let cases = cases.collect();
     Ok(Some(MixedReport { events: bench.events.source.clone(), cases }))
 }
 
-/// What windows are measured with.
+/// What intervals are measured with.
 struct Bench<'a, 'w> {
-    work: &'a Work<'w>,
+    work: &'a Run<'w>,
     file: &'a TestFile,
     direct: &'a dyn IoFile,
     other: &'a TestFile,
@@ -250,10 +250,10 @@ struct Bench<'a, 'w> {
 }
 
 impl Bench<'_, '_> {
-    fn window(&mut self, subject: Subject) -> Result<Sample> {
+    fn interval(&mut self, subject: Subject) -> Result<Sample> {
         self.file.drop_pages()?;
         let apart = if subject.beside.is_elsewhere() { self.other } else { self.file };
-        // What the last window left dirty in the other file is not to be written in this one.
+        // What the last interval left dirty in the other file is not to be written in this one.
         self.other.drop_pages()?;
         match subject.beside {
             Beside::Nothing => {}
@@ -268,7 +268,7 @@ impl Bench<'_, '_> {
         let before = self.file.resident(0..u64::MAX)?;
         self.events.take();
         let seeds: Vec<u64> = (0..=subject.threads).map(|_| self.random.next_u64()).collect();
-        let run = Run {
+        let run = IntervalRun {
             work: self.work,
             direct: self.direct,
             region: BEHIND..self.file.len - APART,
@@ -308,9 +308,9 @@ fn bring(file: &dyn IoFile, range: Range<u64>) -> Result<()> {
     Ok(())
 }
 
-/// One window's threads.
-struct Run<'a, 'w> {
-    work: &'a Work<'w>,
+/// One interval's threads.
+struct IntervalRun<'a, 'w> {
+    work: &'a Run<'w>,
     direct: &'a dyn IoFile,
     region: Range<u64>,
     /// The file of the thread beside.
@@ -322,8 +322,8 @@ struct Run<'a, 'w> {
     begin: Barrier,
 }
 
-impl Run<'_, '_> {
-    /// Runs them; tells how many seconds it took.
+impl IntervalRun<'_, '_> {
+    /// Runs them; returns how many seconds it took.
     fn run(&self, seeds: &[u64]) -> Result<f64> {
         let (first, others) = seeds.split_at(1);
         std::thread::scope(|scope| {
@@ -334,15 +334,15 @@ impl Run<'_, '_> {
             let beside = scope.spawn(|| self.ended(self.through_cache(Random::new(first[0]))));
             self.begin.wait();
             let began = Instant::now();
-            self.sleep(self.work.measure.window);
+            self.sleep(self.work.measure.interval);
             self.over.store(true, Ordering::Relaxed);
             let results = threads.into_iter().chain([beside]).map(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
             });
-            // All are joined before the first error is told.
+            // All are joined before the first error is reported.
             let results: Vec<Result<()>> = results.collect();
-            // With the last one of each thread, however long it took: a window may be shorter than one of a slow disk.
+            // With the last one of each thread, however long it took: an interval may be shorter than one of a slow disk.
             let seconds = began.elapsed().as_secs_f64();
             results.into_iter().collect::<Result<Vec<()>>>().map(|_| seconds)
         })
@@ -363,7 +363,7 @@ impl Run<'_, '_> {
         self.over.load(Ordering::Relaxed) || self.work.stopping()
     }
 
-    /// A thread that fails ends the window for all.
+    /// A thread that fails ends the interval for all.
     fn ended(&self, result: Result<()>) -> Result<()> {
         if result.is_err() {
             self.over.store(true, Ordering::Relaxed);
@@ -377,7 +377,7 @@ impl Run<'_, '_> {
         self.begin.wait();
         // At least one.
         loop {
-            let offset = place(&mut random, &self.region);
+            let offset = random_offset(&mut random, &self.region);
             match self.subject.access {
                 Access::Read => {
                     self.direct.read_at(offset, &mut block)?;
@@ -406,7 +406,7 @@ impl Run<'_, '_> {
             Beside::Writer | Beside::WriterElsewhere => true,
         };
         loop {
-            let offset = place(&mut random, &part);
+            let offset = random_offset(&mut random, &part);
             if writes {
                 stamp(&mut block, offset);
                 file.write_at(offset, &block, WriteMode::Plain)?;
@@ -424,25 +424,25 @@ impl Run<'_, '_> {
 }
 
 /// A random block of a range.
-pub(crate) fn place(random: &mut Random, range: &Range<u64>) -> u64 {
+pub(crate) fn random_offset(random: &mut Random, range: &Range<u64>) -> u64 {
     range.start + random.below((range.end - range.start) / BLOCK_BYTES) * BLOCK_BYTES
 }
 
-/// All windows together.
+/// All intervals together.
 fn event_rates(samples: &[Sample], file: Option<Inode>, disk: Option<u64>) -> EventRates {
     let counts: Vec<&TraceCounts> = samples.iter().filter_map(|sample| sample.counts.as_ref()).collect();
     rates(&counts, samples.iter().map(|sample| sample.seconds).sum(), file, disk)
 }
 
 /// Bytes that a file must have for this.
-pub(crate) const LEAST_FILE: u64 = BEHIND + 2 * APART;
+pub(crate) const MIN_FILE: u64 = BEHIND + 2 * APART;
 
 /// Makes the other file: as long as is needed.
-pub(crate) fn other_file(work: &Work<'_>) -> Result<TestFile> {
-    let mut other = TestFile::new(&work.place, &*work.io)?;
+pub(crate) fn other_file(work: &Run<'_>) -> Result<TestFile> {
+    let mut other = TestFile::new(&work.directory, &*work.io)?;
     other.fill(APART, Duration::MAX, work)?;
     if other.len < APART {
-        return Err(Error::Wrong { path: work.place.directory.clone(), offset: other.len });
+        return Err(Error::Wrong { path: work.directory.directory.clone(), offset: other.len });
     }
     Ok(other)
 }
@@ -453,11 +453,11 @@ mod tests {
     use pagekeeper_testing::disk_dir;
 
     fn measured(directory: &std::path::Path) -> Option<MixedReport> {
-        let work = Work::for_test(directory);
-        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
-        file.fill(LEAST_FILE, Duration::MAX, &work).unwrap();
+        let work = Run::for_test(directory);
+        let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
+        file.fill(MIN_FILE, Duration::MAX, &work).unwrap();
         let other = other_file(&work).unwrap();
-        let mut events = Events::start(&work.place);
+        let mut events = Events::start(&work.directory);
         measure(&work, &file, &other, &mut events).unwrap()
     }
 

@@ -8,16 +8,16 @@ use serde::Serialize;
 use crate::Result;
 use crate::figures::{Random, median};
 use crate::file::{BLOCK, TestFile, check};
-use crate::mixed::place;
-use crate::work::Work;
+use crate::mixed::random_offset;
+use crate::run::Run;
 
-/// How many small reads are looked at.
+/// How many small reads are tried.
 const READS: usize = 9;
 /// Bytes that are made resident to be released.
 const RELEASED: u64 = 256 << 20;
 /// Bytes of single pages.
 const SCATTERED: u64 = 32 << 20;
-/// The most time to make them resident, each time.
+/// The maximum time to make them resident, each time.
 const PATIENCE: Duration = Duration::from_millis(600);
 /// How often it is measured.
 const ROUNDS: usize = 3;
@@ -27,14 +27,14 @@ const ROUNDS: usize = 3;
 pub struct ReadAheadReport {
     /// The disk's setting (`read_ahead_kb`), in bytes; `None` if unknown.
     pub setting_bytes: Option<u64>,
-    /// Bytes that one cold read of 4 KiB at a random place made resident: the median. `None` where that can't be known.
+    /// Bytes that one cold read of 4 KiB at a random offset made resident: the median. `None` where that can't be known.
     pub random_bytes: Option<f64>,
     /// The same at the start of the file, where the kernel takes it for the first of many.
     pub start_bytes: Option<f64>,
 }
 
-/// Looks at what small reads bring in.
-pub(crate) fn read_ahead(work: &Work<'_>, file: &TestFile) -> Result<ReadAheadReport> {
+/// Measures what small reads bring in.
+pub(crate) fn read_ahead(work: &Run<'_>, file: &TestFile) -> Result<ReadAheadReport> {
     let mut random = Random::new(work.measure.seed);
     let mut block = AlignedBuf::new(BLOCK);
     let (mut at_random, mut at_start) = (Vec::new(), Vec::new());
@@ -42,7 +42,7 @@ pub(crate) fn read_ahead(work: &Work<'_>, file: &TestFile) -> Result<ReadAheadRe
         work.check()?;
         file.drop_pages()?;
         let is_start = number % 2 == 0;
-        let offset = if is_start { 0 } else { place(&mut random, &(file.len / 4..file.len / 4 * 3)) };
+        let offset = if is_start { 0 } else { random_offset(&mut random, &(file.len / 4..file.len / 4 * 3)) };
         file.buffered.read_at(offset, &mut block)?;
         check(&block, &*file.buffered, offset)?;
         if let Some(found) = file.resident(0..u64::MAX)? {
@@ -51,7 +51,7 @@ pub(crate) fn read_ahead(work: &Work<'_>, file: &TestFile) -> Result<ReadAheadRe
     }
     file.drop_pages()?;
     Ok(ReadAheadReport {
-        setting_bytes: work.place.read_ahead,
+        setting_bytes: work.directory.read_ahead,
         random_bytes: median(&at_random),
         start_bytes: median(&at_start),
     })
@@ -65,12 +65,12 @@ pub struct ReleaseReport {
     pub sequential_us_per_gib: Option<f64>,
     /// The same of pages that were brought in one by one.
     pub scattered_us_per_gib: Option<f64>,
-    /// Bytes that stayed after releases of everything: the most of all rounds. `None` where that can't be known.
+    /// Bytes that stayed after releases of everything: the maximum of all rounds. `None` where that can't be known.
     pub left_bytes: Option<u64>,
 }
 
 /// Measures releases.
-pub(crate) fn release(work: &Work<'_>, file: &TestFile) -> Result<ReleaseReport> {
+pub(crate) fn release(work: &Run<'_>, file: &TestFile) -> Result<ReleaseReport> {
     let (mut sequential, mut scattered, mut left) = (Vec::new(), Vec::new(), None);
     for _ in 0..ROUNDS {
         for (is_sequential, took) in [(true, &mut sequential), (false, &mut scattered)] {
@@ -93,8 +93,8 @@ pub(crate) fn release(work: &Work<'_>, file: &TestFile) -> Result<ReleaseReport>
     })
 }
 
-/// Makes the start of the file resident, as far as it goes in the time; tells how far.
-fn bring(work: &Work<'_>, file: &TestFile, is_sequential: bool) -> Result<u64> {
+/// Makes the start of the file resident, as far as it goes in the time; returns how far.
+fn bring(work: &Run<'_>, file: &TestFile, is_sequential: bool) -> Result<u64> {
     let began = Instant::now();
     let step: u64 = 1 << 20;
     let end = if is_sequential { RELEASED } else { SCATTERED }.min(file.len);
@@ -124,8 +124,8 @@ mod tests {
     #[test]
     fn small_reads_and_releases_are_measured() {
         let dir = disk_dir();
-        let work = Work::for_test(dir.path());
-        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
+        let work = Run::for_test(dir.path());
+        let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(8 << 20, Duration::MAX, &work).unwrap();
         let report = read_ahead(&work, &file).unwrap();
         assert!(report.random_bytes.is_none_or(|bytes| bytes >= 4096.0), "{report:?}");

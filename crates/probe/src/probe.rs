@@ -10,21 +10,21 @@ use serde::Serialize;
 
 use crate::bulk::{self, BulkReport};
 use crate::direct::{self, DirectReport};
+use crate::directory::TestDirectory;
 use crate::events::Events;
 use crate::file::{self, TestFile};
 use crate::mixed::{self, MixedReport};
 use crate::pages::{self, ReadAheadReport, ReleaseReport};
-use crate::place::Place;
 use crate::reads::{self, ReadsReport};
+use crate::run::{Measure, OnProgress, Part, Progress, Run};
+use crate::summary;
 use crate::sync::{self, SyncReport};
-use crate::words;
-use crate::work::{Measure, OnProgress, Part, Progress, Work};
 use crate::writes::{self, AtomicReport, UncachedReport};
 use crate::{Error, Result};
 
 /// The smallest file, in bytes: less says more of caches than of disks.
-pub const FILE_BYTES_LEAST: u64 = file::LEAST;
-const _: () = assert!(FILE_BYTES_LEAST >= mixed::LEAST_FILE);
+pub const MIN_FILE_BYTES: u64 = file::MIN_BYTES;
+const _: () = assert!(MIN_FILE_BYTES >= mixed::MIN_FILE);
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
@@ -37,9 +37,9 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 /// use std::time::Duration;
 /// use pagekeeper_probe::{Part, Probe};
 ///
-/// let report = Probe::new("/var/tmp").quick().only([Part::Sync]).window(Duration::from_millis(5)).run()?;
+/// let report = Probe::new("/var/tmp").quick().only([Part::Sync]).interval(Duration::from_millis(5)).run()?;
 /// println!("a sync after an append takes {:?} us", report.profile.sync_us);
-/// println!("{}", report.sentence);
+/// println!("{}", report.summary);
 /// # Ok::<(), pagekeeper_probe::Error>(())
 /// ```
 #[must_use = "nothing is measured before it is run"]
@@ -59,7 +59,7 @@ impl<'a> Probe<'a> {
             directory: directory.as_ref().to_path_buf(),
             measure: Measure {
                 file_bytes: 1 << 30,
-                window: Duration::from_millis(90),
+                interval: Duration::from_millis(90),
                 rounds: 9,
                 fill: Duration::from_secs(15),
                 seed: clock,
@@ -74,7 +74,7 @@ impl<'a> Probe<'a> {
     pub fn quick(mut self) -> Self {
         self.measure = Measure {
             file_bytes: 256 << 20,
-            window: Duration::from_millis(40),
+            interval: Duration::from_millis(40),
             rounds: 5,
             fill: Duration::from_secs(3),
             ..self.measure
@@ -82,20 +82,20 @@ impl<'a> Probe<'a> {
         self
     }
 
-    /// Bytes of the file that is read and written at random, at least [`FILE_BYTES_LEAST`]. It should be larger than what the
+    /// Bytes of the file that is read and written at random, at least [`MIN_FILE_BYTES`]. It should be larger than what the
     /// disk itself caches. On a slow disk it is as much of it as is written in 15 seconds.
     pub fn file_bytes(mut self, bytes: u64) -> Self {
-        self.measure.file_bytes = bytes.max(FILE_BYTES_LEAST);
+        self.measure.file_bytes = bytes.max(MIN_FILE_BYTES);
         self
     }
 
-    /// How long one window of one subject is; 90 ms if not said. All other times are multiples of it.
-    pub fn window(mut self, window: Duration) -> Self {
-        self.measure.window = window;
+    /// How long one interval of one subject is; 90 ms if not said. All other times are multiples of it.
+    pub fn interval(mut self, interval: Duration) -> Self {
+        self.measure.interval = interval;
         self
     }
 
-    /// How often windows that are compared are repeated, at least once; 9 if not said.
+    /// How often intervals that are compared are repeated, at least once; 9 if not said.
     pub fn rounds(mut self, rounds: u32) -> Self {
         self.measure.rounds = rounds.max(1);
         self
@@ -119,9 +119,9 @@ impl<'a> Probe<'a> {
         self
     }
 
-    /// Is told of progress, some times a second.
-    pub fn on_progress(mut self, told: &'a (dyn Fn(&Progress) + Sync)) -> Self {
-        self.on_progress = Some(told);
+    /// Calls back with its progress, some times a second.
+    pub fn on_progress(mut self, report: &'a (dyn Fn(&Progress) + Sync)) -> Self {
+        self.on_progress = Some(report);
         self
     }
 
@@ -131,31 +131,31 @@ impl<'a> Probe<'a> {
     /// forbidden; where memory is short; and with what reading or writing failed with.
     pub fn run(self) -> Result<Report> {
         let began = Instant::now();
-        let place = Place::look(&self.directory)?;
+        let directory = TestDirectory::open(&self.directory)?;
         let measure = self.measure;
-        place.require_space(measure.file_bytes + bulk::most_bytes(&measure) + mixed::LEAST_FILE)?;
-        place.dirty_allowance(bulk::most_bytes(&measure))?;
-        let mut work = Work::new(place, measure, &self.parts, self.cancel, self.on_progress);
+        directory.require_space(measure.file_bytes + bulk::max_bytes(&measure) + mixed::MIN_FILE)?;
+        directory.dirty_allowance(bulk::max_bytes(&measure))?;
+        let mut work = Run::new(directory, measure, &self.parts, self.cancel, self.on_progress);
         work.check()?;
-        let mut file = TestFile::new(&work.place, &*work.io)?;
+        let mut file = TestFile::new(&work.directory, &*work.io)?;
         file.fill(measure.file_bytes, measure.fill, &work)?;
-        let mut events = Events::start(&work.place);
-        let mut found = Found::default();
+        let mut events = Events::start(&work.directory);
+        let mut found = Findings::default();
         for part in &self.parts {
             work.begin(*part)?;
             found.measure(*part, &work, &file, &mut events)?;
         }
-        let profile = found.profile(&work.place, &file);
+        let profile = found.profile(&work.directory, &file);
         Ok(Report {
             directory: self.directory,
             took_seconds: began.elapsed().as_secs_f64(),
-            window_ms: measure.window.as_secs_f64() * 1e3,
+            interval_ms: measure.interval.as_secs_f64() * 1e3,
             rounds: measure.rounds,
             seed: measure.seed,
             file_bytes_wanted: measure.file_bytes,
             events: events.source,
-            sentence: words::sentence(&profile),
-            notes: words::notes(&found, &profile, measure.file_bytes, &work),
+            summary: summary::summary(&profile),
+            notes: summary::notes(&found, &profile, measure.file_bytes, &work),
             found,
             profile,
         })
@@ -164,7 +164,7 @@ impl<'a> Probe<'a> {
 
 /// What was measured; `None` of what was not asked for, or can't be had.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Found {
+pub struct Findings {
     /// Direct I/O.
     pub direct: Option<DirectReport>,
     /// Uncached writes.
@@ -185,8 +185,8 @@ pub struct Found {
     pub bulk: Option<BulkReport>,
 }
 
-impl Found {
-    fn measure(&mut self, part: Part, work: &Work<'_>, file: &TestFile, events: &mut Events) -> Result<()> {
+impl Findings {
+    fn measure(&mut self, part: Part, work: &Run<'_>, file: &TestFile, events: &mut Events) -> Result<()> {
         match part {
             Part::Direct => self.direct = Some(direct::measure(work, file, events)?),
             Part::Uncached => self.uncached = Some(writes::uncached(work)?),
@@ -205,7 +205,7 @@ impl Found {
     }
 
     /// The short form.
-    fn profile(&self, place: &Place, file: &TestFile) -> DiskProfile {
+    fn profile(&self, directory: &TestDirectory, file: &TestFile) -> DiskProfile {
         let system = rustix::system::uname();
         #[allow(
             clippy::cast_possible_truncation,
@@ -217,11 +217,11 @@ impl Found {
             version: DiskProfile::VERSION,
             measured_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             kernel: system.release().to_string_lossy().into_owned(),
-            file_system: place.file_system.clone(),
-            device: place.device.clone(),
-            file_system_id: place.file_system_id(),
+            file_system: directory.file_system.clone(),
+            device: directory.device.clone(),
+            file_system_id: directory.file_system_id(),
             file_bytes: file.len,
-            read_ahead_bytes: place.read_ahead,
+            read_ahead_bytes: directory.read_ahead,
             small_read_bytes: self.read_ahead.and_then(|found| found.random_bytes).map(bytes),
             direct: self.direct.as_ref().and_then(DirectReport::profile),
             mixed: self.mixed.as_ref().map(MixedReport::profile),
@@ -244,9 +244,9 @@ pub struct Report {
     pub directory: PathBuf,
     /// How long it took, in seconds.
     pub took_seconds: f64,
-    /// How long one window was, in milliseconds.
-    pub window_ms: f64,
-    /// How often windows that are compared were repeated.
+    /// How long one interval was, in milliseconds.
+    pub interval_ms: f64,
+    /// How often intervals that are compared were repeated.
     pub rounds: u32,
     /// Seed of the random choices.
     pub seed: u64,
@@ -256,13 +256,13 @@ pub struct Report {
     pub events: String,
     /// The details.
     #[serde(flatten)]
-    pub found: Found,
+    pub found: Findings,
     /// The short form, for programs.
     pub profile: DiskProfile,
     /// What a reader of the figures should know.
     pub notes: Vec<String>,
     /// The disk in one sentence, for people.
-    pub sentence: String,
+    pub summary: String,
 }
 
 impl std::fmt::Debug for Probe<'_> {
@@ -275,9 +275,9 @@ impl std::fmt::Debug for Probe<'_> {
     }
 }
 
-/// Whether the error is the answer to a wish to stop.
+/// Whether the error is the answer to a wanted to stop.
 impl Error {
-    /// Whether the measurement was ended by the wish to stop.
+    /// Whether the measurement was ended by the wanted to stop.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Cancelled)
     }
@@ -292,26 +292,26 @@ mod tests {
     use pagekeeper_testing::disk_dir;
 
     fn shortest(directory: &Path) -> Probe<'_> {
-        Probe::new(directory).quick().file_bytes(0).rounds(1).window(Duration::from_millis(5))
+        Probe::new(directory).quick().file_bytes(0).rounds(1).interval(Duration::from_millis(5))
     }
 
     #[test]
     fn all_of_it_is_measured_and_nothing_left() {
         let dir = disk_dir();
-        let told = Mutex::new(Vec::new());
-        let tell = |progress: &Progress| told.lock().unwrap().push(*progress);
-        let report = shortest(dir.path()).on_progress(&tell).run().unwrap();
+        let calls = Mutex::new(Vec::new());
+        let report = |progress: &Progress| calls.lock().unwrap().push(*progress);
+        let report = shortest(dir.path()).on_progress(&report).run().unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         let Report { profile, found, .. } = &report;
         assert_eq!(profile.version, 1);
-        assert_eq!(profile.file_bytes, FILE_BYTES_LEAST);
+        assert_eq!(profile.file_bytes, MIN_FILE_BYTES);
         assert_eq!(profile.reads.len(), 5);
         assert!(profile.sync_us.is_some() && profile.bulk.is_some() && found.release.is_some());
         assert_eq!(profile.mixed.is_some(), found.mixed.is_some());
-        assert!(!report.sentence.is_empty());
-        let told = told.into_inner().unwrap();
-        assert!(told.windows(2).all(|pair| pair[0].done <= pair[1].done), "it only grows");
-        let parts: BTreeSet<Part> = told.iter().filter_map(|progress| progress.part).collect();
+        assert!(!report.summary.is_empty());
+        let calls = calls.into_inner().unwrap();
+        assert!(calls.windows(2).all(|pair| pair[0].done <= pair[1].done), "it only grows");
+        let parts: BTreeSet<Part> = calls.iter().filter_map(|progress| progress.part).collect();
         assert_eq!(parts, Part::ALL.into());
     }
 
@@ -333,7 +333,7 @@ mod tests {
     fn what_is_not_asked_for_is_not_measured() {
         let dir = disk_dir();
         let report = shortest(dir.path()).only([Part::Uncached]).run().unwrap();
-        assert_eq!(report.found, Found { uncached: report.found.uncached.clone(), ..Found::default() });
+        assert_eq!(report.found, Findings { uncached: report.found.uncached.clone(), ..Findings::default() });
         assert!(report.profile.reads.is_empty() && report.profile.mixed.is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! How wide and how slow the disk is: random reads of 4 KiB past the page cache, with 1, 4, 16, 64 and 256 in flight.
 //!
 //! A batch of reads is kept in flight by one thread on a ring as deep as the subject; the read number N is begun when the
-//! completion number N less the depth has come in, which tells how long each took. The rate is counted as long as the
+//! completion number N less the depth has come in, which gives the time each took. The rate is counted as long as the
 //! ring is full.
 
 use std::io::IoSliceMut;
@@ -15,11 +15,11 @@ use serde::Serialize;
 use crate::Result;
 use crate::figures::{Random, percentile};
 use crate::file::{BLOCK, TestFile, check};
-use crate::mixed::place;
-use crate::work::Work;
+use crate::mixed::random_offset;
+use crate::run::Run;
 
-/// How many windows a depth takes.
-pub(crate) const WINDOWS: u32 = 8;
+/// How many intervals a depth takes.
+pub(crate) const INTERVALS: u32 = 8;
 /// Reads in flight.
 const DEPTHS: [u32; 5] = [1, 4, 16, 64, 256];
 
@@ -39,7 +39,7 @@ pub struct ReadsReport {
 }
 
 /// Measures all depths.
-pub(crate) fn measure(work: &Work<'_>, file: &TestFile) -> Result<ReadsReport> {
+pub(crate) fn measure(work: &Run<'_>, file: &TestFile) -> Result<ReadsReport> {
     let mut random = Random::new(work.measure.seed);
     let mut depths = Vec::new();
     let mut rate = 1000.0;
@@ -63,9 +63,9 @@ pub(crate) fn measure(work: &Work<'_>, file: &TestFile) -> Result<ReadsReport> {
     })
 }
 
-/// `rate` is what to expect, in reads a second: batches are so long that the wish to stop is heard in time.
+/// `rate` is what to expect, in reads a second: batches are so long that the wanted to stop is heard in time.
 fn of_depth(
-    work: &Work<'_>,
+    work: &Run<'_>,
     file: &TestFile,
     io: &dyn Io,
     depth: u32,
@@ -73,7 +73,7 @@ fn of_depth(
     random: &mut Random,
 ) -> Result<DepthProfile> {
     let depth_len = depth as usize;
-    let time = work.windows(WINDOWS);
+    let time = work.intervals(INTERVALS);
     let began = Instant::now();
     let (mut lengths, mut full, mut seconds) = (Vec::new(), 0, 0.0);
     let mut rate = rate;
@@ -123,7 +123,7 @@ fn alone(file: &TestFile, count: usize, random: &mut Random) -> Result<Batch> {
     let mut block = AlignedBuf::new(BLOCK);
     let mut batch = Batch { full: count, ..Batch::default() };
     for _ in 0..count {
-        let offset = place(random, &(0..file.len));
+        let offset = random_offset(random, &(0..file.len));
         let began = Instant::now();
         nearest.read_at(offset, &mut block)?;
         let took = began.elapsed().as_secs_f64();
@@ -143,7 +143,7 @@ fn together(file: &TestFile, io: &dyn Io, depth: usize, count: usize, random: &m
     let mut memory = AlignedBuf::new(count * BLOCK);
     // Touched, so that no read waits for memory.
     memory.fill(1);
-    let offsets: Vec<u64> = (0..count).map(|_| place(random, &(0..file.len))).collect();
+    let offsets: Vec<u64> = (0..count).map(|_| random_offset(random, &(0..file.len))).collect();
     let mut reads: Vec<BatchRead<'_>> = memory
         .chunks_mut(BLOCK)
         .zip(&offsets)
@@ -191,8 +191,8 @@ mod tests {
     #[test]
     fn every_depth_is_measured() {
         let dir = disk_dir();
-        let work = Work::for_test(dir.path());
-        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
+        let work = Run::for_test(dir.path());
+        let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(8 << 20, Duration::MAX, &work).unwrap();
         let report = measure(&work, &file).unwrap();
         assert_eq!(report.depths.iter().map(|found| found.depth).collect::<Vec<_>>(), DEPTHS);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn all_reads_of_a_batch_are_told() {
+    fn all_reads_of_a_batch_are_counted() {
         // A disk that shows nothing of the machine.
         let disk = SimDisk::new();
         let blocks: Vec<u8> = (0..64_u64)

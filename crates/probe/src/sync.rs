@@ -8,13 +8,13 @@ use serde::Serialize;
 use crate::Result;
 use crate::figures::{Random, percentile};
 use crate::file::{BLOCK, BLOCK_BYTES, TestFile, drop_pages, random_piece, stamp};
-use crate::mixed::place;
-use crate::work::Work;
+use crate::mixed::random_offset;
+use crate::run::Run;
 
-/// How many windows a kind takes.
-pub(crate) const WINDOWS: u32 = 6;
+/// How many intervals a kind takes.
+pub(crate) const INTERVALS: u32 = 6;
 /// No fewer than so many syncs are measured.
-const LEAST: usize = 10;
+const MIN_SYNCS: usize = 10;
 /// Bytes that are written over.
 const AREA: u64 = 4 << 20;
 
@@ -39,25 +39,25 @@ pub struct SyncReport {
 }
 
 /// Measures both.
-pub(crate) fn measure(work: &Work<'_>) -> Result<SyncReport> {
+pub(crate) fn measure(work: &Run<'_>) -> Result<SyncReport> {
     let mut random = Random::new(work.measure.seed);
-    let appended = TestFile::new(&work.place, &*work.io)?;
+    let appended = TestFile::new(&work.directory, &*work.io)?;
     let mut end = 0;
     let append = times(work, &*appended.buffered, || {
         end += BLOCK_BYTES;
         end - BLOCK_BYTES
     })?;
     drop(appended);
-    let mut file = TestFile::new(&work.place, &*work.io)?;
+    let mut file = TestFile::new(&work.directory, &*work.io)?;
     file.fill(AREA, Duration::MAX, work)?;
-    let overwrite = times(work, &*file.buffered, || place(&mut random, &(0..AREA)))?;
+    let overwrite = times(work, &*file.buffered, || random_offset(&mut random, &(0..AREA)))?;
     Ok(SyncReport { append, overwrite })
 }
 
-fn times(work: &Work<'_>, file: &dyn IoFile, mut next: impl FnMut() -> u64) -> Result<SyncTimes> {
+fn times(work: &Run<'_>, file: &dyn IoFile, mut next: impl FnMut() -> u64) -> Result<SyncTimes> {
     let mut block = random_piece(BLOCK);
     let (mut took, began) = (Vec::new(), Instant::now());
-    while took.len() < LEAST || began.elapsed() < work.windows(WINDOWS) {
+    while took.len() < MIN_SYNCS || began.elapsed() < work.intervals(INTERVALS) {
         work.check()?;
         let offset = next();
         stamp(&mut block, offset);
@@ -79,9 +79,12 @@ mod tests {
     #[test]
     fn both_kinds_are_measured() {
         let dir = disk_dir();
-        let report = measure(&Work::for_test(dir.path())).unwrap();
+        let report = measure(&Run::for_test(dir.path())).unwrap();
         for times in [report.append, report.overwrite] {
-            assert!(times.count >= LEAST && times.p50_us > 0.0 && times.p99_us >= times.p50_us, "{report:?}");
+            assert!(
+                times.count >= MIN_SYNCS && times.p50_us > 0.0 && times.p99_us >= times.p50_us,
+                "{report:?}"
+            );
         }
     }
 }

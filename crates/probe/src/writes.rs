@@ -1,5 +1,5 @@
 //! Writes of special kinds: those whose pages the kernel drops by itself (`RWF_DONTCACHE`), and those that are there as a
-//! whole or not at all after a crash (`RWF_ATOMIC`). A flag that is taken is not believed: what stays resident is looked at.
+//! whole or not at all after a crash (`RWF_ATOMIC`). A flag that is taken is not believed: what stays resident is counted.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::Result;
 use crate::file::{TestFile, drop_pages, random_piece, stamp};
-use crate::work::Work;
+use crate::run::Run;
 
 /// Bytes that are written uncached.
 const SAMPLE: usize = 2 << 20;
@@ -55,8 +55,8 @@ impl UncachedReport {
 }
 
 /// Tries all three uses.
-pub(crate) fn uncached(work: &Work<'_>) -> Result<UncachedReport> {
-    let new = || TestFile::new(&work.place, &*work.io);
+pub(crate) fn uncached(work: &Run<'_>) -> Result<UncachedReport> {
+    let new = || TestFile::new(&work.directory, &*work.io);
     let file = new()?;
     let append = try_write(work, &*file.buffered)?;
     drop(file);
@@ -71,7 +71,7 @@ pub(crate) fn uncached(work: &Work<'_>) -> Result<UncachedReport> {
 }
 
 /// Writes the sample from `start` on, and syncs.
-fn write(work: &Work<'_>, file: &dyn IoFile, start: u64, mode: WriteMode) -> Result<()> {
+fn write(work: &Run<'_>, file: &dyn IoFile, start: u64, mode: WriteMode) -> Result<()> {
     let mut piece = random_piece(PIECE);
     for offset in (start..SAMPLE as u64).step_by(PIECE) {
         work.check()?;
@@ -82,9 +82,9 @@ fn write(work: &Work<'_>, file: &dyn IoFile, start: u64, mode: WriteMode) -> Res
     Ok(())
 }
 
-fn try_write(work: &Work<'_>, file: &dyn IoFile) -> Result<UncachedUse> {
+fn try_write(work: &Run<'_>, file: &dyn IoFile) -> Result<UncachedUse> {
     let written_bytes = SAMPLE as u64;
-    // The first write tells whether there is such a thing at all.
+    // The first write shows whether it is supported at all.
     if let Err(error) = file.write_at(0, &random_piece(PIECE), WriteMode::Uncached) {
         let errno = error.errno().map(std::io::Error::from_raw_os_error);
         let refused = Some(errno.map_or_else(|| error.to_string(), |errno| errno.to_string()));
@@ -109,7 +109,7 @@ pub struct AtomicSize {
     pub bytes: u64,
     /// Whether they work: tried.
     pub works: bool,
-    /// Whether the device does them by itself. Else the file system writes to another place and exchanges the blocks, which
+    /// Whether the device does them by itself. Else the file system writes to another directory and exchanges the blocks, which
     /// takes space and can fail.
     pub in_place: bool,
 }
@@ -117,8 +117,8 @@ pub struct AtomicSize {
 /// Atomic writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AtomicReport {
-    /// The smallest and the largest by the word of statx(2), in bytes; `None` where it tells of none.
-    pub told: Option<(u64, u64)>,
+    /// The smallest and the largest by statx(2), in bytes; `None` where it reports none.
+    pub reported: Option<(u64, u64)>,
     /// Each power of two between them.
     pub sizes: Vec<AtomicSize>,
 }
@@ -135,24 +135,24 @@ impl AtomicReport {
     }
 }
 
-/// Tries each size that is told.
-pub(crate) fn atomic(work: &Work<'_>, file: &TestFile) -> Result<AtomicReport> {
+/// Tries each size that is reported.
+pub(crate) fn atomic(work: &Run<'_>, file: &TestFile) -> Result<AtomicReport> {
     let direct = file.direct.as_ref().ok();
-    let told =
+    let reported =
         direct.and_then(|direct| direct.atomic_write_bytes()).map(std::ops::RangeInclusive::into_inner);
-    let (Some(direct), Some((least, most))) = (direct, told) else {
-        return Ok(AtomicReport { told: None, sizes: Vec::new() });
+    let (Some(direct), Some((min, max))) = (direct, reported) else {
+        return Ok(AtomicReport { reported: None, sizes: Vec::new() });
     };
     let mut sizes = Vec::new();
-    let mut bytes = least.max(512).next_power_of_two();
-    while bytes <= most {
+    let mut bytes = min.max(512).next_power_of_two();
+    while bytes <= max {
         work.check()?;
         let found = AtomicWrites::probe(&**direct, bytes);
         let works = found != AtomicWrites::Refused;
         sizes.push(AtomicSize { bytes, works, in_place: found == AtomicWrites::InPlace });
         bytes *= 2;
     }
-    Ok(AtomicReport { told, sizes })
+    Ok(AtomicReport { reported, sizes })
 }
 
 #[cfg(test)]
@@ -173,16 +173,16 @@ mod tests {
     #[test]
     fn all_uses_are_tried_and_nothing_is_left() {
         let dir = disk_dir();
-        let work = Work::for_test(dir.path());
+        let work = Run::for_test(dir.path());
         let report = uncached(&work).unwrap();
         for used in [&report.append, &report.unwritten, &report.overwrite] {
             assert_eq!(used.written_bytes, SAMPLE as u64);
             assert!(used.refused.is_none() || used.resident_bytes.is_none(), "{report:?}");
         }
-        let mut file = TestFile::new(&work.place, &*work.io).unwrap();
+        let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(1 << 20, Duration::MAX, &work).unwrap();
         let report = atomic(&work, &file).unwrap();
-        assert_eq!(report.told.is_none(), report.sizes.is_empty());
+        assert_eq!(report.reported.is_none(), report.sizes.is_empty());
         assert!(report.in_place_bytes_max() <= report.bytes_max());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }

@@ -60,7 +60,7 @@ fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
         writeln!(out, "Note: {note}.")?;
     }
     writeln!(out, "\nIn short: {}", short(profile))?;
-    writeln!(out, "\n{}", report.sentence)
+    writeln!(out, "\n{}", report.summary)
 }
 
 /// A name and what is said of it.
@@ -85,9 +85,9 @@ fn write_direct(out: &mut impl Write, direct: &DirectReport) -> io::Result<()> {
     let pair = |alignment: pagekeeper_policy::DirectProfile| {
         format!("memory {}, offset {}", alignment.memory_alignment, alignment.offset_alignment)
     };
-    let told = direct.told.map_or_else(|| "not told by the file system".to_owned(), pair);
+    let reported = direct.reported.map_or_else(|| "not reported by the file system".to_owned(), pair);
     let worked = direct.worked.map(|worked| format!("; what worked: {}", pair(worked))).unwrap_or_default();
-    line(out, "  alignment", &format!("{told}{worked}"))?;
+    line(out, "  alignment", &format!("{reported}{worked}"))?;
     let pages = |pages: Option<u64>| pages.map_or_else(|| "?".to_owned(), output::count);
     let disk = |requests: Option<u64>| {
         requests.map_or_else(String::new, |count| format!(", {} of the disk", output::count(count)))
@@ -147,7 +147,7 @@ fn write_uncached(out: &mut impl Write, uncached: &UncachedReport) -> io::Result
 
 fn atomic_text(atomic: &AtomicReport) -> String {
     match (atomic.bytes_max(), atomic.in_place_bytes_max()) {
-        (None, _) if atomic.told.is_none() => "none".to_owned(),
+        (None, _) if atomic.reported.is_none() => "none".to_owned(),
         (None, _) => "told of, but refused when tried".to_owned(),
         (Some(most), None) => format!("up to {}, each written elsewhere by the file system", Size(most)),
         (Some(most), Some(in_place)) => {

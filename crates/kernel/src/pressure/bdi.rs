@@ -2,7 +2,7 @@
 //!
 //! The kernel knows a disk's by `MAJOR:MINOR`, partitions by their disk's. File systems without a disk of their own
 //! have one under another name, or under the anonymous device number that `st_dev` shows (NFS, FUSE). A file on btrfs
-//! shows an anonymous `st_dev` that leads nowhere: its mount is looked up instead ([`BackingDevice::for_file`]).
+//! shows an anonymous `st_dev` that leads nowhere: its mount is found instead ([`BackingDevice::for_file`]).
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,15 +19,15 @@ use crate::{Error, Result};
 pub struct BackingDevice {
     /// The kernel's name: `8:0`, `btrfs-1`, `0:45`.
     pub name: String,
-    /// How much sequential reading reads ahead, in bytes; also the most that one `POSIX_FADV_WILLNEED` loads.
+    /// How much sequential reading reads ahead, in bytes; also what one `POSIX_FADV_WILLNEED` loads at most.
     pub read_ahead: u64,
     /// The share of dirty memory it may always have, in percent.
     pub min_ratio: u64,
     /// The share of dirty memory it may have at most, in percent.
     pub max_ratio: u64,
-    /// The same as `min_ratio` in bytes, where the kernel tells it (since Linux 6.2).
+    /// The same as `min_ratio` in bytes, where the kernel reports it (since Linux 6.2).
     pub min_bytes: Option<u64>,
-    /// The same as `max_ratio` in bytes, where the kernel tells it (since Linux 6.2).
+    /// The same as `max_ratio` in bytes, where the kernel reports it (since Linux 6.2).
     pub max_bytes: Option<u64>,
     /// Whether its share holds even while dirty memory as a whole is low (since Linux 6.2).
     pub strict_limit: Option<bool>,

@@ -34,17 +34,17 @@ pub struct MemoryCgroup {
     pub effective_limit: Option<u64>,
     /// Page cache, tmpfs and shared memory included.
     pub file: u64,
-    /// tmpfs and shared memory, where told.
+    /// tmpfs and shared memory, where reported.
     pub shmem: Option<u64>,
-    /// Dirty page cache, where told.
+    /// Dirty page cache, where reported.
     pub dirty: Option<u64>,
-    /// Page cache on its way to storage, where told.
+    /// Page cache on its way to storage, where reported.
     pub writeback: Option<u64>,
     /// File pages that are next to be reclaimed.
     pub inactive_file: u64,
     /// File pages used more than once. Kubernetes and others count them as used memory.
     pub active_file: u64,
-    /// File pages read in again after they had been reclaimed: pages, since the group was made, where told.
+    /// File pages read in again after they had been reclaimed: pages, since the group was made, where reported.
     pub file_refaults: Option<u64>,
 }
 
@@ -120,8 +120,8 @@ fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
 
 /// Version 1 says "unlimited" by the largest whole number of pages below 2^63.
 fn limited_v1(limit: u64) -> Option<u64> {
-    let pages_at_most = i64::MAX.cast_unsigned() / crate::page_size();
-    (limit / crate::page_size() < pages_at_most).then_some(limit)
+    let max_pages = i64::MAX.cast_unsigned() / crate::page_size();
+    (limit / crate::page_size() < max_pages).then_some(limit)
 }
 
 /// Reads the nearest group at or above `group` that has the memory controller: the one the process is charged to.

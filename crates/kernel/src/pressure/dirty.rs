@@ -161,9 +161,9 @@ impl fmt::Display for DirtyReport {
         match parameters.writeback_centisecs {
             0 => writeln!(
                 f,
-                " with the next others only: the periodic look is off (dirty_writeback_centisecs = 0)"
+                " with the next others only: the periodic check is off (dirty_writeback_centisecs = 0)"
             )?,
-            every => writeln!(f, ", at a look every {}", Seconds(every))?,
+            every => writeln!(f, ", checked every {}", Seconds(every))?,
         }
         write!(f, "now {} dirty and {} on its way to storage", Size(self.dirty), Size(self.writeback))
     }
@@ -235,9 +235,9 @@ mod tests {
     fn the_kernels_own_figures_are_met_within_two_percent() {
         let near = |computed: u64, kernel: u64| computed.abs_diff(kernel) <= kernel / 50;
         // Free memory is read a moment before the kernel's figures, and a neighbour may take a lot of it in between:
-        // some looks are allowed.
-        let met = (0..100_u64).any(|look| {
-            std::thread::sleep(std::time::Duration::from_millis(look.min(50)));
+        // some attempts are allowed.
+        let met = (0..100_u64).any(|attempt| {
+            std::thread::sleep(std::time::Duration::from_millis(attempt.min(50)));
             let report = DirtyReport::read(&SysRoots::default()).unwrap();
             let kernel = report.kernel_thresholds.expect("vmstat shows thresholds since Linux 2.6.37");
             near(report.thresholds.background, kernel.background)
@@ -314,7 +314,7 @@ mod tests {
             "dirty_background_bytes is not set",
             "wait at 3.0 MiB, and are slowed down from 2.0 MiB on: dirty_bytes = 3145728 is in force",
             "dirty_ratio is 0 and without effect",
-            "pages dirty for 30 s are written out, at a look every 5 s",
+            "pages dirty for 30 s are written out, checked every 5 s",
             "now 512 bytes dirty and 0 bytes on its way",
         ] {
             assert!(text.contains(part), "{part:?} in {text}");
@@ -351,7 +351,7 @@ mod tests {
         let found = report(&meminfo(1000), vmstat).unwrap();
         assert_eq!(found.dirtyable, (1000 - 30 + 500 + 700 + 1) * page);
         assert_eq!((found.dirty, found.writeback, found.kernel_thresholds), (3 * page, page, None));
-        assert!(found.to_string().contains("the periodic look is off"));
+        assert!(found.to_string().contains("the periodic check is off"));
         // Memory that is initialised late is free, too.
         assert_eq!(report(&meminfo(1100), vmstat).unwrap().dirtyable, found.dirtyable + 100 * page);
         assert_eq!(report(&meminfo(1), vmstat).unwrap().dirtyable, found.dirtyable);

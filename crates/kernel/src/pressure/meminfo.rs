@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_begin_alike_are_told_apart() {
+    fn names_that_begin_alike_are_distinguished() {
         let text =
             "Cached: 1 kB\nSwapCached: 2 kB\nWritebackTmp: 3 kB\nWriteback: 4 kB\nActive(file): 5 kB\n";
         assert_eq!(parse_field(text, "Cached"), Some(1024));

@@ -77,7 +77,7 @@ fn read_number(path: &Path) -> Result<u64> {
     text.trim().parse().map_err(|_| malformed(path, text.trim()))
 }
 
-/// Whether a read failed because this kernel lacks the file, or has what it tells switched off (`psi=0`).
+/// Whether a read failed because this kernel lacks the file, or has its content switched off (`psi=0`).
 fn missing(error: &Error) -> bool {
     matches!(error.errno(), Some(libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::EOPNOTSUPP))
 }

@@ -58,7 +58,7 @@ impl Pressure {
         Self::read_file(&roots.proc_file("pressure").join(resource.name()))
     }
 
-    /// The pressure a file in this format tells: also `memory.pressure` and its kin in a cgroup of version 2.
+    /// The pressure that a file in this format holds: also `memory.pressure` and its kin in a cgroup of version 2.
     pub fn read_file(path: &Path) -> Result<Option<Self>> {
         let Some(text) = read_optional(path)? else {
             return Ok(None);

@@ -73,12 +73,12 @@ impl VmStat {
         self.get("workingset_refault_file").or_else(|| self.get("workingset_refault"))
     }
 
-    /// Pages looked at by background reclaim (kswapd), since boot.
+    /// Pages scanned by background reclaim (kswapd), since boot.
     pub fn scanned_in_background(&self) -> Option<u64> {
         self.sum(|name| is_or_has_zone(name, "pgscan_kswapd"))
     }
 
-    /// Pages looked at by programs that had to reclaim for themselves, since boot.
+    /// Pages scanned by programs that had to reclaim for themselves, since boot.
     pub fn scanned_directly(&self) -> Option<u64> {
         // pgscan_direct_throttle counts waits, not pages.
         self.sum(|name| name != "pgscan_direct_throttle" && is_or_has_zone(name, "pgscan_direct"))

@@ -102,7 +102,7 @@ mod tests {
         let proc = ProcRoot::default();
         let mounts = || proc.own_mounts().unwrap();
         assert!(mounts().iter().any(|mount| mount.point == Path::new("/")));
-        // Other tests mount and unmount between two looks.
+        // Other tests mount and unmount in between.
         let by_number = || proc.mounts(std::process::id()).unwrap().len();
         assert!((0..1000).any(|_| mounts().len() == by_number()));
     }

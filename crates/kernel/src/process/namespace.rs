@@ -46,7 +46,7 @@ impl ProcRoot {
     ///
     /// The kernel shows paths from the root of the mount namespace on, also those of a process in a chroot(2).
     pub fn as_seen_by(&self, pid: u32, shown: &Path) -> PathBuf {
-        // A process whose root can't be read is not looked into any further either.
+        // A process whose root can't be read is not inspected any further either.
         let root = std::fs::read_link(self.root(pid)).unwrap_or_default();
         match shown.strip_prefix(&root) {
             Ok(below) if root.has_root() => Path::new("/").join(below),

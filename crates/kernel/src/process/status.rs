@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// `PF_KTHREAD` of `linux/sched.h`.
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
-/// The fields of `/proc/PID/stat` that tell what a process is.
+/// The fields of `/proc/PID/stat` that say what a process is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessStat {
     /// The name, at most 15 bytes for a user process.
@@ -49,7 +49,7 @@ impl ProcRoot {
     /// The arguments the process was started with; empty for kernel threads and zombies.
     ///
     /// A server that writes a title over its arguments (`postgres: walsender …`) shows the title as the
-    /// first element. Empty arguments at the very end can't be told from such a title's padding and are left out.
+    /// first element. Empty arguments at the very end look the same as such a title's padding and are left out.
     pub fn command_line(&self, pid: u32) -> Result<Vec<OsString>> {
         let content = read(&self.of(pid, "cmdline"))?;
         let end = content.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);

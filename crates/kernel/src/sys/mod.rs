@@ -1,4 +1,4 @@
-//! The door itself: the system calls that neither the standard library nor rustix offers safely.
+//! The system calls that neither the standard library nor rustix offers safely.
 //!
 //! The only `unsafe` code of this crate is here. Each function is a thin, safe wrapper: it checks what the call
 //! needs, and hands back the kernel's own error. Nothing in here decides anything.

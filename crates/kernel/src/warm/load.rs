@@ -18,7 +18,7 @@ use super::{WarmMethod, WarmOptions, WarmProgress, call_error};
 use crate::sys::mapping::FileMapping;
 use crate::{Error, InspectedFile, Result};
 
-/// Bytes read between two looks at cancellation and rate.
+/// Bytes read between two checks of cancellation and rate.
 pub(super) const CHUNK: u64 = 8 << 20;
 
 /// From this length on a piece is populated: what a fault reads around it weighs little then.
@@ -283,7 +283,7 @@ pub struct WarmRate {
 }
 
 impl WarmRate {
-    /// The longest sleep before cancellation is looked at again.
+    /// The longest sleep before cancellation is checked again.
     const NAP: Duration = Duration::from_millis(100);
 
     /// At most `bytes_per_second`; 0 counts as 1.
@@ -291,7 +291,7 @@ impl WarmRate {
         Self { bytes_per_second: bytes_per_second.max(1), next: Arc::new(Mutex::new(Instant::now())) }
     }
 
-    /// Bytes between two looks at cancellation: sixteen steps a second where the rate is low.
+    /// Bytes between two checks of cancellation: sixteen steps a second where the rate is low.
     fn chunk(&self) -> u64 {
         (self.bytes_per_second / 16).next_power_of_two().clamp(256 << 10, CHUNK)
     }

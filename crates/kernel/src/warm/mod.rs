@@ -18,11 +18,11 @@
 //! Populating is the choice for long stretches: as fast within the noise, hardly any CPU time, the largest folios
 //! whatever the read-ahead setting, and its pages count as used once, so that reclaim does not take them first. It
 //! reads up to 4 MiB around where it faults, so short stretches are read by `POSIX_FADV_WILLNEED`, which reads
-//! exactly what it is told (in single pages, which take 20 times as long to evict), and waited for by sendfile(2).
+//! exactly what it is asked for (in single pages, which take 20 times as long to evict), and waited for by sendfile(2).
 //! 28,807 extents of 16 KiB and more came 2.4 to 3.2 times as fast as by pread(2) from one thread, and about as fast
 //! as direct reads of 16 KiB with 64 in flight. Reading over the gaps between them gained nothing.
 //!
-//! Fails with the error of the read, or of looking at the file.
+//! Fails with the error of the read, or of another call on the file.
 
 mod load;
 mod lock;
@@ -36,7 +36,7 @@ pub use lock::{Lock, LockError, lock};
 
 use crate::{Error, InspectedFile, Result, page_size, residency};
 use load::Loader;
-use plan::{EmptyWindows, Plan};
+use plan::{EmptyRanges, Plan};
 
 /// How missing pages are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -90,12 +90,12 @@ pub struct WarmReport {
     pub cancelled: bool,
 }
 
-/// Told of the bytes dealt with since the last call: read, or found to need no reading. Called from several threads.
+/// Called with the bytes dealt with since the last call: read, or found to need no reading. Called from several threads.
 pub type WarmProgress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// Reads the missing pages of `range` in; an end of `u64::MAX` means the end of the file.
 ///
-/// `cancel` is looked at before every 8 MiB or less; when it is set, the report says how far it came.
+/// `cancel` is checked before every 8 MiB or less; when it is set, the report says how far it came.
 ///
 /// ```
 /// use std::sync::atomic::AtomicBool;
@@ -231,7 +231,7 @@ impl<'a> Warming<'a> {
 
 /// Resident bytes of the ranges, which are in file order.
 fn resident_in(file: &InspectedFile, ranges: &[Range<u64>]) -> Result<u64> {
-    let mut empty = EmptyWindows::new(file);
+    let mut empty = EmptyRanges::new(file);
     let mut resident = 0;
     for range in ranges {
         if !empty.hold(range)? {

@@ -1,7 +1,7 @@
 //! The plan: which pages of the ranges are missing, found piece by piece just before they are read.
 //!
 //! Invariants: pieces come in file order, in whole pages, none longer than the given length, none resident when it was
-//! looked at; a batch is at most [`BATCH`] pieces. Fails with the error of looking at the file.
+//! inspected; a batch is at most [`BATCH`] pieces. Fails with the error of a call on the file.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::{WarmProgress, call_error};
 use crate::extents::Stretches;
 use crate::{InspectedFile, Result, page_size, residency};
 
-/// Most pieces planned ahead: 256 KiB of memory, up to a TiB of a file.
+/// How many pieces are planned ahead: 256 KiB of memory, up to a TiB of a file.
 const BATCH: usize = 16_384;
 
 /// What is missing of the ranges.
@@ -22,10 +22,10 @@ pub(super) struct Plan<'a> {
     skip_holes: bool,
     residency_known: bool,
     longest: u64,
-    empty: EmptyWindows<'a>,
-    /// The current range's rest, in which data has yet to be looked for.
+    empty: EmptyRanges<'a>,
+    /// The current range's rest, in which data is still to be found.
     rest: Range<u64>,
-    /// The current data, looked at for what is resident.
+    /// The current data, split by what is resident.
     stretches: Option<Stretches<'a>>,
     /// What is missing next.
     missing: Range<u64>,
@@ -46,7 +46,7 @@ impl<'a> Plan<'a> {
             skip_holes,
             residency_known,
             longest,
-            empty: EmptyWindows::new(file),
+            empty: EmptyRanges::new(file),
             rest: 0..0,
             stretches: None,
             missing: 0..0,
@@ -59,7 +59,7 @@ impl<'a> Plan<'a> {
         self.holes
     }
 
-    /// The next pieces; none at the end. `progress` is told of what needs no reading.
+    /// The next pieces; none at the end. `progress` counts what needs no reading.
     pub(super) fn next_batch(&mut self, progress: WarmProgress<'_>) -> Result<Vec<Range<u64>>> {
         let mut pieces: Vec<Range<u64>> = Vec::new();
         while pieces.len() < BATCH {
@@ -137,28 +137,28 @@ pub(super) fn next_data(file: &InspectedFile, range: &Range<u64>) -> Result<Rang
     }
 }
 
-/// Knows, for ranges asked in file order, whether they lie in a window that has nothing resident: one call then serves
-/// all the small ranges of a window.
-pub(super) struct EmptyWindows<'a> {
+/// Knows, for ranges asked in file order, whether nothing is resident ahead of them: one call then serves all the
+/// small ranges in the next [`Self::AHEAD`] bytes.
+pub(super) struct EmptyRanges<'a> {
     file: &'a InspectedFile,
-    looked_until: u64,
+    inspected_until: u64,
     empty_until: u64,
 }
 
-impl<'a> EmptyWindows<'a> {
-    const WINDOW: u64 = 64 << 20;
+impl<'a> EmptyRanges<'a> {
+    const AHEAD: u64 = 64 << 20;
 
     pub(super) fn new(file: &'a InspectedFile) -> Self {
-        Self { file, looked_until: 0, empty_until: 0 }
+        Self { file, inspected_until: 0, empty_until: 0 }
     }
 
     /// Whether all of `range` is known to have nothing resident.
     pub(super) fn hold(&mut self, range: &Range<u64>) -> Result<bool> {
-        if range.start >= self.looked_until {
-            let window = range.start..range.end.max(range.start.saturating_add(Self::WINDOW));
-            self.looked_until = window.end;
-            if residency(self.file, window.clone())?.resident == 0 {
-                self.empty_until = window.end;
+        if range.start >= self.inspected_until {
+            let ahead = range.start..range.end.max(range.start.saturating_add(Self::AHEAD));
+            self.inspected_until = ahead.end;
+            if residency(self.file, ahead.clone())?.resident == 0 {
+                self.empty_until = ahead.end;
             }
         }
         Ok(range.end <= self.empty_until)

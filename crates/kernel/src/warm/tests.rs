@@ -42,10 +42,10 @@ fn a_cold_file_is_there_when_it_returns() {
         for width in [1, 3] {
             evict_all(&file);
             assert_eq!(really_resident(&file), 0);
-            let told = AtomicU64::new(0);
+            let reported = AtomicU64::new(0);
             let options = WarmOptions { width, method, ..WarmOptions::default() };
             let progress = |bytes| {
-                told.fetch_add(bytes, Ordering::Relaxed);
+                reported.fetch_add(bytes, Ordering::Relaxed);
             };
             let report = warm(&file, 0..u64::MAX, &options, &progress, &never()).unwrap();
             assert_eq!(really_resident(&file), pages, "{method:?}");
@@ -61,7 +61,7 @@ fn a_cold_file_is_there_when_it_returns() {
                 },
                 "{method:?}"
             );
-            assert_eq!(told.into_inner(), pages, "{method:?}");
+            assert_eq!(reported.into_inner(), pages, "{method:?}");
         }
     }
 }
@@ -74,16 +74,16 @@ fn what_is_resident_is_not_read_again() {
     evict_all(&file);
     load_single_pages(&file, (0..4096).step_by(3));
     let there = 4096_u64.div_ceil(3) * PAGE;
-    let told = AtomicU64::new(0);
+    let reported = AtomicU64::new(0);
     let progress = |bytes| {
-        told.fetch_add(bytes, Ordering::Relaxed);
+        reported.fetch_add(bytes, Ordering::Relaxed);
     };
     let report = warm(&file, 0..u64::MAX, &WarmOptions::default(), &progress, &never()).unwrap();
     assert_eq!(
         (report.resident_before, report.loaded, report.resident_after),
         (Some(there), 16 * MIB - there, Some(16 * MIB))
     );
-    assert_eq!(told.into_inner(), 16 * MIB);
+    assert_eq!(reported.into_inner(), 16 * MIB);
     assert_eq!(really_resident(&file), 16 * MIB);
 }
 
@@ -198,9 +198,9 @@ fn a_file_cut_meanwhile_ends_the_work_without_an_error() {
 }
 
 #[test]
-fn a_stranger_may_warm_but_is_told_no_figures() {
+fn a_stranger_may_warm_but_gets_no_figures() {
     if !rustix::process::geteuid().is_root() {
-        crate::testing::skip("a_stranger_may_warm_but_is_told_no_figures needs root to give up root");
+        crate::testing::skip("a_stranger_may_warm_but_gets_no_figures needs root to give up root");
         return;
     }
     let (dir, file) = file_of(8 << 20);
@@ -243,11 +243,11 @@ fn holes_are_not_locked() {
 }
 
 #[test]
-fn the_limit_on_locked_memory_is_told_with_its_mend() {
+fn the_limit_on_locked_memory_is_reported_with_its_fix() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     let Some(limit) = limit.filter(|limit| *limit < 1 << 30) else {
         crate::testing::skip(
-            "the_limit_on_locked_memory_is_told_with_its_mend needs a limit under 1 GiB (ulimit -l)",
+            "the_limit_on_locked_memory_is_reported_with_its_fix needs a limit under 1 GiB (ulimit -l)",
         );
         return;
     };
@@ -256,6 +256,6 @@ fn the_limit_on_locked_memory_is_told_with_its_mend() {
     let locking = || lock(&file, 0..u64::MAX).unwrap_err();
     let error =
         if rustix::process::geteuid().is_root() { crate::testing::as_nobody(locking) } else { locking() };
-    assert!(matches!(error, LockError::Limit { limit: told, .. } if told == limit), "{error}");
+    assert!(matches!(error, LockError::Limit { limit: reported, .. } if reported == limit), "{error}");
     assert!(error.to_string().contains("ulimit -l"), "{error}");
 }

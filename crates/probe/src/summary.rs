@@ -6,8 +6,8 @@ use pagekeeper_policy::{DiskProfile, MixedProfile};
 
 use crate::bulk::BulkReport;
 use crate::direct::DirectKind;
-use crate::probe::Found;
-use crate::work::Work;
+use crate::probe::Findings;
+use crate::run::Run;
 
 /// From this on a disk is wide: so many times as much is served when much is asked for.
 const WIDE: f64 = 4.0;
@@ -25,9 +25,9 @@ const COSTS: f64 = 0.8;
 ///     reads: vec![read(1, 500.0, 2000.0), read(64, 30_000.0, 2100.0)],
 ///     ..DiskProfile::default()
 /// };
-/// assert!(pagekeeper_probe::sentence(&disk).starts_with("Wide but slow: "));
+/// assert!(pagekeeper_probe::summary(&disk).starts_with("Wide but slow: "));
 /// ```
-pub fn sentence(profile: &DiskProfile) -> String {
+pub fn summary(profile: &DiskProfile) -> String {
     let mut text = reads(profile).unwrap_or_else(|| "Its reads were not measured".to_owned());
     let mut more = Vec::new();
     if let Some(mixed) = profile.mixed {
@@ -93,7 +93,7 @@ fn time(us: f64) -> String {
 }
 
 /// What a reader of the figures should know.
-pub(crate) fn notes(found: &Found, profile: &DiskProfile, wanted: u64, work: &Work<'_>) -> Vec<String> {
+pub(crate) fn notes(found: &Findings, profile: &DiskProfile, wanted: u64, work: &Run<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     if profile.file_bytes < wanted {
         notes.push(format!(
@@ -158,7 +158,7 @@ fn doubts(mixed: MixedProfile) -> Option<String> {
     .collect();
     (!open.is_empty()).then(|| {
         format!(
-            "whether {} can't be told: the rounds do not agree, for other work on the disk or the processors; measure again \
+            "whether {} can't be decided: the rounds do not agree, for other work on the disk or the processors; measure again \
              at rest",
             open.join(", whether ")
         )
@@ -175,10 +175,10 @@ fn limits_not_reached(bulk: Option<&BulkReport>) -> String {
 }
 
 /// Whether the disk is a loop device whose file is buffered.
-fn loops_through_cache(work: &Work<'_>) -> bool {
-    let Some(disk) = work.place.disk else { return false };
+fn loops_through_cache(work: &Run<'_>) -> bool {
+    let Some(disk) = work.directory.disk else { return false };
     let number = format!("{}:{}", rustix::fs::major(disk), rustix::fs::minor(disk));
-    let flag = work.place.roots.sys.join("dev/block").join(number).join("loop/dio");
+    let flag = work.directory.roots.sys.join("dev/block").join(number).join("loop/dio");
     std::fs::read_to_string(flag).is_ok_and(|text| text.trim() == "0")
 }
 
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_four_kinds_of_disks_are_told_apart() {
+    fn the_four_kinds_of_disks_are_distinguished() {
         for (reads, start) in [
             (
                 &[(1, 500.0, 2000.0), (64, 30_000.0, 2100.0)][..],
@@ -216,7 +216,7 @@ mod tests {
             ),
             (&[], "Its reads were not measured."),
         ] {
-            let text = sentence(&of(reads));
+            let text = summary(&of(reads));
             assert!(text.starts_with(start), "{text}");
             assert!(text.ends_with('.') && text.matches(". ").count() == 0, "one sentence: {text}");
         }
@@ -248,12 +248,12 @@ mod tests {
                 buffered_writer_write: Some(writer),
                 ..MixedProfile::default()
             };
-            sentence(&DiskProfile { mixed: Some(mixed), ..of(&reads) })
+            summary(&DiskProfile { mixed: Some(mixed), ..of(&reads) })
         };
         assert!(!mixed(0.99, 0.95).contains("direct I/O"), "{}", mixed(0.99, 0.95));
         assert!(mixed(0.2, 1.0).contains("leftover pages take 80 %"));
         assert!(mixed(1.0, 0.5).contains("a buffered writer takes 50 %"));
-        let without = sentence(&DiskProfile { direct: None, ..of(&reads) });
+        let without = summary(&DiskProfile { direct: None, ..of(&reads) });
         assert!(without.contains("direct I/O is not to be had"), "{without}");
     }
 }

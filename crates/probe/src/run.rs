@@ -1,4 +1,4 @@
-//! What all measurements share: where, how long, the wish to stop, and how far it has come.
+//! What all measurements share: where, how long, the request to stop, and how far it has come.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_io::{Choice, Io};
 use serde::Serialize;
 
-use crate::place::Place;
+use crate::directory::TestDirectory;
 use crate::{Error, Result};
 
 /// One measurement.
@@ -76,7 +76,7 @@ pub struct Progress {
     pub done: f64,
 }
 
-/// Told of progress.
+/// Called with the progress.
 pub(crate) type OnProgress<'a> = &'a (dyn Fn(&Progress) + Sync);
 
 /// How long and how much.
@@ -84,11 +84,11 @@ pub(crate) type OnProgress<'a> = &'a (dyn Fn(&Progress) + Sync);
 pub(crate) struct Measure {
     /// Bytes of the file.
     pub(crate) file_bytes: u64,
-    /// One window of one subject; other measurements take a multiple of it.
-    pub(crate) window: Duration,
-    /// How often each window is repeated.
+    /// One interval of one subject; other measurements take a multiple of it.
+    pub(crate) interval: Duration,
+    /// How often each interval is repeated.
     pub(crate) rounds: u32,
-    /// The most seconds that writing the file may take.
+    /// The maximum time that writing the file may take.
     pub(crate) fill: Duration,
     pub(crate) seed: u64,
 }
@@ -96,26 +96,30 @@ pub(crate) struct Measure {
 impl Measure {
     /// Seconds that a measurement takes about.
     fn seconds(&self, part: Option<Part>) -> f64 {
-        let window = self.window.as_secs_f64();
+        let interval = self.interval.as_secs_f64();
         match part {
             // At a few hundred MB/s.
             None => (self.file_bytes as f64 / 4e8).min(self.fill.as_secs_f64()),
             Some(Part::Direct) => 1.0,
             Some(Part::Uncached | Part::Atomic | Part::ReadAhead) => 0.3,
-            Some(Part::Mixed) => window * f64::from(self.rounds) * crate::mixed::SUBJECTS as f64 * 1.15,
-            Some(Part::Reads) => window * f64::from(crate::reads::WINDOWS) * 5.0,
-            Some(Part::Sync) => window * f64::from(crate::sync::WINDOWS) * 2.0,
+            Some(Part::Mixed) => interval * f64::from(self.rounds) * crate::mixed::SUBJECTS as f64 * 1.15,
+            Some(Part::Reads) => interval * f64::from(crate::reads::INTERVALS) * 5.0,
+            Some(Part::Sync) => interval * f64::from(crate::sync::INTERVALS) * 2.0,
             Some(Part::Release) => 1.5,
             Some(Part::Bulk) => {
-                window * f64::from(crate::bulk::WINDOWS) * 5.0 * f64::from(crate::bulk::rounds(self)) * 1.2
+                interval
+                    * f64::from(crate::bulk::INTERVALS)
+                    * 5.0
+                    * f64::from(crate::bulk::rounds(self))
+                    * 1.2
             }
         }
     }
 }
 
 /// What a measurement is given.
-pub(crate) struct Work<'a> {
-    pub(crate) place: Place,
+pub(crate) struct Run<'a> {
+    pub(crate) directory: TestDirectory,
     pub(crate) measure: Measure,
     pub(crate) io: Arc<dyn Io>,
     pub(crate) not_uring: Option<String>,
@@ -129,9 +133,9 @@ pub(crate) struct Work<'a> {
     whole: f64,
 }
 
-impl<'a> Work<'a> {
+impl<'a> Run<'a> {
     pub(crate) fn new(
-        place: Place,
+        directory: TestDirectory,
         measure: Measure,
         parts: &BTreeSet<Part>,
         cancel: &'a AtomicBool,
@@ -140,7 +144,7 @@ impl<'a> Work<'a> {
         let Choice { io, not_uring } = Choice::new();
         let whole: f64 = parts.iter().map(|part| measure.seconds(Some(*part))).sum();
         Self {
-            place,
+            directory,
             measure,
             io,
             not_uring: not_uring.map(|error| error.to_string()),
@@ -161,7 +165,7 @@ impl<'a> Work<'a> {
         self.check()
     }
 
-    /// Tells how far it has come; fails if it is to stop.
+    /// Reports how far it has come; fails if it is to stop.
     pub(crate) fn check(&self) -> Result<()> {
         if self.stopping() {
             return Err(Error::Cancelled);
@@ -174,29 +178,29 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Whether it is to stop: for threads, which tell nothing.
+    /// Whether it is to stop: for threads, which report nothing.
     pub(crate) fn stopping(&self) -> bool {
         self.cancel.load(Ordering::Relaxed)
     }
 
-    /// So many windows.
-    pub(crate) fn windows(&self, count: u32) -> Duration {
-        self.measure.window * count
+    /// So many intervals.
+    pub(crate) fn intervals(&self, count: u32) -> Duration {
+        self.measure.interval * count
     }
 }
 
 #[cfg(test)]
-impl Work<'static> {
+impl Run<'static> {
     /// For tests: as short as can be.
     pub(crate) fn for_test(directory: &std::path::Path) -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
         let measure = Measure {
             file_bytes: 64 << 20,
-            window: Duration::from_millis(10),
+            interval: Duration::from_millis(10),
             rounds: 1,
             fill: Duration::ZERO,
             seed: 1,
         };
-        Self::new(Place::look(directory).unwrap(), measure, &BTreeSet::new(), &NEVER, None)
+        Self::new(TestDirectory::open(directory).unwrap(), measure, &BTreeSet::new(), &NEVER, None)
     }
 }

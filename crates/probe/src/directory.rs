@@ -20,7 +20,7 @@ const MEMORY: u64 = 128 << 20;
 
 /// A directory and what it is on.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TestDirectory {
     pub(crate) directory: PathBuf,
     pub(crate) roots: SysRoots,
     /// `ext4`, as the mounts have it.
@@ -36,12 +36,11 @@ pub(crate) struct Place {
     pub(crate) read_ahead: Option<u64>,
 }
 
-impl Place {
-    /// Looks at the directory; nothing is written.
-    pub(crate) fn look(directory: &Path) -> Result<Self> {
+impl TestDirectory {
+    /// Opens the directory; nothing is written.
+    pub(crate) fn open(directory: &Path) -> Result<Self> {
         let roots = SysRoots::default();
-        let metadata =
-            std::fs::metadata(directory).map_err(|error| Error::call("look at", directory, error))?;
+        let metadata = std::fs::metadata(directory).map_err(|error| Error::call("stat", directory, error))?;
         if !metadata.is_dir() {
             return Err(Error::NotADirectory { path: directory.to_path_buf() });
         }
@@ -79,13 +78,13 @@ impl Place {
         Ok(())
     }
 
-    /// How many bytes may be made dirty without harm to others, at most `wish`; fails where there is no room for a
+    /// How many bytes may be made dirty without harm to others, at most `wanted`; fails where there is no room for a
     /// quarter of it.
-    pub(crate) fn dirty_allowance(&self, wish: u64) -> Result<u64> {
+    pub(crate) fn dirty_allowance(&self, wanted: u64) -> Result<u64> {
         let available = MemInfo::read(&self.roots)?.available;
-        let allowed = (available.saturating_sub(MEMORY) / 4).min(wish);
-        if allowed < wish / 4 {
-            return Err(Error::NoMemory { available, needed: MEMORY.saturating_add(wish) });
+        let allowed = (available.saturating_sub(MEMORY) / 4).min(wanted);
+        if allowed < wanted / 4 {
+            return Err(Error::NoMemory { available, needed: MEMORY.saturating_add(wanted) });
         }
         Ok(allowed)
     }
@@ -102,7 +101,7 @@ impl Place {
     }
 }
 
-/// As [`Place::unnamed`].
+/// As [`TestDirectory::unnamed`].
 pub(crate) fn unnamed(directory: &Path) -> Result<File> {
     tempfile::tempfile_in(directory).map_err(|error| Error::making(directory, error))
 }
@@ -135,27 +134,27 @@ mod tests {
 
     #[test]
     fn what_can_not_be_measured_is_said_in_a_sentence() {
-        let said = |path: &str| Place::look(Path::new(path)).unwrap_err().to_string();
-        assert!(said("/dev/shm").contains("tmpfs"), "{}", said("/dev/shm"));
-        assert!(said("/proc").contains("keeps no data"));
-        assert!(said("/etc/passwd").contains("not a directory"));
-        assert_eq!(said("/nowhere"), "look at /nowhere: No such file or directory (os error 2)");
+        let error_of = |path: &str| TestDirectory::open(Path::new(path)).unwrap_err().to_string();
+        assert!(error_of("/dev/shm").contains("tmpfs"), "{}", error_of("/dev/shm"));
+        assert!(error_of("/proc").contains("keeps no data"));
+        assert!(error_of("/etc/passwd").contains("not a directory"));
+        assert_eq!(error_of("/nowhere"), "stat /nowhere: No such file or directory (os error 2)");
         let dir = disk_dir();
-        let place = Place::look(dir.path()).unwrap();
-        let error = place.require_space(u64::MAX / 2).unwrap_err().to_string();
+        let directory = TestDirectory::open(dir.path()).unwrap();
+        let error = directory.require_space(u64::MAX / 2).unwrap_err().to_string();
         assert!(error.contains("MiB are free") && error.contains("smaller file"), "{error}");
-        let error = place.dirty_allowance(u64::MAX / 2).unwrap_err().to_string();
+        let error = directory.dirty_allowance(u64::MAX / 2).unwrap_err().to_string();
         assert!(error.contains("of memory are available"), "{error}");
     }
 
     #[test]
     fn a_file_without_a_name_leaves_none() {
         let dir = disk_dir();
-        let place = Place::look(dir.path()).unwrap();
-        let file = place.unnamed().unwrap();
+        let directory = TestDirectory::open(dir.path()).unwrap();
+        let file = directory.unnamed().unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         assert_eq!(file.metadata().unwrap().nlink(), 0);
-        assert!(!place.file_system.is_empty() && place.device.contains(':'));
-        assert_eq!(place.file_system_id().len(), 16);
+        assert!(!directory.file_system.is_empty() && directory.device.contains(':'));
+        assert_eq!(directory.file_system_id().len(), 16);
     }
 }
