@@ -24,7 +24,7 @@ pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, worke
 pub use named::logs_below;
 pub use pattern::{Matched, Pattern, PatternError};
 pub use profile::{
-    BUILT_IN, BulkSpec, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf,
-    RewriteSpec, RuleText, Spelled, find_profile,
+    BUILT_IN, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf, RuleText,
+    Spelled, find_profile,
 };
 pub use streaming::{STREAMING_PROGRAMS, streaming_programs};

@@ -8,17 +8,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use globset::{Glob, GlobMatcher};
-use pagekeeper_policy::{FileClass, Rule};
+use pagekeeper_policy::{BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rewrite, Rule};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use crate::pattern::{Matched, Pattern};
 use crate::units::Size;
-
-/// Bytes that stay resident behind a writer where a profile does not say: two release windows.
-const DEFAULT_SLACK: u64 = 4 << 20;
-/// Files behind the writer up to which a follower is near, where a profile does not say.
-const DEFAULT_NEAR_FILES: u64 = 3;
 
 /// One kind of database.
 #[derive(Debug, Clone)]
@@ -52,18 +47,7 @@ pub struct FileSpec {
     /// Their names.
     pub files: Pattern,
     /// For files that are written once, in order and in bulk: what becomes of their pages.
-    pub bulk: Option<BulkSpec>,
-}
-
-/// What becomes of the pages of bulk output once they are written. Only `pagekeeper run` goes by it: from outside no
-/// writer can be held up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum BulkSpec {
-    /// They stay: the database reads them again.
-    Keep,
-    /// They are released.
-    Release,
+    pub bulk: Option<BulkPages>,
 }
 
 /// The files of one log of a database.
@@ -78,14 +62,14 @@ pub struct LogSpec {
     /// What is to be done with their pages.
     pub rule: Rule,
     /// How their writer comes back to old bytes.
-    pub rewrite: RewriteSpec,
+    pub rewrite: Rewrite,
     /// Where their writer is seen.
     pub position: PositionSpec,
     /// Which of them is the writer's.
     pub newest: NewestSpec,
-    /// An option of the database's command line that makes the blocks of [`RewriteSpec::DeviceBlocks`] larger.
+    /// An option of the database's command line that makes the blocks of [`Rewrite::DeviceBlocks`] larger.
     pub block_option: Option<String>,
-    /// Where the database says that it recycles files of a log that is [`RewriteSpec::Detect`].
+    /// Where the database says that it recycles files of a log that is [`Rewrite::Detect`].
     pub recycled_if: Option<RecycledIf>,
     /// What to do about a log that is kept because it is overwritten in parts of pages.
     pub hint: Option<String>,
@@ -98,24 +82,6 @@ pub struct RecycledIf {
     pub file: Pattern,
     /// The key in it, whose value is then not 0 or false: a line `key = value`.
     pub key: String,
-}
-
-/// How a log's writer comes back to bytes that are there already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RewriteSpec {
-    /// It only appends, as far as can be seen; a recycled file is recognised and then taken for one written in
-    /// parts of pages.
-    #[default]
-    Detect,
-    /// It only appends, and never recycles files.
-    Never,
-    /// It overwrites whole aligned pages.
-    WholePages,
-    /// It overwrites parts of pages: such a log is kept.
-    SubPages,
-    /// It overwrites blocks of the device's physical block size: whole pages where that is a page or more.
-    DeviceBlocks,
 }
 
 /// Where the position of a log's writer is seen from outside.
@@ -199,7 +165,7 @@ struct ProfileText {
 struct FileText {
     class: FileClass,
     files: Spelled<Pattern>,
-    bulk: Option<BulkSpec>,
+    bulk: Option<BulkPages>,
 }
 
 #[derive(Deserialize)]
@@ -214,7 +180,7 @@ struct LogText {
     slack: Option<Spelled<Size>>,
     budget: Option<Spelled<Size>>,
     #[serde(default)]
-    rewrite: RewriteSpec,
+    rewrite: Rewrite,
     #[serde(default)]
     position: PositionSpec,
     #[serde(default)]
@@ -561,7 +527,7 @@ mod tests {
             let bulk: Vec<&str> = profile
                 .files
                 .iter()
-                .filter(|file| file.bulk == Some(BulkSpec::Keep))
+                .filter(|file| file.bulk == Some(BulkPages::Keep))
                 .map(|file| file.files.as_str())
                 .collect();
             let expected: &[&str] = match profile.name.as_str() {

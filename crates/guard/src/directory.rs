@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_catalog::settings::{says_recycled, size_option};
-use pagekeeper_catalog::{LogSpec, Profile, RewriteSpec};
+use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{
     Error, Inode, InspectedFile, Links, Result, open_directory, page_size, physical_block_size,
@@ -257,10 +257,10 @@ impl Directory {
     /// What is known of a log before anything was seen of its writer.
     fn rewrite_at_first(&self, spec: &LogSpec, dev: u64, fd: BorrowedFd<'_>, names: &[OsString]) -> Rewrite {
         match spec.rewrite {
-            RewriteSpec::Never => Rewrite::Never,
-            RewriteSpec::WholePages => Rewrite::WholePages,
-            RewriteSpec::SubPages => Rewrite::SubPages,
-            RewriteSpec::DeviceBlocks => {
+            Rewrite::Never => Rewrite::Never,
+            Rewrite::WholePages => Rewrite::WholePages,
+            Rewrite::SubPages => Rewrite::SubPages,
+            Rewrite::DeviceBlocks => {
                 let device = physical_block_size(Path::new("/sys"), dev).unwrap_or(512);
                 let option =
                     spec.block_option.as_ref().and_then(|name| size_option(&self.command_line, name));
@@ -270,7 +270,7 @@ impl Directory {
                     Rewrite::SubPages
                 }
             }
-            RewriteSpec::Detect => match &spec.recycled_if {
+            Rewrite::Detect => match &spec.recycled_if {
                 Some(recycled) if says_recycled(fd, names, recycled) => Rewrite::SubPages,
                 _ => Rewrite::Never,
             },
@@ -280,7 +280,7 @@ impl Directory {
     /// A log that only appends makes its files in the order of their numbers. One that is older than a file
     /// before it was renamed: it is recycled.
     fn recognise_recycling(&mut self, log: LogId) {
-        if self.logs[&log].rewrite != Rewrite::Never || self.spec(log).rewrite != RewriteSpec::Detect {
+        if self.logs[&log].rewrite != Rewrite::Never || self.spec(log).rewrite != Rewrite::Detect {
             return;
         }
         let mut files: Vec<(u64, i128)> = self
@@ -297,7 +297,7 @@ impl Directory {
 
     /// Takes note that a log's writer was seen to overwrite a file, where the profile leaves that to be seen.
     pub(crate) fn overwrites(&mut self, log: LogId) {
-        if self.spec(log).rewrite == RewriteSpec::Detect
+        if self.spec(log).rewrite == Rewrite::Detect
             && let Some(log) = self.logs.get_mut(&log)
         {
             log.rewrite = Rewrite::SubPages;

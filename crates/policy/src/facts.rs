@@ -3,7 +3,7 @@
 //! The guard observes them from outside; an engine's own logs know them exactly. Nothing here does I/O.
 //! Offsets and sizes are in bytes.
 
-use crate::{FileClass, Rule};
+use crate::{FileClass, Rewrite, Rule};
 
 /// Names one file for as long as the caller watches it; never reused for another file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,20 +24,6 @@ pub enum Position {
     At(u64),
     /// It is somewhere in the file: the program uses `pwrite` or `pread`, whose offsets `/proc` does not show.
     Unknown,
-}
-
-/// How a log's writer comes back to bytes that are in the file already.
-///
-/// It decides whether a released page costs a read later: a whole page that is overwritten does not need its
-/// old content, a part of a page does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Rewrite {
-    /// It only appends: no released page is written again, but for the tail page.
-    Never,
-    /// It overwrites whole aligned pages (a ring, recycled segments): releasing costs nothing.
-    WholePages,
-    /// It overwrites parts of pages: a released page would be read again before each write. Never released.
-    SubPages,
 }
 
 /// A part of a file that has resident pages.

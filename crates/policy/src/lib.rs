@@ -22,7 +22,6 @@ mod facts;
 #[cfg(feature = "std")]
 mod history;
 pub mod log;
-#[cfg(feature = "std")]
 mod rule;
 #[cfg(feature = "std")]
 mod state;
@@ -38,9 +37,8 @@ pub use act::{Act, Warning};
 #[cfg(feature = "std")]
 pub use disk::{BulkProfile, DepthProfile, DirectProfile, DiskProfile, MixedProfile, UncachedProfile};
 #[cfg(feature = "std")]
-pub use facts::{Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite, Window};
-#[cfg(feature = "std")]
-pub use rule::{FileClass, Rule};
+pub use facts::{Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Window};
+pub use rule::{BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rewrite, Rule, number};
 #[cfg(feature = "std")]
 pub use state::StepState;
 #[cfg(feature = "std")]

@@ -1,15 +1,21 @@
 //! File classes and rules: what a profile says a file is, and what is to be done with its pages.
 //!
-//! Both are plain names; [`crate::step()`] gives them their meaning.
+//! The one schema of rules: configurations are read into these types, [`crate::step()`] and the library that is preloaded
+//! act by them. Each has one text, which serde uses (feature `std`) and `from_text` reads without allocating; `Display`
+//! writes it.
 
-use std::fmt;
+use core::fmt;
 
-use serde::{Deserialize, Serialize};
+use crate::WINDOW;
+
+/// Bytes that stay resident behind a writer where a rule does not say: two windows.
+pub const DEFAULT_SLACK: u64 = 2 * WINDOW;
+/// Files behind the writer up to which a follower is near, where a rule does not say.
+pub const DEFAULT_NEAR_FILES: u64 = 3;
 
 /// What a file is to its database.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "std", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum FileClass {
     /// A redo log: fixed files used as a ring, read only by recovery.
     Redo,
@@ -25,16 +31,36 @@ pub enum FileClass {
     Temp,
 }
 
-impl fmt::Display for FileClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl FileClass {
+    /// Its name, as configurations give it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
             Self::Redo => "redo",
             Self::Binlog => "binlog",
             Self::Relay => "relay",
             Self::Wal => "wal",
             Self::Data => "data",
             Self::Temp => "temp",
-        })
+        }
+    }
+
+    /// Whether it is a log of any kind.
+    ///
+    /// ```
+    /// use pagekeeper_policy::FileClass;
+    /// assert!(FileClass::Relay.is_log() && !FileClass::Temp.is_log());
+    /// ```
+    pub const fn is_log(self) -> bool {
+        match self {
+            Self::Redo | Self::Binlog | Self::Relay | Self::Wal => true,
+            Self::Data | Self::Temp => false,
+        }
+    }
+}
+
+impl fmt::Display for FileClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
     }
 }
 
@@ -42,7 +68,6 @@ impl fmt::Display for FileClass {
 ///
 /// Sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Rule {
     /// Leave the pages alone.
     Keep,
@@ -67,4 +92,228 @@ pub enum Rule {
     },
     /// The database uses direct I/O on this file: resident pages are leftovers, released and warned of.
     Direct,
+}
+
+impl Rule {
+    /// Its name, as configurations give it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::ReleaseBehindWriter { .. } => "release-behind-writer",
+            Self::ReleaseOnRotation => "release-on-rotation",
+            Self::ReleaseBehindFollowers { .. } => "release-behind-followers",
+            Self::Budget { .. } => "budget",
+            Self::Direct => "direct",
+        }
+    }
+
+    /// Reads what `Display` writes: the name, and its figures apart by colons. `None` if it is anything else.
+    ///
+    /// ```
+    /// use pagekeeper_policy::Rule;
+    ///
+    /// let rule = Rule::ReleaseBehindFollowers { near_files: 3, slack: 4096 };
+    /// assert_eq!(rule.to_string(), "release-behind-followers:3:4096");
+    /// assert_eq!(Rule::from_text(b"release-behind-followers:3:4096"), Some(rule));
+    /// assert_eq!(Rule::from_text(b"release-behind-followers:3"), None);
+    /// ```
+    pub fn from_text(text: &[u8]) -> Option<Self> {
+        let mut words = text.split(|&byte| byte == b':');
+        let mut rule = match words.next()? {
+            b"keep" => Self::Keep,
+            b"release-behind-writer" => Self::ReleaseBehindWriter { slack: 0 },
+            b"release-on-rotation" => Self::ReleaseOnRotation,
+            b"release-behind-followers" => Self::ReleaseBehindFollowers { near_files: 0, slack: 0 },
+            b"budget" => Self::Budget { bytes: 0 },
+            b"direct" => Self::Direct,
+            _ => return None,
+        };
+        match &mut rule {
+            Self::Keep | Self::ReleaseOnRotation | Self::Direct => {}
+            Self::ReleaseBehindWriter { slack } => *slack = number(words.next()?)?,
+            Self::ReleaseBehindFollowers { near_files, slack } => {
+                *near_files = number(words.next()?)?;
+                *slack = number(words.next()?)?;
+            }
+            Self::Budget { bytes } => *bytes = number(words.next()?)?,
+        }
+        words.next().is_none().then_some(rule)
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Self::Keep | Self::ReleaseOnRotation | Self::Direct => Ok(()),
+            Self::ReleaseBehindWriter { slack } => write!(f, ":{slack}"),
+            Self::ReleaseBehindFollowers { near_files, slack } => write!(f, ":{near_files}:{slack}"),
+            Self::Budget { bytes } => write!(f, ":{bytes}"),
+        }
+    }
+}
+
+/// How a log's writer comes back to bytes that are in the file already.
+///
+/// It decides whether a released page costs a read later: a whole page that is overwritten does not need its old
+/// content, a part of a page does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "std", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Rewrite {
+    /// It only appends, as far as can be seen; a recycled file is recognised by what is written to it.
+    #[default]
+    Detect,
+    /// It only appends: no released page is written again, but for the tail page.
+    Never,
+    /// It overwrites whole aligned pages (a ring, recycled segments): releasing costs nothing.
+    WholePages,
+    /// It overwrites parts of pages: a released page would be read again before each write. Never released.
+    SubPages,
+    /// It overwrites blocks of the device's physical block size: whole pages where that is a page or more. Who does
+    /// not know the device takes it for parts of pages, or looks at what is written.
+    DeviceBlocks,
+}
+
+impl Rewrite {
+    /// Its name, as configurations give it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Detect => "detect",
+            Self::Never => "never",
+            Self::WholePages => "whole-pages",
+            Self::SubPages => "sub-pages",
+            Self::DeviceBlocks => "device-blocks",
+        }
+    }
+
+    /// Reads the name; `None` if it is anything else.
+    ///
+    /// ```
+    /// use pagekeeper_policy::Rewrite;
+    /// assert_eq!(Rewrite::from_text(b"whole-pages"), Some(Rewrite::WholePages));
+    /// ```
+    pub fn from_text(text: &[u8]) -> Option<Self> {
+        let all = [Self::Detect, Self::Never, Self::WholePages, Self::SubPages, Self::DeviceBlocks];
+        all.into_iter().find(|rewrite| rewrite.as_str().as_bytes() == text)
+    }
+
+    /// Whether a released page would be read again before it is written: such a file is kept. [`Rewrite::Detect`] is no
+    /// such file until its writer shows that it is one; [`Rewrite::DeviceBlocks`] is one as long as nobody knows the
+    /// device's blocks.
+    pub const fn needs_old_pages(self) -> bool {
+        match self {
+            Self::Detect | Self::Never | Self::WholePages => false,
+            Self::SubPages | Self::DeviceBlocks => true,
+        }
+    }
+}
+
+impl fmt::Display for Rewrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// What becomes of the pages of bulk output once they are written: of files that are written once and in order. Only a
+/// process that holds its writers up can act by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "std", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum BulkPages {
+    /// They stay: the database reads them again.
+    Keep,
+    /// They are released.
+    Release,
+}
+
+impl BulkPages {
+    /// Its name, as configurations give it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::Release => "release",
+        }
+    }
+
+    /// Reads the name; `None` if it is anything else.
+    pub fn from_text(text: &[u8]) -> Option<Self> {
+        [Self::Keep, Self::Release].into_iter().find(|pages| pages.as_str().as_bytes() == text)
+    }
+}
+
+impl fmt::Display for BulkPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// Reads a number in decimal digits, without a sign; `None` if it is anything else.
+pub fn number(text: &[u8]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    text.iter().try_fold(0_u64, |sum, &byte| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        sum.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rule() -> impl Strategy<Value = Rule> {
+        prop_oneof![
+            Just(Rule::Keep),
+            Just(Rule::Direct),
+            Just(Rule::ReleaseOnRotation),
+            any::<u64>().prop_map(|slack| Rule::ReleaseBehindWriter { slack }),
+            any::<(u64, u64)>()
+                .prop_map(|(near_files, slack)| Rule::ReleaseBehindFollowers { near_files, slack }),
+            any::<u64>().prop_map(|bytes| Rule::Budget { bytes }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_rule_is_read_as_it_was_written(rule in rule()) {
+            prop_assert_eq!(Rule::from_text(rule.to_string().as_bytes()), Some(rule));
+        }
+
+        #[test]
+        fn no_text_is_too_odd(text: Vec<u8>) {
+            let _ = (Rule::from_text(&text), Rewrite::from_text(&text), BulkPages::from_text(&text));
+        }
+    }
+
+    #[test]
+    fn what_is_no_rule_is_refused() {
+        for text in [
+            "",
+            "keep:",
+            "keep:1",
+            "kep",
+            "budget",
+            "budget:",
+            "budget:1:2",
+            "budget:-1",
+            "budget:99999999999999999999",
+        ] {
+            assert_eq!(Rule::from_text(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!((Rewrite::from_text(b""), BulkPages::from_text(b"drop")), (None, None));
+    }
+
+    #[test]
+    fn each_kind_of_rewriting_and_of_pages_is_read_as_it_was_written() {
+        for rewrite in
+            [Rewrite::Detect, Rewrite::Never, Rewrite::WholePages, Rewrite::SubPages, Rewrite::DeviceBlocks]
+        {
+            assert_eq!(Rewrite::from_text(rewrite.to_string().as_bytes()), Some(rewrite));
+        }
+        for pages in [BulkPages::Keep, BulkPages::Release] {
+            assert_eq!(BulkPages::from_text(pages.to_string().as_bytes()), Some(pages));
+        }
+    }
 }

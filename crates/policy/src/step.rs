@@ -20,7 +20,7 @@ use crate::allowance::{Allowance, FollowedLog};
 use crate::history::{Action, History, ResidentWindow, Verdict, decide};
 use crate::log::align_down;
 use crate::state::{FileHistory, FollowerPosition, StepState};
-use crate::{Act, Facts, FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Warning};
+use crate::{Act, Facts, FileFacts, LogId, Position, Rule, WINDOW, Warning};
 
 /// Decides what to do now.
 ///
@@ -163,7 +163,7 @@ fn step_file(
         acts.push(Act::Warn { file: file.id, warning: Warning::DirectButResident });
     }
     let mut history = Vec::new();
-    if file.rewrite == Rewrite::SubPages {
+    if file.rewrite.needs_old_pages() {
         if verdicts.contains(&Verdict::Release) && known.warn_once(Warning::RecycledSubPages) {
             acts.push(Act::Warn { file: file.id, warning: Warning::RecycledSubPages });
         }

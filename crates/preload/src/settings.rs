@@ -1,4 +1,4 @@
-//! What a preloaded process is told: one text in its environment, which the launcher writes and each process reads as it starts.
+//! The settings of a preloaded process: one text in its environment, which the launcher writes and each process reads as it starts.
 //!
 //! A line says one thing, words apart by single spaces; a pattern or path is the rest of its line. The text names all programs
 //! that rules are for, so that children that are other programs find theirs: each process takes what fits its own name.
@@ -10,6 +10,8 @@
 use std::fmt::Write as _;
 #[cfg(not(feature = "interpose"))]
 use std::path::PathBuf;
+
+use pagekeeper_policy::{BulkPages, Rewrite, Rule, number};
 
 use crate::name;
 
@@ -35,36 +37,18 @@ pub enum Role {
     Logs,
 }
 
-/// How the writer of a log comes back to bytes that are there already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rewrite {
-    /// It only appends.
-    Never,
-    /// It overwrites whole aligned pages.
-    WholePages,
-    /// It overwrites parts of pages: never released.
-    SubPages,
-    /// It shows by what it writes.
-    Detect,
-}
-
 /// What is done with a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// A log: released behind the flush.
     Log {
-        /// Bytes behind the writer that stay resident.
-        slack: u64,
-        /// A reader in the process at most so many files behind is waited for; 0 where no reader is.
-        near_files: u64,
+        /// How far.
+        rule: Rule,
         /// How its writer comes back.
         rewrite: Rewrite,
     },
     /// Bulk output: written behind the writer, who waits for it.
-    Bulk {
-        /// Whether its pages are released once they are written.
-        release: bool,
-    },
+    Bulk(BulkPages),
     /// Data that may be in direct and in buffered use: never both at once.
     Data,
     /// Nothing.
@@ -73,7 +57,7 @@ pub enum Action {
 
 /// Which files, and what is done with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule<'a> {
+pub struct PlannedRule<'a> {
     /// Their names, as [`name::matches`] takes them.
     pub pattern: &'a [u8],
     /// What a path ends with that matches: a quick no for most.
@@ -106,7 +90,7 @@ pub struct Plan<'a> {
     pub window: u64,
     /// The file of the report.
     pub report: Option<&'a [u8]>,
-    rules: [Rule<'a>; RULES_MAX],
+    rules: [PlannedRule<'a>; RULES_MAX],
     count: usize,
 }
 
@@ -116,12 +100,12 @@ impl<'a> Plan<'a> {
         part: Part::None,
         window: 0,
         report: None,
-        rules: [Rule { pattern: b"", tail: b"", action: Action::Leave }; RULES_MAX],
+        rules: [PlannedRule { pattern: b"", tail: b"", action: Action::Leave }; RULES_MAX],
         count: 0,
     };
 
     /// The rules for files; the first that matches counts.
-    pub fn rules(&self) -> &[Rule<'a>] {
+    pub fn rules(&self) -> &[PlannedRule<'a>] {
         self.rules.get(..self.count).unwrap_or_default()
     }
 
@@ -192,49 +176,27 @@ fn split_word(line: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-fn number(text: &[u8]) -> Option<u64> {
-    if text.is_empty() {
-        return None;
-    }
-    text.iter().try_fold(0_u64, |sum, &byte| {
-        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
-        sum.checked_mul(10)?.checked_add(digit)
-    })
-}
-
-fn rule(text: &[u8]) -> Option<Rule<'_>> {
+fn rule(text: &[u8]) -> Option<PlannedRule<'_>> {
     let (word, rest) = split_word(text);
     let (action, pattern) = match word {
         b"log" => {
-            let (slack, rest) = split_word(rest);
-            let (near_files, rest) = split_word(rest);
+            let (rule, rest) = split_word(rest);
             let (rewrite, rest) = split_word(rest);
-            let rewrite = match rewrite {
-                b"never" => Rewrite::Never,
-                b"whole-pages" => Rewrite::WholePages,
-                b"sub-pages" => Rewrite::SubPages,
-                b"detect" => Rewrite::Detect,
-                _ => return None,
-            };
-            (Action::Log { slack: number(slack)?, near_files: number(near_files)?, rewrite }, rest)
+            let action = Action::Log { rule: Rule::from_text(rule)?, rewrite: Rewrite::from_text(rewrite)? };
+            (action, rest)
         }
         b"bulk" => {
-            let (after, rest) = split_word(rest);
-            let release = match after {
-                b"release" => true,
-                b"keep" => false,
-                _ => return None,
-            };
-            (Action::Bulk { release }, rest)
+            let (pages, rest) = split_word(rest);
+            (Action::Bulk(BulkPages::from_text(pages)?), rest)
         }
         b"data" => (Action::Data, rest),
         b"leave" => (Action::Leave, rest),
         _ => return None,
     };
-    (!pattern.is_empty()).then_some(Rule { pattern, tail: name::tail(pattern), action })
+    (!pattern.is_empty()).then_some(PlannedRule { pattern, tail: name::tail(pattern), action })
 }
 
-/// What a launcher tells the processes that it starts.
+/// The settings that a launcher gives to the processes that it starts.
 #[cfg(not(feature = "interpose"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -309,19 +271,10 @@ impl Settings {
             }
             for FileRule { pattern, action } in &profile.files {
                 match action {
-                    Action::Log { slack, near_files, rewrite } => {
-                        let rewrite = match rewrite {
-                            Rewrite::Never => "never",
-                            Rewrite::WholePages => "whole-pages",
-                            Rewrite::SubPages => "sub-pages",
-                            Rewrite::Detect => "detect",
-                        };
-                        line(format_args!("file log {slack} {near_files} {rewrite} {pattern}"));
+                    Action::Log { rule, rewrite } => {
+                        line(format_args!("file log {rule} {rewrite} {pattern}"));
                     }
-                    Action::Bulk { release } => {
-                        let after = if *release { "release" } else { "keep" };
-                        line(format_args!("file bulk {after} {pattern}"));
-                    }
+                    Action::Bulk(pages) => line(format_args!("file bulk {pages} {pattern}")),
                     Action::Data => line(format_args!("file data {pattern}")),
                     Action::Leave => line(format_args!("file leave {pattern}")),
                 }
@@ -349,7 +302,10 @@ mod tests {
                     files: vec![
                         file(
                             "#innodb_redo/#ib_redo{n}",
-                            Action::Log { slack: 1, near_files: 0, rewrite: Rewrite::WholePages },
+                            Action::Log {
+                                rule: Rule::ReleaseBehindWriter { slack: 1 },
+                                rewrite: Rewrite::WholePages,
+                            },
                         ),
                         file("*.ibd", Action::Data),
                     ],
@@ -360,9 +316,12 @@ mod tests {
                     files: vec![
                         file(
                             "{n}.log",
-                            Action::Log { slack: 4 << 20, near_files: 3, rewrite: Rewrite::Detect },
+                            Action::Log {
+                                rule: Rule::ReleaseBehindFollowers { near_files: 3, slack: 4 << 20 },
+                                rewrite: Rewrite::Detect,
+                            },
                         ),
-                        file("*.sst", Action::Bulk { release: false }),
+                        file("*.sst", Action::Bulk(BulkPages::Keep)),
                         file("*", Action::Leave),
                     ],
                 },
@@ -379,11 +338,14 @@ mod tests {
         let plan = Plan::decode(text.as_bytes(), b"mysqld").unwrap();
         assert_eq!((plan.part, plan.rules().len()), (Part::Files, 2));
         let redo = plan.action_for(b"/d/#innodb_redo/#ib_redo12");
-        assert_eq!(redo, Some(Action::Log { slack: 1, near_files: 0, rewrite: Rewrite::WholePages }));
+        assert_eq!(
+            redo,
+            Some(Action::Log { rule: Rule::ReleaseBehindWriter { slack: 1 }, rewrite: Rewrite::WholePages })
+        );
         assert_eq!(plan.action_for(b"shop/t.ibd"), Some(Action::Data));
         assert_eq!(plan.action_for(b"/d/1.sst"), None);
         let plan = Plan::decode(text.as_bytes(), b"db_bench").unwrap();
-        assert_eq!(plan.action_for(b"/d/000012.sst"), Some(Action::Bulk { release: false }));
+        assert_eq!(plan.action_for(b"/d/000012.sst"), Some(Action::Bulk(BulkPages::Keep)));
         assert_eq!(plan.action_for(b"LOG"), Some(Action::Leave));
         assert_eq!(Plan::decode(text.as_bytes(), b"sh").unwrap().part, Part::None);
     }
@@ -409,9 +371,10 @@ mod tests {
             "fiel data x",
             "file",
             "file data",
-            "file log 1 2 never",
-            "file log 1 x never a",
-            "file log 1 2 ever a",
+            "file log release-behind-writer:1 never",
+            "file log release-behind-writer:x never a",
+            "file log release-behind-writer never a",
+            "file log release-behind-writer:1 ever a",
             "file bulk a",
             "file bulk drop a",
         ] {

@@ -28,7 +28,7 @@ use support::comes;
 
 const MIB: u64 = 1 << 20;
 const TEXT: &[u8] = b"as auto\nwindow 8388608\nprofile x\nprocess test\n\
-    file log 0 1 detect log.{n}\nfile log 3145728 0 never slack\nfile data *.ibd\nfile bulk release *.out\n";
+    file log release-behind-followers:1:0 detect log.{n}\nfile log release-behind-writer:3145728 never slack\nfile data *.ibd\nfile bulk release *.out\n";
 
 fn find(name: &CStr) -> *mut c_void {
     // SAFETY: `name` ends in a NUL.

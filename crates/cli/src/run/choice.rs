@@ -6,23 +6,16 @@
 use std::path::PathBuf;
 
 use globset::GlobMatcher;
-use pagekeeper_catalog::{
-    BulkSpec, FileSpec, LogSpec, Profile, RewriteSpec, STREAMING_PROGRAMS, find_profile,
-};
+use pagekeeper_catalog::{FileSpec, LogSpec, Profile, STREAMING_PROGRAMS, find_profile};
 use pagekeeper_guard::Options;
 use pagekeeper_policy::{FileClass, Rule};
-use pagekeeper_preload::settings::{
-    Action, FileRule, ProfileRules, RULES_MAX, Rewrite, Role, Settings, TEXT_MAX,
-};
+use pagekeeper_preload::settings::{Action, FileRule, ProfileRules, RULES_MAX, Role, Settings, TEXT_MAX};
 
 use crate::output::UsageError;
 
 /// Programs that stream when they are started by hand or by a script, beside those that the guard looks for among all processes: it has to
 /// leave these alone, which do other things, too.
 const MORE_STREAMS: [&str; 7] = ["cat", "mv", "split", "openssl", "gpg", "b3sum", "pg_restore"];
-
-/// Bytes that stay resident behind the writer of a log whose rule names none: two release windows.
-const SLACK: u64 = 4 << 20;
 
 /// Bytes of a process's name that the kernel keeps.
 const COMM_MAX: usize = 15;
@@ -155,7 +148,7 @@ fn comm(name: &GlobMatcher) -> Result<String, UsageError> {
 fn files(profile: &Profile, options: &Options) -> Vec<FileRule> {
     let logs = profile.logs.iter().map(|log| FileRule {
         pattern: log.files.as_str().to_owned(),
-        action: log_action(options.rules.get(&log.class).unwrap_or(&log.rule), log),
+        action: log_action(*options.rules.get(&log.class).unwrap_or(&log.rule), log),
     });
     let files = profile
         .files
@@ -164,29 +157,20 @@ fn files(profile: &Profile, options: &Options) -> Vec<FileRule> {
     logs.chain(files).collect()
 }
 
-fn log_action(rule: &Rule, log: &LogSpec) -> Action {
-    let (slack, near_files) = match *rule {
-        Rule::ReleaseBehindWriter { slack } => (slack, 0),
-        Rule::ReleaseBehindFollowers { near_files, slack } => (slack, near_files),
-        Rule::Budget { bytes } => (bytes, 0),
-        // Inside the writer nothing is gained by waiting for the rotation: a helper releases, and the writer goes on.
-        Rule::ReleaseOnRotation => (SLACK, 0),
-        Rule::Direct => return Action::Data,
-        _ => return Action::Leave,
-    };
-    let rewrite = match log.rewrite {
-        RewriteSpec::Never => Rewrite::Never,
-        RewriteSpec::WholePages => Rewrite::WholePages,
-        RewriteSpec::SubPages => Rewrite::SubPages,
-        // Inside the writer each write is seen.
-        RewriteSpec::Detect | RewriteSpec::DeviceBlocks => Rewrite::Detect,
-    };
-    Action::Log { slack, near_files, rewrite }
+fn log_action(rule: Rule, log: &LogSpec) -> Action {
+    match rule {
+        Rule::ReleaseBehindWriter { .. }
+        | Rule::ReleaseBehindFollowers { .. }
+        | Rule::Budget { .. }
+        | Rule::ReleaseOnRotation => Action::Log { rule, rewrite: log.rewrite },
+        Rule::Direct => Action::Data,
+        Rule::Keep => Action::Leave,
+    }
 }
 
 fn file_action(file: &FileSpec) -> Action {
     match (file.bulk, file.class) {
-        (Some(after), _) => Action::Bulk { release: after == BulkSpec::Release },
+        (Some(pages), _) => Action::Bulk(pages),
         (None, FileClass::Data) => Action::Data,
         (None, _) => Action::Leave,
     }
@@ -195,6 +179,7 @@ fn file_action(file: &FileSpec) -> Action {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagekeeper_policy::{BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, Rewrite};
     use pagekeeper_preload::settings::{Part, Plan};
 
     fn text(choice: &Choice) -> String {
@@ -209,8 +194,12 @@ mod tests {
         Choice { config: Some(path), ..Choice::default() }.settings(1 << 20)
     }
 
-    fn log(slack: u64, near_files: u64, rewrite: Rewrite) -> Action {
-        Action::Log { slack, near_files, rewrite }
+    const BEHIND_WRITER: Rule = Rule::ReleaseBehindWriter { slack: DEFAULT_SLACK };
+    const FOLLOWED: Rule =
+        Rule::ReleaseBehindFollowers { near_files: DEFAULT_NEAR_FILES, slack: DEFAULT_SLACK };
+
+    fn log(rule: Rule, rewrite: Rewrite) -> Action {
+        Action::Log { rule, rewrite }
     }
 
     #[test]
@@ -222,12 +211,12 @@ mod tests {
         }
         assert_eq!(plan("sh").part, Part::None);
         let rocksdb = plan("db_bench");
-        assert_eq!(rocksdb.action_for(b"/d/000012.sst"), Some(Action::Bulk { release: false }));
-        assert_eq!(rocksdb.action_for(b"/d/000012.log"), Some(log(SLACK, 0, Rewrite::Detect)));
+        assert_eq!(rocksdb.action_for(b"/d/000012.sst"), Some(Action::Bulk(BulkPages::Keep)));
+        assert_eq!(rocksdb.action_for(b"/d/000012.log"), Some(log(BEHIND_WRITER, Rewrite::Detect)));
         assert_eq!(rocksdb.action_for(b"/d/LOG"), None);
         assert_eq!(
             plan("postgres").action_for(b"pg_wal/000000010000000000000001"),
-            Some(log(SLACK, 3, Rewrite::WholePages))
+            Some(log(FOLLOWED, Rewrite::WholePages))
         );
     }
 
@@ -237,12 +226,12 @@ mod tests {
         for (comm, redo) in [("mysqld", true), ("mariadbd", false)] {
             let plan = Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
             let mysql = plan.action_for(b"/d/#innodb_redo/#ib_redo7");
-            assert_eq!(mysql, redo.then(|| log(SLACK, 0, Rewrite::WholePages)), "{comm}");
-            assert_eq!(plan.action_for(b"/d/ib_logfile0"), Some(log(SLACK, 0, Rewrite::Detect)));
-            assert_eq!(plan.action_for(b"/d/bin.000002"), Some(log(SLACK, 3, Rewrite::Never)));
+            assert_eq!(mysql, redo.then(|| log(BEHIND_WRITER, Rewrite::WholePages)), "{comm}");
+            assert_eq!(plan.action_for(b"/d/ib_logfile0"), Some(log(BEHIND_WRITER, Rewrite::DeviceBlocks)));
+            assert_eq!(plan.action_for(b"/d/bin.000002"), Some(log(FOLLOWED, Rewrite::Never)));
             assert_eq!(plan.action_for(b"/d/shop/orders.ibd"), Some(Action::Data));
             assert_eq!(plan.action_for(b"/d/#sql-1.ibd"), Some(Action::Leave));
-            assert_eq!(plan.action_for(b"/d/#rocksdb/1.sst"), Some(Action::Bulk { release: false }));
+            assert_eq!(plan.action_for(b"/d/#rocksdb/1.sst"), Some(Action::Bulk(BulkPages::Keep)));
         }
     }
 
@@ -276,8 +265,8 @@ mod tests {
         let plan = |comm: &str| Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
         assert_eq!((plan("my-backup").part, plan("tar").part), (Part::Stream, Part::None));
         let own = plan("a-name-that-is-");
-        assert_eq!(own.action_for(b"x.7"), Some(log(SLACK, 0, Rewrite::Detect)));
-        assert_eq!(own.action_for(b"y"), Some(Action::Bulk { release: true }));
+        assert_eq!(own.action_for(b"x.7"), Some(log(Rule::ReleaseOnRotation, Rewrite::Detect)));
+        assert_eq!(own.action_for(b"y"), Some(Action::Bulk(BulkPages::Release)));
         assert_eq!(plan("mariadbd").action_for(b"bin.000001"), Some(Action::Leave));
     }
 

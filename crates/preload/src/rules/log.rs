@@ -9,12 +9,11 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
-use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::log::{Run, behind_writer, is_near, needed_from};
+use pagekeeper_policy::{DEFAULT_SLACK, Rewrite, Rule, WINDOW};
 
 use crate::counters::Count;
 use crate::helper::{self, Job};
-use crate::settings::Rewrite;
 use crate::table::{self, Kind, Slot};
 use crate::{process, sys};
 
@@ -41,6 +40,24 @@ pub struct LogRule {
     pub rewrite: Rewrite,
     /// Whether a profile names it: then it is one from the start, and what is left out was written by other processes.
     pub is_named: bool,
+}
+
+impl LogRule {
+    /// That of any file that is written in order and synced.
+    pub const ANY: Self = Self { slack: 0, near_files: 0, rewrite: Rewrite::Detect, is_named: false };
+
+    /// What a profile's rule comes to inside the writer. `None`: the file stays.
+    pub const fn named(rule: Rule, rewrite: Rewrite) -> Option<Self> {
+        let (slack, near_files) = match rule {
+            Rule::ReleaseBehindWriter { slack } => (slack, 0),
+            Rule::ReleaseBehindFollowers { near_files, slack } => (slack, near_files),
+            Rule::Budget { bytes } => (bytes, 0),
+            // Nothing is gained by waiting for the rotation: a helper releases, and the writer goes on.
+            Rule::ReleaseOnRotation => (DEFAULT_SLACK, 0),
+            Rule::Keep | Rule::Direct => return None,
+        };
+        Some(Self { slack, near_files, rewrite, is_named: true })
+    }
 }
 
 /// What a log's file is open for.
@@ -243,10 +260,14 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule) {
     let path = sys::read_link(link.as_c_str(), &mut buffer).unwrap_or_default();
     let (series, sequence) = number_of(path);
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    let detects = rule.rewrite == Rewrite::Detect;
-    let kept = writes
-        && (rule.rewrite == Rewrite::SubPages
-            || (detects && KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == series)));
+    let (detects, in_parts) = match rule.rewrite {
+        // What is written shows how large the blocks are.
+        Rewrite::Detect | Rewrite::DeviceBlocks => (true, false),
+        Rewrite::Never | Rewrite::WholePages => (false, false),
+        Rewrite::SubPages => (false, true),
+    };
+    let kept =
+        writes && (in_parts || (detects && KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == series)));
     if kept {
         process::count(Count::LogsKept, 1);
     }
@@ -426,6 +447,16 @@ fn give(fd: c_int, range: Range<u64>, job: impl FnOnce(Range<u64>) -> Job) {
 #[cfg(all(test, not(feature = "interpose")))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_named_rule_is_what_it_comes_to_inside_the_writer() {
+        let figures = |rule| LogRule::named(rule, Rewrite::Never).map(|rule| (rule.slack, rule.near_files));
+        assert_eq!(figures(Rule::ReleaseBehindWriter { slack: 7 }), Some((7, 0)));
+        assert_eq!(figures(Rule::ReleaseBehindFollowers { near_files: 3, slack: 7 }), Some((7, 3)));
+        assert_eq!(figures(Rule::Budget { bytes: 9 }), Some((9, 0)));
+        assert_eq!(figures(Rule::ReleaseOnRotation), Some((DEFAULT_SLACK, 0)));
+        assert_eq!((figures(Rule::Keep), figures(Rule::Direct)), (None, None));
+    }
 
     #[test]
     fn files_of_a_series_are_numbered() {

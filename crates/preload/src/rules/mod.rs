@@ -10,12 +10,13 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use libc::c_int;
+use pagekeeper_policy::BulkPages;
 
 use crate::counters::Count;
 use crate::helper::{self, Job};
 use crate::name;
 use crate::process::{count, plan};
-use crate::settings::{Action, Part, Rewrite};
+use crate::settings::{Action, Part};
 use crate::sys::{self, DescriptorPath};
 use crate::table::{self, Kind, Slot};
 use log::LogRule;
@@ -78,18 +79,18 @@ pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
             let Some((rule, action)) = rule_for(fd, path) else { return };
             match action {
                 Action::Log { .. } if !is_direct => follow(fd, flags, Kind::Log, rule),
-                Action::Bulk { release: false } if is_written && !is_direct => {
+                Action::Bulk(BulkPages::Keep) if is_written && !is_direct => {
                     follow(fd, flags, Kind::BulkKept, rule);
                 }
-                Action::Bulk { release: true } if is_written && !is_direct => {
+                Action::Bulk(BulkPages::Release) if is_written && !is_direct => {
                     follow(fd, flags, Kind::BulkReleased, rule);
                 }
                 Action::Data if is_direct => follow(fd, flags, Kind::Direct, rule),
                 Action::Data => follow(fd, flags, Kind::Data, rule),
-                _ => {}
+                Action::Log { .. } | Action::Bulk(_) | Action::Leave => {}
             }
         }
-        _ => {}
+        Part::None | Part::Stream | Part::Bulk | Part::Logs => {}
     }
 }
 
@@ -145,16 +146,16 @@ fn follow(fd: c_int, flags: c_int, kind: Kind, rule: u16) {
 /// Never inlined: a log has its path looked at, on the stack of that alone.
 #[inline(never)]
 fn follow_log(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: u16) {
-    log::opened(slot, fd, flags, size, log_rule(rule));
+    if let Some(rule) = log_rule(rule) {
+        log::opened(slot, fd, flags, size, rule);
+    }
 }
 
-/// What a log is released by: the rule that names it, or that of any that is written in order and synced.
-fn log_rule(rule: u16) -> LogRule {
+/// What a log is released by: the rule that names it, or that of any that is written in order and synced. `None`: it stays.
+fn log_rule(rule: u16) -> Option<LogRule> {
     match plan().rules().get(usize::from(rule)).map(|rule| rule.action) {
-        Some(Action::Log { slack, near_files, rewrite }) => {
-            LogRule { slack, near_files, rewrite, is_named: true }
-        }
-        _ => LogRule { slack: 0, near_files: 0, rewrite: Rewrite::Detect, is_named: false },
+        Some(Action::Log { rule, rewrite }) => LogRule::named(rule, rewrite),
+        Some(Action::Bulk(_) | Action::Data | Action::Leave) | None => Some(LogRule::ANY),
     }
 }
 
