@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # packages.sh "PURPOSE: PACKAGE..."... — installs the Debian packages that are missing if this is root; otherwise says
-# for each purpose what is missing, and the command that mends it. Exits 0 either way, unless an installation fails.
+# for each purpose what is missing, and the command that fixes it. Exits 0 either way, unless an installation fails.
 # A service that comes with a package (mariadb-server, postgresql, prometheus) is neither started nor left enabled.
 set -euo pipefail
 
@@ -20,7 +20,7 @@ for group in "$@"; do
         grep -qxF "$package installed" <<<"$installed" || missing+=("$package")
     done
     if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" -ne 0 ]; then
-        echo "Missing: ${missing[*]}, for ${group%%: *}. The mend, as root:" >&2
+        echo "Missing: ${missing[*]}, for ${group%%: *}. The fix, as root:" >&2
         echo "  apt-get install --no-install-recommends ${missing[*]}" >&2
     fi
     all_missing+=("${missing[@]}")

@@ -32,7 +32,7 @@ export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 
 # Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side. What watches the
 # whole machine, or lowers its dirty limits (tests/host), goes alone after them.
-stories=(--test commands --test databases --test preload)
+stories=(--test commands --test databases --test docs --test preload)
 alone=(--test host)
 crates=(--lib --bins)
 for test in crates/*/tests/{*.rs,*/main.rs}; do

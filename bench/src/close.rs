@@ -173,7 +173,7 @@ fn forget<'a, C: Cache + 'a>(files: &'a Files<'_>, seed: u64) -> Subject<'a> {
     })
 }
 
-/// The kernel's page cache, told to let go of a clean file.
+/// The kernel's page cache, asked to drop a clean file.
 fn drop_pages(files: &Files<'_>, seed: u64) -> Result<f64> {
     let size = files.pages * PAGE as u64;
     let closed = open(files.closed)?;

@@ -22,6 +22,7 @@ mod mixed;
 mod pattern;
 mod peers;
 mod plot;
+mod preload;
 mod pressure;
 mod recovery;
 mod release;
@@ -29,7 +30,6 @@ mod report;
 mod rounds;
 mod scan;
 mod scratch;
-mod shim;
 pub mod slowdisk;
 mod stall;
 mod stream;
@@ -117,7 +117,8 @@ enum Bench {
     /// Puts into RocksDB while it writes tables to the same slow disk, under run and by itself; as root
     Bulk(Options),
     /// What run adds to calls that no rule concerns, to the start of a process, and to a stream's read
-    Shim(Options),
+    #[command(alias = "shim")]
+    Preload(Options),
     /// What tracing costs page-cache adds, and a MariaDB under sysbench; as root
     Trace(Options),
     /// Opening a store after a kill on a slow but wide disk, against replay and other stores; as root
@@ -152,7 +153,7 @@ enum Bench {
     StreamChild(stream::ChildArguments),
     /// Makes calls in a loop
     #[command(hide = true)]
-    ShimChild(shim::ChildArguments),
+    PreloadChild(preload::ChildArguments),
     /// Changes pages of a store until it is killed
     #[command(hide = true)]
     RecoveryChild(recovery::ChildArguments),
@@ -307,8 +308,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Stream { choice, options } => bench("stream", &options, |run| stream::run(run, &choice)),
         Bench::StreamChild(arguments) => stream::be_a_stream(&arguments),
         Bench::Bulk(options) => bench("bulk", &options, |run| bulk::run(run, options.rounds)),
-        Bench::Shim(options) => bench("shim", &options, |run| shim::run(run, options.rounds)),
-        Bench::ShimChild(arguments) => shim::be_timed(&arguments),
+        Bench::Preload(options) => bench("preload", &options, |run| preload::run(run, options.rounds)),
+        Bench::PreloadChild(arguments) => preload::be_timed(&arguments),
         Bench::Trace(options) => bench("trace", &options, trace::run),
         Bench::Recovery { xfs, options } => bench("recovery", &options, |run| recovery::run(run, xfs)),
         Bench::RecoveryChild(arguments) => recovery::be_killed(&arguments),

@@ -15,7 +15,7 @@ const STEP: f64 = 28.0;
 const HEAD: f64 = 34.0;
 const OURS: &str = "#2563a8";
 const THEIRS: &str = "#a9b2bd";
-/// Of curves: the first is ours, the others are told apart, also in grey, by their dashes.
+/// Of curves: the first is ours, the others differ, also in grey, by their dashes.
 const CURVES: [(&str, &str); 6] = [
     (OURS, "none"),
     ("#b3542d", "7 3"),

@@ -1,4 +1,4 @@
-//! `scan`: how fast it is told how much of files is resident, of a tree of 20,000 files and of one of 20 GiB.
+//! `scan`: how fast each reports how much of files is resident, of a tree of 20,000 files and of one of 20 GiB.
 //!
 //! All subjects are whole processes that end with a total; every total of every round must be the true one. Nothing is
 //! on disk: the files are holes, whose pages are cached like any others, and the tree's inodes are cached too.
@@ -150,7 +150,7 @@ struct Lists<'a> {
     root: &'a Path,
     /// All files.
     files: &'a [PathBuf],
-    /// Resident bytes, as mincore told last.
+    /// Resident bytes, by the last mincore.
     truth: Cell<u64>,
 }
 

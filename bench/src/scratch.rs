@@ -18,7 +18,7 @@ use signal_hook::flag;
 #[derive(Debug, Clone)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
-/// A signal came: told to nobody, the exit code says it.
+/// A signal came: no message, the exit code says it.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 

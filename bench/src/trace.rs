@@ -4,7 +4,7 @@
 //! Adds are those of reads of a file that is one hole: no disk takes part, so the share of tracing is the greatest that
 //! it can be; their time is the reading thread's CPU time, in which tracing is done. Every page that came is in the
 //! counts, or the run ends with an error. A tracer begins and ends outside of what is timed; how long beginning takes is
-//! told beside. Queries are counted by the server.
+//! shown beside. Queries are counted by the server.
 
 use std::cell::RefCell;
 use std::fs::File;

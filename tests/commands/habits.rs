@@ -1,4 +1,4 @@
-//! What every command-line program owes its users: help that helps, usage errors that name the mend, silence when all
+//! What every command-line program owes its users: help that helps, usage errors that name the fix, silence when all
 //! is well and when nobody listens any more, output that other programs can read, an end on Ctrl-C.
 
 use crate::support;
@@ -44,7 +44,7 @@ fn help_and_version() {
 
 #[test]
 fn usage_errors_end_with_2_and_name_the_mend() {
-    for (arguments, mend) in [
+    for (arguments, fix) in [
         (&[][..], "Usage:"),
         (&["stta"], "similar subcommand exists: 'stat'"),
         (&["stat"], "name files or directories, or use --files-from"),
@@ -65,7 +65,7 @@ fn usage_errors_end_with_2_and_name_the_mend() {
     ] {
         let outcome = run(arguments);
         assert_eq!(outcome.code, 2, "{arguments:?}: {outcome:?}");
-        assert!(outcome.stderr.contains(mend), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(fix), "{arguments:?}: {outcome:?}");
         assert!(outcome.stdout.is_empty(), "{arguments:?}: {outcome:?}");
     }
 }
@@ -135,9 +135,9 @@ fn a_full_disk_behind_standard_output_is_told() {
         .stdout(full)
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
+    let reported = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(told.contains("standard output: No space left on device"), "{told}");
+    assert!(reported.contains("standard output: No space left on device"), "{reported}");
 }
 
 #[test]

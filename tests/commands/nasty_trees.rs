@@ -94,11 +94,11 @@ fn links_are_followed_when_asked_and_loops_end() {
     let outcome = stat(&[OsStr::new("-L"), tree.as_os_str()]);
     let report = outcome.json();
     assert_eq!(names(&report), ["inside", "link"]);
-    // Each link that leads nowhere is told once.
-    let told: Vec<&str> =
+    // Each link that leads nowhere is reported once.
+    let reported: Vec<&str> =
         report["errors"].as_array().unwrap().iter().filter_map(|e| e["path"].as_str()).collect();
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert!(told[0].ends_with("/dangling") && told[1].ends_with("/self"), "{told:?}");
+    assert_eq!(reported.len(), 2, "{reported:?}");
+    assert!(reported[0].ends_with("/dangling") && reported[1].ends_with("/self"), "{reported:?}");
     assert_eq!(outcome.code, 1);
 }
 
@@ -286,8 +286,11 @@ fn to_strangers_figures_are_unknown_and_never_all() {
     assert!(outcome.stderr.contains("run as root, as the owner, or with CAP_FOWNER"), "{outcome:?}");
 
     let outcome = as_nobody(&["evict", "--json"]);
-    let told = outcome.json()["errors"].to_string();
-    assert!(outcome.code == 1 && told.contains("readable") && told.contains("CAP_FOWNER"), "{outcome:?}");
+    let reported = outcome.json()["errors"].to_string();
+    assert!(
+        outcome.code == 1 && reported.contains("readable") && reported.contains("CAP_FOWNER"),
+        "{outcome:?}"
+    );
     assert_eq!(support::resident_bytes(&[readable]), 0);
 }
 

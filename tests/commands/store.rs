@@ -328,7 +328,7 @@ fn a_store_that_is_open_elsewhere_is_told() {
 #[test]
 fn wrong_calls_end_with_2() {
     let _alone = support::alone();
-    for (arguments, mend) in [
+    for (arguments, fix) in [
         (&["store"][..], "Usage: pagekeeper store"),
         (&["store", "stat"], "<DIR>"),
         (&["store", "verfy", "."], "similar subcommand exists: 'verify'"),
@@ -340,7 +340,7 @@ fn wrong_calls_end_with_2() {
     ] {
         let outcome = run(arguments);
         assert_eq!(outcome.code, 2, "{arguments:?}: {outcome:?}");
-        assert!(outcome.stderr.contains(mend), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(fix), "{arguments:?}: {outcome:?}");
         assert!(outcome.stdout.is_empty(), "{arguments:?}: {outcome:?}");
     }
     for command in ["stat", "verify", "dump"] {

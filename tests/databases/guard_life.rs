@@ -1,4 +1,4 @@
-//! The guard's own life, without a database: how it starts and ends, is told anew, and what it makes of files that change,
+//! The guard's own life, without a database: how it starts and ends, reads its configuration again, and what it makes of files that change,
 //! vanish, or are not to be looked at.
 //!
 //! Needs root, `fincore` and `setpriv`; skips with a sentence otherwise, and fails instead where
@@ -242,7 +242,7 @@ fn no_file_is_held_between_ticks() {
     let guard = Guard::spawn(&["--dir", text(logs.directory()), "--profile", "generic", "--tick", NEVER]);
     let tick = guard.wait_for("tick", SOON, |_| true);
     assert_eq!(tick["files"], 6);
-    // The tick is told a little before it ends.
+    // The tick is reported a little before it ends.
     eventually("it holds none of its files or directories", SOON, || {
         held(&guard, logs.directory()).is_empty().then_some(())
     });
@@ -343,12 +343,12 @@ fn one_file_out_of_reach_is_told_once_and_keeps_no_other_from_being_released() {
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     assert_eq!(resident_bytes(&logs.paths([3, 4])), 2 * MIB);
-    let told = problems(&ended);
-    assert_eq!(told.len(), 2, "{told:#?}");
+    let reported = problems(&ended);
+    assert_eq!(reported.len(), 2, "{reported:#?}");
     for number in [3, 4] {
         let path = logs.path(number);
-        let about: Vec<_> = told.iter().filter(|event| event["path"] == text(&path)).collect();
-        assert_eq!(about.len(), 1, "{told:#?}");
+        let about: Vec<_> = reported.iter().filter(|event| event["path"] == text(&path)).collect();
+        assert_eq!(about.len(), 1, "{reported:#?}");
         let said = about[0]["problem"].as_str().expect("a sentence");
         assert!(said.contains("root") && said.contains("CAP_FOWNER"), "{said}");
     }

@@ -115,18 +115,18 @@ fn prometheus_sees_what_fincore_sees() {
     let mut redo = logs("ib_logfile");
     redo.extend(logs("aria_log."));
     for (class, files) in [("binlog", logs("binlog.")), ("redo", redo)] {
-        let told = format!("pagekeeper_resident_bytes{{database=\"mariadb\",class=\"{class}\"}}");
+        let reported = format!("pagekeeper_resident_bytes{{database=\"mariadb\",class=\"{class}\"}}");
         let mut seen = Vec::new();
         eventually(&format!("Prometheus has fincore's figure of {class}"), SOON, || {
             let (before, value, after) =
-                (resident_bytes(&files), prometheus.value(&told), resident_bytes(&files));
+                (resident_bytes(&files), prometheus.value(&reported), resident_bytes(&files));
             seen.push((before, value));
             (before == after && value == Some(before as f64)).then_some(())
         });
         let size: u64 = files.iter().map(|path| path.metadata().expect("it is there").len()).sum();
         // After a scrape that took longer than a second there is no value until the next one.
         eventually(&format!("Prometheus has the size of {class}"), SOON, || {
-            (prometheus.value(&told.replace("resident", "file_size")) == Some(size as f64)).then_some(())
+            (prometheus.value(&reported.replace("resident", "file_size")) == Some(size as f64)).then_some(())
         });
     }
     let up = eventually("a database is up", SOON, || {
@@ -136,13 +136,13 @@ fn prometheus_sees_what_fincore_sees() {
     eventually("the guard is up", SOON, || {
         (prometheus.value("up{job=\"pagekeeper\"}") == Some(1.0)).then_some(())
     });
-    eventually("three files are told", SOON, || {
+    eventually("three files are reported", SOON, || {
         (prometheus.query("pagekeeper_top_file_resident_bytes").len() == 3).then_some(())
     });
 
     // A file that is open past the page cache by the server is read through it here.
     let mixed = |count: f64| {
-        eventually("the mixed file is told", SOON, || {
+        eventually("the mixed file is reported", SOON, || {
             (prometheus.value("pagekeeper_mixed_files") == Some(count)).then_some(())
         });
     };
@@ -168,15 +168,15 @@ fn prometheus_sees_what_fincore_sees() {
 
     // What was released, in all. The server is stopped, so that nothing comes that could be released after the scrape.
     server.freeze();
-    let told = eventually("all that is released is in Prometheus, and no more comes", SOON, || {
+    let reported = eventually("all that is released is in Prometheus, and no more comes", SOON, || {
         let seen = released_in(&get(port, "/metrics").body);
         guard.wait_for_ticks(3);
-        let told = prometheus.value("sum(pagekeeper_released_bytes_total)");
-        told.filter(|_| told == seen && seen == released_in(&get(port, "/metrics").body))
+        let reported = prometheus.value("sum(pagekeeper_released_bytes_total)");
+        reported.filter(|_| reported == seen && seen == released_in(&get(port, "/metrics").body))
     });
     let ended = guard.stop();
     server.thaw();
-    assert_eq!(ended.summary()["released_total_bytes"].as_f64(), Some(told));
+    assert_eq!(ended.summary()["released_total_bytes"].as_f64(), Some(reported));
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn without_rights_it_says_once_what_is_missing() {
         event["gap"].as_str().is_some_and(|gap| gap.contains("who is paused for dirty pages"))
     };
     guard.wait_for("visibility_gap", SOON, about_tracing);
-    eventually("the source of traces is told", SOON, || {
+    eventually("the source of traces is reported", SOON, || {
         get(port, "/metrics").body.contains("pagekeeper_trace_source{source=\"counters\"} 1").then_some(())
     });
     let exposition = get(port, "/metrics").body;
@@ -358,7 +358,7 @@ fn the_page_draws_what_is_known() {
         let line = figure.split("class=\"series\" d=\"M").nth(1).and_then(|rest| rest.split('"').next());
         let drawn = line.map_or(0, |line| line.split('L').count());
         assert!(drawn >= 2, "{chart} has a line of {drawn} points: {figure}");
-        assert!(figure.contains("At present: "), "it is told in words, too: {figure}");
+        assert!(figure.contains("At present: "), "it is said in words, too: {figure}");
     }
     assert!(dom.contains("generic") && dom.contains(text(logs.directory())), "{dom}");
     let gone = dom.split("id=\"gone\"").nth(1).and_then(|rest| rest.split('>').next());

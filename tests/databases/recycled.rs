@@ -83,7 +83,10 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
 
     for _ in 0..2 {
         let alone = least_read(&mut bench, PHASE);
-        assert!(alone < FEW_READS, "{alone} bytes are read even without a guard: nothing can be told here");
+        assert!(
+            alone < FEW_READS,
+            "{alone} bytes are read even without a guard: nothing can be concluded here"
+        );
 
         let guard = Guard::spawn(&["--tick", "50ms"]);
         let found = guard.wait_for("found", SOON, |event| event["pid"] == pid);
@@ -168,7 +171,7 @@ fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
 }
 
 /// Three files in turn, as raft-engine has them: the oldest is renamed to the next number and written over from its start, in
-/// parts of pages, until told to stop.
+/// parts of pages, until asked to stop.
 struct PartialWriter {
     directory: PathBuf,
     /// Files written since the start.
@@ -260,7 +263,10 @@ fn a_log_named_like_raft_engines_is_kept() {
         // Also by a panic: else the writer would never end.
         let _stop = StopOnDrop(&writer.stop);
         let alone = writer.device_bytes_in(ROUNDS);
-        assert!(alone < FEW_READS, "{alone} bytes are read even without a guard: nothing can be told here");
+        assert!(
+            alone < FEW_READS,
+            "{alone} bytes are read even without a guard: nothing can be concluded here"
+        );
 
         let guard = Guard::spawn(&["--tick", "50ms", "--profile", "rocksdb", "--pid", &own]);
         guard.wait_for("found", SOON, |_| true);

@@ -1,5 +1,5 @@
 //! `pagekeeper doctor` beside a real `MariaDB`: log files in the page cache, and direct I/O mixed with it; each is provoked,
-//! reported with its evidence, mended as the report says, and gone.
+//! reported with its evidence, fixed as the report says, and gone.
 //!
 //! Needs root and Debian's `mariadb-server` and `util-linux`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Only this server's findings are looked at: others may run on the host.
@@ -59,9 +59,9 @@ fn figure(figures: &Value, name: &str) -> u64 {
     figures[name].as_u64().unwrap_or_else(|| panic!("no figure {name}: {figures}"))
 }
 
-fn mends(finding: &Value) -> Vec<&str> {
-    let mends = finding["fixes"].as_array().expect("a list");
-    mends.iter().map(|mend| mend["act"].as_str().expect("text")).collect()
+fn fixes(finding: &Value) -> Vec<&str> {
+    let fixes = finding["fixes"].as_array().expect("a list");
+    fixes.iter().map(|fix| fix["act"].as_str().expect("text")).collect()
 }
 
 /// Writes so many MiB of rows, each of one MiB: they go through the redo log and the binlog.
@@ -112,7 +112,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_mend() {
     assert!(figure(unread, "unread_bytes") <= figure(unread, "resident_bytes"), "{logs:#}");
     assert!(figure(figures(logs, |figures| figures["growth_bytes"].is_u64()), "growth_bytes") > MIB);
     assert!(logs["cost"].as_str().unwrap().contains("No throughput"), "{logs:#}");
-    assert!(mends(logs).iter().any(|mend| mend.contains("innodb_log_file_buffering=OFF")), "{logs:#}");
+    assert!(fixes(logs).iter().any(|fix| fix.contains("innodb_log_file_buffering=OFF")), "{logs:#}");
     let guard = format!("pagekeeper guard --pid {}", server.pid());
     assert!(logs["pagekeeper"].as_str().unwrap().starts_with(&guard), "{logs:#}");
 
@@ -131,7 +131,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_mend() {
     let redo =
         evidence.iter().map(|evidence| &evidence["figures"]).filter(|figures| figures["class"] == "redo");
     assert!(redo.map(|redo| figure(redo, "resident_bytes")).sum::<u64>() < 2 * MIB, "{logs:#}");
-    assert!(!mends(logs).iter().any(|mend| mend.contains("innodb_log_file_buffering")), "{logs:#}");
+    assert!(!fixes(logs).iter().any(|fix| fix.contains("innodb_log_file_buffering")), "{logs:#}");
 }
 
 #[test]
@@ -156,20 +156,20 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     let report = doctor(server.pid(), &["--watch", "500ms"]);
     let mixed = the(&report, "mixed-io");
     assert!(mixed["title"].as_str().unwrap().contains("left in the page cache of 1 file"), "{mixed:#}");
-    let told = figures(mixed, |figures| figures["path"] == table.to_string_lossy().as_ref());
+    let reported = figures(mixed, |figures| figures["path"] == table.to_string_lossy().as_ref());
     // Nobody reads it meanwhile, but the kernel may page out what is idle (DAMON).
     let least = resident_bytes(std::slice::from_ref(&table));
-    assert!((least..=most).contains(&figure(told, "resident_bytes")), "{least} to {most}: {told:#}");
-    assert_eq!(told["stretches_bytes"][0][0], 0, "{mixed:#}");
-    assert_eq!(told["openers"][0]["pid"], server.pid());
-    assert_eq!(told["openers"][0]["how"], "direct");
+    assert!((least..=most).contains(&figure(reported, "resident_bytes")), "{least} to {most}: {reported:#}");
+    assert_eq!(reported["stretches_bytes"][0][0], 0, "{mixed:#}");
+    assert_eq!(reported["openers"][0]["pid"], server.pid());
+    assert_eq!(reported["openers"][0]["how"], "direct");
 
     let fixed = doctor(server.pid(), &["--watch", "500ms", "--fix"]);
     let own = fixed["fixed"].as_array().expect("a list");
     assert!(own.len() == 1 && own[0]["path"] == table.to_string_lossy().as_ref(), "{fixed:#}");
     assert_eq!(own[0]["released"], own[0]["resident_before"], "{fixed:#}");
     // Since the first report the kernel may have paged out single pages (DAMON).
-    assert!(figure(&own[0], "resident_before") <= figure(told, "resident_bytes"), "{fixed:#}");
+    assert!(figure(&own[0], "resident_before") <= figure(reported, "resident_bytes"), "{fixed:#}");
     assert_eq!(resident_bytes(std::slice::from_ref(&table)), 0);
     let after = doctor(server.pid(), &["--watch", "500ms"]);
     assert_eq!(found(&after, "mixed-io"), Vec::<&Value>::new(), "{after:#}");

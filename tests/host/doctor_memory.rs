@@ -32,9 +32,9 @@ fn examine(server: &Server) -> Option<Value> {
 }
 
 /// Does what the finding names; false where it names no limit.
-fn mend(group: &MemoryGroup, found: &Value) -> bool {
-    let mends = found["fixes"].as_array().expect("fixes");
-    let act = mends.iter().filter_map(|mend| mend["act"].as_str()).find(|act| act.starts_with("echo "));
+fn fix(group: &MemoryGroup, found: &Value) -> bool {
+    let fixes = found["fixes"].as_array().expect("fixes");
+    let act = fixes.iter().filter_map(|fix| fix["act"].as_str()).find(|act| act.starts_with("echo "));
     let Some(act) = act else { return false };
     assert!(act.contains(&group.path().display().to_string()), "{act}");
     let done = Command::new("sh").args(["-c", act]).status().expect("start a shell");
@@ -56,7 +56,7 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
     let server = Server::start(scratch.path());
     let _load = server.read_in(&group, SCALE);
 
-    let found = support::eventually("the limit is told", Duration::from_secs(180), || {
+    let found = support::eventually("the limit is reported", Duration::from_secs(180), || {
         examine(&server).filter(|found| {
             let evidence = found["evidence"].as_array().expect("evidence");
             evidence.iter().any(|one| one["figures"]["refaulted_bytes"].as_u64() > Some(MIB))
@@ -70,14 +70,14 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
     );
     assert!(found["cost"].as_str().is_some_and(|cost| cost.contains("read from storage again")), "{found:#}");
 
-    // The mend that it names; where that was seen to be too little yet, once more.
-    assert!(mend(&group, &found), "no other limit is named: {found:#}");
+    // The fix that it names; where that was seen to be too little yet, once more.
+    assert!(fix(&group, &found), "no other limit is named: {found:#}");
     let tries: Vec<Value> = (0..TRIES)
         .map_while(|_| {
             // What was taken away comes back first. A group that is full and reads nothing again is no more than a note.
             std::thread::sleep(Duration::from_secs(2));
             let found = examine(&server).filter(|found| found["severity"] != "note")?;
-            mend(&group, &found);
+            fix(&group, &found);
             Some(found)
         })
         .collect();

@@ -1,4 +1,4 @@
-//! The doctor beside a real `RocksDB` whose writer is paused for dirty pages: found, mended, gone.
+//! The doctor beside a real `RocksDB` whose writer is paused for dirty pages: found, fixed, gone.
 //!
 //! Needs root and Debian's rocksdb-tools; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Skips in any case on a host without the blkio controller of cgroup version 1. The limits on dirty pages are the whole machine's: they are low while a
@@ -20,7 +20,7 @@ const PUT_PART: (u64, u64) = (5, 8);
 /// Where background writeback begins, and where writers wait.
 const LIMITS: (u64, u64) = (16 * MIB, 32 * MIB);
 const WATCH: &str = "6s";
-/// Other programs write on this machine, too: it may take another try to see a mended database undisturbed.
+/// Other programs write on this machine, too: it may take another try to see a fixed database undisturbed.
 const TRIES: usize = 3;
 
 /// A running `db_bench`, that does not outlive its handle.
@@ -101,13 +101,13 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
 
     // A watch in which the machine did not stand still.
     let examine = |load: &Load| {
-        let told = |report: &Value| {
+        let reported = |report: &Value| {
             find(report, "writers-throttled").is_some_and(|paused| paused["severity"] == "serious")
                 && ["shared-device", "dirty-limits"].iter().all(|kind| find(report, kind).is_some())
         };
         let mut report = load.examine();
         for _ in 1..TRIES {
-            if told(&report) {
+            if reported(&report) {
                 break;
             }
             report = load.examine();
@@ -135,9 +135,9 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
         "tables are among what was written: {owners:#}"
     );
     let direct = "use_direct_io_for_flush_and_compaction";
-    let mends = paused["fixes"].as_array().expect("fixes");
+    let fixes = paused["fixes"].as_array().expect("fixes");
     assert!(
-        mends.iter().any(|mend| mend["act"].as_str().is_some_and(|act| act.starts_with(direct))),
+        fixes.iter().any(|fix| fix["act"].as_str().is_some_and(|act| act.starts_with(direct))),
         "{paused:#}"
     );
     let together = find(&report, "shared-device").unwrap_or_else(|| panic!("not found: {report:#}"));
@@ -150,13 +150,13 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
         "{limits:#}"
     );
 
-    // The mend that it names.
-    let mended = || {
+    // The fix that it names.
+    let fixed = || {
         let option = format!("--{direct}=true");
         let report = with_load(&disk, &[&option], Load::examine);
         let left = ["writers-throttled", "shared-device"].map(|kind| find(&report, kind).cloned());
         if left.iter().all(Option::is_none) { Ok(()) } else { Err(left) }
     };
-    let tries: Vec<_> = (0..TRIES).map_while(|_| mended().err()).collect();
+    let tries: Vec<_> = (0..TRIES).map_while(|_| fixed().err()).collect();
     assert!(tries.len() < TRIES, "it still waits: {:#?}", tries.last());
 }

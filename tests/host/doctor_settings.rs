@@ -1,4 +1,4 @@
-//! Settings as `pagekeeper doctor` reads them from real servers' own files, the mends that it names, and what it says
+//! Settings as `pagekeeper doctor` reads them from real servers' own files, the fixes that it names, and what it says
 //! after a restart.
 
 use crate::support::command::run;
@@ -19,25 +19,25 @@ fn doctor(pid: u32, more: &[&str]) -> Value {
 }
 
 /// Its findings of one kind.
-fn findings(told: &Value, kind: &str) -> Vec<Value> {
-    let all = told["findings"].as_array().expect("a list");
+fn findings(reported: &Value, kind: &str) -> Vec<Value> {
+    let all = reported["findings"].as_array().expect("a list");
     all.iter().filter(|finding| finding["kind"] == kind).cloned().collect()
 }
 
 /// The evidence of all findings about settings, by the setting.
-fn evidence(told: &Value, setting: &str) -> Option<Value> {
-    let found = findings(told, "setting");
+fn evidence(reported: &Value, setting: &str) -> Option<Value> {
+    let found = findings(reported, "setting");
     let mut all = found.iter().flat_map(|finding| finding["evidence"].as_array().expect("a list"));
     all.find(|evidence| evidence["figures"]["setting"] == setting).map(|evidence| evidence["figures"].clone())
 }
 
-/// The settings that findings of a kind name as their mends.
-fn acts(told: &Value, kind: &str) -> Vec<String> {
-    let found = findings(told, kind);
-    let mends = found.iter().flat_map(|finding| finding["fixes"].as_array().expect("a list"));
-    mends
-        .filter(|mend| mend["kind"] == "setting")
-        .map(|mend| mend["act"].as_str().expect("text").to_owned())
+/// The settings that findings of a kind name as their fixes.
+fn acts(reported: &Value, kind: &str) -> Vec<String> {
+    let found = findings(reported, kind);
+    let fixes = found.iter().flat_map(|finding| finding["fixes"].as_array().expect("a list"));
+    fixes
+        .filter(|fix| fix["kind"] == "setting")
+        .map(|fix| fix["act"].as_str().expect("text").to_owned())
         .collect()
 }
 
@@ -56,29 +56,29 @@ fn mariadbs_buffered_files_are_told_with_the_line_and_mended() {
         scratch.path(),
         "# of the test\n[mariadb]\nloose-innodb-flush-method = fsync # slow\ninnodb-log-file-buffering\n",
     );
-    let told = doctor(server.pid(), &[]);
+    let reported = doctor(server.pid(), &[]);
     let file = server.settings();
-    let method = evidence(&told, "innodb_flush_method").expect("reported");
+    let method = evidence(&reported, "innodb_flush_method").expect("reported");
     assert_eq!(method["value"], "fsync");
     assert_eq!((method["file"].as_str(), method["line"].as_u64()), (file.to_str(), Some(3)));
-    let buffering = evidence(&told, "innodb_log_file_buffering").expect("reported");
+    let buffering = evidence(&reported, "innodb_log_file_buffering").expect("reported");
     assert_eq!((buffering["value"].as_str(), buffering["line"].as_u64()), (Some("ON"), Some(4)));
-    let read = told["inspected"]["databases"][0]["settings_from"].as_array().expect("a list").len();
-    assert_eq!(read, 2, "{}", told["inspected"]);
+    let read = reported["inspected"]["databases"][0]["settings_from"].as_array().expect("a list").len();
+    assert_eq!(read, 2, "{}", reported["inspected"]);
 
-    let mends = acts(&told, "setting");
-    assert_eq!(mends, ["innodb_flush_method=O_DIRECT", "innodb_log_file_buffering=OFF"]);
-    write(&file, &format!("[mariadb]\n{}\n", mends.join("\n")));
+    let fixes = acts(&reported, "setting");
+    assert_eq!(fixes, ["innodb_flush_method=O_DIRECT", "innodb_log_file_buffering=OFF"]);
+    write(&file, &format!("[mariadb]\n{}\n", fixes.join("\n")));
     server.restart();
     assert_eq!(server.query("SELECT @@innodb_flush_method, @@innodb_log_file_buffering"), "O_DIRECT\t0");
     assert_eq!(findings(&doctor(server.pid(), &[]), "setting"), [Value::Null; 0]);
 
-    // What it does beats what its file says; a file that was changed since is told.
+    // What it does beats what its file says; a file that was changed since is reported.
     write(&file, "[mariadb]\ninnodb_flush_method=fsync\n");
     filetime_later(&file);
-    let told = doctor(server.pid(), &[]);
-    assert_eq!(findings(&told, "setting"), [Value::Null; 0]);
-    let unread = told["inspected"]["databases"][0]["settings_unread"].to_string();
+    let reported = doctor(server.pid(), &[]);
+    assert_eq!(findings(&reported, "setting"), [Value::Null; 0]);
+    let unread = reported["inspected"]["databases"][0]["settings_unread"].to_string();
     assert!(unread.contains("changed after the server started"), "{unread}");
 }
 
@@ -107,8 +107,8 @@ fn myrocks_options_in_force_are_told_and_mended() {
     server.query("CREATE DATABASE d; CREATE TABLE d.t (n INT PRIMARY KEY, b BLOB) ENGINE=ROCKSDB");
     server.query("INSERT INTO d.t SELECT seq, RANDOM_BYTES(1024) FROM d.seq_1_to_4000");
     server.query("SET GLOBAL rocksdb_force_flush_memtable_now = 1");
-    let told = doctor(server.pid(), &[]);
-    let direct = evidence(&told, "rocksdb_use_direct_io_for_flush_and_compaction").expect("reported");
+    let reported = doctor(server.pid(), &[]);
+    let direct = evidence(&reported, "rocksdb_use_direct_io_for_flush_and_compaction").expect("reported");
     assert_eq!(direct["value"], "false");
     let file = direct["file"].as_str().expect("a file");
     let line = usize::try_from(direct["line"].as_u64().expect("a line")).expect("small");
@@ -118,9 +118,9 @@ fn myrocks_options_in_force_are_told_and_mended() {
         Some("use_direct_io_for_flush_and_compaction=false")
     );
 
-    let mends = acts(&told, "setting");
-    assert_eq!(mends.len(), 3, "{mends:?}");
-    write(&server.settings(), &format!("{settings}{}\n", mends.join("\n")));
+    let fixes = acts(&reported, "setting");
+    assert_eq!(fixes.len(), 3, "{fixes:?}");
+    write(&server.settings(), &format!("{settings}{}\n", fixes.join("\n")));
     server.restart();
     assert_eq!(server.query("SELECT @@rocksdb_use_direct_io_for_flush_and_compaction"), "1");
     assert_eq!(findings(&doctor(server.pid(), &[]), "setting"), [Value::Null; 0]);
@@ -134,15 +134,15 @@ fn rocksdbs_options_are_told_and_mended() {
     }
     let scratch = scratch();
     let bench = DbBench::start(scratch.path(), "  bytes_per_sync=0", "", MIB);
-    let told = doctor(bench.pid(), &[]);
-    let synced = evidence(&told, "bytes_per_sync").expect("reported");
+    let reported = doctor(bench.pid(), &[]);
+    let synced = evidence(&reported, "bytes_per_sync").expect("reported");
     assert_eq!(synced["value"], "0");
     assert!(synced["file"].as_str().expect("a file").contains("/OPTIONS-"), "{synced}");
-    let mends = acts(&told, "setting");
-    assert_eq!(mends[0], "use_direct_io_for_flush_and_compaction=true");
+    let fixes = acts(&reported, "setting");
+    assert_eq!(fixes[0], "use_direct_io_for_flush_and_compaction=true");
     drop(bench);
 
-    let bench = DbBench::start(scratch.path(), &format!("  {}", mends.join("\n  ")), "", MIB);
+    let bench = DbBench::start(scratch.path(), &format!("  {}", fixes.join("\n  ")), "", MIB);
     assert_eq!(findings(&doctor(bench.pid(), &[]), "setting"), [Value::Null; 0]);
 }
 
@@ -158,17 +158,17 @@ fn rocksdbs_long_recovery_is_told_and_gone_with_its_mend() {
     std::fs::create_dir(&short).expect("make a directory");
     let bench = DbBench::start(&long, "", "  write_buffer_size=2147483648", 400 * MIB);
     eventually("600 MiB of WAL", Duration::from_secs(400), || (bench.wal() > 600 * MIB).then_some(()));
-    let told = doctor(bench.pid(), &[]);
-    let found = findings(&told, "long-recovery");
-    assert_eq!(found.len(), 1, "{told}");
+    let reported = doctor(bench.pid(), &[]);
+    let found = findings(&reported, "long-recovery");
+    assert_eq!(found.len(), 1, "{reported}");
     let figures = &found[0]["evidence"][0]["figures"];
     assert!(figures["journal_bytes"].as_u64() >= Some(512 * MIB), "{figures}");
     assert_eq!(figures["exact"], false);
-    let mends = acts(&told, "long-recovery");
-    assert_eq!(mends, ["max_total_wal_size=268435456", "write_buffer_size=67108864"]);
+    let fixes = acts(&reported, "long-recovery");
+    assert_eq!(fixes, ["max_total_wal_size=268435456", "write_buffer_size=67108864"]);
     drop(bench);
 
-    let bench = DbBench::start(&short, &format!("  {}", mends[0]), &format!("  {}", mends[1]), 400 * MIB);
+    let bench = DbBench::start(&short, &format!("  {}", fixes[0]), &format!("  {}", fixes[1]), 400 * MIB);
     eventually("as many tables", Duration::from_secs(400), || (bench.tables() > 400 * MIB).then_some(()));
     assert_eq!(findings(&doctor(bench.pid(), &[]), "long-recovery"), [Value::Null; 0]);
 }
@@ -186,41 +186,41 @@ fn postgresqls_settings_are_told_with_the_line_and_mended() {
         scratch.path(),
         "# of the test\nmax_wal_size = '4GB'\ncheckpoint_flush_after = 0\t# all at once\ncheckpoint_timeout = 1h\n",
     );
-    let told = doctor(server.pid(), &[]);
-    let after = evidence(&told, "checkpoint_flush_after").expect("reported");
+    let reported = doctor(server.pid(), &[]);
+    let after = evidence(&reported, "checkpoint_flush_after").expect("reported");
     assert_eq!((after["value"].as_str(), after["line"].as_u64()), (Some("0"), Some(3)));
     assert_eq!(after["file"].as_str(), server.settings().to_str());
-    let mends = acts(&told, "setting");
-    assert_eq!(mends, ["checkpoint_flush_after = '256kB'"]);
+    let fixes = acts(&reported, "setting");
+    assert_eq!(fixes, ["checkpoint_flush_after = '256kB'"]);
 
     // As much WAL as a recovery would have to read, counted by the server too.
     server.query("CREATE TABLE t AS SELECT g, repeat('x', 1000) AS x FROM generate_series(1, 550000) g");
     let redo = "SELECT (pg_current_wal_flush_lsn() - redo_lsn)::bigint FROM pg_control_checkpoint()";
     let expected: u64 = server.query(redo).parse().expect("a number");
     assert!(expected > 520 * MIB, "{expected}");
-    let told = doctor(server.pid(), &[]);
-    let found = findings(&told, "long-recovery");
-    assert_eq!(found.len(), 1, "{told}");
+    let reported = doctor(server.pid(), &[]);
+    let found = findings(&reported, "long-recovery");
+    assert_eq!(found.len(), 1, "{reported}");
     let figures = &found[0]["evidence"][0]["figures"];
     let bytes = figures["journal_bytes"].as_u64().expect("a number");
     assert_eq!(figures["exact"], true);
     assert!(bytes.abs_diff(expected) <= MIB, "{bytes} instead of {expected}");
 
-    let more = acts(&told, "long-recovery");
+    let more = acts(&reported, "long-recovery");
     assert_eq!(more, ["checkpoint_timeout = '5min'", "max_wal_size = '512MB'"]);
-    write(&server.settings(), &format!("{}\n{}\n", mends.join("\n"), more.join("\n")));
+    write(&server.settings(), &format!("{}\n{}\n", fixes.join("\n"), more.join("\n")));
     server.query("SELECT pg_reload_conf()");
     // The next checkpoint, which would else take its time.
     server.query("CHECKPOINT");
-    let told = doctor(server.pid(), &[]);
-    assert_eq!(findings(&told, "setting"), [Value::Null; 0]);
-    assert_eq!(findings(&told, "long-recovery"), [Value::Null; 0]);
+    let reported = doctor(server.pid(), &[]);
+    assert_eq!(findings(&reported, "setting"), [Value::Null; 0]);
+    assert_eq!(findings(&reported, "long-recovery"), [Value::Null; 0]);
 
     // What stands in the file that the server writes itself counts more than the line of the administrator.
     server.query("ALTER SYSTEM SET checkpoint_flush_after = 0");
-    let mends = acts(&doctor(server.pid(), &[]), "setting");
-    assert_eq!(mends, ["ALTER SYSTEM SET checkpoint_flush_after = '256kB'"]);
-    server.query(&mends[0]);
+    let fixes = acts(&doctor(server.pid(), &[]), "setting");
+    assert_eq!(fixes, ["ALTER SYSTEM SET checkpoint_flush_after = '256kB'"]);
+    server.query(&fixes[0]);
     assert_eq!(findings(&doctor(server.pid(), &[]), "setting"), [Value::Null; 0]);
     server.query("ALTER SYSTEM SET shared_preload_libraries = 'auto_explain', 'pg_prewarm'");
     let own = std::fs::read_to_string(server.settings().with_file_name("postgresql.auto.conf"));
@@ -249,23 +249,23 @@ fn a_cold_start_is_told_against_a_snapshot_and_gone_when_warm() {
         assert_eq!(evicted.code, 0, "{evicted:?}");
     });
     // Without one, that is said.
-    let told = doctor(server.pid(), &[]);
-    assert_eq!(findings(&told, "cold-start"), [Value::Null; 0]);
+    let reported = doctor(server.pid(), &[]);
+    assert_eq!(findings(&reported, "cold-start"), [Value::Null; 0]);
     assert!(
-        told["visibility_gaps"].to_string().contains("no snapshot to compare with"),
+        reported["visibility_gaps"].to_string().contains("no snapshot to compare with"),
         "{}",
-        told["visibility_gaps"]
+        reported["visibility_gaps"]
     );
 
     let with = ["--snapshot", &path(&snapshot)];
-    let told = doctor(server.pid(), &with);
-    let found = findings(&told, "cold-start");
-    assert_eq!(found.len(), 1, "{told}");
+    let reported = doctor(server.pid(), &with);
+    let found = findings(&reported, "cold-start");
+    assert_eq!(found.len(), 1, "{reported}");
     let figures = &found[0]["evidence"][0]["figures"];
     assert!(figures["missing_bytes"].as_u64() > Some(80 * MIB), "{figures}");
-    assert!(acts(&told, "cold-start").contains(&"shared_preload_libraries = 'pg_prewarm'".to_owned()));
-    let mend = found[0]["fixes"][0]["act"].as_str().expect("text");
-    let arguments: Vec<&str> = mend.split(' ').skip(1).collect();
+    assert!(acts(&reported, "cold-start").contains(&"shared_preload_libraries = 'pg_prewarm'".to_owned()));
+    let fix = found[0]["fixes"][0]["act"].as_str().expect("text");
+    let arguments: Vec<&str> = fix.split(' ').skip(1).collect();
     assert_eq!(arguments, ["warm", "--from", &path(&snapshot)]);
     let warmed = run(&arguments);
     assert_eq!(warmed.code, 0, "{warmed:?}");

@@ -1,5 +1,5 @@
 //! The doctor beside a real `PostgreSQL` whose hot set just fits its memory cgroup, and a stream in the same one: found,
-//! mended, gone.
+//! fixed, gone.
 //!
 //! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. The stream reads a file of holes, which takes the page cache as any other file does.
@@ -26,7 +26,7 @@ const RATE: u64 = 200_000_000;
 /// Size of the file that is streamed: for more than an hour.
 const BIG: u64 = 1 << 40;
 const WATCH: &str = "3s";
-/// Other programs run on this machine, too: it may take some tries to see a mended database undisturbed.
+/// Other programs run on this machine, too: it may take some tries to see a fixed database undisturbed.
 const TRIES: usize = 12;
 
 /// A program that streams, and somebody who takes what it gives at a rate.
@@ -146,9 +146,9 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     assert!(figure("read_again_bytes").and_then(Value::as_u64) > Some(MIB), "{found:#}");
     assert_eq!(figure("same_memory_cgroup"), Some(&Value::Bool(true)), "{found:#}");
 
-    // The mend that it names, on the stream that runs.
-    let mends = found["fixes"].as_array().expect("fixes");
-    let act = mends.iter().filter_map(|mend| mend["act"].as_str()).find(|act| act.starts_with("mkdir "));
+    // The fix that it names, on the stream that runs.
+    let fixes = found["fixes"].as_array().expect("fixes");
+    let act = fixes.iter().filter_map(|fix| fix["act"].as_str()).find(|act| act.starts_with("mkdir "));
     if let Some(act) = act {
         let own = act.split(' ').nth(1).expect("a directory").to_owned();
         finish(Command::new("sh").args(["-c", act]));
@@ -161,9 +161,9 @@ fn a_stream_in_the_memory_of_a_hot_set() {
         drop(stream);
     }
 
-    // Under pagekeeper, in the same group: the first mend that it names.
-    let mend = mends[0]["act"].as_str().expect("a command");
-    assert_eq!(mend, "pagekeeper run -- tar ...", "{found:#}");
+    // Under pagekeeper, in the same group: the first fix that it names.
+    let fix = fixes[0]["act"].as_str().expect("a command");
+    assert_eq!(fix, "pagekeeper run -- tar ...", "{found:#}");
     let mut kept = group.command(&program().to_string_lossy());
     let kept = Stream::start(kept.args(["run", "--", "tar", "-cf", "-"]).arg(&big));
     assert_gone(&server, "a stream under pagekeeper run is still found");

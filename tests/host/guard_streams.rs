@@ -330,8 +330,8 @@ fn without_being_asked_for_no_stream_is_followed() {
         assert_eq!(lost(&stream, 0, SIZE), 0);
         let ended = guard.stop();
         assert_eq!(released(&ended, "dd"), 0);
-        let told =
+        let reported =
             ended.events.iter().filter(|event| event["event"] == "stream" && event["pid"] == dd.id()).count();
-        assert_eq!(told, usize::from(arguments.contains(&"--streams")));
+        assert_eq!(reported, usize::from(arguments.contains(&"--streams")));
     }
 }

@@ -183,7 +183,7 @@ fn mounting(script: &str, arguments: &[OsString], directory: &Path) -> Outcome {
     finish(command.current_dir(directory))
 }
 
-/// Who opens a file after its writer has closed it, and syncs it, is told that it could not be written: also where the kernel has no
+/// Who opens a file after its writer has closed it, and syncs it, is reported that it could not be written: also where the kernel has no
 /// cachestat(2), and the rules wait by other means. (The image's disk is full; the writer has gone when that is found.)
 #[test]
 fn a_write_error_is_told_to_who_opens_the_file_later() {

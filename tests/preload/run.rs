@@ -317,7 +317,7 @@ fn a_real_go_program_is_told_of_and_run() {
         std::env::split_paths(&path).map(|directory| directory.join("go")).find(|file| file.is_file());
     let Some(go) = found.or_else(|| installed.is_file().then(|| installed.to_path_buf())) else {
         println!(
-            "No Go is installed: what Go makes is told by a program that is marked as it marks its own, in another test."
+            "No Go is installed: what Go makes is reported by a program that is marked as it marks its own, in another test."
         );
         return;
     };

@@ -1,4 +1,4 @@
-//! Servers that read their settings from files, to be stopped, told otherwise and started again.
+//! Servers that read their settings from files, to be stopped, reported otherwise and started again.
 //!
 //! Invariants: their files are below the directory that they are given; a server never outlives its handle, nor the
 //! thread that started it.

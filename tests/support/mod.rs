@@ -135,7 +135,7 @@ pub(crate) fn evict(path: &Path) {
 }
 
 /// Copies a program, to where others may start it. Not by this process: a child that another thread starts meanwhile would hold
-/// the copy open for writing for a moment, and who starts it then is told "text file busy".
+/// the copy open for writing for a moment, and who starts it then is reported "text file busy".
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--").arg(from).arg(to).status().expect("run cp");
     assert!(status.success(), "cp: {status}");

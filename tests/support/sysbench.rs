@@ -1,4 +1,4 @@
-//! sysbench's `oltp_read_write` against a private server: tables, and a load that runs until it is told to stop.
+//! sysbench's `oltp_read_write` against a private server: tables, and a load that runs until it is reported to stop.
 //!
 //! A load is a child process that ends with its handle.
 

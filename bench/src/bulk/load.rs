@@ -32,7 +32,7 @@ pub(super) struct Puts {
 
 /// What `db_bench` says of its puts.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Told {
+pub(super) struct Measured {
     /// How many there were.
     pub(super) puts: u64,
     /// How many in a second.
@@ -81,7 +81,7 @@ pub(super) fn put(
     puts: Puts,
     more: &[&str],
     stop: &Stop,
-) -> Result<Told> {
+) -> Result<Measured> {
     let (database, output) = place;
     let file = |kind: &str| {
         let path = output.with_extension(kind);
@@ -103,9 +103,10 @@ pub(super) fn put(
     let (out, err) = (said("out"), said("err"));
     let (out, err) = (String::from_utf8_lossy(&out), String::from_utf8_lossy(&err));
     ensure!(status.success(), "db_bench ended with {status}: {}", last_lines(&err));
-    let told = told_in(&out).with_context(|| format!("db_bench is not understood: {}", last_lines(&out)))?;
-    check(&out, told)?;
-    Ok(told)
+    let measured =
+        measured_in(&out).with_context(|| format!("db_bench is not understood: {}", last_lines(&out)))?;
+    check(&out, measured)?;
+    Ok(measured)
 }
 
 /// A running `db_bench`.
@@ -134,7 +135,7 @@ fn number_behind(text: &str, name: &str) -> Option<f64> {
     text.split_once(name)?.1.split_whitespace().next()?.trim_end_matches(',').parse().ok()
 }
 
-fn told_in(out: &str) -> Option<Told> {
+fn measured_in(out: &str) -> Option<Measured> {
     let (_, behind) = out.split_once("fillrandom   :")?;
     let line = behind.lines().next()?;
     let puts = number_before(line, "operations")?;
@@ -146,7 +147,7 @@ fn told_in(out: &str) -> Option<Told> {
         reason = "a count, written as a whole number"
     )]
     let puts = (puts == counted).then_some(puts as u64)?;
-    Some(Told {
+    Some(Measured {
         puts,
         per_second: number_before(line, "ops/sec")?,
         p999_us: number_behind(behind, "P99.9: ")?,
@@ -156,7 +157,7 @@ fn told_in(out: &str) -> Option<Told> {
 }
 
 /// Fails unless the database has counted as many puts, and has not synced its log; it tells thousands.
-fn check(out: &str, told: Told) -> Result<()> {
+fn check(out: &str, measured: Measured) -> Result<()> {
     let line = |name: &str| out.lines().rev().find_map(|line| line.strip_prefix(name));
     let Some((writes, wal)) = line("Cumulative writes: ").zip(line("Cumulative WAL: ")) else {
         bail!("the database does not say what it has counted");
@@ -164,9 +165,9 @@ fn check(out: &str, told: Told) -> Result<()> {
     let thousands = writes.split('K').next().and_then(|number| number.trim().parse::<u64>().ok());
     let counted = thousands.with_context(|| format!("not a count: {writes}"))?;
     ensure!(
-        counted.abs_diff(told.puts / 1000) <= 1,
+        counted.abs_diff(measured.puts / 1000) <= 1,
         "the database counted {counted} thousand puts, db_bench {}",
-        told.puts
+        measured.puts
     );
     ensure!(number_before(wal, "syncs") == Some(0.0), "the log was synced: {wal}");
     Ok(())
@@ -191,25 +192,25 @@ Cumulative WAL: 957K writes, 0 syncs, 957000.00 writes per sync, written: 0.9 GB
 
     #[test]
     fn what_db_bench_says_is_understood() {
-        let told = told_in(OUT).unwrap();
-        let right = Told {
+        let measured = measured_in(OUT).unwrap();
+        let right = Measured {
             puts: 957_999,
             per_second: 23914.0,
             p999_us: 67.67,
             p9999_us: 4344.87,
             longest_ms: 208.878,
         };
-        assert_eq!(told, right);
-        check(OUT, told).unwrap();
+        assert_eq!(measured, right);
+        check(OUT, measured).unwrap();
     }
 
     #[test]
     fn puts_that_are_missing_are_an_error() {
-        assert_eq!(told_in(&OUT.replace("Count: 957999", "Count: 957998")), None);
-        assert_eq!(told_in(""), None);
-        let told = told_in(OUT).unwrap();
-        assert!(check(&OUT.replace("957K", "900K"), told).is_err());
-        assert!(check(&OUT.replace(" 0 syncs", " 3 syncs"), told).is_err());
-        assert!(check("", told).is_err());
+        assert_eq!(measured_in(&OUT.replace("Count: 957999", "Count: 957998")), None);
+        assert_eq!(measured_in(""), None);
+        let measured = measured_in(OUT).unwrap();
+        assert!(check(&OUT.replace("957K", "900K"), measured).is_err());
+        assert!(check(&OUT.replace(" 0 syncs", " 3 syncs"), measured).is_err());
+        assert!(check("", measured).is_err());
     }
 }

@@ -24,12 +24,12 @@ use crate::rounds::{Plan, Samples, Subject, extremes, run as run_rounds};
 use crate::scratch::Stop;
 use crate::stall::disk::SlowDisk;
 use crate::stall::limits::Limits;
-use load::{Puts, Told};
+use load::{Measured, Puts};
 
 /// Bytes a second that the disk writes. Each byte that is put is written to the log, to a table, and by merging once or
 /// twice more: more than the disk takes.
 const RATE: u64 = 60_000_000;
-/// What others may take of the limits without being told of.
+/// What others may take of the limits without being reported.
 const DISTURBED: f64 = 0.25;
 /// The writer's thread has the name of its program; those that flush and merge have names of their own.
 const WRITER: &str = "db_bench";
@@ -79,7 +79,7 @@ const QUICK: Scale = Scale { seconds: 17, limits: (32 * MIB, 64 * MIB), cases: 2
 /// What a sample came to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Sample {
-    told: Told,
+    measured: Measured,
     /// `None` where the kernel does not tell.
     pauses: Option<Pauses>,
 }
@@ -166,7 +166,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
                 let puts = Puts { seconds: place.seconds, seed: first + round + 1 };
                 let sample = place.sample(case, puts)?;
                 seen.borrow_mut().push(sample);
-                Ok(sample.told.longest_ms)
+                Ok(sample.measured.longest_ms)
             })
         })
         .collect();
@@ -189,11 +189,11 @@ impl Place<'_> {
         let options = TraceOptions { pages: false, reclaim: false, ..TraceOptions::default() };
         let mut tracer = Tracer::start(&options)?;
         let place = (database.as_path(), &*self.scratch.join("db_bench"));
-        let told = load::put(launcher, &self.db_bench, place, puts, case.options, self.stop)?;
+        let measured = load::put(launcher, &self.db_bench, place, puts, case.options, self.stop)?;
         let counts = tracer.take()?;
         std::fs::remove_dir_all(&database).context("can't remove the database")?;
         settle(self.disk.path())?;
-        Ok(Sample { told, pauses: pauses_in(&counts, &self.device) })
+        Ok(Sample { measured, pauses: pauses_in(&counts, &self.device) })
     }
 }
 
@@ -231,11 +231,11 @@ fn report(run: &mut Run, longest: &[Samples], seen: &[Vec<Sample>]) {
         };
         longest.iter().zip(seen).map(of_subject).collect()
     };
-    let rates = figure(&|sample| sample.told.per_second);
+    let rates = figure(&|sample| sample.measured.per_second);
     let report = &mut run.report;
     report.add_case("the longest put", Unit::Milliseconds, longest);
-    report.add_case("put p99.9", Unit::Microseconds, &figure(&|sample| sample.told.p999_us));
-    report.add_case("put p99.99", Unit::Microseconds, &figure(&|sample| sample.told.p9999_us));
+    report.add_case("put p99.9", Unit::Microseconds, &figure(&|sample| sample.measured.p999_us));
+    report.add_case("put p99.99", Unit::Microseconds, &figure(&|sample| sample.measured.p9999_us));
     report.add_case("puts", Unit::OperationsPerSecond, &rates);
     report.add_ratio("bulk_max_put_vs_default", Unit::Milliseconds, longest, UNDER_RUN, DEFAULT);
     report.add_ratio("bulk_vs_direct", Unit::Milliseconds, longest, UNDER_RUN, DIRECT);

@@ -140,7 +140,7 @@ mod tests {
         ledger.check(1, &value).unwrap();
         assert!(ledger.check(1, &fresh(1)).is_err(), "an acknowledged change is lost");
         change(1, &mut value).unwrap();
-        assert!(ledger.check(1, &value).is_err(), "nobody was told of this change");
+        assert!(ledger.check(1, &value).is_err(), "nobody was informed of this change");
         assert!(ledger.check(2, &fresh(2)).is_err());
     }
 }

@@ -68,7 +68,7 @@ pub(super) struct Load {
     pub(super) seed: u64,
 }
 
-/// What each commit is told to, when it has ended: how long it took.
+/// What is called when each commit has ended: how long it took.
 pub(super) trait Record: Send {
     fn record(&mut self, took: Duration);
 }

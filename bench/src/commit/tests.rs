@@ -31,7 +31,7 @@ fn every_subject_has_what_was_acknowledged_and_nothing_else() {
         let Compared { pages, ledger, .. } = subject;
         drop(pages);
         verify(kind, scratch.path(), ROOM, &ledger).unwrap();
-        // A change of which nobody was told, and one that is gone.
+        // A change that was not acknowledged, and one that is gone.
         let pages = (kind.open)(scratch.path(), ROOM).unwrap();
         pages.committer().unwrap().commit(&[3], &mut |page, value| change(page, value).map(|_| ())).unwrap();
         drop(pages);

@@ -2,7 +2,7 @@
 //!
 //! Invariants: each is used as its documentation has it, a hit keeps the page alive while it is copied out; each has room
 //! for a quarter more than it is given, so that an uneven spread over its shards evicts nothing. A cache that this
-//! program was built without is named as missing. None of them fails: a page that is not there is told by the read.
+//! program was built without is named as missing. None of them fails: a page that is missing is seen by the read.
 
 use std::sync::Arc;
 

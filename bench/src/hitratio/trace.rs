@@ -1,6 +1,6 @@
 //! Traces: which pages are read in which order. Read from a file, or made up from a seed.
 //!
-//! A file is text, plain or compressed with zstd, told by its first bytes: a request on each line, the first block and the
+//! A file is text, plain or compressed with zstd, recognised by its first bytes: a request on each line, the first block and the
 //! number of blocks, then anything; each block is a page. Empty lines and those that begin with `#` are passed over.
 //! Invariants: pages are numbered in the order they first come, from 0 on, without a gap; `blocks` has the number that
 //! each has in the file. Fails where the file can't be read, or a line is not a request: the line is named.

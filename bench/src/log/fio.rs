@@ -20,7 +20,7 @@ pub(super) const COMMITS: &str = "fio, 4 KiB and fdatasync, one thread";
 pub(super) fn volume(fio: &Program, dir: &Path, bytes: u64, synced: bool) -> Result<f64> {
     let sync = if synced { "--fdatasync=16" } else { "--fdatasync=0" };
     let json = write(fio, dir, &["--bs=64k", sync, &format!("--size={bytes}"), "--end_fsync=0"])?;
-    let kib = json["write"]["bw_bytes"].as_f64().context("fio told no rate")?;
+    let kib = json["write"]["bw_bytes"].as_f64().context("fio reported no rate")?;
     Ok(kib / MIB as f64)
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn commits(fio: &Program, dir: &Path, duration: Duration) -> Result<f
     write(fio, dir, &["--bs=1m", &size, "--end_fsync=1"])?;
     let json =
         write(fio, dir, &["--bs=4k", "--fdatasync=1", "--overwrite=1", "--time_based", &size, &runtime])?;
-    json["write"]["iops"].as_f64().context("fio told no rate")
+    json["write"]["iops"].as_f64().context("fio reported no rate")
 }
 
 fn write(fio: &Program, dir: &Path, arguments: &[&str]) -> Result<Value> {

@@ -2,7 +2,7 @@
 //!
 //! *Volume*: one thread, 64 KiB at a time, synced each MiB or never. *Commits*: threads that wait until 512 bytes are durable,
 //! again and again. Every sample has a log of its own in an empty directory; what it holds is looked at when it ends.
-//! Invariants: a subject is told to sync exactly where the others are; records that were acknowledged are found again in
+//! Invariants: a subject is set to sync exactly where the others are; records that were acknowledged are found again in
 //! ours; resident bytes are counted while the log is still open. Fails where a log fails or holds something else.
 
 mod commits;

@@ -1,4 +1,4 @@
-//! A child process of this program that takes part in a measurement: it says when it is ready, begins when it is told to,
+//! A child process of this program that takes part in a measurement: it says when it is ready, begins when it is asked to,
 //! and ends with one line of JSON.
 //!
 //! Invariants: it ends with its handle, and with the thread that started it; before anything else it enters its cgroup.
@@ -116,8 +116,8 @@ impl Part {
 /// The child's side: says that it is ready, and waits until it may begin.
 pub(super) fn say_ready() -> Result<()> {
     println!("{READY}");
-    let mut told = vec![0; GO.len()];
-    std::io::stdin().read_exact(&mut told).context("the parent has gone")
+    let mut measured = vec![0; GO.len()];
+    std::io::stdin().read_exact(&mut measured).context("the parent has gone")
 }
 
 /// The child's side: says its result.

@@ -30,7 +30,7 @@ use crate::scratch::Stop;
 use bystander::Took;
 use group::{Group, Groups};
 use helper::{Helper, Part};
-use reader::{Told, Way};
+use reader::{Measured, Way};
 use reclaim::Reclaim;
 
 pub(crate) use bystander::{Arguments as BystanderArguments, run as take_memory};
@@ -132,7 +132,7 @@ struct Place {
 /// One sample of a reader.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
-    told: Told,
+    measured: Measured,
     took: Took,
     reclaim: Reclaim,
     /// Times that memory was asked for with none left in the cgroup.
@@ -154,7 +154,7 @@ fn measure(run: &mut Run, place: &Place, case: Case) -> Result<()> {
                 let done = seen.borrow().len();
                 let sample = place.sample(way, case, seeds[done % seeds.len()], stop)?;
                 seen.borrow_mut().push(sample);
-                Ok(sample.told.rate)
+                Ok(sample.measured.rate)
             })
         })
         .collect();
@@ -206,10 +206,10 @@ impl Place {
         let before = Reclaim::now();
         reader.go()?;
         bystander.go()?;
-        let told = reader.result(stop)?;
+        let measured = reader.result(stop)?;
         let took = bystander.result(stop)?;
         let limit_hits = group.limit_hits()? - hits_before;
-        Ok(Sample { told, took, reclaim: Reclaim::now().since(before), limit_hits })
+        Ok(Sample { measured, took, reclaim: Reclaim::now().since(before), limit_hits })
     }
 
     /// The bystander alone, with all of the limit to itself.
@@ -233,11 +233,11 @@ impl Place {
 type Figure = (&'static str, Unit, fn(&Sample) -> f64);
 
 const FIGURES: [Figure; 10] = [
-    ("latency p50", Unit::Microseconds, |sample| sample.told.latency.p50),
-    ("latency p99", Unit::Microseconds, |sample| sample.told.latency.p99),
-    ("latency p99.9", Unit::Microseconds, |sample| sample.told.latency.p999),
-    ("longest latency", Unit::Microseconds, |sample| sample.told.latency.longest),
-    ("CPU time of a read", Unit::Microseconds, |sample| sample.told.cpu_us),
+    ("latency p50", Unit::Microseconds, |sample| sample.measured.latency.p50),
+    ("latency p99", Unit::Microseconds, |sample| sample.measured.latency.p99),
+    ("latency p99.9", Unit::Microseconds, |sample| sample.measured.latency.p999),
+    ("longest latency", Unit::Microseconds, |sample| sample.measured.latency.longest),
+    ("CPU time of a read", Unit::Microseconds, |sample| sample.measured.cpu_us),
     ("times at the cgroup's limit", Unit::PerRead, |sample| sample.limit_hits as f64 / sample.reads()),
     ("pages scanned by reclaim, the cgroup's too", Unit::PerRead, |sample| {
         sample.reclaim.scanned as f64 / sample.reads()
@@ -251,11 +251,11 @@ const FIGURES: [Figure; 10] = [
 
 impl Sample {
     fn reads(&self) -> f64 {
-        (self.told.reads as f64).max(1.0)
+        (self.measured.reads as f64).max(1.0)
     }
 
     fn stalled_percent(&self) -> f64 {
-        let seconds = self.told.reads as f64 / self.told.rate;
+        let seconds = self.measured.reads as f64 / self.measured.rate;
         self.reclaim.stalled_us.map_or(0.0, |us| us as f64 / 1e4 / seconds)
     }
 }
@@ -296,7 +296,7 @@ fn report(run: &mut Run, case: Case, rates: &[Samples], seen: &[Vec<Sample>], al
         let per_second = Unit::ReadsPerSecond;
         report.add_ratio("pressure_500B_32T_vs_mmap", per_second, rates, OURS, MMAP);
         report.add_ratio("pressure_500B_32T_vs_pread", per_second, rates, OURS, PREAD);
-        let p999 = figure(|sample| sample.told.latency.p999);
+        let p999 = figure(|sample| sample.measured.latency.p999);
         report.add_ratio("pressure_p999_vs_mmap", Unit::Microseconds, &p999, OURS, MMAP);
         report.add_ratio("pressure_p999_vs_pread", Unit::Microseconds, &p999, OURS, PREAD);
         report.add_ratio("pressure_bystander_vs_mmap", Unit::MibPerSecond, &beside, OURS, MMAP);
@@ -310,11 +310,11 @@ type Step = (&'static str, fn(&Sample) -> f64);
 /// The medians of a subject's percentiles.
 fn curve(case: &str, subject: &str, seen: &[Sample]) -> Curve {
     let points: [Step; 5] = [
-        ("p50", |sample| sample.told.latency.p50),
-        ("p90", |sample| sample.told.latency.p90),
-        ("p99", |sample| sample.told.latency.p99),
-        ("p99.9", |sample| sample.told.latency.p999),
-        ("max", |sample| sample.told.latency.longest),
+        ("p50", |sample| sample.measured.latency.p50),
+        ("p90", |sample| sample.measured.latency.p90),
+        ("p99", |sample| sample.measured.latency.p99),
+        ("p99.9", |sample| sample.measured.latency.p999),
+        ("max", |sample| sample.measured.latency.longest),
     ];
     let middle = |of: fn(&Sample) -> f64| median(&seen.iter().map(of).collect::<Vec<_>>()).unwrap_or(0.0);
     Curve {

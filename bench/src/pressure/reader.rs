@@ -24,7 +24,7 @@ use crate::scratch::Stop;
 
 /// Threads that fill the memory.
 const FILLING_THREADS: usize = 32;
-/// The longest latency that can be told, in ns: a minute.
+/// The longest latency that can be counted, in ns: a minute.
 const LONGEST_NS: u64 = 60_000_000_000;
 
 /// How to read.
@@ -71,7 +71,7 @@ pub(crate) struct Arguments {
 
 /// What the reads came to.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(super) struct Measured {
     /// Reads per second.
     pub(super) rate: f64,
     /// How many.
@@ -96,7 +96,7 @@ pub(super) struct Latency {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     arguments.part.enter()?;
     let file = open(&arguments.file)?;
-    let told = match arguments.way {
+    let measured = match arguments.way {
         Way::Pagekeeper => {
             let cache =
                 PageCache::builder().memory(arguments.budget).build().context("can't make a cache")?;
@@ -112,10 +112,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             measure(arguments, |offset, buf| Ok(file.file().read_at(buf, offset)?))
         }
     };
-    say_result(&told?)
+    say_result(&measured?)
 }
 
-fn measure<R>(arguments: &Arguments, read: R) -> Result<Told>
+fn measure<R>(arguments: &Arguments, read: R) -> Result<Measured>
 where
     R: Fn(u64, &mut [u8]) -> Result<usize> + Sync,
 {
@@ -156,7 +156,7 @@ where
     let driven = drive(workers, arguments.part.window(), &stop)?;
     let mut all = Histogram::new_with_bounds(1, LONGEST_NS, 2)?;
     latencies.iter().try_for_each(|latencies| all.add(latencies))?;
-    Ok(told(driven, &all))
+    Ok(measured(driven, &all))
 }
 
 /// Reads so often, shared among all.
@@ -174,9 +174,9 @@ fn fill<R: FnMut() -> Result<Duration> + Send>(readers: Vec<R>, reads: u64) -> R
     })
 }
 
-fn told(driven: Driven, latencies: &Histogram<u64>) -> Told {
+fn measured(driven: Driven, latencies: &Histogram<u64>) -> Measured {
     let at = |quantile| latencies.value_at_quantile(quantile) as f64 / 1e3;
-    Told {
+    Measured {
         rate: driven.rate(),
         reads: driven.reads,
         cpu_us: driven.cpu_us(),
@@ -199,12 +199,12 @@ mod tests {
         let mut latencies = Histogram::new_with_bounds(1, LONGEST_NS, 2).unwrap();
         (1..=10_000).for_each(|us| latencies.record(us * 1000).unwrap());
         let driven = Driven { reads: 10_000, seconds: 2.0, cpu_seconds: 0.1 };
-        let told = told(driven, &latencies);
+        let measured = measured(driven, &latencies);
         let near = |found: f64, wanted: f64| (found / wanted - 1.0).abs() < 1e-2;
-        let Latency { p50, p90, p99, p999, longest } = told.latency;
-        assert!(near(p50, 5000.0) && near(p90, 9000.0) && near(p99, 9900.0), "{told:?}");
-        assert!(near(p999, 9990.0) && near(longest, 10_000.0), "{told:?}");
-        assert!(near(told.rate, 5000.0) && near(told.cpu_us, 10.0), "{told:?}");
+        let Latency { p50, p90, p99, p999, longest } = measured.latency;
+        assert!(near(p50, 5000.0) && near(p90, 9000.0) && near(p99, 9900.0), "{measured:?}");
+        assert!(near(p999, 9990.0) && near(longest, 10_000.0), "{measured:?}");
+        assert!(near(measured.rate, 5000.0) && near(measured.cpu_us, 10.0), "{measured:?}");
     }
 
     #[test]

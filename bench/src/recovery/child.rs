@@ -19,7 +19,7 @@ use crate::scratch::Stop;
 
 const READY: &str = "ready";
 
-/// What the child is told.
+/// What the child is to do.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Which store.

@@ -174,15 +174,15 @@ fn recover(run: &mut Run, site: &Site) -> Result<()> {
         }
     }
     run.say("changing pages, killing, recovering")?;
-    let told: Vec<RefCell<Vec<Recovered>>> = all.iter().map(|_| RefCell::default()).collect();
+    let measured: Vec<RefCell<Vec<Recovered>>> = all.iter().map(|_| RefCell::default()).collect();
     let mut subjects: Vec<Subject<'_>> = all
         .iter()
-        .zip(&told)
-        .map(|((name, recover), told)| {
+        .zip(&measured)
+        .map(|((name, recover), measured)| {
             Subject::new(name, move || {
-                let round = told.borrow().len() as u64;
+                let round = measured.borrow().len() as u64;
                 let recovered = recover(&Load { pages: BYTES / PAGE, changes: CHANGES, seed, round })?;
-                told.borrow_mut().push(recovered);
+                measured.borrow_mut().push(recovered);
                 Ok(recovered.open)
             })
         })
@@ -192,8 +192,8 @@ fn recover(run: &mut Run, site: &Site) -> Result<()> {
     // Every sample begins with nothing cached: no round is needed that does not count.
     let open = run_rounds(&mut subjects, Plan { rounds, until, warm_up: false }, &mut run.random, &run.stop)?;
     drop(subjects);
-    let told: Vec<Vec<Recovered>> = told.into_iter().map(RefCell::into_inner).collect();
-    report(run, &open, &told);
+    let measured: Vec<Vec<Recovered>> = measured.into_iter().map(RefCell::into_inner).collect();
+    report(run, &open, &measured);
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! redb: a value for each page, changed in transactions that are synced.
 //!
-//! By default redb reads the whole database after a crash, which on a slow disk takes many minutes; so it is told to keep what it
+//! By default redb reads the whole database after a crash, which on a slow disk takes many minutes; so it is set to keep what it
 //! needs to open at once (`set_quick_repair`), which makes its commits dearer. Its commits are in place: nothing is left to apply.
 //! Fails where redb does.
 

@@ -1,7 +1,7 @@
 //! Replay into a mapped file, as a store recovers that leaves its pages to the kernel: nothing is open before all is replayed.
 //!
 //! The journal is as small as it can be, the changed bytes and their places, and is read as wide as the disk is: what is compared is
-//! the replay. Serially each change waits for its page; or the kernel is first told of every page that will be needed.
+//! the replay. Serially each change waits for its page; or the kernel is first asked for every page that will be needed.
 //! Fails as the file system does.
 
 use std::fs::File;

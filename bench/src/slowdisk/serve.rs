@@ -3,7 +3,7 @@
 //!
 //! A request is carried out at once, on the thread that took it, and its answer waits for its time; the tree is in memory,
 //! or in the kernel's page cache, and so faster than any disk worth modelling. A sync waits as well but syncs nothing:
-//! what a power cut would take is not modelled. Names and attributes are free. Errors are told at once.
+//! what a power cut would take is not modelled. Names and attributes are free. Errors are reported at once.
 //!
 //! Invariants: only this disk's kernel changes the tree, so the kernel may cache names and attributes without end and
 //! gather writes; each open begins cold, because what was cached is dropped at an open (no `KEEP_CACHE`).
@@ -33,7 +33,7 @@ pub(super) const STATS: &str = ".stats";
 const STATS_INO: INodeNo = INodeNo(2);
 const FIRST_INO: u64 = 3;
 
-/// How long the kernel may believe what it was told: nobody else changes anything.
+/// How long the kernel may believe what it was given: nobody else changes anything.
 const EVER: Duration = Duration::from_secs(1 << 30);
 /// Largest request, in bytes.
 const LARGEST: u32 = 1 << 20;

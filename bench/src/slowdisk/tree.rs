@@ -52,7 +52,7 @@ struct Inodes {
 struct Known {
     node: Node,
     behind: (u64, u64),
-    /// How often the kernel was told of it.
+    /// How often the kernel was given it.
     lookups: u64,
 }
 
@@ -94,7 +94,7 @@ impl Tree {
         Ok(attributes(number, &stat))
     }
 
-    /// The kernel has forgotten so many of the times it was told of a file.
+    /// The kernel has forgotten so many of the times it was given a file.
     pub(super) fn forget(&self, ino: INodeNo, lookups: u64) {
         let mut inodes = self.inodes();
         let Some(known) = inodes.nodes.get_mut(&ino.0) else { return };

@@ -23,7 +23,7 @@ pub(super) struct Append {
     pub(super) us: f64,
 }
 
-/// Appends until it is told to stop.
+/// Appends until it is asked to stop.
 pub(super) fn append_until(stop: &AtomicBool, path: &Path, seed: u64) -> Result<Vec<Append>> {
     let mut file = OpenOptions::new()
         .append(true)

@@ -170,7 +170,7 @@ mod tests {
         );
         let backing = format!("/sys/block/{}/loop/backing_file", node.file_name().unwrap().to_string_lossy());
         let image = scratch.path().join("image");
-        // The kernel lets it go once nobody has the device open: also who was told of it, and looks what is on it.
+        // The kernel lets it go once nobody has the device open: also who was notified of it, and reads what is on it.
         let began = std::time::Instant::now();
         while std::fs::read_to_string(&backing).unwrap_or_default().trim() == image.to_str().unwrap() {
             assert!(began.elapsed() < std::time::Duration::from_secs(60), "{node:?} is left");

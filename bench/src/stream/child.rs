@@ -22,7 +22,7 @@ pub(super) const BLOCK: usize = 128 << 10;
 /// Sleeps shorter than this are not worth a call.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// The stream, told by the bench that starts it.
+/// The stream, as the bench that starts it asks for it.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Arguments {
     /// Files to read, in this order, again and again
@@ -163,8 +163,8 @@ mod tests {
         let path = dir.path().join("file");
         let shown = path.display().to_string();
         let bytes = 3 * BLOCK as u64;
-        let told = bytes.to_string();
-        run(&arguments(&["--write", &shown, "--bytes", &told])).unwrap();
+        let measured = bytes.to_string();
+        run(&arguments(&["--write", &shown, "--bytes", &measured])).unwrap();
         check(&path, bytes).unwrap();
         let mut content = std::fs::read(&path).unwrap();
         // Blocks in each other's place, one wrong byte, one byte too few.
@@ -178,7 +178,7 @@ mod tests {
         check(&path, 2 * BLOCK as u64).unwrap();
         for way in [&[][..], &["--direct"]] {
             std::fs::write(&path, &content).unwrap();
-            let words = [&["--write", &shown, "--over", "--bytes", &told], way].concat();
+            let words = [&["--write", &shown, "--over", "--bytes", &measured], way].concat();
             run(&arguments(&words)).unwrap();
             check(&path, bytes).unwrap();
         }

@@ -220,7 +220,7 @@ static void ranges(const char *name)
 }
 
 /* The program again, which tells what it was given. */
-static void told(void)
+static void reported(void)
 {
     for (int fd = 3; fd < 12; fd++) {
         struct stat status;
@@ -240,7 +240,7 @@ static void over_exec(const char *name, const char *program)
     say("closed at exec: %d, kept: %d", fd, kept);
     stream(kept, 4 * MIB);
     put(fd, 4 * MIB, 9);
-    IN_CHILD(execl(program, program, "--told", NULL); _exit(97));
+    IN_CHILD(execl(program, program, "--reported", NULL); _exit(97));
     where(kept);
     IN_CHILD(stream(fd, MIB); put(kept, MIB, 1); close(fd); close(kept); exit(5));
     where(fd);
@@ -248,7 +248,7 @@ static void over_exec(const char *name, const char *program)
     pid_t child = vfork();
     if (child == 0) {
         close(kept);
-        execl(program, program, "--told", NULL);
+        execl(program, program, "--reported", NULL);
         _exit(97);
     }
     int status;
@@ -295,8 +295,8 @@ static void sent(const char *name)
 
 int main(int count, char **arguments)
 {
-    if (count > 1 && strcmp(arguments[1], "--told") == 0) {
-        told();
+    if (count > 1 && strcmp(arguments[1], "--reported") == 0) {
+        reported();
         return 0;
     }
     const char *name = count > 1 ? arguments[1] : "file";

@@ -48,7 +48,7 @@ static int access_of_thread(void)
     return access(own, F_OK);
 }
 
-static void told(const char *what, pid_t child)
+static void reported(const char *what, pid_t child)
 {
     int status = -1;
     MUST(waitpid(child, &status, 0));
@@ -76,7 +76,7 @@ static void forked(int round)
         MUST(waitpid(grandchild, &status, 0));
         _exit(status);
     }
-    told("forked", child);
+    reported("forked", child);
     MUST(unlink(own));
 }
 
@@ -90,19 +90,19 @@ static void vforked(int fd)
         execl(program, program, "--child", NULL);
         _exit(97);
     }
-    told("vforked", child);
+    reported("vforked", child);
     child = vfork();
     if (child == 0) {
         close(fd);
         _exit(3);
     }
-    told("vforked without exec", child);
+    reported("vforked without exec", child);
     child = vfork();
     if (child == 0) {
         execl("/nowhere", "nowhere", NULL);
         _exit(errno == ENOENT ? 4 : 5);
     }
-    told("vforked for nothing", child);
+    reported("vforked for nothing", child);
 }
 
 static void spawned(int fd)
@@ -115,7 +115,7 @@ static void spawned(int fd)
     char *arguments[] = {(char *)program, "--child", NULL};
     pid_t child;
     int failed = posix_spawn(&child, program, &actions, NULL, arguments, environ);
-    told("spawned", child);
+    reported("spawned", child);
     say("failed: %d", failed);
     say("nowhere: %d", posix_spawn(&child, "/nowhere", NULL, NULL, arguments, environ) == ENOENT);
     say("system: %d", system("exit 7"));

@@ -102,7 +102,7 @@ static void leases(const char *name)
         if (round == 2)
             MUST(fdatasync(fd));
         TRY(close(fd));
-        /* Nobody has it open to write; who reads it besides is not told. */
+        /* Nobody has it open to write; who reads it besides is not reported. */
         fd = MUST(open(name, O_RDONLY));
         TRY(fcntl(fd, F_SETLEASE, F_RDLCK));
         TRY(fcntl(fd, F_GETLEASE));

@@ -1,6 +1,6 @@
 /* What the programs here share: each tells every call that it makes, what it returned and what it left in errno, so that
  * two runs can be compared line by line. They work in the current directory, and on the file that their first argument
- * names. Nothing that may differ from run to run is told: no address, no time, no process id. */
+ * names. Nothing that may differ from run to run is reported: no address, no time, no process id. */
 #ifndef SAY_H
 #define SAY_H
 
@@ -42,11 +42,11 @@ __attribute__((format(printf, 1, 2), unused)) static void say(const char *format
     if (length > (int)sizeof line - 2)
         length = sizeof line - 2;
     line[length++] = '\n';
-    for (int told = 0; told < length;) {
-        ssize_t more = write(1, line + told, length - told);
+    for (int reported = 0; reported < length;) {
+        ssize_t more = write(1, line + reported, length - reported);
         if (more < 0 && errno != EINTR && errno != EAGAIN)
             _exit(99);
-        told += more > 0 ? more : 0;
+        reported += more > 0 ? more : 0;
     }
 }
 

@@ -1,4 +1,4 @@
-//! `shim`: what `pagekeeper run` adds to calls that no rule concerns, to the start of a process, and to a stream's read.
+//! `preload`: what `pagekeeper run` adds to calls that no rule concerns, to the start of a process, and to a stream's read.
 //!
 //! Children of this program, one under run and two plain ones, call the C library's functions in a loop; they take turns
 //! batch by batch, on one processor, and are started anew in each round, since where a process happens to lie in memory
@@ -178,7 +178,7 @@ impl Place<'_> {
         if !arguments.is_empty() {
             command.arg(&self.pagekeeper.path).args(arguments);
         }
-        command.arg(&self.this).arg("shim-child").args([&self.file, &self.alike, &self.memory]);
+        command.arg(&self.this).arg("preload-child").args([&self.file, &self.alike, &self.memory]);
         command
     }
 

@@ -1,6 +1,6 @@
 //! The child whose calls are timed: the C library's functions as a database calls them, and nothing else in the loop.
 //!
-//! It is told on standard input what to do, a line for each batch: a call, and how often. It answers with the nanoseconds
+//! It reads from standard input what to do, a line for each batch: a call, and how often. It answers with the nanoseconds
 //! that the whole batch took. What a call returned is checked.
 //! Fails where a call does; ends when its input does.
 
@@ -85,7 +85,7 @@ impl Call {
         }
     }
 
-    /// What the child is told.
+    /// What the child is to do.
     pub(super) fn word(self) -> String {
         use clap::ValueEnum;
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
@@ -114,7 +114,7 @@ pub(crate) struct ChildArguments {
     calls: u32,
 }
 
-/// Does what it is told, until its input ends.
+/// Does what it is asked, until its input ends.
 pub(crate) fn be_timed(arguments: &ChildArguments) -> Result<()> {
     let files = Files::open(arguments)?;
     if let Some(call) = arguments.counted {
@@ -122,7 +122,7 @@ pub(crate) fn be_timed(arguments: &ChildArguments) -> Result<()> {
     }
     let mut answers = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
-        let line = line.context("can't be told what to do")?;
+        let line = line.context("can't read what to do")?;
         let (what, number) = line.split_once(' ').with_context(|| format!("not understood: {line}"))?;
         let took = match what {
             "stream" => read_stream(Path::new(number))?,
