@@ -17,11 +17,11 @@ use serde::Deserialize;
 /// What the guard watches and how.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Time between looks.
+    /// Time between ticks.
     pub tick: Duration,
-    /// Time between looks when nothing happens.
+    /// Time between ticks when nothing happens.
     pub idle_tick: Duration,
-    /// Only tell what would be done.
+    /// Only report what would be done.
     pub dry_run: bool,
     /// Find databases among all processes. Without it, only `pids` and `directories` are watched.
     pub find: bool,
@@ -45,11 +45,11 @@ pub struct Options {
 /// What is done about streaming programs: what such a process brings into the page cache is released behind it.
 #[derive(Debug, Clone)]
 pub struct Streams {
-    /// Whether the guard looks for them.
+    /// Whether they are followed.
     pub on: bool,
     /// Names of the processes, as globs; [`streaming_programs`] unless others are given.
     pub processes: Vec<GlobMatcher>,
-    /// Time between looks while such a process runs.
+    /// Time between samples while such a process runs.
     pub tick: Duration,
 }
 
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn errors_point_at_line_and_key() {
-        for (text, place, reason) in [
+        for (text, position, reason) in [
             ("tick = \"500ms\"\ntock = 1\n", "line 2", "tock"),
             ("tick = \"half a second\"\n", "line 1", "500ms"),
             ("tick = 5\n", "line 1", "string"),
@@ -264,7 +264,7 @@ mod tests {
             ("profile = \"oracle\"\n", "guard.toml", "mariadb, mysql"),
         ] {
             let error = parse(text).unwrap_err().to_string();
-            assert!(error.contains(place) && error.contains(reason), "{text}: {error}");
+            assert!(error.contains(position) && error.contains(reason), "{text}: {error}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the guard decided at one look, as data: the tick carries it out, others only read it.
+//! What the guard decided on one sample, as data: the tick carries it out, others only read it.
 
 use std::fmt;
 use std::ops::Range;
@@ -59,10 +59,10 @@ pub struct FileWarning {
     pub text: String,
 }
 
-/// What one look at all log files led to.
+/// What one sample of all log files led to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// What is to be done, in this order. What is not done now is decided anew at the next look.
+    /// What is to be done, in this order. What is not done now is decided anew at the next tick.
     pub acts: Vec<FileAct>,
     /// What to warn of; of each file and warning once.
     pub warnings: Vec<FileWarning>,

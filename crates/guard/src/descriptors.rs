@@ -1,10 +1,10 @@
 //! Who has which log file open, and where in it: writers and followers, from `/proc/PID/fd` and
 //! `/proc/PID/fdinfo`.
 //!
-//! Listing all descriptors of a process is the dear part (about a microsecond each), so it is done seldom: when
+//! Listing all descriptors of a process is the expensive part (about a microsecond each), so it is done seldom: when
 //! a descriptor turned out to be another file than before, and else at intervals that keep its cost under
 //! [`SHARE`] of the time. In between only the descriptors known to be of log files are read. A process that
-//! ended has no descriptors; one that may not be looked at is reported by its error.
+//! ended has no descriptors; one that may not be inspected is reported by its error.
 
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -61,7 +61,7 @@ impl Descriptors {
         now >= self.earliest && (self.asked || now >= self.due)
     }
 
-    /// Lists the descriptors of `pids` anew; `each` hears of all that they lead to. Returns what could not be
+    /// Lists the descriptors of `pids` anew; `each` is given all that they lead to. Returns what could not be
     /// listed.
     pub(crate) fn list(
         &mut self,

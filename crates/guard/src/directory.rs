@@ -5,9 +5,9 @@
 //!    file system can be unmounted.
 //! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are never
 //!    reused.
-//! 3. A file where nothing happens is looked at ever more seldom, at least every [`SELDOM`] ticks.
+//! 3. A file where nothing happens is sampled ever more seldom, at least every [`SELDOM`] ticks.
 //!
-//! A file that can't be looked at is reported once and left out; a directory that is gone has no files.
+//! A file that can't be inspected is reported once and left out; a directory that is gone has no files.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -27,9 +27,9 @@ use rustix::fs::{AtFlags, RawDir, StatxFlags};
 
 use crate::sample::{Sample, sample};
 
-/// Ticks between looks at a file where nothing happens.
+/// Ticks between samples of a file where nothing happens.
 const SELDOM: u32 = 32;
-/// In a directory of more log files than this, one with nothing resident and no process at it is looked at
+/// In a directory of more log files than this, one with nothing resident and no process at it is sampled
 /// seldom from the first.
 const MANY: usize = 256;
 
@@ -84,19 +84,19 @@ pub(crate) struct Entry {
     /// Time of the last change, in nanoseconds of the epoch.
     pub(crate) changed: i128,
     pub(crate) size: u64,
-    /// The size at the look before; 0 before the first.
+    /// The size in the sample before; 0 before the first.
     pub(crate) previous_size: u64,
     /// Where the writer was at the tick before.
     pub(crate) writer_was_at: Option<u64>,
     pub(crate) sample: Sample,
-    /// Ticks until the next look.
+    /// Ticks until the next sample.
     due: u32,
-    /// Ticks between looks.
+    /// Ticks between samples.
     interval: u32,
 }
 
 impl Entry {
-    /// Asks for a look when files are next looked at.
+    /// Asks for a sample when files are next sampled.
     pub(crate) fn sample_now(&mut self) {
         self.due = 0;
         self.interval = 1;
@@ -118,7 +118,7 @@ impl Entry {
         self.sample = found;
         self.due = if before < SELDOM && self.interval == SELDOM {
             // Files that fell quiet together are spread over the ticks.
-            1 + u32::try_from(self.id.0 % u64::from(SELDOM)).unwrap_or(0)
+            1 + u32::try_from(self.id.0 % u64::from(SELDOM)).expect("it is less than SELDOM")
         } else {
             self.interval
         };
@@ -304,7 +304,7 @@ impl Directory {
         }
     }
 
-    /// Looks at the files that are due, and at those that some process is at (`busy`). `problem` hears of those that can't be looked at.
+    /// Samples the files that are due, and those that some process is at (`busy`). `problem` is given those that can't be inspected.
     /// Whether anything has changed.
     pub(crate) fn sample(
         &mut self,
@@ -324,9 +324,9 @@ impl Directory {
                 continue;
             }
             let path = self.path.join(name);
-            let looked = InspectedFile::open_in(fd, name.as_os_str(), path.clone())
+            let sampled = InspectedFile::open_in(fd, name.as_os_str(), path.clone())
                 .and_then(|file| Ok((sample(&file)?, file)));
-            match looked {
+            match sampled {
                 Ok((found, file)) => {
                     if file.inode() != entry.inode {
                         entry.id = FileId(ids.next());

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use pagekeeper_catalog::disks::{is_of, saved};
 use pagekeeper_policy::DiskProfile;
 
-/// From this share of the rate on leftovers cost nothing that could be told from chance.
+/// From this share of the rate on what leftovers cost is within the noise.
 const FREE: f64 = 0.9;
 
 /// The profile of the file system that an open directory is on: one of those given, else the saved one.
@@ -39,7 +39,7 @@ impl Leftovers {
         let ratios = [mixed.leftover_read, mixed.leftover_write];
         match ratios.iter().flatten().copied().min_by(f64::total_cmp) {
             Some(ratio) if ratio < FREE => Self::Cost(ratio),
-            // Of one of them it could not be told.
+            // One of them has no clear answer.
             _ if ratios.iter().any(Option::is_none) => Self::Unknown,
             _ => Self::Free,
         }

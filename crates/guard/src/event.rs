@@ -1,4 +1,4 @@
-//! Events: what the guard tells its caller while it runs, and the summary at its end. As JSON, one object a
+//! Events: what the guard reports to its caller while it runs, and the summary at its end. As JSON, one object a
 //! line, in which what is not UTF-8 in a path is replaced by `U+FFFD`.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub enum Event {
         version: &'static str,
         /// Time between ticks, in milliseconds.
         tick_ms: u64,
-        /// Whether acts are only told, not done.
+        /// Whether acts are only reported, not done.
         dry_run: bool,
     },
     /// Something that this kernel or the guard's permissions keep it from seeing; reported once.
@@ -67,7 +67,7 @@ pub enum Event {
         /// What resisted at the time.
         kept_bytes: u64,
     },
-    /// One look at everything, and what was done.
+    /// One sample of everything, and what was done.
     Tick(Tick),
     /// What would be done, in a dry run.
     Would {
@@ -146,7 +146,7 @@ pub struct Done {
 pub struct Summary {
     /// How long it ran.
     pub seconds: f64,
-    /// Looks taken.
+    /// Ticks: samples of everything.
     pub ticks: u64,
     /// Released, by file class.
     pub released_bytes: BTreeMap<FileClass, u64>,
@@ -156,11 +156,11 @@ pub struct Summary {
     pub released_total_bytes: u64,
     /// What resisted a release at the time.
     pub kept_bytes: u64,
-    /// Resident in the log files at the first look.
+    /// Resident in the log files at the first sample.
     pub resident_before_bytes: u64,
-    /// Resident at the last look.
+    /// Resident at the last sample.
     pub resident_after_bytes: u64,
-    /// The most that any look saw.
+    /// The most in any sample.
     pub resident_peak_bytes: u64,
     /// CPU time the guard used.
     pub cpu_seconds: f64,

@@ -54,7 +54,7 @@ pub(crate) fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) 
     overwritten
 }
 
-/// Where a file's writer is, if that is short of the end that the file had at the look before.
+/// Where a file's writer is, if that is short of the end that the file had in the sample before.
 fn short_of_end(entry: &Entry, by_file: &ByFile<'_>) -> Option<u64> {
     let descriptors = by_file.get(&entry.id)?.iter();
     let writers = descriptors.filter(|descriptor| descriptor.access == Access::WriteOnly);
@@ -103,7 +103,7 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
             if entry.sample.windows.is_empty() && !written {
                 continue;
             }
-            // It may be recycled: the next tick tells, and until then it is left alone.
+            // It may be recycled: the next tick shows, and until then it is left alone.
             let may_be_recycled = spec.rewrite == Rewrite::Detect && rewrite == Rewrite::Never;
             if may_be_recycled && short_of_end(entry, by_file).is_some() {
                 continue;
@@ -180,7 +180,7 @@ fn follower(spec: &LogSpec, entry: &Entry, descriptor: &Descriptor) -> Option<Fo
     })
 }
 
-/// The follower that a process's title tells of, in a directory of WAL segments.
+/// The follower that a process's title shows, in a directory of WAL segments.
 pub(crate) fn follower_in_title(directory: &Directory, pid: u32, title: &str) -> Option<FollowerFacts> {
     let segment = directory.entries.values().max_by_key(|entry| entry.size)?;
     let (sequence, position) = postgresql::follower(title, segment.size)?;
@@ -201,11 +201,11 @@ mod tests {
     fn directory(path: &Path, profile: &str, ids: &mut Ids) -> Directory {
         let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
         let mut directory = Directory::new(path.to_path_buf(), None, None, Arc::new(profile), Vec::new());
-        look(&mut directory, ids);
+        take_samples(&mut directory, ids);
         directory
     }
 
-    fn look(directory: &mut Directory, ids: &mut Ids) {
+    fn take_samples(directory: &mut Directory, ids: &mut Ids) {
         let fd = std::fs::File::open(&directory.path).unwrap();
         directory.list(fd.as_fd(), ids).unwrap();
         directory.sample(fd.as_fd(), &std::collections::HashSet::new(), ids, |path, error| {
@@ -268,7 +268,7 @@ mod tests {
         std::fs::write(dir.path().join("000007.log"), vec![1; 1 << 20]).unwrap();
         let mut ids = Ids::default();
         let mut directory = directory(dir.path(), "rocksdb", &mut ids);
-        look(&mut directory, &mut ids);
+        take_samples(&mut directory, &mut ids);
         let seen_at = |directory: &mut Directory, position| {
             let descriptors = [descriptor(directory, "000007.log", Access::WriteOnly, position)];
             for log in overwritten_logs(directory, &by_file(descriptors.iter())) {
@@ -295,7 +295,7 @@ mod tests {
         let mut directory = directory(dir.path(), "rocksdb", &mut ids);
         assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::Never));
         std::fs::rename(dir.path().join("000003.log"), dir.path().join("000005.log")).unwrap();
-        look(&mut directory, &mut ids);
+        take_samples(&mut directory, &mut ids);
         assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::SubPages));
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A follower that catches up goes through several files in a tick, and has each open under another descriptor: which of those
 //! seen now is which of those seen before is guessed, so that it went forward as little as possible. What is missed is
-//! found a little later, when the file is looked at anyway.
+//! found a little later, when the file is sampled anyway.
 
 use std::ops::RangeInclusive;
 

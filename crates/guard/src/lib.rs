@@ -1,6 +1,6 @@
 //! Watches running databases from outside and keeps their log files out of the page cache.
 //!
-//! [`Guard`] finds databases by their processes and open files, or is told of them; a [`Profile`](pagekeeper_catalog::Profile) says what
+//! [`Guard`] finds databases by their processes and open files, or is given them; a [`Profile`](pagekeeper_catalog::Profile) says what
 //! their files are; the rules are those of `pagekeeper-policy`, the acts those of `pagekeeper-kernel`. Nothing
 //! it does can change a byte of a watched file.
 

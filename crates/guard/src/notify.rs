@@ -62,16 +62,16 @@ impl<K: PartialEq> Notifications<K> {
         }
     }
 
-    /// Tells what happened since the last call; never waits.
-    pub(crate) fn changes(&mut self, mut tell: impl FnMut(Change<'_, K>)) {
+    /// Gives what happened since the last call to `each`; never waits.
+    pub(crate) fn changes(&mut self, mut each: impl FnMut(Change<'_, K>)) {
         let Some(inotify) = &mut self.inotify else { return };
         let mut buffer = [0; 16 << 10];
         while let Ok(events) = inotify.read_events(&mut buffer) {
             for event in events {
                 if event.mask.contains(EventMask::Q_OVERFLOW) {
-                    tell(Change::Anywhere);
+                    each(Change::Anywhere);
                 } else if let Some(key) = self.keys.get(&event.wd) {
-                    tell(Change::In(key, event.name));
+                    each(Change::In(key, event.name));
                 }
                 if event.mask.contains(EventMask::IGNORED) {
                     self.keys.remove(&event.wd);
@@ -87,40 +87,40 @@ mod tests {
     use std::fmt::Debug;
     use std::os::fd::AsFd;
 
-    fn told<K: Debug + PartialEq>(notifications: &mut Notifications<K>) -> Vec<String> {
-        let mut told = Vec::new();
-        notifications.changes(|change| told.push(format!("{change:?}")));
-        told
+    fn changes_of<K: Debug + PartialEq>(notifications: &mut Notifications<K>) -> Vec<String> {
+        let mut changes = Vec::new();
+        notifications.changes(|change| changes.push(format!("{change:?}")));
+        changes
     }
 
     #[test]
-    fn coming_and_going_names_are_told() {
+    fn coming_and_going_names_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let fd = std::fs::File::open(dir.path()).unwrap();
         let mut notifications = Notifications::new();
         assert!(notifications.watch(fd.as_fd(), 7));
         drop(fd);
-        assert_eq!(told(&mut notifications), [""; 0]);
+        assert_eq!(changes_of(&mut notifications), [""; 0]);
         let name = dir.path().join("a");
         std::fs::write(&name, b"x").unwrap();
-        assert_eq!(told(&mut notifications), ["In(7, Some(\"a\"))"]);
+        assert_eq!(changes_of(&mut notifications), ["In(7, Some(\"a\"))"]);
         std::fs::write(&name, b"y").unwrap();
-        assert_eq!(told(&mut notifications), [""; 0], "writes are no news");
+        assert_eq!(changes_of(&mut notifications), [""; 0], "writes are no news");
         std::fs::remove_file(&name).unwrap();
-        assert_eq!(told(&mut notifications), ["In(7, Some(\"a\"))"]);
+        assert_eq!(changes_of(&mut notifications), ["In(7, Some(\"a\"))"]);
         notifications.unwatch(&7);
         std::fs::write(&name, b"x").unwrap();
-        assert_eq!(told(&mut notifications), [""; 0]);
+        assert_eq!(changes_of(&mut notifications), [""; 0]);
     }
 
     #[test]
-    fn a_directory_that_goes_away_is_told() {
+    fn a_directory_that_goes_away_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let fd = std::fs::File::open(dir.path()).unwrap();
         let mut notifications = Notifications::new();
         notifications.watch(fd.as_fd(), "gone");
         drop(fd);
         dir.close().unwrap();
-        assert_eq!(told(&mut notifications), ["In(\"gone\", None)"]);
+        assert_eq!(changes_of(&mut notifications), ["In(\"gone\", None)"]);
     }
 }

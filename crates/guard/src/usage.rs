@@ -5,13 +5,13 @@ use std::time::Duration;
 /// CPU time of this process so far, user and system: `clock_gettime(2)`.
 pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
+    let seconds = u64::try_from(time.tv_sec).expect("CPU time is not negative");
+    let nanoseconds = u32::try_from(time.tv_nsec).expect("less than a second");
     Duration::new(seconds, nanoseconds)
 }
 
 /// The most memory this process ever had resident, in bytes (`VmHWM` of proc(5)); `None` where `/proc` does not
-/// tell.
+/// show it.
 pub(crate) fn memory_peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -31,7 +31,7 @@ use self::watched::Watched;
 use crate::config::{Options, Settings};
 use crate::decision::Decision;
 use crate::event::{Done, Event, Summary, Tick};
-use crate::streams::{Around, StreamWatch};
+use crate::streams::{StreamContext, StreamWatch};
 use crate::visibility;
 
 /// Ticks without any news after which the guard takes samples less often.
@@ -147,7 +147,7 @@ impl Guard {
         let databases: Vec<_> =
             databases.map(|database| (database.pid, Arc::clone(&database.profile))).collect();
         let mut problems = Vec::new();
-        let released = self.streams.follow(&mut Around {
+        let released = self.streams.follow(&mut StreamContext {
             proc: &self.watched.proc,
             options: &self.settings.options.streams,
             dry_run: self.settings.options.dry_run,

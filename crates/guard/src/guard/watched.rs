@@ -133,7 +133,7 @@ impl Watched {
         self.others.ask();
     }
 
-    /// Databases that were known by name alone may have opened the files that tell by now.
+    /// Databases that were known by name alone may have opened the files that show what they are by now.
     fn recognise_again(&mut self, settings: &Settings) {
         let uncertain: Vec<u32> =
             self.databases.iter().filter(|database| !database.certain).map(|database| database.pid).collect();
@@ -186,7 +186,7 @@ impl Watched {
         }
     }
 
-    /// Takes up a database; at the tick that began at `now` its files are looked at already.
+    /// Takes up a database; at the tick that began at `now` its files are sampled already.
     fn take_up(&mut self, settings: &Settings, pid: u32, recognised: Recognised, now: Instant) {
         // One that ended in between is no loss.
         let Ok(started) = self.proc.start_time(pid) else {

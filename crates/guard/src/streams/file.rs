@@ -1,7 +1,7 @@
-//! One file of a streaming process: what is looked at, and released, at each tick.
+//! One file of a streaming process: what is sampled, and released, at each tick.
 //!
 //! Invariants: the file is opened for a tick alone, read-only, so that a deleted file's space and a file system that is to be
-//! unmounted are held by nobody longer than by the process itself; what can't be looked at in time counts as somebody else's.
+//! unmounted are held by nobody longer than by the process itself; what can't be sampled in time counts as somebody else's.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -15,17 +15,17 @@ use pagekeeper_kernel::{
 use pagekeeper_policy::external_stream::{Acts, Explained, ExternalStream, Filled, Sample, StreamPosition};
 use pagekeeper_policy::{READ_AHEAD, WINDOW};
 
-/// The fastest stream whose next tick is looked at ahead of it for sure, in bytes a second.
+/// The fastest stream whose pages until the next tick are sampled ahead of it for sure, in bytes a second.
 const FASTEST: u64 = 400 << 20;
-/// A look ahead into pages that are resident takes no longer than that: it goes on at the next tick.
-const LOOK_AT_MOST: Duration = Duration::from_millis(8);
-/// Empty stretches are looked at in pieces of this many bytes.
+/// A sample of pages ahead that are resident takes no longer than that: it goes on at the next tick.
+const MAX_SAMPLE_TIME: Duration = Duration::from_millis(8);
+/// Empty stretches are sampled in pieces of this many bytes.
 const PIECE: u64 = 64 << 20;
 /// What is written a tick behind the writer is waited for so long.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// How far before a reader read-ahead may be, in bytes: of the largest folios and twice the largest window.
-pub(super) const MOST_AHEAD: u64 = 32 << 20;
-/// Looks after which it is asked again whether a database has the file open.
+/// How far before a reader read-ahead may be, in bytes: of the largest folios and twice the largest read-ahead.
+pub(super) const MAX_AHEAD: u64 = 32 << 20;
+/// Samples after which it is asked again whether a database has the file open.
 const ASK_AGAIN: u32 = 20;
 
 /// A file as the descriptors of one process show it.
@@ -59,7 +59,7 @@ impl Shown {
 
 /// What was done to a file at one tick, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Worked {
+pub(super) struct ReleaseTotals {
     pub(super) released: u64,
     pub(super) kept: u64,
     /// Of that, what is still to be written.
@@ -80,20 +80,20 @@ pub(super) struct StreamFile {
     moves: bool,
     fastest: u64,
     shared: bool,
-    looks: u32,
+    samples: u32,
     /// Up to where the stream made it, or had fetched what was resident as it was met.
     owned: u64,
     /// Up to where it had read ahead when it was seen to move.
     reached: Option<u64>,
-    /// How far it moved since the last look, in bytes.
+    /// How far it moved since the last sample, in bytes.
     pub(super) moved: u64,
     /// The stream's own pages before its position, in bytes.
     pub(super) ahead: u64,
 }
 
-/// What a look at a file found.
+/// A sample of a file.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum FileSample {
     /// Where the stream is.
     At(u64),
     /// It has no position: these windows are filled, see [`Filled`].
@@ -101,7 +101,7 @@ pub(super) enum Found {
 }
 
 impl StreamFile {
-    /// A file that was met now; `own` is what of it nobody had in the page cache before, as the same look at it tells what
+    /// A file that was met now; `own` is what of it nobody had in the page cache before, as the same sample shows what
     /// was `ahead`.
     pub(super) fn met(shown: &Shown, own: Option<&Range<u64>>, ahead: Ahead) -> Self {
         let position = shown.file.position;
@@ -121,23 +121,23 @@ impl StreamFile {
             moves: position >= WINDOW,
             fastest: 0,
             shared: false,
-            looks: 0,
+            samples: 0,
             reached: None,
             moved: 0,
             ahead: 0,
         }
     }
 
-    /// Looks ahead of the stream, and where it is. `brought` tells what its process has brought in since the last look,
+    /// Samples what is ahead of the stream, and where it is. `brought` gives what its process has brought in since the last sample,
     /// in bytes; `shared` is asked whether a database has the file open.
-    pub(super) fn look(
+    pub(super) fn sample(
         &mut self,
         file: &InspectedFile,
         shown: &Shown,
         tick: Duration,
         brought: impl FnOnce() -> u64,
         shared: impl FnOnce() -> bool,
-    ) -> Result<Found> {
+    ) -> Result<FileSample> {
         let position = shown.file.position;
         self.moved = shown.furthest.saturating_sub(self.position);
         self.fastest = self.fastest.max(self.moved);
@@ -147,7 +147,7 @@ impl StreamFile {
         self.path.clone_from(&shown.file.path);
         if self.moves && !self.writes {
             self.stream.reads_at(position);
-            self.look_again(file, shown.furthest, moves, brought)?;
+            self.sample_again(file, shown.furthest, moves, brought)?;
         }
         let furthest = if self.writes { shown.furthest.max(self.size) } else { shown.furthest };
         let unseen = self.stream.unseen(if self.moves || self.writes {
@@ -159,29 +159,29 @@ impl StreamFile {
             self.size
         });
         if !unseen.is_empty() {
-            let (end, resident) = resident_in(file, unseen, Some(Instant::now() + LOOK_AT_MOST))?;
-            // What it has added since its descriptors were looked at nobody had before.
-            let most = if self.writes { self.size.next_multiple_of(page_size()) } else { u64::MAX };
-            self.stream.saw(end, up_to(most, resident));
+            let (end, resident) = resident_in(file, unseen, Some(Instant::now() + MAX_SAMPLE_TIME))?;
+            // What it has added since its descriptors were read nobody had before.
+            let max = if self.writes { self.size.next_multiple_of(page_size()) } else { u64::MAX };
+            self.stream.saw(end, up_to(max, resident));
         }
         if !self.stream.is_all_own() {
-            if self.looks.is_multiple_of(ASK_AGAIN) {
+            if self.samples.is_multiple_of(ASK_AGAIN) {
                 self.shared = shared();
             }
-            self.looks = self.looks.wrapping_add(1);
+            self.samples = self.samples.wrapping_add(1);
         }
         self.ahead = 0;
         if !self.writes {
-            for own in self.stream.own(shown.furthest..shown.furthest + MOST_AHEAD, false) {
+            for own in self.stream.own(shown.furthest..shown.furthest + MAX_AHEAD, false) {
                 self.ahead += residency(file, own)?.resident;
             }
         }
         Ok(if self.moves {
-            Found::At(position)
+            FileSample::At(position)
         } else if self.grows() {
-            Found::At(self.size)
+            FileSample::At(self.size)
         } else {
-            Found::Windows(self.windows(file)?)
+            FileSample::Windows(self.windows(file)?)
         })
     }
 
@@ -189,15 +189,15 @@ impl StreamFile {
         self.writes && self.size > self.first_size
     }
 
-    /// Looks again at what was seen before a reader: what has come since and can't have been read ahead for it is somebody else's.
-    fn look_again(
+    /// Samples again what was seen before a reader: what has come since and can't have been read ahead for it is somebody else's.
+    fn sample_again(
         &mut self,
         file: &InspectedFile,
         furthest: u64,
         moves: bool,
         brought: impl FnOnce() -> u64,
     ) -> Result<()> {
-        let deadline = Instant::now() + LOOK_AT_MOST;
+        let deadline = Instant::now() + MAX_SAMPLE_TIME;
         let mut others = Vec::new();
         let mut late = None;
         for gap in self.stream.own(furthest..self.stream.seen_to(), false) {
@@ -208,8 +208,8 @@ impl StreamFile {
                 break;
             }
         }
-        // Where it is, and what it has brought in, after that look: it goes on meanwhile.
-        let run = furthest + run_from(file, furthest, MOST_AHEAD.saturating_add(self.fastest))?;
+        // Where it is, and what it has brought in, after that sample: it goes on meanwhile.
+        let run = furthest + run_from(file, furthest, MAX_AHEAD.saturating_add(self.fastest))?;
         let reached = match self.reached.filter(|_| !moves) {
             // It may be within one long read.
             Some(last) => run.min(last.saturating_add(brought())),
@@ -227,20 +227,20 @@ impl StreamFile {
         Ok(())
     }
 
-    /// How much came into a file without a position, at most, since the last look; see [`ExternalStream::grown`].
-    pub(super) fn grown(&self, found: &Found, brought: u64) -> u64 {
+    /// How much came into a file without a position, at most, since the last sample; see [`ExternalStream::grown`].
+    pub(super) fn grown(&self, found: &FileSample, brought: u64) -> u64 {
         match found {
-            Found::At(_) => 0,
-            Found::Windows(windows) => self.stream.grown(windows, brought),
+            FileSample::At(_) => 0,
+            FileSample::Windows(windows) => self.stream.grown(windows, brought),
         }
     }
 
     /// What to do behind the stream. `brought` is what its process may have brought into files where it has no position, in bytes,
     /// and `explained` whether that is enough for all that came into them.
-    pub(super) fn step(&mut self, found: Found, brought: u64, explained: Explained) -> Acts {
+    pub(super) fn step(&mut self, found: FileSample, brought: u64, explained: Explained) -> Acts {
         let position = match found {
-            Found::At(position) => StreamPosition::At(position),
-            Found::Windows(windows) => StreamPosition::Unknown(Filled { windows, brought, explained }),
+            FileSample::At(position) => StreamPosition::At(position),
+            FileSample::Windows(windows) => StreamPosition::Unknown(Filled { windows, brought, explained }),
         };
         self.stream.step(&Sample { position, writes: self.writes, shared: self.shared })
     }
@@ -261,7 +261,7 @@ impl StreamFile {
                     length = PIECE;
                     continue;
                 }
-                for at in (piece.start..piece.end).step_by(usize::try_from(WINDOW).unwrap_or(usize::MAX)) {
+                for at in (piece.start..piece.end).step_by(usize::try_from(WINDOW).expect("2 MiB")) {
                     let window = at..(at + WINDOW).min(piece.end);
                     let resident = residency(file, window.clone())?.resident;
                     if resident > 0 {
@@ -275,7 +275,7 @@ impl StreamFile {
     }
 
     /// Does what is to be done behind the stream.
-    pub(super) fn act(&mut self, file: &InspectedFile, acts: Acts) -> Result<Worked> {
+    pub(super) fn act(&mut self, file: &InspectedFile, acts: Acts) -> Result<ReleaseTotals> {
         if let Some(range) = acts.start_writeback {
             start_writeback(file, range)?;
         }
@@ -288,16 +288,21 @@ impl StreamFile {
         file: &InspectedFile,
         ranges: Vec<Range<u64>>,
         patience: Duration,
-    ) -> Result<Worked> {
-        let (worked, resisted) = release_all(file, ranges, patience)?;
+    ) -> Result<ReleaseTotals> {
+        let (done, resisted) = release_all(file, ranges, patience)?;
         self.stream.resisted(resisted);
-        Ok(worked)
+        Ok(done)
     }
 
     /// Releases what is left of a file that is closed, if it is still there to be found: by its name as this process sees it, or as
-    /// the process `parent` does. `brought`: what its process has brought in since it was last looked at, in bytes; once that is
+    /// the process `parent` does. `brought`: what its process has brought in since it was last sampled, in bytes; once that is
     /// done, only what resisted is tried again.
-    pub(super) fn close(&mut self, proc: &ProcRoot, parent: u32, brought: u64) -> Result<Option<Worked>> {
+    pub(super) fn close(
+        &mut self,
+        proc: &ProcRoot,
+        parent: u32,
+        brought: u64,
+    ) -> Result<Option<ReleaseTotals>> {
         let Some(file) = self.find(proc, parent) else { return Ok(None) };
         let size = file.size().next_multiple_of(page_size());
         let end = if self.writes && self.owned == 0 && !self.grows() {
@@ -332,21 +337,21 @@ fn bytes_in(time: Duration) -> u64 {
 /// What is resident from a reader's position on.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ahead {
-    /// Up to where it was looked.
+    /// Up to where it was sampled.
     end: u64,
     resident: Vec<Range<u64>>,
 }
 
 impl Ahead {
-    /// Looks as far as `most`, and goes on while all is resident. As far as read-ahead may be that is told however long it takes:
+    /// Samples as far as `max`, and goes on while all is resident. As far as read-ahead may be that is done however long it takes:
     /// what is missed would count as somebody else's.
-    pub(super) fn of(file: &InspectedFile, position: u64, most: u64) -> Result<Self> {
-        let deadline = Instant::now() + LOOK_AT_MOST;
+    pub(super) fn of(file: &InspectedFile, position: u64, max: u64) -> Result<Self> {
+        let deadline = Instant::now() + MAX_SAMPLE_TIME;
         let mut at = position / page_size() * page_size();
         let mut ahead = Self { end: at, resident: Vec::new() };
-        let end = position.saturating_add(most).min(file.size().max(position));
+        let end = position.saturating_add(max).min(file.size().max(position));
         while at < end && at >= ahead.end {
-            let part = at..at.saturating_add(MOST_AHEAD).min(end);
+            let part = at..at.saturating_add(MAX_AHEAD).min(end);
             let (end, resident) = resident_in(file, part, None)?;
             for extent in resident {
                 add(&mut ahead.resident, extent);
@@ -367,21 +372,21 @@ impl Ahead {
     }
 }
 
-/// How much is resident from a reader's position on without a gap, in bytes, as far as `most`: what was read ahead for it, or was
+/// How much is resident from a reader's position on without a gap, in bytes, as far as `max`: what was read ahead for it, or was
 /// there before.
-fn run_from(file: &InspectedFile, position: u64, most: u64) -> Result<u64> {
-    Ok(Ahead::of(file, position, most)?.run(position))
+fn run_from(file: &InspectedFile, position: u64, max: u64) -> Result<u64> {
+    Ok(Ahead::of(file, position, max)?.run(position))
 }
 
-/// How much of a file is resident, in bytes; none if that can't be told in time.
+/// How much of a file is resident, in bytes; none if that takes too long.
 pub(super) fn resident_of(file: &InspectedFile) -> Result<Option<u64>> {
-    let (end, resident) = resident_in(file, 0..file.size(), Some(Instant::now() + LOOK_AT_MOST))?;
+    let (end, resident) = resident_in(file, 0..file.size(), Some(Instant::now() + MAX_SAMPLE_TIME))?;
     let sum = resident.iter().map(|extent| extent.end - extent.start).sum();
     Ok((end >= file.size()).then_some(sum))
 }
 
-/// The resident extents of a range, as far as can be looked at by `deadline`: up to which byte that was. Between two of them
-/// something is missing: where the pieces of the look meet, they are one.
+/// The resident extents of a range, as far as can be sampled by `deadline`: up to which byte that was. Between two of them
+/// something is missing: where the pieces of the sample meet, they are one.
 fn resident_in(
     file: &InspectedFile,
     range: Range<u64>,
@@ -391,7 +396,7 @@ fn resident_in(
     if range.start >= file.size() {
         return Ok((range.end, found));
     }
-    // Of overlayfs only windows can be told by mincore(2).
+    // Of overlayfs mincore(2) shows windows only.
     let piece = if file.file_system()? == FileSystem::Overlay { WINDOW } else { PIECE };
     let mut start = range.start;
     while start < range.end {
@@ -431,9 +436,9 @@ fn release_all(
     file: &InspectedFile,
     ranges: Vec<Range<u64>>,
     patience: Duration,
-) -> Result<(Worked, Vec<Range<u64>>)> {
+) -> Result<(ReleaseTotals, Vec<Range<u64>>)> {
     let deadline = Instant::now() + patience;
-    let mut worked = Worked::default();
+    let mut done = ReleaseTotals::default();
     let mut resisted = Vec::new();
     for range in ranges {
         let options = ReleaseOptions {
@@ -443,15 +448,15 @@ fn release_all(
             explain: false,
         };
         let report = release(file, range.clone(), &options)?;
-        worked.released += report.released;
-        worked.kept += report.kept();
-        worked.unwritten += report.kept_dirty;
+        done.released += report.released;
+        done.kept += report.kept();
+        done.unwritten += report.kept_dirty;
         if report.kept() > 0 {
             // No more than that: others may come into the range before the next try.
-            resisted.extend(resident_in(file, range, Some(Instant::now() + LOOK_AT_MOST))?.1);
+            resisted.extend(resident_in(file, range, Some(Instant::now() + MAX_SAMPLE_TIME))?.1);
         }
     }
-    Ok((worked, resisted))
+    Ok((done, resisted))
 }
 
 #[cfg(test)]
@@ -478,11 +483,11 @@ mod tests {
         }
         // Across the border of two pieces.
         file.file().read_exact_at(&mut vec![0; 16 << 20], PIECE - 8 * MIB).unwrap();
-        assert_eq!(run_from(&file, PIECE - 5 * MIB, MOST_AHEAD).unwrap(), 13 * MIB);
-        assert_eq!(run_from(&file, PIECE + 8 * MIB, MOST_AHEAD).unwrap(), 0);
+        assert_eq!(run_from(&file, PIECE - 5 * MIB, MAX_AHEAD).unwrap(), 13 * MIB);
+        assert_eq!(run_from(&file, PIECE + 8 * MIB, MAX_AHEAD).unwrap(), 0);
         // However far that is.
         file.file().read_exact_at(&mut vec![0; 32 << 20], PIECE - 40 * MIB).unwrap();
-        assert_eq!(run_from(&file, PIECE - 40 * MIB, MOST_AHEAD).unwrap(), MOST_AHEAD);
-        assert_eq!(run_from(&file, PIECE - 40 * MIB, 2 * MOST_AHEAD).unwrap(), 48 * MIB);
+        assert_eq!(run_from(&file, PIECE - 40 * MIB, MAX_AHEAD).unwrap(), MAX_AHEAD);
+        assert_eq!(run_from(&file, PIECE - 40 * MIB, 2 * MAX_AHEAD).unwrap(), 48 * MIB);
     }
 }

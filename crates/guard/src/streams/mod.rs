@@ -1,31 +1,25 @@
 //! Streaming processes, followed from outside: what they bring into the page cache is released behind them.
 //!
-//! For programs that can't be started by `pagekeeper run`. At each tick the large files of each such process are looked at ahead of
+//! For programs that can't be started by `pagekeeper run`. At each tick the large files of each such process are sampled ahead of
 //! where it reads or writes, and what was not resident then is released once the process is past it. The rule is
 //! `pagekeeper_policy::external_stream`. A file that is opened, read and closed between two ticks is not seen.
 //!
 //! Invariants: nothing that was resident before a stream came near is released; no file is held open between ticks; with no stream
-//! running the names of processes are all that is looked at. What fails for one file or process keeps no other from being followed.
+//! running, the names of processes are all that is read. What fails for one file or process keeps no other from being followed.
 
+mod context;
 mod file;
 mod names;
 mod program;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::Error;
-use pagekeeper_kernel::process::ProcRoot;
-
+pub(crate) use self::context::StreamContext;
 use self::file::StreamFile;
 use self::names::Names;
 use self::program::Program;
-use crate::config::Streams;
-use crate::event::Event;
 use crate::usage;
-use pagekeeper_catalog::Profile;
 
 /// A pass over the names of all processes that takes a millisecond of CPU time is repeated after this many.
 const NAMES_SHARE: u32 = 100;
@@ -35,22 +29,10 @@ const NAMES_WITHIN: Duration = Duration::from_secs(2);
 const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
 /// And while pages of it resist for another reason.
 const FREE_WITHIN: Duration = Duration::from_secs(2);
-/// Programs that are told of by name; those beyond are told together.
-const MOST_NAMES: usize = 64;
+/// Programs that are counted by name; those beyond are counted together.
+const MAX_NAMES: usize = 64;
 /// Closed files that are seen to at a time.
-const MOST_CLOSING: usize = 256;
-
-/// What there is around the streams at a look.
-pub(crate) struct Around<'a> {
-    pub(crate) proc: &'a ProcRoot,
-    pub(crate) options: &'a Streams,
-    pub(crate) dry_run: bool,
-    /// The databases that run, with their profiles.
-    pub(crate) databases: &'a [(u32, Arc<Profile>)],
-    pub(crate) events: &'a mut Vec<Event>,
-    /// What could not be done.
-    pub(crate) problems: &'a mut Vec<(PathBuf, String)>,
-}
+const MAX_CLOSING: usize = 256;
 
 /// The streaming processes and their files.
 #[derive(Debug)]
@@ -69,7 +51,7 @@ pub(crate) struct StreamWatch {
 #[derive(Debug)]
 struct Closing {
     file: StreamFile,
-    /// What its process may have brought into it since the last look before, in bytes.
+    /// What its process may have brought into it since the last sample before, in bytes.
     brought: u64,
     pid: u32,
     program: String,
@@ -95,7 +77,7 @@ impl StreamWatch {
         (self.names, self.names_due) = (Names::default(), now);
     }
 
-    /// The time until the next look.
+    /// The time until the next pass.
     pub(crate) fn pause(&self, now: Instant) -> Duration {
         self.due.saturating_duration_since(now)
     }
@@ -110,17 +92,17 @@ impl StreamWatch {
         self.kept
     }
 
-    /// Looks at all streams once, and acts; the bytes released.
-    pub(crate) fn follow(&mut self, around: &mut Around<'_>) -> u64 {
+    /// Samples all streams once, and acts; the bytes released.
+    pub(crate) fn follow(&mut self, context: &mut StreamContext<'_>) -> u64 {
         let began = Instant::now();
         if began < self.due {
             return 0;
         }
-        self.find(around, began);
+        self.find(context, began);
         let mut released = 0;
         let mut closed = Vec::new();
         for program in &mut self.programs {
-            let (done, gone) = program.look(around);
+            let (done, gone) = program.follow(context);
             self.kept += done.kept;
             released += count(&mut self.released, &program.name, done.released);
             closed.extend(gone.into_iter().map(|(file, brought)| Closing {
@@ -132,63 +114,63 @@ impl StreamWatch {
                 since: began,
             }));
         }
-        let closing = std::mem::take(&mut self.closing).into_iter().chain(closed).take(MOST_CLOSING);
+        let closing = std::mem::take(&mut self.closing).into_iter().chain(closed).take(MAX_CLOSING);
         for mut closing in closing.collect::<Vec<_>>() {
-            if around.dry_run {
+            if context.dry_run {
                 continue;
             }
-            let worked = match closing.file.close(around.proc, closing.parent, closing.brought) {
-                Ok(Some(worked)) => worked,
-                // Deleted, renamed, or in a place that is not to be seen from here.
+            let done = match closing.file.close(context.proc, closing.parent, closing.brought) {
+                Ok(Some(done)) => done,
+                // Deleted, renamed, or not to be seen from here.
                 Ok(None) => continue,
                 Err(error) => {
-                    tell(around.problems, closing.file.path.clone(), &error);
+                    context.problem(closing.file.path.clone(), &error);
                     continue;
                 }
             };
-            released += count(&mut self.released, &closing.program, worked.released);
+            released += count(&mut self.released, &closing.program, done.released);
             if let Some(program) = self.programs.iter_mut().find(|program| program.pid == closing.pid) {
-                program.released += worked.released;
+                program.released += done.released;
             }
-            let patience = if worked.unwritten > 0 { WRITTEN_WITHIN } else { FREE_WITHIN };
-            if worked.kept > 0 && closing.since.elapsed() < patience {
+            let patience = if done.unwritten > 0 { WRITTEN_WITHIN } else { FREE_WITHIN };
+            if done.kept > 0 && closing.since.elapsed() < patience {
                 self.closing.push(closing);
             } else {
-                self.kept += worked.kept;
+                self.kept += done.kept;
             }
         }
         self.programs.retain(|program| {
             let waits = self.closing.iter().any(|closing| closing.pid == program.pid);
             let ended = program.ended && !waits;
             if ended {
-                around.events.extend(program.end());
+                context.events.extend(program.end());
             }
             !ended
         });
         let busy = !self.programs.is_empty() || !self.closing.is_empty();
-        let next = began + around.options.tick;
+        let next = began + context.options.tick;
         self.due = if busy { next } else { next.max(self.names_due) };
         released
     }
 
     /// Finds streaming processes that are not known yet.
-    fn find(&mut self, around: &mut Around<'_>, now: Instant) {
+    fn find(&mut self, context: &mut StreamContext<'_>, now: Instant) {
         if now < self.names_due {
             return;
         }
         let before = usage::cpu_time();
-        match self.names.look(around.proc, &around.options.processes) {
+        match self.names.read(context.proc, &context.options.processes) {
             Ok(found) => {
                 for named in found {
                     if !self.programs.iter().any(|program| program.pid == named.pid && !program.ended) {
-                        self.programs.extend(Program::new(around.proc, named.pid, named.name));
+                        self.programs.extend(Program::new(context.proc, named.pid, named.name));
                     }
                 }
             }
-            Err(error) => tell(around.problems, error.path().to_path_buf(), &error),
+            Err(error) => context.problem(error.path().to_path_buf(), &error),
         }
         let cost = usage::cpu_time().saturating_sub(before);
-        let tick = around.options.tick;
+        let tick = context.options.tick;
         self.names_due = now + (cost * NAMES_SHARE).clamp(tick, NAMES_WITHIN.max(tick));
     }
 }
@@ -196,33 +178,25 @@ impl StreamWatch {
 /// Adds to a program's figure; gives the bytes back.
 fn count(released: &mut BTreeMap<String, u64>, name: &str, bytes: u64) -> u64 {
     if bytes > 0 {
-        let name = if released.contains_key(name) || released.len() < MOST_NAMES { name } else { "other" };
+        let name = if released.contains_key(name) || released.len() < MAX_NAMES { name } else { "other" };
         *released.entry(name.to_owned()).or_default() += bytes;
     }
     bytes
 }
 
-fn tell(problems: &mut Vec<(PathBuf, String)>, path: PathBuf, error: &Error) {
-    // What ended or was closed meanwhile is no problem, nor is a file system that has nothing to release.
-    if error.is_gone() || matches!(error, Error::Unsupported { .. }) {
-        return;
-    }
-    let mut problem = error.to_string();
-    if error.is_denied() {
-        problem += "; run as root, or with CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER";
-    }
-    problems.push((path, problem));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Streams;
     use globset::Glob;
+    use pagekeeper_catalog::Profile;
+    use pagekeeper_kernel::process::ProcRoot;
     use pagekeeper_kernel::{InspectedFile, Links, residency};
     use pagekeeper_testing::disk_dir;
     use std::io::Read;
     use std::os::unix::fs::FileExt;
     use std::process::{Child, Command, Stdio};
+    use std::sync::Arc;
 
     const WINDOW: u64 = 2 << 20;
 
@@ -256,10 +230,10 @@ mod tests {
         };
         let mut watch = StreamWatch::new(Instant::now());
         let (mut events, mut problems) = (Vec::new(), Vec::new());
-        let mut look = || {
+        let mut follow = || {
             std::thread::sleep(Duration::from_millis(2));
             watch.names_due = Instant::now();
-            watch.follow(&mut Around {
+            watch.follow(&mut StreamContext {
                 proc: &ProcRoot::default(),
                 options: &options,
                 dry_run: false,
@@ -272,11 +246,11 @@ mod tests {
         // As `cat` it is known once it has given something.
         output.read_exact(&mut [0; 1]).unwrap();
         for _ in 0..3 {
-            look();
+            follow();
         }
         output.read_exact(&mut vec![0; 7 << 21]).unwrap();
         for _ in 0..3 {
-            look();
+            follow();
         }
         let resident =
             |window: u64| residency(&file, window * WINDOW..(window + 1) * WINDOW).unwrap().resident;

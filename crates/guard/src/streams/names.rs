@@ -1,7 +1,7 @@
 //! Which processes are called as a streaming program.
 //!
 //! A process's name changes only as it becomes another program, and that soon after it began as a rule: so the name of each new
-//! process is read at its first looks, and seldom afterwards. One pass costs a microsecond for each old process.
+//! process is read in its first passes, and seldom afterwards. One pass costs a microsecond for each old process.
 
 use std::collections::HashMap;
 
@@ -9,15 +9,15 @@ use globset::GlobMatcher;
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::ProcRoot;
 
-/// Looks at which a new process's name is read each time.
+/// Passes in which a new process's name is read each time.
 const YOUNG: u32 = 12;
-/// The name of an old one is read every so many looks.
+/// The name of an old one is read every so many passes.
 const AGAIN: u32 = 16;
 
 /// What is known of the processes by their names.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// How many looks ago each process was first seen, and whether it is called as wanted.
+    /// How many passes ago each process was first seen, and whether it is called as wanted.
     known: HashMap<u32, (u32, bool)>,
 }
 
@@ -30,17 +30,17 @@ pub(super) struct Named {
 
 impl Names {
     /// The processes that are called as wanted, ascending. Fails where the processes can't be listed.
-    pub(super) fn look(&mut self, proc: &ProcRoot, wanted: &[GlobMatcher]) -> Result<Vec<Named>> {
+    pub(super) fn read(&mut self, proc: &ProcRoot, wanted: &[GlobMatcher]) -> Result<Vec<Named>> {
         let pids = proc.pids()?;
         let own = std::process::id();
         self.known.retain(|pid, _| pids.binary_search(pid).is_ok());
         let mut found = Vec::new();
         for pid in pids {
-            let (looks, streams) = self.known.entry(pid).or_insert((0, false));
-            *looks = looks.saturating_add(1);
-            // Not of all old ones at the same look.
-            let again = looks.wrapping_add(pid).is_multiple_of(AGAIN);
-            if (*looks > YOUNG && !*streams && !again) || pid == own {
+            let (passes, streams) = self.known.entry(pid).or_insert((0, false));
+            *passes = passes.saturating_add(1);
+            // Not of all old ones in the same pass.
+            let again = passes.wrapping_add(pid).is_multiple_of(AGAIN);
+            if (*passes > YOUNG && !*streams && !again) || pid == own {
                 continue;
             }
             // One that has ended meanwhile is none.
@@ -68,23 +68,23 @@ mod tests {
         fake_process(tree.path(), 8, "sh", 1, &[]);
         fake_process(tree.path(), 9, "barman-cloud-ba", 1, &[]);
         fake_process(tree.path(), std::process::id(), "tar", 1, &[]);
-        let look = |names: &mut Names| -> Vec<(u32, String)> {
-            let found = names.look(&proc, &wanted).unwrap();
+        let read = |names: &mut Names| -> Vec<(u32, String)> {
+            let found = names.read(&proc, &wanted).unwrap();
             found.into_iter().map(|named| (named.pid, named.name)).collect()
         };
         let backup = (9, "barman-cloud-ba".to_owned());
-        assert_eq!(look(&mut names), [(7, "tar".to_owned()), backup.clone()]);
+        assert_eq!(read(&mut names), [(7, "tar".to_owned()), backup.clone()]);
         fake_process(tree.path(), 7, "sh", 1, &[]);
         fake_process(tree.path(), 8, "dd", 1, &[]);
-        assert_eq!(look(&mut names), [(8, "dd".to_owned()), backup.clone()]);
+        assert_eq!(read(&mut names), [(8, "dd".to_owned()), backup.clone()]);
         // Old ones are read again now and then.
         for _ in 0..YOUNG {
-            look(&mut names);
+            read(&mut names);
         }
         fake_process(tree.path(), 7, "cp", 1, &[]);
-        let found = (0..AGAIN).any(|_| look(&mut names).contains(&(7, "cp".to_owned())));
+        let found = (0..AGAIN).any(|_| read(&mut names).contains(&(7, "cp".to_owned())));
         assert!(found);
         std::fs::remove_dir_all(tree.path().join("9")).unwrap();
-        assert!(!look(&mut names).contains(&backup));
+        assert!(!read(&mut names).contains(&backup));
     }
 }

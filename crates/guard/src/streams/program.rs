@@ -11,22 +11,22 @@ use pagekeeper_policy::READ_AHEAD;
 use pagekeeper_policy::external_stream::{Acts, Explained, all_fetched};
 use rustix::fs::{AtFlags, StatxFlags};
 
-use super::file::{Ahead, Found, MOST_AHEAD, Shown, StreamFile, Worked, resident_of};
-use super::{Around, tell};
+use super::context::StreamContext;
+use super::file::{Ahead, FileSample, MAX_AHEAD, ReleaseTotals, Shown, StreamFile, resident_of};
 use crate::decision::Action;
 use crate::event::Event;
 
-/// Smaller files are not worth a look, in bytes.
+/// Smaller files are left out, in bytes.
 const SMALLEST: u64 = 4 << 20;
 /// Files of one process that are followed at a time, the largest first.
-const MOST_FILES: usize = 64;
+const MAX_FILES: usize = 64;
 /// What a process did before it was found says nothing of what is resident now if it has run for longer than that.
 const YOUNG: Duration = Duration::from_secs(10);
 /// How often what is resident of new files is compared with what was fetched, while that goes on.
-const LOOKS: usize = 5;
-/// Between two of these looks.
+const SAMPLES: usize = 5;
+/// Between two of these samples.
 const MOMENT: Duration = Duration::from_micros(300);
-/// What may be fetched while it is looked, in bytes.
+/// What may be fetched while a sample is taken, in bytes.
 const AT_ONCE: u64 = 1 << 20;
 /// A file system's clock may be behind by so much.
 const CLOCK: Duration = Duration::from_millis(20);
@@ -40,16 +40,17 @@ pub(super) struct Program {
     started: u64,
     began: Instant,
     files: Vec<StreamFile>,
-    /// What it had read and written at the last look; none before the first.
+    /// What it had read and written at the last sample; none before the first.
     io: Option<IoCounters>,
-    /// What it brought in at the last look that was not seen in its files yet, in bytes.
+    /// What it brought in at the last sample that was not seen in its files yet, in bytes.
     carried: u64,
     /// Whether more came into its files than that.
     doubted: bool,
     followed: u64,
     pub(super) released: u64,
     kept: u64,
-    told: bool,
+    /// Whether it was reported.
+    reported: bool,
     pub(super) ended: bool,
 }
 
@@ -70,19 +71,22 @@ impl Program {
             followed: 0,
             released: 0,
             kept: 0,
-            told: false,
+            reported: false,
             ended: false,
         })
     }
 
-    /// Looks at its files, and acts; gives back the files that it has closed, each with what it may have brought into it since the
-    /// last look, in bytes.
-    pub(super) fn look(&mut self, around: &mut Around<'_>) -> (Worked, Vec<(StreamFile, u64)>) {
+    /// Samples its files, and acts; gives back the files that it has closed, each with what it may have brought into it since the
+    /// last sample, in bytes.
+    pub(super) fn follow(
+        &mut self,
+        context: &mut StreamContext<'_>,
+    ) -> (ReleaseTotals, Vec<(StreamFile, u64)>) {
         if self.ended {
-            return (Worked::default(), Vec::new());
+            return (ReleaseTotals::default(), Vec::new());
         }
-        let same = around.proc.start_time(self.pid).is_ok_and(|started| started == self.started);
-        let open = if same { around.proc.open_files(self.pid) } else { Ok(Vec::new()) };
+        let same = context.proc.start_time(self.pid).is_ok_and(|started| started == self.started);
+        let open = if same { context.proc.open_files(self.pid) } else { Ok(Vec::new()) };
         self.ended = !same;
         let mut shown: BTreeMap<Inode, Shown> = BTreeMap::new();
         match open {
@@ -97,55 +101,56 @@ impl Program {
                     }
                 }
             }
-            Err(error) => tell(around.problems, around.proc.root(self.pid), &error),
+            Err(error) => context.problem(context.proc.root(self.pid), &error),
         }
         let (files, closed): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.files).into_iter().partition(|file| shown.contains_key(&file.inode));
         self.files = files;
         let last = self.io;
-        let io = around.proc.io_counters(self.pid).ok().or(last).unwrap_or_default();
-        self.meet(around, &shown, io);
+        let io = context.proc.io_counters(self.pid).ok().or(last).unwrap_or_default();
+        self.meet(context, &shown, io);
         // What a process that was met late has ever brought in may be long gone.
         let late = last.is_none() && !is_young(self.started);
         let last = last.unwrap_or(if late { io } else { IoCounters::default() });
         self.io = Some(io);
-        let worked = self.follow(around, &shown, &last);
-        self.released += worked.released;
-        self.kept += worked.kept;
+        let done = self.sample_and_act(context, &shown, &last);
+        self.released += done.released;
+        self.kept += done.kept;
         let since = brought(&io, &last);
-        (worked, closed.into_iter().map(|file| (file, since)).collect())
+        (done, closed.into_iter().map(|file| (file, since)).collect())
     }
 
-    /// Looks at all files, then acts: whether what came into files without a position is its own, all of them tell.
-    fn follow(
+    /// Samples all files, then acts: only all of them together show whether what came into files without a position is its
+    /// own.
+    fn sample_and_act(
         &mut self,
-        around: &mut Around<'_>,
+        context: &mut StreamContext<'_>,
         shown: &BTreeMap<Inode, Shown>,
         last: &IoCounters,
-    ) -> Worked {
+    ) -> ReleaseTotals {
         let databases = OnceCell::new();
         let mut files = std::mem::take(&mut self.files);
-        let mut looked: Vec<Option<(InspectedFile, Found)>> = Vec::new();
+        let mut samples: Vec<Option<(InspectedFile, FileSample)>> = Vec::new();
         for file in &mut files {
             let found = shown
                 .get(&file.inode)
-                .map_or(Ok(None), |shown| self.look_at(around, file, shown, last, &databases));
-            looked.push(found.unwrap_or_else(|error| {
-                tell(around.problems, file.path.clone(), &error);
+                .map_or(Ok(None), |shown| self.sample_file(context, file, shown, last, &databases));
+            samples.push(found.unwrap_or_else(|error| {
+                context.problem(file.path.clone(), &error);
                 None
             }));
         }
         // Once more: the first time was before what it has read meanwhile.
-        let io = around.proc.io_counters(self.pid).ok().or(self.io).unwrap_or_default();
+        let io = context.proc.io_counters(self.pid).ok().or(self.io).unwrap_or_default();
         self.io = Some(io);
         let now = brought(&io, last);
         let moved = files.iter().map(|file| file.moved).fold(0, u64::saturating_add);
-        let most = (now + self.carried).saturating_sub(moved);
-        let both = files.iter().zip(&looked);
+        let max_brought = (now + self.carried).saturating_sub(moved);
+        let both = files.iter().zip(&samples);
         let grown: u64 = both
-            .filter_map(|(file, looked)| looked.as_ref().map(|(_, found)| file.grown(found, most)))
+            .filter_map(|(file, sampled)| sampled.as_ref().map(|(_, found)| file.grown(found, max_brought)))
             .fold(0, u64::saturating_add);
-        let explained = if grown <= most {
+        let explained = if grown <= max_brought {
             Explained::Yes
         } else if now > 0 && !self.doubted {
             Explained::NotYet
@@ -153,45 +158,45 @@ impl Program {
             Explained::No
         };
         self.doubted = explained == Explained::NotYet;
-        self.carried = if self.doubted { most } else { most.saturating_sub(grown).min(now) };
-        let mut worked = Worked::default();
-        for (file, looked) in files.iter_mut().zip(looked) {
-            let Some((opened, found)) = looked else { continue };
-            let acts = file.step(found, most, explained);
-            if around.dry_run {
-                around.events.extend(would(file, &acts));
+        self.carried = if self.doubted { max_brought } else { max_brought.saturating_sub(grown).min(now) };
+        let mut totals = ReleaseTotals::default();
+        for (file, sampled) in files.iter_mut().zip(samples) {
+            let Some((opened, found)) = sampled else { continue };
+            let acts = file.step(found, max_brought, explained);
+            if context.dry_run {
+                context.events.extend(would(file, &acts));
                 continue;
             }
             match file.act(&opened, acts) {
                 Ok(done) => {
-                    worked.released += done.released;
-                    worked.kept += done.kept;
+                    totals.released += done.released;
+                    totals.kept += done.kept;
                 }
-                Err(error) => tell(around.problems, file.path.clone(), &error),
+                Err(error) => context.problem(file.path.clone(), &error),
             }
         }
         self.files = files;
-        worked
+        totals
     }
 
-    /// Takes up the files that it has opened since the last look.
-    fn meet(&mut self, around: &mut Around<'_>, shown: &BTreeMap<Inode, Shown>, io: IoCounters) {
+    /// Takes up the files that it has opened since the last sample.
+    fn meet(&mut self, context: &mut StreamContext<'_>, shown: &BTreeMap<Inode, Shown>, io: IoCounters) {
         let mut new: Vec<(&Shown, InspectedFile)> = Vec::new();
         for shown in shown.values() {
             if self.files.iter().any(|file| file.inode == shown.file.inode) {
                 continue;
             }
-            match shown.open(around.proc, self.pid) {
+            match shown.open(context.proc, self.pid) {
                 Ok(Some(file)) => new.push((shown, file)),
                 Ok(None) => {}
-                Err(error) => tell(around.problems, shown.file.path.clone(), &error),
+                Err(error) => context.problem(shown.file.path.clone(), &error),
             }
         }
         new.sort_by_key(|(shown, _)| std::cmp::Reverse(shown.file.size));
-        new.truncate(MOST_FILES.saturating_sub(self.files.len()));
+        new.truncate(MAX_FILES.saturating_sub(self.files.len()));
         let known = self.io.is_some() || is_young(self.started);
         let reads = new.iter().any(|(shown, _)| !shown.writes);
-        let own = if known && reads { self.all_own(around.proc, &new, io) } else { None };
+        let own = if known && reads { self.all_own(context.proc, &new, io) } else { None };
         let mut own = own.map(Vec::into_iter);
         let mut met = Vec::new();
         for (shown, file) in &new {
@@ -212,14 +217,14 @@ impl Program {
         }
         self.followed += met.len() as u64;
         self.files.extend(met);
-        if !self.told && !self.files.is_empty() {
-            self.told = true;
-            around.events.push(Event::Stream { pid: self.pid, program: self.name.clone() });
+        if !self.reported && !self.files.is_empty() {
+            self.reported = true;
+            context.events.push(Event::Stream { pid: self.pid, program: self.name.clone() });
         }
     }
 
     /// What is ahead of each of the files that the process has just opened to read, if nobody had in the page cache what is
-    /// resident of them: by what it was given until it was looked at (`io`), and what came from disks for it by now.
+    /// resident of them: by what it was given until it was sampled (`io`), and what came from disks for it by now.
     fn all_own(
         &self,
         proc: &ProcRoot,
@@ -235,23 +240,23 @@ impl Program {
             now.saturating_sub(last.read_from_storage) + before
         };
         let positions: u64 = readers.iter().map(|(shown, _)| shown.file.position).sum();
-        for _ in 0..LOOKS {
+        for _ in 0..SAMPLES {
             let sure = fetched();
             let mut ahead = Vec::new();
             let mut resident = 0_u64;
             for (shown, file) in &readers {
-                // Of one that is at its beginning all is looked at, and all is its own.
+                // Of one that is at its beginning all is sampled, and all is its own.
                 let (there, found) = if positions == 0 {
                     (resident_of(file).ok()??, Ahead::default())
                 } else {
-                    let found = Ahead::of(file, shown.furthest, MOST_AHEAD).ok()?;
+                    let found = Ahead::of(file, shown.furthest, MAX_AHEAD).ok()?;
                     (found.run(shown.furthest), found)
                 };
                 resident = resident.saturating_add(there);
                 ahead.push(found);
             }
             let now = fetched();
-            // `copy_file_range` tells how much it read when it ends, a mapping never.
+            // `copy_file_range` shows how much it read when it ends, a mapping never.
             let is_own = |fetched: u64| match positions {
                 0 => all_fetched(resident, fetched.saturating_sub(read), 0),
                 _ => positions <= read && all_fetched(read, fetched, resident),
@@ -268,27 +273,27 @@ impl Program {
         None
     }
 
-    fn look_at(
+    fn sample_file(
         &self,
-        around: &Around<'_>,
+        context: &StreamContext<'_>,
         file: &mut StreamFile,
         shown: &Shown,
         last: &IoCounters,
         databases: &OnceCell<HashSet<Inode>>,
-    ) -> Result<Option<(InspectedFile, Found)>> {
-        let Some(opened) = shown.open(around.proc, self.pid)? else { return Ok(None) };
+    ) -> Result<Option<(InspectedFile, FileSample)>> {
+        let Some(opened) = shown.open(context.proc, self.pid)? else { return Ok(None) };
         if opened.file_system()?.release_refusal().is_some() {
             return Ok(None);
         }
-        let shared = || databases.get_or_init(|| files_of_databases(around)).contains(&shown.file.inode);
-        let since = || around.proc.io_counters(self.pid).map_or(0, |now| brought(&now, last));
-        let found = file.look(&opened, shown, around.options.tick, since, shared)?;
+        let shared = || databases.get_or_init(|| files_of_databases(context)).contains(&shown.file.inode);
+        let since = || context.proc.io_counters(self.pid).map_or(0, |now| brought(&now, last));
+        let found = file.sample(&opened, shown, context.options.tick, since, shared)?;
         Ok(Some((opened, found)))
     }
 
-    /// What is told of it at its end; nothing of one that had no large file.
+    /// What is reported of it at its end; nothing of one that had no large file.
     pub(super) fn end(&self) -> Option<Event> {
-        self.told.then(|| Event::StreamEnded {
+        self.reported.then(|| Event::StreamEnded {
             pid: self.pid,
             program: self.name.clone(),
             seconds: self.began.elapsed().as_secs_f64(),
@@ -305,14 +310,14 @@ fn would(file: &StreamFile, acts: &Acts) -> Option<Event> {
 }
 
 /// The files that the databases have open: by what they are, since in a container each goes by another name.
-fn files_of_databases(around: &Around<'_>) -> HashSet<Inode> {
+fn files_of_databases(context: &StreamContext<'_>) -> HashSet<Inode> {
     let mut files = HashSet::new();
-    for (database, profile) in around.databases {
-        let workers = workers_of(around.proc, *database, profile).unwrap_or_default();
+    for (database, profile) in context.databases {
+        let workers = workers_of(context.proc, *database, profile).unwrap_or_default();
         for pid in workers.into_iter().chain([*database]) {
-            let _ = around.proc.fd_links(pid, |fd, target| {
+            let _ = context.proc.fd_links(pid, |fd, target| {
                 if target.has_root() {
-                    files.extend(around.proc.inode_behind(pid, fd));
+                    files.extend(context.proc.inode_behind(pid, fd));
                 }
             });
         }
@@ -320,20 +325,21 @@ fn files_of_databases(around: &Around<'_>) -> HashSet<Inode> {
     files
 }
 
-/// What a process has brought into the page cache between two looks, in bytes; that of a child is added as it is waited for.
+/// What a process has brought into the page cache between two samples, in bytes; that of a child is added as it is waited for.
 fn brought(now: &IoCounters, last: &IoCounters) -> u64 {
     let read = now.read_from_storage.saturating_sub(last.read_from_storage);
     read + now.written_to_storage.saturating_sub(last.written_to_storage)
 }
 
-/// Whether a file was made since a process started (in clock ticks since boot), as far as its file system tells.
+/// Whether a file was made since a process started (in clock ticks since boot), as far as its file system shows.
 fn made_since(file: &InspectedFile, started: u64) -> bool {
     let Ok(stat) = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME) else { return false };
     if stat.stx_mask & StatxFlags::BTIME.bits() == 0 {
         return false;
     }
-    let made = SystemTime::UNIX_EPOCH
-        + Duration::new(u64::try_from(stat.stx_btime.tv_sec).unwrap_or(0), stat.stx_btime.tv_nsec);
+    // Of a clock before 1970 nothing follows.
+    let Ok(seconds) = u64::try_from(stat.stx_btime.tv_sec) else { return false };
+    let made = SystemTime::UNIX_EPOCH + Duration::new(seconds, stat.stx_btime.tv_nsec);
     let ran = age(started);
     SystemTime::now().duration_since(made).is_ok_and(|age| age <= ran + CLOCK)
 }
@@ -341,7 +347,8 @@ fn made_since(file: &InspectedFile, started: u64) -> bool {
 /// How long a process has run that started so many clock ticks after boot.
 fn age(started: u64) -> Duration {
     let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let up = Duration::new(u64::try_from(boot.tv_sec).unwrap_or(0), u32::try_from(boot.tv_nsec).unwrap_or(0));
+    let seconds = u64::try_from(boot.tv_sec).expect("the time since boot is not negative");
+    let up = Duration::new(seconds, u32::try_from(boot.tv_nsec).expect("less than a second"));
     up.saturating_sub(Duration::from_millis(started.saturating_mul(10)))
 }
 
