@@ -6,17 +6,13 @@
 //! its own for any lines. Blocks marked `console,server` need a server, systemd or a change of the host: their command lines are
 //! checked against the program's help and the Makefile.
 
+#[path = "../support/mod.rs"]
 mod support;
 
-#[path = "docs/blocks.rs"]
 mod blocks;
-#[path = "docs/compare.rs"]
 mod compare;
-#[path = "docs/fixtures.rs"]
 mod fixtures;
-#[path = "docs/links.rs"]
 mod links;
-#[path = "docs/parsed.rs"]
 mod parsed;
 
 use std::path::{Path, PathBuf};
