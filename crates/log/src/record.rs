@@ -23,12 +23,14 @@
 
 mod buffered;
 mod reader;
+mod source;
 #[cfg(test)]
 mod tests;
 
 use crate::convert::to_usize;
-pub(crate) use buffered::{Buffered, Source};
-pub(crate) use reader::{Entry, EpochAt, Reach, Reader};
+pub(crate) use buffered::Buffered;
+pub(crate) use reader::{Entry, EpochAt, Reader};
+pub(crate) use source::{Reach, Source};
 
 /// What is written and synced at once at the least, in bytes; a sync ends at a multiple of it.
 pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;

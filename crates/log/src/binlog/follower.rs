@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 use pagekeeper_io::{AlignedBuf, IoFile};
 use pagekeeper_policy::WINDOW;
 
-use super::Position;
+use super::position::Position;
 use super::progress::{ReadLimit, Registration, Segment};
 use super::segment::HEADER as START;
 use super::shared::Shared;
+use super::writer::Writer;
 use crate::Error;
 use crate::convert::to_usize;
 use crate::record::{self, BLOCK, BLOCK_LEN, HEADER, Header, Kind};
@@ -62,7 +63,7 @@ pub struct Event {
 /// # Ok::<(), pagekeeper_log::Error>(())
 /// ```
 pub struct Follower {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<Writer>>,
     id: u64,
     durable_only: bool,
     /// Where the next record stands.
@@ -106,7 +107,11 @@ enum Found {
 }
 
 impl Follower {
-    pub(super) fn new(shared: &Arc<Shared>, from: Position, durable_only: bool) -> Result<Self, Error> {
+    pub(super) fn new(
+        shared: &Arc<Shared<Writer>>,
+        from: Position,
+        durable_only: bool,
+    ) -> Result<Self, Error> {
         let Registration { id, segment, cut_off } = shared.progress.register(from, durable_only)?;
         let opened = open(shared, segment, from, &cut_off);
         if opened.is_err() {
@@ -296,7 +301,7 @@ impl Follower {
 
 /// A segment's file, and its length if that is settled; for a follower at `position`.
 fn open(
-    shared: &Shared,
+    shared: &Shared<Writer>,
     segment: Segment,
     position: Position,
     cut_off: &AtomicBool,

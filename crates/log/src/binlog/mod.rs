@@ -83,7 +83,7 @@ pub enum Purge {
 /// # Ok::<(), pagekeeper_log::Error>(())
 /// ```
 pub struct BinLog {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<Writer>>,
     /// Why it is written as it is.
     why: String,
     _lock: Lock,
@@ -254,6 +254,17 @@ impl BinLog {
         let sealed = leader.writer().seal(&self.shared);
         self.hand_over(leader, None);
         sealed
+    }
+}
+
+impl BinLogOptions {
+    /// Opens the log in a directory for appending, or makes a new one where the directory is empty or missing. What a crash
+    /// left is put in order; no group that was acknowledged as durable is lost.
+    ///
+    /// Fails, and changes nothing, where another has the log open, the directory has other files in it, a segment is
+    /// missing, cut, damaged or of another log, or a setting is out of its range.
+    pub fn open(self, dir: impl AsRef<Path>) -> Result<BinLog, Error> {
+        BinLog::open(dir.as_ref(), self)
     }
 }
 

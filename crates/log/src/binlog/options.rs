@@ -1,11 +1,9 @@
 //! What a binlog is to be like.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_io::Io;
 
-use super::BinLog;
 #[cfg(test)]
 use super::injected_fault::InjectedFault;
 use super::segment::HEADER;
@@ -15,7 +13,7 @@ use crate::{Error, LogMode};
 /// Least size of a segment, in bytes: the header and three blocks.
 const MIN_SEGMENT: u64 = HEADER + 3 * BLOCK;
 
-/// Settings of a [`BinLog`], and how it is opened.
+/// Settings of a [`BinLog`](crate::BinLog), and how it is opened.
 ///
 /// ```
 /// use pagekeeper_io::SimDisk;
@@ -73,7 +71,7 @@ impl BinLogOptions {
     }
 
     /// After how many groups the log is synced [default: 1, each is durable when its append returns]. With 0 the log is synced
-    /// only at rotation, by [`BinLog::sync`] and [`BinLog::close`]; writeback is started as segments grow.
+    /// only at rotation, by [`BinLog::sync`](crate::BinLog::sync) and [`BinLog::close`](crate::BinLog::close); writeback is started as segments grow.
     #[must_use]
     pub fn sync_every(mut self, groups: u64) -> Self {
         self.sync_every = groups;
@@ -124,15 +122,6 @@ impl BinLogOptions {
     pub fn io(mut self, io: Arc<dyn Io>) -> Self {
         self.io = Some(io);
         self
-    }
-
-    /// Opens the log in a directory for appending, or makes a new one where the directory is empty or missing. What a crash
-    /// left is put in order; no group that was acknowledged as durable is lost.
-    ///
-    /// Fails, and changes nothing, where another has the log open, the directory has other files in it, a segment is
-    /// missing, cut, damaged or of another log, or a setting is out of its range.
-    pub fn open(self, dir: impl AsRef<Path>) -> Result<BinLog, Error> {
-        BinLog::open(dir.as_ref(), self)
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {

@@ -28,7 +28,7 @@ use pagekeeper_policy::{
     Rewrite, Rule, StepState as PolicyState, WINDOW, Window, step,
 };
 
-use super::Position;
+use super::position::Position;
 
 /// Bytes beside the slack that a writer may be ahead of writeback while another thread waits for it.
 const UNWRITTEN: u64 = 4 * WINDOW;

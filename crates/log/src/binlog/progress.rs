@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
-use super::Position;
+use super::position::Position;
 use super::segment::HEADER;
 use super::sync::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::Error;

@@ -6,35 +6,35 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, Error as IoError, IoFile};
 
-use super::Position;
 use super::group_commit::CommitQueue;
 use super::page_releaser::PageReleaser;
+use super::position::Position;
 use super::progress::{Progress, Segment};
 use super::segment_store::{Failure, SegmentStore};
-use super::writer::Writer;
 use crate::Error;
 
-/// A log that is open.
-pub(super) struct Shared {
+/// A log that is open, whose writer is a `W`.
+pub(super) struct Shared<W> {
     pub(super) store: SegmentStore,
-    pub(super) queue: CommitQueue<Writer>,
+    pub(super) queue: CommitQueue<W>,
     pub(super) progress: Progress,
     /// `None` where no page becomes resident: with direct I/O; or where pages are left to the kernel.
     pub(super) releaser: Option<PageReleaser>,
 }
 
-impl Shared {
-    pub(super) fn new(store: SegmentStore, writer: Writer, progress: Progress) -> Arc<Self> {
+impl<W> Shared<W> {
+    /// The writer is at the end of the log.
+    pub(super) fn new(store: SegmentStore, writer: W, progress: Progress) -> Arc<Self> {
         let releaser = (store.access == Access::Buffered && store.options.release)
             .then(|| PageReleaser::new(store.options.keep_segments, store.options.slack));
-        let (segment, end) = (writer.segment, writer.end);
+        let end = progress.end();
         let shared = Arc::new(Self { store, queue: CommitQueue::new(writer), progress, releaser });
-        shared.keep(segment, end);
+        shared.keep(end);
         shared
     }
 
     /// Reports the writer's new segment to the releaser. Without a descriptor its pages stay; that is no reason to stop.
-    fn keep(&self, segment: u64, offset: u64) {
+    fn keep(&self, Position { segment, offset }: Position) {
         if let Some(releaser) = &self.releaser
             && let Ok(file) = self.own(segment)
         {
@@ -46,27 +46,24 @@ impl Shared {
         self.store.io.open(&self.store.segment_path(segment), self.store.access)
     }
 
-    /// The writer has written.
-    pub(super) fn wrote(&self, writer: &mut Writer) {
-        self.progress.wrote(Position { segment: writer.segment, offset: writer.end });
+    /// The writer has written up to here; whether there may be something to release.
+    pub(super) fn wrote(&self, end: Position) -> bool {
+        self.progress.wrote(end);
+        self.releaser.as_ref().is_some_and(|releaser| releaser.wrote(end.offset))
+    }
+
+    /// The writer has synced up to here.
+    pub(super) fn synced(&self, durable: Position) {
+        self.progress.synced(durable);
         if let Some(releaser) = &self.releaser {
-            writer.may_release |= releaser.wrote(writer.end);
+            releaser.synced(durable.offset);
         }
     }
 
-    /// The writer has synced all that it wrote.
-    pub(super) fn synced(&self, writer: &Writer) {
-        self.progress.synced(Position { segment: writer.segment, offset: writer.durable });
-        if let Some(releaser) = &self.releaser {
-            releaser.synced(writer.durable);
-        }
-    }
-
-    /// The writer has begun a new segment; the one before ends at `sealed`.
-    pub(super) fn rotated(&self, writer: &mut Writer, sealed: u64) {
-        self.keep(writer.segment, writer.end);
-        self.progress.rotated(sealed, Segment { number: writer.segment, salt: writer.salt, sealed: None });
-        writer.may_release = true;
+    /// The writer has begun a new segment and is at `end`; the one before ends at `sealed`.
+    pub(super) fn rotated(&self, sealed: u64, new: Segment, end: u64) {
+        self.keep(Position { segment: new.number, offset: end });
+        self.progress.rotated(sealed, new);
     }
 
     /// Releases what rule and followers allow.

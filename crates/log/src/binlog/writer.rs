@@ -23,6 +23,7 @@ use super::frame;
 use super::group_commit::{Batch, PlacedPart};
 use super::index::Index;
 use super::injected_fault::InjectedFault;
+use super::position::Position;
 use super::progress::Segment;
 use super::segment::HEADER;
 use super::segment_store::{Begun, Failure, SegmentStore};
@@ -81,7 +82,7 @@ impl Writer {
     }
 
     /// Writes a batch; the parts of it, in order, with where they stand or why they do not.
-    pub(super) fn write_batch(&mut self, shared: &Shared, batch: &mut Batch) -> Vec<PlacedPart> {
+    pub(super) fn write_batch(&mut self, shared: &Shared<Self>, batch: &mut Batch) -> Vec<PlacedPart> {
         let mut placed = Vec::new();
         let mut from = 0;
         let mut groups = 0;
@@ -120,7 +121,7 @@ impl Writer {
 
     /// How many of the groups that end here, of which the first begins at `from`, fit into this segment, each followed by a
     /// padding.
-    fn fitting(&self, shared: &Shared, ends: &[usize], from: usize) -> usize {
+    fn fitting(&self, shared: &Shared<Self>, ends: &[usize], from: usize) -> usize {
         let room = |&&end: &&usize| {
             let end = self.end + (end - from) as u64;
             end + padding_size(end) <= shared.store.options.max_segment_bytes
@@ -130,7 +131,7 @@ impl Writer {
 
     fn write_part(
         &mut self,
-        shared: &Shared,
+        shared: &Shared<Self>,
         batch: &mut Batch,
         part: Range<usize>,
         groups: u64,
@@ -160,7 +161,7 @@ impl Writer {
 
     /// Writes zeros past the end, where small groups are synced one by one: a sync that has to note where new blocks are
     /// and how long the file is takes half as long again (ext4, Linux 6.18; blocks that are only allocated do not help).
-    fn zero_ahead(&mut self, shared: &Shared, written: u64) -> Result<(), Error> {
+    fn zero_ahead(&mut self, shared: &Shared<Self>, written: u64) -> Result<(), Error> {
         let SegmentStore { options, write_mode, .. } = &shared.store;
         let max = options.max_segment_bytes;
         let upto = max.min(self.end + options.zero_ahead.min(max).next_multiple_of(BLOCK));
@@ -181,7 +182,7 @@ impl Writer {
     }
 
     /// Cuts off the zeros that were not needed. If a crash undoes that, they do no harm.
-    fn cut_zeros(&mut self, shared: &Shared) -> Result<(), Error> {
+    fn cut_zeros(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         if self.zeroed > self.end {
             self.file.set_len(self.end).map_err(|error| shared.stop(error))?;
             self.zeroed = self.end;
@@ -190,7 +191,7 @@ impl Writer {
     }
 
     /// Makes all that is written durable.
-    pub(super) fn sync(&mut self, shared: &Shared) -> Result<(), Error> {
+    pub(super) fn sync(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         self.cut_off(shared)?;
         if self.durable == self.end {
             return Ok(());
@@ -200,7 +201,7 @@ impl Writer {
         self.sync_written(shared)
     }
 
-    fn sync_written(&mut self, shared: &Shared) -> Result<(), Error> {
+    fn sync_written(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         debug_assert!(self.end.is_multiple_of(BLOCK));
         if !shared.store.injected_fault(InjectedFault::NoSync) {
             let synced = self.file.sync_data();
@@ -210,12 +211,12 @@ impl Writer {
         }
         self.durable = self.end;
         self.unsynced = 0;
-        shared.synced(self);
+        shared.synced(Position { segment: self.segment, offset: self.durable });
         Ok(())
     }
 
     /// Writes at the end, and moves it.
-    fn write(&mut self, shared: &Shared, bytes: &[u8]) -> Result<(), Error> {
+    fn write(&mut self, shared: &Shared<Self>, bytes: &[u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -230,7 +231,8 @@ impl Writer {
                 if (access, write_mode) == (Access::Buffered, WriteMode::Plain) {
                     self.write_back(shared)?;
                 }
-                shared.wrote(self);
+                let end = Position { segment: self.segment, offset: self.end };
+                self.may_release |= shared.wrote(end);
                 Ok(())
             }
             Err(error) => match Failure::from(error) {
@@ -245,7 +247,7 @@ impl Writer {
     }
 
     /// Has the device begin with the whole blocks that were written, once they are worth a call: the next sync finds less to do.
-    fn write_back(&mut self, shared: &Shared) -> Result<(), Error> {
+    fn write_back(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         let whole = self.end - self.end % BLOCK;
         let from = self.written_back.max(self.durable);
         if whole >= from + WRITE_BACK {
@@ -270,7 +272,7 @@ impl Writer {
     }
 
     /// Cuts off what a failed write left.
-    fn cut_off(&mut self, shared: &Shared) -> Result<(), Error> {
+    fn cut_off(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         if self.ragged {
             let cut = self.file.set_len(self.end).and_then(|()| self.file.sync_data());
             cut.map_err(|error| shared.stop(error))?;
@@ -280,7 +282,7 @@ impl Writer {
     }
 
     /// Seals this segment and goes on in a new one. Where that fails for want of space or descriptors, this one stays.
-    pub(super) fn rotate(&mut self, shared: &Shared) -> Result<(), Error> {
+    pub(super) fn rotate(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         if !shared.store.injected_fault(InjectedFault::NoSyncAtRotation) {
             self.sync(shared)?;
         }
@@ -292,13 +294,13 @@ impl Writer {
         let begun =
             shared.store.begin_segment(&mut index, self.end).map_err(|failure| shared.failure(failure))?;
         let sealed = self.end;
-        *self = Self { may_release: self.may_release, ..Self::new(begun, index) };
-        shared.rotated(self, sealed);
+        *self = Self { may_release: true, ..Self::new(begun, index) };
+        shared.rotated(sealed, Segment { number: self.segment, salt: self.salt, sealed: None }, self.end);
         Ok(())
     }
 
     /// Makes all durable, and has the index state where the log ends.
-    pub(super) fn seal(&mut self, shared: &Shared) -> Result<(), Error> {
+    pub(super) fn seal(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         self.sync(shared)?;
         self.cut_zeros(shared)?;
         let mut index = self.index.clone();
@@ -311,7 +313,7 @@ impl Writer {
     /// Takes the segments before `number` off the index and from the followers; gives them, for their files to be removed.
     pub(super) fn purge(
         &mut self,
-        shared: &Shared,
+        shared: &Shared<Self>,
         number: u64,
         forced: bool,
     ) -> Result<Vec<Segment>, Error> {
@@ -333,7 +335,7 @@ impl Writer {
         listed.map(|()| purged)
     }
 
-    fn list(&mut self, shared: &Shared, index: Index) -> Result<(), Error> {
+    fn list(&mut self, shared: &Shared<Self>, index: Index) -> Result<(), Error> {
         shared.store.replace_index(&index).map_err(|failure| shared.failure(failure))?;
         self.index = index;
         Ok(())

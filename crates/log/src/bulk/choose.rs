@@ -4,7 +4,7 @@ use std::path::Path;
 
 use pagekeeper_policy::{BulkProfile, DiskProfile};
 
-use super::BulkMode;
+use super::mode::BulkMode;
 use crate::Error;
 use crate::mode::{Offer, Probed};
 

@@ -15,6 +15,7 @@
 mod budget;
 mod choose;
 mod direct;
+mod mode;
 mod pages;
 #[cfg(test)]
 mod simulated;
@@ -31,42 +32,13 @@ use pagekeeper_io::{Access, Create, Io, IoFile};
 use pagekeeper_kernel::file_system_id;
 use pagekeeper_policy::DiskProfile;
 
+use crate::Error;
 use crate::layout::{self, DiskKey, DiskLayout};
-use crate::{Error, mode};
+use crate::mode::has_real_files;
 use budget::{Budget, Share};
 use direct::Direct;
+pub use mode::BulkMode;
 use pages::Pages;
-
-/// How bulk output is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum BulkMode {
-    /// Direct where that is real, else paced.
-    #[default]
-    Auto,
-    /// Past the page cache (`O_DIRECT`), several writes of 1 MiB in flight.
-    Direct,
-    /// Through the page cache, with no more than a budget unwritten at any time. The budget is shared by all writers of
-    /// one disk in this process, and stays well below where the kernel begins to slow writers down.
-    Paced,
-    /// As paced, with writes whose pages the kernel drops once they are written (`RWF_DONTCACHE`, Linux 6.14). Such writes
-    /// alone start writeback and never wait for it: they stall others more than buffered ones do.
-    Uncached,
-    /// Through the page cache and left there.
-    Buffered,
-}
-
-impl fmt::Display for BulkMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Direct => "direct",
-            Self::Paced => "paced",
-            Self::Uncached => "uncached",
-            Self::Buffered => "buffered",
-        })
-    }
-}
 
 /// Takes a warning, in plain words.
 type Warn = Arc<dyn Fn(&str) + Send + Sync>;
@@ -173,7 +145,7 @@ impl BulkOptions {
             _ => Path::new("."),
         };
         let io = self.io.clone().unwrap_or_else(default_io);
-        let is_real = mode::has_real_files(&*io);
+        let is_real = has_real_files(&*io);
         if let (true, Some(warn)) = (is_real, &self.warn) {
             for log in &self.logs {
                 layout::warn_once(log, directory, &**warn);

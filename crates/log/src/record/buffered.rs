@@ -4,28 +4,10 @@
 
 use std::path::PathBuf;
 
-use super::reader::Reach;
+use super::source::{Reach, Source};
 use super::{BLOCK, BLOCK_LEN};
 use crate::Error;
 use crate::convert::to_usize;
-
-/// Where a reader's bytes come from.
-pub(crate) trait Source {
-    /// Fills `bytes` from `lsn` on, fewer only at [`Self::end`]. `lsn`, and the length and memory of `bytes`, are aligned to
-    /// [`BLOCK`].
-    fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error>;
-
-    /// Bytes to ask of it at once, where so many may be wanted: a multiple of [`BLOCK`].
-    fn chunk(&self) -> usize {
-        4 << 20
-    }
-
-    /// Where the source ends: nothing at or past this LSN can be in it.
-    fn end(&self) -> u64;
-
-    /// The file, and the byte in it, that an LSN stands for.
-    fn locate(&self, lsn: u64) -> (PathBuf, u64);
-}
 
 /// A source, and a buffer over it.
 #[derive(Debug)]

@@ -31,38 +31,11 @@
 //!
 //! Fails where the bytes can't be had, and with [`Error::Corrupt`].
 
-use std::path::PathBuf;
-
 use super::buffered::Buffered;
-use super::{BLOCK, Epoch, HEADER, Header, Kind, Source, is_whole};
+use super::source::{Reach, Source};
+use super::{BLOCK, Epoch, HEADER, Header, Kind};
 use crate::Error;
 use crate::injected_fault::injected_fault;
-
-/// The bytes of a log, as far as they were read into memory.
-pub(crate) trait Reach {
-    /// Reads the `len` bytes from `lsn` on into memory, or as many of them as stand before `limit`; more where that is at little
-    /// cost, up to the limit. What is before `lsn` is not asked for again.
-    fn load(&mut self, lsn: u64, len: usize, limit: u64) -> Result<(), Error>;
-
-    /// The bytes from `lsn` on, if they are all there; after [`Self::load`] of them they are, or the log ends before.
-    fn get(&self, lsn: u64, len: usize) -> Option<&[u8]>;
-
-    /// The records from `lsn` on are what is asked for next, under this salt.
-    fn look_ahead(&mut self, _lsn: u64, _salt: u32, _limit: u64) -> Result<(), Error> {
-        Ok(())
-    }
-
-    /// Whether the record at a place that was loaded is whole, whose header this is.
-    fn is_whole(&self, header: &Header) -> bool {
-        self.get(header.lsn, HEADER + header.len).is_some_and(|bytes| is_whole(bytes, header.len))
-    }
-
-    /// Where it all ends: nothing at or past this LSN can be in it.
-    fn end(&self) -> u64;
-
-    /// The file, and the byte in it, that an LSN stands for.
-    fn locate(&self, lsn: u64) -> (PathBuf, u64);
-}
 
 /// One entry as it was read.
 #[derive(Debug, PartialEq, Eq)]

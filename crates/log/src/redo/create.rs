@@ -13,7 +13,9 @@ use pagekeeper_io::{
 };
 
 use super::control::{self, Control, ControlState, DecodedControl, LOCK};
-use super::{RedoLog, RedoOptions, open, ring, salt};
+use super::core::Core;
+use super::options::RedoOptions;
+use super::{open, ring, salt};
 use crate::Error;
 use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
@@ -22,7 +24,7 @@ use crate::injected_fault::injected_fault;
 const ZEROS: usize = 1 << 20;
 
 /// Makes a log in an empty directory.
-pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<RedoLog, Error> {
+pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<Core, Error> {
     let io = options.io_or_best();
     match io.list(directory) {
         Ok(_) => {

@@ -1,6 +1,6 @@
 //! The bytes of the log buffer, written by many threads at once and read by one.
 //!
-//! Nothing here knows who may touch what: that is [`super::buffer`]'s, which states it. Memory is taken up as it is touched.
+//! Nothing here knows who may touch what: the log buffer states that. Memory is taken up as it is touched.
 
 #![allow(unsafe_code)]
 

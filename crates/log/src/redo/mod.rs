@@ -27,6 +27,7 @@ mod tests;
 mod threads;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -34,13 +35,11 @@ pub use journal::Recovered;
 pub use metrics::RedoMetrics;
 pub use options::{Backpressure, FlushPolicy, RedoOptions};
 pub use read::{RedoReader, RedoRecord};
+pub use ring::Lsn;
 
 use self::core::Core;
 
 use crate::{Error, LogMode};
-
-/// A position in a [`RedoLog`]: bytes since the log was made. It only grows, while the ring wraps around.
-pub type Lsn = u64;
 
 /// A redo log: a ring of files of fixed size, written over and over, read only after a crash.
 ///
@@ -197,6 +196,58 @@ impl RedoLog {
         self.core.wait_durable(self.core.buffer.reserved())?;
         threads::release_all(&self.core);
         Ok(())
+    }
+}
+
+impl RedoOptions {
+    /// Makes a log in a directory that is empty, or not there yet, and opens it. All its files are written and synced, so
+    /// that later no write allocates anything: that takes a while for large rings.
+    ///
+    /// Fails with [`Error::NotEmpty`] where something else is, with [`Error::Setting`] for sizes that can't be. What was made
+    /// before an error is removed. After a crash in it, [`Self::open`] says [`Error::Unfinished`], and it can be called again.
+    pub fn create(self, directory: &Path) -> Result<RedoLog, Error> {
+        self.check()?;
+        RedoLog::new(create::create(&self, directory)?)
+    }
+
+    /// Opens a log: finds its end, and makes durable what it keeps. Sizes are those it was made with.
+    ///
+    /// Fails, having changed nothing, where there is no log ([`Error::NoLog`]), another has it open
+    /// ([`pagekeeper_io::Error::Locked`]), a file is missing or of another size, or records that were acknowledged are lost
+    /// ([`Error::Corrupt`]).
+    pub fn open(self, directory: &Path) -> Result<RedoLog, Error> {
+        self.check()?;
+        RedoLog::new(open::open(&self, directory)?)
+    }
+
+    /// Opens a log as [`Self::open`] does, with the same errors, and gives the records that it has: from the checkpoint on, or
+    /// from `from` on, an LSN past the checkpoint that an append or a reader gave. The journal is read once, wide, and its
+    /// checksums are verified on all processors; bodies are parts of the memory that was read into, which goes in chunks of
+    /// 4 MiB when nobody has a part of it any more.
+    ///
+    /// Fails as well, having changed nothing, where `from` is not in the log ([`Error::NotInLog`]), or no record begins or ends
+    /// there ([`Error::NotARecord`]).
+    ///
+    /// ```
+    /// use pagekeeper_log::RedoLog;
+    ///
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("redo");
+    /// let log = RedoLog::options().files(1).file_bytes(1 << 20).create(dir)?;
+    /// let first = log.append(b"one")?;
+    /// log.wait_flushed(log.append(b"two")?)?;
+    /// drop(log);
+    ///
+    /// let (log, records) = RedoLog::options().recover(dir, Some(first))?;
+    /// assert_eq!(records.iter().map(|record| &record.body[..]).collect::<Vec<_>>(), [b"two"]);
+    /// assert_eq!(log.checkpoint_lsn(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn recover(self, directory: &Path, from: Option<Lsn>) -> Result<(RedoLog, Vec<Recovered>), Error> {
+        self.check()?;
+        Self::check_from(from)?;
+        let (core, records) = open::recover(&self, directory, from)?;
+        Ok((RedoLog::new(core)?, records))
     }
 }
 

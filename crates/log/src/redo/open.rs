@@ -20,18 +20,21 @@ use super::control::{self, Control, ControlState, DecodedControl};
 use super::core::Core;
 use super::group_commit::GroupCommit;
 use super::journal::Journal;
+use super::journal::Recovered;
+use super::options::RedoOptions;
 use super::release::Releaser;
+use super::ring::Lsn;
 use super::ring::{self, Ring, RingSource};
 use super::state::{
     CheckpointState, Configuration, EpochState, Epochs, EventCounts, Lifecycle, ReleaseState, SyncState,
 };
-use super::{Lsn, Recovered, RedoLog, RedoOptions, buffer, metrics, salt};
+use super::{buffer, metrics, salt};
 use crate::injected_fault::injected_fault;
 use crate::record::{self, BLOCK, Entry, EpochAt, HEADER, Reader};
 use crate::{Error, FlushPolicy, LogMode, Syncs, Use};
 
 /// Opens a log that is there.
-pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<RedoLog, Error> {
+pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<Core, Error> {
     open_and_read(options, directory, None)
 }
 
@@ -40,10 +43,10 @@ pub(super) fn recover(
     options: &RedoOptions,
     directory: &Path,
     from: Option<Lsn>,
-) -> Result<(RedoLog, Vec<Recovered>), Error> {
+) -> Result<(Core, Vec<Recovered>), Error> {
     let mut records = Vec::new();
-    let log = open_and_read(options, directory, Some(Wanted { from, records: &mut records }))?;
-    Ok((log, records))
+    let core = open_and_read(options, directory, Some(Wanted { from, records: &mut records }))?;
+    Ok((core, records))
 }
 
 /// The records that somebody wants to have.
@@ -52,11 +55,7 @@ struct Wanted<'a> {
     records: &'a mut Vec<Recovered>,
 }
 
-fn open_and_read(
-    options: &RedoOptions,
-    directory: &Path,
-    wanted: Option<Wanted<'_>>,
-) -> Result<RedoLog, Error> {
+fn open_and_read(options: &RedoOptions, directory: &Path, wanted: Option<Wanted<'_>>) -> Result<Core, Error> {
     let io = options.io_or_best();
     let path = directory.join(control::NAME);
     // Before the lock, which makes a file.
@@ -106,7 +105,7 @@ pub(super) fn open_new(
     directory: &Path,
     held: Lock,
     state: ControlState,
-) -> Result<RedoLog, Error> {
+) -> Result<Core, Error> {
     let io = options.io_or_best();
     let sources = open_sources(options, &*io, directory, state.geometry)?;
     let mode = choose_mode(options, &*io, directory)?;
@@ -180,7 +179,7 @@ fn start(
     found: Option<Walked>,
     sources: Arc<[Arc<dyn IoFile>]>,
     mode: LogMode,
-) -> Result<RedoLog, Error> {
+) -> Result<Core, Error> {
     let io = options.io_or_best();
     let geometry = state.geometry;
     let limit = wraparound_end(&state);
@@ -271,7 +270,7 @@ fn start(
         _lock: held,
     };
     core.begin_epoch_that_is_due(limit)?;
-    RedoLog::new(core)
+    Ok(core)
 }
 
 impl Core {

@@ -1,13 +1,12 @@
 //! What a redo log is to be like.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pagekeeper_io::Io;
 
-use super::{Lsn, Recovered, RedoLog, create, open, ring};
+use super::ring::{self, Lsn};
 use crate::record::{BLOCK, BLOCK_LEN};
 use crate::{Error, LogMode};
 
@@ -17,7 +16,7 @@ pub(super) const MIN_RING: u64 = 16 * BLOCK;
 const MIN_BUFFER: usize = 8 * BLOCK_LEN;
 const MAX_BUFFER: usize = 1 << 32;
 
-/// When what was appended is durable: what [`RedoLog::wait_flushed`] waits for.
+/// When what was appended is durable: what [`RedoLog::wait_flushed`](crate::RedoLog::wait_flushed) waits for.
 ///
 /// As MySQL's `innodb_flush_log_at_trx_commit`, whose value is given with each.
 ///
@@ -75,7 +74,7 @@ impl fmt::Display for Backpressure {
 /// Called with [`Backpressure`].
 pub(super) type OnBackpressure = Arc<dyn Fn(Backpressure) + Send + Sync>;
 
-/// How a [`RedoLog`] is made and opened; from [`RedoLog::options`].
+/// How a [`RedoLog`](crate::RedoLog) is made and opened; from [`RedoLog::options`](crate::RedoLog::options).
 #[derive(Clone)]
 pub struct RedoOptions {
     pub(super) files: u32,
@@ -215,55 +214,6 @@ impl RedoOptions {
         self
     }
 
-    /// Makes a log in a directory that is empty, or not there yet, and opens it. All its files are written and synced, so
-    /// that later no write allocates anything: that takes a while for large rings.
-    ///
-    /// Fails with [`Error::NotEmpty`] where something else is, with [`Error::Setting`] for sizes that can't be. What was made
-    /// before an error is removed. After a crash in it, [`Self::open`] says [`Error::Unfinished`], and it can be called again.
-    pub fn create(self, directory: &Path) -> Result<RedoLog, Error> {
-        self.check()?;
-        create::create(&self, directory)
-    }
-
-    /// Opens a log: finds its end, and makes durable what it keeps. Sizes are those it was made with.
-    ///
-    /// Fails, having changed nothing, where there is no log ([`Error::NoLog`]), another has it open
-    /// ([`pagekeeper_io::Error::Locked`]), a file is missing or of another size, or records that were acknowledged are lost
-    /// ([`Error::Corrupt`]).
-    pub fn open(self, directory: &Path) -> Result<RedoLog, Error> {
-        self.check()?;
-        open::open(&self, directory)
-    }
-
-    /// Opens a log as [`Self::open`] does, with the same errors, and gives the records that it has: from the checkpoint on, or
-    /// from `from` on, an LSN past the checkpoint that an append or a reader gave. The journal is read once, wide, and its
-    /// checksums are verified on all processors; bodies are parts of the memory that was read into, which goes in chunks of
-    /// 4 MiB when nobody has a part of it any more.
-    ///
-    /// Fails as well, having changed nothing, where `from` is not in the log ([`Error::NotInLog`]), or no record begins or ends
-    /// there ([`Error::NotARecord`]).
-    ///
-    /// ```
-    /// use pagekeeper_log::RedoLog;
-    ///
-    /// # let temp = tempfile::tempdir_in(".")?;
-    /// # let dir = &temp.path().join("redo");
-    /// let log = RedoLog::options().files(1).file_bytes(1 << 20).create(dir)?;
-    /// let first = log.append(b"one")?;
-    /// log.wait_flushed(log.append(b"two")?)?;
-    /// drop(log);
-    ///
-    /// let (log, records) = RedoLog::options().recover(dir, Some(first))?;
-    /// assert_eq!(records.iter().map(|record| &record.body[..]).collect::<Vec<_>>(), [b"two"]);
-    /// assert_eq!(log.checkpoint_lsn(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn recover(self, directory: &Path, from: Option<Lsn>) -> Result<(RedoLog, Vec<Recovered>), Error> {
-        self.check()?;
-        Self::check_from(from)?;
-        open::recover(&self, directory, from)
-    }
-
     pub(super) fn io_or_best(&self) -> Arc<dyn Io> {
         self.io.clone().unwrap_or_else(pagekeeper_io::best)
     }
@@ -279,7 +229,7 @@ impl RedoOptions {
         }
     }
 
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         let files = u64::from(self.files);
         if !(1..=super::control::MAX_FILES).contains(&self.files) {
             return Err(Error::Setting { what: "a number of files", given: files, wanted: "give 1 to 4096" });

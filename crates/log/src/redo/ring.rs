@@ -13,6 +13,9 @@ use crate::Error;
 use crate::convert::to_usize;
 use crate::record::{BLOCK, Source};
 
+/// A position in a [`RedoLog`](crate::RedoLog): bytes since the log was made. It only grows, while the ring wraps around.
+pub type Lsn = u64;
+
 /// Bytes of one read of a batch.
 const PIECE: u64 = 512 << 10;
 

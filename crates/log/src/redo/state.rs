@@ -1,4 +1,4 @@
-//! The parts of a redo log's shared state, each with what protects it: see [`super::core`].
+//! The parts of a redo log's shared state, grouped by what protects them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Mutex, OnceLock};

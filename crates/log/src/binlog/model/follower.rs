@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-use super::Position;
+use super::position::Position;
 use super::progress::{ReadLimit, Registration};
 use super::segment::HEADER;
 use super::sync::{AtomicBool, Condvar, Mutex, Ordering};

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::sync::{Arc, Mutex};
 
-use super::Position;
 use super::group_commit::{CommitQueue, PlacedPart, Submitted};
+use super::position::Position;
 use super::progress::{Progress, Segment};
 use super::segment::HEADER;
 use super::writer::Writer;

@@ -1,7 +1,7 @@
 //! In place of the writer: segments are vectors, and a sync is a number.
 
-use super::Position;
 use super::group_commit::{Batch, PlacedPart};
+use super::position::Position;
 use super::progress::Segment;
 use super::segment::HEADER;
 use super::world::Log;
