@@ -1,4 +1,4 @@
-//! What can go wrong, in one type. An error is `Clone`, so that all who waited for a failed sync get it.
+//! What can go wrong, in one type. It is `Clone`, so that every thread that waited for a failed sync gets the same error.
 
 use std::path::PathBuf;
 
@@ -11,8 +11,8 @@ pub enum Error {
     /// The disk failed, or a file can't be opened; the message names the call, the path and the system's error.
     #[error(transparent)]
     Io(#[from] pagekeeper_io::Error),
-    /// What was known to be durable can't be read any more, so that records which were acknowledged are lost.
-    #[error("{}: corrupt at byte {offset} (LSN {lsn}): what stands there is no record, but a later one says that it was durable", path.display())]
+    /// Records that were acknowledged as durable are lost: they can't be read any more.
+    #[error("{}: corrupt at byte {offset} (LSN {lsn}): no valid record there, though a later one says that it was durable", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -27,22 +27,22 @@ pub enum Error {
         /// What is missing.
         path: PathBuf,
     },
-    /// A log is to be made in a directory that has something in it.
-    #[error("{}: not empty, so that no log can be made here: it has {found}", path.display())]
+    /// A log was to be made in a directory that is not empty.
+    #[error("{}: not empty: it has {found}, and a log is made in an empty directory only", path.display())]
     NotEmpty {
         /// The directory.
         path: PathBuf,
         /// One of the names in it.
         found: String,
     },
-    /// The making of the log was interrupted, by a crash or an error; no record was ever in it. Make it anew.
+    /// Creating the log was interrupted, by a crash or an error; no record was ever in it. Create it again.
     #[error("{}: this log was never finished: create it again", path.display())]
     Unfinished {
         /// The directory.
         path: PathBuf,
     },
-    /// A file that says what the log is can't be made sense of, though the log's other files are there.
-    #[error("{}: broken: none of it is whole, or it belongs to another kind of log", path.display())]
+    /// A control file (or a segment's header) is not valid, though the log's other files are there.
+    #[error("{}: not valid: damaged, or of another kind of log", path.display())]
     BrokenControl {
         /// The file.
         path: PathBuf,
@@ -55,14 +55,14 @@ pub enum Error {
         /// What it says.
         version: u16,
     },
-    /// A file of the log is not there.
-    #[error("{}: missing: the log can't be opened without it", path.display())]
+    /// A file of the log is missing.
+    #[error("{}: missing, and the log can't be opened without it", path.display())]
     MissingFile {
         /// The file.
         path: PathBuf,
     },
-    /// A file of the log is shorter or longer than it was made.
-    #[error("{}: {found} bytes long, and not {expected}: cut short, or not this log's", path.display())]
+    /// A file of the log does not have the length it was created with.
+    #[error("{}: {found} bytes long instead of {expected}: truncated, or not of this log", path.display())]
     WrongSize {
         /// The file.
         path: PathBuf,
@@ -71,7 +71,7 @@ pub enum Error {
         /// Its length, in bytes.
         found: u64,
     },
-    /// A setting that no log can work with.
+    /// A setting out of its range.
     #[error("{what} of {given}: {wanted}")]
     Setting {
         /// Which.
@@ -81,15 +81,15 @@ pub enum Error {
         /// What it should be.
         wanted: &'static str,
     },
-    /// The record is longer than the log can take. Nothing of it was appended.
-    #[error("a record of {bytes} bytes: this log takes at max {max}")]
+    /// The record is longer than the log allows. Nothing of it was appended.
+    #[error("a record of {bytes} bytes: this log takes at most {max}")]
     RecordTooLarge {
         /// Bytes of its body.
         bytes: u64,
         /// The longest body that goes, in bytes.
         max: u64,
     },
-    /// The ring has no room before the checkpoint is moved. Nothing was appended.
+    /// The ring is full until the checkpoint is moved. Nothing was appended.
     #[error("the ring is full: records from LSN {checkpoint} on are still needed; move the checkpoint")]
     RingFull {
         /// The checkpoint.
@@ -111,15 +111,15 @@ pub enum Error {
         /// As it was given.
         lsn: u64,
     },
-    /// A reader was too slow: the ring has been written over what it was to read next.
-    #[error("LSN {lsn} was written over while it was to be read: a checkpoint had given it up")]
+    /// A reader was too slow: what it was to read next was overwritten.
+    #[error("LSN {lsn} was overwritten before it was read: a checkpoint had released it")]
     Overtaken {
         /// Where the reader was.
         lsn: u64,
     },
-    /// A write or sync failed before, so the log takes nothing any more: what is on the disk is not known. Open it
+    /// A write or sync failed before, so the log accepts nothing any more: what is on the disk is not known. Open it
     /// again to find out.
-    #[error("the log takes nothing any more since an error: {cause}")]
+    #[error("the log accepts nothing after an error: {cause}")]
     Poisoned {
         /// The error that did it.
         cause: Box<Error>,
@@ -132,28 +132,28 @@ pub enum Error {
         /// The system's error number.
         errno: i32,
     },
-    /// A binlog's index is not as it was written.
-    #[error("{}: line {line} is not as it was written", path.display())]
+    /// A binlog's index is damaged.
+    #[error("{}: line {line} is damaged", path.display())]
     BrokenIndex {
         /// The index.
         path: PathBuf,
         /// Its first line that is wrong or missing, from 1.
         line: usize,
     },
-    /// A file that a binlog's index lists as a segment is none of this log's, or not the one that it should be.
+    /// A file that a binlog's index lists is not the segment of this log that it should be.
     #[error("{}: not the segment of this log that the index lists under this name", path.display())]
     NotASegment {
         /// The file.
         path: PathBuf,
     },
-    /// A segment has records that the index knows nothing of.
-    #[error("{}: a segment too many: the log's index does not list it", path.display())]
+    /// A segment has records, but the index does not list it.
+    #[error("{}: a segment that the log's index does not list", path.display())]
     Unlisted {
         /// The segment.
         path: PathBuf,
     },
     /// A group that is larger than a segment. Nothing of it was appended.
-    #[error("a group that takes up {bytes} bytes: a segment of this log takes at max {max}, a record {longest}", longest = crate::record::LONGEST)]
+    #[error("a group that takes up {bytes} bytes: a segment of this log takes at most {max}, a record {longest}", longest = crate::record::LONGEST)]
     GroupTooLarge {
         /// Bytes that it takes up, 24 and a few for each record included.
         bytes: u64,
@@ -163,7 +163,7 @@ pub enum Error {
     /// A group without records.
     #[error("a group without records")]
     EmptyGroup,
-    /// The position is, or now was, in a segment that was purged.
+    /// The position is in a segment that was purged.
     #[error("{position} was purged: the log begins at {first}")]
     Purged {
         /// As it was given, or where the follower was.
@@ -171,7 +171,7 @@ pub enum Error {
         /// The oldest there is.
         first: Position,
     },
-    /// The position is past the end of the log, or of its segment: what a crash took away may have stood there.
+    /// The position is past the end of the log, or of its segment: it may have been of a record that a crash lost.
     #[error("{position} is past {end}, where the log or this segment of it ends")]
     PastEnd {
         /// As it was given.
@@ -179,14 +179,14 @@ pub enum Error {
         /// The last there is.
         end: Position,
     },
-    /// No record stands at the position.
-    #[error("no record stands at {position}: give a position that an append or a follower gave")]
+    /// No record begins at the position.
+    #[error("no record begins at {position}: give a position that an append or a follower gave")]
     NoRecord {
         /// As it was given.
         position: Position,
     },
-    /// What was written can't be read any more.
-    #[error("{}: damaged at byte {offset}: what stands there is not the record that was written", path.display())]
+    /// A record that was written can't be read any more.
+    #[error("{}: damaged at byte {offset}: not the record that was written", path.display())]
     Damaged {
         /// The segment.
         path: PathBuf,
@@ -199,7 +199,7 @@ pub enum Error {
         /// Where the follower is that is farthest behind.
         position: Position,
     },
-    /// A thread that was writing ended by a panic, so the log takes nothing any more.
-    #[error("the log takes nothing any more since a thread that was writing to it panicked")]
+    /// A thread panicked while it was writing, so the log accepts nothing any more.
+    #[error("the log accepts nothing after a thread panicked while writing to it")]
     Abandoned,
 }

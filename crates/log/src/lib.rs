@@ -1,7 +1,7 @@
-//! Logs that give their pages back, and bulk writes that disturb no one.
+//! Logs that release their page cache, and bulk writes that disturb no other writer.
 //!
 //! An engine's log files fill the kernel's page cache with what nobody reads again, and its bulk writes make its small ones wait.
-//! What is here leaves nothing behind:
+//! These logs and writers leave no pages behind:
 //!
 //! | | what | pages |
 //! |---|---|---|

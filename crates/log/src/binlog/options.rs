@@ -1,4 +1,4 @@
-//! What a binlog is to be like.
+//! Settings of a binlog.
 
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
-//! Opening: what is found in the directory is checked, and put in order only when all of it is as it should be.
+//! Opening and recovery: all that is in the directory is checked first, and nothing is changed unless all of it is valid.
 //!
 //! In order: the names, the lock, the index, each segment's header and length, the records of the last segment if it was
-//! left open. Its end is found by the tail rule; a group whose end is missing does not count. What is kept is synced before
-//! anything is built upon it, and read past the page cache, which after a failed sync shows what the device never got. (Names
+//! left open. Its end is found as [`Reader`] says; a group whose end is missing is dropped. What is kept is synced before
+//! anything is appended, and read past the page cache, which after a failed sync shows what the device never got. (Names
 //! can't be read past a cache: after the failed sync of a directory, mount the file system again before the log is opened.)
 //!
 //! Nothing is ever appended to a segment that may have had records: the last one is sealed where it ends, and a new one is
 //! begun. So a position that a follower saw before a crash never means another record afterwards: past the end of its
-//! segment it means none. Only a segment that was sealed empty, by [`BinLog::close`](super::BinLog::close), is used.
+//! segment it means none. Only a segment that was sealed empty, by [`BinLog::close`](crate::BinLog::close), is used.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

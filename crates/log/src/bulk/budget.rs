@@ -1,4 +1,4 @@
-//! How much may be unwritten at a time, of all paced writers of one disk in this process together.
+//! The budget of unwritten bytes that all paced writers of one disk in this process share.
 //!
 //! A writer is admitted before it makes pages dirty. While there is no room, it waits for the writeback of the oldest step
 //! there is, whichever writer's: so an idle writer holds nobody up. Writeback was started when the step was handed over.
@@ -7,9 +7,9 @@
 //! limit; the lock is never held over I/O; a failed wait is reported by the step's own writer, for good: the kernel
 //! reports it once only.
 //!
-//! Size: the kernel leaves pages lie up to the background limit, and slows down all who write from the middle between that and
-//! the other limit on (`balance_dirty_pages`, mm/page-writeback.c). What is unwritten here comes on top of what others leave
-//! lying, so all budgets of a process together have half the room between the two: enough for a disk of 100 MB/s at limits of 8
+//! Size: the kernel leaves dirty pages alone up to the background limit, and throttles all writers from the middle between that and
+//! the other limit on (`balance_dirty_pages`, mm/page-writeback.c). What is unwritten here comes on top of the dirty pages of
+//! others, so all budgets of a process together have half the room between the two: enough for a disk of 100 MB/s at limits of 8
 //! and 16 MiB, where the budget is 2 MiB.
 
 use std::collections::{HashMap, VecDeque};

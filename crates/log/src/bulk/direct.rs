@@ -1,6 +1,6 @@
 //! Past the page cache: buffers of 1 MiB, of which several are in flight while the next is filled.
 //!
-//! Invariants: at most [`DEPTH`] buffers there are, one of them being filled. Writes are whole blocks at multiples of the
+//! Invariants: there are at most [`DEPTH`] buffers, one of them being filled. Writes are whole blocks at multiples of the
 //! buffer's size; the last one is padded with zeros, which are cut off when all is written. Room is taken ahead, since
 //! writes that lengthen a file go one after the other on ext4 and XFS; where room can't be allocated, the write reports it.
 

@@ -43,7 +43,7 @@ use pages::Pages;
 /// Takes a warning, in plain words.
 type Warn = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// What a [`BulkWriter`] is to be like.
+/// Settings of a [`BulkWriter`].
 #[derive(Clone, Default)]
 #[must_use]
 pub struct BulkOptions {
@@ -331,7 +331,7 @@ pub struct BulkReport {
 }
 
 impl BulkWriter {
-    /// Says what it is to be like.
+    /// The settings, to create one with.
     pub fn options() -> BulkOptions {
         BulkOptions::default()
     }

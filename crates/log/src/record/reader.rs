@@ -1,8 +1,8 @@
 //! Reading records in order, from any source of bytes, and finding where the log ends.
 //!
 //! Invariants:
-//! 1. What is given out is what was appended, in order, without a gap: reading stops where no record stands, and goes on
-//!    behind that only where an epoch names that very place as the end of what was before it.
+//! 1. It returns what was appended, in order, without a gap: reading stops where there is no valid record, and goes on
+//!    after that only where an epoch names that very LSN as the end of the one before.
 //! 2. An end is taken for one only if no block start past it has a record under the same salt that knows it as durable; of a
 //!    log with a bound B on what is not synced ([`Reader::with_max_unsynced`]), none of those up to 3 B past it.
 //! 3. The bytes are asked for in whole blocks, forwards.

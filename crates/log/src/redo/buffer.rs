@@ -126,7 +126,7 @@ impl Buffer {
         self.take_number(self.reserved(), len).ok()
     }
 
-    /// Room for the padding that is due, and behind it the LSN that a sync may end with; no span where a block starts.
+    /// Room for the padding that is due, and after it the LSN that a sync may end with; no span where a block starts.
     pub(super) fn reserve_padding(&self) -> (Option<Span>, u64) {
         let mut lsn = self.reserved.0.load(Ordering::Relaxed);
         loop {
@@ -150,7 +150,7 @@ impl Buffer {
             .map(|_| Span { lsn, len })
     }
 
-    /// Fills a span with the parts, one behind the other, and zeros behind them.
+    /// Fills a span with the parts, one after the other, and zeros after them.
     #[expect(clippy::needless_pass_by_value, reason = "a span is filled once")]
     pub(super) fn fill(&self, span: Span, parts: [&[u8]; 2]) {
         let Span { mut lsn, len } = span;

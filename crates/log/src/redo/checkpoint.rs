@@ -39,7 +39,7 @@ impl Core {
         }
         self.checkpoint.lsn.store(lsn, Ordering::Release);
         count(&self.counters.checkpoints);
-        self.begin_epoch_that_is_due(lsn - lsn % BLOCK + self.ring.geometry.capacity())
+        self.begin_due_epoch(lsn - lsn % BLOCK + self.ring.geometry.capacity())
     }
 
     /// Fails unless a record begins at `lsn`, or the log ends or an epoch ended there.

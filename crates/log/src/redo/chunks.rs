@@ -1,6 +1,6 @@
-//! Chunks of the log in memory, one behind the other.
+//! Contiguous chunks of the log in memory.
 //!
-//! Invariant: there is no gap between them. Memory of which nobody was given a part is used again.
+//! Invariant: there is no gap between them. Memory of which no part was given out is reused.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,14 +11,14 @@ use super::mapping::Mapping;
 use crate::convert::to_usize;
 use crate::record::{self, HEADER, Header};
 
-/// Bytes of memory that come and go together.
+/// Bytes of a chunk's memory.
 pub(super) const CHUNK: usize = 4 << 20;
 
-/// Whose memory it is.
+/// Who owns the memory.
 #[derive(Debug)]
 enum Memory {
     Ours(Mapping),
-    /// Others may have parts of it.
+    /// Records that were given out may refer to parts of it.
     Shared(Bytes),
 }
 

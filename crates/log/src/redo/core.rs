@@ -130,17 +130,17 @@ impl Core {
         self.buffer.fill(span, [&header, body]);
         count(&self.counters.appends);
         // May miss that the writer falls asleep just now: the next append wakes it, or the flusher's tick.
-        if self.events.to_write.has_waiters() && self.is_much_to_write() {
+        if self.events.to_write.has_waiters() && self.should_write_now() {
             self.events.to_write.notify_all();
         }
-        if self.is_much_unsynced() && self.events.to_flush.has_waiters() {
+        if self.should_sync_now() && self.events.to_flush.has_waiters() {
             self.events.to_flush.notify_all();
         }
         Ok(end)
     }
 
     /// Whether the log flusher should sync now, so that appends need not wait for it.
-    pub(super) fn is_much_unsynced(&self) -> bool {
+    pub(super) fn should_sync_now(&self) -> bool {
         self.config.max_unsynced != u64::MAX
             && self.buffer.reserved().saturating_sub(self.durable()) > self.config.max_unsynced / 2
     }
@@ -166,8 +166,8 @@ impl Core {
     }
 
     /// Whether the log writer should write now.
-    pub(super) fn is_much_to_write(&self) -> bool {
-        self.buffer.reserved() - self.buffer.taken() >= self.config.much
+    pub(super) fn should_write_now(&self) -> bool {
+        self.buffer.reserved() - self.buffer.taken() >= self.config.write_threshold
             || self.lifecycle.urgent.load(Ordering::Relaxed)
     }
 

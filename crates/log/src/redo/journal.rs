@@ -1,16 +1,16 @@
-//! The journal in memory: what a log that is opened has, read once and wide, with the checksums verified on all processors.
+//! The journal in memory, while a log is opened: read once, with many requests in flight, and verified on all processors.
 //!
-//! Reading goes in steps, ahead of the reader that walks over the records: a step is many pieces, all asked of the disk at
-//! once. As one comes in, the headers in it are followed from record to record. If they lead out of it the next ones are begun, on
-//! threads, and meanwhile the checksums of all these records are verified, in parallel.
+//! It is read in steps, ahead of the reader that iterates over the records: a step is many pieces, all requested from the disk at
+//! once. When a step has been read, its headers are followed from record to record. If they lead past it the next steps are begun,
+//! on threads, and meanwhile the checksums of these records are verified, in parallel.
 //!
 //! Invariants:
-//! 1. What is held is what the files had, without a gap, from some LSN that the reader has not passed up to where was read.
+//! 1. The chunks in memory are contiguous: from an LSN that the reader has not passed, up to `read`.
 //! 2. From the start of `checked` to its end the records follow each other under `salt`, and each of them is whole. So whether
 //!    the record that the reader comes to is whole is not checked again; what it means is for the reader alone to say.
-//! 3. Nothing is read that is not asked for but within a few steps behind it, and nothing at or past the reader's limit.
+//! 3. No more than a few steps are read ahead of what the reader asks for, and nothing at or past its limit.
 //!
-//! Fails as the disk does, where something is asked for that could not be read: not for what was read ahead and not needed.
+//! Fails as the disk does, where the reader needs what could not be read: not for what was read ahead and not needed.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -237,7 +237,7 @@ fn start(
             mode,
             max_unsynced,
             start,
-            much: buffer.capacity().min(1 << 20) / 4,
+            write_threshold: buffer.capacity().min(1 << 20) / 4,
             releases: options.release,
             has_threads: options.threads,
             on_backpressure: options.on_backpressure.clone(),
@@ -269,13 +269,13 @@ fn start(
         counters: metrics::Counters::default(),
         _lock: held,
     };
-    core.begin_epoch_that_is_due(limit)?;
+    core.begin_due_epoch(limit)?;
     Ok(core)
 }
 
 impl Core {
     /// Begins the epoch that this opening owes, if there is room for it, and lets appends go up to `limit`.
-    pub(super) fn begin_epoch_that_is_due(&self, limit: u64) -> Result<(), Error> {
+    pub(super) fn begin_due_epoch(&self, limit: u64) -> Result<(), Error> {
         let mut epochs = lock(&self.epoch.epochs);
         if let Some(previous_end) = epochs.due {
             let start = previous_end.next_multiple_of(BLOCK);

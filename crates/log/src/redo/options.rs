@@ -1,4 +1,4 @@
-//! What a redo log is to be like.
+//! Settings of a redo log.
 
 use std::fmt;
 use std::sync::Arc;

@@ -44,7 +44,7 @@ impl RedoReader {
         }
         let (salt, end) = {
             let epochs = lock(&core.epoch.epochs);
-            // As long as no epoch was begun there is nothing behind where the last one ended.
+            // As long as no epoch was begun there is nothing past where the last one ended.
             (epochs.salt_at(lsn), epochs.due.unwrap_or(end))
         };
         let ring = core.source(end);

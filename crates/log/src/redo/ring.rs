@@ -114,7 +114,7 @@ impl RingSource {
 }
 
 impl RingSource {
-    /// Fills all parts, one behind the other, from `lsn` on, with all pieces at once. Says up to where that went well, and what
+    /// Fills all parts, one after the other, from `lsn` on, with all pieces at once. Says up to where that went well, and what
     /// went wrong there. It must all be before the end, and aligned.
     pub(super) fn read_all<'a>(
         &self,

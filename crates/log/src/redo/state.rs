@@ -20,7 +20,7 @@ pub(super) struct Configuration {
     /// Where appending began.
     pub(super) start: u64,
     /// Bytes in the buffer that are worth waking the writer.
-    pub(super) much: u64,
+    pub(super) write_threshold: u64,
     /// Whether pages are given back at all.
     pub(super) releases: bool,
     /// The log has threads that write and flush.
@@ -68,9 +68,9 @@ pub(super) struct ReleaseState {
 pub(super) struct EventCounts {
     /// Notified when there is room in the buffer or the ring.
     pub(super) room: EventCount,
-    /// Notified when there is much to write.
+    /// Notified when there is enough to write.
     pub(super) to_write: EventCount,
-    /// Notified when there is much to sync or release.
+    /// Notified when there is enough to sync or release.
     pub(super) to_flush: EventCount,
     /// Notified when pages were released.
     pub(super) released: EventCount,
@@ -79,7 +79,7 @@ pub(super) struct EventCounts {
 /// Whether the log goes on, and how hurriedly.
 #[derive(Default)]
 pub(super) struct Lifecycle {
-    /// Set while a thread waits for room, so that little is much.
+    /// Set while a thread waits for room, so that any amount is worth writing.
     pub(super) urgent: AtomicBool,
     pub(super) stopped: AtomicBool,
     /// The first error of a write or sync.

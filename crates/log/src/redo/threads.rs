@@ -63,7 +63,7 @@ fn write(core: &Core) {
         if is_over(core) {
             return;
         }
-        if !core.is_much_to_write() {
+        if !core.should_write_now() {
             core.events.to_write.wait(seen, None);
             continue;
         }
@@ -115,7 +115,7 @@ fn flush(core: &Core) {
             // Little was written, but it need not stay for that.
             core.release();
         }
-        if core.is_much_unsynced() && core.wait_durable(core.buffer.reserved()).is_err() {
+        if core.should_sync_now() && core.wait_durable(core.buffer.reserved()).is_err() {
             return;
         }
         if core.unreleased() >= release::STEP {

@@ -289,7 +289,10 @@ fn a_directory_of_something_else_is_left_alone() {
     disk.create("/redo/diary.txt", *b"dear").unwrap();
     let before = everything(&disk);
     let error = small(&disk).create(dir()).unwrap_err();
-    assert_eq!(error.to_string(), "/redo: not empty, so that no log can be made here: it has diary.txt");
+    assert_eq!(
+        error.to_string(),
+        "/redo: not empty: it has diary.txt, and a log is made in an empty directory only"
+    );
     assert!(matches!(small(&disk).open(dir()), Err(Error::NoLog { .. })));
     assert_eq!(everything(&disk), before);
     assert!(matches!(small(&disk).open("/nowhere".as_ref()), Err(Error::NoLog { .. })));
