@@ -167,7 +167,8 @@ impl Core {
 
     /// Whether the log writer should write now.
     pub(super) fn should_write_now(&self) -> bool {
-        self.buffer.reserved() - self.buffer.taken() >= self.config.write_threshold
+        // What was reserved may be taken between the two loads, and more.
+        self.buffer.reserved().saturating_sub(self.buffer.taken()) >= self.config.write_threshold
             || self.lifecycle.urgent.load(Ordering::Relaxed)
     }
 
