@@ -4,17 +4,15 @@
 //! needed; what is set so already is left out; what is not known to be set is offered. Figures in notes were measured:
 //! `RocksDB` 7.8, 25 MB/s of puts, a disk held to 60 MB/s, `dirty_bytes` 128 MiB.
 
-mod find;
-mod innodb;
+pub(crate) mod innodb;
 mod log_device;
 mod postgresql;
-mod rocksdb;
+pub(crate) mod rocksdb;
 mod statement;
 
+use crate::Fix;
 use crate::settings::{Engine, Origin, Setting, Settings};
-use crate::{Fix, FixKind, Kind};
 
-pub(crate) use find::{find, is_rocksdb, redo_settings};
 pub(crate) use log_device::move_log;
 
 /// What is said of a setting of `PostgreSQL` that a reload puts in force.
@@ -22,7 +20,7 @@ const RELOAD: &str = "SELECT pg_reload_conf() puts it in force";
 
 /// When a setting takes effect.
 #[derive(Debug, Clone, Copy)]
-enum Effect {
+pub(crate) enum Effect {
     /// When the server starts.
     Restart,
     /// `SET GLOBAL` changes it at once; the file keeps it.
@@ -33,28 +31,42 @@ enum Effect {
     Reload,
 }
 
-/// The settings of this database that fix findings of this kind, the most effective first.
-///
-/// None for [`Kind::SharedDevice`]: what moves a log depends on which log it is; and what keeps dirty pages from heaping up
-/// is with [`Kind::WritersThrottled`].
+/// What a setting of the database is to achieve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Goal {
+    /// Its logs stay out of the page cache.
+    LogsOutOfCache,
+    /// It needs less of the page cache.
+    LessPageCache,
+    /// All I/O on a file is direct, or none is.
+    NoMixedIo,
+    /// Dirty pages go to storage as they come, and don't pile up.
+    SteadyWriteback,
+    /// After a restart its data is soon resident again.
+    WarmStart,
+    /// A recovery has little to read.
+    ShortRecovery,
+}
+
+/// The settings of this database that serve this goal, the most effective first.
 ///
 /// ```
 /// use pagekeeper_doctor::settings::{Engine, Origin, Settings};
-/// use pagekeeper_doctor::{Kind, fixes};
+/// use pagekeeper_doctor::{Goal, fixes};
 ///
 /// let mut settings = Settings::new(Engine::MariaDb);
 /// settings.add("innodb_log_file_buffering", "ON", Origin::CommandLine);
-/// assert_eq!(fixes(Kind::LogsInCache, &settings)[0].act, "innodb_log_file_buffering=OFF");
+/// assert_eq!(fixes(Goal::LogsOutOfCache, &settings)[0].act, "innodb_log_file_buffering=OFF");
 /// ```
-pub fn fixes(kind: Kind, settings: &Settings) -> Vec<Fix> {
+pub fn fixes(goal: Goal, settings: &Settings) -> Vec<Fix> {
     let mut fixes = Vec::new();
     match settings.engine {
-        Engine::MariaDb | Engine::MySql => innodb::fixes(kind, settings, &mut fixes),
-        Engine::PostgreSql => postgresql::fixes(kind, settings, &mut fixes),
-        _ => {}
+        Engine::MariaDb | Engine::MySql => innodb::fixes(goal, settings, &mut fixes),
+        Engine::PostgreSql => postgresql::fixes(goal, settings, &mut fixes),
+        Engine::RocksDb | Engine::TiKv | Engine::MongoDb | Engine::Other => {}
     }
     if settings.holds_rocksdb() {
-        rocksdb::fixes(kind, settings, &mut fixes);
+        rocksdb::fixes(goal, settings, &mut fixes);
     }
     fixes
 }
@@ -68,7 +80,7 @@ fn now(setting: &Setting) -> String {
 }
 
 /// A fix that sets a setting.
-fn set(settings: &Settings, name: &str, value: &str, effect: Effect, why: &str) -> Fix {
+pub(crate) fn set(settings: &Settings, name: &str, value: &str, effect: Effect, why: &str) -> Fix {
     if let Some(setting) = statement::of(settings, name) {
         return statement::set(settings.engine, setting, value, effect, why);
     }
@@ -80,7 +92,9 @@ fn set(settings: &Settings, name: &str, value: &str, effect: Effect, why: &str) 
             let value = if bare { value.to_owned() } else { format!("\"{value}\"") };
             format!("[{table}] {key} = {value}")
         }
-        _ => format!("{name}={value}"),
+        Engine::MariaDb | Engine::MySql | Engine::RocksDb | Engine::MongoDb | Engine::Other => {
+            format!("{name}={value}")
+        }
     };
     let effect = match effect {
         Effect::Restart => "needs a restart".to_owned(),
@@ -90,7 +104,7 @@ fn set(settings: &Settings, name: &str, value: &str, effect: Effect, why: &str) 
         }
         Effect::Reload => RELOAD.to_owned(),
     };
-    Fix { kind: FixKind::Setting, act, note: format!("{}; {effect}; {why}", place(settings, name)) }
+    Fix::setting(name, act, format!("{}; {effect}; {why}", place(settings, name)))
 }
 
 /// Where a setting goes: to the line that sets it now, else to the engine's own file.
@@ -113,13 +127,10 @@ fn place(settings: &Settings, name: &str) -> String {
             format!("{} under [mysqld]", file.as_deref().unwrap_or("in an option file"))
         }
         Engine::PostgreSql => file.unwrap_or_else(|| "in postgresql.conf".to_owned()),
-        _ => file.unwrap_or_else(|| "in its configuration file".to_owned()),
+        Engine::RocksDb | Engine::TiKv | Engine::MongoDb | Engine::Other => {
+            file.unwrap_or_else(|| "in its configuration file".to_owned())
+        }
     }
-}
-
-/// What can't be put into one line.
-pub(crate) fn advice(what: &str) -> Fix {
-    Fix { kind: FixKind::Advice, act: what.to_owned(), note: String::new() }
 }
 
 #[cfg(test)]

@@ -42,13 +42,8 @@ pub(crate) struct Written<'a> {
 impl Written<'_> {
     /// Whether it is a database's log, and not bulk output.
     pub(crate) fn is_log(&self) -> bool {
-        matches!(self.owner, Owner::Database(_)) && self.class.is_some_and(is_log)
+        matches!(self.owner, Owner::Database(_)) && self.class.is_some_and(FileClass::is_log)
     }
-}
-
-/// Whether files of this class are logs, which a database waits for.
-pub(crate) fn is_log(class: FileClass) -> bool {
-    matches!(class, FileClass::Redo | FileClass::Binlog | FileClass::Relay | FileClass::Wal)
 }
 
 /// The kernel's name for the backing device of a file system, as tracing names it.

@@ -51,7 +51,7 @@ pub struct Finding {
     /// How much it matters.
     pub severity: Severity,
     /// The database, as "mariadb (process 1234)"; `None` if it is the host's.
-    pub database: Option<String>,
+    pub database: Option<Subject>,
     /// One sentence: what is the matter.
     pub title: String,
     /// What was seen.
@@ -62,6 +62,24 @@ pub struct Finding {
     pub fixes: Vec<Fix>,
     /// What pagekeeper can do about it now: a command, and what that will and won't do. `None`: nothing.
     pub pagekeeper: Option<String>,
+}
+
+impl Finding {
+    /// Whether it is about this database, by its index.
+    pub(crate) fn is_about(&self, database: usize) -> bool {
+        self.database.as_ref().is_some_and(|subject| subject.index == database)
+    }
+}
+
+/// The database that a finding is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Subject {
+    /// What findings call it: "mariadb (process 1234)".
+    pub name: String,
+    /// Its index in [`Observation::after`](crate::Observation::after).
+    #[serde(skip)]
+    pub index: usize,
 }
 
 /// One thing that was seen.
@@ -99,6 +117,9 @@ impl Evidence {
 pub struct Fix {
     /// What kind of act it is.
     pub kind: FixKind,
+    /// The setting of the database that it sets, by its name there; `None` for what is no [`FixKind::Setting`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub setting: Option<String>,
     /// The command or setting, ready to be copied: `innodb_log_file_buffering=OFF`, `sysctl vm.dirty_bytes=…`.
     pub act: String,
     /// Where it goes and what it does: "in my.cnf, needs a restart", "at once".
@@ -106,10 +127,24 @@ pub struct Fix {
 }
 
 impl Fix {
-    /// Whether both set the same setting, be it to another value.
-    pub(crate) fn sets_the_same(&self, other: &Self) -> bool {
-        let name = |fix: &Self| fix.act.split_once('=').map(|(name, _)| name.trim().to_owned());
-        (self.kind, other.kind) == (FixKind::Setting, FixKind::Setting) && name(self) == name(other)
+    /// Sets a setting of the database.
+    pub(crate) fn setting(name: &str, act: String, note: String) -> Self {
+        Self { kind: FixKind::Setting, setting: Some(name.to_owned()), act, note }
+    }
+
+    /// Sets a setting of the system.
+    pub(crate) fn system(act: impl Into<String>, note: impl Into<String>) -> Self {
+        Self { kind: FixKind::System, setting: None, act: act.into(), note: note.into() }
+    }
+
+    /// Runs a command.
+    pub(crate) fn command(act: impl Into<String>, note: impl Into<String>) -> Self {
+        Self { kind: FixKind::Command, setting: None, act: act.into(), note: note.into() }
+    }
+
+    /// What can't be put into one line.
+    pub(crate) fn advice(act: impl Into<String>, note: impl Into<String>) -> Self {
+        Self { kind: FixKind::Advice, setting: None, act: act.into(), note: note.into() }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_observe::{Database, File, HostChange, Snapshot};
@@ -13,7 +13,7 @@ use pagekeeper_policy::DiskProfile;
 use pagekeeper_trace::{PauseCounts, TraceCounts};
 
 use crate::settings::Settings;
-use crate::{Fix, Journal, Kind, SavedSnapshot, Streamer};
+use crate::{Fix, Goal, Journal, Streamer, Subject};
 
 /// What is known when findings are made.
 #[derive(Debug)]
@@ -95,6 +95,11 @@ impl<'a> Observation<'a> {
         self.after.databases.iter().enumerate()
     }
 
+    /// A database as what a finding is about.
+    pub(crate) fn subject(&self, index: usize) -> Subject {
+        Subject { name: called(&self.after.databases[index]), index }
+    }
+
     /// The files of a database.
     pub fn files_of(&self, database: usize) -> impl Iterator<Item = &'a File> + use<'a> {
         self.after.files.iter().filter(move |file| file.database == Some(database))
@@ -105,9 +110,9 @@ impl<'a> Observation<'a> {
         self.settings.get(database)
     }
 
-    /// The settings of a database that fix findings of a kind; none if its settings were not read.
-    pub fn fixes(&self, kind: Kind, database: usize) -> Vec<Fix> {
-        self.settings_of(database).map(|settings| crate::advice::fixes(kind, settings)).unwrap_or_default()
+    /// The settings of a database that serve a goal; none if its settings were not read.
+    pub fn fixes(&self, goal: Goal, database: usize) -> Vec<Fix> {
+        self.settings_of(database).map(|settings| crate::advice::fixes(goal, settings)).unwrap_or_default()
     }
 
     /// A file as it was when the watch began; `None` if it was not there.
@@ -129,6 +134,39 @@ impl<'a> Observation<'a> {
     /// What the disk of a file was measured to do; `None` if it was not measured.
     pub fn disk(&self, file: &File) -> Option<&DiskProfile> {
         self.disks.iter().find(|(dev, _)| *dev == file.inode.dev).map(|(_, disk)| disk)
+    }
+}
+
+/// What was resident when a snapshot was taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SavedSnapshot {
+    /// Its file.
+    pub path: PathBuf,
+    /// When it was taken.
+    pub taken: SystemTime,
+    /// The files that had resident pages.
+    pub files: Vec<SavedFile>,
+}
+
+/// One file of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SavedFile {
+    /// Absolute.
+    pub path: PathBuf,
+    /// Which file it was.
+    pub inode: Inode,
+    /// How much of it was resident, in bytes.
+    pub resident: u64,
+}
+
+impl SavedSnapshot {
+    /// What it holds of a file, found by its path, or by its inode where that is seen under another path.
+    pub(crate) fn of(&self, file: &File) -> Option<&SavedFile> {
+        let same_path = |known: &&SavedFile| known.path == file.reach || known.path == file.path;
+        self.files
+            .iter()
+            .find(same_path)
+            .or_else(|| self.files.iter().find(|known| known.inode == file.inode))
     }
 }
 

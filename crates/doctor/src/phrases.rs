@@ -39,6 +39,17 @@ pub(crate) fn number(count: impl TryInto<u64>, one: &str, more: &str) -> String 
     format!("{count} {}", if count == 1 { one } else { more })
 }
 
+/// So many bytes in a second; `None` of no time.
+pub(crate) fn per_second(bytes: u64, period: Duration) -> Option<u64> {
+    let rate = (u128::from(bytes) * 1_000_000_000).checked_div(period.as_nanos())?;
+    Some(u64::try_from(rate).unwrap_or(u64::MAX))
+}
+
+/// "38 MiB/s".
+pub(crate) fn rate(bytes: u64) -> String {
+    format!("{}/s", Size(bytes))
+}
+
 /// The last component of a path: what people call a file.
 pub(crate) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()

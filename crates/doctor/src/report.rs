@@ -210,7 +210,7 @@ impl fmt::Display for Finding {
             Severity::Warning => "WARNING",
             Severity::Note => "NOTE",
         };
-        let whose = self.database.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
+        let whose = self.database.as_ref().map(|subject| format!("{}: ", subject.name)).unwrap_or_default();
         wrapped(f, &format!("{severity} "), severity.len() + 1, &format!("{whose}{}", self.title))?;
         for evidence in &self.evidence {
             wrapped(f, "  - ", 4, &evidence.text)?;
@@ -327,7 +327,7 @@ fn is_unit(word: &str) -> bool {
 mod tests {
     use super::*;
     use crate::testing::{look, opener};
-    use crate::{Evidence, Fix, FixKind, Kind};
+    use crate::{Evidence, Fix, Kind, Subject};
     use pagekeeper_observe::OpenerKind;
     use pagekeeper_policy::FileClass;
 
@@ -335,15 +335,15 @@ mod tests {
         Finding {
             kind: Kind::LogsInCache,
             severity,
-            database: Some("mariadb (process 100)".to_owned()),
+            database: Some(Subject { name: "mariadb (process 100)".to_owned(), index: 0 }),
             title: title.to_owned(),
             evidence: vec![Evidence::new("binlog: ".to_owned() + &"many words ".repeat(12))],
             cost: "memory that counts as used ".repeat(6),
-            fixes: vec![Fix {
-                kind: FixKind::Setting,
-                act: "innodb_log_file_buffering=OFF".to_owned(),
-                note: "in my.cnf; needs a restart".to_owned(),
-            }],
+            fixes: vec![Fix::setting(
+                "innodb_log_file_buffering",
+                "innodb_log_file_buffering=OFF".to_owned(),
+                "in my.cnf; needs a restart".to_owned(),
+            )],
             pagekeeper: Some("pagekeeper guard --pid 100".to_owned()),
         }
     }
@@ -382,9 +382,9 @@ mod tests {
     fn prose_of_fixes_is_wrapped_and_what_is_to_be_copied_is_whole() {
         let command = "echo ".to_owned() + &"long-word ".repeat(12) + "end";
         let prose = "many words ".repeat(15);
-        let of = |kind, act: &str| Fix { kind, act: act.to_owned(), note: prose.clone() };
         let mut finding = finding(Severity::Note, "a note");
-        finding.fixes = vec![of(FixKind::Command, &command), of(FixKind::Advice, &prose)];
+        finding.fixes =
+            vec![Fix::command(command.as_str(), prose.as_str()), Fix::advice(prose.as_str(), prose.as_str())];
         let text = finding.to_string();
         let (whole, wrapped): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.contains("echo"));
         assert_eq!(whole, [format!("  fix         {command}")]);

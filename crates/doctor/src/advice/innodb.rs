@@ -1,12 +1,12 @@
-//! The settings of InnoDB in `MariaDB` and `MySQL` against each kind of finding.
+//! The settings of InnoDB in `MariaDB` and `MySQL` for each goal.
 //!
 //! Invariant: no setting is named that this version may not have, where the version is known: a server with a line
 //! that it does not know does not start.
 
-use super::{Effect, advice, set};
+use super::{Effect, set};
 use crate::settings::mysql::BUFFERED;
 use crate::settings::{Engine, Setting, Settings};
-use crate::{Fix, Kind};
+use crate::{Fix, Goal};
 
 /// The redo log that a recovery is bounded to, in MiB.
 const REDO_MIB: u64 = 512;
@@ -15,24 +15,21 @@ const TABLES_DIRECT: &str =
     "tables then bypass the page cache, and size innodb_buffer_pool_size to hold what it held";
 const SMALLER_REDO: &str = "a smaller redo log bounds a recovery; pages are written more often";
 
-pub(super) fn fixes(kind: Kind, settings: &Settings, fixes: &mut Vec<Fix>) {
-    match kind {
-        Kind::MemoryShort | Kind::MixedIo | Kind::WritersThrottled | Kind::DirtyLimits | Kind::Setting => {
+pub(crate) fn fixes(goal: Goal, settings: &Settings, fixes: &mut Vec<Fix>) {
+    match goal {
+        Goal::LessPageCache | Goal::NoMixedIo | Goal::SteadyWriteback => {
             fixes.extend(tables(settings).and_then(|tables| tables.fix(settings)));
-            if kind == Kind::Setting {
-                redo(settings, fixes);
-            }
         }
-        Kind::LogsInCache => {
+        Goal::LogsOutOfCache => {
             redo(settings, fixes);
             let what = if settings.engine == Engine::MariaDb {
                 "no setting keeps MariaDB's binary log out of the page cache; pagekeeper guard releases it"
             } else {
                 "no setting keeps MySQL's redo log or binary log out of the page cache; pagekeeper guard releases them"
             };
-            fixes.push(advice(what));
+            fixes.push(Fix::advice(what, ""));
         }
-        Kind::ColdStart => {
+        Goal::WarmStart => {
             for name in ["innodb_buffer_pool_dump_at_shutdown", "innodb_buffer_pool_load_at_startup"] {
                 if settings.is_on(name) == Some(false) {
                     let why = "InnoDB then loads its buffer pool again by itself";
@@ -41,8 +38,7 @@ pub(super) fn fixes(kind: Kind, settings: &Settings, fixes: &mut Vec<Fix>) {
             }
         }
         // How much of the redo log is before the last checkpoint can't be seen: what bounds it is its size.
-        Kind::LongRecovery => fixes.extend(smaller_redo(settings)),
-        Kind::SharedDevice | Kind::Stream | Kind::IdleReclaim => {}
+        Goal::ShortRecovery => fixes.extend(smaller_redo(settings)),
     }
 }
 
@@ -63,7 +59,7 @@ fn smaller_redo(settings: &Settings) -> Option<Fix> {
 }
 
 /// What keeps `MariaDB`'s redo log out of the page cache; `MySQL` has nothing.
-pub(super) fn redo(settings: &Settings, fixes: &mut Vec<Fix>) {
+pub(crate) fn redo(settings: &Settings, fixes: &mut Vec<Fix>) {
     if settings.engine != Engine::MariaDb {
         return;
     }
@@ -81,7 +77,7 @@ pub(super) fn redo(settings: &Settings, fixes: &mut Vec<Fix>) {
 
 /// Why InnoDB reads and writes its tables through the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tables {
+pub(crate) enum Tables {
     /// `innodb_flush_method` says so, or says nothing.
     FlushMethod,
     /// `innodb_data_file_buffering` says so, beside which `innodb_flush_method` has no effect (`MariaDB` 11).
@@ -91,7 +87,7 @@ pub(super) enum Tables {
 }
 
 /// Whether InnoDB is known to do so, and why.
-pub(super) fn tables(settings: &Settings) -> Option<Tables> {
+pub(crate) fn tables(settings: &Settings) -> Option<Tables> {
     if settings.is_on("innodb_data_file_buffering") == Some(true) {
         return Some(Tables::DataFileBuffering);
     }
@@ -110,7 +106,7 @@ fn is_direct(setting: &Setting) -> bool {
 
 impl Tables {
     /// The setting that fixes it; `None` where none does.
-    pub(super) fn fix(self, settings: &Settings) -> Option<Fix> {
+    pub(crate) fn fix(self, settings: &Settings) -> Option<Fix> {
         match self {
             Self::FlushMethod => {
                 Some(set(settings, "innodb_flush_method", "O_DIRECT", Effect::Restart, TABLES_DIRECT))

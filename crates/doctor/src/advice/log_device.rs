@@ -4,7 +4,7 @@ use std::path::Path;
 
 use pagekeeper_policy::FileClass;
 
-use super::{Effect, advice, rocksdb, set};
+use super::{Effect, rocksdb, set};
 use crate::Fix;
 use crate::phrases::file_name;
 use crate::settings::{Engine, Settings};
@@ -29,9 +29,10 @@ pub(crate) fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Opt
                 in its .index file";
             Some(put(setting, &format!("{DISK}/{base}"), why))
         }
-        (Engine::PostgreSql, FileClass::Wal) => Some(advice(
+        (Engine::PostgreSql, FileClass::Wal) => Some(Fix::advice(
             "move pg_wal to a disk of its own while the server is stopped, and leave a symbolic link in its place \
              (initdb --waldir does so for a new cluster)",
+            "",
         )),
         (Engine::TiKv, FileClass::Wal) if log.extension().is_none_or(|ending| ending != "log") => {
             let why = "on a disk of its own; move its files there while it is stopped";

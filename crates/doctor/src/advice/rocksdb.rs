@@ -1,16 +1,18 @@
-//! `RocksDB`'s options against each kind of finding, by the names that each program that embeds it has for them.
+//! `RocksDB`'s options for each goal, by the names that each program that embeds it has for them.
 //!
 //! Invariant: no option is named that the program does not have: a server with a line that it does not know does not
 //! start.
 
-use super::{Effect, advice, now, set};
-use crate::settings::{Engine, Setting, Settings};
-use crate::{Fix, FixKind, Kind};
+use pagekeeper_observe::File;
 
-pub(super) fn fixes(kind: Kind, settings: &Settings, fixes: &mut Vec<Fix>) {
+use super::{Effect, now, set};
+use crate::settings::{Engine, Setting, Settings};
+use crate::{Fix, Goal};
+
+pub(crate) fn fixes(goal: Goal, settings: &Settings, fixes: &mut Vec<Fix>) {
     let on = |option: &str| is_on(settings, option);
-    match kind {
-        Kind::WritersThrottled | Kind::DirtyLimits | Kind::Setting => {
+    match goal {
+        Goal::SteadyWriteback => {
             let direct = on("use_direct_io_for_flush_and_compaction") == Some(true);
             if !direct {
                 let why = "flushes and compactions then leave no dirty pages (measured: the longest put took 11 and \
@@ -28,7 +30,7 @@ pub(super) fn fixes(kind: Kind, settings: &Settings, fixes: &mut Vec<Fix>) {
                 fixes.push(if direct { wal } else { or(wal) });
             }
         }
-        Kind::MixedIo => {
+        Goal::NoMixedIo => {
             let pair = ["use_direct_io_for_flush_and_compaction", "use_direct_reads"];
             // Both on or both off do not mix.
             if on(pair[0]) != on(pair[1]) {
@@ -37,7 +39,7 @@ pub(super) fn fixes(kind: Kind, settings: &Settings, fixes: &mut Vec<Fix>) {
                 }
             }
         }
-        Kind::LogsInCache => {
+        Goal::LogsOutOfCache => {
             if size(settings, "recycle_log_file_num").is_some_and(|number| number > 0) {
                 let why = "a recycled log is written over in parts of pages and has to stay resident; one that is not \
                     can be released by pagekeeper guard, but each sync takes longer";
@@ -48,7 +50,7 @@ pub(super) fn fixes(kind: Kind, settings: &Settings, fixes: &mut Vec<Fix>) {
                 fixes.push(set(settings, "raft-engine.enable-log-recycle", "false", Effect::Restart, why));
             }
         }
-        Kind::LongRecovery => {
+        Goal::ShortRecovery => {
             if size(settings, "max_total_wal_size").is_none_or(|bytes| bytes == 0 || bytes > 256 << 20) {
                 let why = "column families whose data only an old log holds are flushed in time";
                 fixes.push(rocks(settings, "max_total_wal_size", "268435456", why));
@@ -61,8 +63,13 @@ pub(super) fn fixes(kind: Kind, settings: &Settings, fixes: &mut Vec<Fix>) {
                 fixes.extend(own_option(settings, "avoid_flush_during_shutdown", "false", why));
             }
         }
-        Kind::MemoryShort | Kind::SharedDevice | Kind::Stream | Kind::IdleReclaim | Kind::ColdStart => {}
+        Goal::LessPageCache | Goal::WarmStart => {}
     }
+}
+
+/// Whether a file is a table file of `RocksDB`, which it names so in every program.
+pub(crate) fn is_rocksdb(file: &File) -> bool {
+    file.path.extension().is_some_and(|ending| ending == "sst")
 }
 
 /// In the place of direct I/O, which comes before it.
@@ -72,7 +79,7 @@ fn or(fix: Fix) -> Fix {
 
 /// An option that only programs have that open the database with options of their own: neither `MyRocks` nor `TiKV` has a
 /// setting for it.
-pub(super) fn own_option(settings: &Settings, option: &str, value: &str, why: &str) -> Option<Fix> {
+pub(crate) fn own_option(settings: &Settings, option: &str, value: &str, why: &str) -> Option<Fix> {
     (settings.engine == Engine::RocksDb).then(|| rocks(settings, option, value, why))
 }
 
@@ -80,43 +87,46 @@ pub(super) fn own_option(settings: &Settings, option: &str, value: &str, why: &s
 fn smaller_memtables(settings: &Settings) -> Fix {
     let why = "a memtable is flushed before its log is longer";
     match settings.engine {
-        Engine::MariaDb | Engine::MySql => advice(
+        Engine::MariaDb | Engine::MySql => Fix::advice(
             "add write_buffer_size=64m to rocksdb_default_cf_options, whose options are separated by semicolons, and \
              restart the server: a memtable is then flushed before its log is longer",
+            "",
         ),
         Engine::TiKv => set(settings, "rocksdb.defaultcf.write-buffer-size", "64MB", Effect::Restart, why),
-        _ => rocks(settings, "write_buffer_size", "67108864", why),
+        Engine::PostgreSql | Engine::RocksDb | Engine::MongoDb | Engine::Other => {
+            rocks(settings, "write_buffer_size", "67108864", why)
+        }
     }
 }
 
 /// What moves the WAL.
-pub(super) fn move_wal(settings: &Settings, disk: &str) -> Fix {
+pub(crate) fn move_wal(settings: &Settings, disk: &str) -> Fix {
     let why = "on a disk of its own; move its .log files there while it is stopped (measured: the writer throttled 5 times \
         and once, before 65 and 144 times)";
     rocks(settings, "wal_dir", disk, why)
 }
 
 /// An option of `RocksDB` as it is in force, by whatever name this engine has for it.
-pub(super) fn rocks_setting<'a>(settings: &'a Settings, option: &str) -> Option<&'a Setting> {
+pub(crate) fn rocks_setting<'a>(settings: &'a Settings, option: &str) -> Option<&'a Setting> {
     let found = match settings.engine {
         Engine::MariaDb | Engine::MySql => settings.get(&format!("rocksdb_{option}")),
         Engine::TiKv => settings.get(option).or_else(|| settings.get(&format!("rocksdb.{option}"))),
-        _ => settings.get(option),
+        Engine::PostgreSql | Engine::RocksDb | Engine::MongoDb | Engine::Other => settings.get(option),
     };
     // MyRocks names column families before the prefix.
     found.or_else(|| settings.get(&option.replacen('.', ".rocksdb_", 1)))
 }
 
-pub(super) fn is_on(settings: &Settings, option: &str) -> Option<bool> {
+pub(crate) fn is_on(settings: &Settings, option: &str) -> Option<bool> {
     settings.is_on(&rocks_setting(settings, option)?.name)
 }
 
-pub(super) fn size(settings: &Settings, option: &str) -> Option<u64> {
+pub(crate) fn size(settings: &Settings, option: &str) -> Option<u64> {
     settings.bytes(&rocks_setting(settings, option)?.name)
 }
 
 /// A fix that sets an option of `RocksDB`.
-pub(super) fn rocks(settings: &Settings, option: &str, value: &str, why: &str) -> Fix {
+pub(crate) fn rocks(settings: &Settings, option: &str, value: &str, why: &str) -> Fix {
     let dynamic = ["bytes_per_sync", "wal_bytes_per_sync"].contains(&option);
     match settings.engine {
         Engine::MariaDb | Engine::MySql => {
@@ -137,15 +147,11 @@ pub(super) fn rocks(settings: &Settings, option: &str, value: &str, why: &str) -
             };
             set(settings, &format!("rocksdb.{}", option.replace('_', "-")), value, Effect::Restart, why)
         }
-        _ => {
+        Engine::PostgreSql | Engine::RocksDb | Engine::MongoDb | Engine::Other => {
             let place = "among the options that the program opens the database with";
             let now = rocks_setting(settings, option).map(now).unwrap_or_default();
             let effect = if dynamic { "SetDBOptions changes it at once" } else { "needs a restart" };
-            Fix {
-                kind: FixKind::Setting,
-                act: format!("{option}={value}"),
-                note: format!("{place}{now}; {effect}; {why}"),
-            }
+            Fix::setting(option, format!("{option}={value}"), format!("{place}{now}; {effect}; {why}"))
         }
     }
 }

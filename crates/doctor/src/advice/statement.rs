@@ -4,8 +4,8 @@
 //! stands there is set by the server's own statement. A statement sets the value that was meant, in the syntax of SQL.
 
 use super::{Effect, RELOAD};
+use crate::Fix;
 use crate::settings::{Engine, Origin, Setting, Settings, option_file};
-use crate::{Fix, FixKind};
 
 /// Settings of `PostgreSQL` that are lists: in a statement each of their parts is quoted by itself.
 const LISTS: [&str; 1] = ["shared_preload_libraries"];
@@ -15,7 +15,7 @@ pub(super) fn of<'a>(settings: &'a Settings, name: &str) -> Option<&'a Setting> 
     let own = match settings.engine {
         Engine::PostgreSql => "postgresql.auto.conf",
         Engine::MySql => "mysqld-auto.cnf",
-        _ => return None,
+        Engine::MariaDb | Engine::RocksDb | Engine::TiKv | Engine::MongoDb | Engine::Other => return None,
     };
     let is_own = |setting: &&Setting| matches!(&setting.from, Origin::File { path, .. } if path.file_name().is_some_and(|file| file == own));
     settings.written(name).filter(is_own)
@@ -43,7 +43,7 @@ pub(super) fn set(engine: Engine, setting: &Setting, value: &str, effect: Effect
         "in SQL, by an administrator: it is {} in {}, which the server writes itself; {effect}; {why}",
         setting.value, setting.from
     );
-    Fix { kind: FixKind::Setting, act, note }
+    Fix::setting(name, act, note)
 }
 
 /// A statement of `MySQL` takes a size in bytes alone.

@@ -11,11 +11,11 @@ use pagekeeper_catalog::units::Size;
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 
-use crate::advice::redo_settings;
-use crate::attribution::is_log;
-use crate::observation::{Observation, called};
+use super::Earlier;
+use super::settings::redo_settings;
+use crate::observation::Observation;
 use crate::phrases::{file_name, largest, number, percent};
-use crate::{Evidence, Finding, Fix, Kind, Severity, start};
+use crate::{Evidence, Finding, Fix, Goal, Kind, Severity};
 
 /// Less than this that nobody will read again is not worth a word (16 MiB): the rules themselves keep a few MiB.
 pub(crate) const UNREAD_LEAST: u64 = 16 << 20;
@@ -52,7 +52,7 @@ impl<'a> Logs<'a> {
         let mut resident_before = 0;
         let runs = observation.after.databases.get(database).is_some_and(|database| database.pid.is_some());
         for file in observation.files_of(database) {
-            let (true, Some(residency)) = (file.class.is_some_and(is_log), file.residency) else {
+            let (true, Some(residency)) = (file.class.is_some_and(FileClass::is_log), file.residency) else {
                 continue;
             };
             logs.files.push(file);
@@ -77,13 +77,11 @@ impl<'a> Logs<'a> {
 }
 
 /// One finding for each database whose logs hold much for nobody.
-pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
-    observation.databases().filter_map(|(index, database)| find_in(observation, index, database)).collect()
-}
-
-/// Whether there is such a finding of this database.
-pub(crate) fn is_found(observation: &Observation<'_>, database: usize) -> bool {
-    is_much(observation, &Logs::of(observation, database))
+pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
+    observation
+        .databases()
+        .filter_map(|(index, database)| find_in(observation, earlier, index, database))
+        .collect()
 }
 
 fn is_much(observation: &Observation<'_>, logs: &Logs<'_>) -> bool {
@@ -92,7 +90,12 @@ fn is_much(observation: &Observation<'_>, logs: &Logs<'_>) -> bool {
     unread_much || (resident_much && (logs.unread.is_none() || !kept(observation, logs).is_empty()))
 }
 
-fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
+fn find_in(
+    observation: &Observation<'_>,
+    earlier: Earlier<'_>,
+    index: usize,
+    database: &Database,
+) -> Option<Finding> {
     let logs = Logs::of(observation, index);
     if !is_much(observation, &logs) {
         return None;
@@ -126,12 +129,12 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     Some(Finding {
         kind: Kind::LogsInCache,
         severity,
-        database: Some(called(database)),
+        database: Some(observation.subject(index)),
         title: format!("log files hold {} of page cache{share}", Size(logs.resident)),
         evidence,
         cost: cost(&logs, database, memory),
         // There is nothing to fix about what the next start reads.
-        fixes: if logs.next_start == 0 { fixes(observation, index) } else { Vec::new() },
+        fixes: if logs.next_start == 0 { fixes(observation, earlier, index) } else { Vec::new() },
         pagekeeper: logs.releasable().filter(|_| unread_much).map(|_| {
             format!(
                 "{} releases what lies behind the writer and all followers while the database runs, and keeps it \
@@ -143,11 +146,14 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
 }
 
 /// What is to be set for this; where a recovery is to be bounded, too, to the value that does both.
-fn fixes(observation: &Observation<'_>, index: usize) -> Vec<Fix> {
-    let mut fixes = observation.fixes(Kind::LogsInCache, index);
-    let bounds = start::recovery_fixes(observation, index);
+fn fixes(observation: &Observation<'_>, earlier: Earlier<'_>, index: usize) -> Vec<Fix> {
+    let mut fixes = observation.fixes(Goal::LogsOutOfCache, index);
+    let recovery = earlier.of(Kind::LongRecovery, index);
+    let bounds = recovery.map(|finding| finding.fixes.as_slice()).unwrap_or_default();
     for fix in &mut fixes {
-        if let Some(bound) = bounds.iter().find(|bound| bound.sets_the_same(fix)) {
+        if let Some(bound) =
+            bounds.iter().find(|bound| bound.setting.is_some() && bound.setting == fix.setting)
+        {
             fix.clone_from(bound);
         }
     }
@@ -283,6 +289,10 @@ mod tests {
     use pagekeeper_kernel::process::Access;
     use pagekeeper_observe::Snapshot;
 
+    fn find(observation: &Observation<'_>) -> Vec<Finding> {
+        super::find(observation, Earlier(&[]))
+    }
+
     /// Ten binlogs of 128 MiB, all resident, and a redo log that is not.
     fn logs_of(count: u64) -> (Snapshot, Snapshot) {
         let mut after = look();
@@ -298,7 +308,7 @@ mod tests {
     }
 
     fn unread(look: &Snapshot, share: u64) -> Vec<Unread> {
-        let logs = look.files.iter().filter(|file| file.class.is_some_and(is_log));
+        let logs = look.files.iter().filter(|file| file.class.is_some_and(FileClass::is_log));
         logs.map(|file| {
             let resident = file.residency.unwrap().resident * share / 100;
             Unread { file: file.inode, resident }

@@ -12,6 +12,10 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{ReclaimCounts, ReclaimKind};
 use std::path::PathBuf;
 
+fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    super::find(observation, Earlier(&[]))
+}
+
 const SERVER: u32 = 100;
 const BACKEND: u32 = 101;
 const TAR: u32 = 77;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use pagekeeper_observe::Database;
 
 use crate::attribution::{self, Owner};
-use crate::streams::{STATIC, usual};
-use crate::{Fix, FixKind, Observation};
+use crate::programs::{STATIC, usual};
+use crate::{Fix, Observation};
 
 /// Where nothing of it is known to help.
 const NOTHING: &str = "nothing from outside: a guard can start writeback, but it can't brake who writes, and releases logs \
@@ -52,7 +52,7 @@ pub(super) fn most_by_another<'a>(
 
 /// What is worth a try on such a program.
 pub(super) fn of_another(name: &str) -> Vec<Fix> {
-    let command = |act: String, note: &str| Fix { kind: FixKind::Command, act, note: note.to_owned() };
+    let command = |act: String, note: &str| Fix::command(act, note.to_owned());
     let role = if usual(name) { "" } else { "--as bulk " };
     let mut fixes = vec![command(
         format!("pagekeeper run {role}-- {name} ..."),

@@ -12,15 +12,15 @@ use std::time::Duration;
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 use pagekeeper_observe::Database;
+use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Durations, ReclaimKind};
 
-use crate::advice::advice;
-use crate::attribution::is_log;
-use crate::dirty_limits::{per_second, rate};
-use crate::logs::{Logs, UNREAD_LEAST, UNWRITTEN_PART, guard_command};
-use crate::observation::{Observation, called};
+use super::Earlier;
+use super::logs::{Logs, UNREAD_LEAST, UNWRITTEN_PART, guard_command};
+use crate::observation::Observation;
 use crate::phrases::{number, percent, time};
-use crate::{Evidence, Finding, Fix, FixKind, Kind, Severity, streams};
+use crate::phrases::{per_second, rate};
+use crate::{Evidence, Finding, Fix, Goal, Kind, Severity};
 
 /// Waiting below this share of the time is not reported: a busy host never has none …
 const WAITED_LEAST: f64 = 0.01;
@@ -38,12 +38,11 @@ const ROOM: u64 = 64 << 20;
 const NAMED: usize = 3;
 
 /// The host if it is short of memory, and each database whose cgroup is at its limit.
-pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
-    let streams = streams::find(observation);
-    let stream_of = |database| streams.iter().find(|found| found.database == Some(called(database)));
+pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
+    let stream_of = |index| earlier.of(Kind::Stream, index);
     let groups = observation
         .databases()
-        .filter_map(|(index, database)| group(observation, index, database, stream_of(database)));
+        .filter_map(|(index, database)| group(observation, index, database, stream_of(index)));
     host(observation).into_iter().chain(groups).collect()
 }
 
@@ -161,11 +160,7 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
         } else {
             format!("Tasks waited {} of the time until they had memory.", percent_of(share))
         },
-        fixes: vec![Fix {
-            kind: FixKind::Advice,
-            act: "give the database's own cache less memory, or the host more".to_owned(),
-            note: "the other findings and pagekeeper top show what fills the page cache".to_owned(),
-        }],
+        fixes: vec![Fix::advice("give the database's own cache less memory, or the host more", "the other findings and pagekeeper top show what fills the page cache")],
         pagekeeper: (unread >= UNREAD_LEAST).then(|| {
             format!(
                 "pagekeeper guard releases {} of log pages that nobody will read again before anybody has to wait \
@@ -268,18 +263,18 @@ fn group(
     Some(Finding {
         kind: Kind::MemoryShort,
         severity,
-        database: Some(called(database)),
+        database: Some(observation.subject(index)),
         title: format!("its memory cgroup is at its limit of {}", Size(limit)),
         evidence,
         cost: costs.join(" "),
         fixes: observation
-            .fixes(Kind::MemoryShort, index)
+            .fixes(Goal::LessPageCache, index)
             .into_iter()
             .chain(much_again.map(|_| match stream {
-                Some(stream) => advice(&format!(
+                Some(stream) => Fix::advice(format!(
                     "first what is said of the stream ({}): how much memory the data needs is seen without it",
                     stream.title
-                )),
+                ), ""),
                 None => more(observation, index, group, limit, refaulted.unwrap_or(0)),
             }))
             .collect(),
@@ -302,7 +297,7 @@ fn more(
     limit: u64,
     refaulted: u64,
 ) -> Fix {
-    let data = observation.files_of(index).filter(|file| !file.class.is_some_and(is_log));
+    let data = observation.files_of(index).filter(|file| !file.class.is_some_and(FileClass::is_log));
     let (mut recently, mut evicted) = (0, None);
     for residency in data.filter_map(|file| file.residency) {
         recently += residency.recently_evicted.unwrap_or(0);
@@ -326,7 +321,7 @@ fn more(
         Size(enough),
         Size(missed)
     );
-    Fix { kind: FixKind::System, act, note }
+    Fix::system(act, note)
 }
 
 /// Waits for memory that was not the host's.
@@ -384,12 +379,16 @@ mod tests {
     use super::*;
     use crate::observation::Unread;
     use crate::testing::{DEV, GIB, MIB, cgroup, change, file, look, pages, residency};
+    use crate::{FixKind, examine};
     use crate::{Streamer, StreamerFile};
     use pagekeeper_kernel::process::Access;
     use pagekeeper_kernel::{Inode, Residency};
     use pagekeeper_observe::{HostChange, Snapshot};
-    use pagekeeper_policy::FileClass;
     use pagekeeper_trace::{ReclaimCounts, Task};
+
+    fn find(observation: &Observation<'_>) -> Vec<Finding> {
+        examine(observation).into_iter().filter(|finding| finding.kind == Kind::MemoryShort).collect()
+    }
 
     fn reclaim(process: u32, name: &str, kind: ReclaimKind, milliseconds: &[u64]) -> ReclaimCounts {
         ReclaimCounts {
@@ -576,7 +575,8 @@ mod tests {
             group_beside: None,
             files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: Access::ReadOnly }],
         }];
-        assert_eq!(streams::find(&observation).len(), 1);
+        let streams = examine(&observation).into_iter().filter(|finding| finding.kind == Kind::Stream);
+        assert_eq!(streams.count(), 1);
         let found = find(&observation);
         assert_eq!(found[0].cost, "52 MiB/s are read from storage again since a stream took its room.");
         assert!(!found[0].fixes.iter().any(|fix| fix.kind == FixKind::System), "{found:?}");

@@ -1,23 +1,20 @@
 //! After a restart: is the data as resident as before; and what would the next recovery read?
 //!
-//! Facts in, findings out; [`journal`] gathers what the second needs. A comparison needs a snapshot of before the
+//! [`journal`](crate::journal) gathers what the second needs. A comparison needs a snapshot of before the
 //! restart: without one little can be said, and that is said.
 
-mod journal;
-
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::path::Path;
+use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::Inode;
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 
+use super::Earlier;
+use crate::journal::kind_of_log;
 use crate::phrases::{percent, time};
-use crate::{Evidence, Finding, Fix, FixKind, Kind, Observation, Severity, called};
-
-pub use journal::{Journal, journal};
+use crate::{Evidence, Finding, Fix, Goal, Journal, Kind, Observation, Severity};
 
 /// A database that has been running for less has just been started.
 const JUST_STARTED: Duration = Duration::from_secs(15 * 60);
@@ -31,30 +28,8 @@ const FEW: usize = 3;
 /// And one that surely reads this much costs time.
 const VERY_LONG: u64 = 4 << 30;
 
-/// What was resident when a snapshot was taken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SavedSnapshot {
-    /// Its file.
-    pub path: PathBuf,
-    /// When it was taken.
-    pub taken: SystemTime,
-    /// The files that had resident pages.
-    pub files: Vec<SavedFile>,
-}
-
-/// One file of a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SavedFile {
-    /// Absolute.
-    pub path: PathBuf,
-    /// Which file it was.
-    pub inode: Inode,
-    /// How much of it was resident, in bytes.
-    pub resident: u64,
-}
-
 /// Databases that were started with little of their data resident, and those whose recovery would be long.
-pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     observation
         .databases()
         .flat_map(|(index, database)| {
@@ -96,17 +71,16 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         return None;
     }
     let started = database.uptime.map_or(String::new(), |uptime| format!("started {} ago, ", time(uptime)));
-    let mut fixes = vec![Fix {
-        kind: FixKind::Command,
-        act: format!("pagekeeper warm --from {}", snapshot.path.display()),
-        note: "at once: loads the pages that were resident, most recently used files first".to_owned(),
-    }];
-    fixes.extend(observation.fixes(Kind::ColdStart, index));
+    let mut fixes = vec![Fix::command(
+        format!("pagekeeper warm --from {}", snapshot.path.display()),
+        "at once: loads the pages that were resident, most recently used files first",
+    )];
+    fixes.extend(observation.fixes(Goal::WarmStart, index));
     let age = observation.after.at.duration_since(snapshot.taken).unwrap_or_default();
     Some(Finding {
         kind: Kind::ColdStart,
         severity: if kept < then / 2 { Severity::Serious } else { Severity::Warning },
-        database: Some(called(database)),
+        database: Some(observation.subject(index)),
         title: format!("{started}it has {} of its resident data in memory again", percent(kept, then)),
         evidence: vec![
             Evidence::new(format!(
@@ -135,25 +109,16 @@ fn bypassed(file: &File) -> bool {
     !file.openers.is_empty() && file.openers.iter().all(|opener| matches!(opener.kind, OpenerKind::Direct(_)))
 }
 
-impl SavedSnapshot {
-    /// What it holds of a file, found by its path, or by its inode where that is seen under another path.
-    fn of(&self, file: &File) -> Option<&SavedFile> {
-        let same_path = |known: &&SavedFile| known.path == file.reach || known.path == file.path;
-        self.files
-            .iter()
-            .find(same_path)
-            .or_else(|| self.files.iter().find(|known| known.inode == file.inode))
-    }
-}
-
 /// What its recovery would read, if that is long.
 fn long_journal<'a>(observation: &'a Observation<'_>, index: usize) -> Option<&'a Journal> {
     observation.journals.get(index)?.as_ref().filter(|journal| journal.bytes > LONG)
 }
 
 /// The settings that bound a long recovery; none where it is not long.
-pub(crate) fn recovery_fixes(observation: &Observation<'_>, index: usize) -> Vec<Fix> {
-    long_journal(observation, index).map(|_| observation.fixes(Kind::LongRecovery, index)).unwrap_or_default()
+fn recovery_fixes(observation: &Observation<'_>, index: usize) -> Vec<Fix> {
+    long_journal(observation, index)
+        .map(|_| observation.fixes(Goal::ShortRecovery, index))
+        .unwrap_or_default()
 }
 
 fn long_recovery(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
@@ -164,7 +129,7 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
     Some(Finding {
         kind: Kind::LongRecovery,
         severity,
-        database: Some(called(database)),
+        database: Some(observation.subject(index)),
         title: format!("a recovery would read {most}{} of its journal", Size(journal.bytes)),
         evidence: vec![
             Evidence::new(format!("{most}{}: {}", Size(journal.bytes), journal.how))
@@ -198,7 +163,7 @@ fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> O
 
 /// The journal's files that are read through the page cache, as arguments: where they are many, by what they lie in.
 fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<String> {
-    let is_journal = |file: &File| journal::kind_of_log(file).is_some();
+    let is_journal = |file: &File| kind_of_log(file).is_some();
     let files: Vec<&File> =
         observation.files_of(index).filter(|file| is_journal(file) && !bypassed(file)).collect();
     let mut names: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
@@ -231,8 +196,14 @@ fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<Strin
 mod tests {
     use super::*;
     use crate::testing::{GIB, MIB, file, look, opener};
+    use crate::{SavedFile, SavedSnapshot};
     use pagekeeper_kernel::process::Access;
     use pagekeeper_observe::Snapshot;
+    use std::time::SystemTime;
+
+    fn find(observation: &Observation<'_>) -> Vec<Finding> {
+        super::find(observation, Earlier(&[]))
+    }
 
     fn snapshot(files: &[File], resident: u64) -> SavedSnapshot {
         let files = files.iter().map(|file| SavedFile {

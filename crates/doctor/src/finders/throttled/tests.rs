@@ -6,6 +6,10 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::Snapshot;
 
+fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    super::find(observation, Earlier(&[]))
+}
+
 const LEVELS: DirtyLevels = DirtyLevels {
     dirty: 31 * MIB,
     setpoint: 28 * MIB,

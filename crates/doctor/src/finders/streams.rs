@@ -19,14 +19,14 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::MemoryCgroup;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::{Database, File};
+use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{PageCounts, Task, TraceCounts};
 
-use crate::attribution::{database_of, is_log};
-use crate::dirty_limits::per_second;
+use super::Earlier;
+use crate::attribution::database_of;
+use crate::phrases::per_second;
 use crate::{Finding, Observation, Streamer, StreamerFile};
 use idle::Takers;
-
-pub(crate) use fixes::{STATIC, usual};
 
 /// Who brings less in is no stream, in bytes ...
 const LEAST: u64 = 32 << 20;
@@ -36,7 +36,7 @@ const SLOWEST: u64 = 1 << 20;
 const PUSHED: u64 = 16 << 20;
 
 /// Databases whose hot set is pushed out by streams.
-pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     let Some(trace) = observation.trace() else { return Vec::new() };
     let Some(pages) = &trace.pages else { return Vec::new() };
     let found = observation.databases().map(|(index, database)| {
@@ -59,7 +59,7 @@ fn data_files<'a>(observation: &Observation<'a>, index: usize) -> HashMap<Inode,
         observation.before.files.iter().map(|file| (file.inode, file)).collect();
     observation
         .files_of(index)
-        .filter(|file| !file.class.is_some_and(is_log))
+        .filter(|file| !file.class.is_some_and(FileClass::is_log))
         // What a file lost at its end was cut off, not pushed out; and the number of one that was removed is used again.
         .filter(|file| {
             before.get(&file.inode).is_some_and(|then| then.path == file.path && then.size <= file.size)

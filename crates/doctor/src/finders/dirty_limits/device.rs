@@ -10,7 +10,7 @@ use pagekeeper_trace::PauseCounts;
 
 use crate::attribution::database_of;
 use crate::phrases::time;
-use crate::{Evidence, Finding, Fix, FixKind, Kind, Observation, Severity};
+use crate::{Evidence, Finding, Fix, Kind, Observation, Severity};
 
 /// Whether these pauses came from the device's own limit: the whole was below where it pauses anybody.
 pub(crate) fn is_own(pause: &PauseCounts) -> bool {
@@ -92,10 +92,11 @@ fn in_force(name: &str, device: Option<&BackingDevice>) -> Evidence {
 }
 
 fn fixes(name: &str, device: Option<&BackingDevice>) -> Vec<Fix> {
-    let set = |setting: &str, value: u64, why: &str| Fix {
-        kind: FixKind::System,
-        act: format!("echo {value} >/sys/class/bdi/{name}/{setting}"),
-        note: format!("at once, until the device comes anew (of FUSE: until it is mounted again); {why}"),
+    let set = |setting: &str, value: u64, why: &str| {
+        Fix::system(
+            format!("echo {value} >/sys/class/bdi/{name}/{setting}"),
+            format!("at once, until the device comes anew (of FUSE: until it is mounted again); {why}"),
+        )
     };
     let mut fixes = Vec::new();
     if device.is_none_or(|device| device.strict_limit == Some(true)) {

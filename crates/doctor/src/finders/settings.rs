@@ -6,12 +6,13 @@ use pagekeeper_catalog::units::Size;
 use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
 
-use super::innodb::{self, Tables};
-use super::rocksdb::{self, is_on, own_option, rocks_setting, size};
-use super::{Effect, advice, set};
+use super::Earlier;
+use crate::advice::innodb::{self, Tables};
+use crate::advice::rocksdb::{self, is_on, is_rocksdb, own_option, rocks_setting, size};
+use crate::advice::{Effect, set};
 use crate::settings::mysql::BUFFERED;
 use crate::settings::{Engine, Origin, Setting, Settings};
-use crate::{Evidence, Finding, Kind, Observation, Severity, called, logs, throttled};
+use crate::{Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
 /// Pages of a log or of tables are worth a word from so many bytes on.
 const WORTH_A_WORD: u64 = 16 << 20;
@@ -25,12 +26,12 @@ const DICTIONARY: u64 = 1 << 20;
 const REFUSED: &str = "no setting helps: O_DIRECT is set, and the file system of these files refuses it (tmpfs, some network \
                        and FUSE file systems, encrypted directories). Move them to one that has it, such as ext4 or XFS";
 
-/// The databases' settings that are worth another look.
-pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+/// Questionable settings of the databases.
+pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (index, database) in observation.databases() {
         let Some(settings) = observation.settings_of(index) else { continue };
-        let about = About { observation, index, database, settings };
+        let about = About { observation, earlier, index, database, settings };
         findings.extend([
             about.tables_in_cache(),
             about.redo_in_cache(),
@@ -47,6 +48,7 @@ pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
 /// One database of an observation.
 struct About<'a> {
     observation: &'a Observation<'a>,
+    earlier: Earlier<'a>,
     index: usize,
     database: &'a Database,
     settings: &'a Settings,
@@ -57,7 +59,7 @@ impl About<'_> {
         Finding {
             kind: Kind::Setting,
             severity,
-            database: Some(called(self.database)),
+            database: Some(self.observation.subject(self.index)),
             title: title.to_owned(),
             evidence: Vec::new(),
             cost: cost.to_owned(),
@@ -97,7 +99,7 @@ impl About<'_> {
             Evidence::new(format!("{} of its table files are resident", Size(resident)))
                 .with("resident_bytes", resident),
         );
-        finding.fixes = vec![tables.fix(self.settings).unwrap_or_else(|| advice(REFUSED))];
+        finding.fixes = vec![tables.fix(self.settings).unwrap_or_else(|| Fix::advice(REFUSED, ""))];
         Some(finding)
     }
 
@@ -112,7 +114,7 @@ impl About<'_> {
         let seen_direct =
             buffering.is_some_and(|setting| setting.from == Origin::Seen && setting.value == "OFF");
         // A finding about all of its logs names the same settings and the same fixes.
-        if fixes.is_empty() || seen_direct || logs::is_found(self.observation, self.index) {
+        if fixes.is_empty() || seen_direct || self.earlier.of(Kind::LogsInCache, self.index).is_some() {
             return None;
         }
         let resident = self.resident(|file| file.class == Some(FileClass::Redo) && is_innodb_redo(file));
@@ -138,7 +140,7 @@ impl About<'_> {
             || is_on(settings, direct) != Some(false)
             || size(settings, "bytes_per_sync") != Some(0)
             // A finding about writers that it made wait names the same fixes.
-            || throttled::is_found(self.observation, self.index)
+            || self.earlier.of(Kind::WritersThrottled, self.index).is_some()
             || self.is_without_rocksdb_tables()
         {
             return None;
@@ -148,7 +150,7 @@ impl About<'_> {
         for option in [direct, "bytes_per_sync", "wal_bytes_per_sync"] {
             finding.evidence.extend(rocks_setting(settings, option).map(evidence_of));
         }
-        rocksdb::fixes(Kind::Setting, settings, &mut finding.fixes);
+        rocksdb::fixes(Goal::SteadyWriteback, settings, &mut finding.fixes);
         Some(finding)
     }
 
@@ -259,7 +261,7 @@ impl About<'_> {
 }
 
 /// The settings that have `MariaDB`'s redo log go through the page cache, as far as they are known, where they do.
-pub(crate) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
+pub(super) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
     let mut fixes = Vec::new();
     innodb::redo(settings, &mut fixes);
     if fixes.is_empty() {
@@ -267,11 +269,6 @@ pub(crate) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
     }
     let names = ["innodb_flush_log_at_trx_commit", "innodb_log_file_buffering"];
     names.iter().filter_map(|name| settings.get(name)).map(evidence_of).collect()
-}
-
-/// Whether a file is a table file of `RocksDB`, which it names so in every program.
-pub(crate) fn is_rocksdb(file: &File) -> bool {
-    file.path.extension().is_some_and(|ending| ending == "sst")
 }
 
 fn is_innodb_redo(file: &File) -> bool {
@@ -300,8 +297,17 @@ fn evidence_of(setting: &Setting) -> Evidence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::examine;
     use crate::testing::{GIB, MIB, database, file, look, pauses};
     use pagekeeper_trace::DirtyLevels;
+
+    fn found_of(kind: Kind, observation: &Observation<'_>) -> Vec<Finding> {
+        examine(observation).into_iter().filter(|finding| finding.kind == kind).collect()
+    }
+
+    fn find(observation: &Observation<'_>) -> Vec<Finding> {
+        found_of(Kind::Setting, observation)
+    }
 
     fn found(profile: &str, engine: Engine, pairs: &[(&str, &str)], files: Vec<File>) -> Vec<Finding> {
         let mut after = look();
@@ -348,7 +354,7 @@ mod tests {
         assert_eq!(all[0].fixes.len(), 1);
         assert!(all[0].fixes[0].act.starts_with("no setting helps"), "{:?}", all[0].fixes);
         // Nor do other findings offer what is set already.
-        assert_eq!(super::super::fixes(Kind::MixedIo, &observation.settings[0]), []);
+        assert_eq!(crate::fixes(Goal::NoMixedIo, &observation.settings[0]), []);
     }
 
     #[test]
@@ -368,7 +374,7 @@ mod tests {
         settings.add(pairs[0].0, pairs[0].1, Origin::CommandLine);
         observation.settings = vec![settings];
         assert_eq!(find(&observation), []);
-        let logs = logs::find(&observation);
+        let logs = found_of(Kind::LogsInCache, &observation);
         assert_eq!(logs[0].fixes[0].act, "innodb_log_file_buffering=OFF");
         let said: Vec<&str> = logs[0].evidence.iter().map(|evidence| evidence.text.as_str()).collect();
         assert!(said.contains(&"innodb_log_file_buffering is ON: the command line"), "{said:?}");
@@ -415,7 +421,7 @@ mod tests {
         let mut observation = Observation::new(&before, &after);
         observation.settings = vec![settings];
         assert_eq!(find(&observation), []);
-        let throttled = throttled::find(&observation);
+        let throttled = found_of(Kind::WritersThrottled, &observation);
         assert_eq!(throttled[0].fixes[0].act, "use_direct_io_for_flush_and_compaction=true");
     }
 

@@ -1,9 +1,14 @@
 use super::*;
+use crate::FixKind;
 use crate::testing::{DEV, GIB, MIB, look, pages, pauses};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{BackingDevice, BackingDeviceStats};
 use pagekeeper_observe::Snapshot;
 use pagekeeper_trace::DirtyLevels;
+
+fn find(observation: &Observation<'_>) -> Vec<Finding> {
+    super::find(observation, Earlier(&[]))
+}
 
 /// 16 and 32 MiB in force; in 10 s `dirtied` MiB were made dirty and `written` written.
 fn low(dirtied: u64, written: u64) -> (Snapshot, Snapshot) {

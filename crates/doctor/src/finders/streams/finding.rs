@@ -9,9 +9,8 @@ use pagekeeper_observe::{Database, File};
 use super::fixes::{fixes, pagekeeper};
 use super::idle::reclaimed_by_host;
 use super::{Loss, Stream, data_files};
-use crate::dirty_limits::{per_second, rate};
-use crate::observation::called;
 use crate::phrases::time;
+use crate::phrases::{per_second, rate};
 use crate::{Evidence, Finding, Kind, Observation, Severity};
 
 /// From so many bytes a second on that a database reads again, it is serious.
@@ -48,7 +47,7 @@ pub(super) fn finding(
     Finding {
         kind: Kind::Stream,
         severity: if missed >= MISSED { Severity::Serious } else { Severity::Warning },
-        database: Some(called(database)),
+        database: Some(observation.subject(index)),
         title: if main.dropped() > main.added {
             format!(
                 "{} (process {}) drops its pages from the page cache, {}",
@@ -71,7 +70,7 @@ pub(super) fn finding(
              hot set that just fitted halved its throughput and worse",
             rate(missed)
         ),
-        fixes: fixes(observation, index, main),
+        fixes: fixes(main),
         pagekeeper: Some(pagekeeper(main, &data)),
     }
 }

@@ -19,11 +19,12 @@ use pagekeeper_observe::{File, OpenerKind};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{DirtyLevels, PauseCounts, Task};
 
-use crate::advice::{advice, move_log};
+use super::{Earlier, dirty_limits};
+use crate::advice::move_log;
 use crate::attribution::{self, Owner, Written};
 use crate::observation::called;
 use crate::phrases::{file_name, number, percent, time};
-use crate::{Evidence, Finding, Fix, Kind, Observation, Severity, dirty_limits};
+use crate::{Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
 /// So many tasks are listed, the others counted together.
 const TASKS: usize = 4;
@@ -39,7 +40,7 @@ const WORTH_MOVING: u64 = 10;
 const POSTGRESQL: [&str; 4] = ["checkpointer", "background writer", "walwriter", "autovacuum worker"];
 
 /// Databases whose writers were throttled, and those whose log shares the device with what they were throttled for.
-pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     let Some(pauses) = observation.trace().and_then(|trace| trace.pauses.as_ref()) else {
         return Vec::new();
     };
@@ -54,11 +55,6 @@ pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
         }
     }
     findings
-}
-
-/// Whether there is such a finding of this database.
-pub(crate) fn is_found(observation: &Observation<'_>, database: usize) -> bool {
-    observation.pauses().any(|pause| is_throttled(observation, pause, database))
 }
 
 fn is_throttled(observation: &Observation<'_>, pause: &PauseCounts, database: usize) -> bool {
@@ -94,23 +90,25 @@ impl Throttled<'_> {
         }
         evidence.extend(losses(observation));
         let database = &observation.after.databases[self.index];
-        let mut fixes = observation.fixes(Kind::WritersThrottled, self.index);
+        let mut fixes = observation.fixes(Goal::SteadyWriteback, self.index);
         let other = help::most_by_another(observation, self.devices().into_keys());
         fixes.extend(other.iter().flat_map(|name| help::of_another(name)));
         // The command, with what it would change, is in the finding about the limits, which comes with this one.
         let (own_limit, whole): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
             self.pauses.iter().partition(|pause| dirty_limits::is_devices_own(pause));
         if !own_limit.is_empty() {
-            fixes.push(advice("the device has a limit of its own: see the finding on it"));
+            fixes.push(Fix::advice("the device has a limit of its own: see the finding on it", ""));
         }
         if !whole.is_empty() && dirty_limits::raise(observation).is_some() {
-            fixes
-                .push(advice("a higher limit on dirty pages bridges a burst: see the finding on the limits"));
+            fixes.push(Fix::advice(
+                "a higher limit on dirty pages bridges a burst: see the finding on the limits",
+                "",
+            ));
         }
         Finding {
             kind: Kind::WritersThrottled,
             severity: if own.is_empty() { Severity::Note } else { all.severity(observation.period()) },
-            database: Some(called(database)),
+            database: Some(observation.subject(self.index)),
             title: format!(
                 "its {} were throttled {} for dirty pages, for {} in {}",
                 if own.is_empty() { "background threads" } else { "writers" },
@@ -143,7 +141,7 @@ impl Throttled<'_> {
         devices.keys().find_map(|device| {
             let logs: Vec<&File> = observation
                 .files_of(self.index)
-                .filter(|file| file.class.is_some_and(attribution::is_log) && !is_direct(file))
+                .filter(|file| file.class.is_some_and(FileClass::is_log) && !is_direct(file))
                 .filter(|file| attribution::device_name(observation, file.inode.dev) == *device)
                 .collect();
             let largest = logs.iter().max_by_key(|file| file.size)?;
@@ -175,7 +173,7 @@ impl Throttled<'_> {
             Some(Finding {
                 kind: Kind::SharedDevice,
                 severity,
-                database: Some(called(&observation.after.databases[self.index])),
+                database: Some(observation.subject(self.index)),
                 title: format!("its log shares device {device} with the output that fills the limits on dirty pages"),
                 evidence,
                 cost: "the kernel reckons dirty pages by device: what heaps up for it makes all wait who write to it, \

@@ -2,27 +2,24 @@
 
 use std::collections::HashMap;
 
-use pagekeeper_catalog::streaming_programs;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::CgroupVersion;
 use pagekeeper_observe::File;
 
 use super::Stream;
-use crate::{Fix, FixKind, Kind, Observation};
+use crate::Fix;
+use crate::programs::{STATIC, usual};
 
 /// What a group of its own is given, as `memory.limit_in_bytes` and systemd take it. Streams need a few MiB of read-ahead
 /// and what is dirty.
 const GROUP: &str = "256M";
 
-/// Streaming programs that no library can be preloaded into: they are linked statically, and make their own system calls.
-pub(crate) const STATIC: [&str; 5] = ["restic", "rclone", "kopia", "wal-g", "duplicacy"];
-
 /// What helps: the program under pagekeeper first, then its own options, where it has any.
-pub(super) fn fixes(observation: &Observation<'_>, index: usize, stream: &Stream<'_>) -> Vec<Fix> {
-    let mut fixes = observation.fixes(Kind::Stream, index);
+pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
+    let mut fixes = Vec::new();
     let title = stream.streamer.map(|streamer| streamer.title.as_str()).unwrap_or_default();
     let mut command = |act: &str, note: &str| {
-        fixes.push(Fix { kind: FixKind::Command, act: act.to_owned(), note: note.to_owned() });
+        fixes.push(Fix::command(act.to_owned(), note.to_owned()));
     };
     // What a server's own worker does is not the program's that asked for it.
     if !stream.worker && !STATIC.contains(&stream.name) {
@@ -58,11 +55,6 @@ pub(super) fn fixes(observation: &Observation<'_>, index: usize, stream: &Stream
     fixes
 }
 
-/// Whether pagekeeper knows it for a stream by its name.
-pub(crate) fn usual(name: &str) -> bool {
-    streaming_programs().iter().any(|glob| glob.is_match(name))
-}
-
 /// A memory cgroup of the stream's own, in which it reclaims its own pages.
 fn own_group(stream: &Stream<'_>) -> Option<Fix> {
     // The server's own worker lives in the server's group.
@@ -74,24 +66,20 @@ fn own_group(stream: &Stream<'_>) -> Option<Fix> {
     Some(match (version, group) {
         (Some(CgroupVersion::V1), Some(group)) => {
             let group = group.display();
-            Fix {
-                kind: FixKind::Command,
-                act: format!(
+            Fix::command(
+                format!(
                     "mkdir {group} && echo {GROUP} >{group}/memory.limit_in_bytes && echo {} >{group}/cgroup.procs",
                     stream.pid
                 ),
-                note: "at once, for this run of it: what it brings in from now on pushes out its own pages only. \
-                       Remove the group when it has ended (rmdir)"
-                    .to_owned(),
-            }
+                "at once, for this run of it: what it brings in from now on pushes out its own pages only. \
+                       Remove the group when it has ended (rmdir)",
+            )
         }
-        _ => Fix {
-            kind: FixKind::Command,
-            act: format!("systemd-run --scope -p MemoryHigh={GROUP} -- {} ...", stream.name),
-            note: "start it so the next time: in a memory cgroup of its own what it brings in pushes out its own pages \
-                   only. Pages that are there already stay with whoever brought them in"
-                .to_owned(),
-        },
+        _ => Fix::command(
+            format!("systemd-run --scope -p MemoryHigh={GROUP} -- {} ...", stream.name),
+            "start it so the next time: in a memory cgroup of its own what it brings in pushes out its own pages \
+                   only. Pages that are there already stay with whoever brought them in",
+        ),
     })
 }
 

@@ -12,10 +12,11 @@ use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit};
 use pagekeeper_trace::{PauseCounts, Task};
 
+use super::Earlier;
 use crate::attribution::database_of;
 use crate::observation::called;
-use crate::phrases::time;
-use crate::{Evidence, Finding, Fix, FixKind, Kind, Observation, Severity};
+use crate::phrases::{per_second, rate, time};
+use crate::{Evidence, Finding, Fix, Kind, Observation, Severity};
 
 pub(crate) use device::is_own as is_devices_own;
 
@@ -27,7 +28,7 @@ const STEP: u64 = 64 << 20;
 const LONG: Duration = Duration::from_secs(3600);
 
 /// What the limits do that they should not.
-pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     let report = &observation.after.host.dirty;
     let throttled = database_pauses(observation);
     let fullest = fullest(observation);
@@ -156,10 +157,9 @@ impl Raise {
                 format!(", {} at the rate that was watched,", time(takes))
             }
         };
-        Fix {
-            kind: FixKind::System,
-            act: format!("sysctl -w vm.dirty_bytes={}", self.limit),
-            note: format!(
+        Fix::system(
+            format!("sysctl -w vm.dirty_bytes={}", self.limit),
+            format!(
                 "at once, until the next start; it sets vm.dirty_ratio to 0. An estimate: with {} a burst like this one \
                  ({} made dirty against {} written, for {}) would not have throttled anybody; if it goes on for longer, \
                  pauses come all the same, only later. What it costs: so much may have to be written{takes} \
@@ -169,7 +169,7 @@ impl Raise {
                 rate(written),
                 time(self.burst)
             ),
-        }
+        )
     }
 }
 
@@ -397,16 +397,15 @@ fn groups(observation: &Observation<'_>) -> Vec<Evidence> {
 }
 
 fn no_limit_will_do(flow: &Flow) -> Fix {
-    Fix {
-        kind: FixKind::Advice,
-        act: "Have less written through the page cache".to_owned(),
-        note: format!(
+    Fix::advice(
+        "Have less written through the page cache",
+        format!(
             "{} are made dirty where {} are written: a limit that bridges that for the time watched would take too \
              much of the memory. What is written has to get less, or past the page cache, or to another disk",
             rate(flow.wanted),
             rate(flow.written)
         ),
-    }
+    )
 }
 
 /// What is odd about the limits, whether or not they are full.
@@ -426,12 +425,10 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
         fixes: vec![fix],
         pagekeeper: None,
     };
-    let lower = Fix {
-        kind: FixKind::System,
-        act: format!("sysctl -w vm.dirty_background_bytes={}", thresholds.limit / 4 / 4096 * 4096),
-        note: "at once, until the next start; it sets vm.dirty_background_ratio to 0: a quarter of the limit"
-            .to_owned(),
-    };
+    let lower = Fix::system(
+        format!("sysctl -w vm.dirty_background_bytes={}", thresholds.limit / 4 / 4096 * 4096),
+        "at once, until the next start; it sets vm.dirty_background_ratio to 0: a quarter of the limit",
+    );
     let report = |what: &str| {
         Evidence::new(format!(
             "background writeback is set to {} ({}), the limit is {} ({}): {what}",
@@ -463,30 +460,18 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
             "periodic writeback is off: pages stay dirty however old they are".to_owned(),
             ages(parameters),
             "more is lost in a power cut of what was never synced, and syncs and bursts find more to write",
-            Fix {
-                kind: FixKind::System,
-                act: "sysctl -w vm.dirty_writeback_centisecs=500".to_owned(),
-                note: "at once, until the next start; the kernel's default".to_owned(),
-            },
+            Fix::system(
+                "sysctl -w vm.dirty_writeback_centisecs=500",
+                "at once, until the next start; the kernel's default",
+            ),
         ));
     }
     findings
 }
 
-/// So many bytes in a second; `None` of no time.
-pub(crate) fn per_second(bytes: u64, period: Duration) -> Option<u64> {
-    let rate = (u128::from(bytes) * 1_000_000_000).checked_div(period.as_nanos())?;
-    Some(u64::try_from(rate).unwrap_or(u64::MAX))
-}
-
 /// "30 s".
 fn centiseconds(time: u64) -> String {
     format!("{} s", time as f64 / 100.0)
-}
-
-/// "38 MiB/s".
-pub(crate) fn rate(bytes: u64) -> String {
-    format!("{}/s", Size(bytes))
 }
 
 #[cfg(test)]

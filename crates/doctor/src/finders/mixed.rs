@@ -12,9 +12,11 @@ use pagekeeper_kernel::process::Access;
 use pagekeeper_observe::{File, Opener, OpenerKind};
 use pagekeeper_policy::MixedProfile;
 
-use crate::observation::{Observation, called};
+use super::Earlier;
+use crate::advice::{self, rocksdb::is_rocksdb};
+use crate::observation::Observation;
 use crate::phrases::{file_name, number};
-use crate::{Evidence, Finding, Fix, FixKind, Kind, Severity, advice};
+use crate::{Evidence, Finding, Fix, Goal, Kind, Severity};
 
 /// Files that are listed of each database and kind.
 const NAMED: usize = 5;
@@ -79,7 +81,7 @@ fn resident(file: &File) -> u64 {
 }
 
 /// One finding for each database and kind of use beside direct I/O.
-pub(crate) fn find(observation: &Observation<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     let mut groups: BTreeMap<(Option<usize>, MixedWith), Vec<&File>> = BTreeMap::new();
     for file in &observation.after.files {
         if let Some(mixed_with) = mixed_with(file) {
@@ -139,7 +141,7 @@ fn found(
     Finding {
         kind: Kind::MixedIo,
         severity,
-        database: database.map(called),
+        database: index.map(|index| observation.subject(index)),
         title,
         evidence,
         cost,
@@ -157,12 +159,12 @@ fn found(
 /// The settings that fix it; those of `MyRocks` only where a file is its own.
 fn settings_for(observation: &Observation<'_>, index: usize, files: &[&File]) -> Vec<Fix> {
     let Some(settings) = observation.settings_of(index) else { return Vec::new() };
-    if settings.myrocks && !files.iter().any(|file| advice::is_rocksdb(file)) {
+    if settings.myrocks && !files.iter().any(|file| is_rocksdb(file)) {
         let mut without = settings.clone();
         without.myrocks = false;
-        return advice::fixes(Kind::MixedIo, &without);
+        return advice::fixes(Goal::NoMixedIo, &without);
     }
-    advice::fixes(Kind::MixedIo, settings)
+    advice::fixes(Goal::NoMixedIo, settings)
 }
 
 /// One file: who has it and how, and where its pages are.
@@ -343,15 +345,14 @@ fn fix(mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
         .collect();
     named.sort();
     named.dedup();
-    Some(Fix {
-        kind: FixKind::Advice,
-        act: format!("have {} use O_DIRECT too, or end", named.join(", ")),
-        note: match mixed_with {
+    Some(Fix::advice(
+        format!("have {} use O_DIRECT too, or end", named.join(", ")),
+        match mixed_with {
             MixedWith::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
-            _ => "at once; a backup can read a snapshot instead",
+            MixedWith::Reader | MixedWith::Leftover => "at once; a backup can read a snapshot instead",
         }
         .to_owned(),
-    })
+    ))
 }
 
 #[cfg(test)]
@@ -361,6 +362,10 @@ mod tests {
     use pagekeeper_observe::Snapshot;
     use pagekeeper_policy::FileClass;
     use pagekeeper_trace::{PageCounts, PageFlow, PageTotals, Task};
+
+    fn find(observation: &Observation<'_>) -> Vec<Finding> {
+        super::find(observation, Earlier(&[]))
+    }
 
     const DIRECT: OpenerKind = OpenerKind::Direct(Access::ReadWrite);
 

@@ -14,10 +14,9 @@ use pagekeeper_trace::{PageCounts, Task, TraceCounts};
 
 use super::{Loss, PUSHED, named, reclaimed_by};
 use crate::attribution::database_of;
-use crate::dirty_limits::{per_second, rate};
-use crate::observation::called;
 use crate::phrases::time;
-use crate::{Evidence, Finding, Fix, FixKind, Kind, Observation, Severity};
+use crate::phrases::{per_second, rate};
+use crate::{Evidence, Finding, Fix, Kind, Observation, Severity};
 
 /// Who took how much of a database's data so, the most first.
 pub(super) struct Takers<'a> {
@@ -101,7 +100,7 @@ impl<'a> Takers<'a> {
         Some(Finding {
             kind: Kind::IdleReclaim,
             severity: if missed >= super::finding::MISSED { Severity::Warning } else { Severity::Note },
-            database: Some(called(&observation.after.databases[index])),
+            database: Some(observation.subject(index)),
             title: format!(
                 "{} takes idle pages of its data out of the page cache, {}, however much memory is free",
                 named(&main.task.name, main.task.process),
@@ -136,22 +135,19 @@ impl Taker<'_> {
     fn fix(&self) -> Fix {
         let pid = self.task.process;
         if self.damon {
-            return Fix {
-                kind: FixKind::System,
-                act: "echo off >/sys/kernel/mm/damon/admin/kdamonds/N/state".to_owned(),
-                note: format!(
+            return Fix::system(
+                "echo off >/sys/kernel/mm/damon/admin/kdamonds/N/state",
+                format!(
                     "at once; N is the directory whose pid is {pid}. Who has set it up can leave the database out \
                      instead (schemes/*/filters, type memcg), or raise the age from which on pages are taken. Where no \
                      directory has that pid it is DAMON_RECLAIM: echo N >/sys/module/damon_reclaim/parameters/enabled"
                 ),
-            };
+            );
         }
-        Fix {
-            kind: FixKind::Advice,
-            act: format!("have {} leave the database's memory cgroup alone", named(&self.task.name, pid)),
-            note: "it asks the kernel to reclaim (memory.reclaim), as tools for idle memory and container managers do"
-            .to_owned(),
-        }
+        Fix::advice(
+            format!("have {} leave the database's memory cgroup alone", named(&self.task.name, pid)),
+            "it asks the kernel to reclaim (memory.reclaim), as tools for idle memory and container managers do",
+        )
     }
 }
 
