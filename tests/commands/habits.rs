@@ -52,7 +52,7 @@ fn usage_errors_end_with_2_and_name_the_mend() {
         (&["stat", "--one-filesystem", "."], "similar argument exists: '--one-file-system'"),
         (&["stat", "--top", "few", "."], "give a number of files, or \"all\""),
         (&["stat", "--min", "5X", "."], "bytes, or a number with K, M, G or T, like 64M"),
-        (&["stat", "--sort", "name", "."], "possible values: resident, size, dirty, evicted, path"),
+        (&["stat", "--sort", "name", "."], "possible values: size, resident, dirty, evicted, path"),
         (&["stat", "--watch=soon", "."], "give a number of seconds"),
         (&["stat", "--include", "[", "."], "missing ']'"),
         (&["stat", "-0", "."], "--files-from <FILE>"),

@@ -5,33 +5,17 @@
 use std::cmp::Ordering;
 use std::path::Path;
 
+use super::columns::Sort;
 use super::scan::Row;
 
-/// What to sort by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Sort {
-    Resident,
-    Size,
-    Dirty,
-    Evicted,
-    Path,
-}
-
 impl Sort {
-    /// This figure of a row; 0 where it is unknown.
-    fn of(self, row: &Row) -> u64 {
-        match self {
-            Self::Resident | Self::Path => row.resident(),
-            Self::Size => row.size,
-            Self::Dirty => row.residency.map_or(0, |counts| counts.unwritten()),
-            Self::Evicted => row.residency.and_then(|counts| counts.evicted).unwrap_or(0),
-        }
-    }
-
     /// Greatest figure first, then by path: no two rows are alike.
     fn order(self, a: &Row, b: &Row) -> Ordering {
         let by_path = || a.path.as_os_str().cmp(b.path.as_os_str());
-        if self == Self::Path { by_path() } else { self.of(b).cmp(&self.of(a)).then_with(by_path) }
+        match self {
+            Self::Path => by_path(),
+            Self::Figure(of) => of(b).cmp(&of(a)).then_with(by_path),
+        }
     }
 }
 
@@ -123,7 +107,7 @@ mod tests {
 
     #[test]
     fn the_top_of_very_many_is_right_and_the_rest_is_counted() {
-        let mut choice = Choice::new(Sort::Resident, 3, 0, false);
+        let mut choice = Choice::new(Sort::named("resident"), 3, 0, false);
         for index in 0..10_000 {
             // Two of each figure; the greatest ones are neither first nor last.
             choice.add(row(index, (index * 7919 % 10_000) / 2 * 2), |_| false);
@@ -149,14 +133,12 @@ mod tests {
 
     #[test]
     fn the_least_size_is_of_the_figure_sorted_by() {
-        for (sort, min, expected) in
-            [(Sort::Resident, 4096, 1), (Sort::Size, 4096, 2), (Sort::Size, 2 << 20, 0)]
-        {
-            let mut choice = Choice::new(sort, usize::MAX, min, true);
+        for (sort, min, expected) in [("resident", 4096, 1), ("size", 4096, 2), ("size", 2 << 20, 0)] {
+            let mut choice = Choice::new(Sort::named(sort), usize::MAX, min, true);
             choice.add(row(1, 4096), |_| false);
             choice.add(row(2, 0), |_| false);
             let (rows, left_out) = choice.finish();
-            assert_eq!((rows.len(), left_out.by_min), (expected, 2 - expected as u64), "{sort:?}");
+            assert_eq!((rows.len(), left_out.by_min), (expected, 2 - expected as u64), "{sort}");
         }
     }
 }

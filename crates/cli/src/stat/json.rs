@@ -1,8 +1,10 @@
 //! `stat --json`: every figure in bytes, unknown ones null.
 
-use pagekeeper_kernel::{Residency, Source};
-use serde::Serialize;
+use pagekeeper_kernel::Source;
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
 
+use super::columns::COLUMNS;
 use super::scan::Row;
 use super::totals::Totals;
 use crate::problems::Problem;
@@ -11,23 +13,12 @@ use crate::problems::Problem;
 #[derive(Debug, Serialize)]
 pub(super) struct Report<'a> {
     files: Vec<File<'a>>,
-    total: Total,
+    total: Total<'a>,
     errors: &'a [Problem],
 }
 
-#[derive(Debug, Serialize)]
-struct File<'a> {
-    path: std::borrow::Cow<'a, str>,
-    size: u64,
-    resident: Option<u64>,
-    dirty: Option<u64>,
-    writeback: Option<u64>,
-    evicted: Option<u64>,
-    recently_evicted: Option<u64>,
-    source: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    map: Option<Map<'a>>,
-}
+#[derive(Debug)]
+struct File<'a>(&'a Row);
 
 /// The picture of `--map`.
 #[derive(Debug, Serialize)]
@@ -37,55 +28,45 @@ struct Map<'a> {
     eighths: &'a [u8],
 }
 
-#[derive(Debug, Serialize)]
-struct Total {
-    files: u64,
-    size: u64,
-    resident: Option<u64>,
-    dirty: Option<u64>,
-    writeback: Option<u64>,
-    evicted: Option<u64>,
-    recently_evicted: Option<u64>,
-    unknown_files: u64,
-}
+#[derive(Debug)]
+struct Total<'a>(&'a Totals);
 
 impl<'a> Report<'a> {
     /// The report of rows that are sorted and cut already.
-    pub(super) fn new(rows: &'a [Row], totals: &Totals, errors: &'a [Problem]) -> Self {
-        let total = Total {
-            files: totals.files,
-            size: totals.size,
-            resident: totals.resident_known(),
-            dirty: totals.dirty.get(),
-            writeback: totals.writeback.get(),
-            evicted: totals.evicted.get(),
-            recently_evicted: totals.recently_evicted.get(),
-            unknown_files: totals.unknown_files,
-        };
-        Self { files: rows.iter().map(File::new).collect(), total, errors }
+    pub(super) fn new(rows: &'a [Row], totals: &'a Totals, errors: &'a [Problem]) -> Self {
+        Self { files: rows.iter().map(File).collect(), total: Total(totals), errors }
     }
 }
 
-impl<'a> File<'a> {
-    fn new(row: &'a Row) -> Self {
-        let figure = |of: fn(Residency) -> Option<u64>| row.residency.and_then(of);
-        Self {
-            path: row.path.to_string_lossy(),
-            size: row.size,
-            resident: row.residency.map(|counts| counts.resident),
-            dirty: figure(|counts| counts.dirty),
-            writeback: figure(|counts| counts.writeback),
-            evicted: figure(|counts| counts.evicted),
-            recently_evicted: figure(|counts| counts.recently_evicted),
-            source: match row.residency.map(|counts| counts.source) {
-                Some(Source::Cachestat) => "cachestat",
-                Some(Source::Mincore) => "mincore",
-                None => "unknown",
-            },
-            map: row
-                .picture
-                .as_ref()
-                .map(|picture| Map { cell_bytes: picture.cell_bytes, eighths: &picture.cells }),
+impl Serialize for File<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let row = self.0;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("path", &row.path.to_string_lossy())?;
+        for column in &COLUMNS {
+            map.serialize_entry(column.key, &(column.value)(row))?;
         }
+        let source = match row.residency.map(|counts| counts.source) {
+            Some(Source::Cachestat) => "cachestat",
+            Some(Source::Mincore) => "mincore",
+            None => "unknown",
+        };
+        map.serialize_entry("source", source)?;
+        if let Some(picture) = &row.picture {
+            map.serialize_entry("map", &Map { cell_bytes: picture.cell_bytes, eighths: &picture.cells })?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Total<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("files", &self.0.files)?;
+        for (column, sum) in self.0.of_columns() {
+            map.serialize_entry(column.key, &sum)?;
+        }
+        map.serialize_entry("unknown_files", &self.0.unknown_files)?;
+        map.end()
     }
 }

@@ -5,6 +5,7 @@
 //! user.
 
 mod choice;
+mod columns;
 mod json;
 mod scan;
 mod table;
@@ -15,13 +16,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 
 use crate::output::{self, Screen};
 use crate::paths::{Tree, TreeArgs};
 use crate::problems;
 use crate::signals::Stop;
 use crate::size::parse_size;
-use choice::{Choice, Sort};
+use choice::Choice;
+use columns::Sort;
 use scan::{Scan, Wanted};
 use table::{Before, Style};
 use totals::Totals;
@@ -36,13 +39,14 @@ use totals::Totals;
 
 SIZE is the file's, RESIDENT what of it is in the page cache, in whole pages; DIRTY is changed and not yet written, \
     WRITEBACK being written, EVICTED once resident and taken away by the kernel under memory pressure. A file is \"?\" \
-    where the kernel does not tell this user.")]
+    where the kernel does not show it to this user.")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct Args {
     #[command(flatten)]
     tree: TreeArgs,
     /// Sort by this figure, greatest first, or by path
-    #[arg(short, long, value_name = "FIGURE", default_value = "resident")]
+    #[arg(short, long, value_name = "FIGURE", default_value = "resident",
+          value_parser = PossibleValuesParser::new(Sort::names()).map(|name| Sort::named(&name)))]
     sort: Sort,
     /// Show at most N files, or "all" [default: 20; all with --json]
     #[arg(short = 'n', long, value_name = "N", value_parser = parse_top)]
@@ -65,7 +69,7 @@ pub(crate) struct Args {
     /// Print one JSON object with all figures in bytes
     #[arg(long)]
     json: bool,
-    /// Look again every SECONDS until interrupted, and show what changed
+    /// Sample again every SECONDS until interrupted, and show what changed
     #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
           value_parser = parse_seconds)]
     watch: Option<Duration>,
@@ -90,33 +94,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let tree = args.tree.tree()?;
     let screen = Screen::of_stdout();
     let Some(pause) = args.watch else {
-        return look(args, &tree, screen, &Turn::Only).map(|(_, code)| code);
+        return sample(args, &tree, screen, &Sample::Only).map(|(_, code)| code);
     };
     let stop = Stop::on_signals().context("can't catch signals")?;
-    let mut turn = Turn::First;
+    let mut this = Sample::First;
     loop {
-        turn = Turn::Later(look(args, &tree, screen, &turn)?.0);
+        this = Sample::Later(sample(args, &tree, screen, &this)?.0);
         if stop.wait(pause)? {
             return Ok(ExitCode::SUCCESS);
         }
     }
 }
 
-/// Which look this is.
-enum Turn {
+/// Which sample this is.
+enum Sample {
     Only,
     First,
     Later(Before),
 }
 
-/// Looks once, shows what was seen, and returns what the next look is compared with.
-fn look(args: &Args, tree: &Tree, screen: Screen, turn: &Turn) -> anyhow::Result<(Before, ExitCode)> {
+/// Takes a sample, shows it, and returns what the next one is compared with.
+fn sample(args: &Args, tree: &Tree, screen: Screen, this: &Sample) -> anyhow::Result<(Before, ExitCode)> {
     let top = args.top.unwrap_or(if args.json || args.all { usize::MAX } else { 20 });
     let choice = Choice::new(args.sort, top, args.min.unwrap_or(0), args.all || args.json);
     let cells = || screen.width.map_or(60, |width| width.saturating_sub(24).clamp(10, 4096));
-    let wanted = Wanted { cells: args.map.then(cells), remember: !matches!(turn, Turn::Only) };
+    let wanted = Wanted { cells: args.map.then(cells), remember: !matches!(this, Sample::Only) };
     let Scan { choice, totals, problems, remembered } = scan::scan(tree, choice, wanted);
-    let seen = Before { files: remembered, total: totals.resident };
+    let seen = Before { files: remembered, total: totals.resident() };
     let (rows, left_out) = choice.finish();
 
     if args.json {
@@ -124,11 +128,11 @@ fn look(args: &Args, tree: &Tree, screen: Screen, turn: &Turn) -> anyhow::Result
     } else {
         let style = Style { screen, bytes: args.bytes, wide: args.wide };
         let mut page = Vec::new();
-        let before = match turn {
-            Turn::Later(before) => Some(before),
-            Turn::Only | Turn::First => None,
+        let before = match this {
+            Sample::Later(before) => Some(before),
+            Sample::Only | Sample::First => None,
         };
-        if screen.terminal && !matches!(turn, Turn::Only) {
+        if screen.terminal && !matches!(this, Sample::Only) {
             page.extend_from_slice(b"\x1b[H\x1b[2J");
         } else if before.is_some() {
             page.push(b'\n');
@@ -138,17 +142,17 @@ fn look(args: &Args, tree: &Tree, screen: Screen, turn: &Turn) -> anyhow::Result
         out.write_all(&page)?;
         out.flush()?;
         problems::tell(&problems);
-        tell_unknown(&totals);
+        report_unknown(&totals);
     }
     let fine = problems.is_empty() && totals.unknown_files == 0;
     Ok((seen, if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
 }
 
 /// One sentence on the figures that this user can't have.
-fn tell_unknown(totals: &Totals) {
+fn report_unknown(totals: &Totals) {
     if totals.unknown_files > 0 {
         output::complain(format_args!(
-            "the kernel tells what is in the page cache to a file's owner only: run as root, as the owner, or with \
+            "the kernel shows what is in the page cache to a file's owner only: run as root, as the owner, or with \
              CAP_FOWNER to see the {} marked \"?\"",
             output::files(totals.unknown_files)
         ));

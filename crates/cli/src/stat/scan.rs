@@ -1,4 +1,4 @@
-//! One look at a tree: a row for each file worth keeping, and the sum of all.
+//! One sample of a tree: a row for each file worth keeping, and the sum of all.
 //!
 //! Invariants: every file is in the totals once; a file whose figures are not for this user is counted as unknown,
 //! never guessed; a file is opened, counted and closed before the next one of its thread.
@@ -21,7 +21,7 @@ use crate::problems::{Problem, Problems};
 pub(super) struct Row {
     pub(super) path: PathBuf,
     pub(super) size: u64,
-    /// `None` where the kernel does not tell this user.
+    /// `None` where the kernel does not show this user.
     pub(super) residency: Option<Residency>,
     /// Boxed, since most rows have none.
     pub(super) picture: Option<Box<Picture>>,
@@ -65,19 +65,19 @@ pub(super) struct Scan {
     pub(super) remembered: HashMap<PathBuf, u64>,
 }
 
-/// Looks at every file of the tree, and makes a choice among them.
+/// Inspects every file of the tree, and makes a choice among them.
 pub(super) fn scan(tree: &Tree, choice: Choice, wanted: Wanted) -> Scan {
     let threads = WalkOptions::default().threads;
     let problems = Problems::default();
     let scan = Scan { choice, totals: Totals::default(), problems: Vec::new(), remembered: HashMap::new() };
     let scan = Mutex::new(scan);
     tree.walk(None, &|visited| match visited
-        .and_then(|file| look(&file, wanted, threads).map(|seen| (seen, file)))
+        .and_then(|file| inspect(&file, wanted, threads).map(|seen| (seen, file)))
     {
         Ok(((residency, picture), file)) => {
             let row = Row { path: file.path().to_path_buf(), size: file.size(), residency, picture };
             let mut scan = scan.lock().unwrap_or_else(PoisonError::into_inner);
-            scan.totals.add(row.size, row.residency.as_ref());
+            scan.totals.add(&row);
             if wanted.remember && row.resident() > 0 {
                 scan.remembered.insert(row.path.clone(), row.resident());
             }
@@ -92,7 +92,7 @@ pub(super) fn scan(tree: &Tree, choice: Choice, wanted: Wanted) -> Scan {
 /// A file's figures, if they are for this user, and its picture, if it is wanted.
 type Seen = (Option<Residency>, Option<Box<Picture>>);
 
-fn look(file: &InspectedFile, wanted: Wanted, threads: usize) -> pagekeeper_kernel::Result<Seen> {
+fn inspect(file: &InspectedFile, wanted: Wanted, threads: usize) -> pagekeeper_kernel::Result<Seen> {
     let seen = match wanted.cells {
         None => residency_wide(file, 0..u64::MAX, threads).map(|counts| (Some(counts), None)),
         Some(cells) => residency_map(file, cells, threads)
@@ -133,7 +133,7 @@ fn level(resident: u64, whole: u64) -> u8 {
 mod tests {
     use super::*;
     #[test]
-    fn a_level_tells_none_some_and_all_apart() {
+    fn a_level_distinguishes_none_some_and_all() {
         assert_eq!([0, 1, 50, 99, 100].map(|resident| level(resident, 100)), [0, 1, 4, 7, FULL]);
         assert_eq!(level(u64::MAX / 2, u64::MAX), 3);
     }

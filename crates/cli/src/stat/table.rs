@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::{Residency, page_size};
+use pagekeeper_kernel::page_size;
 
 use super::choice::LeftOut;
+use super::columns::{COLUMNS, Column};
 use super::scan::{FULL, Picture, Row};
 use super::totals::Totals;
 use crate::output::{self, Screen, percent};
@@ -22,7 +23,7 @@ pub(super) struct Style {
     pub(super) wide: bool,
 }
 
-/// What was resident one look earlier.
+/// What was resident one sample earlier.
 #[derive(Debug, Default)]
 pub(super) struct Before {
     /// Of each file that had something resident, in bytes.
@@ -94,9 +95,12 @@ impl Style {
     }
 
     fn table(self, out: &mut impl Write, rows: &[Row], before: Option<&Before>) -> io::Result<()> {
-        let mut heads = vec!["SIZE", "RESIDENT", "%", "DIRTY", "WRITEBACK", "EVICTED"];
-        if self.wide {
-            heads.push("RECENTLY");
+        let mut heads: Vec<&str> = Vec::new();
+        for column in self.columns() {
+            heads.push(column.head);
+            if column.shared {
+                heads.push("%");
+            }
         }
         if before.is_some() {
             heads.push("CHANGE");
@@ -126,24 +130,21 @@ impl Style {
         Ok(())
     }
 
+    fn columns(self) -> impl Iterator<Item = &'static Column> {
+        const ALL: &[Column] = &COLUMNS;
+        ALL.iter().filter(move |column| self.wide || !column.wide)
+    }
+
     fn figures(self, row: &Row, before: Option<&Before>) -> Vec<String> {
-        let known = row.residency.as_ref();
-        let figure = |of: fn(&Residency) -> Option<u64>| self.figure_or_dash(known.and_then(of));
         let whole = row.size.next_multiple_of(page_size());
-        let share = known.map_or_else(
-            || "?".to_owned(),
-            |counts| percent(counts.resident, whole).unwrap_or_else(|| "-".to_owned()),
-        );
-        let mut figures = vec![
-            self.size(row.size),
-            self.figure(known.map(|counts| counts.resident)),
-            share,
-            figure(|counts| counts.dirty),
-            figure(|counts| counts.writeback),
-            figure(|counts| counts.evicted),
-        ];
-        if self.wide {
-            figures.push(figure(|counts| counts.recently_evicted));
+        let mut figures = Vec::new();
+        for column in self.columns() {
+            let value = (column.value)(row);
+            figures.push(if column.quiet { self.figure_or_dash(value) } else { self.figure(value) });
+            if column.shared {
+                let share = |bytes| percent(bytes, whole).unwrap_or_else(|| "-".to_owned());
+                figures.push(value.map_or_else(|| "?".to_owned(), share));
+            }
         }
         if let Some(before) = before {
             figures.push(self.change(before.change(&row.path, row.resident())));
@@ -158,23 +159,19 @@ impl Style {
     }
 
     fn total_sentence(self, totals: &Totals, before: Option<&Before>) -> String {
-        let mut parts = vec![output::files(totals.files), self.size(totals.size)];
-        let mut resident = format!("resident {}", self.figure(totals.resident_known()));
-        if let Some(share) = totals.resident_known().and_then(|bytes| percent(bytes, totals.whole_pages)) {
-            resident = format!("{resident} ({share})");
-        }
-        if let Some(before) = before {
-            let change = Change { now: totals.resident, before: before.total };
-            resident = format!("{resident} [{}]", self.change(change));
-        }
-        parts.push(resident);
-        for (name, sum) in
-            [("dirty", totals.dirty), ("writeback", totals.writeback), ("evicted", totals.evicted)]
-        {
-            parts.push(format!("{name} {}", self.figure(sum.get())));
-        }
-        if self.wide {
-            parts.push(format!("recently evicted {}", self.figure(totals.recently_evicted.get())));
+        let mut parts = vec![output::files(totals.files)];
+        for (column, sum) in totals.of_columns().filter(|(column, _)| self.wide || !column.wide) {
+            let mut part = format!("{} {}", column.total, self.figure(sum)).trim_start().to_owned();
+            if column.shared {
+                if let Some(share) = sum.and_then(|bytes| percent(bytes, totals.whole_pages)) {
+                    part = format!("{part} ({share})");
+                }
+                if let Some(before) = before {
+                    let change = Change { now: totals.resident(), before: before.total };
+                    part = format!("{part} [{}]", self.change(change));
+                }
+            }
+            parts.push(part);
         }
         if totals.unknown_files > 0 {
             parts.push(format!("unknown {}", output::files(totals.unknown_files)));
@@ -199,7 +196,7 @@ fn left_out_sentence(LeftOut { by_top, by_min, empty }: LeftOut) -> Option<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_kernel::Source;
+    use pagekeeper_kernel::{Residency, Source};
 
     fn style() -> Style {
         let screen = Screen { terminal: false, colour: false, width: None };
@@ -220,13 +217,10 @@ mod tests {
 
     fn drawn(style: Style, rows: &[Row], left_out: LeftOut, before: Option<&Before>) -> String {
         let mut out = Vec::new();
-        let totals = Totals {
-            files: rows.len() as u64,
-            size: 5000,
-            resident: 4096,
-            whole_pages: 8192,
-            ..Totals::default()
-        };
+        let mut totals = Totals { files: rows.len() as u64, whole_pages: 8192, ..Totals::default() };
+        for (sum, figure) in totals.sums.iter_mut().zip([5000, 4096]) {
+            sum.add(Some(figure));
+        }
         style.draw(&mut out, rows, &totals, left_out, before).unwrap();
         String::from_utf8(out).unwrap()
     }
@@ -260,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_since_the_last_look() {
+    fn changes_since_the_last_sample() {
         let files = HashMap::from([("a".into(), 8192), ("b".into(), 4096)]);
         let before = Before { files, total: 12_288 };
         let now =

@@ -1,19 +1,18 @@
 //! The sums below the table of `stat`, in which the unknown stays unknown.
 
-use pagekeeper_kernel::{Residency, page_size};
+use pagekeeper_kernel::page_size;
 
-/// The sum of all files. The optional figures are `None` where they are known of no file.
+use super::columns::{COLUMNS, Column};
+use super::scan::Row;
+
+/// The sum of all files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Totals {
     pub(super) files: u64,
-    pub(super) size: u64,
-    pub(super) resident: u64,
-    /// Sizes of the files whose residency is known, in whole pages: what `resident` is a share of.
+    /// Of each of [`COLUMNS`].
+    pub(super) sums: [Sum; COLUMNS.len()],
+    /// Sizes of the files whose residency is known, in whole pages: what is resident is a share of this.
     pub(super) whole_pages: u64,
-    pub(super) dirty: Sum,
-    pub(super) writeback: Sum,
-    pub(super) evicted: Sum,
-    pub(super) recently_evicted: Sum,
     pub(super) unknown_files: u64,
     /// Files of which the fallback knew only what is resident.
     pub(super) resident_only_files: u64,
@@ -28,10 +27,10 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, figure: Option<u64>) {
+    pub(super) fn add(&mut self, figure: Option<u64>) {
         match figure {
             Some(bytes) => {
-                self.known += bytes;
+                self.known = self.known.saturating_add(bytes);
                 self.any_known = true;
             }
             None => self.any_unknown = true,
@@ -39,39 +38,51 @@ impl Sum {
     }
 
     /// The sum of what is known; `None` if files were there and nothing is known of any.
-    pub(super) fn get(self) -> Option<u64> {
+    fn get(self) -> Option<u64> {
         (self.any_known || !self.any_unknown).then_some(self.known)
     }
 }
 
 impl Totals {
     /// Adds a file.
-    pub(super) fn add(&mut self, size: u64, counts: Option<&Residency>) {
+    pub(super) fn add(&mut self, row: &Row) {
         self.files += 1;
-        self.size = self.size.saturating_add(size);
-        if let Some(counts) = counts {
-            self.resident += counts.resident;
-            self.whole_pages = self.whole_pages.saturating_add(size.next_multiple_of(page_size()));
+        if let Some(counts) = row.residency {
+            self.whole_pages = self.whole_pages.saturating_add(row.size.next_multiple_of(page_size()));
             self.resident_only_files += u64::from(counts.dirty.is_none());
         } else {
             self.unknown_files += 1;
         }
-        self.dirty.add(counts.and_then(|c| c.dirty));
-        self.writeback.add(counts.and_then(|c| c.writeback));
-        self.evicted.add(counts.and_then(|c| c.evicted));
-        self.recently_evicted.add(counts.and_then(|c| c.recently_evicted));
+        for (sum, column) in self.sums.iter_mut().zip(&COLUMNS) {
+            sum.add((column.value)(row));
+        }
     }
 
-    /// The share of known files' pages that is resident is undefined where nothing is known.
-    pub(super) fn resident_known(&self) -> Option<u64> {
-        (self.unknown_files == 0 || self.unknown_files < self.files).then_some(self.resident)
+    /// The sum of each figure; `None` where it is known of no file.
+    pub(super) fn of_columns(&self) -> impl Iterator<Item = (&'static Column, Option<u64>)> {
+        const ALL: &[Column] = &COLUMNS;
+        ALL.iter().zip(self.sums.map(Sum::get))
+    }
+
+    /// What is resident of the files of which that is known.
+    pub(super) fn resident(&self) -> u64 {
+        let resident = self.of_columns().find(|(column, _)| column.shared);
+        resident.and_then(|(_, sum)| sum).unwrap_or(0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_kernel::Source;
+    use pagekeeper_kernel::{Residency, Source};
+
+    fn row(size: u64, residency: Option<Residency>) -> Row {
+        Row { path: "file".into(), size, residency, picture: None }
+    }
+
+    fn sum(totals: &Totals, key: &str) -> Option<u64> {
+        totals.of_columns().find(|(column, _)| column.key == key).unwrap().1
+    }
 
     #[test]
     fn unknown_files_are_counted_and_add_nothing() {
@@ -84,17 +95,19 @@ mod tests {
             source: Source::Cachestat,
         };
         let mut totals = Totals::default();
-        totals.add(10_000, Some(&counts));
-        totals.add(50_000, None);
-        assert_eq!((totals.files, totals.unknown_files, totals.size), (2, 1, 60_000));
+        totals.add(&row(10_000, Some(counts)));
+        totals.add(&row(50_000, None));
+        assert_eq!((totals.files, totals.unknown_files, sum(&totals, "size")), (2, 1, Some(60_000)));
         assert_eq!(
-            (totals.resident_known(), totals.dirty.get(), totals.whole_pages),
+            (sum(&totals, "resident"), sum(&totals, "dirty"), totals.whole_pages),
             (Some(4096), Some(4096), 12_288)
         );
+        assert_eq!(totals.resident(), 4096);
         let mut unknown = Totals::default();
-        unknown.add(1, None);
-        assert_eq!((unknown.resident_known(), unknown.dirty.get()), (None, None));
-        assert_eq!((Totals::default().resident_known(), Totals::default().dirty.get()), (Some(0), Some(0)));
+        unknown.add(&row(1, None));
+        assert_eq!((sum(&unknown, "resident"), sum(&unknown, "dirty")), (None, None));
+        let none = Totals::default();
+        assert_eq!((sum(&none, "resident"), sum(&none, "dirty")), (Some(0), Some(0)));
     }
 
     #[test]
@@ -108,9 +121,9 @@ mod tests {
             source: Source::Mincore,
         };
         let mut totals = Totals::default();
-        totals.add(4096, Some(&counts));
+        totals.add(&row(4096, Some(counts)));
         assert_eq!(
-            (totals.resident_known(), totals.dirty.get(), totals.resident_only_files),
+            (sum(&totals, "resident"), sum(&totals, "dirty"), totals.resident_only_files),
             (Some(4096), None, 1)
         );
     }

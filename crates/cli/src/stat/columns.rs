@@ -1,0 +1,102 @@
+//! The figures that `stat` shows of each file.
+//!
+//! To add one: an entry in [`COLUMNS`]. The table, `--sort`, the total and the JSON follow from it.
+
+use super::scan::Row;
+
+/// One figure of a file: a column of the table, a key of the JSON, and a sum in the total.
+#[derive(Debug)]
+pub(super) struct Column {
+    /// Its head in the table.
+    pub(super) head: &'static str,
+    /// Its key in the JSON, and its name for `--sort`.
+    pub(super) key: &'static str,
+    /// Its name in the total; empty where the figure says it alone.
+    pub(super) total: &'static str,
+    /// In bytes; `None` where it is unknown.
+    pub(super) value: fn(&Row) -> Option<u64>,
+    /// What `--sort` sorts by, 0 where it is unknown; `None` where it does not sort by this figure.
+    pub(super) sort: Option<fn(&Row) -> u64>,
+    /// Its share of the file has a column of its own, and so has its change with `--watch`: one figure has this.
+    pub(super) shared: bool,
+    /// 0 is usual, and is drawn as a dash.
+    pub(super) quiet: bool,
+    /// Drawn with `--wide` only.
+    pub(super) wide: bool,
+}
+
+/// All figures, in the order in which they are shown.
+pub(super) const COLUMNS: [Column; 6] = [
+    Column {
+        head: "SIZE",
+        key: "size",
+        total: "",
+        value: |row| Some(row.size),
+        sort: Some(|row| row.size),
+        shared: false,
+        quiet: false,
+        wide: false,
+    },
+    Column {
+        head: "RESIDENT",
+        key: "resident",
+        total: "resident",
+        value: |row| Some(row.residency?.resident),
+        sort: Some(Row::resident),
+        shared: true,
+        quiet: false,
+        wide: false,
+    },
+    Column {
+        value: |row| row.residency?.dirty,
+        sort: Some(|row| row.residency.map_or(0, |counts| counts.unwritten())),
+        ..state("DIRTY", "dirty", "dirty")
+    },
+    Column { value: |row| row.residency?.writeback, ..state("WRITEBACK", "writeback", "writeback") },
+    Column {
+        value: |row| row.residency?.evicted,
+        sort: Some(|row| row.residency.and_then(|counts| counts.evicted).unwrap_or(0)),
+        ..state("EVICTED", "evicted", "evicted")
+    },
+    Column {
+        value: |row| row.residency?.recently_evicted,
+        wide: true,
+        ..state("RECENTLY", "recently_evicted", "recently evicted")
+    },
+];
+
+/// A state of pages that few files have any in.
+const fn state(head: &'static str, key: &'static str, total: &'static str) -> Column {
+    Column { head, key, total, value: |_| None, sort: None, shared: false, quiet: true, wide: false }
+}
+
+/// What to sort by.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Sort {
+    /// A figure, by this function.
+    Figure(fn(&Row) -> u64),
+    Path,
+}
+
+impl Sort {
+    const PATH: &'static str = "path";
+
+    /// The names that `--sort` takes.
+    pub(super) fn names() -> impl Iterator<Item = &'static str> {
+        COLUMNS.iter().filter(|column| column.sort.is_some()).map(|column| column.key).chain([Self::PATH])
+    }
+
+    /// By one of [`Self::names`]; by path if it is none.
+    pub(super) fn named(name: &str) -> Self {
+        let column = COLUMNS.iter().find(|column| column.key == name);
+        column.and_then(|column| column.sort).map_or(Self::Path, Self::Figure)
+    }
+
+    /// This figure of a row, of what is resident where rows are sorted by path; 0 where it is unknown.
+    pub(super) fn of(self, row: &Row) -> u64 {
+        match self {
+            Self::Figure(of) => of(row),
+            Self::Path => row.resident(),
+        }
+    }
+}
