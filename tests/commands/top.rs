@@ -232,7 +232,7 @@ fn one_look_explains_what_is_cached_and_shows_closed_files() {
         "other",
     ];
     assert_eq!(parts.iter().map(|name| part(name)).sum::<u64>(), part("total"));
-    assert!(last["tasks"]["paused"].is_array(), "{:#}", last["tasks"]);
+    assert!(last["tasks"]["throttled"].is_array(), "{:#}", last["tasks"]);
 }
 
 #[test]

@@ -312,7 +312,7 @@ fn without_rights_it_says_once_what_is_missing() {
     assert!(exposition.contains("pagekeeper_unseen_files"), "{exposition}");
     // Another look, and nothing is said again.
     eventually("it looks again", SOON, || {
-        get(port, "/metrics").body.lines().any(|line| line == "pagekeeper_looks_total 2").then_some(())
+        get(port, "/metrics").body.lines().any(|line| line == "pagekeeper_samples_total 2").then_some(())
     });
     guard.wait_for_ticks(2);
     let ended = guard.stop();

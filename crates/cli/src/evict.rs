@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Files to work on at once [default: one for each CPU, at most 8]
     #[arg(short, long, value_name = "N", value_parser = parse_jobs)]
     jobs: Option<usize>,
-    /// Tell of every file that had pages resident, not only of those that kept some
+    /// Report every file that had pages resident, not only of those that kept some
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object with all figures in bytes
@@ -144,8 +144,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.json {
         output::json(&report)?;
     } else {
-        tell(&report, args.verbose)?;
-        problems::tell(&report.errors);
+        show(&report, args.verbose)?;
+        problems::report(&report.errors);
     }
     Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -175,7 +175,7 @@ fn evict(args: &Args) -> anyhow::Result<Report> {
     Ok(Report { files, total, errors: problems.into_sorted() })
 }
 
-fn tell(report: &Report, verbose: bool) -> std::io::Result<()> {
+fn show(report: &Report, verbose: bool) -> std::io::Result<()> {
     let screen = Screen::of_stdout();
     let mut out = output::stdout();
     for File { path, figures } in &report.files {

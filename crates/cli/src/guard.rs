@@ -37,7 +37,7 @@ const STATUS_EVERY: Duration = Duration::from_secs(60);
   pagekeeper guard                              watch every database on this host
   pagekeeper guard --dry-run --duration 10s     say what would be done
   pagekeeper guard --pid 1234 --profile generic watch one process, by file names alone
-  pagekeeper guard --dir /var/lib/mysql --once  look, release, and end
+  pagekeeper guard --dir /var/lib/mysql --once  release once, and exit
   pagekeeper guard --print-profile mariadb      a profile, to write one's own from
   pagekeeper guard --streams                    follow backups and copies as well
   pagekeeper guard --metrics 9417               show metrics at http://127.0.0.1:9417/
@@ -63,21 +63,21 @@ pub(crate) struct Args {
     /// Configuration file
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Time between looks, 500ms by default
+    /// Time between ticks, 500ms by default
     #[arg(long, value_name = "TIME", value_parser = parse_period)]
     tick: Option<Duration>,
     /// Release behind streaming programs what they bring into the page cache
     ///
     /// For backups, dumps and copies that can't be started by "pagekeeper run": tar, rsync, mariabackup, restic and the
     /// like; the section `streams` of the configuration names others. What was in the page cache before such a program came stays.
-    /// This wins back a part of what a stream costs a database beside it: a stream is looked at four times a second, and has the
-    /// memory of what it brings in meanwhile. Files that are read between two looks are not seen. "pagekeeper run" wins back all.
+    /// This wins back a part of what a stream costs a database beside it: a stream is sampled four times a second, and has the
+    /// memory of what it brings in meanwhile. Files that are read between two samples are not seen. "pagekeeper run" wins back all.
     #[arg(long, conflicts_with = "once")]
     streams: bool,
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
-    /// Look, do what is to be done, and end
+    /// Release once, and exit
     #[arg(long, conflicts_with = "duration")]
     once: bool,
     /// End after this time
@@ -86,7 +86,7 @@ pub(crate) struct Args {
     /// Events as JSON, one object a line
     #[arg(long)]
     json: bool,
-    /// Serve metrics for Prometheus, and a page to look at: a port of 127.0.0.1, or address and port
+    /// Serve metrics for Prometheus, and a web page: a port of 127.0.0.1, or address and port
     #[arg(long, value_name = "ADDRESS", value_parser = address::parse, conflicts_with = "once")]
     metrics: Option<SocketAddr>,
     /// Metrics of single files, too: of the N with most in the page cache [at most 1000]
@@ -113,7 +113,7 @@ impl Args {
         if options.streams.on && options.streams.processes.is_empty() {
             options.streams.processes = Streams::default().processes;
         }
-        // What a stream brings in is seen from one look to the next.
+        // What a stream brings in is seen from one sample to the next.
         options.streams.on &= !self.once;
         if !self.pid.is_empty() || !self.dir.is_empty() {
             options.pids.clone_from(&self.pid);
@@ -133,7 +133,7 @@ impl Args {
     }
 }
 
-/// Runs the guard until it is told to stop.
+/// Runs the guard until a signal stops it.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.print_profile {
         return print_profile(name);
@@ -145,18 +145,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut guard =
         Guard::new(options.clone(), ProcRoot::default()).map_err(|error| UsageError(error.to_string()))?;
     let metrics = args.start_metrics(&options)?;
-    let mut teller = Teller::new(args.json);
+    let mut printer = Printer::new(args.json);
     let began = Instant::now();
-    let mut looks = 0;
+    let mut ticks = 0;
     let unheard = Cell::new(false);
     let summary = guard.run(
         |guard, pause| {
-            looks += u32::from(guard.ticked());
+            ticks += u32::from(guard.ticked());
             if let Some(metrics) = metrics.as_ref().filter(|_| guard.ticked()) {
                 metrics.ticked(guard.done(), guard.released_behind_streams());
             }
-            // A second look releases what the first one had to have written out.
-            if (args.once && looks == 2) || guard.is_done() || unheard.get() {
+            // A second tick releases what the first one had to have written out.
+            if (args.once && ticks == 2) || guard.is_done() || unheard.get() {
                 return Control::Stop;
             }
             if reload.swap(false, Ordering::Relaxed) {
@@ -183,19 +183,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Control::Continue
         },
         &mut |event| {
-            teller.tell(event);
-            for limit in metrics.iter().flat_map(|metrics| metrics.hear(event)) {
-                teller.tell(&limit);
+            printer.print(event);
+            for limit in metrics.iter().flat_map(|metrics| metrics.record(event)) {
+                printer.print(&limit);
             }
-            unheard.set(teller.reader_left());
+            unheard.set(printer.reader_left());
         },
     );
-    teller.tell(&Event::Summary(summary));
+    printer.print(&Event::Summary(summary));
     let named = !args.pid.is_empty() || !args.dir.is_empty();
-    match teller.failed {
+    match printer.failed {
         Some(error) => Err(error.into()),
-        // In a long run, problems come and go; a single look has met them or has not.
-        None if (named && !teller.watched) || (args.once && teller.problems) => Ok(ExitCode::FAILURE),
+        // In a long run, problems come and go; a single tick has met them or has not.
+        None if (named && !printer.watched) || (args.once && printer.problems) => Ok(ExitCode::FAILURE),
         None => Ok(ExitCode::SUCCESS),
     }
 }
@@ -216,7 +216,7 @@ fn print_profile(name: &str) -> anyhow::Result<ExitCode> {
 
 /// Prints events: as JSON lines, or for people.
 #[allow(clippy::struct_excessive_bools, reason = "each says one thing about the output")]
-struct Teller {
+struct Printer {
     json: bool,
     /// Standard output is a terminal: the status line is drawn again in its place.
     terminal: bool,
@@ -232,7 +232,7 @@ struct Teller {
     failed: Option<io::Error>,
 }
 
-impl Teller {
+impl Printer {
     fn new(json: bool) -> Self {
         Self {
             json,
@@ -247,14 +247,14 @@ impl Teller {
         }
     }
 
-    fn tell(&mut self, event: &Event) {
+    fn print(&mut self, event: &Event) {
         self.watched |= matches!(event, Event::Found { .. });
         self.problems |= matches!(event, Event::Problem { .. });
         if self.failed.is_some() {
             return;
         }
-        let told = if self.json { output::json(event) } else { self.tell_people(event) };
-        self.failed = told.err();
+        let printed = if self.json { output::json(event) } else { self.print_text(event) };
+        self.failed = printed.err();
     }
 
     /// Whether standard output is a pipe that nobody reads any more.
@@ -262,7 +262,7 @@ impl Teller {
         self.failed.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    fn tell_people(&mut self, event: &Event) -> io::Result<()> {
+    fn print_text(&mut self, event: &Event) -> io::Result<()> {
         let line = match event {
             Event::Tick(tick) => return self.status(tick),
             Event::Start { dry_run: true, .. } => "dry run: nothing is released".to_owned(),
@@ -355,7 +355,7 @@ fn summary_text(summary: &Summary) -> String {
         "released {} in {:.0} s, {}",
         Size(summary.released_total_bytes),
         summary.seconds,
-        output::looks(summary.ticks)
+        output::ticks(summary.ticks)
     );
     for (class, bytes) in &summary.released_bytes {
         let _ = write!(text, "\n  {class:<8} {}", Size(*bytes));

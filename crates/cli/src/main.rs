@@ -1,7 +1,7 @@
 //! The command line of pagekeeper: what is in the page cache, what should not be, and who sees to it.
 //!
 //! Every command has `Args` and `run`; a command prints its own problems path by path and returns 0 or 1, or fails with
-//! an error that is told here. Usage errors end with 2. A broken pipe is silent.
+//! an error that is printed here. Usage errors end with 2. A broken pipe is silent.
 
 mod demo;
 mod doctor;
@@ -36,12 +36,12 @@ use pagekeeper_catalog::units as size;
   pagekeeper guard                    keep log files of running databases out of the page cache
   pagekeeper run -- pg_dump shop      start a backup that leaves the page cache to the database
   pagekeeper probe /var/lib/mysql     what the disk and file system do there, measured in a minute
-  pagekeeper doctor                   what databases lose to the page cache, and the mend
+  pagekeeper doctor                   what databases lose to the page cache, and the fix
   pagekeeper top                      which files are in the page cache, live
   pagekeeper stat /var/lib/mysql      what of each file is in the page cache
   pagekeeper evict /backup/dump.sql   release a file's pages, and say what stayed and why
   pagekeeper warm /var/lib/mysql      read what is missing of each file into the page cache
-  pagekeeper store verify /srv/store  look at every page of a page store
+  pagekeeper store verify /srv/store  check every page of a page store
 
 Exit codes: 0 all went well, 1 something failed, 2 the command was called wrongly.
 More on each command, with examples: pagekeeper help COMMAND"

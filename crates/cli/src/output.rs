@@ -1,4 +1,4 @@
-//! Standard output as command-line users expect it: buffered, no colour where nobody looks, silent on a broken pipe.
+//! Standard output as command-line users expect it: buffered, no colour where nobody reads it, silent on a broken pipe.
 //!
 //! Fails with the error of the write; [`exit_code`] turns that, as any error of a command, into words and an exit code.
 
@@ -57,18 +57,18 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.downcast_ref::<UsageError>().is_some() { 2 } else { 1 })
 }
 
-/// An error and its causes, each once: many a library's error tells its cause itself already.
+/// An error and its causes, each once: many a library's error names its cause itself already.
 fn in_words(error: &anyhow::Error) -> String {
     let mut words = String::new();
     let mut last = String::new();
     for cause in error.chain() {
-        let told = cause.to_string();
-        if !last.contains(&told) {
+        let cause_text = cause.to_string();
+        if !last.contains(&cause_text) {
             if !words.is_empty() {
                 words.push_str(": ");
             }
-            words.push_str(&told);
-            last = told;
+            words.push_str(&cause_text);
+            last = cause_text;
         }
     }
     words
@@ -86,7 +86,7 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// Looks at the terminal and at `NO_COLOR`, TERM and COLUMNS.
+    /// Reads the terminal's size and `NO_COLOR`, TERM and COLUMNS.
     pub(crate) fn of_stdout() -> Self {
         let terminal = io::stdout().is_terminal();
         let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -161,9 +161,9 @@ pub(crate) fn files(number: u64) -> String {
     format!("{} {}", count(number), if number == 1 { "file" } else { "files" })
 }
 
-/// "1 look", "2 looks".
-pub(crate) fn looks(number: u64) -> String {
-    format!("{} {}", count(number), if number == 1 { "look" } else { "looks" })
+/// "1 tick", "2 ticks".
+pub(crate) fn ticks(number: u64) -> String {
+    format!("{} {}", count(number), if number == 1 { "tick" } else { "ticks" })
 }
 
 /// A share in percent that says neither 0 nor 100 when it is not quite that; `None` of nothing.
@@ -191,7 +191,7 @@ mod tests {
     use std::ffi::OsStr;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_named_once() {
         let failed = || pagekeeper_kernel::Error::call("open", "/a", rustix::io::Errno::NOENT);
         let said = "open /a: No such file or directory (os error 2)";
         assert_eq!(in_words(&failed().into()), said);

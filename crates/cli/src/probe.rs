@@ -27,7 +27,7 @@ use crate::size::{Size, parse_size};
   pagekeeper probe --output disk.toml /mnt/new     and keep it in a file, for a guard's configuration or a program
   pagekeeper probe --quick --json /var/tmp         in ten seconds, less exact, for other programs
 
-Other programs' I/O on the disk is measured, too: a disk at rest tells most.")]
+Other programs' I/O on the disk is measured, too: the figures are best on a disk at rest.")]
 pub(crate) struct Args {
     /// A directory on the disk, where files may be made
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         try_to_write(disks)?;
     }
     let bar = progress_bar();
-    let tell = |progress: &Progress| tell(&bar, progress);
+    let show = |progress: &Progress| show(&bar, progress);
     let mut probe = Probe::new(&args.dir);
     if args.quick {
         probe = probe.quick();
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(size) = args.size {
         probe = probe.file_bytes(size);
     }
-    let measured = probe.cancel(stop.flag()).on_progress(&tell).run();
+    let measured = probe.cancel(stop.flag()).on_progress(&show).run();
     bar.finish_and_clear();
     let report = match measured {
         Ok(report) => report,
@@ -123,7 +123,7 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
-fn tell(bar: &ProgressBar, progress: &Progress) {
+fn show(bar: &ProgressBar, progress: &Progress) {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
     bar.set_position((progress.done * 1000.0) as u64);
     match progress.part {

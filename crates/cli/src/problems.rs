@@ -1,4 +1,4 @@
-//! Paths that failed: gathered while the rest goes on, then told one a line, each with what went wrong and the mend.
+//! Paths that failed: gathered while the rest goes on, then reported one a line, each with what went wrong and how to fix it.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -39,18 +39,18 @@ impl Problems {
     }
 }
 
-/// Tells each problem on standard error.
-pub(crate) fn tell(problems: &[Problem]) {
+/// Reports each problem on standard error.
+pub(crate) fn report(problems: &[Problem]) {
     for Problem { path, error } in problems {
         complain(format_args!("{path}: {error}"));
     }
 }
 
-/// What went wrong and how to mend it, without the path.
+/// What went wrong and how to fix it, without the path.
 pub(crate) fn in_words(error: &Error) -> String {
     match error {
         Error::Call { call: "cachestat" | "mincore", .. } if error.is_denied() => {
-            "the kernel tells what is in the page cache to the file's owner only: \
+            "the kernel shows what is in the page cache to the file's owner only: \
              run as root, as the owner, or with CAP_FOWNER"
                 .to_owned()
         }
@@ -85,8 +85,8 @@ mod tests {
     use rustix::io::Errno;
 
     #[test]
-    fn each_problem_says_the_mend() {
-        for (call, errno, mend) in [
+    fn each_problem_says_how_to_fix_it() {
+        for (call, errno, fix) in [
             ("open", Errno::ACCESS, "run as root or as a user who may read it"),
             ("cachestat", Errno::PERM, "run as root, as the owner, or with CAP_FOWNER"),
             ("open", Errno::NOENT, "no such file or directory"),
@@ -94,7 +94,7 @@ mod tests {
             ("open", Errno::IO, "open: Input/output error"),
         ] {
             let words = in_words(&Error::call(call, "/path", errno));
-            assert!(words.contains(mend), "{words}");
+            assert!(words.contains(fix), "{words}");
             assert!(!words.contains("os error") && !words.contains("/path"), "{words}");
         }
     }

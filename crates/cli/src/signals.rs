@@ -39,7 +39,7 @@ impl Stop {
         self.flag.load(Ordering::Relaxed)
     }
 
-    /// The wish itself, for what looks at it in between.
+    /// The wish itself, for what reads it in between.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.flag
     }

@@ -1,7 +1,7 @@
 //! `pagekeeper warm`: reads files into the page cache, whole, in part, or as a snapshot remembers them.
 //!
 //! Small files are read several at once, large ones one after the other by several threads each. Fails path by path,
-//! and ends with 1 also if a file's figures are not for this user; what changed since a snapshot is told, and is no
+//! and ends with 1 also if a file's figures are not for this user; what changed since a snapshot is reported, and is no
 //! failure. SIGINT and SIGTERM end the reading with a report of what was loaded; with `--lock` they end the lock.
 
 mod report;
@@ -34,7 +34,7 @@ use work::{Item, Wanted, Work};
   pagekeeper warm --from mysql.snapshot                 the pages of a snapshot, most recently used files first
 
 What is resident is not read again, holes of sparse files are left alone, and when it returns the pages are there. \
-    Where the kernel does not tell this user what is resident, all is read, and the exit code is 1, since nothing is \
+    Where the kernel does not show this user what is resident, all is read, and the exit code is 1, since nothing is \
     verified.")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// Lock the pages in memory, and stay until Ctrl-C or SIGTERM
     #[arg(long)]
     lock: bool,
-    /// Tell of every file
+    /// Report every file
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object with all figures in bytes
@@ -94,8 +94,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.json {
         output::json(&report)?;
     } else {
-        report::tell(&report, args.verbose)?;
-        problems::tell(&report.errors);
+        report::show(&report, args.verbose)?;
+        problems::report(&report.errors);
         report::tell_unknown(&report.total);
     }
     if !locks.is_empty() && !stop.requested() {

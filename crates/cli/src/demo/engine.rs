@@ -21,7 +21,7 @@ use super::logs::{Housekeeper, Logs, Pages};
 use super::transaction::Transaction;
 use super::{REPORT_EACH, config, monotonic_ns, send_line};
 
-/// How often the checkpoint and the binlog's files are looked at.
+/// How often the checkpoint and the binlog's files are checked.
 const TEND_EACH: Duration = Duration::from_millis(10);
 
 /// How files are written.
@@ -33,7 +33,7 @@ pub(super) struct Modes {
     pub(super) bulk: String,
 }
 
-/// What the engine tells its parent each [`REPORT_EACH`].
+/// What the engine reports to its parent each [`REPORT_EACH`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Report {
     /// The time it covers, in nanoseconds of the monotonic clock: from …

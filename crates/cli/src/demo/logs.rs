@@ -1,6 +1,6 @@
-//! The logs of the demo's engine: a [`RedoLog`] and a [`BinLog`], and who looks after them.
+//! The logs of the demo's engine: a [`RedoLog`] and a [`BinLog`], and who manages their pages.
 //!
-//! Invariants: a commit returns when it is durable in both logs. The checkpoint follows half a lap behind the end of the redo
+//! Invariants: a commit returns when it is durable in both logs. The checkpoint follows half a wraparound behind the end of the redo
 //! log, as if pages had been written up to there; of the binlog the newest files are kept.
 //! Fails for good with the first log that can't be written, and when the follower has yet to read a file that is to be purged.
 
@@ -17,7 +17,7 @@ use super::config::{
 use super::monotonic_ns;
 use super::transaction::Transaction;
 
-/// Who looks after the pages of what the engine writes.
+/// Who manages the pages of what the engine writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pages {
     /// The kernel: all is written through the page cache and left there, as today's databases do.
@@ -134,7 +134,7 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let logs = Logs::create(dir.path(), Pages::Released).unwrap();
         let mut housekeeper = Housekeeper::default();
-        // Larger than any transaction, so that a lap takes less time.
+        // Larger than any transaction, so that a wraparound takes less time.
         let record = vec![1; 8 << 20];
         for _ in 0..(2 * REDO_FILES * 8) {
             let end = logs.redo.try_append(&record).unwrap();

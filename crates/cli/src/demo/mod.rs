@@ -88,10 +88,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// The monotonic clock, which all processes of a machine share.
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+    let [seconds, nanos] =
+        [now.tv_sec, now.tv_nsec].map(|part| u64::try_from(part).expect("the clock started at 0"));
+    seconds * 1_000_000_000 + nanos
 }
 
-/// Tells the parent something; `false` when it is gone.
+/// Reports something to the parent; `false` when it is gone.
 fn send_line(report: &impl Serialize) -> anyhow::Result<bool> {
     let mut line = serde_json::to_string(report)?;
     line.push('\n');

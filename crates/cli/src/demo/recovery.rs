@@ -21,7 +21,7 @@ use crate::size::Size;
 pub(super) struct Recovery {
     /// Bytes of the store's pages.
     pub(super) data_bytes: u64,
-    /// Commits that the killed process had told of.
+    /// Commits that the killed process had reported.
     pub(super) commits_acknowledged: u64,
     /// Commits that are there; those after the acknowledged ones were under way.
     pub(super) commits_found: u64,
@@ -41,7 +41,7 @@ pub(super) struct Recovery {
     pub(super) pages_verified: u64,
 }
 
-/// Opens the store in `dir`, whose process was killed after it had told of so many commits.
+/// Opens the store in `dir`, whose process was killed after it had reported so many commits.
 pub(super) fn recover(dir: &Path, acknowledged: u64) -> anyhow::Result<Recovery> {
     let place = store::place(dir);
     let found = open_and_check(&place, acknowledged);
@@ -104,7 +104,7 @@ impl Recovery {
         rows.iter().try_for_each(|(name, value)| writeln!(out, "{name:<32}{value:>16}"))?;
         writeln!(
             out,
-            "\nNothing was lost: of {} commits the killed process had told of {}, and all pages are as they left them.",
+            "\nNothing was lost: of {} commits the killed process had reported {}, and all pages are as they left them.",
             count(self.commits_found),
             count(self.commits_acknowledged)
         )
@@ -142,13 +142,13 @@ first read of such a page                0.05 ms
 all in the data file after             250.00 ms
 pages verified then                       16,384
 
-Nothing was lost: of 5,412 commits the killed process had told of 5,410, and all pages are as they left them.
+Nothing was lost: of 5,412 commits the killed process had reported 5,410, and all pages are as they left them.
 ";
         assert_eq!(String::from_utf8(text).unwrap(), expected);
     }
 
     #[test]
-    fn a_store_that_is_not_there_is_told_with_its_place() {
+    fn a_store_that_is_not_there_is_reported_with_its_path() {
         let error = format!("{:#}", recover(Path::new("/nonexistent"), 1).unwrap_err());
         assert!(error.contains("/nonexistent/store was killed, and its recovery failed: "), "{error}");
     }

@@ -2,7 +2,7 @@
 //!
 //! Percentiles are by nearest rank over every commit of a part. The conclusion says what was measured: it never
 //! credits guard or library with throughput that a drifting machine may have given, and never hides a loss. The parts follow
-//! each other, so a disk that drifts looks like an effect: a difference counts only if it is greater than that of single
+//! each other, so a disk that drifts could pass for an effect: a difference counts only if it is greater than that of single
 //! seconds of the same part.
 
 use std::io::{self, Write};
@@ -254,7 +254,7 @@ impl<'a> Report<'a> {
                 held(inside.log_resident_end_bytes)
             ),
             format!(
-                "The compaction's files held {} alone, {} under the guard, which looks after logs only, and {} inside.",
+                "The compaction's files held {} alone, {} under the guard, which manages logs only, and {} inside.",
                 Size(alone.bulk_resident_end_bytes),
                 Size(guarded.bulk_resident_end_bytes),
                 Size(inside.bulk_resident_end_bytes)
@@ -265,13 +265,13 @@ impl<'a> Report<'a> {
         ];
         sentences.extend(Versus { alone, other: guarded }.in_words(
             "under the guard",
-            "It is the guard's cost, or the machine grew slower meanwhile: another run tells.",
+            "It is the guard's cost, or the machine grew slower meanwhile: another run shows.",
             "The guard frees memory and does not raise throughput: the machine grew faster meanwhile.",
         ));
         sentences.extend(Versus { alone, other: inside }.in_words(
             "inside",
-            "It is what writing and releasing so costs, or the machine grew slower meanwhile: another run tells.",
-            "It is what writing so gains, or the machine grew faster meanwhile: another run tells.",
+            "It is what writing and releasing so costs, or the machine grew slower meanwhile: another run shows.",
+            "It is what writing so gains, or the machine grew faster meanwhile: another run shows.",
         ));
         sentences
     }
@@ -290,7 +290,7 @@ impl Versus<'_> {
         (self.alone.commits > 0).then(|| other / alone)
     }
 
-    /// Whether the parts differ by no more than single seconds of either; `None` if there were too few to tell.
+    /// Whether the parts differ by no more than single seconds of either; `None` if there were too few to say.
     fn within_noise(&self) -> Option<bool> {
         let (alone, other) = (self.alone, self.other);
         let difference = (other.commits_per_second - alone.commits_per_second).abs();
@@ -316,7 +316,7 @@ impl Versus<'_> {
             None => {
                 return vec![
                     measured,
-                    "So short a run has no seconds to tell noise by: give it more.".into(),
+                    "So short a run has too few seconds to measure noise: give it more.".into(),
                 ];
             }
             Some(true) => "the difference is within this run's noise.".to_owned(),
@@ -396,17 +396,17 @@ mod tests {
             [
                 "The logs held 100 MiB of memory at the end of the part alone, 1 MiB (99 % less) under the guard \
                  and 100 MiB (no less) inside.",
-                "The compaction's files held 50 MiB alone, 512 KiB under the guard, which looks after logs only, \
+                "The compaction's files held 50 MiB alone, 512 KiB under the guard, which manages logs only, \
                  and 50 MiB inside.",
                 "Inside, the redo log was written direct, the binlog buffered and the compaction's files paced.",
                 "Throughput under the guard was 0.90 of that alone: 10 % less.",
                 "Commits in single seconds went from 4000 to 4000 alone and from 3600 to 3600 under the guard: the \
                  difference is more than this run's noise. It is the guard's cost, or the machine grew slower meanwhile: \
-                 another run tells.",
+                 another run shows.",
                 "Throughput inside was 0.50 of that alone: 50 % less.",
                 "Commits in single seconds went from 4000 to 4000 alone and from 2000 to 2000 inside: the difference \
                  is more than this run's noise. It is what writing and releasing so costs, or the machine grew slower \
-                 meanwhile: another run tells.",
+                 meanwhile: another run shows.",
             ]
         );
     }

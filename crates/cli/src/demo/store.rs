@@ -23,13 +23,13 @@ const PAGES_PER_FILL: u64 = 1024;
 /// Where in a payload the number of the last commit stands.
 const NUMBER: usize = 8;
 
-/// How often the process tells its parent what is durable.
+/// How often the process reports to its parent what is durable.
 const TELL_EACH: Duration = Duration::from_millis(10);
 
-/// What it tells.
+/// What it reports.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Report {
-    /// Commits that are durable, as it was told: all up to this number.
+    /// Commits that are durable, as it reported: all up to this number.
     pub(super) acknowledged: u64,
 }
 
@@ -125,7 +125,7 @@ fn change(number: u64, page: PageNo, payload: &mut [u8]) {
     let mut bytes = [0; config::STORE_CHANGE_BYTES];
     fill(&mut bytes, &mut random);
     let places = payload.len() - NUMBER - bytes.len();
-    let at = NUMBER + usize::try_from(random % places as u64).unwrap_or(0);
+    let at = NUMBER + usize::try_from(random % places as u64).expect("less than a length");
     payload[..NUMBER].copy_from_slice(&number.to_le_bytes());
     payload[at..at + bytes.len()].copy_from_slice(&bytes);
 }

@@ -1,7 +1,7 @@
 //! What one commit brings to the logs, and the check that the binlog's follower makes of it.
 //!
 //! Invariant: each committer numbers its changes from 1, so one that is lost, doubled or out of order is found; that a change's
-//! bytes are as written is the log's own checksum to tell.
+//! bytes are as written is what the log's own checksum shows.
 
 use anyhow::{Context, ensure};
 use pagekeeper_log::{Event, Position};
@@ -56,7 +56,7 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    /// Takes the next event; tells when it was appended, in nanoseconds of the monotonic clock.
+    /// Takes the next event; returns when it was appended, in nanoseconds of the monotonic clock.
     pub(super) fn check(&mut self, event: &Event) -> anyhow::Result<u64> {
         self.check_change(&event.bytes, event.position)
     }

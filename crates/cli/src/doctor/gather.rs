@@ -1,4 +1,4 @@
-//! What is read beside the two looks: the databases' settings, what their disks were measured to do, and where pages lie.
+//! What is read beside the two snapshots: the databases' settings, what their disks were measured to do, and where pages lie.
 //!
 //! Fails only for a snapshot that was named; what else can't be read is left out.
 
@@ -17,7 +17,7 @@ use pagekeeper_kernel::{Inode, InspectedFile, Links, resident_extents};
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::DiskProfile;
 
-/// Files whose stretches of pages are looked for.
+/// Files whose stretches of pages are listed.
 const FILES: usize = 32;
 /// Stretches of each.
 const STRETCHES: usize = 16;
@@ -37,7 +37,8 @@ pub(super) fn journals(look: &Snapshot, settings: &[Settings], roots: &SysRoots)
 pub(super) fn snapshot(path: &Path) -> anyhow::Result<SavedSnapshot> {
     let read =
         crate::snapshot::read(path).with_context(|| format!("can't use the snapshot {}", path.display()))?;
-    let seconds = u64::try_from(read.created.seconds).unwrap_or(0);
+    let seconds = u64::try_from(read.created.seconds)
+        .with_context(|| format!("{} says that it was taken before 1970", path.display()))?;
     let files = read.files.iter().map(|file| SavedFile {
         path: file.path.clone(),
         inode: Inode { dev: file.dev, ino: file.ino },

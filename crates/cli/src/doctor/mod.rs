@@ -1,4 +1,4 @@
-//! `pagekeeper doctor`: looks at databases, watches them for a while, looks again, and says what they lose to the page
+//! `pagekeeper doctor`: inspects databases, watches them for a while, inspects them again, and says what they lose to the page
 //! cache, with the evidence and the fix.
 //!
 //! It only reads, but for `--fix`, which evicts pages that direct I/O left behind. SIGINT and SIGTERM end the watch early:
@@ -36,37 +36,37 @@ use crate::signals::Stop;
   pagekeeper doctor --pid 1234 --watch 1m  one process, watched for a minute
   pagekeeper doctor /var/lib/mysql --json  the files of a directory, for programs
   pagekeeper doctor --fix                  and evict what direct I/O left behind
-  pagekeeper doctor --check --watch 2s     for monitoring: ends with 1 if there is
-                                           a warning or worse, or if nothing of a
-                                           database could be seen: none runs, say
+  pagekeeper doctor --check --watch 2s     for monitoring: exits with 1 if there is
+                                           a warning or worse, or if no database
+                                           could be inspected
 
-It reads, and changes nothing but for --fix, which can't change a byte of a
-file either. What it needs to see all: root, or CAP_BPF, CAP_PERFMON,
-CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; what it could not see it
-says.")]
+It only reads, except with --fix, which evicts pages but can't change a byte of
+a file. To see everything it needs root, or CAP_BPF, CAP_PERFMON,
+CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; it reports what it could
+not see.")]
 pub(crate) struct Args {
-    /// Snapshot at the files in and below this directory only; may be given several times
+    /// Inspect the files in and below this directory only; may be given several times
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dirs: Vec<PathBuf>,
-    /// Snapshot at this process only, whatever it is; may be given several times
+    /// Inspect this process only, whatever it is; may be given several times
     #[arg(long, value_name = "PID", conflicts_with = "dirs")]
     pid: Vec<u32>,
     /// How long to watch
     #[arg(long, value_name = "TIME", value_parser = parse_period, default_value = "10s")]
     watch: Duration,
-    /// Evict pages that are left of files used with direct I/O
+    /// Evict pages left in the page cache of files that are used with direct I/O
     #[arg(long)]
     fix: bool,
-    /// End with 1 if there is a warning or something serious, or if no file of a database could be seen
+    /// Exit with 1 if there is a warning or something serious, or if no database could be inspected
     #[arg(long)]
     check: bool,
-    /// What pagekeeper probe --output wrote of the databases' disk, instead of what it saved
+    /// Disk profile that pagekeeper probe --output wrote, instead of the saved one
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     disk_profile: Option<PathBuf>,
-    /// What pagekeeper snapshot wrote before a restart, to compare with what is resident now
+    /// Snapshot that pagekeeper snapshot wrote before a restart, to compare with what is resident now
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     snapshot: Option<PathBuf>,
-    /// Print one JSON object with all figures, bytes and seconds
+    /// Print one JSON object with all figures, in bytes and seconds
     #[arg(long)]
     json: bool,
 }
@@ -164,7 +164,7 @@ fn show(output: &Output, json: bool) -> std::io::Result<()> {
         fix::show(fixed, &mut out)?;
     }
     out.flush()?;
-    problems::tell(&output.errors);
+    problems::report(&output.errors);
     Ok(())
 }
 

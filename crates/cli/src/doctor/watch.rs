@@ -1,6 +1,6 @@
-//! The time between the two looks: the guard's own rules are asked, without doing anything, what they would release.
+//! The time between the two snapshots: the guard's own rules are asked, without doing anything, what they would release.
 //!
-//! Invariants: nothing is released or written; the rules see several looks, since the place of a writer that shows no
+//! Invariants: nothing is released or written; the rules see several samples, since the place of a writer that shows no
 //! position is inferred from how its file changes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -51,7 +51,7 @@ pub(super) fn watch(args: &Args, before: &Snapshot, stop: &Stop) -> anyhow::Resu
         judged.add(decision, guard.watched_files());
         let left = args.watch.saturating_sub(began.elapsed());
         progress.show(began.elapsed());
-        // To the end of the watch rather than into a look that would come after it.
+        // To the end of the watch rather than into a sample that would come after it.
         let is_last = left <= 2 * TICK;
         match stop.wait(if is_last { left } else { TICK }) {
             Ok(false) if !is_last => {}
@@ -76,7 +76,7 @@ fn left_directories(look: &Snapshot) -> Vec<PathBuf> {
 }
 
 fn is_log(file: &File) -> bool {
-    file.class.is_some_and(|class| !matches!(class, FileClass::Data | FileClass::Temp))
+    file.class.is_some_and(FileClass::is_log)
 }
 
 impl Judged {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Reads `9417`, `localhost:9417`, `192.0.2.7:9417` or `[::1]:9417`. Names are not looked up.
+/// Reads `9417`, `localhost:9417`, `192.0.2.7:9417` or `[::1]:9417`. Names are not resolved.
 pub(crate) fn parse(text: &str) -> Result<SocketAddr, String> {
     let loopback =
         |port: &str| port.parse().map(|port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_the_mend() {
+    fn what_is_no_address_is_refused_with_the_fix() {
         for text in ["", "0", "65536", "host", "example.org:9417", "127.0.0.1", "::1", "127.0.0.1:"] {
             assert!(parse(text).is_err(), "{text}");
         }

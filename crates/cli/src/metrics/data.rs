@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::digest::{Name, Waited};
 use super::exposition::level_name;
 use super::own::Own;
-use super::state::{Known, POINT_EVERY, Point, State};
+use super::state::{Known, MetricsState, POINT_EVERY, Point};
 
 #[derive(Serialize)]
 struct Data {
@@ -26,7 +26,7 @@ struct Data {
     problems: u64,
     trace: Option<&'static str>,
     lost: u64,
-    look_failures: u64,
+    sample_failures: u64,
     limits: Vec<String>,
     databases: Vec<Database>,
     points: Vec<Moment>,
@@ -56,7 +56,7 @@ struct Class {
 #[derive(Serialize)]
 struct Waits {
     pauses: u64,
-    paused: f64,
+    throttled: f64,
     stalls: u64,
     stalled: f64,
 }
@@ -78,7 +78,7 @@ impl From<Waited> for Waits {
     fn from(waited: Waited) -> Self {
         Self {
             pauses: waited.pauses,
-            paused: waited.paused.as_secs_f64(),
+            throttled: waited.throttled.as_secs_f64(),
             stalls: waited.stalls,
             stalled: waited.stalled.as_secs_f64(),
         }
@@ -86,7 +86,7 @@ impl From<Waited> for Waits {
 }
 
 /// All of it.
-pub(super) fn write(state: &State) -> Result<String, serde_json::Error> {
+pub(super) fn write(state: &MetricsState) -> Result<String, serde_json::Error> {
     let (known, points) = state.history();
     let own = Own::read();
     serde_json::to_string(&Data {
@@ -102,7 +102,7 @@ pub(super) fn write(state: &State) -> Result<String, serde_json::Error> {
         problems: known.problems,
         trace: known.trace.map(|trace| level_name(trace.level)),
         lost: known.trace.map_or(0, |trace| trace.losses.total()),
-        look_failures: known.looks.failed,
+        sample_failures: known.samples.failed,
         limits: known.limits.iter().map(super::sentence).collect(),
         databases: databases(&known),
         points: points.iter().map(moment).collect(),

@@ -1,7 +1,7 @@
-//! What a look came to, by database and class: a few figures out of very many.
+//! A sample for metrics, by database and class: a few figures out of very many.
 //!
-//! Invariants: no figure is kept for a file, but for as many as were asked for; a database's name is the same from look
-//! to look and from start to start, as long as it lives in the same place.
+//! Invariants: no figure is kept for a file, but for as many as were asked for; a database's name is the same from sample
+//! to sample and from start to start, as long as it lives in the same place.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -14,14 +14,14 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, Task, TraceCounts};
 use serde::Serialize;
 
-/// Which database: what tells it apart in every series about it.
+/// Which database: what distinguishes it in every series about it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub(super) struct Name {
     /// What kind it is: the profile's name.
     pub(super) database: String,
     /// Where its files are, as it sees them.
     pub(super) directory: String,
-    /// Its memory cgroup: tells containers apart, which all see the same directory.
+    /// Its memory cgroup: distinguishes containers, which all see the same directory.
     pub(super) cgroup: String,
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for Class {
 pub(super) struct Files {
     pub(super) count: u64,
     pub(super) size: u64,
-    /// How many could not be looked into: they are not in what follows.
+    /// How many could not be read: they are not in what follows.
     pub(super) unseen: u64,
     pub(super) resident: u64,
     /// `None` where it is unknown of one of them.
@@ -78,7 +78,7 @@ pub(super) struct Files {
     pub(super) writeback: Option<u64>,
 }
 
-/// A database in a look.
+/// A database in a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) name: Name,
@@ -94,7 +94,7 @@ pub(super) struct Seen {
 pub(super) struct Waited {
     /// Pauses for dirty pages.
     pub(super) pauses: u64,
-    pub(super) paused: Duration,
+    pub(super) throttled: Duration,
     /// Direct reclaim.
     pub(super) stalls: u64,
     pub(super) stalled: Duration,
@@ -104,13 +104,13 @@ impl Waited {
     /// Adds more.
     pub(super) fn add(&mut self, more: &Self) {
         self.pauses += more.pauses;
-        self.paused = self.paused.saturating_add(more.paused);
+        self.throttled = self.throttled.saturating_add(more.throttled);
         self.stalls += more.stalls;
         self.stalled = self.stalled.saturating_add(more.stalled);
     }
 }
 
-/// What tracing counted since the look before.
+/// What tracing counted since the sample before.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Traced {
     /// Whether pauses were counted, and stalls.
@@ -132,7 +132,7 @@ pub(super) struct Top {
     pub(super) resident: u64,
 }
 
-/// What a look came to.
+/// What a sample came to.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Digest {
     pub(super) databases: Vec<Seen>,
@@ -142,7 +142,7 @@ pub(super) struct Digest {
 }
 
 impl Digest {
-    /// Takes what metrics tell out of a look; of `top` files by their paths.
+    /// Takes what metrics need out of a snapshot; of `top` files by their paths.
     pub(super) fn of(look: &Snapshot, proc: &ProcRoot, top: usize) -> Self {
         let mut databases: Vec<Seen> = look
             .databases
@@ -246,7 +246,7 @@ fn traced(counts: &TraceCounts, look: &Snapshot) -> Traced {
     };
     for counts in counts.pauses.iter().flatten() {
         let all = &counts.pauses;
-        note(&counts.task, Waited { pauses: all.count(), paused: all.total(), ..Waited::default() });
+        note(&counts.task, Waited { pauses: all.count(), throttled: all.total(), ..Waited::default() });
     }
     for counts in counts.reclaim.iter().flatten() {
         let all = &counts.stalls;
@@ -346,8 +346,8 @@ mod tests {
             file("/small", 1024, Some(0)),
         ];
         let top = most_resident(&files, &[seen], 2);
-        let told: Vec<_> = top.iter().map(|top| (top.path.as_str(), top.resident)).collect();
-        assert_eq!(told, [("/tmp/removed", 8192), ("/small", 1024)]);
+        let listed: Vec<_> = top.iter().map(|top| (top.path.as_str(), top.resident)).collect();
+        assert_eq!(listed, [("/tmp/removed", 8192), ("/small", 1024)]);
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Format {
 /// All metrics.
 pub(super) fn write(known: Known, own: Own, format: Format) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("pagekeeper");
-    registry.register_collector(Box::new(Told { known, own }));
+    registry.register_collector(Box::new(Exposition { known, own }));
     let mut text = String::with_capacity(16 << 10);
     encode(&mut text, &registry)?;
     Ok(match format {
@@ -52,7 +52,7 @@ pub(super) fn write(known: Known, own: Own, format: Format) -> Result<String, fm
 }
 
 #[derive(Debug)]
-struct Told {
+struct Exposition {
     known: Known,
     own: Own,
 }
@@ -96,7 +96,7 @@ impl From<SystemTime> for Value {
     }
 }
 
-/// What a family is called (without unit and `_total`), its unit, and what it tells.
+/// What a family is called (without unit and `_total`), its unit, and what it shows.
 type Family = (&'static str, Option<Unit>, &'static str);
 
 struct Sheet<'a>(DescriptorEncoder<'a>);
@@ -175,7 +175,7 @@ fn labels_and(name: &Name, key: &'static str, value: &impl ToString) -> Labels {
     labels
 }
 
-impl Collector for Told {
+impl Collector for Exposition {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut sheet = Sheet(encoder);
         self.databases(&mut sheet)?;
@@ -187,7 +187,7 @@ impl Collector for Told {
     }
 }
 
-impl Told {
+impl Exposition {
     fn by_class<V>(&self, figure: impl Fn(&Files) -> Option<V>) -> Vec<(Labels, V)> {
         let classes = self
             .known
@@ -203,7 +203,7 @@ impl Told {
         let seen = |files: &Files| files.count > files.unseen;
         let databases = || self.known.databases.iter();
         sheet.gauge(
-            ("database_up", None, "1 for each database that the last look found."),
+            ("database_up", None, "1 for each database that the last sample found."),
             databases().map(|seen| (labels(&seen.name), true)),
         )?;
         sheet.gauge(
@@ -298,9 +298,9 @@ impl Told {
                 (
                     "throttle_pause",
                     Some(Unit::Seconds),
-                    "Time that the database's threads were paused for dirty pages.",
+                    "Time that the database's threads were throttled for dirty pages.",
                 ),
-                waited.iter().map(|(name, waited)| (labels(name), waited.paused)),
+                waited.iter().map(|(name, waited)| (labels(name), waited.throttled)),
             )?;
             sheet.counter(
                 ("host_throttle_pauses", None, "Pauses of all threads of the host for dirty pages."),
@@ -310,9 +310,9 @@ impl Told {
                 (
                     "host_throttle_pause",
                     Some(Unit::Seconds),
-                    "Time that threads of the host were paused for dirty pages.",
+                    "Time that threads of the host were throttled for dirty pages.",
                 ),
-                one(all.paused),
+                one(all.throttled),
             )?;
         }
         if trace.stalls {
@@ -409,7 +409,7 @@ impl Told {
             (
                 "host_dirty_threshold",
                 Some(Unit::Bytes),
-                "Dirty page cache at which the kernel begins to write (background), to pause writers (throttle), and which it does not let through (limit).",
+                "Dirty page cache at which the kernel begins to write (background), to throttle writers (throttle), and which it does not let through (limit).",
             ),
             thresholds,
         )?;
@@ -455,20 +455,17 @@ impl Told {
             ("guard_start_timestamp", Some(Unit::Seconds), "When the guard was started."),
             one(state.began),
         )?;
-        sheet.gauge(("guard_dry_run", None, "1 if nothing is released, only told."), one(state.dry_run))?;
+        sheet
+            .gauge(("guard_dry_run", None, "1 if nothing is released, only reported."), one(state.dry_run))?;
         sheet.gauge(
-            (
-                "guard_last_tick_timestamp",
-                Some(Unit::Seconds),
-                "When the guard's last look at the logs ended.",
-            ),
+            ("guard_last_tick_timestamp", Some(Unit::Seconds), "When the guard's last tick ended."),
             known(state.ticked.map(|(_, at)| at)),
         )?;
         sheet.gauge(
             (
                 "guard_patience",
                 Some(Unit::Seconds),
-                "The longest time since the last look that is no reason to worry, by the configured pauses.",
+                "The longest time since the last tick that is no reason to worry, by the configured pauses.",
             ),
             one(state.patience),
         )?;
@@ -493,11 +490,11 @@ impl Told {
         )?;
         sheet.counter(("guard_acts", None, "Releases and starts of writeback."), one(state.acts))?;
         sheet.counter(
-            ("guard_warnings", None, "Warnings about files, told once each."),
+            ("guard_warnings", None, "Warnings about files, reported once each."),
             one(state.warnings),
         )?;
         sheet.counter(
-            ("guard_problems", None, "What could not be seen or done, told once for each path."),
+            ("guard_problems", None, "What could not be seen or done, reported once for each path."),
             one(state.problems),
         )?;
         sheet.counter(
@@ -517,7 +514,7 @@ impl Told {
             .0
             .encode_descriptor(
                 "guard_tick_duration",
-                "How long the guard's looks at the logs took, acts included.",
+                "How long the guard's ticks took, releases included.",
                 Some(&Unit::Seconds),
                 MetricType::Histogram,
             )?
@@ -525,17 +522,19 @@ impl Told {
     }
 
     fn watching(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
-        let looks = self.known.looks;
-        sheet
-            .counter(("looks", None, "Looks at all files of the databases, for metrics."), one(looks.done))?;
-        sheet.counter(("look_failures", None, "Looks that failed."), one(looks.failed))?;
+        let samples = self.known.samples;
+        sheet.counter(
+            ("samples", None, "Samples of all files of the databases, for metrics."),
+            one(samples.done),
+        )?;
+        sheet.counter(("sample_failures", None, "Samples that failed."), one(samples.failed))?;
         sheet.gauge(
-            ("look_duration", Some(Unit::Seconds), "How long the last look took."),
-            known(looks.at.map(|_| looks.took)),
+            ("sample_duration", Some(Unit::Seconds), "How long the last sample took."),
+            known(samples.at.map(|_| samples.took)),
         )?;
         sheet.gauge(
-            ("last_look_timestamp", Some(Unit::Seconds), "When the last look ended."),
-            known(looks.at),
+            ("last_sample_timestamp", Some(Unit::Seconds), "When the last sample ended."),
+            known(samples.at),
         )?;
         sheet.gauge(
             ("limits", None, "Things that can't be seen; the page and the guard's output say which."),
@@ -580,13 +579,13 @@ pub(super) mod tests {
     use super::*;
     use crate::metrics::digest::{Class, Digest, Seen, Traced, Waited};
     use crate::metrics::host::Host;
-    use crate::metrics::state::State;
+    use crate::metrics::state::MetricsState;
     use pagekeeper_kernel::pressure::SysRoots;
     use pagekeeper_policy::FileClass;
     use std::collections::BTreeMap;
 
     pub(crate) fn full() -> Known {
-        let state = State::new(false, Duration::from_secs(60));
+        let state = MetricsState::new(false, Duration::from_secs(60));
         let name = Name {
             database: "mariadb".to_owned(),
             directory: "/a \"quoted\"\nplace\\".to_owned(),
@@ -600,13 +599,13 @@ pub(super) mod tests {
             classes: BTreeMap::from([(Class(Some(FileClass::Redo)), files), (Class(None), Files::default())]),
             mixed: 3,
         };
-        let waited = Waited { pauses: 2, paused: Duration::from_millis(1500), ..Waited::default() };
+        let waited = Waited { pauses: 2, throttled: Duration::from_millis(1500), ..Waited::default() };
         let traced =
             Traced { pauses: true, databases: [(0, waited)].into(), everyone: waited, ..Traced::default() };
         let digest = Digest { databases: vec![seen], traced: Some(traced), ..Digest::default() };
-        state.looked(digest, Duration::from_millis(2), Some(TraceLevel::Bpf));
+        state.files_sampled(digest, Duration::from_millis(2), Some(TraceLevel::Bpf));
         state.ticked(Duration::from_millis(2), &[], &[("tar".to_owned(), 7)].into());
-        state.sampled(&Host::read(&SysRoots::default()));
+        state.host_sampled(&Host::read(&SysRoots::default()));
         state.known()
     }
 
@@ -632,7 +631,7 @@ pub(super) mod tests {
         }
         assert!(text.ends_with("# EOF\n"));
         assert!(!text.contains("reclaim_stalls_total{database"), "stalls are not traced");
-        assert!(!text.contains("writeback_bytes{database"), "not known, so not told");
+        assert!(!text.contains("writeback_bytes{database"), "not known, so left out");
         assert!(!text.contains("resident_bytes{class=\"other\"}"), "no file of it was seen");
     }
 }

@@ -1,7 +1,7 @@
-//! The host's memory and its limits at one moment, as far as metrics tell them. Cheap: some files of `/proc`.
+//! The host's memory and its limits at one moment, as far as metrics need them. Cheap: some files of `/proc`.
 //!
-//! Invariants: sizes are bytes; what this kernel does not tell is `None`. A file that can't be read leaves out what it
-//! would have told.
+//! Invariants: sizes are bytes; what this kernel does not show is `None`. A file that can't be read leaves out what it
+//! would have shown.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_told_and_an_empty_tree_tells_nothing() {
+    fn a_host_is_read_and_an_empty_tree_gives_nothing() {
         let host = Host::read(&SysRoots::default());
         let memory = host.memory.unwrap();
         assert!(memory.free > 0 && memory.total > memory.free);

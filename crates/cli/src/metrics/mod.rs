@@ -1,7 +1,7 @@
 //! Metrics of the guard, for Prometheus and for people: what it did, what the databases' files hold of the page cache,
 //! who has to wait, and how the host's memory stands.
 //!
-//! Two threads beside the guard's loop: one looks ([`watch`]), one answers ([`server`]); both end with the process.
+//! Two threads beside the guard's loop: one samples ([`watch`]), one answers ([`server`]); both end with the process.
 //! What is known is in one place ([`state`]).
 //!
 //! Invariants: only reads, and only answers reads; nothing here can hold the guard's loop up, or grow without end.
@@ -32,13 +32,13 @@ use anyhow::{Context, bail};
 use pagekeeper_guard::{Done, Event, Options};
 use pagekeeper_observe::VisibilityGap;
 
-use state::State;
+use state::MetricsState;
 use watch::Wanted;
 
 /// The guard's loop may take so long on top of three of its longest pauses until it is said to hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An address that is listened on, before anything is known to be told there.
+/// An address that is listened on, before there is anything to serve there.
 pub(crate) struct Door {
     listener: TcpListener,
     address: SocketAddr,
@@ -64,7 +64,7 @@ impl Door {
 
 /// The guard's metrics, served while the process lives.
 pub(crate) struct Metrics {
-    state: Arc<State>,
+    state: Arc<MetricsState>,
     changes: Sender<Wanted>,
     said: Receiver<String>,
     /// When the guard's loop went on.
@@ -72,22 +72,22 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Begins to look and to answer; `top` files with most resident are told by their paths.
+    /// Starts to sample and to answer; the `top` files with the most resident are listed by their paths.
     pub(crate) fn start(door: Door, options: &Options, top: usize) -> anyhow::Result<Self> {
-        let state = Arc::new(State::new(options.dry_run, patience(options)));
+        let state = Arc::new(MetricsState::new(options.dry_run, patience(options)));
         let ((changes, orders), (say, said)) = (channel(), channel());
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(run);
             spawned.map(drop).with_context(|| format!("start the thread for {name}"))
         };
         let (wanted, known, sayings) = (Wanted::of(options), Arc::clone(&state), say.clone());
-        spawn("looks", Box::new(move || watch::watch(wanted, top, &known, &orders, &sayings)))?;
+        spawn("samples", Box::new(move || watch::watch(wanted, top, &known, &orders, &sayings)))?;
         let known = Arc::clone(&state);
         spawn(
             "metrics",
             Box::new(move || {
                 if let Err(error) = server::serve(door.listener, door.address, known) {
-                    // Whoever would hear it may have gone.
+                    // Whoever would receive it may have gone.
                     let _ = say.send(format!("metrics are no longer served: {error}"));
                 }
             }),
@@ -96,8 +96,8 @@ impl Metrics {
     }
 
     /// Hears an event of the guard; what the threads have to say since the last one.
-    pub(crate) fn hear(&self, event: &Event) -> impl Iterator<Item = Event> {
-        self.state.hear(event);
+    pub(crate) fn record(&self, event: &Event) -> impl Iterator<Item = Event> {
+        self.state.record(event);
         self.said.try_iter().map(|gap| Event::VisibilityGap { gap })
     }
 
@@ -114,7 +114,7 @@ impl Metrics {
     /// The guard has another configuration.
     pub(crate) fn reconfigured(&self, options: &Options) {
         self.state.reconfigured(options.dry_run, patience(options));
-        // Where the thread that looks has ended there is nothing to tell it.
+        // Where the sampling thread has ended nobody needs it.
         let _ = self.changes.send(Wanted::of(options));
     }
 }

@@ -9,7 +9,7 @@ use pagekeeper_kernel::page_size;
 pub(super) struct Own {
     /// CPU time so far, user and system.
     pub(super) cpu: Duration,
-    /// Resident memory in bytes; `None` where `/proc` does not tell.
+    /// Resident memory in bytes; `None` where `/proc` does not show it.
     pub(super) memory: Option<u64>,
     /// The most that was resident.
     pub(super) memory_peak: Option<u64>,
@@ -20,8 +20,8 @@ impl Own {
     pub(super) fn read() -> Self {
         let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let cpu = Duration::new(
-            u64::try_from(usage.tv_sec).unwrap_or(0),
-            u32::try_from(usage.tv_nsec).unwrap_or(0),
+            u64::try_from(usage.tv_sec).expect("the clock started at 0"),
+            u32::try_from(usage.tv_nsec).expect("less than a second"),
         );
         let resident = || {
             let text = std::fs::read_to_string("/proc/self/statm").ok()?;

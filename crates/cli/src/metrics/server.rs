@@ -28,7 +28,7 @@ use super::exposition;
 use super::host::Host;
 use super::own::Own;
 use super::page::Page;
-use super::state::{POINT_EVERY, State};
+use super::state::{MetricsState, POINT_EVERY};
 
 /// Connections at a time; more wait in the listener's queue.
 const MOST_CONNECTIONS: usize = 32;
@@ -42,14 +42,18 @@ const MOST_HEAD: usize = 16 << 10;
 
 /// All that an answer is made of.
 struct Site {
-    state: Arc<State>,
+    state: Arc<MetricsState>,
     page: Page,
     /// Only requests for this host are answered.
     local: bool,
 }
 
 /// Serves until the process ends.
-pub(super) fn serve(listener: TcpListener, address: SocketAddr, state: Arc<State>) -> std::io::Result<()> {
+pub(super) fn serve(
+    listener: TcpListener,
+    address: SocketAddr,
+    state: Arc<MetricsState>,
+) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let site = Arc::new(Site { state, page: Page::new(), local: is_loopback(address) });
     runtime.block_on(async {
@@ -75,12 +79,12 @@ fn is_loopback(address: SocketAddr) -> bool {
 }
 
 /// Reads the host's figures now and then: some files of `/proc`, a millisecond or two.
-async fn sample(state: Arc<State>) {
+async fn sample(state: Arc<MetricsState>) {
     let mut clock = tokio::time::interval(POINT_EVERY);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         clock.tick().await;
-        state.sampled(&Host::read(&SysRoots::default()));
+        state.host_sampled(&Host::read(&SysRoots::default()));
     }
 }
 
@@ -155,7 +159,7 @@ fn health(site: &Site) -> Response<String> {
         None => text(StatusCode::OK, "ok\n"),
         Some(since) => text(
             StatusCode::SERVICE_UNAVAILABLE,
-            &format!("The guard has not looked at the logs for {} s.\n", since.as_secs()),
+            &format!("The guard has not finished a tick for {} s.\n", since.as_secs()),
         ),
     }
 }
@@ -202,7 +206,7 @@ mod tests {
     use super::*;
 
     fn site() -> Site {
-        let state = Arc::new(State::new(false, Duration::from_secs(60)));
+        let state = Arc::new(MetricsState::new(false, Duration::from_secs(60)));
         Site { state, page: Page::new(), local: true }
     }
 
@@ -260,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_told_by_its_address() {
+    fn loopback_is_known_by_its_address() {
         for (address, local) in [
             ("127.0.0.1:1", true),
             ("127.9.9.9:1", true),
@@ -276,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_guard_that_hangs_is_not_healthy() {
-        let state = Arc::new(State::new(false, Duration::ZERO));
+        let state = Arc::new(MetricsState::new(false, Duration::ZERO));
         std::thread::sleep(Duration::from_millis(2));
         let site = Site { state, ..site() };
         let response = respond(&Method::GET, "/healthz", &HeaderMap::new(), &site);

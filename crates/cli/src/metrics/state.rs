@@ -3,8 +3,8 @@
 //! Invariants:
 //! 1. The lock is held to copy figures in or out, never over I/O: nobody who asks can hold the guard up.
 //! 2. All is bounded: [`MOST_DATABASES`] names, [`MOST_POINTS`] points of history, no figure for each file but for as
-//!    many as were asked for. Names that find no room are told together, as `other`.
-//! 3. Counters never go down while their series lives. Of what can't be seen there is no figure, and figures of a look
+//!    many as were asked for. Names that find no room are counted together, as `other`.
+//! 3. Counters never go down while their series lives. Of what can't be seen there is no figure, and figures of a sample
 //!    that failed are gone.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -27,14 +27,14 @@ const MOST_DATABASES: usize = 64;
 pub(super) const MOST_POINTS: usize = 180;
 /// Time between two points.
 pub(super) const POINT_EVERY: Duration = Duration::from_secs(5);
-/// How long the counters of a database that has ended are told.
+/// How long the counters of a database that has ended are kept.
 const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
-/// Releases that wait for a look to tell whose they are.
+/// Releases that wait for a sample to show whose they are.
 const MOST_PENDING: usize = 256;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct State(Mutex<Known>);
+pub(super) struct MetricsState(Mutex<Known>);
 
 /// All that is known.
 #[derive(Debug, Clone)]
@@ -53,7 +53,7 @@ pub(super) struct Known {
     /// Released behind streaming processes, by what they are called.
     pub(super) streamed: BTreeMap<String, u64>,
     pub(super) host: Host,
-    pub(super) looks: Looks,
+    pub(super) samples: Samples,
     pub(super) databases: Vec<Seen>,
     pub(super) waited: BTreeMap<Name, Waited>,
     pub(super) everyone: Waited,
@@ -77,7 +77,7 @@ pub(super) struct Released {
 
 /// The watching thread's own account.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Looks {
+pub(super) struct Samples {
     pub(super) done: u64,
     pub(super) failed: u64,
     /// How long the last one took.
@@ -106,7 +106,7 @@ pub(super) struct Point {
     pub(super) released: u64,
 }
 
-impl State {
+impl MetricsState {
     /// Nothing is known.
     pub(super) fn new(dry_run: bool, patience: Duration) -> Self {
         Self(Mutex::new(Known {
@@ -122,7 +122,7 @@ impl State {
             released: BTreeMap::new(),
             streamed: BTreeMap::new(),
             host: Host::default(),
-            looks: Looks::default(),
+            samples: Samples::default(),
             databases: Vec::new(),
             waited: BTreeMap::new(),
             everyone: Waited::default(),
@@ -154,7 +154,7 @@ impl State {
     }
 
     /// Hears an event of the guard.
-    pub(super) fn hear(&self, event: &Event) {
+    pub(super) fn record(&self, event: &Event) {
         let mut known = self.lock();
         match event {
             Event::Tick(tick) => known.tick = Some(tick.clone()),
@@ -182,24 +182,24 @@ impl State {
         (known.dry_run, known.patience) = (dry_run, patience);
     }
 
-    /// A look has been taken, by this source of traces.
-    pub(super) fn looked(&self, digest: Digest, took: Duration, level: Option<TraceLevel>) {
+    /// A sample has been taken, by this source of traces.
+    pub(super) fn files_sampled(&self, digest: Digest, took: Duration, level: Option<TraceLevel>) {
         let mut known = self.lock();
-        known.looks.done += 1;
-        (known.looks.took, known.looks.at) = (took, Some(SystemTime::now()));
+        known.samples.done += 1;
+        (known.samples.took, known.samples.at) = (took, Some(SystemTime::now()));
         known.take_digest(digest, level);
     }
 
-    /// A look has failed: nothing is known of any database.
+    /// A sample has failed: nothing is known of any database.
     pub(super) fn failed(&self) {
         let mut known = self.lock();
-        known.looks.failed += 1;
+        known.samples.failed += 1;
         known.databases.clear();
         known.top.clear();
     }
 
     /// Adds a point to the history.
-    pub(super) fn sampled(&self, host: &Host) {
+    pub(super) fn host_sampled(&self, host: &Host) {
         let mut known = self.lock();
         known.host = *host;
         let mut resident = BTreeMap::new();
@@ -314,7 +314,7 @@ impl Known {
         released.kept += done.kept_bytes;
     }
 
-    /// Whose files they were, by the last look.
+    /// Whose files they were, by the last sample.
     fn owner_of(&self, done: &Done) -> Option<Name> {
         let at = |seen: &&Seen| match done.pid {
             Some(pid) => seen.pid == Some(pid),
@@ -324,7 +324,7 @@ impl Known {
     }
 }
 
-/// The name of a database that no look has found, by what the guard knows of it.
+/// The name of a database that no sample has found, by what the guard knows of it.
 fn named_by(done: &Done) -> Name {
     Name {
         database: done.profile.clone(),
@@ -402,22 +402,22 @@ mod tests {
         }
     }
 
-    fn state() -> State {
-        State::new(false, Duration::from_secs(60))
+    fn state() -> MetricsState {
+        MetricsState::new(false, Duration::from_secs(60))
     }
 
-    fn look(state: &State, databases: Vec<Seen>) {
-        state.looked(Digest { databases, ..Digest::default() }, Duration::ZERO, None);
+    fn sample(state: &MetricsState, databases: Vec<Seen>) {
+        state.files_sampled(Digest { databases, ..Digest::default() }, Duration::ZERO, None);
     }
 
     #[test]
-    fn a_release_before_the_first_look_finds_its_database_later() {
+    fn a_release_before_the_first_sample_finds_its_database_later() {
         let state = state();
         state.ticked(Duration::from_millis(3), &[done(7, 100), done(8, 10)], &BTreeMap::new());
         assert!(state.known().released.is_empty());
-        state.sampled(&Host::default());
+        state.host_sampled(&Host::default());
         assert_eq!(state.history().1[0].released, 110, "the history has it already");
-        look(&state, vec![seen(7, "/var/lib/mysql")]);
+        sample(&state, vec![seen(7, "/var/lib/mysql")]);
         state.ticked(Duration::from_millis(3), &[done(7, 1)], &BTreeMap::new());
         let known = state.known();
         let bytes = |directory| known.released[&(name(directory), FileClass::Binlog)].bytes;
@@ -427,9 +427,9 @@ mod tests {
     #[test]
     fn a_restarted_database_goes_on_under_its_name() {
         let state = state();
-        look(&state, vec![seen(7, "/a")]);
+        sample(&state, vec![seen(7, "/a")]);
         state.ticked(Duration::ZERO, &[done(7, 5)], &BTreeMap::new());
-        look(&state, vec![seen(9, "/a")]);
+        sample(&state, vec![seen(9, "/a")]);
         state.ticked(Duration::ZERO, &[done(9, 6)], &BTreeMap::new());
         let known = state.known();
         assert_eq!(known.released.len(), 1);
@@ -440,9 +440,9 @@ mod tests {
     }
 
     #[test]
-    fn more_databases_than_there_is_room_for_are_told_together() {
+    fn more_databases_than_there_is_room_for_are_counted_together() {
         let state = state();
-        look(&state, (0..200).map(|n| seen(n, &format!("/data/{n}"))).collect());
+        sample(&state, (0..200).map(|n| seen(n, &format!("/data/{n}"))).collect());
         let known = state.known();
         assert_eq!(known.databases.len(), MOST_DATABASES + 1);
         let others = known.databases.iter().find(|seen| seen.name == Name::others()).unwrap();
@@ -455,7 +455,8 @@ mod tests {
     #[test]
     fn waits_add_up_and_are_those_of_their_database() {
         let state = state();
-        let waited = |pauses| Waited { pauses, paused: Duration::from_millis(pauses), ..Waited::default() };
+        let waited =
+            |pauses| Waited { pauses, throttled: Duration::from_millis(pauses), ..Waited::default() };
         for _ in 0..2 {
             let traced = Traced {
                 pauses: true,
@@ -466,30 +467,30 @@ mod tests {
             };
             let databases = vec![seen(7, "/a"), seen(8, "/b")];
             let digest = Digest { databases, traced: Some(traced), ..Digest::default() };
-            state.looked(digest, Duration::ZERO, Some(TraceLevel::Bpf));
+            state.files_sampled(digest, Duration::ZERO, Some(TraceLevel::Bpf));
         }
         let known = state.known();
         assert_eq!((known.waited[&name("/a")].pauses, known.waited[&name("/b")].pauses), (0, 6));
-        assert_eq!((known.everyone.pauses, known.everyone.paused), (20, Duration::from_millis(20)));
+        assert_eq!((known.everyone.pauses, known.everyone.throttled), (20, Duration::from_millis(20)));
         let trace = known.trace.unwrap();
         assert_eq!((trace.losses.no_room, trace.pauses, trace.stalls), (2, true, false));
     }
 
     #[test]
-    fn a_look_that_fails_takes_its_figures_along() {
+    fn a_sample_that_fails_takes_its_figures_along() {
         let state = state();
-        look(&state, vec![seen(7, "/a")]);
+        sample(&state, vec![seen(7, "/a")]);
         state.failed();
         let known = state.known();
         assert!(known.databases.is_empty());
-        assert_eq!((known.looks.done, known.looks.failed), (1, 1));
+        assert_eq!((known.samples.done, known.samples.failed), (1, 1));
     }
 
     #[test]
     fn the_history_has_an_end() {
         let state = state();
         for _ in 0..MOST_POINTS + 5 {
-            state.sampled(&Host::default());
+            state.host_sampled(&Host::default());
         }
         assert_eq!(state.history().1.len(), MOST_POINTS);
         assert!(state.known().history.is_empty());
@@ -497,7 +498,7 @@ mod tests {
 
     #[test]
     fn a_loop_that_does_not_go_round_is_stuck() {
-        let state = State::new(false, Duration::ZERO);
+        let state = MetricsState::new(false, Duration::ZERO);
         std::thread::sleep(Duration::from_millis(2));
         assert!(state.known().stuck().is_some());
         state.reconfigured(true, Duration::from_secs(3600));

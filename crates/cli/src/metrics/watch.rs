@@ -1,7 +1,7 @@
-//! The thread that looks at all files of the databases for metrics, and counts who waits, at its own pace.
+//! The thread that samples all files of the databases for metrics, and counts who waits, at its own pace.
 //!
-//! Invariants: it never takes more than a fiftieth of one processor in the long run, and looks every [`LOOK_EVERY`] if
-//! that allows it. What it can't see is said once, by the guard's own output. A look that fails is counted, its figures
+//! Invariants: it never takes more than a fiftieth of one processor in the long run, and samples every [`SAMPLE_EVERY`] if
+//! that allows it. What it can't see is said once, by the guard's own output. A sample that fails is counted, its figures
 //! are taken away, and the next one is tried.
 
 use std::collections::BTreeSet;
@@ -16,18 +16,18 @@ use pagekeeper_observe::{ObserveError, Observer, ObserverOptions, Scope, Snapsho
 use pagekeeper_trace::TraceOptions;
 
 use super::digest::Digest;
-use super::state::State;
+use super::state::MetricsState;
 
-/// Time between looks.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// After a look of a second, the next is no sooner than after so many.
+/// Time between samples.
+const SAMPLE_EVERY: Duration = Duration::from_secs(5);
+/// After a sample that took a second, the next is no sooner than after so many.
 const SHARE: u32 = 50;
 /// But not later.
 const LOOK_WITHIN: Duration = Duration::from_secs(5 * 60);
 /// Kinds of things said that are remembered.
 const SENTENCES: usize = 200;
 
-/// What to look at.
+/// What to sample.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
     observer: ObserverOptions,
@@ -87,11 +87,11 @@ impl Wanted {
     }
 }
 
-/// Looks until nobody wants it any more; `changes` brings what to look at from then on.
+/// Samples until nobody wants it any more; `changes` brings what to sample from then on.
 pub(super) fn watch(
     mut wanted: Wanted,
     top: usize,
-    state: &Arc<State>,
+    state: &Arc<MetricsState>,
     changes: &Receiver<Wanted>,
     said: &Sender<String>,
 ) {
@@ -132,7 +132,7 @@ fn look_on(
     observer: &mut Observer,
     wanted: &Wanted,
     top: usize,
-    state: &State,
+    state: &MetricsState,
     changes: &Receiver<Wanted>,
     sayings: &mut Sayings<'_>,
 ) -> Next {
@@ -150,7 +150,7 @@ fn look_on(
                     let kind = limit.what.split(':').next().unwrap_or_default();
                     sayings.say(kind, super::sentence(limit));
                 }
-                state.looked(digest, began.elapsed(), level);
+                state.files_sampled(digest, began.elapsed(), level);
             }
             Err(error) => {
                 state.failed();
@@ -170,7 +170,7 @@ fn metrics_lack(what: &str) -> bool {
 }
 
 fn pause_after(took: Duration) -> Duration {
-    LOOK_EVERY.saturating_sub(took).max(took.saturating_mul(SHARE)).min(LOOK_WITHIN)
+    SAMPLE_EVERY.saturating_sub(took).max(took.saturating_mul(SHARE)).min(LOOK_WITHIN)
 }
 
 /// Says a thing of each kind once.
@@ -182,7 +182,7 @@ struct Sayings<'a> {
 impl Sayings<'_> {
     fn say(&mut self, kind: &str, sentence: String) {
         if self.before.len() < SENTENCES && self.before.insert(kind.to_owned()) {
-            // Whoever would hear it may have gone.
+            // Whoever would receive it may have gone.
             let _ = self.said.send(sentence);
         }
     }
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_looks_at_what_the_guard_watches() {
+    fn it_samples_what_the_guard_watches() {
         let options = |find, pids: &[u32], directories: &[&str]| Options {
             find,
             pids: pids.to_vec(),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn dear_looks_are_taken_seldom() {
+    fn dear_samples_are_taken_seldom() {
         for (took, pause) in [(0, 5000), (20, 4980), (1000, 50_000), (60_000, 300_000)] {
             assert_eq!(pause_after(Duration::from_millis(took)), Duration::from_millis(pause));
         }

@@ -148,7 +148,7 @@ fn write_uncached(out: &mut impl Write, uncached: &UncachedReport) -> io::Result
 fn atomic_text(atomic: &AtomicReport) -> String {
     match (atomic.bytes_max(), atomic.in_place_bytes_max()) {
         (None, _) if atomic.reported.is_none() => "none".to_owned(),
-        (None, _) => "told of, but refused when tried".to_owned(),
+        (None, _) => "reported, but refused when tried".to_owned(),
         (Some(most), None) => format!("up to {}, each written elsewhere by the file system", Size(most)),
         (Some(most), Some(in_place)) => {
             format!("up to {}; up to {} by the device itself", Size(most), Size(in_place))
@@ -269,7 +269,7 @@ fn write_bulk(out: &mut impl Write, bulk: &BulkReport) -> io::Result<()> {
     writeln!(
         out,
         "{:<18} {:>9} {:>9} {:>9} {:>12} {:>9}",
-        "bulk output", "median", "99.9 %", "longest", "bulk MiB/s", "paused"
+        "bulk output", "median", "99.9 %", "longest", "bulk MiB/s", "pauses"
     )?;
     for case in &bulk.cases {
         let name = match case.beside {

@@ -1,4 +1,4 @@
-//! What the processes are told: the choice made on the command line and in a configuration, as the preloaded library takes it.
+//! What the processes do: the choice made on the command line and in a configuration, as the preloaded library takes it.
 //!
 //! The profiles and the list of streaming programs are the guard's. Invariants: of a profile nothing is lost in silence: what the library
 //! could not take (too many files, names it can't match) is refused. Fails with a sentence for the operator.
@@ -13,7 +13,7 @@ use pagekeeper_preload::settings::{Action, FileRule, ProfileRules, RULES_MAX, Ro
 
 use crate::output::UsageError;
 
-/// Programs that stream when they are started by hand or by a script, beside those that the guard looks for among all processes: it has to
+/// Programs that stream when they are started by hand or by a script, beside those that the guard searches for among all processes: it has to
 /// leave these alone, which do other things, too.
 const MORE_STREAMS: [&str; 7] = ["cat", "mv", "split", "openssl", "gpg", "b3sum", "pg_restore"];
 
@@ -94,7 +94,7 @@ fn streams(options: &Options) -> Result<Vec<String>, UsageError> {
 }
 
 /// The profiles by the names of processes. A name that several have (both MySQL and MariaDB are called `mysqld`) gets the files of all of
-/// them: what they are called tells them apart.
+/// them: their names distinguish them.
 fn by_process(options: &Options) -> Result<Vec<ProfileRules>, UsageError> {
     let all = options.profiles.iter().map(|profile| {
         let names = profile.processes.iter().map(comm).collect::<Result<Vec<String>, _>>()?;

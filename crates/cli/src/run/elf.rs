@@ -15,9 +15,9 @@ const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
 /// The build id of Go's linker, by the owner "Go".
 const NT_GO_BUILD_ID: u32 = 4;
-/// Program and section headers that are looked at: real files have dozens.
+/// Program and section headers that are read: real files have dozens.
 const HEADERS_MAX: usize = 4096;
-/// Bytes of a loader's path, of a note and of all names of sections that are looked at.
+/// Bytes of a loader's path, of a note and of all names of sections that are read.
 const TEXT_MAX: u64 = 64 << 10;
 
 /// What kind of machine code this program itself is; what it starts must be the same to have the library loaded.
@@ -43,8 +43,8 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// Looks at a file.
-pub(crate) fn look(file: &File) -> io::Result<Kind> {
+/// Reads what kind of program a file is.
+pub(crate) fn inspect(file: &File) -> io::Result<Kind> {
     let header = read(file, 0, HEADER)?;
     if !header.starts_with(b"\x7fELF") {
         return Ok(Kind::Other);
@@ -113,7 +113,7 @@ fn has_go_section(file: &File, header: &[u8]) -> io::Result<bool> {
 }
 
 fn text(file: &File, offset: u64, size: u64) -> io::Result<Vec<u8>> {
-    read(file, offset, usize::try_from(size.min(TEXT_MAX)).unwrap_or_default())
+    read(file, offset, usize::try_from(size.min(TEXT_MAX)).expect("TEXT_MAX is small"))
 }
 
 /// As much as there is of a range.
@@ -158,7 +158,7 @@ mod tests {
     fn kind(bytes: &[u8]) -> Kind {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
-        look(&file).unwrap()
+        inspect(&file).unwrap()
     }
 
     /// This test itself, as the linker wrote it.
@@ -169,13 +169,13 @@ mod tests {
 
     #[test]
     fn a_program_of_this_machine_names_its_loader() {
-        let look = look(&File::open("/proc/self/exe").unwrap()).unwrap();
-        let Kind::Native(Program { loader: Some(loader), go: false }) = look else { panic!("{look:?}") };
+        let kind = inspect(&File::open("/proc/self/exe").unwrap()).unwrap();
+        let Kind::Native(Program { loader: Some(loader), go: false }) = kind else { panic!("{kind:?}") };
         assert!(std::path::Path::new(std::str::from_utf8(&loader).unwrap()).exists());
     }
 
     #[test]
-    fn others_are_told_apart() {
+    fn others_are_distinguished() {
         assert_eq!(kind(b""), Kind::Other);
         assert_eq!(kind(b"#!/bin/sh\n"), Kind::Other);
         assert_eq!(kind(b"\x7fELF"), Kind::Foreign);

@@ -13,7 +13,7 @@ use rustix::fs::Access;
 
 use crate::output;
 
-/// Where commands are looked for if there is no PATH (confstr(3), `_CS_PATH`).
+/// Where commands are searched for if there is no PATH (confstr(3), `_CS_PATH`).
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Why a command can't be started.
@@ -53,7 +53,7 @@ fn find_in(command: &OsStr, path: Option<OsString>) -> Result<PathBuf, NotFound>
     let mut denied = None;
     for directory in std::env::split_paths(&path.unwrap_or_else(|| DEFAULT_PATH.into())) {
         let file = directory.join(command);
-        // A bare name would be looked for in PATH again.
+        // A bare name would be searched for in PATH again.
         let file = if directory.as_os_str().is_empty() { Path::new(".").join(file) } else { file };
         match executable(&file) {
             Ok(()) => return Ok(file),

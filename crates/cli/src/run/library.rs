@@ -114,7 +114,7 @@ fn place_in(directory: &Path, library: &[u8]) -> io::Result<PathBuf> {
     let path = directory.join(name);
     let odd = |byte: &u8| matches!(byte, b' ' | b':' | b'\n');
     if path.to_str().is_none_or(|path| path.as_bytes().iter().any(odd)) {
-        return Err(io::Error::other("a loader can't be told of a name with spaces or colons"));
+        return Err(io::Error::other("a loader takes no name with spaces or colons"));
     }
     let file = match there_already(&path, library) {
         Some(file) => file,
@@ -132,7 +132,7 @@ fn own_directory(directory: &Path) -> io::Result<PathBuf> {
     let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    // The parent may be reached by links that the administrator made (/var/run): only what it comes to is looked at.
+    // The parent may be reached by links that the administrator made (/var/run): only what it leads to is checked.
     let parent = match parent.canonicalize() {
         // ~/.cache of a new user.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

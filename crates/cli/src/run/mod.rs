@@ -29,7 +29,7 @@ use choice::{As, Choice};
 use find::NotFound;
 use obstacle::{Obstacle, Why};
 
-/// The variable by which a loader is told of libraries, parted by colons or spaces (ld.so(8)).
+/// The variable that names libraries to a loader, separated by colons or spaces (ld.so(8)).
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// Start a command that leaves the page cache to others: backups, databases

@@ -16,7 +16,7 @@ use rustix::fs::StatVfsMountFlags;
 use super::elf::{self, Kind};
 use super::find;
 
-/// Bytes of a script's first line that the kernel looks at (`BINPRM_BUF_SIZE`).
+/// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
 const FIRST_LINE_MAX: u64 = 256;
 /// Scripts that are interpreters of scripts: the kernel follows five (`exec_binprm`), and so often `env` is followed here.
 const DEPTH_MAX: usize = 5;
@@ -72,7 +72,7 @@ pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
         if !metadata.is_file() {
             return None;
         }
-        let why = match elf::look(&file).ok()? {
+        let why = match elf::inspect(&file).ok()? {
             Kind::Foreign => Why::Foreign,
             Kind::Other => {
                 path = interpreter(&file)?;

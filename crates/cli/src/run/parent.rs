@@ -49,18 +49,18 @@ pub(crate) fn run(command: &mut Command) -> io::Result<io::Result<Ended>> {
         Err(error) => return Ok(Err(error)),
     };
     let pid = Pid::from_child(&child);
-    // The terminal's end is told to the leader of its session alone.
+    // Only the leader of its session is notified of the terminal's end.
     let leads_session = sys::leads_session();
     loop {
         let came = held.next()?;
         if came.signal == SIGCHLD {
-            if let Some(ended) = look(pid)? {
+            if let Some(ended) = self::ended(pid)? {
                 return Ok(Ok(ended));
             }
         } else if (came.sent || (came.signal == SIGHUP && leads_session))
             && let Some(signal) = Signal::from_named_raw(came.signal)
         {
-            // It may have ended meanwhile, which is told by the next SIGCHLD.
+            // It may have ended meanwhile, which the next SIGCHLD reports.
             let _ = kill_process(pid, signal);
         }
     }
@@ -68,7 +68,7 @@ pub(crate) fn run(command: &mut Command) -> io::Result<io::Result<Ended>> {
 
 /// What became of the command: `Some` if it has ended. Waits for all other children, too: where this is the first process of a
 /// container, those whose parent has ended are its own.
-fn look(command: Pid) -> io::Result<Option<Ended>> {
+fn ended(command: Pid) -> io::Result<Option<Ended>> {
     loop {
         match waitpid(None, WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             Ok(Some((pid, status))) if pid == command => {
@@ -87,7 +87,7 @@ fn look(command: Pid) -> io::Result<Option<Ended>> {
 fn is_ended(command: Pid, status: WaitStatus) -> io::Result<Option<Ended>> {
     let status = std::process::ExitStatus::from_raw(status.as_raw());
     if let Some(signal) = status.stopped_signal() {
-        // By the terminal, or for want of it: the shell waits for this process. What SIGSTOP stopped, somebody looks at.
+        // By the terminal, or for want of it: the shell waits for this process. What SIGSTOP stopped, somebody inspects.
         if matches!(signal, SIGTSTP | SIGTTIN | SIGTTOU) {
             kill_process(getpid(), Signal::STOP)?;
             // Whoever has this process go on means the command: here, since a stop that follows at once takes back a signal to go on

@@ -1,4 +1,4 @@
-//! What the rules did, told when the command has ended: for people, or as one JSON object.
+//! What the rules did, reported when the command has ended: for people, or as one JSON object.
 //!
 //! The processes count in a file that they map, beside the library; only this user may open it, so that nobody else can shorten it under
 //! them (so those that became another user can't count), and it goes when this process does. Never fails: a report is no reason not to
@@ -72,7 +72,7 @@ struct OfProcess {
 
 /// The whole report.
 #[derive(Debug, Serialize)]
-struct Told {
+struct Summary {
     /// Whether the library was there at all.
     rules: bool,
     /// Whether the processes had something to count in.
@@ -110,30 +110,30 @@ impl Pending {
         self.counting.as_ref().map(|(_, file)| file.path().to_path_buf())
     }
 
-    /// Tells.
+    /// Prints it.
     pub(crate) fn end(mut self) {
-        let told = match self.told() {
-            Ok(told) => told,
+        let text = match self.text() {
+            Ok(text) => text,
             Err(error) => {
                 return output::complain(format_args!("what was counted can't be read: {error}"));
             }
         };
         if let Some((file, path)) = &mut self.to {
-            match file.write_all(told.as_bytes()) {
+            match file.write_all(text.as_bytes()) {
                 Ok(()) => return,
                 Err(error) => complain_of(path, &error),
             }
         }
         // If nobody listens there, nothing can be said.
-        let _ = io::stderr().lock().write_all(told.as_bytes());
+        let _ = io::stderr().lock().write_all(text.as_bytes());
     }
 
-    fn told(&self) -> io::Result<String> {
-        let told = match &self.counting {
-            Some((report, _)) => Told::of(&report.processes()?, report.claimed()?),
-            None => Told { rules: self.rules, counted: false, ..Told::of(&[], 0) },
+    fn text(&self) -> io::Result<String> {
+        let summary = match &self.counting {
+            Some((report, _)) => Summary::of(&report.processes()?, report.claimed()?),
+            None => Summary { rules: self.rules, counted: false, ..Summary::of(&[], 0) },
         };
-        Ok(if self.json { serde_json::to_string(&told)? + "\n" } else { told.to_string() })
+        Ok(if self.json { serde_json::to_string(&summary)? + "\n" } else { summary.to_string() })
     }
 }
 
@@ -143,7 +143,7 @@ fn complain_of(path: &Path, error: &io::Error) {
     output::complain(format_args!("can't write {path}: {error}; the report goes to standard error"));
 }
 
-impl Told {
+impl Summary {
     fn of(processes: &[ProcessCounts], claimed: u64) -> Self {
         let mut total = Sums::default();
         for process in processes {
@@ -267,7 +267,7 @@ fn seconds(nanoseconds: u64) -> f64 {
     Duration::from_nanos(nanoseconds).as_secs_f64()
 }
 
-impl std::fmt::Display for Told {
+impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if !self.rules {
             return writeln!(f, "pagekeeper: no rules were applied: the command ran without the library");
@@ -332,8 +332,8 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
-    /// What processes tell that counted these.
-    fn told(processes: &[(&str, &[(Count, u64)])]) -> Told {
+    /// The summary of processes that counted these.
+    fn summary(processes: &[(&str, &[(Count, u64)])]) -> Summary {
         let file = tempfile::tempfile().unwrap();
         let report = Report::begin(file.try_clone().unwrap()).unwrap();
         let mapped = pagekeeper_preload::sys::map_report(file.as_raw_fd()).unwrap();
@@ -343,12 +343,12 @@ mod tests {
                 record.add(*count, *much);
             }
         }
-        Told::of(&report.processes().unwrap(), report.claimed().unwrap())
+        Summary::of(&report.processes().unwrap(), report.claimed().unwrap())
     }
 
     #[test]
     fn each_rule_that_did_something_has_its_line() {
-        let one = told(&[(
+        let one = summary(&[(
             "tar",
             &[
                 (Count::StreamRead, 64 << 20),
@@ -381,8 +381,8 @@ mod tests {
     }
 
     #[test]
-    fn several_processes_are_summed_and_told_apart() {
-        let several = told(&[
+    fn several_processes_are_summed_and_listed_apart() {
+        let several = summary(&[
             ("cp", &[(Count::StreamRead, 1 << 20)]),
             ("sh", &[]),
             ("dd", &[(Count::StreamRead, 2 << 20), (Count::Failures, 1)]),
@@ -407,15 +407,15 @@ mod tests {
 
     #[test]
     fn where_nothing_was_done_that_is_said() {
-        assert!(told(&[]).to_string().contains("no rule was for any process of it (see"));
-        assert!(told(&[("cp", &[])]).to_string().contains("no rule was for any file of 1 process ("));
-        let silent = told(&[("su", &[(Count::InsideNs, 5)])]).to_string();
+        assert!(summary(&[]).to_string().contains("no rule was for any process of it (see"));
+        assert!(summary(&[("cp", &[])]).to_string().contains("no rule was for any file of 1 process ("));
+        let silent = summary(&[("su", &[(Count::InsideNs, 5)])]).to_string();
         assert!(silent.ends_with("  not counted processes of other users\n"), "{silent}");
-        let none = Told { rules: false, ..told(&[]) };
+        let none = Summary { rules: false, ..summary(&[]) };
         assert!(none.to_string().contains("the command ran without the library"));
-        let filtered = told(&[("cp", &[(Count::Filtered, 1)])]).to_string();
+        let filtered = summary(&[("cp", &[(Count::Filtered, 1)])]).to_string();
         assert!(filtered.contains("  not covered 1 process left without rules: its filter of"), "{filtered}");
-        let uncounted = Told { counted: false, ..told(&[]) };
+        let uncounted = Summary { counted: false, ..summary(&[]) };
         assert!(uncounted.to_string().contains("applied, but not counted"));
     }
 }

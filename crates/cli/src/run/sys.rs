@@ -54,7 +54,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Looks; before anything here changes them.
+    /// Reads them; before anything here changes them.
     pub(crate) fn now() -> Self {
         let mut mask = empty_set();
         // SAFETY: only asks; `mask` is a set.

@@ -64,8 +64,8 @@ impl Target {
         }
         if !force {
             let mut start = Vec::new();
-            let looked = File::open(path).and_then(|file| file.take(8).read_to_end(&mut start));
-            looked.with_context(|| format!("can't see what {shown} is"))?;
+            let metadata = File::open(path).and_then(|file| file.take(8).read_to_end(&mut start));
+            metadata.with_context(|| format!("can't see what {shown} is"))?;
             if start != MAGIC && !start.is_empty() {
                 bail!("{shown} is not a snapshot of pagekeeper: it is left as it is; --force replaces it");
             }
@@ -82,10 +82,10 @@ impl Target {
 
     fn replace_by(&self, bytes: &[u8]) -> anyhow::Result<()> {
         let directory = self.path.parent().context("a directory can't be written as a file")?;
-        // Opened here, since tempfile's own errors tell a path that nobody named.
+        // Opened here, since tempfile's own errors show a path that nobody named.
         let mut failure = None;
         let mut open = |path: &Path| {
-            // Readable by its owner only: it tells names of files that others may not list.
+            // Readable by its owner only: it holds names of files that others may not list.
             let opened = File::options().write(true).create_new(true).mode(0o600).open(path);
             opened.inspect_err(|error| failure = error.raw_os_error())
         };
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_there_is_told_by_the_name_that_was_given() {
+    fn a_directory_that_is_not_there_is_reported_by_the_name_that_was_given() {
         let target = Target::new(Path::new("/no/such/directory/s"), false).unwrap();
         let error = format!("{:#}", target.write(&some_snapshot(1)).unwrap_err());
         assert_eq!(error, "can't write /no/such/directory/s: No such file or directory (os error 2)");

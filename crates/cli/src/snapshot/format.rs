@@ -54,7 +54,7 @@ pub(crate) struct FileEntry {
     pub(crate) size: u64,
     /// Of the content.
     pub(crate) changed: Time,
-    /// The later of the last access, as far as the file system tells, and the last change.
+    /// The later of the last access, as far as the file system keeps it, and the last change.
     pub(crate) last_used: Time,
     /// Resident extents in pages: sorted, not empty, not touching.
     pub(crate) extents: Vec<Range<u64>>,

@@ -2,7 +2,7 @@
 //! restart.
 //!
 //! Invariants: the snapshot file is whole or not there; a file that is no snapshot is not written over unasked. Files
-//! that fail are told and left out, the rest is saved.
+//! that fail are reported and left out, the rest is saved.
 
 mod file;
 mod format;
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Replace FILE even if it is not a snapshot
     #[arg(long)]
     force: bool,
-    /// Files to look at at once [default: one for each CPU, at most 8]
+    /// Files to read at once [default: one for each CPU, at most 8]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
     /// Print one JSON object with all figures in bytes
@@ -112,12 +112,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         write!(out, "saved {} resident in {}", Size(resident), output::files(files))?;
         writeln!(out, " ({} extents) in {}", output::count(extents), Size(written))?;
         out.flush()?;
-        problems::tell(&report.errors);
+        problems::report(&report.errors);
     }
     Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Looks at all files; also says how many there were, and which failed.
+/// Inspects all files; also returns how many there were, and which failed.
 fn take(args: &Args) -> anyhow::Result<(Snapshot, u64, Problems)> {
     let tree = args.tree.tree()?;
     let problems = Problems::default();

@@ -141,7 +141,7 @@ fn sample(args: &Args, tree: &Tree, screen: Screen, this: &Sample) -> anyhow::Re
         let mut out = output::stdout();
         out.write_all(&page)?;
         out.flush()?;
-        problems::tell(&problems);
+        problems::report(&problems);
         report_unknown(&totals);
     }
     let fine = problems.is_empty() && totals.unknown_files == 0;

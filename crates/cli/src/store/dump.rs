@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use pagekeeper_store::{Error, FreeList, PageInfo, PageState, Store};
 use serde::{Serialize, Serializer};
 
-use super::{Place, pages};
+use super::{StorePath, pages};
 use crate::output::{self, Screen, count};
 use crate::size::Size;
 
@@ -38,7 +38,7 @@ SEQ is the commit that changed a page last. A page WHERE \"journal\" is committe
     readers see it. TRUNK is a free page that names other free ones. Ends with 1 if a page that is shown is damaged.")]
 pub(super) struct Args {
     #[command(flatten)]
-    place: Place,
+    place: StorePath,
     /// Only these pages: A..B (without B), A.. or ..B
     #[arg(long, value_name = "RANGE", value_parser = parse_pages, default_value = "..", hide_default_value = true)]
     pages: Range<u64>,
@@ -360,10 +360,10 @@ mod tests {
         for (text, expected) in [("..", 0..u64::MAX), ("3..7", 3..7), ("3..", 3..u64::MAX), ("..7", 0..7)] {
             assert_eq!(parse_pages(text).unwrap(), expected, "{text}");
         }
-        for (text, mend) in
+        for (text, fix) in
             [("7", "give A..B"), ("a..", "give A..B"), ("7..7", "is empty"), ("-1..", "give A..B")]
         {
-            assert!(parse_pages(text).unwrap_err().contains(mend), "{text}");
+            assert!(parse_pages(text).unwrap_err().contains(fix), "{text}");
         }
         assert_eq!((parse_limit("all"), parse_limit("5")), (Ok(u64::MAX), Ok(5)));
         assert!(parse_limit("few").is_err());

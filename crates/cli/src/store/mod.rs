@@ -15,7 +15,7 @@ use pagekeeper_store::{Create, Error, Store};
 
 use crate::output::printable_path;
 
-/// Bytes of memory for a look: nothing is kept for later.
+/// Bytes of memory for an inspection: nothing is kept for later.
 const MEMORY: u64 = 64 << 20;
 
 /// Show a page store's figures, verify it, or list its pages
@@ -45,7 +45,7 @@ enum Command {
 
 /// Which store.
 #[derive(Debug, clap::Args)]
-struct Place {
+struct StorePath {
     /// The store's directory
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dir: PathBuf,
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Opens a store to look at it: no thread is started, so that nothing is applied and nothing brought back.
+/// Opens a store to inspect it: no thread is started, so that nothing is applied and nothing brought back.
 fn open(dir: &Path) -> anyhow::Result<Store> {
     let options = Store::options().create(Create::Never).memory(MEMORY);
     options.without_threads().background_apply(false).warm(false).open(dir).map_err(|error| match error {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use pagekeeper_store::{StoreStat, SuperblockInfo};
 use serde::Serialize;
 
-use super::{Place, commits, pages};
+use super::{StorePath, commits, pages};
 use crate::output::{self, Screen, count, percent};
 use crate::size::Size;
 
@@ -18,7 +18,7 @@ use crate::size::Size;
   pagekeeper store stat --json /srv/app/store | jq .recovery.pages")]
 pub(super) struct Args {
     #[command(flatten)]
-    place: Place,
+    place: StorePath,
     /// Print one JSON object with all figures in bytes and seconds
     #[arg(long)]
     json: bool,

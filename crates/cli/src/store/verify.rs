@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use pagekeeper_store::Verification;
 use serde::Serialize;
 
-use super::{Place, pages};
+use super::{StorePath, pages};
 use crate::output::{self, Screen, count};
 
-/// Look at every page's checksum, the free list and the superblocks
+/// Check every page's checksum, the free list and the superblocks
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper store verify /srv/app/store
@@ -20,7 +20,7 @@ Reads the whole data file, and the journal: what is committed and not yet in the
     Ends with 0 if all is sound, with 1 if anything is wrong; of many faults the first hundred are named.")]
 pub(super) struct Args {
     #[command(flatten)]
-    place: Place,
+    place: StorePath,
     /// Print one JSON object
     #[arg(long)]
     json: bool,

@@ -10,7 +10,7 @@ use ratatui::text::Line;
 
 use super::figures::{cut_front, figure, rate, size};
 use super::model::Model;
-use super::screen::{Look, percent};
+use super::screen::{Theme, percent};
 use crate::output::printable_path;
 
 /// Columns of a map, and its lines at most.
@@ -27,7 +27,7 @@ fn columns(area: Rect) -> u16 {
 }
 
 /// The lines of what is shown of a file.
-pub(super) fn lines<'a>(model: &Model, row: Option<&Row>, area: Rect, look: Look) -> Vec<Line<'a>> {
+pub(super) fn lines<'a>(model: &Model, row: Option<&Row>, area: Rect, theme: Theme) -> Vec<Line<'a>> {
     let Some(row) = row else {
         return vec![Line::from("this file has nothing in memory any more"), Line::from("Esc goes back")];
     };
@@ -35,7 +35,7 @@ pub(super) fn lines<'a>(model: &Model, row: Option<&Row>, area: Rect, look: Look
     let name = printable_path(Path::new(&row.label)).into_owned();
     let mut lines = vec![
         Line::styled(
-            cut_front(&name, width, if look.unicode { "…" } else { "..." }),
+            cut_front(&name, width, if theme.unicode { "…" } else { "..." }),
             Style::new().add_modifier(Modifier::BOLD),
         ),
         Line::from(format!(
@@ -69,7 +69,7 @@ pub(super) fn lines<'a>(model: &Model, row: Option<&Row>, area: Rect, look: Look
         let text = printable_path(Path::new(&owner_words(owner))).chars().take(width).collect::<String>();
         lines.push(Line::from(text));
     }
-    lines.extend(map_lines(model, row, width, look));
+    lines.extend(map_lines(model, row, width, theme));
     lines.push(Line::from("e evict  w warm  Esc back"));
     lines
 }
@@ -102,7 +102,7 @@ fn owner_words(owner: &Owner) -> String {
     format!("{} {} ({}): {}", owner.name, owner.pid, owner.cgroup, how.join(", "))
 }
 
-fn map_lines<'a>(model: &Model, row: &Row, width: usize, look: Look) -> Vec<Line<'a>> {
+fn map_lines<'a>(model: &Model, row: &Row, width: usize, theme: Theme) -> Vec<Line<'a>> {
     let map = match &model.map {
         Some((inode, map)) if row.key == RowKey::File(*inode) => map,
         _ => return vec![Line::from("the map is being drawn")],
@@ -110,12 +110,12 @@ fn map_lines<'a>(model: &Model, row: &Row, width: usize, look: Look) -> Vec<Line
     match map {
         Err(error) => vec![Line::from(printable_path(Path::new(error)).into_owned())],
         Ok(map) => {
-            let signs: Vec<char> = signs(map, row.size, look);
+            let signs: Vec<char> = signs(map, row.size, theme);
             let mut lines = vec![Line::from(format!("each sign is {}:", size(map.cell_bytes)))];
             lines.extend(
                 signs
                     .chunks(width.max(1))
-                    .map(|signs| Line::styled(signs.iter().collect::<String>(), look.style(Color::Green))),
+                    .map(|signs| Line::styled(signs.iter().collect::<String>(), theme.style(Color::Green))),
             );
             lines
         }
@@ -123,8 +123,8 @@ fn map_lines<'a>(model: &Model, row: &Row, width: usize, look: Look) -> Vec<Line
 }
 
 /// A sign for each cell: none only where nothing is resident, all only where everything is.
-fn signs(map: &ResidencyMap, file_size: u64, look: Look) -> Vec<char> {
-    let shades = look.shades();
+fn signs(map: &ResidencyMap, file_size: u64, theme: Theme) -> Vec<char> {
+    let shades = theme.shades();
     let last = map.resident.len().saturating_sub(1);
     let sign = |(at, resident): (usize, &u64)| {
         let page = pagekeeper_kernel::page_size();
@@ -139,7 +139,9 @@ fn signs(map: &ResidencyMap, file_size: u64, look: Look) -> Vec<char> {
         let shade = match *resident {
             0 => 0,
             resident if resident >= whole => shades.len() - 1,
-            resident => 1 + usize::try_from(resident * (shades.len() as u64 - 2) / whole).unwrap_or(0),
+            resident => {
+                1 + usize::try_from(resident * (shades.len() as u64 - 2) / whole).expect("less than a length")
+            }
         };
         shades[shade.min(shades.len() - 1)]
     };
@@ -152,7 +154,7 @@ mod tests {
     use pagekeeper_kernel::{Residency, Source};
 
     #[test]
-    fn none_and_all_are_told_from_nearly() {
+    fn none_and_all_are_distinguished_from_nearly() {
         let total = Residency {
             resident: 0,
             dirty: None,
@@ -166,8 +168,8 @@ mod tests {
             resident: vec![0, 4096, 8192 * 100 - 4096, 8192 * 100, 4096],
             total,
         };
-        let look = Look { colour: false, unicode: false };
-        assert_eq!(signs(&map, 8192 * 400 + 1, look).into_iter().collect::<String>(), ".-*##");
+        let theme = Theme { colour: false, unicode: false };
+        assert_eq!(signs(&map, 8192 * 400 + 1, theme).into_iter().collect::<String>(), ".-*##");
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub(super) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
 }
 
-/// How much of `Cached` the files add up to, or which part of it they are where the others are not looked at.
+/// How much of `Cached` the files add up to, or which part of it they are where the others are not counted.
 pub(super) fn explained(explained: &Explained) -> String {
     if explained.scoped {
         return format!("{} of Cached {} are of these files", size(explained.files), size(explained.cached));

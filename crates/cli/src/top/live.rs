@@ -22,7 +22,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use super::detail;
 use super::figures::size;
 use super::model::{Act, Action, Key, Model, Seen, Target};
-use super::screen::{self, LEAST, Look};
+use super::screen::{self, LEAST, Theme};
 use crate::output::{Screen, UsageError};
 use crate::problems::in_words;
 use crate::signals::Stop;
@@ -30,7 +30,7 @@ use crate::signals::Stop;
 /// So many ticks wait for a screen that does not read them.
 const UNREAD: usize = 8;
 
-/// When file systems were mounted meanwhile all files are looked at anew, but no sooner than so long after the last time:
+/// When file systems were mounted meanwhile all files are read anew, but no sooner than so long after the last time:
 /// it takes seconds of a processor.
 const RENEW: Duration = Duration::from_secs(300);
 
@@ -86,24 +86,24 @@ pub(super) fn run(query: Query, census: CensusOptions, interval: Duration) -> an
     if let Some(why) = refusal() {
         return Err(UsageError(why).into());
     }
-    let look = Look { colour: Screen::of_stdout().colour, unicode: is_unicode() };
+    let theme = Theme { colour: Screen::of_stdout().colour, unicode: is_unicode() };
     let stop = Stop::on_signals().context("catch signals")?;
     let model = Model::new(query, interval);
     let progress = Arc::clone(&census.progress);
     let (news, coming) = channel();
     let (orders, taken) = channel();
     let first = model.query.clone();
-    let told = news.clone();
-    let counting = aside("pk-count", told, move |told| count(&census, first, interval, &taken, told))?;
+    let sender = news.clone();
+    let counting = aside("pk-count", sender, move |sender| count(&census, first, interval, &taken, sender))?;
     // Its panic hook puts the terminal back.
     let mut terminal = ratatui::try_init().context("set up the terminal")?;
     listen(&news, stop);
-    let mut shown = Shown { model, look, news, orders, progress, drawing: None };
+    let mut shown = Shown { model, theme, news, orders, progress, drawing: None };
     let ended = shown.show(&mut terminal, &coming);
     ratatui::restore();
     shown.progress.cancel();
     drop(shown);
-    // The kernel's part of tracing is taken down there. A panic there has been told by its hook.
+    // The kernel's part of tracing is taken down there. A panic there has been reported by its hook.
     let _ = counting.join();
     ended
 }
@@ -131,12 +131,12 @@ fn listen(news: &Sender<News>, stop: Stop) {
     let keys = news.clone();
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
-            let told = match event {
+            let key = match event {
                 Event::Key(key) if key.kind != KeyEventKind::Release => translate(key).map(News::Key),
                 Event::Resize(..) => Some(News::Resized),
                 _ => None,
             };
-            if told.is_some_and(|told| keys.send(told).is_err()) {
+            if key.is_some_and(|key| keys.send(key).is_err()) {
                 return;
             }
         }
@@ -218,7 +218,7 @@ fn count(
 
 struct Shown {
     model: Model,
-    look: Look,
+    theme: Theme,
     news: Sender<News>,
     orders: Sender<Query>,
     progress: Arc<Progress>,
@@ -234,7 +234,7 @@ impl Shown {
     ) -> anyhow::Result<()> {
         loop {
             self.model.walked = self.progress.files();
-            terminal.draw(|frame| screen::draw(frame, &mut self.model, self.look)).context("draw")?;
+            terminal.draw(|frame| screen::draw(frame, &mut self.model, self.theme)).context("draw")?;
             let cells = detail::cells(terminal.get_frame().area());
             let mut waited = self.next(coming);
             // All that is there before it is drawn again.
@@ -281,7 +281,7 @@ impl Shown {
                 None => {}
                 Some(Action::Quit) => return Ok(false),
                 Some(Action::Ask) => {
-                    // It may have failed; that is told by its own news.
+                    // It may have failed; its own news reports that.
                     let _ = self.orders.send(self.model.query.clone());
                 }
                 Some(Action::Map(target)) => self.draw_map(target, cells),
@@ -381,7 +381,7 @@ mod tests {
                 Err(anyhow!("it failed"))
             };
             aside("aside", news.clone(), work).unwrap().join().unwrap();
-            let Ok(News::Failed(error)) = coming.try_recv() else { panic!("nothing was told") };
+            let Ok(News::Failed(error)) = coming.try_recv() else { panic!("nothing was reported") };
             assert_eq!(error.to_string(), said);
         }
     }

@@ -1,4 +1,4 @@
-//! `pagekeeper top`: which files are in the page cache, live: a screen to look at and act on, or one look as a table or
+//! `pagekeeper top`: which files are in the page cache, live: a screen to read and act on, or one sample as a table or
 //! JSON.
 //!
 //! [`model`] is the screen's state, keys in and acts out; [`screen`] draws it; [`live`] brings both together with the
@@ -32,7 +32,7 @@ use crate::signals::Stop;
 /// Watch which files are in the page cache, live, and who brings them in
 ///
 /// All files of the host that have pages in memory, closed ones too: what of each is resident, how fast that grows, what is
-/// dirty, and what the kernel evicted under memory pressure; and who is paused for dirty pages or has to reclaim memory.
+/// dirty, and what the kernel evicted under memory pressure; and who is throttled for dirty pages or has to reclaim memory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper top                                 everything on this host
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// Only files that this process has open or brought in
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
-    /// How often to look
+    /// Time between samples
     #[arg(short, long, value_name = "TIME", value_parser = parse_interval, default_value = "1s")]
     interval: Duration,
     /// Sort by this figure, greatest first
@@ -75,7 +75,7 @@ pub(crate) struct Args {
     /// With --once: show at most N rows
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
     top: usize,
-    /// Look at files on network file systems too, whose servers may not answer
+    /// Count files on network file systems too, whose servers may not answer
     #[arg(long)]
     network: bool,
 }
@@ -169,7 +169,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One look.
+/// One sample.
 fn once(args: &Args) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("catch signals")?;
     let began = Instant::now();

@@ -52,7 +52,7 @@ impl Act {
     }
 }
 
-/// A file to act on or look at.
+/// A file to act on or show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) path: PathBuf,
@@ -100,7 +100,7 @@ pub(super) struct Seen {
 pub(super) struct Model {
     pub(super) query: Query,
     pub(super) seen: Option<Box<Seen>>,
-    /// Files looked at so far, before the first tick.
+    /// Files read so far, before the first tick.
     pub(super) walked: u64,
     chosen: Option<RowKey>,
     /// Where the chosen row was, if it has left.

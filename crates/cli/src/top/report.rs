@@ -1,4 +1,4 @@
-//! `top --once`: what one look saw, as a plain table or as one JSON object.
+//! `top --once`: one sample, as a plain table or as one JSON object.
 //!
 //! Invariants: figures of JSON are bytes, bytes a second and seconds; what is not known is null.
 
@@ -52,7 +52,7 @@ struct Cached {
     bytes: u64,
     files: u64,
     shmem: u64,
-    /// As the share: null where only the files of some directories are looked at.
+    /// As the share: null where only the files of some directories are counted.
     unexplained: Option<i64>,
     explained_share: Option<f64>,
 }
@@ -117,12 +117,12 @@ struct Holder {
 /// Who had to wait.
 #[derive(Debug, Serialize)]
 struct Tasks {
-    paused: Vec<Paused>,
+    throttled: Vec<Throttled>,
     reclaiming: Vec<Reclaiming>,
 }
 
 #[derive(Debug, Serialize)]
-struct Paused {
+struct Throttled {
     pid: u32,
     thread: u32,
     name: String,
@@ -145,7 +145,7 @@ struct Reclaiming {
 impl Report {
     pub(super) fn new(tick: &CensusTick, rows: &Rows) -> Self {
         let tasks = |pauses: &[PauseCounts], reclaim: &[ReclaimCounts]| Tasks {
-            paused: pauses.iter().map(Paused::new).collect(),
+            throttled: pauses.iter().map(Throttled::new).collect(),
             reclaiming: reclaim.iter().map(Reclaiming::new).collect(),
         };
         Self {
@@ -265,7 +265,7 @@ impl Holder {
     }
 }
 
-impl Paused {
+impl Throttled {
     fn new(counts: &PauseCounts) -> Self {
         Self {
             pid: counts.task.process,
@@ -388,21 +388,21 @@ fn memory_lines(tick: &CensusTick) -> Vec<String> {
 /// Who had to wait, one a line.
 fn task_lines(tick: &CensusTick) -> Vec<String> {
     let mut lines = Vec::new();
-    for paused in tick.pauses.iter().flatten().take(5) {
+    for throttled in tick.pauses.iter().flatten().take(5) {
         let seconds = tick.period.as_secs_f64().max(1e-3);
         #[allow(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "a length of time, positive"
         )]
-        let of_time = share((paused.pauses.total().as_secs_f64() * 1e6) as u64, (seconds * 1e6) as u64);
+        let of_time = share((throttled.pauses.total().as_secs_f64() * 1e6) as u64, (seconds * 1e6) as u64);
         lines.push(format!(
-            "paused for dirty pages: {} ({}) {} times, {} ({of_time:.0} % of the time), for device {}",
-            paused.task.name,
-            paused.task.process,
-            paused.pauses.count(),
-            time(paused.pauses.total()),
-            paused.device
+            "throttled for dirty pages: {} ({}) {} times, {} ({of_time:.0} % of the time), for device {}",
+            throttled.task.name,
+            throttled.task.process,
+            throttled.pauses.count(),
+            time(throttled.pauses.total()),
+            throttled.device
         ));
     }
     for stalled in tick.reclaim.iter().flatten().take(5) {

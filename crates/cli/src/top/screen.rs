@@ -1,6 +1,6 @@
 //! Draws the state: memory, who waits, the table, and what lies over it.
 //!
-//! Invariants: nothing of a file's name can steer the terminal; without colour every part is told by its letter or sign;
+//! Invariants: nothing of a file's name can steer the terminal; without colour every part has a letter or sign of its own;
 //! below [`LEAST`] columns and rows one sentence is drawn instead. What is drawn follows from the model alone.
 //! Writing to a `String` can't fail.
 
@@ -25,14 +25,14 @@ pub(super) const LEAST: (u16, u16) = (60, 14);
 
 /// What the terminal can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct Theme {
     /// Colours are welcome.
     pub(super) colour: bool,
     /// Its characters are those of Unicode.
     pub(super) unicode: bool,
 }
 
-impl Look {
+impl Theme {
     pub(super) fn style(self, colour: Color) -> Style {
         if self.colour { Style::new().fg(colour) } else { Style::new() }
     }
@@ -74,7 +74,7 @@ fn parts(split: &Split) -> [Part; 9] {
 }
 
 /// Draws all.
-pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look) {
+pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, theme: Theme) {
     let area = frame.area();
     if area.width < LEAST.0 || area.height < LEAST.1 {
         let text = format!(
@@ -85,11 +85,11 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look) {
         return;
     }
     let Some(seen) = &model.seen else {
-        let text = format!("looking at all files: {} so far. q quits", output::count(model.walked));
+        let text = format!("reading all files: {} so far. q quits", output::count(model.walked));
         frame.render_widget(Paragraph::new(text), area);
         return;
     };
-    let waits = wait_lines(&seen.tick, if area.height >= 30 { 5 } else { 1 }, look);
+    let waits = wait_lines(&seen.tick, if area.height >= 30 { 5 } else { 1 }, theme);
     let gaps = seen.tick.visibility_gaps.len();
     let heights = [5, u16::try_from(waits.len()).unwrap_or(1), 1, 0, 1];
     let [memory, waiting, head, table, foot] = Layout::vertical([
@@ -100,7 +100,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look) {
         Constraint::Length(heights[4]),
     ])
     .areas(area);
-    frame.render_widget(Paragraph::new(memory_lines(model, &seen.tick, memory.width, look)), memory);
+    frame.render_widget(Paragraph::new(memory_lines(model, &seen.tick, memory.width, theme)), memory);
     frame.render_widget(Paragraph::new(waits), waiting);
     frame.render_widget(Paragraph::new(head_line(model, head.width)), head);
     model.visible = usize::from(table.height);
@@ -110,14 +110,14 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look) {
         .enumerate()
         .skip(model.first())
         .take(model.visible)
-        .map(|(at, row)| row_line(model, row, at == model.cursor(), table.width, look))
+        .map(|(at, row)| row_line(model, row, at == model.cursor(), table.width, theme))
         .collect();
     if rows.is_empty() {
         frame.render_widget(Paragraph::new("no file here has pages in memory"), table);
     } else {
         frame.render_widget(Paragraph::new(rows), table);
     }
-    frame.render_widget(Paragraph::new(foot_line(model, gaps, look)), foot);
+    frame.render_widget(Paragraph::new(foot_line(model, gaps, theme)), foot);
     match &model.over {
         Over::Nothing => {}
         Over::Help => over(frame, area, help_lines(model)),
@@ -128,7 +128,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look) {
                 frame,
                 area,
                 vec![
-                    Line::from(format!("{} {}?", act.verb(), cut_front(&name, room, look.mark()))),
+                    Line::from(format!("{} {}?", act.verb(), cut_front(&name, room, theme.mark()))),
                     Line::from(format!("{} of {} are in memory", size(target.resident), size(target.size))),
                     Line::from("y does it, any other key does not"),
                 ],
@@ -136,7 +136,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look) {
         }
         Over::Detail(key) => {
             let row = model.rows().iter().find(|row| row.key == *key);
-            over(frame, area, detail::lines(model, row, area, look));
+            over(frame, area, detail::lines(model, row, area, theme));
         }
     }
 }
@@ -162,7 +162,7 @@ fn over(frame: &mut Frame<'_>, area: Rect, lines: Vec<Line<'_>>) {
     frame.render_widget(Paragraph::new(rule), last);
 }
 
-fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, look: Look) -> Vec<Line<'a>> {
+fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, theme: Theme) -> Vec<Line<'a>> {
     let split = &tick.split;
     let parts = parts(split);
     let title = format!(
@@ -174,7 +174,7 @@ fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, look: Look) ->
     let legend = |parts: &[Part]| {
         let mut spans = Vec::new();
         for (letter, name, colour, bytes) in parts {
-            spans.push(Span::styled(format!("{letter}"), look.style(*colour).add_modifier(Modifier::BOLD)));
+            spans.push(Span::styled(format!("{letter}"), theme.style(*colour).add_modifier(Modifier::BOLD)));
             spans.push(Span::raw(format!(" {name} {}  ", figure(Some(*bytes)))));
         }
         spans
@@ -183,7 +183,7 @@ fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, look: Look) ->
     second.push(Span::raw(format!("(low {} min {})", size(tick.watermarks.low), size(tick.watermarks.min))));
     vec![
         Line::styled(title, Style::new().add_modifier(Modifier::BOLD)),
-        bar(&parts, split.total, width, look),
+        bar(&parts, split.total, width, theme),
         Line::from(legend(&parts[..5])),
         Line::from(second),
         Line::from(format!(
@@ -196,7 +196,7 @@ fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, look: Look) ->
 }
 
 /// Memory as one bar; every part that is there has a column at least, if there is room.
-fn bar<'a>(parts: &[Part], total: u64, width: u16, look: Look) -> Line<'a> {
+fn bar<'a>(parts: &[Part], total: u64, width: u16, theme: Theme) -> Line<'a> {
     let width = u64::from(width).saturating_sub(2);
     let columns = |bytes: u64| if bytes == 0 { 0 } else { (bytes * width / total.max(1)).max(1) };
     let mut spans = vec![Span::raw("[")];
@@ -205,17 +205,18 @@ fn bar<'a>(parts: &[Part], total: u64, width: u16, look: Look) -> Line<'a> {
         let last = at + 1 == parts.len();
         let wanted = if last { left } else { columns(*bytes).min(left) };
         left -= wanted;
-        let text = String::from(*letter).repeat(usize::try_from(wanted).unwrap_or(0));
-        spans.push(Span::styled(text, look.style(*colour)));
+        let text =
+            String::from(*letter).repeat(usize::try_from(wanted).expect("at most the width of a screen"));
+        spans.push(Span::styled(text, theme.style(*colour)));
     }
     spans.push(Span::raw("]"));
     Line::from(spans)
 }
 
-/// Who is paused for dirty pages, and who has to reclaim memory.
-fn wait_lines<'a>(tick: &CensusTick, most: usize, look: Look) -> Vec<Line<'a>> {
+/// Who is throttled for dirty pages, and who has to reclaim memory.
+fn wait_lines<'a>(tick: &CensusTick, most: usize, theme: Theme) -> Vec<Line<'a>> {
     let (Some(pauses), Some(stalls)) = (&tick.pauses, &tick.reclaim) else {
-        return vec![Line::from("who is paused or has to reclaim is not seen without tracing")];
+        return vec![Line::from("who is throttled or has to reclaim is not seen without tracing")];
     };
     let of_time = |length: std::time::Duration| {
         format!("{:.0} %", length.as_secs_f64() / tick.period.as_secs_f64().max(1e-3) * 100.0)
@@ -242,7 +243,7 @@ fn wait_lines<'a>(tick: &CensusTick, most: usize, look: Look) -> Vec<Line<'a>> {
         )
     }));
     if words.is_empty() {
-        return vec![Line::from("nobody is paused for dirty pages or has to reclaim memory")];
+        return vec![Line::from("nobody is throttled for dirty pages or has to reclaim memory")];
     }
     let more = words.len().saturating_sub(most);
     words.truncate(most);
@@ -255,7 +256,7 @@ fn wait_lines<'a>(tick: &CensusTick, most: usize, look: Look) -> Vec<Line<'a>> {
         .into_iter()
         .map(|text| {
             let text = printable_path(Path::new(&text)).into_owned();
-            Line::styled(text, look.style(Color::Red))
+            Line::styled(text, theme.style(Color::Red))
         })
         .collect()
 }
@@ -298,14 +299,14 @@ fn head_line<'a>(model: &Model, width: u16) -> Line<'a> {
     )
 }
 
-fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, look: Look) -> Line<'a> {
+fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, theme: Theme) -> Line<'a> {
     let unwritten = row.dirty.zip(row.writeback).map(|(dirty, writeback)| dirty + writeback);
     let growth = match row.growth {
         0 => Style::new(),
-        1.. => look.style(Color::Green),
-        _ => look.style(Color::Yellow),
+        1.. => theme.style(Color::Green),
+        _ => theme.style(Color::Yellow),
     };
-    let dirty = if unwritten.unwrap_or(0) > 0 { look.style(Color::Red) } else { Style::new() };
+    let dirty = if unwritten.unwrap_or(0) > 0 { theme.style(Color::Red) } else { Style::new() };
     let owner = owner_columns(width);
     let mut spans = vec![
         Span::raw(format!("{}{:>7} ", if chosen { ">" } else { " " }, size(row.resident))),
@@ -313,8 +314,8 @@ fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, look: Look) 
         Span::styled(format!("{:>6} ", figure(unwritten)), dirty),
         Span::raw(format!("{:>7} ", figure(row.evicted))),
         Span::styled(
-            format!("{:<history$} ", trend(model, &row.key, look), history = HISTORY + 1),
-            look.style(Color::Cyan),
+            format!("{:<history$} ", trend(model, &row.key, theme), history = HISTORY + 1),
+            theme.style(Color::Cyan),
         ),
     ];
     if owner > 0 {
@@ -334,34 +335,34 @@ fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, look: Look) 
         let _ = write!(name, " [{class}]");
     }
     let room = usize::from(width).saturating_sub(FIGURES + owner);
-    spans.push(Span::raw(format!("{:<room$}", cut_front(&name, room, look.mark()))));
+    spans.push(Span::raw(format!("{:<room$}", cut_front(&name, room, theme.mark()))));
     let line = Line::from(spans);
     if chosen { line.style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED)) } else { line }
 }
 
 /// What was resident in the last ticks, between its least and its most.
-fn trend(model: &Model, key: &RowKey, look: Look) -> String {
+fn trend(model: &Model, key: &RowKey, theme: Theme) -> String {
     let history = model.history(key);
     let skipped = history.len().saturating_sub(HISTORY);
     let values: Vec<u64> = history.skip(skipped).collect();
     let (least, most) =
         (values.iter().min().copied().unwrap_or(0), values.iter().max().copied().unwrap_or(0));
-    let heights = look.heights();
+    let heights = theme.heights();
     let height = |value: u64| {
         let at =
             if most == least { 0 } else { (value - least) * (heights.len() as u64 - 1) / (most - least) };
-        heights[usize::try_from(at).unwrap_or(0)]
+        heights[usize::try_from(at).expect("less than a length")]
     };
     values.into_iter().map(height).collect()
 }
 
-fn foot_line<'a>(model: &Model, gaps: usize, look: Look) -> Line<'a> {
+fn foot_line<'a>(model: &Model, gaps: usize, theme: Theme) -> Line<'a> {
     if model.typing() {
         let text = format!("filter: {}_   Enter keeps it, Esc takes it back", model.query.filter);
         return Line::from(printable_path(Path::new(&text)).into_owned());
     }
     if let Some(message) = model.message() {
-        return Line::styled(printable_path(Path::new(message)).into_owned(), look.style(Color::Yellow));
+        return Line::styled(printable_path(Path::new(message)).into_owned(), theme.style(Color::Yellow));
     }
     let keys = if gaps > 0 {
         format!("? help ({gaps} unseen)  q quit  s sort  f filter  Tab group  e evict  w warm")

@@ -7,14 +7,14 @@ use ratatui::backend::TestBackend;
 use ratatui::style::Color;
 
 use super::model::{Key, Model};
-use super::screen::{Look, draw};
+use super::screen::{Theme, draw};
 use super::testing::{file_row, model_with};
 
-const PLAIN: Look = Look { colour: false, unicode: false };
+const PLAIN: Theme = Theme { colour: false, unicode: false };
 
-fn drawn(model: &mut Model, columns: u16, rows: u16, look: Look) -> (String, Terminal<TestBackend>) {
+fn drawn(model: &mut Model, columns: u16, rows: u16, theme: Theme) -> (String, Terminal<TestBackend>) {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
-    terminal.draw(|frame| draw(frame, model, look)).unwrap();
+    terminal.draw(|frame| draw(frame, model, theme)).unwrap();
     let buffer = terminal.backend().buffer();
     let line = |y| (0..columns).map(|x| buffer[(x, y)].symbol().to_owned()).collect::<String>();
     let text = (0..rows).map(|y| line(y).trim_end().to_owned()).collect::<Vec<_>>().join("\n");
@@ -52,7 +52,7 @@ fn a_plain_screen_of_80_by_24() {
         "p processes 4G  c clean 6G  d dirty 1G  w writeback -  s shmem 512M",
         "b buffers 256M  k slab 1G  o other 256M  . free 3G  (low 80M min 64M)",
         "Cached 7.5G = files 7G + shmem 512M: 100.0 % explained; 2,000 of 12,345 files",
-        "nobody is paused for dirty pages or has to reclaim memory",
+        "nobody is throttled for dirty pages or has to reclaim memory",
         "RESIDNT*    +/S  DIRTY EVICTED TREND     FILE (3)",
         ">   5.9G      -      -       - _         ...eep/deep/deep/deep/deep/deep/ibdata1",
         "    512M   +10M    64M       - _         /var/lib/mysql/binlog.000007 [binlog]",
@@ -67,7 +67,7 @@ fn a_plain_screen_of_80_by_24() {
 #[test]
 fn colours_only_where_they_are_welcome() {
     for colour in [false, true] {
-        let (_, terminal) = drawn(&mut model(), 80, 24, Look { colour, unicode: true });
+        let (_, terminal) = drawn(&mut model(), 80, 24, Theme { colour, unicode: true });
         let coloured = terminal.backend().buffer().content().iter().any(|cell| cell.fg != Color::Reset);
         assert_eq!(coloured, colour);
     }
@@ -76,7 +76,7 @@ fn colours_only_where_they_are_welcome() {
 #[test]
 fn unicode_only_where_it_is_known() {
     for unicode in [false, true] {
-        let (text, _) = drawn(&mut model(), 80, 24, Look { colour: true, unicode });
+        let (text, _) = drawn(&mut model(), 80, 24, Theme { colour: true, unicode });
         assert_eq!(text.is_ascii(), !unicode, "{text}");
     }
 }
@@ -99,7 +99,7 @@ fn every_size_can_be_drawn_with_everything_over_it() {
             model.press(Key::Char(key));
         }
         for (columns, rows) in [(60, 14), (61, 15), (80, 24), (132, 43), (300, 100)] {
-            drawn(&mut model, columns, rows, Look { colour: true, unicode: true });
+            drawn(&mut model, columns, rows, Theme { colour: true, unicode: true });
         }
         model.press(Key::Escape);
     }
@@ -156,5 +156,5 @@ fn who_is_paused_is_shown() {
 fn the_first_walk_shows_how_far_it_is() {
     let mut model = Model::new(pagekeeper_observe::Query::default(), std::time::Duration::from_secs(1));
     model.walked = 123_456;
-    assert!(drawn(&mut model, 80, 24, PLAIN).0.starts_with("looking at all files: 123,456 so far"));
+    assert!(drawn(&mut model, 80, 24, PLAIN).0.starts_with("reading all files: 123,456 so far"));
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use pagekeeper_kernel::{LockError, WarmReport};
 use serde::{Serialize, Serializer};
 
-use super::restore::State;
+use super::restore::SinceSnapshot;
 use super::work::Item;
 use crate::output::{self, Screen};
 use crate::problems::{self, Problem};
@@ -49,12 +49,12 @@ pub(super) struct Done {
     pub(super) path: PathBuf,
     figures: Figures,
     /// When restoring.
-    state: Option<State>,
+    state: Option<SinceSnapshot>,
 }
 
 impl Done {
-    pub(super) fn new(item: &Item, report: WarmReport, state: Option<State>, locked: u64) -> Self {
-        let missing = state == Some(State::Missing);
+    pub(super) fn new(item: &Item, report: WarmReport, state: Option<SinceSnapshot>, locked: u64) -> Self {
+        let missing = state == Some(SinceSnapshot::Missing);
         Self {
             path: item.path.clone(),
             figures: Figures {
@@ -69,9 +69,9 @@ impl Done {
         }
     }
 
-    /// Whether it is told of even without `--verbose`.
+    /// Whether it is reported even without `--verbose`.
     pub(super) fn is_worth_a_word(&self) -> bool {
-        matches!(self.state, Some(State::Missing | State::Replaced | State::Shrank))
+        matches!(self.state, Some(SinceSnapshot::Missing | SinceSnapshot::Replaced | SinceSnapshot::Shrank))
     }
 }
 
@@ -83,7 +83,7 @@ impl Serialize for Done {
             #[serde(flatten)]
             figures: Figures,
             #[serde(skip_serializing_if = "Option::is_none")]
-            state: Option<State>,
+            state: Option<SinceSnapshot>,
         }
         Shown { path: self.path.to_string_lossy(), figures: self.figures, state: self.state }
             .serialize(serializer)
@@ -131,8 +131,9 @@ impl Total {
         sum.resident_after = both(sum.resident_after, figures.resident_after);
         sum.locked += figures.locked;
         self.unknown_files += u64::from(figures.resident_after.is_none());
-        self.modified_files += u64::from(matches!(done.state, Some(State::Modified | State::Grew)));
-        self.missing_files += u64::from(done.state == Some(State::Missing));
+        self.modified_files +=
+            u64::from(matches!(done.state, Some(SinceSnapshot::Modified | SinceSnapshot::Grew)));
+        self.missing_files += u64::from(done.state == Some(SinceSnapshot::Missing));
     }
 }
 
@@ -159,15 +160,15 @@ pub(super) fn lock_error(error: &LockError) -> String {
 pub(super) fn tell_unknown(total: &Total) {
     if total.unknown_files > 0 {
         output::complain(format_args!(
-            "the kernel tells what is in the page cache to a file's owner only: run as root, as the owner, or with \
+            "the kernel shows what is in the page cache to a file's owner only: run as root, as the owner, or with \
              CAP_FOWNER to know what of {} is resident",
             output::files(total.unknown_files)
         ));
     }
 }
 
-/// Tells it on standard output.
-pub(super) fn tell(report: &Report, verbose: bool) -> std::io::Result<()> {
+/// Shows it on standard output.
+pub(super) fn show(report: &Report, verbose: bool) -> std::io::Result<()> {
     let screen = Screen::of_stdout();
     let mut out = output::stdout();
     for done in &report.files {
@@ -189,14 +190,14 @@ fn in_words(done: &Done) -> String {
         None => format!("read {}", Size(loaded)),
     };
     match done.state {
-        None | Some(State::Same) => figures,
-        Some(State::Missing) => "gone since the snapshot".to_owned(),
-        Some(State::Modified) => format!("{figures}; written since the snapshot"),
-        Some(State::Grew) => format!("{figures}; has grown since the snapshot"),
-        Some(State::Shrank) => {
+        None | Some(SinceSnapshot::Same) => figures,
+        Some(SinceSnapshot::Missing) => "gone since the snapshot".to_owned(),
+        Some(SinceSnapshot::Modified) => format!("{figures}; written since the snapshot"),
+        Some(SinceSnapshot::Grew) => format!("{figures}; has grown since the snapshot"),
+        Some(SinceSnapshot::Shrank) => {
             format!("{figures}; is shorter than in the snapshot: what was past its end is left out")
         }
-        Some(State::Replaced) => {
+        Some(SinceSnapshot::Replaced) => {
             format!("{figures}; another file than in the snapshot, warmed in the same places")
         }
     }
@@ -259,7 +260,7 @@ mod tests {
     use crate::warm::work::Wanted;
     use pagekeeper_kernel::Inode;
 
-    fn done(report: WarmReport, state: Option<State>) -> Done {
+    fn done(report: WarmReport, state: Option<SinceSnapshot>) -> Done {
         let wanted = Wanted::Range { range: 0..1, inode: Inode { dev: 1, ino: 1 } };
         Done::new(&Item { path: "/a".into(), bytes: 1, wanted }, report, state, 0)
     }
@@ -311,8 +312,8 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_told_and_counted_without_figures() {
-        let missing = done(WarmReport::default(), Some(State::Missing));
+    fn a_missing_file_is_reported_and_counted_without_figures() {
+        let missing = done(WarmReport::default(), Some(SinceSnapshot::Missing));
         assert!(missing.is_worth_a_word());
         let mut total = Total::default();
         total.add(&missing);

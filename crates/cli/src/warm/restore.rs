@@ -24,7 +24,7 @@ pub(super) struct Remembered {
 /// What became of a file since its snapshot was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum State {
+pub(super) enum SinceSnapshot {
     /// The same size, and not written since.
     Same,
     /// Written since.
@@ -41,18 +41,18 @@ pub(super) enum State {
 
 impl Remembered {
     /// The device is not compared: its number may change when the host starts again.
-    pub(super) fn state_of(&self, file: &InspectedFile) -> Result<State, Error> {
+    pub(super) fn since_snapshot(&self, file: &InspectedFile) -> Result<SinceSnapshot, Error> {
         let metadata = file.file().metadata().map_err(|e| Error::call("fstat", file.path(), e))?;
         Ok(if metadata.ino() != self.ino {
-            State::Replaced
+            SinceSnapshot::Replaced
         } else if metadata.len() > self.size {
-            State::Grew
+            SinceSnapshot::Grew
         } else if metadata.len() < self.size {
-            State::Shrank
+            SinceSnapshot::Shrank
         } else if Time::from_parts(metadata.mtime(), metadata.mtime_nsec()) != self.changed {
-            State::Modified
+            SinceSnapshot::Modified
         } else {
-            State::Same
+            SinceSnapshot::Same
         })
     }
 }
@@ -138,17 +138,17 @@ mod tests {
             size: 10,
             changed: Time::from_parts(metadata.mtime(), metadata.mtime_nsec()),
         };
-        let state = || remembered.state_of(&open()).unwrap();
-        assert_eq!(state(), State::Same);
+        let state = || remembered.since_snapshot(&open()).unwrap();
+        assert_eq!(state(), SinceSnapshot::Same);
         let later = SystemTime::now() + Duration::from_secs(5);
         File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
-        assert_eq!(state(), State::Modified);
+        assert_eq!(state(), SinceSnapshot::Modified);
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"x").unwrap();
-        assert_eq!(state(), State::Grew);
+        assert_eq!(state(), SinceSnapshot::Grew);
         File::options().write(true).open(&path).unwrap().set_len(5).unwrap();
-        assert_eq!(state(), State::Shrank);
+        assert_eq!(state(), SinceSnapshot::Shrank);
         std::fs::write(dir.path().join("other"), b"0123456789").unwrap();
         std::fs::rename(dir.path().join("other"), &path).unwrap();
-        assert_eq!(state(), State::Replaced);
+        assert_eq!(state(), SinceSnapshot::Replaced);
     }
 }

@@ -16,7 +16,7 @@ use pagekeeper_kernel::{
 
 use super::bar_name;
 use super::report::{Done, Report, Total};
-use super::restore::{Remembered, State};
+use super::restore::{Remembered, SinceSnapshot};
 use crate::problems::Problems;
 use crate::signals::Stop;
 
@@ -56,7 +56,7 @@ pub(super) struct Work<'a> {
     problems: Problems,
     bar: &'a ProgressBar,
     lock: bool,
-    /// Keep every file's figures, not only of those to be told of.
+    /// Keep every file's figures, not only of those that are reported.
     keep_all: bool,
     results: Mutex<Results>,
 }
@@ -149,19 +149,19 @@ impl<'a> Work<'a> {
                 let file = match InspectedFile::open(&item.path, Links::Refuse) {
                     Err(error) if error.is_gone() => {
                         self.bar.inc(item.bytes);
-                        let done = Done::new(item, WarmReport::default(), Some(State::Missing), 0);
+                        let done = Done::new(item, WarmReport::default(), Some(SinceSnapshot::Missing), 0);
                         return Ok((done, None));
                     }
                     opened => opened?,
                 };
-                state = Some(remembered.state_of(&file)?);
+                state = Some(remembered.since_snapshot(&file)?);
                 let report = warm_extents(&file, &remembered.extents, options, &progress, cancel)?;
                 (file, report)
             }
         };
         let locked = match &item.wanted {
             Wanted::Range { range, .. } if self.lock && !report.cancelled => {
-                // A failure to lock is told; what was loaded is reported all the same.
+                // A failure to lock is reported; what was loaded is reported all the same.
                 lock(&file, range.clone())
                     .map_err(|error| self.problems.add(&item.path, super::report::lock_error(&error)))
                     .ok()
