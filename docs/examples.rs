@@ -10,6 +10,7 @@ macro_rules! pages {
 
 pages! {
     Cache: "src/libraries/cache.md",
+    FileTable: "src/libraries/file-table.md",
     Io: "src/libraries/io.md",
     Kernel: "src/libraries/kernel.md",
     Log: "src/libraries/log.md",

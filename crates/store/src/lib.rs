@@ -20,7 +20,7 @@
 //! - **Opening** reads the journal, at once and wide, and nothing else. Reads find what it says in the index; the first checkpoint
 //!   applies it.
 //!
-//! See [`Store`] for how it is used, and `docs/format.md` for what stands on the disk.
+//! See [`Store`] for how it is used, and `docs/src/store-format.md` for what stands on the disk.
 
 #[macro_use]
 mod injected_fault;
