@@ -10,10 +10,13 @@ macro_rules! pages {
 
 pages! {
     Cache: "src/libraries/cache.md",
+    Catalog: "src/libraries/catalog.md",
     FileTable: "src/libraries/file-table.md",
     Io: "src/libraries/io.md",
     Kernel: "src/libraries/kernel.md",
     Log: "src/libraries/log.md",
+    Observe: "src/libraries/observe.md",
     Probe: "src/libraries/probe.md",
     Store: "src/libraries/store.md",
+    Trace: "src/libraries/trace.md",
 }

@@ -1,5 +1,5 @@
-//! The documents: every command block of the README and the book runs and prints what stands there, links lead somewhere, and
-//! configurations are accepted.
+//! The documents: every command block of the README and the book runs and prints what stands there, links lead somewhere,
+//! configurations are accepted, and messages that are explained are in the code.
 //!
 //! Blocks marked `console` are run, in order, one directory a page, on the fixtures of [`fixtures`]: `$` begins a command, `#` one that
 //! needs root, `>` goes on with a here-document. Lines of output are compared but for figures; `…` stands for anything, and on a line of
@@ -13,6 +13,7 @@ mod blocks;
 mod compare;
 mod fixtures;
 mod links;
+mod messages;
 mod parsed;
 
 use std::path::{Path, PathBuf};
@@ -115,6 +116,12 @@ fn configurations_are_accepted() {
 fn links_lead_somewhere() {
     let wrong = links::wrong(&root());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn troubleshooting_has_messages_of_the_code() {
+    let unknown = messages::unknown(&root());
+    assert!(unknown.is_empty(), "no source has\n  {}", unknown.join("\n  "));
 }
 
 #[test]

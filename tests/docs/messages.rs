@@ -1,0 +1,53 @@
+//! The messages of the page on troubleshooting: each is in the code, so that who searches for what he saw finds it.
+//!
+//! A message is the first cell of a table's row. `…` stands for what the code puts in, `;` between several messages; what is in
+//! italics comes from others, and `(in …)` or `(over …)` at the end says where it is seen.
+
+use std::path::Path;
+
+/// Shorter pieces say too little to be searched for.
+const PIECE_LEAST: usize = 6;
+
+/// Each piece of a message that no source has.
+pub(super) fn unknown(root: &Path) -> Vec<String> {
+    let mut sources = String::new();
+    collect(&root.join("crates"), &mut sources);
+    let sources = plain(&sources);
+    let page = std::fs::read_to_string(root.join("docs/src/troubleshooting.md")).expect("a page");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let messages = rows.filter(|cell| !cell.starts_with('*') && !matches!(*cell, "message" | "what"));
+    let pieces = messages.flat_map(|cell| {
+        let seen = cell.rfind(" (in ").or_else(|| cell.rfind(" (over ")).unwrap_or(cell.len());
+        cell[..seen].split(['…', ';', '`'])
+    });
+    let pieces = pieces.map(|piece| piece.trim_matches([' ', '.', ':', ',', '"', '(', ')']));
+    let long = pieces.filter(|piece| piece.chars().count() >= PIECE_LEAST);
+    long.filter(|piece| !sources.contains(*piece)).map(str::to_owned).collect()
+}
+
+/// All Rust below a directory.
+fn collect(directory: &Path, all: &mut String) {
+    for entry in std::fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            collect(&path, all);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            all.push_str(&std::fs::read_to_string(path).expect("a source"));
+        }
+    }
+}
+
+/// Source with strings as they are printed: on one line, quotes without a backslash.
+fn plain(source: &str) -> String {
+    let mut lines = source.split("\\\n");
+    let mut plain = lines.next().unwrap_or_default().to_owned();
+    for line in lines {
+        plain.push_str(line.trim_start());
+    }
+    plain.replace("\\\"", "\"")
+}
+
+#[test]
+fn strings_are_as_they_are_printed() {
+    assert_eq!(plain("\"a \\\"b\\\" \\\n      c\""), "\"a \"b\" c\"");
+}
