@@ -13,7 +13,9 @@ mod named;
 mod pattern;
 pub mod postgresql;
 mod profile;
+mod rule;
 pub mod settings;
+mod spelled;
 mod streaming;
 #[cfg(test)]
 mod testing;
@@ -24,7 +26,8 @@ pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, worke
 pub use named::logs_below;
 pub use pattern::{Matched, Pattern, PatternError};
 pub use profile::{
-    BUILT_IN, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf, RuleText,
-    Spelled, find_profile,
+    BUILT_IN, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf, find_profile,
 };
+pub use rule::rules_by_class;
+pub use spelled::Spelled;
 pub use streaming::{STREAMING_PROGRAMS, streaming_programs};

@@ -5,67 +5,84 @@
 //! that can't be read is refused with the file, line and key ([`ProfileError`]).
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use globset::{Glob, GlobMatcher};
-use pagekeeper_policy::{BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rewrite, Rule};
+use pagekeeper_policy::{BulkPages, FileClass, Rewrite, Rule};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use crate::pattern::{Matched, Pattern};
-use crate::units::Size;
+use crate::rule::WithRule;
+use crate::spelled::{all_spelled, spelled};
 
-/// One kind of database.
-#[derive(Debug, Clone)]
+/// One kind of database. As a file: see `profiles/generic.toml` for each key.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Its name, as `--profile` takes it.
     pub name: String,
     /// Names of its processes (`/proc/PID/comm`, at most 15 bytes), as globs.
+    #[serde(default, deserialize_with = "globs")]
     pub processes: Vec<GlobMatcher>,
     /// Files that such a process, whatever its name, holds open: all of them must be there.
+    #[serde(default, deserialize_with = "all_spelled")]
     pub markers: Vec<Pattern>,
     /// Names of which at least one stands in the directory of a marker, where others have markers of the same name. Empty
     /// where nobody has.
+    #[serde(default, deserialize_with = "all_spelled")]
     pub beside: Vec<Pattern>,
     /// Directories of logs, relative to the process's working directory, for databases that do not keep their
     /// logs open.
+    #[serde(default)]
     pub directories: Vec<PathBuf>,
     /// Whether its processes show positions in their titles as PostgreSQL's do.
+    #[serde(default)]
     pub postgresql_titles: bool,
     /// Its log files, the more particular first: the first pattern that matches counts.
+    #[serde(default, rename = "log", deserialize_with = "logs")]
     pub logs: Vec<LogSpec>,
     /// Its other files, which nobody watches, the more particular first: the first pattern that matches counts, after
     /// those of the logs.
+    #[serde(default, rename = "file")]
     pub files: Vec<FileSpec>,
 }
 
 /// Files of a database that are known by their names, and not watched.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct FileSpec {
     /// What they are to the database.
     pub class: FileClass,
     /// Their names.
+    #[serde(deserialize_with = "spelled")]
     pub files: Pattern,
     /// For files that are written once, in order and in bulk: what becomes of their pages.
     pub bulk: Option<BulkPages>,
 }
 
 /// The files of one log of a database.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LogSpec {
     /// What they are to the database.
     pub class: FileClass,
     /// Their names.
+    #[serde(deserialize_with = "log_files")]
     pub files: Pattern,
     /// Only where the stem with `index` as its last component stands beside them (`binlog.index`).
+    #[serde(default)]
     pub indexed: bool,
     /// What is to be done with their pages.
+    #[serde(skip, default = "keep")]
     pub rule: Rule,
     /// How their writer comes back to old bytes.
+    #[serde(default)]
     pub rewrite: Rewrite,
     /// Where their writer is seen.
+    #[serde(default)]
     pub position: PositionSpec,
     /// Which of them is the writer's.
+    #[serde(default)]
     pub newest: NewestSpec,
     /// An option of the database's command line that makes the blocks of [`Rewrite::DeviceBlocks`] larger.
     pub block_option: Option<String>,
@@ -76,9 +93,11 @@ pub struct LogSpec {
 }
 
 /// A setting, in a file beside the log, that says its files are recycled.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RecycledIf {
     /// The file; of several, the one with the highest number.
+    #[serde(deserialize_with = "spelled")]
     pub file: Pattern,
     /// The key in it, whose value is then not 0 or false: a line `key = value`.
     pub key: String,
@@ -139,180 +158,40 @@ pub enum ProfileError {
     },
 }
 
-/// The file as it is written; see `profiles/generic.toml` for each key.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ProfileText {
-    name: String,
-    #[serde(default)]
-    processes: Vec<Spelled<Glob>>,
-    #[serde(default)]
-    markers: Vec<Spelled<Pattern>>,
-    #[serde(default)]
-    beside: Vec<Spelled<Pattern>>,
-    #[serde(default)]
-    directories: Vec<PathBuf>,
-    #[serde(default)]
-    postgresql_titles: bool,
-    #[serde(default, rename = "log")]
-    logs: Vec<LogText>,
-    #[serde(default, rename = "file")]
-    files: Vec<FileText>,
+fn globs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<GlobMatcher>, D::Error> {
+    let globs: Vec<Glob> = all_spelled(deserializer)?;
+    Ok(globs.iter().map(Glob::compile_matcher).collect())
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileText {
-    class: FileClass,
-    files: Spelled<Pattern>,
-    bulk: Option<BulkPages>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LogText {
-    class: FileClass,
-    files: Spelled<Pattern>,
-    #[serde(default)]
-    indexed: bool,
-    rule: RuleName,
-    near_files: Option<u64>,
-    slack: Option<Spelled<Size>>,
-    budget: Option<Spelled<Size>>,
-    #[serde(default)]
-    rewrite: Rewrite,
-    #[serde(default)]
-    position: PositionSpec,
-    #[serde(default)]
-    newest: NewestSpec,
-    block_option: Option<String>,
-    recycled_if: Option<RecycledText>,
-    hint: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RecycledText {
-    file: Spelled<Pattern>,
-    key: String,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum RuleName {
-    Keep,
-    ReleaseBehindWriter,
-    ReleaseOnRotation,
-    ReleaseBehindFollowers,
-    Budget,
-    Direct,
-}
-
-/// A rule as it is written in a configuration: its name, and the figures that it takes.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RuleText {
-    rule: RuleName,
-    near_files: Option<u64>,
-    slack: Option<Spelled<Size>>,
-    budget: Option<Spelled<Size>>,
-}
-
-impl RuleText {
-    /// The rule, or a sentence on the figure that is missing or out of place.
-    pub fn rule(&self) -> Result<Rule, String> {
-        let slack = self.slack.as_ref().map(|size| size.0.0);
-        let budget = self.budget.as_ref().map(|size| size.0.0);
-        let allowed: &[&str] = match self.rule {
-            RuleName::Keep | RuleName::ReleaseOnRotation | RuleName::Direct => &[],
-            RuleName::ReleaseBehindWriter => &["slack"],
-            RuleName::ReleaseBehindFollowers => &["slack", "near_files"],
-            RuleName::Budget => &["budget"],
-        };
-        for (key, given) in [
-            ("slack", slack.is_some()),
-            ("near_files", self.near_files.is_some()),
-            ("budget", budget.is_some()),
-        ] {
-            if given && !allowed.contains(&key) {
-                return Err(format!("the key \"{key}\" has no meaning for this rule"));
-            }
-        }
-        let slack = slack.unwrap_or(DEFAULT_SLACK);
-        Ok(match self.rule {
-            RuleName::Keep => Rule::Keep,
-            RuleName::Direct => Rule::Direct,
-            RuleName::ReleaseOnRotation => Rule::ReleaseOnRotation,
-            RuleName::ReleaseBehindWriter => Rule::ReleaseBehindWriter { slack },
-            RuleName::ReleaseBehindFollowers => Rule::ReleaseBehindFollowers {
-                near_files: self.near_files.unwrap_or(DEFAULT_NEAR_FILES),
-                slack,
-            },
-            RuleName::Budget => Rule::Budget {
-                bytes: budget.ok_or("the rule \"budget\" needs the key \"budget\", a size like 64M")?,
-            },
-        })
+/// The names of a log's files: in one directory at most.
+fn log_files<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Pattern, D::Error> {
+    let files: Pattern = spelled(deserializer)?;
+    if files.is_for_logs() {
+        Ok(files)
+    } else {
+        Err(D::Error::custom("before the / goes one plain directory name"))
     }
 }
 
-/// A value written as text, such as a pattern or a size; what is wrong with it is said at its place in the
-/// file.
-#[derive(Debug, Clone)]
-pub struct Spelled<T>(pub T);
+fn logs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LogSpec>, D::Error> {
+    let logs = Vec::<WithRule<LogSpec>>::deserialize(deserializer)?;
+    Ok(logs.into_iter().map(|WithRule { rule, table }| LogSpec { rule, ..table }).collect())
+}
 
-impl<'de, T: FromStr<Err: std::fmt::Display>> Deserialize<'de> for Spelled<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map(Self).map_err(D::Error::custom)
-    }
+/// Until the rule beside the other keys is known, which is in all cases.
+fn keep() -> Rule {
+    Rule::Keep
 }
 
 impl Profile {
     /// Reads a profile from its text; `path` is used in errors.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
         let refuse = |message: String| ProfileError::Text { path: path.to_path_buf(), message };
-        let text: ProfileText = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
-        let mut logs = Vec::with_capacity(text.logs.len());
-        for log in text.logs {
-            if !log.files.0.is_for_logs() {
-                return Err(refuse(format!(
-                    "log \"{}\": before the / goes one plain directory name",
-                    log.files.0.as_str()
-                )));
-            }
-            let rule =
-                RuleText { rule: log.rule, near_files: log.near_files, slack: log.slack, budget: log.budget };
-            logs.push(LogSpec {
-                rule: rule
-                    .rule()
-                    .map_err(|message| refuse(format!("log \"{}\": {message}", log.files.0.as_str())))?,
-                class: log.class,
-                files: log.files.0,
-                indexed: log.indexed,
-                rewrite: log.rewrite,
-                position: log.position,
-                newest: log.newest,
-                block_option: log.block_option,
-                recycled_if: log.recycled_if.map(|text| RecycledIf { file: text.file.0, key: text.key }),
-                hint: log.hint,
-            });
-        }
-        if logs.is_empty() {
+        let profile: Self = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
+        if profile.logs.is_empty() {
             return Err(refuse("it has no [[log]], so there is nothing to watch".to_owned()));
         }
-        Ok(Self {
-            name: text.name,
-            processes: text.processes.iter().map(|glob| glob.0.compile_matcher()).collect(),
-            markers: text.markers.into_iter().map(|marker| marker.0).collect(),
-            beside: text.beside.into_iter().map(|name| name.0).collect(),
-            directories: text.directories,
-            postgresql_titles: text.postgresql_titles,
-            logs,
-            files: text
-                .files
-                .into_iter()
-                .map(|file| FileSpec { class: file.class, files: file.files.0, bulk: file.bulk })
-                .collect(),
-        })
+        Ok(profile)
     }
 
     /// Whether a marker in this directory is one of such a database: by what stands beside it. So it is taken for one,
@@ -400,15 +279,13 @@ impl Profile {
     }
 }
 
-/// Name and text of each built-in profile.
-pub const BUILT_IN: [(&str, &str); 6] = [
-    ("mariadb.toml", include_str!("../profiles/mariadb.toml")),
-    ("mysql.toml", include_str!("../profiles/mysql.toml")),
-    ("postgresql.toml", include_str!("../profiles/postgresql.toml")),
-    ("rocksdb.toml", include_str!("../profiles/rocksdb.toml")),
-    ("mongodb.toml", include_str!("../profiles/mongodb.toml")),
-    ("generic.toml", include_str!("../profiles/generic.toml")),
-];
+macro_rules! built_in {
+    ($($name:literal,)*) => { &[$(($name, include_str!(concat!("../profiles/", $name, ".toml")))),*] };
+}
+
+/// Name and text of each built-in profile; of two that fit a process or directory equally well, the first is taken.
+pub const BUILT_IN: &[(&str, &str)] =
+    built_in!["mariadb", "mysql", "postgresql", "rocksdb", "mongodb", "generic",];
 
 /// Finds a profile by name.
 pub fn find_profile<'a>(profiles: &'a [Profile], name: &str) -> Result<&'a Profile, ProfileError> {
@@ -430,7 +307,17 @@ mod tests {
     fn the_built_in_ones_are_whole() {
         let profiles = Profile::built_in();
         let names: Vec<_> = profiles.iter().map(|profile| profile.name.as_str()).collect();
-        assert_eq!(names, ["mariadb", "mysql", "postgresql", "rocksdb", "mongodb", "generic"]);
+        let listed: Vec<_> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, listed, "a profile's file is called after it");
+        assert_eq!(names.last(), Some(&"generic"), "one that is particular comes before it");
+        let mut files: Vec<String> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/profiles"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        let mut expected: Vec<String> = names.iter().map(|name| format!("{name}.toml")).collect();
+        files.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(files, expected, "every profile is listed");
         for profile in &profiles {
             let found = !profile.processes.is_empty() || !profile.markers.is_empty();
             assert_eq!(found, profile.name != "generic", "{} is found by itself", profile.name);

@@ -201,9 +201,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn print_profile(name: &str) -> anyhow::Result<ExitCode> {
-    let file = format!("{name}.toml");
-    let Some((_, text)) = BUILT_IN.iter().find(|(other, _)| *other == file) else {
-        let known: Vec<&str> = BUILT_IN.iter().filter_map(|(name, _)| name.strip_suffix(".toml")).collect();
+    let Some((_, text)) = BUILT_IN.iter().find(|(other, _)| *other == name) else {
+        let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
         return Err(
             UsageError(format!("no profile is called \"{name}\"; there are {}", known.join(", "))).into()
         );
@@ -295,7 +294,7 @@ impl Printer {
                 let named = problem.contains(&path);
                 return self.complain(&if named { problem.clone() } else { format!("{path}: {problem}") });
             }
-            _ => return Ok(()),
+            Event::Start { dry_run: false, .. } => return Ok(()),
         };
         self.clear_status()?;
         let mut out = io::stdout().lock();

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use globset::{Glob, GlobMatcher};
 use pagekeeper_catalog::units::Period;
-use pagekeeper_catalog::{Profile, ProfileError, RuleText, Spelled, disks, find_profile, streaming_programs};
+use pagekeeper_catalog::{
+    LogSpec, Profile, ProfileError, Spelled, disks, find_profile, rules_by_class, streaming_programs,
+};
 use pagekeeper_policy::{DiskProfile, FileClass, Rule};
 use serde::Deserialize;
 
@@ -110,14 +112,19 @@ struct ConfigText {
     profile: Option<String>,
     #[serde(default)]
     profiles: Vec<PathBuf>,
-    #[serde(default)]
-    rules: BTreeMap<FileClass, RuleText>,
+    #[serde(default, deserialize_with = "rules_by_class")]
+    rules: BTreeMap<FileClass, Rule>,
     #[serde(default)]
     disk_profiles: Vec<PathBuf>,
     streams: Option<StreamsText>,
 }
 
 impl Options {
+    /// The rule for a log of one of the profiles.
+    pub fn rule_of(&self, log: &LogSpec) -> Rule {
+        *self.rules.get(&log.class).unwrap_or(&log.rule)
+    }
+
     /// Reads a configuration file. Profiles, of databases and of disks, are named relative to it; one of a built-in name replaces
     /// that.
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
@@ -137,11 +144,6 @@ impl Options {
         }
         let own: Vec<String> = profiles.iter().map(|profile: &Profile| profile.name.clone()).collect();
         profiles.extend(defaults.profiles.into_iter().filter(|profile| !own.contains(&profile.name)));
-        let mut rules = BTreeMap::new();
-        for (class, rule) in text.rules {
-            let rule = rule.rule().map_err(|message| refuse(format!("[rules.{class}]: {message}")))?;
-            rules.insert(class, rule);
-        }
         if let Some(name) = &text.profile {
             find_profile(&profiles, name).map_err(|error| refuse(error.to_string()))?;
         }
@@ -161,7 +163,7 @@ impl Options {
             directories: text.directories,
             profile: text.profile,
             profiles,
-            rules,
+            rules: text.rules,
             disk_profiles,
             streams: text.streams.map_or_else(Streams::default, StreamsText::streams),
         })
@@ -176,16 +178,17 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Fails if there is no profile of the name that was asked for.
-    pub(crate) fn new(mut options: Options) -> Result<Self, ProfileError> {
+    pub(crate) fn new(options: Options) -> Result<Self, ProfileError> {
         if let Some(name) = &options.profile {
             find_profile(&options.profiles, name)?;
         }
-        for log in options.profiles.iter_mut().flat_map(|profile| &mut profile.logs) {
-            if let Some(rule) = options.rules.get(&log.class) {
-                log.rule = *rule;
+        let in_force = |mut profile: Profile| {
+            for log in &mut profile.logs {
+                log.rule = options.rule_of(log);
             }
-        }
-        let profiles = options.profiles.iter().cloned().map(Arc::new).collect();
+            Arc::new(profile)
+        };
+        let profiles = options.profiles.iter().cloned().map(in_force).collect();
         Ok(Self { options, profiles })
     }
 

@@ -12,7 +12,6 @@ use crate::decision::Action;
 /// One thing that happened. Sizes in bytes, times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Event {
     /// The guard begins.
     Start {

@@ -168,7 +168,7 @@ fn follower(spec: &LogSpec, entry: &Entry, descriptor: &Descriptor) -> Option<Fo
         Access::ReadOnly => Position::At(descriptor.position),
         // The threads of a replica share one descriptor while the reader keeps up; its position is either's.
         Access::ReadWrite if spec.class == FileClass::Relay => Position::Unknown,
-        _ => return None,
+        Access::ReadWrite | Access::WriteOnly | Access::Neither => return None,
     };
     let mut hasher = DefaultHasher::new();
     (descriptor.pid, descriptor.fd).hash(&mut hasher);

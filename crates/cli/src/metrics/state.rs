@@ -160,7 +160,14 @@ impl MetricsState {
             Event::Tick(tick) => known.tick = Some(tick.clone()),
             Event::Warning { .. } => known.warnings += 1,
             Event::Problem { .. } => known.problems += 1,
-            _ => {}
+            Event::Start { .. }
+            | Event::VisibilityGap { .. }
+            | Event::Found { .. }
+            | Event::Lost { .. }
+            | Event::Stream { .. }
+            | Event::StreamEnded { .. }
+            | Event::Would { .. }
+            | Event::Summary(_) => {}
         }
     }
 

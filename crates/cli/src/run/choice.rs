@@ -148,7 +148,7 @@ fn comm(name: &GlobMatcher) -> Result<String, UsageError> {
 fn files(profile: &Profile, options: &Options) -> Vec<FileRule> {
     let logs = profile.logs.iter().map(|log| FileRule {
         pattern: log.files.as_str().to_owned(),
-        action: log_action(*options.rules.get(&log.class).unwrap_or(&log.rule), log),
+        action: log_action(options.rule_of(log), log),
     });
     let files = profile
         .files
@@ -169,10 +169,14 @@ fn log_action(rule: Rule, log: &LogSpec) -> Action {
 }
 
 fn file_action(file: &FileSpec) -> Action {
-    match (file.bulk, file.class) {
-        (Some(pages), _) => Action::Bulk(pages),
-        (None, FileClass::Data) => Action::Data,
-        (None, _) => Action::Leave,
+    if let Some(pages) = file.bulk {
+        return Action::Bulk(pages);
+    }
+    match file.class {
+        FileClass::Data => Action::Data,
+        FileClass::Redo | FileClass::Binlog | FileClass::Relay | FileClass::Wal | FileClass::Temp => {
+            Action::Leave
+        }
     }
 }
 

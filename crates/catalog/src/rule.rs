@@ -1,0 +1,240 @@
+//! Rules as configurations give them: a name, and the figures that it takes, among the other keys of a table.
+//!
+//! They are read straight into the policy's [`Rule`]. What is wrong is said at its line and key.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use pagekeeper_policy::{DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rule};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeSeed, Error, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use crate::spelled::Spelled;
+use crate::units::Size;
+
+/// Every rule by its name, with the figures of one that names none. A budget has to be given.
+const RULES: [(&str, Rule); 6] = {
+    const fn named(rule: Rule) -> (&'static str, Rule) {
+        (rule.name(), rule)
+    }
+    [
+        named(Rule::Keep),
+        named(Rule::ReleaseBehindWriter { slack: DEFAULT_SLACK }),
+        named(Rule::ReleaseOnRotation),
+        named(Rule::ReleaseBehindFollowers { near_files: DEFAULT_NEAR_FILES, slack: DEFAULT_SLACK }),
+        named(Rule::Budget { bytes: 0 }),
+        named(Rule::Direct),
+    ]
+};
+const NAMES: &[&str] = &[RULES[0].0, RULES[1].0, RULES[2].0, RULES[3].0, RULES[4].0, RULES[5].0];
+
+/// A rule by its name alone.
+#[derive(Clone, Copy)]
+struct NamedRule(Rule);
+
+impl<'de> Deserialize<'de> for NamedRule {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let found = RULES.iter().find(|(other, _)| *other == name);
+        found.map(|(_, rule)| Self(*rule)).ok_or_else(|| D::Error::unknown_variant(&name, NAMES))
+    }
+}
+
+/// The keys of a rule, as far as a table has them.
+#[derive(Default)]
+struct RuleKeys {
+    rule: Option<NamedRule>,
+    slack: Option<Spelled<Size>>,
+    near_files: Option<u64>,
+    budget: Option<Spelled<Size>>,
+}
+
+impl RuleKeys {
+    /// The rule, unless a figure is missing or out of place.
+    fn rule<E: Error>(mut self) -> Result<Rule, E> {
+        let NamedRule(mut rule) = self.rule.ok_or_else(|| E::missing_field("rule"))?;
+        let name = rule.name();
+        match &mut rule {
+            Rule::Keep | Rule::ReleaseOnRotation | Rule::Direct => {}
+            Rule::ReleaseBehindWriter { slack } => *slack = self.slack.take().map_or(*slack, |size| size.0.0),
+            Rule::ReleaseBehindFollowers { near_files, slack } => {
+                *slack = self.slack.take().map_or(*slack, |size| size.0.0);
+                *near_files = self.near_files.take().unwrap_or(*near_files);
+            }
+            Rule::Budget { bytes } => {
+                let missing = "the rule \"budget\" needs the key \"budget\", a size like 64M";
+                *bytes = self.budget.take().ok_or_else(|| E::custom(missing))?.0.0;
+            }
+        }
+        // What the rule has not taken.
+        let left = [
+            ("slack", self.slack.is_some()),
+            ("near_files", self.near_files.is_some()),
+            ("budget", self.budget.is_some()),
+        ];
+        match left.iter().find(|(_, given)| *given) {
+            Some((key, _)) => {
+                Err(E::custom(format!("the key \"{key}\" has no meaning for the rule \"{name}\"")))
+            }
+            None => Ok(rule),
+        }
+    }
+}
+
+/// A table that has the keys of a rule beside its own.
+pub(crate) struct WithRule<T> {
+    pub(crate) rule: Rule,
+    pub(crate) table: T,
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for WithRule<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Table<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Table<T> {
+            type Value = WithRule<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table with a rule")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<WithRule<T>, A::Error> {
+                let mut keys = RuleKeys::default();
+                let table = T::deserialize(MapAccessDeserializer::new(OwnKeys { map, keys: &mut keys }))?;
+                Ok(WithRule { rule: keys.rule()?, table })
+            }
+        }
+
+        deserializer.deserialize_map(Table(PhantomData))
+    }
+}
+
+/// The keys of a table but for those of its rule, which are put aside.
+struct OwnKeys<'a, A> {
+    map: A,
+    keys: &'a mut RuleKeys,
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for OwnKeys<'_, A> {
+    type Error = A::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
+        let mut seed = Some(seed);
+        loop {
+            match self.map.next_key_seed(KeySeed(&mut seed))? {
+                None => return Ok(None),
+                Some(Key::Own(key)) => return Ok(Some(key)),
+                Some(Key::Rule) => self.keys.rule = Some(self.map.next_value()?),
+                Some(Key::Slack) => self.keys.slack = Some(self.map.next_value()?),
+                Some(Key::NearFiles) => self.keys.near_files = Some(self.map.next_value()?),
+                Some(Key::Budget) => self.keys.budget = Some(self.map.next_value()?),
+            }
+        }
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, A::Error> {
+        self.map.next_value_seed(seed)
+    }
+}
+
+enum Key<K> {
+    Rule,
+    Slack,
+    NearFiles,
+    Budget,
+    /// Another one, which the seed was asked for.
+    Own(K),
+}
+
+/// The seed is left where the key is a rule's.
+struct KeySeed<'a, K>(&'a mut Option<K>);
+
+impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<'_, K> {
+    type Value = Key<K::Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Ok(match name.as_str() {
+            "rule" => Key::Rule,
+            "slack" => Key::Slack,
+            "near_files" => Key::NearFiles,
+            "budget" => Key::Budget,
+            _ => {
+                let seed = self.0.take().expect("a seed is used for one key");
+                Key::Own(seed.deserialize(name.into_deserializer())?)
+            }
+        })
+    }
+}
+
+/// Reads rules by file class: tables that have nothing but the keys of a rule. For `serde(deserialize_with)`.
+pub fn rules_by_class<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<FileClass, Rule>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+
+    let tables = BTreeMap::<FileClass, WithRule<Nothing>>::deserialize(deserializer)?;
+    Ok(tables.into_iter().map(|(class, WithRule { rule, table: Nothing {} })| (class, rule)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Config {
+        #[serde(deserialize_with = "rules_by_class")]
+        rules: BTreeMap<FileClass, Rule>,
+    }
+
+    fn rule(text: &str) -> Result<Rule, String> {
+        let config = toml::from_str::<Config>(&format!("[rules.wal]\n{text}\n"));
+        config.map(|config| config.rules[&FileClass::Wal]).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_rule_is_read_with_its_figures() {
+        for (text, expected) in [
+            ("rule = \"keep\"", Rule::Keep),
+            ("rule = \"direct\"", Rule::Direct),
+            ("rule = \"release-on-rotation\"", Rule::ReleaseOnRotation),
+            ("rule = \"release-behind-writer\"", Rule::ReleaseBehindWriter { slack: 4 << 20 }),
+            (
+                "slack = \"1M\"\nrule = \"release-behind-writer\"",
+                Rule::ReleaseBehindWriter { slack: 1 << 20 },
+            ),
+            (
+                "rule = \"release-behind-followers\"",
+                Rule::ReleaseBehindFollowers { near_files: 3, slack: 4 << 20 },
+            ),
+            (
+                "rule = \"release-behind-followers\"\nnear_files = 7\nslack = \"0\"",
+                Rule::ReleaseBehindFollowers { near_files: 7, slack: 0 },
+            ),
+            ("rule = \"budget\"\nbudget = \"64M\"", Rule::Budget { bytes: 64 << 20 }),
+        ] {
+            assert_eq!(rule(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_rule_does_not_take_is_refused() {
+        for (text, line, reason) in [
+            ("", "line 1", "missing field `rule`"),
+            ("rule = \"burn\"", "line 2", "`release-behind-writer`"),
+            ("rule = 1", "line 2", "string"),
+            ("rule = \"budget\"", "line 1", "needs the key \"budget\""),
+            ("rule = \"keep\"\nslack = \"4M\"", "line 1", "\"slack\" has no meaning for the rule \"keep\""),
+            ("rule = \"release-behind-writer\"\nnear_files = 1", "line 1", "\"near_files\" has no meaning"),
+            ("rule = \"keep\"\nslack = \"x\"", "line 3", "not a size"),
+            ("rule = \"keep\"\nfoo = 1", "line 3", "foo"),
+        ] {
+            let error = rule(text).unwrap_err();
+            assert!(error.contains(line) && error.contains(reason), "{text}: {error}");
+        }
+    }
+}

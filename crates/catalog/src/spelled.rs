@@ -1,0 +1,32 @@
+//! Values that configurations write as text, such as patterns and sizes. What is wrong with one is said at its line and key.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+/// A value that is written as text.
+#[derive(Debug, Clone)]
+pub struct Spelled<T>(pub T);
+
+impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Spelled<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        spelled(deserializer).map(Self)
+    }
+}
+
+/// Reads such a value. For `serde(deserialize_with)`.
+pub(crate) fn spelled<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+}
+
+/// Reads a list of them. For `serde(deserialize_with)`.
+pub(crate) fn all_spelled<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let all = Vec::<Spelled<T>>::deserialize(deserializer)?;
+    Ok(all.into_iter().map(|one| one.0).collect())
+}
