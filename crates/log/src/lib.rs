@@ -10,7 +10,7 @@
 //! | [`BulkWriter`] | compaction, backup, flush | never made, or released as it goes |
 //!
 //! Which way of writing works on a file system is found out by trying it ([`LogMode`], [`BulkMode`]); [`DiskLayout`] says which
-//! paths share a disk. An error of a write or a sync is final: from then on the log takes nothing, and every caller gets the error.
+//! paths share a disk. An error of a write or a sync is final: from then on the log accepts nothing, and every caller gets the error.
 //!
 //! ```
 //! use pagekeeper_log::RedoLog;

@@ -43,8 +43,8 @@ pub struct Event {
 
 /// Reads a binlog from a position on, for as long as it is written.
 ///
-/// As an iterator it waits for the next record, and ends when the log is closed and all of it was read. Dropping it lets
-/// go of what was kept for it.
+/// As an iterator it waits for the next record, and ends when the log is closed and all of it was read. Dropping it releases
+/// what was kept for it.
 ///
 /// ```
 /// use pagekeeper_io::SimDisk;

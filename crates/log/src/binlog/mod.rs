@@ -52,20 +52,20 @@ use writer::Writer;
 /// Whether [`BinLog::purge_to`] minds followers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purge {
-    /// Fails where a follower has yet to read what is to go.
+    /// Fails where a follower has yet to read what is to be removed.
     UnlessFollowed,
     /// Cuts such followers off: they get [`Error::Purged`].
     Forced,
 }
 
-/// A log in segments that any number of threads append to and any number of followers read, and that gives its pages back.
+/// A log in segments that any number of threads append to and any number of followers read, and that releases its pages.
 ///
-/// Dropped without [`BinLog::close`], it is as after a crash: nothing that was acknowledged is lost.
+/// If it is dropped without [`BinLog::close`], the log is as after a crash: nothing that was acknowledged is lost.
 ///
-/// After a failed write or sync the log takes nothing more ([`Error::Poisoned`], to everyone, for ever): the kernel reports such a
-/// failure once, so that nothing that was written before can be known to be there. Followers still get what was synced.
-/// Open it again to see what is. A full disk is different: the write of that group alone failed, and took nothing with it; the
-/// append returns the error, and may be tried again.
+/// After a failed write or sync the log accepts nothing more (every call fails with [`Error::Poisoned`]): the kernel reports such a
+/// failure once, so earlier writes can't be trusted either. Followers still get what was synced. Open the log again to find out
+/// what it has. A full disk is different: only the write of that group failed; the append returns the error, and may be tried
+/// again.
 ///
 /// ```
 /// use pagekeeper_io::SimDisk;
@@ -106,7 +106,7 @@ impl BinLog {
         Ok(Self { shared, why: opened.why, _lock: opened.lock })
     }
 
-    /// Appends records that belong together, and gives the position past them. They are durable when this returns, if
+    /// Appends records that belong together, and returns the position past them. They are durable when this returns, if
     /// [`BinLogOptions::sync_every`] is 1.
     ///
     /// Threads that append at the same time share a write and a sync; the groups' order is that of the calls.
@@ -133,7 +133,7 @@ impl BinLog {
         }
     }
 
-    /// Makes durable all that was appended before, and gives the end of what is durable.
+    /// Makes durable all that was appended before, and returns the durable end.
     pub fn sync(&self) -> Result<Position, Error> {
         let (placed, _) = self.submit(&[], true)?;
         match placed.last() {
@@ -167,8 +167,8 @@ impl BinLog {
         }
     }
 
-    /// Seals the segment that is written to, and goes on in a new one; gives where that begins. All that was appended is
-    /// durable then. An empty segment is left as it is.
+    /// Seals the segment that is written to, and begins a new one; returns where that begins. All that was appended is durable
+    /// then. An empty segment is left as it is.
     pub fn rotate(&self) -> Result<Position, Error> {
         let mut leader = self.shared.queue.exclusive()?;
         let writer = leader.writer();
@@ -191,7 +191,7 @@ impl BinLog {
         Follower::new(&self.shared, from, true)
     }
 
-    /// Removes the segments before the position's own; gives how many.
+    /// Removes the segments before the position's own; returns how many.
     ///
     /// Fails with [`Error::Followed`] where a follower has yet to read some of it, unless forced, and with [`Error::PastEnd`]
     /// for a segment that does not exist yet.
@@ -213,7 +213,7 @@ impl BinLog {
         Ok(purged.len() as u64)
     }
 
-    /// Where the oldest record of the log stands, or will.
+    /// Where the oldest record of the log begins, or will begin.
     pub fn first(&self) -> Position {
         self.shared.progress.first()
     }
@@ -248,7 +248,7 @@ impl BinLog {
         }
     }
 
-    /// Makes all durable and seals the last segment. Followers get what is left to read, and end.
+    /// Makes everything durable and seals the last segment. Followers read what is left, and end.
     pub fn close(self) -> Result<(), Error> {
         let mut leader = self.shared.queue.exclusive()?;
         let sealed = leader.writer().seal(&self.shared);
@@ -258,8 +258,8 @@ impl BinLog {
 }
 
 impl BinLogOptions {
-    /// Opens the log in a directory for appending, or makes a new one where the directory is empty or missing. What a crash
-    /// left is put in order; no group that was acknowledged as durable is lost.
+    /// Opens the log in a directory for appending, or makes a new one where the directory is empty or missing. It is
+    /// recovered after a crash; no group that was acknowledged as durable is lost.
     ///
     /// Fails, and changes nothing, where another has the log open, the directory has other files in it, a segment is
     /// missing, cut, damaged or of another log, or a setting is out of its range.

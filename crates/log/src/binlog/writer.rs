@@ -5,12 +5,12 @@
 //!    write as the records before it. So a write that a crash tears hurts only what was not synced.
 //! 2. Nothing stands past [`Writer::end`] but zeros that were written ahead, and what a failed write left, which is cut
 //!    off before the next write.
-//! 3. `durable` moves after a sync that succeeded, never else. After a failed write or sync the log takes nothing more.
+//! 3. `durable` moves after a sync that succeeded, never else. After a failed write or sync the log accepts nothing more.
 //!
 //! The exception to the last one is a full disk. `ENOSPC`, of the write itself, says that bytes were not taken: nothing
 //! that was taken before is affected, its pages stay dirty and its room on the device is reserved. So that batch fails
 //! alone: the file is cut back to the end and synced, so that no record of the failed batch, which would be under the right salt and
-//! at the right place, can come back behind later ones. `EIO`, of a write or sync, and `ENOSPC` of a sync, say that
+//! at the right place, can reappear after later ones. `EIO`, of a write or sync, and `ENOSPC` of a sync, say that
 //! bytes which *were* taken are lost, and the kernel reports that once only: nothing can be trusted after it.
 
 use std::fmt;
@@ -32,7 +32,7 @@ use crate::Error;
 use crate::convert::to_usize;
 use crate::record::{BLOCK, BLOCK_LEN, encode_padding, padding_size};
 
-/// So many bytes are written back at once, and not only by the next sync.
+/// Writeback is started once so many bytes were written, and not only by the next sync.
 const WRITE_BACK: u64 = 128 << 10;
 
 /// Groups that are written and synced at once are small up to so many bytes.

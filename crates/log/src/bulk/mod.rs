@@ -69,29 +69,28 @@ impl fmt::Debug for BulkOptions {
 }
 
 impl BulkOptions {
-    /// The mode; where it is not to be had the next best is taken, and [`BulkWriter::why`] says so. `Auto` if not said.
+    /// The mode [default: `Auto`]; where it is not available the next best is taken, and [`BulkWriter::why`] says so.
     pub fn mode(mut self, mode: BulkMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// The back-end to write by; [`pagekeeper_io::best`] if not said.
+    /// The I/O back-end [default: [`pagekeeper_io::best`]].
     pub fn io(mut self, io: Arc<dyn Io>) -> Self {
         self.io = Some(io);
         self
     }
 
-    /// How many bytes it will be, as far as is known: room for them is taken at once, so that a full disk is found
-    /// before hours of work. More or fewer may come.
+    /// The expected length in bytes: room is allocated at once, so that a full disk is found before hours of work. The file may
+    /// become longer or shorter.
     pub fn expected_bytes(mut self, bytes: u64) -> Self {
         self.expected = bytes;
         self
     }
 
-    /// How many bytes may be unwritten at most, of all paced and uncached writers of the disk together; at least
-    /// 256 KiB. The first of the writers that are at it at a time decides. If not said: half of the room that others
-    /// leave between the kernel's background limit of dirty pages and where it begins to slow writers down, but at most
-    /// 16 MiB.
+    /// Bytes that may be unwritten at a time, of all paced and uncached writers of the disk together; at least 256 KiB. The first
+    /// of the writers that are open at the same time decides. Default: half of the room that others leave between the kernel's
+    /// background limit of dirty pages and where it begins to throttle writers, but at most 16 MiB.
     pub fn budget(mut self, bytes: u64) -> Self {
         self.budget = Some(bytes);
         self
@@ -123,8 +122,8 @@ impl BulkOptions {
         self
     }
 
-    /// Where a log is written to, whose writes must not wait: [`Self::on_warning`] is called if it shares a disk with this
-    /// output. May be said for several.
+    /// The directory of a log whose writes must not wait: [`Self::on_warning`] is called if it shares a disk with this
+    /// output. May be given for several.
     pub fn log_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.logs.push(directory.into());
         self
@@ -136,7 +135,7 @@ impl BulkOptions {
         self
     }
 
-    /// Makes the file, which must not be there yet. Fails with `ENOSPC` where there is no room for the expected bytes, and
+    /// Creates the file, which must not exist yet. Fails with `ENOSPC` where there is no room for the expected bytes, and
     /// leaves no file then.
     pub fn create(self, path: impl AsRef<Path>) -> Result<BulkWriter, Error> {
         let path = path.as_ref();
@@ -238,8 +237,8 @@ fn default_io() -> Arc<dyn Io> {
 
 /// A file that is being written, from its start on.
 ///
-/// Dropped before [`Self::finish`], it leaves the file as far as it has come, neither whole nor durable, maybe with zeros
-/// past the end: who made it removes it.
+/// Dropped before [`Self::finish`], it leaves the file incomplete and not durable, maybe with zeros past the end: the caller
+/// removes it.
 ///
 /// ```
 /// use std::io::Write;
@@ -306,7 +305,7 @@ impl Way {
     }
 }
 
-/// What came of a bulk output.
+/// The result of a bulk output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BulkReport {
@@ -322,7 +321,7 @@ pub struct BulkReport {
     pub budget: Option<u64>,
     /// From when it was made to when it was durable.
     pub took: Duration,
-    /// The part of it that the writer waited for the disk to keep up: for a buffer to come free, or for writeback.
+    /// The part of it that the writer waited for the disk: for a free buffer, or for writeback.
     pub waited: Duration,
     /// The part of it that the last sync took.
     pub synced: Duration,
@@ -346,12 +345,12 @@ impl BulkWriter {
         &self.why
     }
 
-    /// Bytes that it was given so far.
+    /// Bytes that were given to it so far.
     pub fn written(&self) -> u64 {
         self.way.written()
     }
 
-    /// Takes all of the bytes, and waits where the disk is behind. After an error it fails with that for ever.
+    /// Writes all of the bytes, and waits where the disk lags. After an error every call fails with it.
     pub fn write_all(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.check()?;
         let done = self.way.write(bytes);

@@ -8,10 +8,10 @@ use crate::Error;
 /// Where a reader's bytes come from.
 pub(crate) trait Source {
     /// Fills `bytes` from `lsn` on, fewer only at [`Self::end`]. `lsn`, and the length and memory of `bytes`, are aligned to
-    /// [`BLOCK`].
+    /// [`BLOCK`](super::BLOCK).
     fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error>;
 
-    /// Bytes to ask of it at once, where so many may be wanted: a multiple of [`BLOCK`].
+    /// Bytes to ask of it at once, where so many may be wanted: a multiple of [`BLOCK`](super::BLOCK).
     fn chunk(&self) -> usize {
         4 << 20
     }

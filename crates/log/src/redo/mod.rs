@@ -85,7 +85,7 @@ pub struct RedoLog {
 }
 
 impl RedoLog {
-    /// How to make or open one.
+    /// The settings, to create or open one with.
     pub fn options() -> RedoOptions {
         RedoOptions::default()
     }
@@ -112,7 +112,7 @@ impl RedoLog {
         self.core.append(body, false)
     }
 
-    /// Returns when all records before `lsn` are durable, or written, as the [`FlushPolicy`] says. Not for an LSN past the end.
+    /// Returns when all records before `lsn` are durable, or written, as the [`FlushPolicy`] says. Fails for an LSN past the end.
     pub fn wait_flushed(&self, lsn: Lsn) -> Result<(), Error> {
         self.check_end(lsn)?;
         match self.core.config.policy {
@@ -121,7 +121,7 @@ impl RedoLog {
         }
     }
 
-    /// Returns when all records before `lsn` are durable, whatever the policy. Not for an LSN past the end.
+    /// Returns when all records before `lsn` are durable, whatever the policy. Fails for an LSN past the end.
     pub fn sync_upto(&self, lsn: Lsn) -> Result<(), Error> {
         self.check_end(lsn)?;
         self.core.wait_durable(lsn)
@@ -135,18 +135,18 @@ impl RedoLog {
         Ok(())
     }
 
-    /// Gives up all records before `lsn`, which is one that an append or a reader gave: their room may be written over. Returns
-    /// when that is durable; syncs the log up to there first.
+    /// Releases all records before `lsn`, an LSN that an append or a reader returned: they may be overwritten. Syncs the log up to
+    /// there first, and returns when the checkpoint is durable.
     pub fn checkpoint(&self, lsn: Lsn) -> Result<(), Error> {
         self.core.move_checkpoint(lsn)
     }
 
-    /// Where the first record stands that was not given up.
+    /// Where the first record begins that was not released.
     pub fn checkpoint_lsn(&self) -> Lsn {
         self.core.checkpoint()
     }
 
-    /// Where the next record would stand, but for padding before it.
+    /// Where the next record would begin, but for padding before it.
     pub fn end(&self) -> Lsn {
         self.core.buffer.reserved()
     }
@@ -178,14 +178,14 @@ impl RedoLog {
         self.core.config.mode
     }
 
-    /// What it did since it was opened.
+    /// What the log did since it was opened.
     pub fn metrics(&self) -> RedoMetrics {
         let core = &self.core;
         core.counters
             .snapshot(core.buffer.reserved() - core.config.start, core.buffer.taken() - core.config.start)
     }
 
-    /// Makes all durable and closes the log. Dropping it does the same, but can't report an error.
+    /// Makes everything durable and closes the log. Dropping it does the same, but can't report an error.
     pub fn close(mut self) -> Result<(), Error> {
         self.finish()
     }

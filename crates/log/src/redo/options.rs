@@ -29,11 +29,11 @@ const MAX_BUFFER: usize = 1 << 32;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum FlushPolicy {
-    /// `wait_flushed` returns when the record is durable (1). What nobody waits for is synced each second.
+    /// `wait_flushed` returns when the record is durable (1). What no caller waits for is synced each second.
     #[default]
     EachCommit,
-    /// `wait_flushed` returns when the record is written, so that it outlives the process but not the machine; it is
-    /// synced when so much time has passed (2, with `innodb_flush_log_at_timeout`).
+    /// `wait_flushed` returns when the record is written, so that it survives a crash of the process but not of the machine;
+    /// it is synced at this interval (2, with `innodb_flush_log_at_timeout`).
     Every(Duration),
     /// As `Every`, but the kernel alone decides when anything is durable (`sync_binlog = 0`). The log syncs only for a
     /// checkpoint and when it is closed.
@@ -111,35 +111,35 @@ impl Default for RedoOptions {
 }
 
 impl RedoOptions {
-    /// How many files the ring has, 1 to 4096; 4 if not said. For [`Self::create`].
+    /// How many files the ring has, 1 to 4096 [default: 4]. For [`Self::create`].
     #[must_use]
     pub fn files(mut self, files: u32) -> Self {
         self.files = files;
         self
     }
 
-    /// Bytes of each file, a multiple of 4096; 256 MiB if not said. All files together have 64 KiB at least. For [`Self::create`].
+    /// Bytes of each file, a multiple of 4096 [default: 256 MiB]. All files together have at least 64 KiB. For [`Self::create`].
     #[must_use]
     pub fn file_bytes(mut self, bytes: u64) -> Self {
         self.file_bytes = bytes;
         self
     }
 
-    /// Bytes of the log buffer, where records wait to be written: a power of two from 32 KiB to 4 GiB; 16 MiB if not said.
-    /// No record can be longer.
+    /// Bytes of the log buffer, where records wait to be written: a power of two from 32 KiB to 4 GiB
+    /// [default: 16 MiB]. No record can be longer.
     #[must_use]
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;
         self
     }
 
-    /// Bytes that may be appended and not yet synced, a multiple of 4096 from 32 KiB to 4 GiB, or 0 for any number; 0 if not said.
-    /// For [`Self::create`]: the log keeps to it for ever.
+    /// Bytes that may be appended and not yet synced: a multiple of 4096 from 32 KiB to 4 GiB, or 0 for no bound [default: 0].
+    /// For [`Self::create`]: the log keeps it for ever.
     ///
     /// With a bound, the log syncs by itself when half of it is reached, and an append that would pass it waits for that, whatever
     /// the policy; no record can be longer than it, less five blocks. In return opening reads no more than the records since the
-    /// checkpoint and three times the bound behind them, but for what is read ahead (64 MiB at most): behind that no record can be
-    /// which knows that something before was durable. Without a bound all of the ring is read, to distinguish a torn
+    /// checkpoint and three times the bound after them, but for what is read ahead (at most 64 MiB): after that there can be no
+    /// record that proves an earlier one durable. Without a bound all of the ring is read, to distinguish a torn
     /// tail from lost records.
     #[must_use]
     pub fn max_unsynced(mut self, bytes: u64) -> Self {
@@ -147,40 +147,40 @@ impl RedoOptions {
         self
     }
 
-    /// When what was appended is durable; at each commit if not said.
+    /// When what was appended is durable [default: at each commit].
     #[must_use]
     pub fn flush_policy(mut self, policy: FlushPolicy) -> Self {
         self.flush_policy = policy;
         self
     }
 
-    /// How the files are written; what is best here if not said.
+    /// How the files are written [default: what is best on this file system].
     #[must_use]
     pub fn mode(mut self, mode: LogMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Whether the log gives its pages back; yes, if not said. Else it leaves them to the kernel, as logs of today's
-    /// databases do: for comparison, and for those who keep pages by other means.
+    /// Whether the log releases its pages [default: yes]. Otherwise it leaves them to the kernel, as most databases' logs do: for
+    /// comparison, or where something else manages them.
     #[must_use]
     pub fn release(mut self, release: bool) -> Self {
         self.release = release;
         self
     }
 
-    /// The disk; [`pagekeeper_io::best`] if not said.
+    /// The I/O back-end [default: [`pagekeeper_io::best`]].
     #[must_use]
     pub fn io(mut self, io: Arc<dyn Io>) -> Self {
         self.io = Some(io);
         self
     }
 
-    /// Leaves all work to the callers: the log has no threads, not even while it is opened, so that on a disk whose requests
-    /// repeat ([`pagekeeper_io::SimDisk`]) all that is done repeats, in order. For tests, and for engines of one thread.
+    /// Leaves all work to the callers: the log has no threads, not even while it is opened, so that on a deterministic disk
+    /// ([`pagekeeper_io::SimDisk`]) all operations repeat, in order. For tests, and for engines of one thread.
     ///
-    /// What nobody waits for is then neither synced each second nor by [`FlushPolicy::Every`], and is written when the buffer is full;
-    /// an append writes what others would else have written meanwhile.
+    /// What no caller waits for is then neither synced each second nor by [`FlushPolicy::Every`], and is written by an append when
+    /// the buffer is full.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -207,7 +207,7 @@ impl RedoOptions {
     }
 
     /// Called by an append that finds the ring full up to the checkpoint, before it waits: once for each such wait, on
-    /// its own thread. It must not append; it may well move the checkpoint, or wake who does.
+    /// its own thread. It must not append; it may move the checkpoint, or wake the thread that does.
     #[must_use]
     pub fn on_backpressure(mut self, callback: impl Fn(Backpressure) + Send + Sync + 'static) -> Self {
         self.on_backpressure = Some(Arc::new(callback));
