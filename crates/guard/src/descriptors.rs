@@ -6,12 +6,13 @@
 //! [`SHARE`] of the time. In between only the descriptors known to be of log files are read. A process that
 //! ended has no descriptors; one that may not be inspected is reported by its error.
 
+use std::cell::RefCell;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::{Access, ProcRoot};
-use pagekeeper_kernel::{Error, Inode, Result};
+use pagekeeper_kernel::process::{Access, OpenFile, OpenFilesScan, ProcRoot, Selection};
+use pagekeeper_kernel::{Error, Inode};
 use pagekeeper_policy::FileId;
 
 use crate::directory::Directory;
@@ -61,22 +62,29 @@ impl Descriptors {
         now >= self.earliest && (self.asked || now >= self.due)
     }
 
-    /// Lists the descriptors of `pids` anew; `each` is given all that they lead to. Returns what could not be
-    /// listed.
+    /// Lists the descriptors of `pids` anew; `each` is given all that they lead to. Returns the
+    /// processes that could not be listed, except ended ones.
     pub(crate) fn list(
         &mut self,
         proc: &ProcRoot,
         pids: &[u32],
         directories: &[Directory],
-        mut each: impl FnMut(&Path),
+        each: impl FnMut(&Path),
     ) -> Vec<(u32, Error)> {
         let began = Instant::now();
         self.known.clear();
+        let each = RefCell::new(each);
+        let may_be_log = |target: &Path| {
+            (each.borrow_mut())(target);
+            let is_entry = |name| directories.iter().any(|directory| directory.entries.contains_key(name));
+            target.file_name().is_some_and(is_entry)
+        };
+        let selection = Selection { name: Some(&may_be_log), ..Selection::default() };
         let mut errors = Vec::new();
-        for &pid in pids {
-            if let Err(error) = list_process(proc, pid, directories, &mut self.known, &mut each) {
-                errors.push((pid, error));
-            }
+        for process in OpenFilesScan::of(proc, pids.iter().copied(), selection).finish().processes {
+            let pid = process.pid;
+            self.known.extend(process.open.iter().filter_map(|file| descriptor(pid, file, directories)));
+            errors.extend(process.error.map(|error| (pid, error)));
         }
         let (cost, now) = (began.elapsed(), Instant::now());
         self.asked = false;
@@ -107,40 +115,18 @@ impl Descriptors {
     }
 }
 
-fn list_process(
-    proc: &ProcRoot,
-    pid: u32,
-    directories: &[Directory],
-    found: &mut Vec<Descriptor>,
-    each: &mut impl FnMut(&Path),
-) -> Result<()> {
-    let mut candidates = Vec::new();
-    proc.fd_links(pid, |fd, target| {
-        each(target);
-        let Some(name) = target.file_name() else { return };
-        if directories.iter().any(|directory| directory.entries.contains_key(name)) {
-            candidates.push((fd, target.to_path_buf()));
-        }
-    })?;
-    for (fd, target) in candidates {
-        let Some(inode) = proc.inode_behind(pid, fd) else {
-            continue;
-        };
-        let name = target.file_name().unwrap_or_default();
-        let mut entries = directories.iter().filter_map(|directory| directory.entries.get(name));
-        let Some(entry) = entries.find(|entry| entry.inode == inode) else {
-            continue;
-        };
-        let Ok(info) = proc.fd_info(pid, fd) else { continue };
-        found.push(Descriptor {
-            pid,
-            fd,
-            file: entry.id,
-            shown_inode: info.inode_number,
-            inode,
-            access: info.access(),
-            position: info.position,
-        });
-    }
-    Ok(())
+/// A descriptor of one of the log files; `None` if another file has such a name.
+fn descriptor(pid: u32, file: &OpenFile, directories: &[Directory]) -> Option<Descriptor> {
+    let name = file.path.file_name()?;
+    let mut entries = directories.iter().filter_map(|directory| directory.entries.get(name));
+    let entry = entries.find(|entry| entry.inode == file.inode)?;
+    Some(Descriptor {
+        pid,
+        fd: file.fd,
+        file: entry.id,
+        shown_inode: file.shown_inode,
+        inode: file.inode,
+        access: file.access,
+        position: file.position,
+    })
 }
