@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_catalog::workers_of;
-use pagekeeper_kernel::process::{Access, IoCounters, ProcRoot};
+use pagekeeper_kernel::process::{Access, IoCounters, OpenFilesScan, ProcRoot, Selection};
 use pagekeeper_kernel::{Inode, InspectedFile, Result};
 use pagekeeper_policy::READ_AHEAD;
 use pagekeeper_policy::external_stream::{Acts, Explained, all_fetched};
@@ -311,18 +311,12 @@ fn would(file: &StreamFile, acts: &Acts) -> Option<Event> {
 
 /// The files that the databases have open: by what they are, since in a container each goes by another name.
 fn files_of_databases(context: &StreamContext<'_>) -> HashSet<Inode> {
-    let mut files = HashSet::new();
-    for (database, profile) in context.databases {
+    let pids = context.databases.iter().flat_map(|(database, profile)| {
         let workers = workers_of(context.proc, *database, profile).unwrap_or_default();
-        for pid in workers.into_iter().chain([*database]) {
-            let _ = context.proc.fd_links(pid, |fd, target| {
-                if target.has_root() {
-                    files.extend(context.proc.inode_behind(pid, fd));
-                }
-            });
-        }
-    }
-    files
+        workers.into_iter().chain([*database])
+    });
+    let found = OpenFilesScan::of(context.proc, pids, Selection::default()).finish();
+    found.processes.iter().flat_map(|process| &process.open).map(|file| file.inode).collect()
 }
 
 /// What a process has brought into the page cache between two samples, in bytes; that of a child is added as it is waited for.
