@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use pagekeeper_io::OwnedRead;
+use pagekeeper_kernel::mutex::ignore_poison;
 
 use crate::bypass_buffer::BypassBuffer;
 use crate::file::Handle;
@@ -167,7 +168,7 @@ impl Handle {
                 Awaited::Load(waiter) => ready!(waiter.poll(context))?,
                 Awaited::Bypass(waiter, buffer) => {
                     ready!(waiter.poll(context))?;
-                    let buffer = buffer.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+                    let buffer = ignore_poison(buffer.lock()).take();
                     if let Some(buffer) = buffer {
                         buf.copy_from_slice(&buffer.bytes(self.page_len(page))[from..from + buf.len()]);
                         return Poll::Ready(Ok(()));
@@ -220,7 +221,7 @@ impl Handle {
         let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
             let outcome = handle.settle_bypass(page, read.map_err(Error::from), &buffer);
             if outcome.is_ok() {
-                *filled.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(buffer);
+                *ignore_poison(filled.lock()) = Some(buffer);
             }
             unsettled.set(outcome);
         });

@@ -29,6 +29,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use pagekeeper_kernel::mutex::ignore_poison;
+
 use super::arena::Arena;
 use super::entry::{EntryState, PageEntry, Queue};
 use super::error::Error;
@@ -205,7 +207,7 @@ impl Pool {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 
     /// Whether a page that is loaded evicts one that is as much in use, judged by the last victims.
@@ -231,7 +233,7 @@ impl Pool {
     }
 
     pub(super) fn just_closed(&self) -> MutexGuard<'_, Vec<Arc<PageTable>>> {
-        self.just_closed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        ignore_poison(self.just_closed.lock())
     }
 
     /// Checks a page again under the lock, and takes a frame for it if it is absent.

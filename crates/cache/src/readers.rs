@@ -24,6 +24,8 @@
 //! A reader that is stopped within a section delays the frames that were taken out since; it delays nobody who
 //! reads or loads: the cache goes on without those frames, and past itself if it runs out (see `load`).
 
+use pagekeeper_kernel::mutex::ignore_poison;
+
 use super::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Barrier, Mutex, MutexGuard, Ordering};
 
 /// Guards that one thread can hold by its slot; more of them pin their frames.
@@ -152,7 +154,7 @@ impl Readers {
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Arc<Slot>>> {
-        self.slots.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        ignore_poison(self.slots.lock())
     }
 
     /// A slot for the calling thread.

@@ -6,6 +6,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 
+use pagekeeper_kernel::mutex::ignore_poison;
+
 use super::error::Error;
 use super::sync::{Condvar, Mutex, MutexGuard};
 
@@ -33,7 +35,7 @@ impl Waiter {
     }
 
     fn state(&self) -> MutexGuard<'_, WaiterState> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 
     /// Sets the outcome and wakes who waits.
@@ -52,7 +54,7 @@ impl Waiter {
             if let WaiterState::Settled(outcome) = &*state {
                 return outcome.clone();
             }
-            state = self.settled.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+            state = ignore_poison(self.settled.wait(state));
         }
     }
 
