@@ -10,7 +10,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
-use crate::core::lock;
+use pagekeeper_kernel::mutex::lock;
 
 /// Where pages come from.
 pub(crate) struct Buffers {

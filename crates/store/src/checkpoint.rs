@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 use pagekeeper_cache::InstallAs;
 use pagekeeper_io::AlignedBuf;
 
+use pagekeeper_kernel::mutex::lock;
+
 use crate::commit::TAIL_OVERHEAD;
-use crate::core::{CheckpointStart, Core, lock};
+use crate::core::{CheckpointStart, Core};
 use crate::data::{Run, WritesInFlight};
 use crate::depth::{self, Depth};
 use crate::format::superblock::Superblock;
@@ -55,28 +57,27 @@ impl From<Error> for Halt {
 impl Core {
     /// One checkpoint; false if there was nothing to do. At most one at a time.
     pub(crate) fn run_checkpoint(&self) -> Result<bool, Error> {
-        let _guard = lock(&self.checkpoint_lock);
+        let _guard = lock(&self.checkpoints.under_way);
         self.check()?;
         if self.is_checkpointed() && self.bytes_to_recover() > TAIL_OVERHEAD {
             self.mark_end()?;
         }
         let start = self.start_checkpoint();
-        let is_due = start.lsn > self.checkpoint_lsn.load(Ordering::Acquire);
+        let is_due = start.lsn > self.checkpoints.lsn.load(Ordering::Acquire);
         let done = if is_due { self.checkpoint_to(&start) } else { Ok(()) };
         self.snapshots.set_checkpoint(None);
         if let Err(halt) = done {
             return self.failed(halt);
         }
         self.bound_what_is_kept();
-        drop(lock(&self.checkpoint_request));
-        self.checkpoint_done.notify_all();
+        self.checkpoints.notify_done();
         Ok(is_due)
     }
 
     /// Lets versions go that nobody needs, and ends the oldest snapshots where commits would come to wait for them.
     fn bound_what_is_kept(&self) {
         let mut kept = self.index.prune_all(&self.snapshots.needed());
-        while kept > self.max_unapplied_bytes / 2 && self.snapshots.end_oldest() {
+        while kept > self.config.max_unapplied_bytes / 2 && self.snapshots.end_oldest() {
             kept = self.index.prune_all(&self.snapshots.needed());
         }
     }
@@ -84,7 +85,7 @@ impl Core {
     /// Checkpoints until the data file has all that was committed before.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         let seq = lock(&self.tail).seq;
-        while self.checkpoint_seq.load(Ordering::Acquire) < seq {
+        while self.checkpoints.seq.load(Ordering::Acquire) < seq {
             self.run_checkpoint()?;
         }
         Ok(())
@@ -96,32 +97,31 @@ impl Core {
         if !error.is_no_space() && !matches!(error, Error::Damaged { .. }) {
             return Err(self.poison(error));
         }
-        lock(&self.checkpoint_request).blocked_by = Some(error.clone());
-        self.checkpoint_done.notify_all();
+        lock(&self.checkpoints.request).blocked_by = Some(error.clone());
+        self.checkpoints.done.notify_all();
         Err(error)
     }
 
     fn checkpoint_to(&self, start: &CheckpointStart) -> Result<(), Halt> {
-        if !injected!(self.options, PageBeforeJournal) {
+        if !injected!(self.config.options, PageBeforeJournal) {
             self.make_durable(start.lsn)?;
         }
-        if injected!(self.options, SuperblockFirst) {
+        if injected!(self.config.options, SuperblockFirst) {
             self.publish(start)?;
         }
         self.apply(start.seq)?;
-        if !injected!(self.options, NoSyncOfData) {
+        if !injected!(self.config.options, NoSyncOfData) {
             self.data.sync()?;
         }
-        if injected!(self.options, PageBeforeJournal) {
+        if injected!(self.config.options, PageBeforeJournal) {
             self.make_durable(start.lsn)?;
         }
-        if injected!(self.options, FullPagesFromTheEnd) {
+        if injected!(self.config.options, FullPagesFromTheEnd) {
             lock(&self.tail).logged_since_checkpoint.clear();
         }
         self.publish(start)?;
         self.journal.checkpoint(start.lsn).map_err(Error::from)?;
-        self.checkpoint_seq.store(start.seq, Ordering::Release);
-        self.checkpoint_lsn.store(start.lsn, Ordering::Release);
+        self.checkpoints.advance(start);
         Ok(())
     }
 
@@ -140,14 +140,15 @@ impl Core {
     /// Writes all pages as they were at `seq`, in page order.
     fn apply(&self, seq: Seq) -> Result<(), Halt> {
         let pages = self.index.unapplied(seq);
-        let recovering = self.checkpoint_seq.load(Ordering::Acquire) < self.recovered_seq;
-        let depth = Depth::of(self.options.disk.as_ref(), recovering);
+        let recovering = self.checkpoints.seq.load(Ordering::Acquire) < self.config.recovered_seq;
+        let depth = Depth::of(self.config.options.disk.as_ref(), recovering);
         let mut report = Report::new(self, pages.len(), recovering);
         let mut writes = WritesInFlight::new(&self.data, depth);
         let mut runs = Vec::new();
         let mut run: Option<RunBuilder> = None;
         let mut damaged = None;
-        let max_pages = if self.data.atomic { 1 } else { (self.max_write_bytes() / self.page_size).max(1) };
+        let max_pages =
+            if self.data.atomic { 1 } else { (self.max_write_bytes() / self.config.page_size).max(1) };
         for (at, page) in pages.iter().enumerate() {
             if at % AHEAD == 0 {
                 self.prefetch_bases(&pages[at..pages.len().min(at + AHEAD)], seq);
@@ -163,7 +164,7 @@ impl Core {
                 Err(error) => return Err(error.into()),
             };
             if run.as_ref().is_some_and(|run| run.end() != *page || run.seqs.len() == max_pages) {
-                runs.extend(run.take().map(|run| run.close(self.page_size)));
+                runs.extend(run.take().map(|run| run.close(self.config.page_size)));
             }
             if runs.len() == TOGETHER {
                 if self.stopping() {
@@ -174,7 +175,7 @@ impl Core {
             }
             run.get_or_insert_with(|| RunBuilder::at(*page)).push(whole, of);
         }
-        runs.extend(run.map(|run| run.close(self.page_size)));
+        runs.extend(run.map(|run| run.close(self.config.page_size)));
         writes.start(runs)?;
         writes.wait(0);
         report.applied(self.complete_writes(&mut writes));
@@ -184,12 +185,12 @@ impl Core {
 
     /// Bytes of one write: all that can be in flight are an eighth part of the budget.
     fn max_write_bytes(&self) -> usize {
-        let share = self.options.memory / 8 / depth::MAX as u64;
+        let share = self.config.options.memory / 8 / depth::MAX as u64;
         usize::try_from(share).unwrap_or(MAX_WRITE_BYTES).min(MAX_WRITE_BYTES)
     }
 
     fn stopping(&self) -> bool {
-        self.stopping.load(Ordering::Relaxed)
+        self.checkpoints.stopping.load(Ordering::Relaxed)
     }
 
     /// Has pages of the data file brought into the cache, wide, that are needed to put others together. A failure is reported where
@@ -217,7 +218,7 @@ impl Core {
 
     fn prefetch(&self, pages: Option<std::ops::Range<u64>>) {
         if let Some(pages) = pages {
-            let bytes = self.page_size as u64;
+            let bytes = self.config.page_size as u64;
             self.cached.prefetch(pages.start * bytes..pages.end * bytes);
         }
     }
@@ -241,7 +242,7 @@ impl Core {
         for older in self.index.replays_before(page, of) {
             let _ = self.whole(page, older);
         }
-        if injected!(self.options, SkippedByPage)
+        if injected!(self.config.options, SkippedByPage)
             && self.page_in_file(page)?.is_some_and(|(_, in_file)| in_file >= of)
         {
             self.index.applied(page, of, &self.snapshots.needed());
@@ -255,7 +256,9 @@ impl Core {
         let mut pages = 0;
         let needed = self.snapshots.needed();
         while let Some(run) = writes.next_done() {
-            for ((page, seq), bytes) in (run.first..).zip(&run.seqs).zip(run.bytes.chunks(self.page_size)) {
+            for ((page, seq), bytes) in
+                (run.first..).zip(&run.seqs).zip(run.bytes.chunks(self.config.page_size))
+            {
                 // Where it can't be had it is loaded when it is read.
                 let _ = self.cached.install(page, bytes, InstallAs::Prefetched);
                 self.index.applied(page, *seq, &needed);
@@ -263,9 +266,8 @@ impl Core {
             }
         }
         // Those who wait for room need not wait for the checkpoint's end; but not to come one by one.
-        if pages > 0 && self.index.bytes() <= self.max_unapplied_bytes / 8 * 7 {
-            drop(lock(&self.checkpoint_request));
-            self.checkpoint_done.notify_all();
+        if pages > 0 && self.index.bytes() <= self.config.max_unapplied_bytes / 8 * 7 {
+            self.checkpoints.notify_done();
         }
         pages
     }
@@ -336,8 +338,8 @@ impl<'a> Report<'a> {
         }
         self.reported = Instant::now();
         let progress = Progress::new(self.left, self.total, self.began.elapsed());
-        tracing::info!(store = %self.core.directory.display(), "{progress}");
-        if let Some(report) = &self.core.options.on_progress {
+        tracing::info!(store = %self.core.config.directory.display(), "{progress}");
+        if let Some(report) = &self.core.config.options.on_progress {
             // Its panic is reported by the panic hook, and must not end the thread that commits depend on.
             let _ = catch_unwind(AssertUnwindSafe(|| report(&progress)));
         }

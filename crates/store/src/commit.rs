@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::core::{Core, Tail, lock};
+use pagekeeper_kernel::mutex::lock;
+
+use crate::core::{Core, Tail};
 use crate::format::entry::{EntryWriter, diff_ranges};
 use crate::format::page::{self, HEADER, PageKind};
 use crate::txn::{Changed, WriteTxn};
@@ -35,7 +37,17 @@ pub(crate) const TAIL_OVERHEAD: u64 = 16 << 10;
 /// What a record takes up beside its body, and to be aligned.
 const RECORD: u64 = 32;
 
-pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
+impl WriteTxn<'_> {
+    /// Commits all or nothing, and gives the number of the commit. It can be seen by readers that begin when this has returned.
+    ///
+    /// Waits, as long as the journal has no room below its limit. After [`Error::Poisoned`] it is not known whether the commit is durable, and
+    /// none comes after it; with any other error nothing was committed.
+    pub fn commit(self, durability: Durability) -> Result<Seq, Error> {
+        commit(self, durability)
+    }
+}
+
+fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
     let WriteTxn { core, writer, base, meta, mut changed, .. } = txn;
     if changed.is_empty() && meta == *base {
         let (seq, lsn) = {
@@ -54,7 +66,7 @@ pub(crate) fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, E
         if bytes > core.max_entry_bytes() {
             return Err(Error::TransactionTooLarge { bytes, max: core.max_entry_bytes() });
         }
-        if core.bytes_to_recover() + bytes + TAIL_OVERHEAD <= core.max_journal_bytes {
+        if core.bytes_to_recover() + bytes + TAIL_OVERHEAD <= core.config.max_journal_bytes {
             break (entry, pages);
         }
         // What has to be a full-page image may change when a checkpoint starts meanwhile.
@@ -98,8 +110,7 @@ fn finish(core: &Core, seq: Seq, lsn: u64, durability: Durability) -> Result<Seq
             return Ok(seq);
         }
     }
-    drop(lock(&core.groups));
-    core.flushed.notify_all();
+    core.group.notify_flushed();
     Ok(seq)
 }
 
@@ -119,20 +130,20 @@ fn encode(
         let page = *page;
         let (kind, in_part, crc, bytes) = match changed {
             Changed::Page { kind, bytes, in_part } => {
-                let crc = page::seal(bytes.make_mut(), *kind, page, seq, core.store);
+                let crc = page::seal(bytes.make_mut(), *kind, page, seq, core.config.store_id);
                 (*kind, *in_part, crc, bytes.clone())
             }
             Changed::Free => {
                 let mut bytes = core.buffers.zeroed();
-                let crc = page::seal(bytes.make_mut(), PageKind::Free, page, seq, core.store);
+                let crc = page::seal(bytes.make_mut(), PageKind::Free, page, seq, core.config.store_id);
                 (PageKind::Free, false, crc, bytes)
             }
         };
         let payload = &bytes[HEADER..];
         let mut is_whole = true;
-        let may_differ = core.diffs_first
+        let may_differ = core.config.diffs_first
             || tail.logged_since_checkpoint.contains(&page)
-            || injected!(core.options, NoFullPages);
+            || injected!(core.config.options, NoFullPages);
         if kind == PageKind::Free {
             entry.free(page, crc);
         } else if let Some(before) = if in_part && may_differ { before(core, page) } else { None }
@@ -160,7 +171,7 @@ fn encode(
 fn before(core: &Core, page: PageNo) -> Option<Whole> {
     match core.index.get(page, Seq::MAX) {
         Some(version) => core.whole(page, version).ok(),
-        None if core.diffs_first => {
+        None if core.config.diffs_first => {
             let (page, _) = core.page_in_file(page).ok()??;
             Some(Whole::new(page.kind(), core.buffers.copy(page.bytes())))
         }
@@ -179,7 +190,7 @@ impl Core {
 
     /// Bytes of the journal that one commit may take up: also when all before it is checkpointed, the last padding is still there.
     pub(crate) fn max_entry_bytes(&self) -> u64 {
-        self.max_journal_bytes - 2 * TAIL_OVERHEAD
+        self.config.max_journal_bytes - 2 * TAIL_OVERHEAD
     }
 
     /// The last commit that was appended.
@@ -189,6 +200,6 @@ impl Core {
 
     /// The last commit that the data file has.
     pub(crate) fn is_checkpointed(&self) -> bool {
-        lock(&self.tail).seq == self.checkpoint_seq.load(Ordering::Acquire)
+        lock(&self.tail).seq == self.checkpoints.seq.load(Ordering::Acquire)
     }
 }

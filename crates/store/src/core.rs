@@ -1,23 +1,62 @@
-//! The store as all its threads share it: reading pages, and committing.
+//! The store as all its threads share it: reading pages, committing, and the state that both need.
 //!
-//! Locks, in the order that they are taken: the writer's (for a whole transaction), the checkpoint's, the tail (for the
-//! encoding and appending of one commit, and for a checkpoint start), then those of index, snapshots and superblocks, each alone.
+//! A commit's life, with the function on each edge:
+//!
+//! ```text
+//!             commit::encode           RedoLog::try_append           Core::make_durable
+//!  changed ─────────────────▶ encoded ─────────────────▶ appended ─────────────────────▶ durable
+//!  (WriteTxn)                    │                          │                               │
+//!                 no room for it │        Durability::None, │ Snapshots::show               │ Snapshots::durable
+//!                                ▼                          ▼                               ▼
+//!                     Core::wait_for_room              visible ◀─────────────────────── visible
+//!                                                           │
+//!                                              Core::apply, │ once it is durable
+//!                                                           ▼
+//!  journal given up ◀───────────────── checkpointed ◀──── applied
+//!             RedoLog::checkpoint          Core::publish (data file synced before)
+//! ```
+//!
+//! The store's:
+//!
+//! ```text
+//!                         open::start                Core::run_checkpoint, the first
+//!  open::open ─▶ opening ─────────────▶ recovering ────────────────────────────────▶ open
+//!                   │ error                 │ Core::poison                             │ Core::poison
+//!                   ▼                       ▼                                          ▼
+//!               not opened              poisoned: reads go on, commits fail ◀──────────┘
+//!
+//!  recovering, open, poisoned ── Store::finish (close or drop) ──▶ closed
+//! ```
+//!
+//! While it is recovering all works as when it is open: pages that the journal changes are put together at their first read.
+//!
+//! Locks, in the order that they are taken. Those in one line are never held together.
+//!
+//! 1. `writer`, for a whole write transaction.
+//! 2. `checkpoints.under_way`, for a whole checkpoint.
+//! 3. `tail`, for the encoding and appending of one commit, and for a checkpoint's start.
+//! 4. The index's shards; the snapshots'; `superblocks`, for one write; `checkpoints.request` and `group.lock`, to wait and to
+//!    notify.
+//!
+//! Readers take those of the index and of the snapshots only.
 //!
 //! Invariants:
 //! 1. `tail.seq` is the last commit that was appended; its versions are in the index before the tail is released.
-//! 2. No commit is appended that brings the journal bytes behind the checkpoint LSN above the limit; beside commits there are padding, and an
-//!    epoch for each opening.
-//! 3. After the first error of a write or sync nothing is committed any more, and everyone gets that error; a full device is the one
-//!    exception, since what it refused was not half written.
+//! 2. No commit is appended that brings the journal bytes behind the checkpoint LSN above the limit; beside commits there are
+//!    padding, and an epoch for each opening.
+//! 3. `checkpoints.seq` and `checkpoints.lsn` never fall, and never pass what is durable in the journal.
+//! 4. After the first error of a write or sync nothing is committed any more, and everyone gets that error; a full device is
+//!    the one exception, since what it refused was not half written.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use pagekeeper_cache::{OwnedFile, PageCache};
 use pagekeeper_io::{Io, Lock};
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_log::RedoLog;
 
 use crate::buffers::Buffers;
@@ -25,16 +64,36 @@ use crate::data::DataFile;
 use crate::format::page::{self, HEADER, PageFault, PageKind};
 use crate::format::superblock::Meta;
 use crate::index::Index;
+use crate::opening::Opening;
 use crate::options::StoreOptions;
 use crate::page::Page;
 use crate::snapshots::{Live, Snapshots};
-use crate::stat::Opening;
 use crate::superblocks::Superblocks;
 use crate::version::{Content, PageId, Version, Whole, kind_and_seq};
 use crate::{Error, PageNo, Seq};
 
 /// How often a condition is polled that nothing notifies of.
 const POLL: Duration = Duration::from_secs(1);
+
+/// What the opening has fixed.
+pub(crate) struct Config {
+    pub(crate) options: StoreOptions,
+    pub(crate) io: Arc<dyn Io>,
+    pub(crate) directory: PathBuf,
+    pub(crate) page_size: usize,
+    pub(crate) store_id: u64,
+    /// Maximum journal bytes behind the checkpoint LSN.
+    pub(crate) max_journal_bytes: u64,
+    /// Maximum bytes of the index before commits wait.
+    pub(crate) max_unapplied_bytes: u64,
+    /// The first change of a page after a checkpoint start may be a diff.
+    pub(crate) diffs_first: bool,
+    /// The last commit that was found in the journal.
+    pub(crate) recovered_seq: Seq,
+    pub(crate) opening: Opening,
+    /// Keeps others from opening the store.
+    pub(crate) _lock: Lock,
+}
 
 /// Where the last commit that was appended stands.
 #[derive(Debug)]
@@ -65,59 +124,101 @@ pub(crate) struct CheckpointRequest {
     pub(crate) stopping: bool,
 }
 
-/// The store but for its threads.
-pub(crate) struct Core {
-    pub(crate) options: StoreOptions,
-    pub(crate) io: Arc<dyn Io>,
-    pub(crate) directory: PathBuf,
-    pub(crate) page_size: usize,
-    pub(crate) store: u64,
-    pub(crate) journal: RedoLog,
-    pub(crate) data: DataFile,
-    pub(crate) cache: PageCache,
-    pub(crate) cached: OwnedFile,
-    pub(crate) superblocks: Mutex<Superblocks>,
-    pub(crate) writer: Mutex<()>,
-    pub(crate) tail: Mutex<Tail>,
-    pub(crate) index: Index,
-    pub(crate) snapshots: Snapshots,
-    /// Where versions in memory have their pages.
-    pub(crate) buffers: Arc<Buffers>,
+/// Checkpoints: how far the last one came, and who waits for the next.
+#[derive(Debug)]
+pub(crate) struct Checkpoints {
     /// Held by the checkpoint under way.
-    pub(crate) checkpoint_lock: Mutex<()>,
-    pub(crate) checkpoint_seq: AtomicU64,
-    pub(crate) checkpoint_lsn: AtomicU64,
-    /// Maximum journal bytes behind the checkpoint LSN.
-    pub(crate) max_journal_bytes: u64,
-    /// Maximum bytes of the index before commits wait.
-    pub(crate) max_unapplied_bytes: u64,
-    /// The first change of a page after a checkpoint start may be a diff.
-    pub(crate) diffs_first: bool,
-    pub(crate) checkpoint_request: Mutex<CheckpointRequest>,
+    pub(crate) under_way: Mutex<()>,
+    /// The last commit that the data file has. Written under `under_way`.
+    pub(crate) seq: AtomicU64,
+    /// Just behind it in the journal: the checkpoint LSN. Written under `under_way`.
+    pub(crate) lsn: AtomicU64,
+    pub(crate) request: Mutex<CheckpointRequest>,
     /// Notified when the request changes.
-    pub(crate) checkpoint_requested: Condvar,
-    /// Notified when a checkpoint has ended, or the store is poisoned.
-    pub(crate) checkpoint_done: Condvar,
-    /// Set when the store is being closed: a checkpoint gives up.
+    pub(crate) requested: Condvar,
+    /// Notified when a checkpoint has ended or freed memory, or the store is poisoned.
+    pub(crate) done: Condvar,
+    /// Set when the store is being closed, by `threads::stop`: the checkpoint under way gives up.
     pub(crate) stopping: AtomicBool,
-    pub(crate) groups: Mutex<()>,
-    /// Notified after a commit was made durable.
-    pub(crate) flushed: Condvar,
-    pub(crate) poison: OnceLock<Error>,
-    /// The last commit that was found at the opening.
-    pub(crate) recovered_seq: Seq,
-    pub(crate) opening: Opening,
-    pub(crate) _lock: Lock,
 }
 
-/// The lock of a mutex whose holders never panic half-way: nothing behind it is ever torn.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+impl Checkpoints {
+    /// The data file has all commits up to `seq`, whose entry ends before `lsn`.
+    pub(crate) fn new(seq: Seq, lsn: u64) -> Self {
+        Self {
+            under_way: Mutex::new(()),
+            seq: AtomicU64::new(seq),
+            lsn: AtomicU64::new(lsn),
+            request: Mutex::new(CheckpointRequest::default()),
+            requested: Condvar::new(),
+            done: Condvar::new(),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// Wakes all who wait for a checkpoint.
+    pub(crate) fn notify_done(&self) {
+        // Whoever has checked under the lock, and is about to wait, does by now.
+        drop(lock(&self.request));
+        self.done.notify_all();
+    }
+
+    /// A checkpoint has come to this commit. By the holder of `under_way`.
+    pub(crate) fn advance(&self, to: &CheckpointStart) {
+        debug_assert!(self.seq.load(Ordering::Relaxed) <= to.seq);
+        debug_assert!(self.lsn.load(Ordering::Relaxed) <= to.lsn);
+        self.seq.store(to.seq, Ordering::Release);
+        self.lsn.store(to.lsn, Ordering::Release);
+    }
+}
+
+/// Commits with [`Durability::Group`](crate::Durability::Group) that wait for another's sync. The sync itself, and who of those
+/// that sync at the same time does it, is the journal's affair.
+#[derive(Debug, Default)]
+pub(crate) struct GroupCommit {
+    pub(crate) lock: Mutex<()>,
+    /// Notified after a commit was made durable.
+    pub(crate) flushed: Condvar,
+}
+
+impl GroupCommit {
+    /// Wakes all who wait for a sync.
+    pub(crate) fn notify_flushed(&self) {
+        drop(lock(&self.lock));
+        self.flushed.notify_all();
+    }
+}
+
+/// The store but for its threads.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    /// With locks of its own.
+    pub(crate) journal: RedoLog,
+    /// With a lock of its own, for growing.
+    pub(crate) data: DataFile,
+    pub(crate) superblocks: Mutex<Superblocks>,
+    /// With locks of its own, as the next.
+    pub(crate) cache: PageCache,
+    /// The data file in the cache.
+    pub(crate) cached: OwnedFile,
+    /// Where versions in memory have their pages.
+    pub(crate) buffers: Arc<Buffers>,
+    /// Each shard has a lock.
+    pub(crate) index: Index,
+    /// With a lock of its own.
+    pub(crate) snapshots: Snapshots,
+    /// Held by the write transaction.
+    pub(crate) writer: Mutex<()>,
+    pub(crate) tail: Mutex<Tail>,
+    pub(crate) checkpoints: Checkpoints,
+    pub(crate) group: GroupCommit,
+    /// The first failure. Set once, by whoever meets it.
+    pub(crate) poison: OnceLock<Error>,
 }
 
 impl Core {
     pub(crate) fn payload_size(&self) -> usize {
-        self.page_size - HEADER
+        self.config.page_size - HEADER
     }
 
     pub(crate) fn data_path(&self) -> &Path {
@@ -136,19 +237,18 @@ impl Core {
             cause => cause,
         };
         let error = Error::Poisoned { cause: Box::new(self.poison.get_or_init(|| cause).clone()) };
-        drop(lock(&self.checkpoint_request));
-        self.checkpoint_done.notify_all();
-        self.checkpoint_requested.notify_all();
+        self.checkpoints.notify_done();
+        self.checkpoints.requested.notify_all();
         error
     }
 
     /// Journal bytes that recovery would read now.
     pub(crate) fn bytes_to_recover(&self) -> u64 {
-        self.journal.end().saturating_sub(self.checkpoint_lsn.load(Ordering::Acquire))
+        self.journal.end().saturating_sub(self.checkpoints.lsn.load(Ordering::Acquire))
     }
 
     pub(crate) fn page_id(&self, page: PageNo, seq: Seq) -> PageId<'_> {
-        PageId { path: self.data_path(), store: self.store, page, seq }
+        PageId { path: self.data_path(), store: self.config.store_id, page, seq }
     }
 
     /// The page as it was at `seq`, whatever it is used for; `None` if it was not written before.
@@ -207,18 +307,18 @@ impl Core {
     /// Waits until `more` bytes go into the journal, and the index is within bounds.
     pub(crate) fn wait_for_room(&self, more: u64) -> Result<(), Error> {
         let has_room = || {
-            self.bytes_to_recover() + more <= self.max_journal_bytes
-                && self.index.bytes() <= self.max_unapplied_bytes
+            self.bytes_to_recover() + more <= self.config.max_journal_bytes
+                && self.index.bytes() <= self.config.max_unapplied_bytes
         };
         if has_room() {
             return Ok(());
         }
-        if !self.options.threads {
+        if !self.config.options.threads {
             self.run_checkpoint()?;
             // One checkpoint makes all the room there is.
             return Ok(());
         }
-        let mut request = lock(&self.checkpoint_request);
+        let mut request = lock(&self.checkpoints.request);
         request.blocked_by = None;
         loop {
             self.check()?;
@@ -229,25 +329,25 @@ impl Core {
                 return Err(error.clone());
             }
             request.requested = true;
-            self.checkpoint_requested.notify_all();
+            self.checkpoints.requested.notify_all();
             // A deadline, since nothing notifies when the journal's end moves.
-            let waited = self.checkpoint_done.wait_timeout(request, Duration::from_millis(100));
-            request = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.checkpoints.done.wait_timeout(request, Duration::from_millis(100));
+            request = ignore_poison(waited).0;
         }
     }
 
     /// Requests a checkpoint if there is much to apply.
     pub(crate) fn request_checkpoint_if_due(&self) {
-        if !self.options.threads || !self.options.background_apply {
+        if !self.config.options.threads || !self.config.options.background_apply {
             return;
         }
-        if self.bytes_to_recover() > self.max_journal_bytes / 2
-            || self.index.bytes() > self.max_unapplied_bytes / 2
+        if self.bytes_to_recover() > self.config.max_journal_bytes / 2
+            || self.index.bytes() > self.config.max_unapplied_bytes / 2
         {
-            let mut request = lock(&self.checkpoint_request);
+            let mut request = lock(&self.checkpoints.request);
             if !request.requested {
                 request.requested = true;
-                self.checkpoint_requested.notify_all();
+                self.checkpoints.requested.notify_all();
             }
         }
     }
@@ -262,12 +362,12 @@ impl Core {
 
     /// The same, but leaves the sync to others who commit meanwhile, within the group's delay.
     pub(crate) fn join_group(&self, lsn: u64) -> Result<(), Error> {
-        let until = Instant::now().checked_add(self.options.group_delay);
-        let mut group = lock(&self.groups);
-        while self.options.threads && self.journal.durable_lsn() < lsn {
+        let until = Instant::now().checked_add(self.config.options.group_delay);
+        let mut group = lock(&self.group.lock);
+        while self.config.options.threads && self.journal.durable_lsn() < lsn {
             let left = until.map_or(Some(POLL), |until| until.checked_duration_since(Instant::now()));
             let Some(left) = left else { break };
-            group = self.flushed.wait_timeout(group, left).unwrap_or_else(PoisonError::into_inner).0;
+            group = ignore_poison(self.group.flushed.wait_timeout(group, left)).0;
         }
         drop(group);
         self.make_durable(lsn)
@@ -276,7 +376,7 @@ impl Core {
     /// Starts a checkpoint: it covers what was committed up to now; from now on pages are journaled as a whole again.
     pub(crate) fn start_checkpoint(&self) -> CheckpointStart {
         let mut tail = lock(&self.tail);
-        if !injected!(self.options, FullPagesFromTheEnd) {
+        if !injected!(self.config.options, FullPagesFromTheEnd) {
             tail.logged_since_checkpoint = HashSet::new();
         }
         let start = CheckpointStart { seq: tail.seq, lsn: tail.lsn, meta: Arc::clone(&tail.meta) };

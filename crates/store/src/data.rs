@@ -7,18 +7,23 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 use pagekeeper_io::{
     AlignedBuf, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode, open_writable_past_cache,
     writes_atomically,
 };
 
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
+
 use crate::depth::Depth;
 use crate::{Error, PageNo};
 
 /// Its name.
 pub(crate) const NAME: &str = "data";
+
+/// Page numbers have 32 bits in the cache.
+pub(crate) const MAX_PAGES: u64 = u32::MAX as u64 - 1;
 
 /// It grows by an eighth, within these bounds, in bytes.
 const STEP: Range<u64> = 256 << 10..64 << 20;
@@ -71,7 +76,7 @@ impl DataFile {
 
     /// Sees to it that it has room for so many pages, durably. Where they are `sparse` the device gives it as they are written.
     pub(crate) fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
-        let mut failed = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = lock(&self.growing);
         let len = self.len.load(Ordering::Acquire);
         let needed = pages.saturating_mul(self.page_size);
         if needed <= len {
@@ -101,7 +106,7 @@ impl DataFile {
             return Ok(self.file.sync_data()?);
         }
         // One that failed while the file was made longer may have been the report of what was written for this one.
-        let mut failed = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = lock(&self.growing);
         if let Err(error) = synced {
             failed.get_or_insert(error.into());
         }
@@ -151,7 +156,7 @@ impl<'a> WritesInFlight<'a> {
         self.wait(self.depth.now().saturating_sub(runs.len()));
         let (mutex, _) = &*self.state;
         {
-            let mut state = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = lock(mutex);
             if let Some(error) = &state.failed {
                 return Err(error.clone().into());
             }
@@ -167,7 +172,7 @@ impl<'a> WritesInFlight<'a> {
                 mode: if self.data.atomic { WriteMode::Atomic } else { WriteMode::Plain },
                 done: Box::new(move |bytes, result| {
                     let (mutex, changed) = &*state;
-                    let mut state = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut state = lock(mutex);
                     state.in_flight -= 1;
                     match result {
                         Ok(()) => state.done.push_back(Run { first, seqs, bytes }),
@@ -185,20 +190,20 @@ impl<'a> WritesInFlight<'a> {
     /// Waits until at most so many are in flight.
     pub(crate) fn wait(&self, max: usize) {
         let (mutex, changed) = &*self.state;
-        let state = mutex.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(changed.wait_while(state, |state| state.in_flight > max));
+        let state = lock(mutex);
+        drop(ignore_poison(changed.wait_while(state, |state| state.in_flight > max)));
     }
 
     /// One that has ended since the last call.
     pub(crate) fn next_done(&mut self) -> Option<Run> {
-        let run = self.state.0.lock().unwrap_or_else(PoisonError::into_inner).done.pop_front()?;
+        let run = lock(&self.state.0).done.pop_front()?;
         self.depth.done(1);
         Some(run)
     }
 
     /// The first error.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state.0);
         state.failed.clone().map_or(Ok(()), |error| Err(error.into()))
     }
 }

@@ -11,8 +11,10 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use pagekeeper_kernel::mutex::ignore_poison;
+
 use super::snapshots::Needed;
-use super::sync::{AtomicU64, Ordering, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, SHARDS};
+use super::sync::{AtomicU64, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard, SHARDS};
 use crate::version::{Content, Version};
 use crate::{PageNo, Seq};
 
@@ -41,11 +43,11 @@ impl Index {
     }
 
     fn read(&self, page: PageNo) -> RwLockReadGuard<'_, Shard> {
-        self.shard(page).read().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.shard(page).read())
     }
 
     fn write(&self, page: PageNo) -> RwLockWriteGuard<'_, Shard> {
-        self.shard(page).write().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.shard(page).write())
     }
 
     /// Bytes of memory, about.
@@ -209,7 +211,7 @@ impl Index {
     pub(crate) fn unapplied(&self, seq: Seq) -> Vec<PageNo> {
         let mut pages = Vec::new();
         for shard in &self.shards {
-            let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
+            let shard = ignore_poison(shard.read());
             let due = |versions: &Vec<Version>| {
                 versions.iter().any(|version| !version.applied && version.seq <= seq)
             };
@@ -224,7 +226,7 @@ impl Index {
         let needs =
             |version: &Version| matches!(&version.content, Content::Replay(replay) if replay.needs_base());
         self.shards.iter().any(|shard| {
-            let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
+            let shard = ignore_poison(shard.read());
             shard.values().flatten().any(needs)
         })
     }
@@ -232,7 +234,7 @@ impl Index {
     /// How many pages have a version that is not applied.
     pub(crate) fn unapplied_pages(&self) -> u64 {
         let count = |shard: &RwLock<Shard>| {
-            let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
+            let shard = ignore_poison(shard.read());
             shard.values().filter(|versions| versions.iter().any(|version| !version.applied)).count() as u64
         };
         self.shards.iter().map(count).sum()
@@ -242,7 +244,7 @@ impl Index {
     pub(crate) fn prune_all(&self, needed: &Needed) -> u64 {
         let mut kept = 0;
         for shard in &self.shards {
-            let mut shard = shard.write().unwrap_or_else(PoisonError::into_inner);
+            let mut shard = ignore_poison(shard.write());
             shard.retain(|_, versions| {
                 self.prune(versions, needed);
                 if let [version] = &versions[..]

@@ -8,7 +8,9 @@ use std::ops::Range;
 
 use pagekeeper_io::{AlignedBuf, BatchRead, IoFile, open_past_cache};
 
-use crate::core::{Core, lock};
+use pagekeeper_kernel::mutex::lock;
+
+use crate::core::Core;
 use crate::format::page::{self, PageFault, PageKind};
 use crate::format::superblock::{Found, SLOT, newest};
 use crate::format::trunk;
@@ -114,13 +116,13 @@ impl Core {
         if pages.end > live.meta.pages {
             return Err(Error::OutOfRange { page: pages.end - 1, pages: live.meta.pages });
         }
-        let file = open_past_cache(&*self.io, &self.directory.join(data::NAME))?;
+        let file = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
         // What lies behind the end of the file was never written: zeros.
-        let mut buf = AlignedBuf::new(pages.clone().count() * self.page_size);
+        let mut buf = AlignedBuf::new(pages.clone().count() * self.config.page_size);
         let InFile { newer, got } = self.read_wide(&*file, pages.clone(), &mut buf);
         let mut found = Vec::with_capacity(newer.len());
         for ((page, newer), (at, bytes)) in
-            pages.zip(newer).zip((0..).step_by(self.page_size).zip(buf.chunks(self.page_size)))
+            pages.zip(newer).zip((0..).step_by(self.config.page_size).zip(buf.chunks(self.config.page_size)))
         {
             found.push(match &got[at / PIECE] {
                 Ok(_) => self.page_info(page, newer, bytes, live)?,
@@ -132,7 +134,7 @@ impl Core {
 
     /// Reads pages of the data file into `buf`, which may be longer, in pieces of [`PIECE`] bytes, all at once.
     pub(crate) fn read_wide(&self, file: &dyn IoFile, pages: Range<PageNo>, buf: &mut [u8]) -> InFile {
-        let start = pages.start * self.page_size as u64;
+        let start = pages.start * self.config.page_size as u64;
         // Before they are read: what the index gives up meanwhile was newer than what is read.
         let newer = pages.map(|page| self.index.has(page)).collect();
         let mut reads: Vec<_> = (start..)
@@ -141,13 +143,13 @@ impl Core {
             .map(|(offset, room)| BatchRead { file, offset, bufs: vec![IoSliceMut::new(room)] })
             .collect();
         let mut got = vec![Ok(0); reads.len()];
-        self.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
+        self.config.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
         InFile { newer, got }
     }
 
     /// The page as the snapshot has it, where these are its bytes in the data file.
     fn page_info(&self, page: PageNo, newer: bool, bytes: &[u8], live: &Live) -> Result<PageInfo, Error> {
-        match page::check(bytes, page, self.store) {
+        match page::check(bytes, page, self.config.store_id) {
             Ok(header) if header.seq <= live.seq && !newer => {
                 return Ok(PageInfo::whole(page, header.kind, bytes, true));
             }
@@ -203,7 +205,7 @@ impl Core {
     pub(crate) fn superblock_infos(&self) -> Result<[Option<SuperblockInfo>; 2], Error> {
         // Not while one of them is being written.
         let _guard = lock(&self.superblocks);
-        let file = open_past_cache(&*self.io, &self.directory.join(superblocks::NAME))?;
+        let file = open_past_cache(&*self.config.io, &self.config.directory.join(superblocks::NAME))?;
         let mut bytes = AlignedBuf::new(2 * SLOT);
         file.read_at(0, &mut bytes)?;
         let slot = |at: usize| match newest(&bytes[at * SLOT..(at + 1) * SLOT]).0 {

@@ -11,8 +11,7 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -21,23 +20,21 @@ use pagekeeper_io::{Create as CreateFile, Io, Lock, open_past_cache};
 use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 
 use crate::buffers::Buffers;
-use crate::core::{CheckpointRequest, Core, Tail, verify_page};
+use crate::core::{Checkpoints, Config, Core, GroupCommit, Tail, verify_page};
 use crate::data::{self, DataFile};
 use crate::format::entry::{Change, EntryReader};
 use crate::format::page::HEADER;
 use crate::format::superblock::{Found, Meta, Superblock};
 use crate::index::Index;
+use crate::opening::Opening;
 use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
 use crate::snapshots::Snapshots;
-use crate::stat::Opening;
 use crate::superblocks::{self, MADE, Superblocks};
 use crate::{Error, Store};
 
 /// The directory of the journal.
 pub(crate) const JOURNAL: &str = "journal";
 const LOCK: &str = "lock";
-/// Page numbers have 32 bits in the cache.
-pub(crate) const MAX_PAGES: u64 = u32::MAX as u64 - 1;
 /// Bytes of the journal that may be appended and not synced: behind its end an opening checks three times as many.
 const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
 /// Files of the journal.
@@ -46,8 +43,23 @@ const FILES: u64 = 4;
 /// The maximum that the cache is opened with: less where stores are opened by the thousand, since its bookkeeping takes 16 MiB for the maximum.
 const MAX_CACHED_PAGES: u64 = if cfg!(test) { 1 << 20 } else { MAX_PAGES };
 
+impl StoreOptions {
+    /// Opens a store, or makes one, in a directory of its own.
+    ///
+    /// Returns as soon as the journal was read: pages that it changes are put right at their first touch, and all of them in
+    /// the background.
+    ///
+    /// Fails, having changed nothing, where another has it open ([`pagekeeper_io::Error::Locked`]), for another page size
+    /// than asked for, an unknown format, and where commits that were acknowledged can't be read any more ([`Error::Corrupt`],
+    /// [`Error::Journal`]).
+    pub fn open(self, directory: &Path) -> Result<Store, Error> {
+        self.check()?;
+        open(&self, directory)
+    }
+}
+
 /// Opens a store, and makes it first if it is to be.
-pub(crate) fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
+fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     let began = Instant::now();
     let io = options.io_or_best();
     let names = match io.list(directory) {
@@ -258,53 +270,47 @@ fn start(
         (data.injected_fault, superblocks.injected_fault) = (options.injected_fault, options.injected_fault);
         (data, superblocks)
     };
-    let store = newest.store;
     let meta = Arc::new(found.meta);
-    let pages = found.index.unapplied_pages();
-    let diffs_first = data.atomic && options.full_page_images == FullPageImages::Auto;
-    let core = Core {
+    let config = Config {
         options: StoreOptions { disk: options.disk_of(directory, &*data.file), ..options.clone() },
+        io,
         directory: directory.to_path_buf(),
         page_size,
-        store,
-        data,
-        cache,
-        cached,
-        superblocks: Mutex::new(superblocks),
-        writer: Mutex::new(()),
-        tail: Mutex::new(Tail {
-            seq: found.seq,
-            lsn: found.lsn,
-            meta: Arc::clone(&meta),
-            logged_since_checkpoint: HashSet::new(),
-        }),
-        buffers: Buffers::new(page_size, max_kept(options.memory, page_size)),
-        index: found.index,
-        snapshots: Snapshots::new(found.seq, meta),
-        checkpoint_lock: Mutex::new(()),
-        checkpoint_seq: AtomicU64::new(newest.checkpoint_seq),
-        checkpoint_lsn: AtomicU64::new(newest.checkpoint_lsn),
+        store_id: newest.store,
         max_journal_bytes,
         max_unapplied_bytes: unapplied_share(options.memory),
-        diffs_first,
-        checkpoint_request: Mutex::new(CheckpointRequest::default()),
-        checkpoint_requested: Condvar::new(),
-        checkpoint_done: Condvar::new(),
-        stopping: AtomicBool::new(false),
-        groups: Mutex::new(()),
-        flushed: Condvar::new(),
-        poison: OnceLock::new(),
+        diffs_first: data.atomic && options.full_page_images == FullPageImages::Auto,
         recovered_seq: found.seq,
         opening: Opening {
             took: began.elapsed(),
             journal_read,
             journal_bytes,
             commits: found.seq - newest.checkpoint_seq,
-            pages,
+            pages: found.index.unapplied_pages(),
         },
-        journal,
-        io,
         _lock: held,
+    };
+    let tail = Tail {
+        seq: found.seq,
+        lsn: found.lsn,
+        meta: Arc::clone(&meta),
+        logged_since_checkpoint: HashSet::new(),
+    };
+    let core = Core {
+        config,
+        journal,
+        data,
+        superblocks: Mutex::new(superblocks),
+        cache,
+        cached,
+        buffers: Buffers::new(page_size, max_kept(options.memory, page_size)),
+        index: found.index,
+        snapshots: Snapshots::new(found.seq, meta),
+        writer: Mutex::new(()),
+        tail: Mutex::new(tail),
+        checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn),
+        group: GroupCommit::default(),
+        poison: OnceLock::new(),
     };
     Store::start(core)
 }

@@ -202,19 +202,6 @@ impl StoreOptions {
         self
     }
 
-    /// Opens a store, or makes one, in a directory of its own.
-    ///
-    /// Returns as soon as the journal was read: pages that it changes are put right at their first touch, and all of them in
-    /// the background.
-    ///
-    /// Fails, having changed nothing, where another has it open ([`pagekeeper_io::Error::Locked`]), for another page size
-    /// than asked for, an unknown format, and where commits that were acknowledged can't be read any more ([`Error::Corrupt`],
-    /// [`Error::Journal`]).
-    pub fn open(self, directory: &Path) -> Result<Store, Error> {
-        self.check()?;
-        open::open(&self, directory)
-    }
-
     pub(crate) fn io_or_best(&self) -> Arc<dyn Io> {
         self.io.clone().unwrap_or_else(|| {
             // Deep enough for the widest disks.
@@ -233,7 +220,8 @@ impl StoreOptions {
         self.disk.as_ref().filter(is_the_same).cloned()
     }
 
-    fn check(&self) -> Result<(), Error> {
+    /// Whether a store can work with these settings.
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let setting = |what, given, wanted| Err(Error::Setting { what, given, wanted });
         if let Some(size) = self.page_size
             && (!size.is_power_of_two() || !(MIN_PAGE_BYTES..=MAX_PAGE_BYTES).contains(&size))

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering, PoisonError};
+use pagekeeper_kernel::mutex::ignore_poison;
+
+use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 use crate::Seq;
 use crate::format::superblock::Meta;
 
@@ -89,7 +91,7 @@ impl Snapshots {
     }
 
     fn state(&self) -> MutexGuard<'_, SnapshotState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 
     /// A snapshot of what is visible now.

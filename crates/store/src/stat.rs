@@ -1,62 +1,12 @@
-//! What is known of a store: figures, how it was opened, how far the background is.
+//! A store in figures.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+
+use pagekeeper_kernel::mutex::lock;
 
 use crate::Seq;
-use crate::core::{Core, lock};
-
-/// How a store was opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Opening {
-    /// From the call to its end.
-    pub took: Duration,
-    /// The part of it that reading and checking the journal took, and making it durable.
-    pub journal_read: Duration,
-    /// Bytes of the journal that were kept.
-    pub journal_bytes: u64,
-    /// Commits that were found in it and are not synced.
-    pub commits: u64,
-    /// Pages that they change.
-    pub pages: u64,
-}
-
-/// How far the application of what an opening found is.
-///
-/// Its `Display` is the line for a log: pages left, rate, time to go.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub struct Progress {
-    /// Pages left.
-    pub left: u64,
-    /// Pages in all.
-    pub total: u64,
-    /// Pages a second, since the start.
-    pub rate: f64,
-    /// How long it takes from now on, if it goes on so; not known at the start.
-    pub to_go: Option<Duration>,
-}
-
-impl Progress {
-    pub(crate) fn new(left: u64, total: u64, since: Duration) -> Self {
-        let rate = (total - left) as f64 / since.as_secs_f64().max(1e-9);
-        let to_go =
-            (total > left).then(|| Duration::try_from_secs_f64(left as f64 / rate).unwrap_or(Duration::MAX));
-        Self { left, total, rate, to_go }
-    }
-}
-
-impl fmt::Display for Progress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "recovery: {} of {} pages left, {:.0} pages/s", self.left, self.total, self.rate)?;
-        match self.to_go {
-            Some(to_go) if self.left > 0 => write!(f, ", {:.1} s to go", to_go.as_secs_f64()),
-            _ => Ok(()),
-        }
-    }
-}
+use crate::core::Core;
+use crate::opening::Opening;
 
 /// A store in figures; from [`Store::stat`](crate::Store::stat).
 #[derive(Debug, Clone)]
@@ -99,33 +49,20 @@ impl Core {
             (tail.seq, tail.lsn, tail.meta.clone())
         };
         StoreStat {
-            page_size: self.page_size,
+            page_size: self.config.page_size,
             pages: meta.pages,
             free_pages: meta.free_pages,
             seq,
             visible_seq: self.snapshots.visible().0,
-            checkpoint_seq: self.checkpoint_seq.load(Ordering::Acquire),
-            journal_bytes: lsn.saturating_sub(self.checkpoint_lsn.load(Ordering::Acquire)),
-            max_journal_bytes: self.max_journal_bytes,
+            checkpoint_seq: self.checkpoints.seq.load(Ordering::Acquire),
+            journal_bytes: lsn.saturating_sub(self.checkpoints.lsn.load(Ordering::Acquire)),
+            max_journal_bytes: self.config.max_journal_bytes,
             unapplied_pages: self.index.unapplied_pages(),
             unapplied_bytes: self.index.bytes(),
-            memory: self.options.memory,
-            full_page_images: !self.diffs_first,
+            memory: self.config.options.memory,
+            full_page_images: !self.config.diffs_first,
             cache: self.cache.stats(),
-            opening: self.opening,
+            opening: self.config.opening,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn progress_says_what_is_left_and_how_long_it_takes() {
-        let line = |left| Progress::new(left, 1000, Duration::from_secs(2)).to_string();
-        assert_eq!(line(1000), "recovery: 1000 of 1000 pages left, 0 pages/s");
-        assert_eq!(line(250), "recovery: 250 of 1000 pages left, 375 pages/s, 0.7 s to go");
-        assert_eq!(line(0), "recovery: 0 of 1000 pages left, 500 pages/s");
     }
 }

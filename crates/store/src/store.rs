@@ -58,12 +58,12 @@ impl Store {
     pub(crate) fn start(core: Core) -> Result<Self, Error> {
         // What commits leave below the limit, and an opening takes up a block of each time, is half used up.
         if core.bytes_to_recover()
-            > core.max_journal_bytes + (core.journal.capacity() - core.max_journal_bytes) / 2
+            > core.config.max_journal_bytes + (core.journal.capacity() - core.config.max_journal_bytes) / 2
         {
             core.run_checkpoint()?;
         }
         let core = Arc::new(core);
-        let thread = if core.options.threads { Some(threads::start(&core)?) } else { None };
+        let thread = if core.config.options.threads { Some(threads::start(&core)?) } else { None };
         Ok(Self { core, thread, finished: false })
     }
 
@@ -91,7 +91,7 @@ impl Store {
     /// }
     /// ```
     pub fn prefetch(&self, pages: impl IntoIterator<Item = PageNo>) {
-        let (bytes, end) = (self.core.page_size as u64, self.core.data.pages());
+        let (bytes, end) = (self.core.config.page_size as u64, self.core.data.pages());
         for page in pages.into_iter().filter(|page| *page < end && !self.core.index.has(*page)) {
             self.core.cached.prefetch(page * bytes..(page + 1) * bytes);
         }
@@ -99,7 +99,7 @@ impl Store {
 
     /// Bytes of a page.
     pub fn page_size(&self) -> usize {
-        self.core.page_size
+        self.core.config.page_size
     }
 
     /// Bytes of a page that are the user's.
@@ -164,7 +164,7 @@ impl Store {
         }
         threads::stop(&self.core, self.thread.take());
         self.core.make_durable(self.core.last_lsn())?;
-        if self.core.options.warm {
+        if self.core.config.options.warm {
             self.core.save_warm_set();
         }
         Ok(())
@@ -179,6 +179,6 @@ impl Drop for Store {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("directory", &self.core.directory).finish_non_exhaustive()
+        f.debug_struct("Store").field("directory", &self.core.config.directory).finish_non_exhaustive()
     }
 }

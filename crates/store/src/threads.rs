@@ -3,12 +3,13 @@
 //! Invariants: it holds no lock while it waits, but that of the checkpoint request; what fails poisons the store and ends it. It is asked to stop
 //! before the store goes, and joined.
 
-use std::sync::PoisonError;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
+
 use crate::Error;
-use crate::core::{Core, lock};
+use crate::core::Core;
 
 /// Between two checks whether something is to be done.
 const TICK: Duration = Duration::from_secs(1);
@@ -30,10 +31,10 @@ pub(crate) fn start(core: &std::sync::Arc<Core>) -> Result<JoinHandle<()>, Error
 }
 
 fn run(core: &Core) {
-    let mut first = core.options.background_apply;
+    let mut first = core.config.options.background_apply;
     let (mut last_checkpoint, mut last_save) = (Instant::now(), Instant::now());
     loop {
-        if (first && core.opening.pages > 0) || is_checkpoint_due(core, last_checkpoint) {
+        if (first && core.config.opening.pages > 0) || is_checkpoint_due(core, last_checkpoint) {
             // A failure is reported to those who commit.
             let _ = core.run_checkpoint();
             last_checkpoint = Instant::now();
@@ -41,7 +42,7 @@ fn run(core: &Core) {
         if std::mem::take(&mut first) {
             core.load_warm_set();
         }
-        if core.options.warm && last_save.elapsed() >= WARM {
+        if core.config.options.warm && last_save.elapsed() >= WARM {
             core.save_warm_set();
             last_save = Instant::now();
         }
@@ -53,28 +54,28 @@ fn run(core: &Core) {
 
 /// Whether a checkpoint is due.
 fn is_checkpoint_due(core: &Core, last_checkpoint: Instant) -> bool {
-    let asked = std::mem::take(&mut lock(&core.checkpoint_request).requested);
-    let is_idle =
-        || core.options.background_apply && last_checkpoint.elapsed() >= IDLE && !core.is_checkpointed();
+    let asked = std::mem::take(&mut lock(&core.checkpoints.request).requested);
+    let is_idle = || {
+        core.config.options.background_apply && last_checkpoint.elapsed() >= IDLE && !core.is_checkpointed()
+    };
     core.poison.get().is_none() && (asked || is_idle())
 }
 
 /// Waits until something is to be done; false if it is to stop.
 fn wait(core: &Core) -> bool {
-    let request = lock(&core.checkpoint_request);
+    let request = lock(&core.checkpoints.request);
     if request.requested || request.stopping {
         return !request.stopping;
     }
-    let (request, _) =
-        core.checkpoint_requested.wait_timeout(request, TICK).unwrap_or_else(PoisonError::into_inner);
+    let (request, _) = ignore_poison(core.checkpoints.requested.wait_timeout(request, TICK));
     !request.stopping
 }
 
 /// Has it end, and waits for that.
 pub(crate) fn stop(core: &Core, thread: Option<JoinHandle<()>>) {
-    core.stopping.store(true, std::sync::atomic::Ordering::Relaxed);
-    lock(&core.checkpoint_request).stopping = true;
-    core.checkpoint_requested.notify_all();
+    core.checkpoints.stopping.store(true, std::sync::atomic::Ordering::Relaxed);
+    lock(&core.checkpoints.request).stopping = true;
+    core.checkpoints.requested.notify_all();
     if let Some(thread) = thread {
         let _ = thread.join();
     }

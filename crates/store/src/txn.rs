@@ -7,15 +7,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, MutexGuard};
 
+use pagekeeper_kernel::mutex::lock;
+
 use crate::buffers::PageBuf;
-use crate::core::{Core, is_data, lock};
+use crate::core::{Core, is_data};
+use crate::data::MAX_PAGES;
 use crate::format::page::{HEADER, PageKind};
 use crate::format::superblock::{MAX_USER_BYTES, Meta};
 use crate::format::trunk;
-use crate::open::MAX_PAGES;
 use crate::page::Page;
 use crate::version::Whole;
-use crate::{Durability, Error, PageNo, Seq};
+use crate::{Error, PageNo, Seq};
 
 /// What became of a page in a transaction. Headers are made at the commit.
 #[derive(Debug)]
@@ -255,14 +257,6 @@ impl<'a> WriteTxn<'a> {
         }
         self.meta.user = metadata.to_vec();
         Ok(())
-    }
-
-    /// Commits all or nothing, and gives the number of the commit. It can be seen by readers that begin when this has returned.
-    ///
-    /// Waits, as long as the journal has no room below its limit. After [`Error::Poisoned`] it is not known whether the commit is durable, and
-    /// none comes after it; with any other error nothing was committed.
-    pub fn commit(self, durability: Durability) -> Result<Seq, Error> {
-        crate::commit::commit(self, durability)
     }
 }
 

@@ -122,19 +122,21 @@ impl Core {
         free: &mut Vec<PageNo>,
     ) -> Result<(), Error> {
         let pages = live.meta.pages;
-        let file = open_past_cache(&*self.io, &self.directory.join(data::NAME))?;
-        let whole = pages.saturating_mul(self.page_size as u64).clamp(1, (PIECE * PIECES) as u64);
+        let file = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
+        let whole = pages.saturating_mul(self.config.page_size as u64).clamp(1, (PIECE * PIECES) as u64);
         let mut buf = AlignedBuf::new(usize::try_from(whole).unwrap_or(PIECE).next_multiple_of(PIECE));
-        let at_once = (buf.len() / self.page_size) as u64;
-        for first in (0..pages).step_by(buf.len() / self.page_size) {
+        let at_once = (buf.len() / self.config.page_size) as u64;
+        for first in (0..pages).step_by(buf.len() / self.config.page_size) {
             let end = pages.min(first + at_once);
             let InFile { newer, got } = self.read_wide(&*file, first..end, &mut buf);
             for (page, newer) in (first..end).zip(newer) {
-                let at = usize::try_from(page - first).unwrap_or(0) * self.page_size;
+                let at = usize::try_from(page - first).unwrap_or(0) * self.config.page_size;
                 let (piece, within) = (at / PIECE, at % PIECE);
-                let bytes = &buf[at..at + self.page_size];
+                let bytes = &buf[at..at + self.config.page_size];
                 let read = match &got[piece] {
-                    Ok(got) if within + self.page_size <= *got => page::check(bytes, page, self.store),
+                    Ok(got) if within + self.config.page_size <= *got => {
+                        page::check(bytes, page, self.config.store_id)
+                    }
                     Ok(_) => Err(PageFault::NeverWritten),
                     Err(error) => {
                         found.fault(format!("page {page}: {error}"));

@@ -25,17 +25,19 @@ const STEP: u64 = 128 << 10;
 impl Core {
     /// Notes what is resident.
     pub(crate) fn save_warm_set(&self) {
-        let bytes = encode(self.store, &self.cached.resident());
+        let bytes = encode(self.config.store_id, &self.cached.resident());
         // The next note may do better.
-        let _ = write(&*self.io, &self.directory, &bytes);
+        let _ = write(&*self.config.io, &self.config.directory, &bytes);
     }
 
     /// Begins to load what was resident, as much as has room.
     pub(crate) fn load_warm_set(&self) {
-        if !self.options.warm {
+        if !self.config.options.warm {
             return;
         }
-        let Some(ranges) = read(&*self.io, &self.directory).ok().and_then(|bytes| decode(&bytes, self.store))
+        let Some(ranges) = read(&*self.config.io, &self.config.directory)
+            .ok()
+            .and_then(|bytes| decode(&bytes, self.config.store_id))
         else {
             return;
         };
@@ -49,9 +51,10 @@ impl Core {
     }
 
     fn load_in_steps(&self, pages: &Range<u64>) {
-        let page = self.page_size as u64;
+        let page = self.config.page_size as u64;
         let mut from = pages.start * page;
-        while from < pages.end * page && !self.stopping.load(std::sync::atomic::Ordering::Relaxed) {
+        while from < pages.end * page && !self.checkpoints.stopping.load(std::sync::atomic::Ordering::Relaxed)
+        {
             let end = (from + STEP).min(pages.end * page);
             self.cached.prefetch(from..end);
             from = end;

@@ -2,7 +2,6 @@
 
 pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(super) use loom::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-pub(super) use std::sync::PoisonError;
 
 /// There is one page.
 pub(super) const SHARDS: usize = 1;

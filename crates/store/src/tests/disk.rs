@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use pagekeeper_io::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, SimDisk};
 
-use crate::core::lock;
+use pagekeeper_kernel::mutex::lock;
 
 type Done = Box<dyn FnMut() + Send>;
 

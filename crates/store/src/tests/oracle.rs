@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use pagekeeper_io::SimDisk;
 
-use crate::core::lock;
 use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, WriteTxn};
+use pagekeeper_kernel::mutex::lock;
 use pagekeeper_testing::Chance;
 
 /// Bytes of a payload.

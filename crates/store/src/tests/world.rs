@@ -10,9 +10,9 @@ use pagekeeper_log::LogMode;
 
 use super::disk::{Meanwhile, Prompt};
 use super::oracle::{Oracle, StoreState, Subject};
-use crate::core::lock;
 use crate::injected_fault::InjectedFault;
 use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, StoreOptions};
+use pagekeeper_kernel::mutex::lock;
 use pagekeeper_testing::Chance;
 
 const PAGE: usize = 4096;
