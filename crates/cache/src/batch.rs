@@ -65,7 +65,7 @@ fn cut<'a>(handle: &Handle, offset: u64, mut buf: &'a mut [u8], request: usize, 
     let shift = handle.shared.settings.page_shift;
     let mut at = offset;
     while !buf.is_empty() {
-        let from = usize::try_from(at & ((1 << shift) - 1)).unwrap_or(0);
+        let from = handle.offset_in_page(at);
         let len = buf.len().min((1 << shift) - from);
         let (first, rest) = buf.split_at_mut(len);
         #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
@@ -145,7 +145,7 @@ impl Handle {
         let mut done = 0;
         while done < buf.len() {
             let at = offset + done as u64;
-            let from = usize::try_from(at & ((1 << shift) - 1)).unwrap_or(0);
+            let from = self.offset_in_page(at);
             let end = buf.len().min(done + (1 << shift) - from);
             #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
             let page = (at >> shift) as u32;
@@ -175,7 +175,7 @@ impl Handle {
                 loads.others
             }
             // One page is loaded alone, and a closed file, or one in a child of fork(2), says so to each.
-            _ => vec![&mut pieces[..]],
+            Ok(_) | Err(_) => vec![&mut pieces[..]],
         };
         for piece in others.into_iter().flatten() {
             if let Err(error) = self.read_missed(piece.page, piece.from, piece.buf) {
@@ -198,7 +198,7 @@ impl Handle {
         }
         match begun {
             Begin::Load(ticket) => Some(Filling::new(self, ticket)),
-            _ => None,
+            Begin::Readable | Begin::Busy(_) | Begin::Full | Begin::Closed => None,
         }
     }
 

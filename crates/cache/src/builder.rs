@@ -187,7 +187,7 @@ impl Builder {
                 needed: (u64::from(frames) << page_shift).div_ceil(2 << 20),
                 errno: errno.raw_os_error(),
             },
-            _ => BuildError::NoMemory { errno: errno.raw_os_error() },
+            HugePages::Transparent | HugePages::Off => BuildError::NoMemory { errno: errno.raw_os_error() },
         })?;
         let access = if backend == Backend::Buffered { Access::Buffered } else { Access::Direct };
         let io: Arc<dyn Io> = match (io, backend) {

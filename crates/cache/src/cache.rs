@@ -157,12 +157,13 @@ impl PageCache {
     pub fn adopt(&self, file: File) -> Result<CachedFile, Error> {
         let io = &self.shared.settings.io;
         let file = self.shared.open(|access| {
-            let copy = file.try_clone().map_err(|error| pagekeeper_io::Error::Call {
-                call: "dup",
-                path: PathBuf::from("an adopted file"),
-                errno: error.raw_os_error().unwrap_or(0),
-            })?;
-            io.adopt(copy, access)
+            let copy =
+                rustix::io::fcntl_dupfd_cloexec(&file, 3).map_err(|errno| pagekeeper_io::Error::Call {
+                    call: "dup",
+                    path: PathBuf::from("an adopted file"),
+                    errno: errno.raw_os_error(),
+                })?;
+            io.adopt(copy.into(), access)
         })?;
         self.shared.adopt(&self.shared, file, Kind::Immutable, &OpenOptions::default())
     }
@@ -228,7 +229,10 @@ impl Shared {
         if self.settings.reserve_tables {
             let tables = self.tables.load(Ordering::Relaxed).min(self.settings.memory / TABLES_SHARE);
             let frames = tables.div_ceil(1 << self.settings.page_shift);
-            self.pool.reserve(u32::try_from(frames).unwrap_or(u32::MAX), self.slots.readers());
+            let Ok(frames) = u32::try_from(frames) else {
+                unreachable!("a share of the frames, which are fewer than 2^28")
+            };
+            self.pool.reserve(frames, self.slots.readers());
         }
     }
 

@@ -148,7 +148,10 @@ impl From<Error> for std::io::Error {
             Error::Rejected { .. } => Self::new(ErrorKind::InvalidData, error),
             Error::NoSuchPage { .. } | Error::TooLarge { .. } => Self::new(ErrorKind::InvalidInput, error),
             Error::NoMemory { .. } => Self::new(ErrorKind::OutOfMemory, error),
-            _ => Self::other(error),
+            Error::Closed { .. }
+            | Error::Grew { .. }
+            | Error::Changed { .. }
+            | Error::LoaderPanicked { .. } => Self::other(error),
         }
     }
 }

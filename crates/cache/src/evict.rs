@@ -200,6 +200,14 @@ impl Pool {
 
     /// A frame that nobody has any more.
     pub(super) fn free(&self, state: &mut PoolState, frame: u32) {
+        debug_assert!(
+            matches!(
+                state.queues.frame(frame).place,
+                FramePlace::Loading | FramePlace::Detached | FramePlace::Retired
+            ),
+            "frame {frame} is freed from {:?}",
+            state.queues.frame(frame).place
+        );
         if frame >= state.limit {
             self.give_back(frame);
             state.queues.set(frame, FramePlace::OnLoan, None);

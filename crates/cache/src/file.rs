@@ -96,7 +96,17 @@ impl Handle {
     pub(crate) fn page_len(&self, page: u32) -> usize {
         let shift = self.shared.settings.page_shift;
         let left = self.stat.size.saturating_sub(u64::from(page) << shift);
-        usize::try_from(left.min(1 << shift)).unwrap_or(0)
+        #[expect(clippy::cast_possible_truncation, reason = "at most a page")]
+        let len = left.min(1 << shift) as usize;
+        len
+    }
+
+    /// Where in its page a byte of the file is.
+    #[inline]
+    pub(crate) fn offset_in_page(&self, offset: u64) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "below the page size")]
+        let within = (offset & ((1 << self.shared.settings.page_shift) - 1)) as usize;
+        within
     }
 
     /// The page by its number as users give it.

@@ -110,7 +110,7 @@ impl CachedFile {
         let mut ahead = Ahead::default();
         while done < len {
             let at = offset + done as u64;
-            let from = usize::try_from(at & ((1 << shift) - 1)).unwrap_or(0);
+            let from = handle.offset_in_page(at);
             let part = (len - done).min((1 << shift) - from);
             let page = handle.page_number(at >> shift)?;
             if page >= ahead.end {

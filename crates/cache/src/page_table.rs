@@ -31,7 +31,7 @@ impl PageTable {
     }
 
     pub(crate) fn parts(&self) -> u32 {
-        u32::try_from(self.parts.len()).unwrap_or(u32::MAX)
+        self.table.pages().div_ceil(PART)
     }
 
     /// A page of the part is in a frame, or on its way into one. True if the part's memory was not taken up before.

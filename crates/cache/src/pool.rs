@@ -157,7 +157,7 @@ pub(crate) struct Pool {
     pub(crate) arena: Arena,
     pub(super) pins: Box<[AtomicU32]>,
     state: Mutex<PoolState>,
-    /// Files that were closed, until somebody makes room: apart from the state, so that closing waits for nobody.
+    /// Files that were closed, until somebody makes room: not under the same lock, so that closing waits for nobody.
     pub(super) just_closed: Mutex<Vec<Arc<PageTable>>>,
     /// Parts of tables that may be taken up at once.
     pub(super) parts_max: usize,
@@ -299,6 +299,11 @@ impl Pool {
             state.counts.add_load(reason);
             return state.keep_out(frame);
         }
+        debug_assert_eq!(
+            state.queues.frame(frame).place,
+            FramePlace::Loading,
+            "frame {frame} of page {page}"
+        );
         let entry = file.table.any_entry(page);
         if !file.table.is_open() {
             entry.store(PageEntry::NEVER_SEEN.0, Ordering::Release);
@@ -341,6 +346,11 @@ impl Pool {
             self.free(&mut state, frame);
             return false;
         }
+        debug_assert_eq!(
+            state.queues.frame(frame).place,
+            FramePlace::Loading,
+            "frame {frame} of page {page}"
+        );
         file.table.any_entry(page).store(before.0, Ordering::Release);
         file.leaves(page);
         // A reader may have seen the frame number in the entry, but only in one that can't be read.

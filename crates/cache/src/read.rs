@@ -26,7 +26,7 @@ impl CachedFile {
     fn read_slowly(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let handle = &**self.handle();
         let shift = handle.shared.settings.page_shift;
-        let from = usize::try_from(offset & ((1 << shift) - 1)).unwrap_or(0);
+        let from = handle.offset_in_page(offset);
         let end = offset.checked_add(buf.len() as u64);
         let within = from + buf.len() <= 1 << shift && end.is_some_and(|end| end <= handle.stat.size);
         if !within || buf.is_empty() {

@@ -28,9 +28,11 @@ impl Pool {
             for &page in pages {
                 match PageEntry(file.table.any_entry(page).load(Ordering::Relaxed)).state() {
                     EntryState::Loading { frame } => {
-                        superseded.append(&mut state.supersede(file, page, frame))
+                        superseded.append(&mut state.supersede(file, page, frame));
                     }
-                    _ => state.take_out_page(file, page),
+                    EntryState::Resident { .. } | EntryState::Unread { .. } | EntryState::Absent(_) => {
+                        state.take_out_page(file, page);
+                    }
                 }
             }
             drop(state);

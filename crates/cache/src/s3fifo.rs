@@ -75,7 +75,7 @@ impl S3Fifo {
 
     /// How many frames to free at once: a heavy barrier for each batch, and few frames that lie idle.
     pub(crate) fn batch(&self) -> usize {
-        usize::try_from((self.frames / 128).clamp(1, 256)).unwrap_or(1)
+        (self.frames / 128).clamp(1, 256) as usize
     }
 
     /// Which queue a page that is missed goes to, by what its entry remembers, while the small queue has `small` pages.

@@ -119,6 +119,8 @@ impl Core {
         if injected!(self.config.options, FullPagesFromTheEnd) {
             lock(&self.tail).logged_since_checkpoint.clear();
         }
+        debug_assert!(self.journal.durable_lsn() >= start.lsn, "a checkpoint of what is not durable");
+        debug_assert!(self.index.unapplied(start.seq).is_empty(), "a checkpoint of what is not applied");
         self.publish(start)?;
         self.journal.checkpoint(start.lsn).map_err(Error::from)?;
         self.checkpoints.advance(start);

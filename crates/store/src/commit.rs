@@ -86,6 +86,8 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
         }
         core.index.push(page, seq, Content::Whole(whole), &needed);
     }
+    debug_assert!(lsn > tail.lsn, "an entry of no bytes");
+    debug_assert!(core.bytes_to_recover() <= core.config.max_journal_bytes, "the journal is above its limit");
     let meta = Arc::new(meta);
     (tail.seq, tail.lsn, tail.meta) = (seq, lsn, Arc::clone(&meta));
     core.snapshots.committed(seq, lsn, meta);
@@ -152,7 +154,13 @@ fn encode(
         {
             let ranges: Vec<_> = ranges
                 .into_iter()
-                .map(|range| (u32::try_from(range.start).unwrap_or(u32::MAX), &payload[range]))
+                .map(|range| {
+                    (
+                        u32::try_from(range.start)
+                            .unwrap_or_else(|_| unreachable!("pages have at most 64 KiB")),
+                        &payload[range],
+                    )
+                })
                 .collect();
             let base_seq = kind_and_seq(before.bytes()).map_or(0, |(_, seq)| seq);
             entry.diff(page, kind, crc, base_seq, &ranges);

@@ -161,7 +161,27 @@ impl Error {
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Io(error) | Self::Journal(pagekeeper_log::Error::Io(error)) => error.errno(),
-            _ => None,
+            Self::Journal(_)
+            | Self::Cache(_)
+            | Self::CacheSetting(_)
+            | Self::NoStore { .. }
+            | Self::NotEmpty { .. }
+            | Self::Unfinished { .. }
+            | Self::BrokenSuperblock { .. }
+            | Self::UnknownVersion { .. }
+            | Self::OtherPageSize { .. }
+            | Self::Setting { .. }
+            | Self::Corrupt { .. }
+            | Self::NotAtomic { .. }
+            | Self::Damaged { .. }
+            | Self::OutOfRange { .. }
+            | Self::NotAllocated { .. }
+            | Self::NeverWritten { .. }
+            | Self::PayloadSize { .. }
+            | Self::MetadataTooLong { .. }
+            | Self::TransactionTooLarge { .. }
+            | Self::SnapshotTooOld
+            | Self::Poisoned { .. } => None,
         }
     }
 

@@ -39,7 +39,8 @@ impl Index {
 
     fn shard(&self, page: PageNo) -> &RwLock<Shard> {
         // Neighbours in different shards.
-        &self.shards[usize::try_from(page % SHARDS as u64).unwrap_or(0)]
+        #[expect(clippy::cast_possible_truncation, reason = "below the number of shards")]
+        &self.shards[(page % SHARDS as u64) as usize]
     }
 
     fn read(&self, page: PageNo) -> RwLockReadGuard<'_, Shard> {

@@ -49,7 +49,7 @@ pub(crate) fn of_journal(
 ) -> pagekeeper_log::RedoOptions {
     let journal = match options.injected_fault {
         Some(InjectedFault::Journal(bug)) => journal.injected_fault(bug),
-        _ => journal,
+        Some(_) | None => journal,
     };
     journal.mode(options.journal_mode)
 }

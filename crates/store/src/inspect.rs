@@ -154,7 +154,7 @@ impl Core {
                 return Ok(PageInfo::whole(page, header.kind, bytes, true));
             }
             Err(PageFault::NeverWritten) if !newer => return Ok(PageInfo::never_written(page, bytes)),
-            _ => {}
+            Ok(_) | Err(_) => {}
         }
         // Not applied yet, being written, or damaged.
         match self.page_of(live, page) {

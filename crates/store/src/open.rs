@@ -21,7 +21,7 @@ use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 
 use crate::buffers::Buffers;
 use crate::core::{Checkpoints, Config, Core, GroupCommit, Tail, verify_page};
-use crate::data::{self, DataFile};
+use crate::data::{self, DataFile, MAX_PAGES};
 use crate::format::entry::{Change, EntryReader};
 use crate::format::page::HEADER;
 use crate::format::superblock::{Found, Meta, Superblock};
@@ -38,7 +38,7 @@ const LOCK: &str = "lock";
 /// Bytes of the journal that may be appended and not synced: behind its end an opening checks three times as many.
 const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
 /// Files of the journal.
-const FILES: u64 = 4;
+const FILES: u32 = 4;
 
 /// The maximum that the cache is opened with: less where stores are opened by the thousand, since its bookkeeping takes 16 MiB for the maximum.
 const MAX_CACHED_PAGES: u64 = if cfg!(test) { 1 << 20 } else { MAX_PAGES };
@@ -83,11 +83,11 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
                 return Err(Error::NoStore { path: directory.join(superblocks::NAME) });
             }
             (Create::Never, _) => return Err(Error::Unfinished { path: directory.to_path_buf() }),
-            (_, Some(found)) => {
+            (Create::IfMissing | Create::New, Some(found)) => {
                 let found = found.to_string_lossy().into_owned();
                 return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
             }
-            _ => {}
+            (Create::IfMissing | Create::New, None) => {}
         }
     }
     let held = io.lock(&directory.join(LOCK))?;
@@ -169,9 +169,9 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
     let max_journal_bytes = options.journal_bytes;
     // Beside the limit: the last padding, and what rounding takes.
     let ring = max_journal_bytes + (max_journal_bytes / 16).max(64 << 10);
-    let file_bytes = ring.div_ceil(FILES).next_multiple_of(4096);
+    let file_bytes = ring.div_ceil(u64::from(FILES)).next_multiple_of(4096);
     let made = journal_options(options, io, max_journal_bytes)
-        .files(u32::try_from(FILES).unwrap_or(1))
+        .files(FILES)
         .file_bytes(file_bytes)
         .create(&journal)?;
     made.close()?;
@@ -186,7 +186,7 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
     let first = Superblock {
         number: 0,
         store: RandomState::new().hash_one(std::process::id()),
-        page_size: u32::try_from(page_size).unwrap_or(u32::MAX),
+        page_size: u32::try_from(page_size).unwrap_or_else(|_| unreachable!("at most 65536")),
         checkpoint_seq: 0,
         checkpoint_lsn: 0,
         max_journal_bytes,

@@ -9,7 +9,7 @@ use pagekeeper_io::{Io, IoFile, Uring};
 use pagekeeper_kernel::file_system_id;
 use pagekeeper_policy::DiskProfile;
 
-use crate::{Error, Progress, Store, depth, open};
+use crate::{Error, Progress, depth};
 
 /// Whether opening makes a store that is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -36,7 +36,7 @@ pub enum FullPageImages {
 /// Called with what is left to apply.
 pub(crate) type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
-/// How a [`Store`] is made and opened; from [`Store::options`].
+/// How a [`Store`](crate::Store) is made and opened; from [`Store::options`](crate::Store::options).
 #[derive(Clone)]
 pub struct StoreOptions {
     pub(crate) page_size: Option<usize>,
@@ -144,7 +144,7 @@ impl StoreOptions {
         self
     }
 
-    /// Leaves all work of the background to the callers ([`Store::step`]), so that it is done in an order that repeats: for
+    /// Leaves all work of the background to the callers ([`Store::step`](crate::Store::step)), so that it is done in an order that repeats: for
     /// tests, and for engines with a loop of their own.
     #[must_use]
     pub fn without_threads(mut self) -> Self {
@@ -205,7 +205,7 @@ impl StoreOptions {
     pub(crate) fn io_or_best(&self) -> Arc<dyn Io> {
         self.io.clone().unwrap_or_else(|| {
             // Deep enough for the widest disks.
-            let depth = u32::try_from(depth::MAX).unwrap_or(u32::MAX);
+            let depth = u32::try_from(depth::MAX).unwrap_or_else(|_| unreachable!("it is 1024"));
             Uring::with_depth(depth).map_or_else(|_| pagekeeper_io::best(), |uring| Arc::new(uring))
         })
     }

@@ -125,7 +125,10 @@ impl Snapshots {
 
     /// A commit was appended.
     pub(crate) fn committed(&self, seq: Seq, lsn: u64, meta: Arc<Meta>) {
-        self.state().pending.push_back(Pending { seq, lsn, meta });
+        let mut state = self.state();
+        let last = state.pending.back().map_or((state.visible, 0), |last| (last.seq, last.lsn));
+        debug_assert!(last.0 < seq && last.1 < lsn, "commit {seq} comes behind {last:?}");
+        state.pending.push_back(Pending { seq, lsn, meta });
     }
 
     /// All before `lsn` is durable.

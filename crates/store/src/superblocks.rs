@@ -86,6 +86,11 @@ impl Superblocks {
 
     /// Says something new, durably, in the slot that does not hold what counts now.
     pub(crate) fn write(&mut self, superblock: Superblock) -> Result<(), Error> {
+        debug_assert!(
+            self.newest.checkpoint_seq <= superblock.checkpoint_seq
+                && self.newest.checkpoint_lsn <= superblock.checkpoint_lsn,
+            "a superblock that goes back"
+        );
         let superblock = Superblock { number: self.newest.number + 1, ..superblock };
         self.buf.copy_from_slice(&superblock.encode());
         let slot = if injected!(self, OneSuperblockSlot) { self.slot } else { 1 - self.slot };

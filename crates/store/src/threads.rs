@@ -25,7 +25,8 @@ pub(crate) fn start(core: &std::sync::Arc<Core>) -> Result<JoinHandle<()>, Error
         Error::Io(pagekeeper_io::Error::Call {
             call: "clone",
             path: std::path::PathBuf::from("store_applier"),
-            errno: error.raw_os_error().unwrap_or(0),
+            // Its name has no zero byte, so that only the system can refuse.
+            errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
         })
     })
 }

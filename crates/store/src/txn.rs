@@ -189,7 +189,7 @@ impl<'a> WriteTxn<'a> {
                 bytes.make_mut()[HEADER..].copy_from_slice(payload);
                 return Ok(());
             }
-            Some(_) => return Err(Error::NotAllocated { page }),
+            Some(Changed::Page { .. } | Changed::Free) => return Err(Error::NotAllocated { page }),
             None => {}
         }
         let in_part = self.core.index.get(page, Seq::MAX).is_some();
@@ -226,7 +226,7 @@ impl<'a> WriteTxn<'a> {
         }
         match self.changed.get_mut(&page) {
             Some(Changed::Page { kind, bytes, .. }) if *kind == wanted => Ok(&mut bytes.make_mut()[HEADER..]),
-            _ => Err(Error::NotAllocated { page }),
+            Some(Changed::Page { .. } | Changed::Free) | None => Err(Error::NotAllocated { page }),
         }
     }
 

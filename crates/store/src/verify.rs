@@ -123,14 +123,15 @@ impl Core {
     ) -> Result<(), Error> {
         let pages = live.meta.pages;
         let file = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
-        let whole = pages.saturating_mul(self.config.page_size as u64).clamp(1, (PIECE * PIECES) as u64);
-        let mut buf = AlignedBuf::new(usize::try_from(whole).unwrap_or(PIECE).next_multiple_of(PIECE));
+        let whole = usize::try_from(pages.saturating_mul(self.config.page_size as u64)).unwrap_or(usize::MAX);
+        let mut buf = AlignedBuf::new(whole.clamp(1, PIECE * PIECES).next_multiple_of(PIECE));
         let at_once = (buf.len() / self.config.page_size) as u64;
         for first in (0..pages).step_by(buf.len() / self.config.page_size) {
             let end = pages.min(first + at_once);
             let InFile { newer, got } = self.read_wide(&*file, first..end, &mut buf);
-            for (page, newer) in (first..end).zip(newer) {
-                let at = usize::try_from(page - first).unwrap_or(0) * self.config.page_size;
+            let places = (0..).step_by(self.config.page_size);
+            for ((page, newer), at) in (first..end).zip(newer).zip(places) {
+                let at: usize = at;
                 let (piece, within) = (at / PIECE, at % PIECE);
                 let bytes = &buf[at..at + self.config.page_size];
                 let read = match &got[piece] {
@@ -147,7 +148,7 @@ impl Core {
                     Ok(header) if header.seq <= live.seq && !newer => Some(header.kind),
                     Err(PageFault::NeverWritten) if !newer => None,
                     // Not applied yet, or being written.
-                    _ => match self.page_of(live, page) {
+                    Ok(_) | Err(_) => match self.page_of(live, page) {
                         Ok(page) => page.map(|page| page.kind()),
                         Err(Error::SnapshotTooOld) => return Err(Error::SnapshotTooOld),
                         Err(error) => {

@@ -65,7 +65,7 @@ impl Core {
 fn read(io: &dyn Io, directory: &Path) -> Result<Vec<u8>, IoError> {
     let file = io.open(&directory.join(NAME), Access::Buffered)?;
     let len = file.stat()?.size.min(MAX_BYTES);
-    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or_else(|_| unreachable!("at most 64 MiB"))];
     let got = file.read_at(0, &mut bytes)?;
     bytes.truncate(got);
     file.release(0..len)?;

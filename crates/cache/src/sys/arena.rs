@@ -49,7 +49,7 @@ impl Arena {
         let mapping = NonNull::new(start).ok_or(rustix::io::Errno::NOMEM)?;
         let skipped = match huge {
             HugePages::Transparent => start.cast::<u8>().align_offset(HUGE),
-            _ => 0,
+            HugePages::Hugetlb | HugePages::Off => 0,
         };
         // SAFETY: `skipped` is below HUGE, and HUGE more bytes than `len` were mapped.
         let frames = unsafe { mapping.cast::<u8>().add(skipped) };

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libc::c_void;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// BypassBuffer memory that no file is behind: zeros, taken up on first use.
+/// Private memory that no file is behind: zeros, taken up on first use.
 pub(super) fn map(len: usize, flags: MapFlags) -> rustix::io::Result<*mut c_void> {
     let flags = if cfg!(miri) { MapFlags::PRIVATE } else { MapFlags::PRIVATE | flags };
     let protection = ProtFlags::READ | ProtFlags::WRITE;

@@ -1,4 +1,4 @@
-//! KeptFrame pages: many, for long, in any order, on any thread, after everything else is gone.
+//! Kept pages: many, for long, in any order, on any thread, after everything else is gone.
 
 use std::sync::mpsc;
 use std::thread;

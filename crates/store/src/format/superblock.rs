@@ -130,7 +130,10 @@ impl Superblock {
         for number in numbers.into_iter().chain(of_meta) {
             put(&number.to_le_bytes());
         }
-        put(&u16::try_from(meta.user.len()).unwrap_or(u16::MAX).to_le_bytes());
+        let Ok(user_len) = u16::try_from(meta.user.len()) else {
+            panic!("metadata of {} bytes", meta.user.len())
+        };
+        put(&user_len.to_le_bytes());
         bytes[USER..USER + MAX_USER_BYTES][..meta.user.len()].copy_from_slice(&meta.user);
         let crc = crc32c::crc32c(&bytes[..CHECKED]);
         bytes[CHECKED..].copy_from_slice(&crc.to_le_bytes());
@@ -187,7 +190,7 @@ pub(crate) fn newest(bytes: &[u8]) -> (Found, usize) {
     slots.fold((Found::Nothing, 0), |best, slot| match (&best.0, &slot.0) {
         (_, Found::Nothing) | (Found::Version(_), _) => best,
         (Found::Superblock(a), Found::Superblock(b)) if a.number > b.number => best,
-        _ => slot,
+        (Found::Superblock(_) | Found::Nothing, Found::Superblock(_) | Found::Version(_)) => slot,
     })
 }
 

@@ -90,7 +90,8 @@ fn said(payload: &[u8]) -> u32 {
 }
 
 fn set_count(payload: &mut [u8], count: usize) {
-    payload[8..12].copy_from_slice(&u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
+    let Ok(count) = u32::try_from(count) else { unreachable!("{count} pages in one trunk") };
+    payload[8..12].copy_from_slice(&count.to_le_bytes());
 }
 
 fn long(payload: &[u8], at: usize) -> u64 {

@@ -96,7 +96,7 @@ impl EntryWriter {
             if end == start {
                 end = start + room;
             }
-            let ordinal = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+            let Ok(ordinal) = u32::try_from(parts.len()) else { unreachable!("an entry of 2^32 parts") };
             let header = header(self.seq, ordinal, end < self.bytes.len());
             parts.push([&header, &self.bytes[start..end]].concat());
             start = end;
