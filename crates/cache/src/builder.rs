@@ -5,32 +5,20 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, Io, Threads, Uring};
 
-use crate::cache::TABLES_SHARE;
 use crate::entry::FRAMES_MAX;
 use crate::pool::Pool;
 use crate::queues::Frame;
+use crate::settings::{HugePages, Settings, TABLES_SHARE};
 use crate::sys::arena::Arena;
 use crate::sys::table::PART_BYTES;
-use crate::{BuildError, LoadedPage, PageCache};
+use crate::verifier::{LoadedPage, Verifier};
+use crate::{BuildError, PageCache};
 
 /// The fewest frames a cache works with.
 const FRAMES_MIN: u64 = 64;
 
 /// Bookkeeping beside the frames, in bytes: threads' slots, files' records, waiters.
 const BASE: u64 = 64 << 10;
-
-/// Where the frames' memory comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum HugePages {
-    /// Transparent huge pages (`MADV_HUGEPAGE`), where the kernel has any at hand.
-    #[default]
-    Transparent,
-    /// Huge pages that were set aside (`vm.nr_hugepages`); the build fails if there are too few. They are taken as a whole,
-    /// and can't be given back in parts: what the tables of files take up comes on top of them, and is not within the budget.
-    Hugetlb,
-    /// None.
-    Off,
-}
 
 /// How pages that are missed are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,9 +34,6 @@ pub enum Backend {
     /// use, most of what the kernel has resident is read from there alone.
     Buffered,
 }
-
-/// Checks a page that was loaded, before anyone reads it.
-pub(crate) type Verifier = Arc<dyn Fn(&LoadedPage<'_>) -> Result<(), String> + Send + Sync>;
 
 /// The settings of a cache to be.
 #[derive(Clone)]
@@ -77,14 +62,18 @@ impl Default for Builder {
     }
 }
 
-/// What a cache was built with.
-pub(crate) struct Settings {
-    pub(crate) memory: u64,
-    pub(crate) page_shift: u32,
-    pub(crate) io: Arc<dyn Io>,
-    pub(crate) access: Access,
-    pub(crate) verifier: Option<Verifier>,
-    pub(crate) reserve_tables: bool,
+impl PageCache {
+    /// A cache to be set up.
+    ///
+    /// ```
+    /// use pagekeeper_cache::PageCache;
+    /// let cache = PageCache::builder().memory(64 << 20).page_size(16 << 10).build()?;
+    /// assert_eq!(cache.page_size(), 16384);
+    /// # Ok::<(), pagekeeper_cache::BuildError>(())
+    /// ```
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
 }
 
 impl Builder {
@@ -215,17 +204,6 @@ impl fmt::Debug for Builder {
             .field("page_size", &self.page_size)
             .field("huge_pages", &self.huge_pages)
             .field("backend", &self.backend)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("memory", &self.memory)
-            .field("page_size", &(1 << self.page_shift))
-            .field("io", &self.io.name())
-            .field("access", &self.access)
             .finish_non_exhaustive()
     }
 }

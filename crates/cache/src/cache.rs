@@ -12,12 +12,12 @@ use std::sync::{Arc, Weak};
 use pagekeeper_file_table::FileTable;
 use pagekeeper_io::{Access, IoFile, Process};
 
-use crate::builder::{Builder, Settings};
 use crate::file::{Handle, Kind};
 use crate::kernel_leftovers;
 use crate::page_table::PageTable;
 use crate::pool::Pool;
 use crate::readers::Readers;
+use crate::settings::{Settings, TABLES_SHARE};
 use crate::stats::{DeviceCounts, Stats};
 use crate::sync::Barrier;
 use crate::sys::table::Table;
@@ -47,18 +47,6 @@ pub(crate) struct Shared {
 }
 
 impl PageCache {
-    /// A cache to be set up.
-    ///
-    /// ```
-    /// use pagekeeper_cache::PageCache;
-    /// let cache = PageCache::builder().memory(64 << 20).page_size(16 << 10).build()?;
-    /// assert_eq!(cache.page_size(), 16384);
-    /// # Ok::<(), pagekeeper_cache::BuildError>(())
-    /// ```
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
     pub(crate) fn new(settings: Settings, pool: Pool) -> Self {
         let shared = Shared {
             settings,
@@ -249,12 +237,15 @@ impl Shared {
     fn stats(&self) -> Stats {
         let (resident_pages, counts) = self.pool.totals();
         let hits = self.slots.readers().hits();
-        Stats::new(hits, counts, resident_pages, self, &self.device)
+        let capacity_pages = u64::from(self.pool.limit());
+        Stats {
+            resident_pages,
+            capacity_pages,
+            page_size: 1 << self.settings.page_shift,
+            ..Stats::counted(hits, counts, &self.device)
+        }
     }
 }
-
-/// Tables may take up one part in this many of the budget.
-pub(crate) const TABLES_SHARE: u64 = 2;
 
 #[cfg(test)]
 mod tests {

@@ -14,10 +14,11 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-use crate::cache::Shared;
 use crate::entry::PageEntry;
+use crate::pool::Pool;
+use crate::settings::Settings;
 use crate::sys::table::Table;
-use crate::thread;
+use crate::thread::{self, Slots};
 
 /// What a hit needs of its file and its cache, in one cache line.
 #[derive(Debug)]
@@ -39,13 +40,13 @@ unsafe impl Sync for FastPath {}
 
 impl FastPath {
     /// Of a file of `bytes` bytes whose table this is.
-    pub(crate) fn new(shared: &Shared, table: &Table, bytes: u64) -> Self {
-        let page_shift = shared.settings.page_shift;
+    pub(crate) fn new(settings: &Settings, pool: &Pool, slots: &Slots, table: &Table, bytes: u64) -> Self {
+        let page_shift = settings.page_shift;
         Self {
             entries: table.first(),
-            frames: shared.pool.arena.first(),
+            frames: pool.arena.first(),
             open_bytes: AtomicU64::new(bytes),
-            slots: shared.slots.number_if_asymmetric(),
+            slots: slots.number_if_asymmetric(),
             page_size: 1 << page_shift,
             page_shift,
         }

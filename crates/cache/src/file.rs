@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pagekeeper_io::{Access, FileStat, IoFile};
 
 use crate::Error;
-use crate::builder::Verifier;
 use crate::cache::Shared;
 use crate::fast_path::FastPath;
 use crate::page_table::PageTable;
+use crate::verifier::Verifier;
 
 /// A file whose pages are cached. Cheap to clone; all clones are one open file, which is closed with the last of them.
 ///
@@ -62,7 +62,8 @@ impl Handle {
     ) -> Self {
         let (access, path) = (io.access(), io.path().to_owned());
         let closed = AtomicBool::new(false);
-        let fast_path = FastPath::new(&shared, &page_table.table, stat.size);
+        let fast_path =
+            FastPath::new(&shared.settings, &shared.pool, &shared.slots, &page_table.table, stat.size);
         Self { fast_path, shared, page_table, io, closed, access, path, stat, verifier, kind, found_resident }
     }
 

@@ -110,6 +110,7 @@ mod batch;
 mod builder;
 mod bypass_buffer;
 mod cache;
+mod entry;
 mod error;
 mod evict;
 mod fast_path;
@@ -125,6 +126,7 @@ mod lookup;
 mod model;
 mod options;
 mod owned;
+mod page_table;
 mod pool;
 mod prefetch;
 mod queues;
@@ -132,6 +134,7 @@ mod read;
 mod readers;
 mod rewrite;
 mod s3fifo;
+mod settings;
 mod stats;
 mod sync;
 mod sys;
@@ -142,20 +145,20 @@ mod tests {
     mod readers;
     mod waiter;
 }
-mod entry;
-mod page_table;
 mod thread;
+mod verifier;
 mod waiter;
 
 use sys::{arena, table};
 
 pub use batch::ReadRequest;
-pub use builder::{Backend, Builder, HugePages};
+pub use builder::{Backend, Builder};
 pub use cache::PageCache;
 pub use error::{BuildError, Error};
 pub use file::CachedFile;
 pub use guard::{PageGuard, PageRef};
-pub use load::LoadedPage;
 pub use options::OpenOptions;
 pub use owned::{InstallAs, OwnedFile};
+pub use settings::HugePages;
 pub use stats::Stats;
+pub use verifier::LoadedPage;

@@ -21,6 +21,7 @@ use crate::file::Handle;
 use crate::frames::{self, Filling};
 use crate::lookup::{Attempt, KeptFrame};
 use crate::pool::{Begin, LoadReason, OnBusy};
+use crate::verifier::LoadedPage;
 
 /// How often room is made before a page is read past the cache. Each but the first goes with an offer of the processor to
 /// whoever was preempted while reading.
@@ -38,41 +39,6 @@ pub(crate) enum Miss<H: Deref<Target = Handle>> {
     Load(Filling<H>),
     /// Read it past the cache.
     Bypass,
-}
-
-/// A page that a verifier is to check.
-#[derive(Debug)]
-pub struct LoadedPage<'a> {
-    handle: &'a Handle,
-    page: u32,
-    bytes: &'a [u8],
-}
-
-impl LoadedPage<'_> {
-    /// Its number in the file.
-    pub fn page(&self) -> u64 {
-        self.page.into()
-    }
-
-    /// Where it starts in the file, in bytes.
-    pub fn offset(&self) -> u64 {
-        u64::from(self.page) << self.handle.shared.settings.page_shift
-    }
-
-    /// Its bytes: a page, or less at the end of the file.
-    pub fn bytes(&self) -> &[u8] {
-        self.bytes
-    }
-
-    /// The file's path, as it was opened.
-    pub fn path(&self) -> &std::path::Path {
-        &self.handle.path
-    }
-
-    /// [`CachedFile::id`](crate::CachedFile::id) of the file.
-    pub fn file_id(&self) -> u64 {
-        self.handle.page_table.number
-    }
 }
 
 impl Handle {
@@ -129,7 +95,14 @@ impl Handle {
             return Err(Error::Changed { path: self.path.clone() });
         }
         let Some(verifier) = &self.verifier else { return Ok(()) };
-        verifier(&LoadedPage { handle: self, page, bytes }).map_err(|reason| Error::Rejected {
+        let loaded = LoadedPage {
+            path: &self.path,
+            file_id: self.page_table.number,
+            page,
+            offset: self.range(page).start,
+            bytes,
+        };
+        verifier(&loaded).map_err(|reason| Error::Rejected {
             path: self.path.clone(),
             page: page.into(),
             reason: reason.into(),

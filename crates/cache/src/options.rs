@@ -3,8 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::LoadedPage;
-use crate::builder::Verifier;
+use crate::verifier::{LoadedPage, Verifier};
 
 /// How to open one file.
 #[derive(Clone, Default)]

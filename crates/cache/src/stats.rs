@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cache::Shared;
 use crate::pool::Counts;
 
 /// What a cache counted up to now, and how full it is. The figures are read one after the other while others go on, so
@@ -42,13 +41,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn new(
-        hits: u64,
-        counts: Counts,
-        resident_pages: u64,
-        shared: &Shared,
-        device: &DeviceCounts,
-    ) -> Self {
+    /// What was counted; how full the cache is comes from the pool.
+    pub(crate) fn counted(hits: u64, counts: Counts, device: &DeviceCounts) -> Self {
         let prefetched = counts.prefetched;
         let bypassed = device.bypassed.load(Ordering::Relaxed);
         Self {
@@ -62,9 +56,7 @@ impl Stats {
             installed: counts.installed,
             device_reads: device.reads.load(Ordering::Relaxed),
             device_bytes: device.bytes.load(Ordering::Relaxed),
-            resident_pages,
-            capacity_pages: u64::from(shared.pool.limit()),
-            page_size: 1 << shared.settings.page_shift,
+            ..Self::default()
         }
     }
 

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use rustix::mm::{Advice, MapFlags};
 
 use super::memory;
-use crate::HugePages;
+use crate::settings::HugePages;
 
 /// The size of a huge page of x86-64 and of aarch64 with 4 KiB pages, in bytes.
 const HUGE: usize = 2 << 20;
