@@ -21,7 +21,7 @@ const STEPS: usize = 8;
 const STEPS_MIN: usize = 32;
 
 /// Pages passed over for each victim from which on all pages count as in use. Where some are idle, a victim takes one or two
-/// looks; where all are read again before their turn comes, as many as [`STEPS`] allows.
+/// checks; where all are read again before their turn comes, as many as [`STEPS`] allows.
 const IN_USE: u64 = 4;
 
 impl Pool {

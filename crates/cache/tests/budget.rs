@@ -53,11 +53,11 @@ impl Memory {
     #[track_caller]
     fn check_since(self, budget: u64, what: &str) {
         let now = Self::now();
-        let most = budget + budget / 50 + BESIDE;
+        let max = budget + budget / 50 + BESIDE;
         for (name, before, now) in [("Rss", self.rss, now.rss), ("Pss", self.pss, now.pss)] {
             let more = now.saturating_sub(before);
             println!("{what}: {name} {more} of {budget} bytes");
-            assert!(more <= most, "{what}: {name} rose by {more}, {} more than {most} at most", more - most);
+            assert!(more <= max, "{what}: {name} rose by {more}, {} more than {max} at most", more - max);
         }
     }
 

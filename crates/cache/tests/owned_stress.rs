@@ -141,16 +141,16 @@ impl Arena {
     fn read(&self, page: u64, chance: &mut Chance) {
         let of = &self.versions[usize::try_from(page).unwrap()];
         loop {
-            let least = of.notified.load(Ordering::SeqCst);
+            let min = of.notified.load(Ordering::SeqCst);
             let read = self.attempt(page, chance);
-            let most = of.begun.load(Ordering::SeqCst);
+            let max = of.begun.load(Ordering::SeqCst);
             match read {
                 Ok(read) => {
-                    assert!((least..=most).contains(&read), "page {page}: {read}, not {least} to {most}");
+                    assert!((min..=max).contains(&read), "page {page}: {read}, not {min} to {max}");
                     break;
                 }
                 // Only beside a write.
-                Err(Error::Rejected { reason, .. }) => assert!(least < most, "{reason}"),
+                Err(Error::Rejected { reason, .. }) => assert!(min < max, "{reason}"),
                 Err(Error::Io(_)) if self.faults => {}
                 Err(error) => panic!("{error}"),
             }
