@@ -40,16 +40,3 @@ pub(crate) enum InjectedFault {
     /// A bug of the journal.
     Journal(pagekeeper_log::InjectedFault),
 }
-
-/// The journal's options for a test.
-#[cfg(test)]
-pub(crate) fn of_journal(
-    journal: pagekeeper_log::RedoOptions,
-    options: &crate::StoreOptions,
-) -> pagekeeper_log::RedoOptions {
-    let journal = match options.injected_fault {
-        Some(InjectedFault::Journal(bug)) => journal.injected_fault(bug),
-        Some(_) | None => journal,
-    };
-    journal.mode(options.journal_mode)
-}

@@ -204,8 +204,18 @@ fn journal_options(options: &StoreOptions, io: &Arc<dyn Io>, max_journal_bytes: 
     // Read once, by a recovery: a mode that keeps its pages out of the page cache, and syncs with the write.
     let journal = journal.mode(LogMode::Auto);
     #[cfg(test)]
-    let journal = crate::injected_fault::of_journal(journal, options);
+    let journal = with_injected_fault(journal, options);
     if options.threads { journal } else { journal.without_threads() }
+}
+
+/// The journal's options for a test.
+#[cfg(test)]
+fn with_injected_fault(journal: RedoOptions, options: &StoreOptions) -> RedoOptions {
+    let journal = match options.injected_fault {
+        Some(crate::injected_fault::InjectedFault::Journal(bug)) => journal.injected_fault(bug),
+        Some(_) | None => journal,
+    };
+    journal.mode(options.journal_mode)
 }
 
 /// Bytes of the log buffer: a thirty-second part of the budget, within reason, and a power of two.
