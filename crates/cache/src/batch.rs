@@ -5,8 +5,8 @@
 
 use pagekeeper_io::{IoFile, ReadStream, StreamRead};
 
-use crate::file::Handle;
 use crate::frames::{self, Filling};
+use crate::handle::Handle;
 use crate::lookup::Attempt;
 use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::{CachedFile, Error};

@@ -1,27 +1,15 @@
-//! The cache as a whole: its settings, what all its files share, and opening.
+//! The cache as its users hold it, and opening.
 //!
-//! Invariants: what the frames, their records and the tables of open files take up is never more than the budget; the
-//! state that is shared outlives every file and every guard. Fails at the build where the settings are impossible, at an
-//! open where the file is.
+//! Fails at the build where the settings are impossible, at an open where the file is.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use pagekeeper_file_table::FileTable;
-use pagekeeper_io::{Access, IoFile, Process};
-
-use crate::file::{Handle, Kind};
-use crate::kernel_leftovers;
-use crate::page_table::PageTable;
+use crate::handle::{Kind, Shared};
 use crate::pool::Pool;
-use crate::readers::Readers;
-use crate::settings::{Settings, TABLES_SHARE};
-use crate::stats::{DeviceCounts, Stats};
-use crate::sync::Barrier;
-use crate::sys::table::Table;
-use crate::thread::Slots;
+use crate::settings::Settings;
+use crate::stats::Stats;
 use crate::{CachedFile, Error, OpenOptions};
 
 /// A page cache in user space, for files that do not change while they are open: SST files, segments, blobs.
@@ -32,33 +20,9 @@ pub struct PageCache {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What all files of a cache share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) settings: Settings,
-    pub(crate) slots: Slots,
-    pub(crate) pool: Pool,
-    /// What the tables come to if all of them are touched, in bytes.
-    tables: Arc<AtomicU64>,
-    pub(crate) device: DeviceCounts,
-    next_number: AtomicU64,
-    process: Process,
-    pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
-}
-
 impl PageCache {
     pub(crate) fn new(settings: Settings, pool: Pool) -> Self {
-        let shared = Shared {
-            settings,
-            slots: Slots::new(Readers::new(Barrier::probe())),
-            pool,
-            tables: Arc::default(),
-            device: DeviceCounts::default(),
-            next_number: AtomicU64::new(0),
-            process: Process::current(),
-            opened: FileTable::new(),
-        };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(Shared::new(settings, pool)) }
     }
 
     /// Bytes of a page.
@@ -107,7 +71,7 @@ impl PageCache {
         let io = &self.shared.settings.io;
         let open = || -> Result<CachedFile, Error> {
             let file = self.shared.open(|access| io.open(path, access))?;
-            self.shared.adopt(&self.shared, file, Kind::Immutable, &options)
+            Ok(CachedFile::new(self.shared.adopt(file, Kind::Immutable, &options)?))
         };
         if options.verifier.is_some() {
             return open();
@@ -153,102 +117,14 @@ impl PageCache {
                 })?;
             io.adopt(copy.into(), access)
         })?;
-        self.shared.adopt(&self.shared, file, Kind::Immutable, &OpenOptions::default())
-    }
-}
-
-impl Shared {
-    /// In a child of fork(2) nothing is loaded: it has none of the threads that loads under way wait for, and maybe locks that
-    /// nobody will let go of.
-    pub(crate) fn require_own_process(&self) -> Result<(), Error> {
-        Ok(self.process.require()?)
-    }
-
-    /// Opens directly, or through the kernel's cache where direct reads are refused or would go through it all the same.
-    fn open(
-        &self,
-        open: impl Fn(Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error>,
-    ) -> Result<Arc<dyn IoFile>, Error> {
-        self.require_own_process()?;
-        let Settings { access, page_shift, .. } = self.settings;
-        match open(access) {
-            Err(pagekeeper_io::Error::NoDirect { .. }) => Ok(open(Access::Buffered)?),
-            Ok(file) if access == Access::Direct && !kernel_leftovers::is_direct(&*file, 1 << page_shift) => {
-                Ok(open(Access::Buffered)?)
-            }
-            other => Ok(other?),
-        }
-    }
-
-    pub(crate) fn adopt(
-        &self,
-        this: &Arc<Self>,
-        file: Arc<dyn IoFile>,
-        kind: Kind,
-        options: &OpenOptions,
-    ) -> Result<CachedFile, Error> {
-        let mut stat = file.stat()?;
-        if let Kind::Owned { max_bytes } = kind {
-            stat.size = max_bytes;
-        }
-        let path = file.path().to_owned();
-        let page_size = 1_usize << self.settings.page_shift;
-        let pages = u32::try_from(stat.size.div_ceil(page_size as u64))
-            .ok()
-            .filter(|&pages| pages < u32::MAX)
-            .ok_or_else(|| Error::TooLarge { path: path.clone(), bytes: stat.size, page_size })?;
-        let table = Table::new(pages, &self.tables)
-            .map_err(|errno| Error::NoMemory { path: path.clone(), errno: errno.raw_os_error() })?;
-        self.pool.tidy(self.slots.readers());
-        self.settle_budget();
-        let found_resident =
-            if file.access() == Access::Direct { kernel_leftovers::drop_leftovers(&*file) } else { 0 };
-        let page_table = Arc::new(PageTable::new(self.next_number.fetch_add(1, Ordering::Relaxed), table));
-        if pages > 0 {
-            self.pool.add(Arc::clone(&page_table));
-        }
-        let verifier = options.verifier.clone().or_else(|| self.settings.verifier.clone());
-        let handle = Handle::new(Arc::clone(this), page_table, file, stat, verifier, kind, found_resident);
-        Ok(CachedFile::new(Arc::new(handle)))
-    }
-
-    /// Loans frames for the whole tables of all open files, if the cache was built so.
-    pub(crate) fn settle_budget(&self) {
-        if self.settings.reserve_tables {
-            let tables = self.tables.load(Ordering::Relaxed).min(self.settings.memory / TABLES_SHARE);
-            let frames = tables.div_ceil(1 << self.settings.page_shift);
-            let Ok(frames) = u32::try_from(frames) else {
-                unreachable!("a share of the frames, which are fewer than 2^28")
-            };
-            self.pool.reserve(frames, self.slots.readers());
-        }
-    }
-
-    /// Frees frames, and first of all lets those go on whom they wait for; true if some are free now.
-    pub(crate) fn make_room_patiently(&self) -> bool {
-        self.pool.make_room_patiently(self.slots.readers())
-    }
-
-    /// Frees frames; true if some are free now.
-    pub(crate) fn make_room(&self) -> bool {
-        self.pool.make_room(self.slots.readers())
-    }
-
-    fn stats(&self) -> Stats {
-        let (resident_pages, counts) = self.pool.totals();
-        let hits = self.slots.readers().hits();
-        let capacity_pages = u64::from(self.pool.limit());
-        Stats {
-            resident_pages,
-            capacity_pages,
-            page_size: 1 << self.settings.page_shift,
-            ..Stats::counted(hits, counts, &self.device)
-        }
+        Ok(CachedFile::new(self.shared.adopt(file, Kind::Immutable, &OpenOptions::default())?))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
 
     #[test]

@@ -11,8 +11,7 @@ use std::ops::Deref;
 use pagekeeper_io::Target;
 
 use crate::Error;
-use crate::cache::Shared;
-use crate::file::Handle;
+use crate::handle::{Handle, Shared};
 use crate::lookup::{self, Attempt, KeptFrame};
 use crate::pool::{LoadReason, Ticket};
 use crate::readers::Slot;

@@ -11,8 +11,8 @@ use pagekeeper_io::OwnedRead;
 use pagekeeper_kernel::mutex::ignore_poison;
 
 use crate::bypass_buffer::BypassBuffer;
-use crate::file::Handle;
 use crate::frames;
+use crate::handle::Handle;
 use crate::lookup::Attempt;
 use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::prefetch::Begun;

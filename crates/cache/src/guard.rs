@@ -11,9 +11,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::bypass_buffer::BypassBuffer;
-use crate::cache::Shared;
-use crate::file::Handle;
 use crate::frames;
+use crate::handle::{Handle, Shared};
 use crate::lookup::{Attempt, KeptFrame};
 use crate::readers::Slot;
 use crate::{CachedFile, Error};

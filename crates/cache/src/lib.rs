@@ -119,6 +119,7 @@ mod frame_loan;
 mod frames;
 mod future;
 mod guard;
+mod handle;
 mod kernel_leftovers;
 mod load;
 mod lookup;

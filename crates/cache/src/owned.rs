@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use pagekeeper_io::IoFile;
 
-use crate::file::{Handle, Kind};
 use crate::frames::Filling;
+use crate::handle::{Handle, Kind};
 use crate::pool::LoadReason;
 use crate::{CachedFile, Error, OpenOptions, PageCache, PageGuard, PageRef, ReadRequest};
 
@@ -88,7 +88,7 @@ impl PageCache {
         options: OpenOptions,
     ) -> Result<OwnedFile, Error> {
         let kind = Kind::Owned { max_bytes: max_pages.saturating_mul(self.page_size() as u64) };
-        let cached = self.shared.adopt(&self.shared, file, kind, &options)?;
+        let cached = CachedFile::new(self.shared.adopt(file, kind, &options)?);
         Ok(OwnedFile { cached })
     }
 }

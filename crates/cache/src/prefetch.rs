@@ -9,8 +9,8 @@ use std::sync::Arc;
 use pagekeeper_io::OwnedRead;
 
 use crate::batch::run_len;
-use crate::file::Handle;
 use crate::frames::Filling;
+use crate::handle::Handle;
 use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::{CachedFile, Error};
 

@@ -1,0 +1,294 @@
+//! An open file by its handle, and what all files of a cache share.
+//!
+//! Invariants: what the frames, their records and the tables of open files take up is never more than the budget; what is
+//! shared outlives every file and every guard. Length and identity of a file are those of the open; it is closed once, by
+//! [`Handle::close`] or with its last handle, and finds no page after that.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use pagekeeper_file_table::FileTable;
+use pagekeeper_io::{Access, FileStat, IoFile, Process};
+
+use crate::fast_path::FastPath;
+use crate::kernel_leftovers;
+use crate::page_table::PageTable;
+use crate::pool::Pool;
+use crate::readers::Readers;
+use crate::settings::{Settings, TABLES_SHARE};
+use crate::stats::{DeviceCounts, Stats};
+use crate::sync::Barrier;
+use crate::sys::table::Table;
+use crate::thread::Slots;
+use crate::verifier::Verifier;
+use crate::{Error, OpenOptions};
+
+/// What all files of a cache share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) slots: Slots,
+    pub(crate) pool: Pool,
+    /// What the tables come to if all of them are touched, in bytes.
+    tables: Arc<AtomicU64>,
+    pub(crate) device: DeviceCounts,
+    pub(crate) next_number: AtomicU64,
+    process: Process,
+    pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
+}
+
+impl Shared {
+    pub(crate) fn new(settings: Settings, pool: Pool) -> Self {
+        Self {
+            settings,
+            slots: Slots::new(Readers::new(Barrier::probe())),
+            pool,
+            tables: Arc::default(),
+            device: DeviceCounts::default(),
+            next_number: AtomicU64::new(0),
+            process: Process::current(),
+            opened: FileTable::new(),
+        }
+    }
+
+    /// In a child of fork(2) nothing is loaded: it has none of the threads that loads under way wait for, and maybe locks that
+    /// nobody will let go of.
+    pub(crate) fn require_own_process(&self) -> Result<(), Error> {
+        Ok(self.process.require()?)
+    }
+
+    /// Opens directly, or through the kernel's cache where direct reads are refused or would go through it all the same.
+    pub(crate) fn open(
+        &self,
+        open: impl Fn(Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error>,
+    ) -> Result<Arc<dyn IoFile>, Error> {
+        self.require_own_process()?;
+        let Settings { access, page_shift, .. } = self.settings;
+        match open(access) {
+            Err(pagekeeper_io::Error::NoDirect { .. }) => Ok(open(Access::Buffered)?),
+            Ok(file) if access == Access::Direct && !kernel_leftovers::is_direct(&*file, 1 << page_shift) => {
+                Ok(open(Access::Buffered)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// The handle of a file that is open by now.
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        file: Arc<dyn IoFile>,
+        kind: Kind,
+        options: &OpenOptions,
+    ) -> Result<Arc<Handle>, Error> {
+        let mut stat = file.stat()?;
+        if let Kind::Owned { max_bytes } = kind {
+            stat.size = max_bytes;
+        }
+        let path = file.path().to_owned();
+        let page_size = 1_usize << self.settings.page_shift;
+        let pages = u32::try_from(stat.size.div_ceil(page_size as u64))
+            .ok()
+            .filter(|&pages| pages < u32::MAX)
+            .ok_or_else(|| Error::TooLarge { path: path.clone(), bytes: stat.size, page_size })?;
+        let table = Table::new(pages, &self.tables)
+            .map_err(|errno| Error::NoMemory { path: path.clone(), errno: errno.raw_os_error() })?;
+        self.pool.tidy(self.slots.readers());
+        self.settle_budget();
+        let found_resident =
+            if file.access() == Access::Direct { kernel_leftovers::drop_leftovers(&*file) } else { 0 };
+        let page_table = Arc::new(PageTable::new(self.next_number.fetch_add(1, Ordering::Relaxed), table));
+        if pages > 0 {
+            self.pool.add(Arc::clone(&page_table));
+        }
+        let verifier = options.verifier.clone().or_else(|| self.settings.verifier.clone());
+        let handle = Handle::new(Arc::clone(self), page_table, file, stat, verifier, kind, found_resident);
+        Ok(Arc::new(handle))
+    }
+
+    /// Loans frames for the whole tables of all open files, if the cache was built so.
+    pub(crate) fn settle_budget(&self) {
+        if self.settings.reserve_tables {
+            let tables = self.tables.load(Ordering::Relaxed).min(self.settings.memory / TABLES_SHARE);
+            let frames = tables.div_ceil(1 << self.settings.page_shift);
+            let Ok(frames) = u32::try_from(frames) else {
+                unreachable!("a share of the frames, which are fewer than 2^28")
+            };
+            self.pool.reserve(frames, self.slots.readers());
+        }
+    }
+
+    /// Frees frames, and first of all lets those go on whom they wait for; true if some are free now.
+    pub(crate) fn make_room_patiently(&self) -> bool {
+        self.pool.make_room_patiently(self.slots.readers())
+    }
+
+    /// Frees frames; true if some are free now.
+    pub(crate) fn make_room(&self) -> bool {
+        self.pool.make_room(self.slots.readers())
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let (resident_pages, counts) = self.pool.totals();
+        let hits = self.slots.readers().hits();
+        let capacity_pages = u64::from(self.pool.limit());
+        Stats {
+            resident_pages,
+            capacity_pages,
+            page_size: 1 << self.settings.page_shift,
+            ..Stats::counted(hits, counts, &self.device)
+        }
+    }
+}
+
+/// What the clones of a [`CachedFile`](crate::CachedFile) share.
+pub(crate) struct Handle {
+    pub(crate) fast_path: FastPath,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) page_table: Arc<PageTable>,
+    io: Arc<dyn IoFile>,
+    closed: AtomicBool,
+    pub(crate) access: Access,
+    pub(crate) path: PathBuf,
+    pub(crate) stat: FileStat,
+    pub(crate) verifier: Option<Verifier>,
+    kind: Kind,
+    pub(crate) found_resident: u64,
+}
+
+/// What may become of a file while it is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Nothing: what is loaded later goes with what was loaded before.
+    Immutable,
+    /// Its owner writes it, and says so. Its length is taken to be the maximum that it may grow to, in bytes.
+    Owned { max_bytes: u64 },
+}
+
+impl Handle {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        page_table: Arc<PageTable>,
+        io: Arc<dyn IoFile>,
+        stat: FileStat,
+        verifier: Option<Verifier>,
+        kind: Kind,
+        found_resident: u64,
+    ) -> Self {
+        let (access, path) = (io.access(), io.path().to_owned());
+        let closed = AtomicBool::new(false);
+        let fast_path =
+            FastPath::new(&shared.settings, &shared.pool, &shared.slots, &page_table.table, stat.size);
+        Self { fast_path, shared, page_table, io, closed, access, path, stat, verifier, kind, found_resident }
+    }
+
+    /// The file, if it was not closed.
+    pub(crate) fn io(&self) -> Result<&Arc<dyn IoFile>, Error> {
+        if self.closed.load(Ordering::Acquire) { Err(self.closed()) } else { Ok(&self.io) }
+    }
+
+    pub(crate) fn closed(&self) -> Error {
+        Error::Closed { path: self.path.clone() }
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.fast_path.close();
+        self.shared.pool.close(&self.page_table);
+    }
+
+    /// Whether the file is open, and `path` still names it, unchanged.
+    pub(crate) fn is_same(&self, path: &Path) -> bool {
+        let Ok(io) = self.io() else { return false };
+        // The open handle shows whether the file changed, the path whether it was replaced.
+        let Ok(named) = self.shared.settings.io.open(path, Access::Buffered).and_then(|file| file.stat())
+        else {
+            return false;
+        };
+        named == self.stat && io.stat().is_ok_and(|now| now == self.stat)
+    }
+
+    /// Bytes of the file that page `page` holds.
+    pub(crate) fn page_len(&self, page: u32) -> usize {
+        let shift = self.shared.settings.page_shift;
+        let left = self.stat.size.saturating_sub(u64::from(page) << shift);
+        #[expect(clippy::cast_possible_truncation, reason = "at most a page")]
+        let len = left.min(1 << shift) as usize;
+        len
+    }
+
+    /// Where in its page a byte of the file is.
+    #[inline]
+    pub(crate) fn offset_in_page(&self, offset: u64) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "below the page size")]
+        let within = (offset & ((1 << self.shared.settings.page_shift) - 1)) as usize;
+        within
+    }
+
+    /// The page by its number as users give it.
+    pub(crate) fn page_number(&self, page: u64) -> Result<u32, Error> {
+        let pages = self.page_table.table.pages();
+        u32::try_from(page).ok().filter(|&page| page < pages).ok_or_else(|| Error::NoSuchPage {
+            path: self.path.clone(),
+            page,
+            pages: pages.into(),
+        })
+    }
+
+    /// Whether its pages may be read past the cache in parts: misses are buffered reads, and nobody verifies whole pages.
+    pub(crate) fn may_read_from_kernel_cache(&self) -> bool {
+        self.access == Access::Buffered && self.verifier.is_none() && !self.is_owned()
+    }
+
+    pub(crate) fn is_owned(&self) -> bool {
+        matches!(self.kind, Kind::Owned { .. })
+    }
+
+    /// How many of `wanted` bytes from `offset` on the file has. An error where that is fewer and there are more by now: silence
+    /// would be wrong.
+    pub(crate) fn len_within(&self, offset: u64, wanted: usize) -> Result<usize, Error> {
+        let size = self.stat.size;
+        let left = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
+        if wanted <= left || self.is_owned() {
+            return Ok(left.min(wanted));
+        }
+        let now = self.io()?.stat()?.size;
+        if now > size {
+            return Err(Error::Grew { path: self.path.clone(), opened: size, now });
+        }
+        Ok(left)
+    }
+
+    /// Whether the file is still as it was opened; if not, how it differs. `range` is what was to be read. One that its owner
+    /// writes is not asked.
+    pub(crate) fn check_unchanged(&self, io: &dyn IoFile, range: std::ops::Range<u64>) -> Result<(), Error> {
+        if self.is_owned() {
+            return Ok(());
+        }
+        let (now, opened) = (io.stat()?, self.stat);
+        if now.size == opened.size && now.modified == opened.modified {
+            return Ok(());
+        }
+        let path = self.path.clone();
+        Err(match now.size.cmp(&opened.size) {
+            std::cmp::Ordering::Less => Error::Cut { path, opened: opened.size, now: now.size, range },
+            std::cmp::Ordering::Greater => Error::Grew { path, opened: opened.size, now: now.size },
+            std::cmp::Ordering::Equal => Error::Changed { path },
+        })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.close();
+        // Not if the path was opened anew meanwhile.
+        self.shared.opened.remove_if(&*self.path, |handle| handle.strong_count() == 0);
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("path", &self.path).field("stat", &self.stat).finish_non_exhaustive()
+    }
+}
