@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formatting, clippy and documentation: any warning ends it.
+# Formatting, words, unused dependencies, clippy and documentation: any warning ends it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -12,6 +12,21 @@ for component in fmt clippy; do
 done
 # Benchmarks are a workspace of their own, built into the same place.
 bench=(--manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}")
+
+# Words that a reader of Linux or database code would have to look up: there is a plain one for each ("fix", "reported").
+if grep -rnwiE 'm[e]nds?|m[e]nded|w[o]ods|t[o]ld' README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md Makefile \
+    bench/README.md bench/src bench/tests crates deploy docs/src fuzz/fuzz_targets scripts tests; then
+    echo "The lines above use words of no field: see CONTRIBUTING.md." >&2
+    exit 1
+fi
+
+# Dependencies that nobody uses. The tool is built where everything is built, unless it is there.
+tools=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}/tools")
+PATH=$PATH:$tools/bin
+if ! command -v cargo-machete >/dev/null; then
+    "$cargo" install --quiet --locked --root "$tools" cargo-machete@0.9.2
+fi
+cargo-machete bench crates docs fuzz
 
 "$cargo" fmt --all --check
 "$cargo" fmt --manifest-path bench/Cargo.toml --check
