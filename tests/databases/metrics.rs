@@ -309,7 +309,7 @@ fn without_rights_it_says_once_what_is_missing() {
         !exposition.contains("throttle_pauses") && !exposition.contains("reclaim_stalls"),
         "{exposition}"
     );
-    assert!(exposition.contains("pagekeeper_unseen_files"), "{exposition}");
+    assert!(exposition.contains("pagekeeper_unreadable_files"), "{exposition}");
     // Another look, and nothing is said again.
     eventually("it looks again", SOON, || {
         get(port, "/metrics").body.lines().any(|line| line == "pagekeeper_samples_total 2").then_some(())

@@ -197,8 +197,8 @@ mod tests {
         assert_eq!(in_words(&failed().into()), said);
         let error = anyhow::Error::from(failed()).context("can't use the snapshot /a");
         assert_eq!(in_words(&error), format!("can't use the snapshot /a: {said}"));
-        let plain = anyhow::Error::from(io::Error::from(ErrorKind::NotADirectory)).context("look at /a");
-        assert_eq!(in_words(&plain), "look at /a: not a directory");
+        let plain = anyhow::Error::from(io::Error::from(ErrorKind::NotADirectory)).context("inspect /a");
+        assert_eq!(in_words(&plain), "inspect /a: not a directory");
     }
 
     #[test]

@@ -48,7 +48,8 @@ impl Written<'_> {
 
 /// The kernel's name for the backing device of a file system, as tracing names it.
 pub(crate) fn device_name(observation: &Observation<'_>, dev: u64) -> String {
-    let mut known = [observation.after, observation.before].into_iter().flat_map(|look| &look.host.devices);
+    let mut known =
+        [observation.after, observation.before].into_iter().flat_map(|snapshot| &snapshot.host.devices);
     match known.find(|(other, _)| *other == dev) {
         Some((_, device)) => device.name.clone(),
         // A disk without partitions, as far as is known.
@@ -128,7 +129,7 @@ fn owner(observation: &Observation<'_>, task: &Task) -> Owner {
     }
 }
 
-/// The files of both looks by their inodes.
+/// The files of both snapshots by their inodes.
 struct Files<'a> {
     before: HashMap<Inode, &'a File>,
     after: HashMap<Inode, &'a File>,
@@ -136,7 +137,7 @@ struct Files<'a> {
 
 impl<'a> Files<'a> {
     fn new(observation: &Observation<'a>) -> Self {
-        let of = |look: &'a Snapshot| look.files.iter().map(|file| (file.inode, file)).collect();
+        let of = |snapshot: &'a Snapshot| snapshot.files.iter().map(|file| (file.inode, file)).collect();
         Self { before: of(observation.before), after: of(observation.after) }
     }
 
@@ -150,7 +151,7 @@ impl<'a> Files<'a> {
             (_, Some(_)) => true,
             // It has been removed: what was merged, or a log that was done with.
             (Some(before), None) => may_write(before, task),
-            // It came and went, or it is a file of nobody who was looked at.
+            // It came and went, or it is a file of nobody who was inspected.
             (None, None) => !reads(observation, counts, task),
         }
     }
@@ -176,16 +177,16 @@ fn reads(observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> boo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{DEV, MIB, database, file, look, opener, pages};
+    use crate::testing::{DEV, MIB, database, file, opener, pages, sample};
     use crate::{Streamer, StreamerFile};
 
-    fn traced(look: &mut Snapshot, pages: Vec<PageCounts>) {
-        look.change.as_mut().unwrap().trace.as_mut().unwrap().pages = Some(pages);
+    fn traced(snapshot: &mut Snapshot, pages: Vec<PageCounts>) {
+        snapshot.change.as_mut().unwrap().trace.as_mut().unwrap().pages = Some(pages);
     }
 
     #[test]
     fn workers_that_have_ended_are_still_the_databases() {
-        let mut before = look();
+        let mut before = sample();
         before.databases = vec![database("postgresql", 100, "/a"), database("postgresql", 200, "/b")];
         let mut after = before.clone();
         before.databases[1].workers = vec![201, 210];
@@ -222,7 +223,7 @@ mod tests {
 
     #[test]
     fn what_was_read_is_no_output() {
-        let mut before = look();
+        let mut before = sample();
         let writer = opener(100, "db", OpenerKind::Buffered(Access::WriteOnly));
         let reader = opener(100, "db", OpenerKind::Buffered(Access::ReadOnly));
         let [grown, new, overwritten, merged, read] = ["grown", "new", "overwritten", "merged", "read"]
@@ -241,7 +242,7 @@ mod tests {
             with(&log, 10, &writer),
             File { inode: new.inode, ..with(&merged, 200, &reader) },
         ];
-        let mut after = look();
+        let mut after = sample();
         after.files = vec![
             with(&grown, 100, &reader),
             with(&new, 100, &reader),

@@ -1,4 +1,4 @@
-//! The finders, each of which looks for findings of its own kinds.
+//! The finders, each of which makes findings of its own kinds.
 //!
 //! To add a finding: a module here with a function from an [`Observation`] and what was found [`Earlier`] to findings, a line in
 //! [`FINDERS`], and a variant of [`Kind`](crate::Kind) if it is of a new kind. Nothing else changes.

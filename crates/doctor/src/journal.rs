@@ -10,7 +10,7 @@ use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
 
-use crate::settings::place::Place;
+use crate::settings::server_root::ServerRoot;
 use crate::settings::{Engine, Settings};
 
 /// What a recovery would read.
@@ -24,27 +24,32 @@ pub struct Journal {
     pub how: String,
 }
 
-/// What a recovery of a database (an index into `look`) would read now; `None` where that is not known.
+/// What a recovery of a database (an index into `snapshot`) would read now; `None` where that is not known.
 ///
 /// Reads a few pages of `PostgreSQL`'s control file and WAL; nothing for the others.
-pub fn journal(database: usize, look: &Snapshot, settings: &Settings, roots: &SysRoots) -> Option<Journal> {
-    let whose = look.databases.get(database)?;
-    let files: Vec<&File> = look.files.iter().filter(|file| file.database == Some(database)).collect();
+pub fn journal(
+    database: usize,
+    snapshot: &Snapshot,
+    settings: &Settings,
+    roots: &SysRoots,
+) -> Option<Journal> {
+    let whose = snapshot.databases.get(database)?;
+    let files: Vec<&File> = snapshot.files.iter().filter(|file| file.database == Some(database)).collect();
     match settings.engine {
         Engine::PostgreSql => {
-            let place = Place::of(whose, look, roots);
+            let root = ServerRoot::of(whose, snapshot, roots);
             let directory = match whose.pid {
-                Some(_) => place.absolute(Path::new("")),
+                Some(_) => root.absolute(Path::new("")),
                 None => whose.directories.first()?.clone(),
             };
-            wal_after_redo(&place, &directory, &files).or_else(|| all_wal(&files))
+            wal_after_redo(&root, &directory, &files).or_else(|| all_wal(&files))
         }
         Engine::MariaDb | Engine::MySql | Engine::RocksDb | Engine::TiKv => whole_logs(&files),
         Engine::MongoDb | Engine::Other => None,
     }
 }
 
-/// The sizes of all that a recovery of InnoDB, `RocksDB` or raft-engine looks into.
+/// The sizes of all that a recovery of InnoDB, `RocksDB` or raft-engine reads.
 fn whole_logs(files: &[&File]) -> Option<Journal> {
     let mut kinds: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
     for file in files {
@@ -118,7 +123,7 @@ impl Control {
     }
 }
 
-/// A segment of WAL by its name: 8 digits of timeline, then 16 of its place.
+/// A segment of WAL by its name: 8 digits of timeline, then 16 of its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Segment {
     timeline: u32,
@@ -145,8 +150,8 @@ impl Segment {
 }
 
 /// From the redo position of the last checkpoint to the last page that was written.
-fn wal_after_redo(place: &Place<'_>, directory: &Path, files: &[&File]) -> Option<Journal> {
-    let control = Control::parse(&place.read_at(&directory.join("global/pg_control"), 0, 64).ok()?)?;
+fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> Option<Journal> {
+    let control = Control::parse(&root.read_at(&directory.join("global/pg_control"), 0, 64).ok()?)?;
     let position = format!("{:X}/{:X}", control.redo >> 32, control.redo & 0xffff_ffff);
     if control.clean {
         let how = "it was shut down: the control file says that there is nothing to recover".to_owned();
@@ -178,8 +183,8 @@ fn wal_after_redo(place: &Place<'_>, directory: &Path, files: &[&File]) -> Optio
     if segments.first()?.0 > control.redo {
         return None;
     }
-    let page = page_size(place, &segments.first()?.1.path)?;
-    let written = |at: u64, segment: &Segment| page_address(place, &segment.path, at % size) == Some(at);
+    let page = page_size(root, &segments.first()?.1.path)?;
+    let written = |at: u64, segment: &Segment| page_address(root, &segment.path, at % size) == Some(at);
     // What lies ahead was recycled or made in advance: it holds old pages or none, so that both searches hold.
     let used = segments.partition_point(|(start, segment)| written(*start, segment));
     let (start, newest) = segments.get(used.checked_sub(1)?)?;
@@ -204,28 +209,28 @@ fn wal_after_redo(place: &Place<'_>, directory: &Path, files: &[&File]) -> Optio
 }
 
 /// The size of WAL pages, of the long header that each segment begins with (`access/xlog_internal.h`).
-fn page_size(place: &Place<'_>, segment: &Path) -> Option<u64> {
-    let bytes = place.read_at(segment, 36, 4).ok()?;
+fn page_size(root: &ServerRoot<'_>, segment: &Path) -> Option<u64> {
+    let bytes = root.read_at(segment, 36, 4).ok()?;
     let size = u64::from(u32::from_le_bytes(bytes.try_into().ok()?));
     (size.is_power_of_two() && (1024..=65536).contains(&size)).then_some(size)
 }
 
 /// The position that a page of WAL says it has (`xlp_pageaddr`).
-fn page_address(place: &Place<'_>, segment: &Path, offset: u64) -> Option<u64> {
-    let bytes = place.read_at(segment, offset + 8, 8).ok()?;
+fn page_address(root: &ServerRoot<'_>, segment: &Path, offset: u64) -> Option<u64> {
+    let bytes = root.read_at(segment, offset + 8, 8).ok()?;
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{MIB, database, file, look};
+    use crate::testing::{MIB, database, file, sample};
     use std::os::unix::fs::FileExt;
 
     fn journal_of(engine: Engine, files: Vec<File>) -> Option<Journal> {
-        let mut look = look();
-        look.files = files;
-        journal(0, &look, &Settings::new(engine), &SysRoots::default())
+        let mut snapshot = sample();
+        snapshot.files = files;
+        journal(0, &snapshot, &Settings::new(engine), &SysRoots::default())
     }
 
     #[test]
@@ -280,12 +285,12 @@ mod tests {
     }
 
     fn journal_in(dir: &tempfile::TempDir, files: Vec<File>) -> Option<Journal> {
-        let mut look = look();
+        let mut snapshot = sample();
         let mut whose = database("postgresql", 1, dir.path().to_str().unwrap());
         whose.pid = None;
-        look.databases = vec![whose];
-        look.files = files;
-        journal(0, &look, &Settings::new(Engine::PostgreSql), &SysRoots::default())
+        snapshot.databases = vec![whose];
+        snapshot.files = files;
+        journal(0, &snapshot, &Settings::new(Engine::PostgreSql), &SysRoots::default())
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub use advice::{Goal, fixes};
 pub use finders::{MixedWith, examine, lacks_snapshot, mixed_with};
 pub use finding::{Evidence, Finding, Fix, FixKind, Kind, Severity, Subject};
 pub use journal::{Journal, journal};
-pub use observation::{Observation, SavedFile, SavedSnapshot, Unread, called};
+pub use observation::{Observation, Releasable, SavedFile, SavedSnapshot, called};
 pub use pagekeeper_observe::VisibilityGap;
 pub use report::{Inspected, InspectedDatabase, InspectedMemory, Report};
 pub use streamers::{Streamer, StreamerFile, streamers};

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use pagekeeper_kernel::pressure::VmStat;
 use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_observe::{Database, File, HostChange, Snapshot};
 use pagekeeper_policy::DiskProfile;
@@ -27,7 +28,7 @@ pub struct Observation<'a> {
     /// What a disk was measured to do, by `st_dev` of the files on it.
     pub disks: Vec<(u64, DiskProfile)>,
     /// What the guard's rules would release now, of each file that they were asked about, be it nothing.
-    pub unread: Vec<Unread>,
+    pub releasable: Vec<Releasable>,
     /// Why the guard's rules keep all of a log that is resident, by the path of one of its files.
     pub kept: Vec<(PathBuf, String)>,
     /// Where the resident pages of a file lie: the first few stretches, for files that direct I/O is used on.
@@ -43,7 +44,7 @@ pub struct Observation<'a> {
 /// Pages of a log that nobody will read again, as the guard's rules have it: they lie behind its writer and behind all
 /// that follow it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unread {
+pub struct Releasable {
     /// The file.
     pub file: Inode,
     /// How much of it is resident, in bytes.
@@ -58,7 +59,7 @@ impl<'a> Observation<'a> {
             after,
             settings: Vec::new(),
             disks: Vec::new(),
-            unread: Vec::new(),
+            releasable: Vec::new(),
             kept: Vec::new(),
             stretches: Vec::new(),
             streamers: Vec::new(),
@@ -129,6 +130,22 @@ impl<'a> Observation<'a> {
         let same = before.directory == group.directory;
         let pages = group.file_refaults?.saturating_sub(before.file_refaults.filter(|_| same)?);
         Some(pages * page_size())
+    }
+
+    /// Bytes that the host reclaimed for want of memory, in the background or directly; `None` where it does not count that.
+    pub(crate) fn reclaimed_by_host(&self) -> Option<u64> {
+        let background = self.pages_counted(VmStat::reclaimed_in_background);
+        let direct = self.change().and_then(|change| change.machine.reclaimed_directly);
+        match (background, direct) {
+            (None, None) => None,
+            (background, direct) => Some(background.unwrap_or_default() + direct.unwrap_or_default()),
+        }
+    }
+
+    /// What a counter of pages grew by while watching, in bytes.
+    pub(crate) fn pages_counted(&self, of: impl Fn(&VmStat) -> Option<u64>) -> Option<u64> {
+        let pages = of(&self.after.host.vmstat)?.saturating_sub(of(&self.before.host.vmstat)?);
+        Some(pages.saturating_mul(page_size()))
     }
 
     /// What the disk of a file was measured to do; `None` if it was not measured.

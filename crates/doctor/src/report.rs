@@ -153,7 +153,7 @@ impl Report {
 
 impl Inspected {
     fn of(observation: &Observation<'_>) -> Self {
-        let look = observation.after;
+        let snapshot = observation.after;
         let database = |(index, database): (usize, &Database)| {
             let settings = observation.settings_of(index);
             InspectedDatabase {
@@ -161,17 +161,17 @@ impl Inspected {
                 pid: database.pid,
                 profile: database.profile.name.clone(),
                 directories: texts(&database.directories),
-                files: look.files.iter().filter(|file| file.database == Some(index)).count(),
+                files: snapshot.files.iter().filter(|file| file.database == Some(index)).count(),
                 settings_from: settings.map(|read| texts(&read.read_from)).unwrap_or_default(),
                 settings_unread: settings.map(not_read).unwrap_or_default(),
             }
         };
         Self {
-            databases: look.databases.iter().enumerate().map(database).collect(),
-            files: look.files.len(),
-            size_bytes: look.files.iter().map(|file| file.size).sum(),
+            databases: snapshot.databases.iter().enumerate().map(database).collect(),
+            files: snapshot.files.len(),
+            size_bytes: snapshot.files.iter().map(|file| file.size).sum(),
             // The last page of a file is counted whole.
-            resident_bytes: look
+            resident_bytes: snapshot
                 .files
                 .iter()
                 .filter_map(|file| Some(file.residency?.resident.min(file.size)))
@@ -326,7 +326,7 @@ fn is_unit(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{look, opener};
+    use crate::testing::{opener, sample};
     use crate::{Evidence, Fix, Kind, Subject};
     use pagekeeper_observe::OpenerKind;
     use pagekeeper_policy::FileClass;
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn text_fits_80_columns_and_the_worst_comes_first() {
-        let mut after = look();
+        let mut after = sample();
         after.files.push(crate::testing::file("/var/lib/mysql/ibdata1", FileClass::Data, 8 << 20, 4 << 20));
         after.files[0].openers.push(opener(
             100,
@@ -406,8 +406,8 @@ mod tests {
             why: "permission denied".to_owned(),
             needs: Some("CAP_BPF and CAP_PERFMON".to_owned()),
         };
-        let before = look();
-        let mut after = look();
+        let before = sample();
+        let mut after = sample();
         after.visibility_gaps.extend([gap.clone(), gap]);
         let report = Report::new(&Observation::new(&before, &after), Vec::new(), "only counters are read");
         assert_eq!(report.visibility_gaps.len(), 1);

@@ -1,7 +1,7 @@
 //! Who the processes are that brought the most pages in, or drove the most out, or were throttled: read at the end of a watch,
 //! while they still run.
 //!
-//! Invariants: only reads; of a process that has ended meanwhile, or that may not be looked at, nothing is known.
+//! Invariants: only reads; of a process that has ended meanwhile, or that may not be inspected, nothing is known.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::process::{Access, OpenFile, Selection};
 use pagekeeper_observe::Snapshot;
 
-/// Who moved less, and was not throttled, is not looked at, in bytes.
-const LEAST: u64 = 8 << 20;
-/// The most that are looked at of those that still run.
-const MOST: usize = 32;
+/// Who moved less, and was not throttled, is not inspected, in bytes.
+const MIN_MOVED: u64 = 8 << 20;
+/// So many of those that still run are inspected.
+const MAX_RUNNING: usize = 32;
 
 /// A process that brought pages in, drove pages out, or was throttled while it was watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,31 +57,31 @@ impl From<OpenFile> for StreamerFile {
     }
 }
 
-/// Looks at the processes that moved the most pages or were throttled, as `look` has counted them; none where neither was
+/// Inspects the processes that moved the most pages or were throttled, as `snapshot` has counted them; none where neither was
 /// traced. The sooner after the sample, the more of them are still there; those that are not have no title.
-pub fn streamers(look: &Snapshot, roots: &SysRoots) -> Vec<Streamer> {
+pub fn streamers(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Streamer> {
     let mut moved: BTreeMap<u32, u64> = BTreeMap::new();
-    let trace = look.change.as_ref().and_then(|change| change.trace.as_ref());
+    let trace = snapshot.change.as_ref().and_then(|change| change.trace.as_ref());
     for counts in trace.and_then(|trace| trace.pages.as_ref()).into_iter().flatten() {
         if let Some(task) = &counts.task {
             *moved.entry(task.process).or_default() += counts.flow.added.bytes + counts.flow.removed.bytes;
         }
     }
-    moved.retain(|_, bytes| *bytes >= LEAST);
+    moved.retain(|_, bytes| *bytes >= MIN_MOVED);
     for pauses in trace.and_then(|trace| trace.pauses.as_ref()).into_iter().flatten() {
         moved.entry(pauses.task.process).or_default();
     }
     let mut moved: Vec<(u32, u64)> = moved.into_iter().collect();
     moved.sort_by_key(|&(pid, bytes)| (std::cmp::Reverse(bytes), pid));
     let mut running = 0;
-    let looked = moved.into_iter().map(|(pid, _)| look_at(pid, roots)).filter(|streamer| {
+    let inspected = moved.into_iter().map(|(pid, _)| inspect(pid, roots)).filter(|streamer| {
         running += usize::from(!streamer.title.is_empty());
-        streamer.title.is_empty() || running <= MOST
+        streamer.title.is_empty() || running <= MAX_RUNNING
     });
-    looked.collect()
+    inspected.collect()
 }
 
-fn look_at(pid: u32, roots: &SysRoots) -> Streamer {
+fn inspect(pid: u32, roots: &SysRoots) -> Streamer {
     let title = std::fs::read(roots.proc.path().join(pid.to_string()).join("cmdline")).unwrap_or_default();
     let words = title.split(|byte| *byte == 0).filter(|word| !word.is_empty());
     let words: Vec<_> = words.map(String::from_utf8_lossy).collect();
@@ -111,14 +111,14 @@ fn beside(pid: u32, roots: &SysRoots, present: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{DEV, MIB, look, pages, pauses};
+    use crate::testing::{DEV, MIB, pages, pauses, sample};
     use pagekeeper_trace::{DirtyLevels, TraceCounts};
 
     #[test]
-    fn those_that_moved_much_are_looked_at() {
-        let mut look = look();
+    fn those_that_moved_much_are_inspected() {
+        let mut snapshot = sample();
         let own = std::process::id();
-        let trace: &mut TraceCounts = look.change.as_mut().unwrap().trace.as_mut().unwrap();
+        let trace: &mut TraceCounts = snapshot.change.as_mut().unwrap().trace.as_mut().unwrap();
         let file = |ino| Inode { dev: DEV, ino };
         trace.pages = Some(vec![
             pages(file(1), own, "test", 5 * MIB, 0),
@@ -128,7 +128,7 @@ mod tests {
             pages(file(1), u32::MAX, "gone", 90 * MIB, 0),
         ]);
         trace.pauses = Some(vec![pauses(u32::MAX - 1, "waits", &[5], DirtyLevels::default())]);
-        let found = streamers(&look, &SysRoots::default());
+        let found = streamers(&snapshot, &SysRoots::default());
         let pids: Vec<u32> = found.iter().map(|streamer| streamer.pid).collect();
         assert_eq!(pids, [u32::MAX, own, u32::MAX - 1]);
         assert_eq!((found[0].title.as_str(), found[0].files.len()), ("", 0));

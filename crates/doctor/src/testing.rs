@@ -1,4 +1,4 @@
-//! Plain looks for the tests of what finds: a host of 24 GiB at rest, a database with no files.
+//! Plain snapshots for the tests of finders: a host of 24 GiB at rest, a database with no files.
 //!
 //! Everything in them is public, so that a test changes what it is about.
 
@@ -23,9 +23,9 @@ pub(crate) const GIB: u64 = 1 << 30;
 /// The device of all files.
 pub(crate) const DEV: u64 = 0x800;
 
-/// A look at one `MariaDB` server, process 100, with its data in `/var/lib/mysql`; the second of two, 10 s apart, with
+/// A snapshot of one `MariaDB` server, process 100, with its data in `/var/lib/mysql`; the second of two, 10 s apart, with
 /// events traced and none seen.
-pub(crate) fn look() -> Snapshot {
+pub(crate) fn sample() -> Snapshot {
     Snapshot {
         at: SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000),
         host: host(),

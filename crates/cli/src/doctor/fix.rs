@@ -35,10 +35,10 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok
 }
 
 /// Evicts what is left of files that were inspected just now; what was done, and what failed.
-pub(super) fn fix(look: &Snapshot, roots: &SysRoots) -> (Vec<Fixed>, Vec<Problem>) {
+pub(super) fn fix(snapshot: &Snapshot, roots: &SysRoots) -> (Vec<Fixed>, Vec<Problem>) {
     let problems = Problems::default();
     let mut all = Vec::new();
-    for file in &look.files {
+    for file in &snapshot.files {
         let Some(mixed_with) = mixed_with(file) else { continue };
         match evict(file, mixed_with, roots) {
             Ok(fixed) => all.extend(fixed),

@@ -23,13 +23,13 @@ const FILES: usize = 32;
 const STRETCHES: usize = 16;
 
 /// The settings of each database, in its order.
-pub(super) fn settings(look: &Snapshot, roots: &SysRoots) -> Vec<Settings> {
-    look.databases.iter().map(|database| settings::read(database, look, roots)).collect()
+pub(super) fn settings(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Settings> {
+    snapshot.databases.iter().map(|database| settings::read(database, snapshot, roots)).collect()
 }
 
 /// What a recovery of each database would read, in its order; `settings` are theirs.
-pub(super) fn journals(look: &Snapshot, settings: &[Settings], roots: &SysRoots) -> Vec<Option<Journal>> {
-    let of = |(index, settings)| pagekeeper_doctor::journal(index, look, settings, roots);
+pub(super) fn journals(snapshot: &Snapshot, settings: &[Settings], roots: &SysRoots) -> Vec<Option<Journal>> {
+    let of = |(index, settings)| pagekeeper_doctor::journal(index, snapshot, settings, roots);
     settings.iter().enumerate().map(of).collect()
 }
 
@@ -65,12 +65,12 @@ pub(super) fn without_snapshot(observation: &Observation<'_>) -> Option<Visibili
 /// What the disks under the files were measured to do: as `given`, if it is of that very file system, else as saved; and
 /// what is not known for that.
 pub(super) fn disks(
-    look: &Snapshot,
+    snapshot: &Snapshot,
     given: Option<&DiskProfile>,
 ) -> (Vec<(u64, DiskProfile)>, Vec<VisibilityGap>) {
     let (mut disks, mut gaps) = (BTreeMap::new(), Vec::new());
     let mut seen = BTreeSet::new();
-    for file in look.files.iter().filter(|file| seen.insert(file.inode.dev)) {
+    for file in snapshot.files.iter().filter(|file| seen.insert(file.inode.dev)) {
         let Some(directory) = file.reach.parent() else { continue };
         let profile = match given {
             Some(given) => {
@@ -95,10 +95,10 @@ pub(super) fn disks(
 
 /// Where the pages lie of files that direct I/O and the page cache meet on: the first few stretches of those that have
 /// the most.
-pub(super) fn stretches(look: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
+pub(super) fn stretches(snapshot: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
     let resident = |file: &File| file.residency.map_or(0, |residency| residency.resident);
     let mut files: Vec<&File> =
-        look.files.iter().filter(|file| mixed_with(file).is_some() && resident(file) > 0).collect();
+        snapshot.files.iter().filter(|file| mixed_with(file).is_some() && resident(file) > 0).collect();
     files.sort_by_key(|file| std::cmp::Reverse(resident(file)));
     files.truncate(FILES);
     files.into_iter().filter_map(|file| Some((file.inode, stretches_of(file)?))).collect()

@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         settings,
         snapshot,
         disks,
-        unread: judged.unread(&after),
+        releasable: judged.releasable(&after),
         kept: judged.kept,
         stretches: gather::stretches(&after),
         streamers: pagekeeper_doctor::streamers(&after, &roots),

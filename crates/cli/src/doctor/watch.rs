@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pagekeeper_doctor::Unread;
+use pagekeeper_doctor::Releasable;
 use pagekeeper_guard::{Action, Decision, Guard, Options};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, residency};
@@ -65,12 +65,12 @@ pub(super) fn watch(args: &Args, before: &Snapshot, stop: &Stop) -> anyhow::Resu
 }
 
 /// Where the logs are of databases that do not run.
-fn left_directories(look: &Snapshot) -> Vec<PathBuf> {
+fn left_directories(snapshot: &Snapshot) -> Vec<PathBuf> {
     let rests = |file: &&File| {
-        let database = file.database.and_then(|index| look.databases.get(index));
+        let database = file.database.and_then(|index| snapshot.databases.get(index));
         is_log(file) && database.is_some_and(|database| database.pid.is_none())
     };
-    let directories = look.files.iter().filter(rests).filter_map(|file| file.path.parent());
+    let directories = snapshot.files.iter().filter(rests).filter_map(|file| file.path.parent());
     let directories: BTreeSet<&Path> = directories.collect();
     directories.into_iter().map(Path::to_path_buf).collect()
 }
@@ -94,13 +94,13 @@ impl Judged {
     }
 
     /// How much of each log is resident that the rules would release. A file that can't be read is left out.
-    pub(super) fn unread(&self, look: &Snapshot) -> Vec<Unread> {
+    pub(super) fn releasable(&self, snapshot: &Snapshot) -> Vec<Releasable> {
         let asked = |file: &&File| is_log(file) && self.asked.contains(&file.inode);
-        let unread = |file: &File| {
+        let releasable = |file: &File| {
             let ranges = self.ranges.get(&file.inode).map_or(&[][..], Vec::as_slice);
-            Some(Unread { file: file.inode, resident: resident(&file.reach, ranges)? })
+            Some(Releasable { file: file.inode, resident: resident(&file.reach, ranges)? })
         };
-        look.files.iter().filter(asked).filter_map(unread).collect()
+        snapshot.files.iter().filter(asked).filter_map(releasable).collect()
     }
 }
 

@@ -27,7 +27,7 @@ struct Data {
     trace: Option<&'static str>,
     lost: u64,
     sample_failures: u64,
-    limits: Vec<String>,
+    visibility_gaps: Vec<String>,
     databases: Vec<Database>,
     points: Vec<Moment>,
 }
@@ -46,7 +46,7 @@ struct Database {
 struct Class {
     name: String,
     files: u64,
-    unseen: u64,
+    unreadable: u64,
     size: u64,
     resident: u64,
     dirty: Option<u64>,
@@ -103,7 +103,7 @@ pub(super) fn write(state: &MetricsState) -> Result<String, serde_json::Error> {
         trace: known.trace.map(|trace| level_name(trace.level)),
         lost: known.trace.map_or(0, |trace| trace.losses.total()),
         sample_failures: known.samples.failed,
-        limits: known.limits.iter().map(super::sentence).collect(),
+        visibility_gaps: known.visibility_gaps.iter().map(super::sentence).collect(),
         databases: databases(&known),
         points: points.iter().map(moment).collect(),
     })
@@ -124,7 +124,7 @@ fn databases(known: &Known) -> Vec<Database> {
             .map(|(class, files)| Class {
                 name: class.to_string(),
                 files: files.count,
-                unseen: files.unseen,
+                unreadable: files.unreadable,
                 size: files.size,
                 resident: files.resident,
                 dirty: files.dirty,

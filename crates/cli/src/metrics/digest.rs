@@ -71,7 +71,7 @@ pub(super) struct Files {
     pub(super) count: u64,
     pub(super) size: u64,
     /// How many could not be read: they are not in what follows.
-    pub(super) unseen: u64,
+    pub(super) unreadable: u64,
     pub(super) resident: u64,
     /// `None` where it is unknown of one of them.
     pub(super) dirty: Option<u64>,
@@ -138,13 +138,13 @@ pub(super) struct Digest {
     pub(super) databases: Vec<Seen>,
     pub(super) traced: Option<Traced>,
     pub(super) top: Vec<Top>,
-    pub(super) limits: Vec<VisibilityGap>,
+    pub(super) visibility_gaps: Vec<VisibilityGap>,
 }
 
 impl Digest {
     /// Takes what metrics need out of a snapshot; of `top` files by their paths.
-    pub(super) fn of(look: &Snapshot, proc: &ProcRoot, top: usize) -> Self {
-        let mut databases: Vec<Seen> = look
+    pub(super) fn of(snapshot: &Snapshot, proc: &ProcRoot, top: usize) -> Self {
+        let mut databases: Vec<Seen> = snapshot
             .databases
             .iter()
             .map(|database| Seen {
@@ -155,20 +155,20 @@ impl Digest {
                 mixed: 0,
             })
             .collect();
-        for file in &look.files {
+        for file in &snapshot.files {
             if let Some(seen) = file.database.and_then(|index| databases.get_mut(index)) {
                 seen.mixed += u64::from(is_mixed(&file.openers));
                 add(seen.classes.entry(Class(file.class)).or_default(), file);
             }
         }
         Self {
-            top: most_resident(&look.files, &databases, top),
-            traced: look
+            top: most_resident(&snapshot.files, &databases, top),
+            traced: snapshot
                 .change
                 .as_ref()
                 .and_then(|change| change.trace.as_ref())
-                .map(|counts| traced(counts, look)),
-            limits: look.visibility_gaps.clone(),
+                .map(|counts| traced(counts, snapshot)),
+            visibility_gaps: snapshot.visibility_gaps.clone(),
             databases,
         }
     }
@@ -176,13 +176,13 @@ impl Digest {
 
 fn add(files: &mut Files, file: &File) {
     let known = |sum: Option<u64>, more: Option<u64>| Some(sum? + more?);
-    if files.count == files.unseen {
+    if files.count == files.unreadable {
         (files.dirty, files.writeback) = (Some(0), Some(0));
     }
     files.count += 1;
     files.size += file.size;
     let Some(residency) = file.residency else {
-        files.unseen += 1;
+        files.unreadable += 1;
         return;
     };
     files.resident += residency.resident;
@@ -223,8 +223,8 @@ fn most_resident(files: &[File], databases: &[Seen], count: usize) -> Vec<Top> {
     top.filter(once).take(count).collect()
 }
 
-fn traced(counts: &TraceCounts, look: &Snapshot) -> Traced {
-    let owners: HashMap<u32, usize> = look
+fn traced(counts: &TraceCounts, snapshot: &Snapshot) -> Traced {
+    let owners: HashMap<u32, usize> = snapshot
         .databases
         .iter()
         .enumerate()
@@ -302,7 +302,7 @@ mod tests {
         let expected = Files {
             count: 3,
             size: 30_000,
-            unseen: 1,
+            unreadable: 1,
             resident: 16_384,
             dirty: Some(8192),
             writeback: Some(0),

@@ -200,7 +200,7 @@ impl Exposition {
     }
 
     fn databases(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
-        let seen = |files: &Files| files.count > files.unseen;
+        let seen = |files: &Files| files.count > files.unreadable;
         let databases = || self.known.databases.iter();
         sheet.gauge(
             ("database_up", None, "1 for each database that the last sample found."),
@@ -232,8 +232,8 @@ impl Exposition {
         )?;
         sheet.gauge(("files", None, "Files of the database."), self.by_class(|files| Some(files.count)))?;
         sheet.gauge(
-            ("unseen_files", None, "Files whose residency can't be seen; they are not in the bytes."),
-            self.by_class(|files| Some(files.unseen)),
+            ("unreadable_files", None, "Files whose residency can't be read; they are not in the bytes."),
+            self.by_class(|files| Some(files.unreadable)),
         )?;
         sheet.gauge(
             ("mixed_files", None, "Files that are open past the page cache and used through it at once."),
@@ -537,8 +537,12 @@ impl Exposition {
             known(samples.at),
         )?;
         sheet.gauge(
-            ("limits", None, "Things that can't be seen; the page and the guard's output say which."),
-            one(self.known.limits.len() as u64),
+            (
+                "visibility_gaps",
+                None,
+                "Things that can't be seen; the page and the guard's output say which.",
+            ),
+            one(self.known.visibility_gaps.len() as u64),
         )?;
         let Some(trace) = self.known.trace else {
             return Ok(());

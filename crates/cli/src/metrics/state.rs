@@ -59,7 +59,7 @@ pub(super) struct Known {
     pub(super) everyone: Waited,
     pub(super) trace: Option<Trace>,
     pub(super) top: Vec<Top>,
-    pub(super) limits: Vec<VisibilityGap>,
+    pub(super) visibility_gaps: Vec<VisibilityGap>,
     /// When a database's counters were last of use.
     alive: BTreeMap<Name, Instant>,
     pending: Vec<Done>,
@@ -128,7 +128,7 @@ impl MetricsState {
             everyone: Waited::default(),
             trace: None,
             top: Vec::new(),
-            limits: Vec::new(),
+            visibility_gaps: Vec::new(),
             alive: BTreeMap::new(),
             pending: Vec::new(),
             history: VecDeque::new(),
@@ -267,7 +267,7 @@ impl Known {
         self.databases = merged(digest.databases, names);
         let room = |name: &Name| self.alive.contains_key(name);
         self.top = digest.top.into_iter().filter(|top| room(&top.name)).collect();
-        self.limits = digest.limits;
+        self.visibility_gaps = digest.visibility_gaps;
         for done in std::mem::take(&mut self.pending) {
             let name = self.owner_of(&done).unwrap_or_else(|| named_by(&done));
             self.count_done(&name, &done);
@@ -355,15 +355,15 @@ fn merged(databases: Vec<Seen>, names: Vec<Name>) -> Vec<Seen> {
         same.mixed += seen.mixed;
         for (class, files) in seen.classes {
             let sum = same.classes.entry(class).or_default();
-            let none = sum.count == sum.unseen;
+            let none = sum.count == sum.unreadable;
             let known = |a: Option<u64>, b: Option<u64>| if none { b } else { Some(a? + b?) };
-            if files.count > files.unseen {
+            if files.count > files.unreadable {
                 sum.dirty = known(sum.dirty, files.dirty);
                 sum.writeback = known(sum.writeback, files.writeback);
             }
             sum.count += files.count;
             sum.size += files.size;
-            sum.unseen += files.unseen;
+            sum.unreadable += files.unreadable;
             sum.resident += files.resident;
         }
     }
@@ -456,7 +456,7 @@ mod tests {
         let files = others.classes[&Class(Some(FileClass::Redo))];
         let rest = 200 - MOST_DATABASES as u64;
         assert_eq!((files.count, files.resident, others.mixed), (rest, rest * 8192, rest));
-        assert_eq!((files.dirty, files.unseen), (Some(0), 0));
+        assert_eq!((files.dirty, files.unreadable), (Some(0), 0));
     }
 
     #[test]

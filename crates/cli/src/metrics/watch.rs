@@ -59,11 +59,11 @@ impl Wanted {
     }
 
     /// Leaves out the databases that were not named.
-    fn restrict(&self, look: &mut Snapshot) {
+    fn restrict(&self, snapshot: &mut Snapshot) {
         let Some((pids, directories)) = &self.only else {
             return;
         };
-        let named: Vec<bool> = look
+        let named: Vec<bool> = snapshot
             .databases
             .iter()
             .map(|database| {
@@ -79,11 +79,11 @@ impl Wanted {
                 Some(place)
             })
             .collect();
-        for file in &mut look.files {
+        for file in &mut snapshot.files {
             file.database = file.database.and_then(|index| places.get(index).copied().flatten());
         }
         let mut named = named.into_iter();
-        look.databases.retain(|_| named.next().unwrap_or(false));
+        snapshot.databases.retain(|_| named.next().unwrap_or(false));
     }
 }
 
@@ -140,15 +140,15 @@ fn look_on(
     loop {
         let began = Instant::now();
         match observer.snapshot() {
-            Ok(mut look) => {
-                wanted.restrict(&mut look);
-                look.visibility_gaps.retain(|limit| metrics_lack(&limit.what));
-                let digest = Digest::of(&look, &wanted.observer.roots.proc, top);
-                drop(look);
-                for limit in &digest.limits {
-                    // The kind of limit; behind it come an example and a count, which change.
-                    let kind = limit.what.split(':').next().unwrap_or_default();
-                    sayings.say(kind, super::sentence(limit));
+            Ok(mut snapshot) => {
+                wanted.restrict(&mut snapshot);
+                snapshot.visibility_gaps.retain(|gap| metrics_lack(&gap.what));
+                let digest = Digest::of(&snapshot, &wanted.observer.roots.proc, top);
+                drop(snapshot);
+                for gap in &digest.visibility_gaps {
+                    // The kind of gap; behind it come an example and a count, which change.
+                    let kind = gap.what.split(':').next().unwrap_or_default();
+                    sayings.say(kind, super::sentence(gap));
                 }
                 state.files_sampled(digest, began.elapsed(), level);
             }
@@ -164,7 +164,7 @@ fn look_on(
     }
 }
 
-/// Whether a metric is missing for that limit: what is dirty on each device is none.
+/// Whether a metric is missing for that gap: what is dirty on each device is none.
 fn metrics_lack(what: &str) -> bool {
     !what.starts_with("how much is dirty on each device")
 }
@@ -188,7 +188,7 @@ impl Sayings<'_> {
     }
 
     fn fail(&mut self, error: &ObserveError) {
-        let sentence = format!("databases can't be looked at for metrics: {error}");
+        let sentence = format!("databases can't be sampled for metrics: {error}");
         self.say(&sentence.clone(), sentence);
     }
 }

@@ -23,11 +23,11 @@ const COMM_MAX: usize = 15;
 /// What `--as` says that all processes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum As {
-    /// They read and write much, once: only what they bring into the page cache is released
+    /// They read or write much data once: what they bring into the page cache is released
     Stream,
-    /// They write large files: written out behind them, at the disk's pace
+    /// They write large files, which are written to disk at its pace
     Bulk,
-    /// They append to logs: released once they are synced
+    /// They append to logs, which are released once they are synced
     Logs,
 }
 
@@ -44,11 +44,16 @@ pub(crate) struct Choice {
 
 impl Choice {
     /// The settings, without a report.
-    pub(crate) fn settings(&self, window: u64) -> Result<Settings, UsageError> {
+    pub(crate) fn settings(&self, budget: u64) -> Result<Settings, UsageError> {
         let given = self.config.as_deref().map(Options::read).transpose();
         let given = given.map_err(|error| UsageError(error.to_string()))?;
-        let mut settings =
-            Settings { role: Role::Auto, streams: Vec::new(), window, report: None, profiles: Vec::new() };
+        let mut settings = Settings {
+            role: Role::Auto,
+            streams: Vec::new(),
+            window: budget,
+            report: None,
+            profiles: Vec::new(),
+        };
         if let Some(role) = self.role {
             settings.role = match role {
                 As::Stream => Role::Stream,

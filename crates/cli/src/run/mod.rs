@@ -6,6 +6,7 @@
 //!
 //! Fails as shells and env(1) do: 127 where the command is not found, 126 where it can't be executed.
 
+mod budget;
 mod choice;
 mod elf;
 mod find;
@@ -14,7 +15,6 @@ mod obstacle;
 mod parent;
 mod report;
 mod sys;
-mod window;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -32,46 +32,46 @@ use obstacle::{Obstacle, Why};
 /// The variable that names libraries to a loader, separated by colons or spaces (ld.so(8)).
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// Start a command that leaves the page cache to others: backups, databases
+/// Run a command so that it does not evict others' pages from the page cache
 ///
-/// The command is not changed: a library that is loaded into it, and into what it starts, applies the rules at its
-/// system calls. Without options each process is known by its name: programs that stream (tar, cp, rsync,
-/// mariabackup, mysqldump and others) release what they themselves brought into the page cache, never what was
-/// there before; databases have their logs released behind the flush, and their compactions paced.
+/// The command itself is not changed: a library is preloaded into it and into the processes that it starts, and applies
+/// rules at their system calls. Without options the name of a process decides: streaming programs (tar, cp, rsync,
+/// mariabackup, mysqldump and others) release the pages that they brought in themselves, never those that were there
+/// before; databases release their logs once they are synced, and write compactions at the disk's pace.
 ///
-/// A program that no library can be loaded into (linked statically, made by Go, setuid) is started without it,
-/// and that is said.
+/// A program that no library can be loaded into (statically linked, written in Go, setuid) runs without the rules, with
+/// a message that says so.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "pagekeeper run [OPTIONS] -- COMMAND [ARGS]…",
     after_help = "Examples:
-  pagekeeper run -- pg_basebackup -D /backup/base     back up beside a database that keeps its cache
-  pagekeeper run --report -- tar -cf /backup/d.tar /d say at the end what was released
-  pagekeeper run --as stream -- ./own-backup.sh       take every process of it for a stream
+  pagekeeper run -- pg_basebackup -D /backup/base     back up without evicting the database
+  pagekeeper run --report -- tar -cf /backup/d.tar /d report at the end what was released
+  pagekeeper run --as stream -- ./own-backup.sh       treat all its processes as streams
   pagekeeper run --profile mariadb -- mariadbd        a server; its logs leave the page cache
   pagekeeper run --as bulk -- ./load-tables           large files, written out at the disk's pace
 
-Exit codes: the command's own; where a signal ended it, this ends by the same. 127 it is not
-found, 126 it can't be executed, 1 --require refused it, 2 pagekeeper was called wrongly.
+Exit codes: the command's own; if a signal ended the command, the same signal ends pagekeeper.
+127: not found, 126: can't be executed, 1: refused by --require, 2: wrong usage.
 
-Not covered: programs whose C library is not glibc. io_uring and io_submit pass the C library by:
-their files are watched by size and residency. For what can't be started anew, or can't have the
-library, there is pagekeeper guard --streams: it releases from outside, with less effect."
+Programs whose C library is not glibc run without the rules. io_uring and io_submit bypass the C library: files used that way are watched by their size and
+residency. For programs that can't be restarted, or can't load the library, use
+pagekeeper guard --streams, which releases from outside, with less effect."
 )]
 pub(crate) struct Args {
-    /// The profile to go by in every process that is no streaming program; else the one of its name
+    /// Profile for every process that is no streaming program, instead of the one that its name selects
     #[arg(long, value_name = "NAME", conflicts_with = "role")]
     profile: Option<String>,
-    /// What every process of the command is, whatever its name
+    /// Role of every process of the command, whatever its name
     #[arg(long = "as", value_name = "WHAT", value_enum)]
     role: Option<As>,
     /// The guard's configuration file: profiles, rules and streaming programs
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Say at the end what each rule did in processes of this user, on standard error or in FILE; stays as the command's parent for that
+    /// Report at the end what each rule did, on standard error or in FILE; pagekeeper stays as the command's parent until then
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = report::STANDARD_ERROR, value_hint = clap::ValueHint::FilePath)]
     report: Option<PathBuf>,
-    /// The report as one JSON object
+    /// Print the report as one JSON object
     #[arg(long, requires = "report")]
     json: bool,
     /// Fail rather than start the command without the rules
@@ -86,7 +86,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let found = sys::Found::now();
     let choice = Choice { profile: args.profile.clone(), role: args.role, config: args.config.clone() };
-    let settings = choice.settings(window::window_here())?;
+    let settings = choice.settings(budget::budget_here())?;
     let Some((name, arguments)) = args.command.split_first() else {
         return Err(output::UsageError("name a command".to_owned()).into());
     };

@@ -22,7 +22,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use super::detail;
 use super::figures::size;
 use super::model::{Act, Action, Key, Model, Seen, Target};
-use super::screen::{self, LEAST, Theme};
+use super::screen::{self, MIN_SIZE, Theme};
 use crate::output::{Screen, UsageError};
 use crate::problems::in_words;
 use crate::signals::Stop;
@@ -62,10 +62,10 @@ fn refusal() -> Option<String> {
         ));
     }
     let (columns, rows) = ratatui::crossterm::terminal::size().ok()?;
-    (columns < LEAST.0 || rows < LEAST.1).then(|| {
+    (columns < MIN_SIZE.0 || rows < MIN_SIZE.1).then(|| {
         format!(
             "the terminal is too small: it has {columns} columns and {rows} rows, and {} and {} are needed; {instead}",
-            LEAST.0, LEAST.1
+            MIN_SIZE.0, MIN_SIZE.1
         )
     })
 }

@@ -1,7 +1,7 @@
 //! Draws the state: memory, who waits, the table, and what lies over it.
 //!
 //! Invariants: nothing of a file's name can steer the terminal; without colour every part has a letter or sign of its own;
-//! below [`LEAST`] columns and rows one sentence is drawn instead. What is drawn follows from the model alone.
+//! below [`MIN_SIZE`] columns and rows one sentence is drawn instead. What is drawn follows from the model alone.
 //! Writing to a `String` can't fail.
 
 use std::fmt::Write as _;
@@ -21,7 +21,7 @@ use super::report::{heading, in_words};
 use crate::output::{self, printable_path};
 
 /// Columns and rows that are needed.
-pub(super) const LEAST: (u16, u16) = (60, 14);
+pub(super) const MIN_SIZE: (u16, u16) = (60, 14);
 
 /// What the terminal can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,10 +76,10 @@ fn parts(split: &Split) -> [Part; 9] {
 /// Draws all.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, theme: Theme) {
     let area = frame.area();
-    if area.width < LEAST.0 || area.height < LEAST.1 {
+    if area.width < MIN_SIZE.0 || area.height < MIN_SIZE.1 {
         let text = format!(
             "the terminal is too small: it has {} columns and {} rows, and {} and {} are needed",
-            area.width, area.height, LEAST.0, LEAST.1
+            area.width, area.height, MIN_SIZE.0, MIN_SIZE.1
         );
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
         return;

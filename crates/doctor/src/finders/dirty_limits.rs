@@ -64,12 +64,12 @@ fn database_pauses(observation: &Observation<'_>) -> Duration {
         .sum()
 }
 
-/// The most that was seen dirty or on its way to storage: at both looks, and when tasks were throttled.
+/// The most that was seen dirty or on its way to storage: at both ends of the watch, and when tasks were throttled.
 fn fullest(observation: &Observation<'_>) -> u64 {
-    let looks =
-        [observation.before, observation.after].map(|look| look.host.dirty.dirty + look.host.dirty.writeback);
+    let levels = [observation.before, observation.after]
+        .map(|snapshot| snapshot.host.dirty.dirty + snapshot.host.dirty.writeback);
     let pauses = observation.pauses();
-    pauses.map(|pause| pause.levels.dirty).chain(looks).max().unwrap_or_default()
+    pauses.map(|pause| pause.levels.dirty).chain(levels).max().unwrap_or_default()
 }
 
 /// What came and went while watching, in bytes a second.
@@ -288,12 +288,12 @@ fn form(limit: Limit, name: &str) -> String {
 
 fn ages(parameters: &DirtyParameters) -> Evidence {
     let (expire, writeback) = (parameters.expire_centisecs, parameters.writeback_centisecs);
-    let look = match writeback {
-        0 => "but the periodic look for them is off".to_owned(),
-        every => format!("found by a look every {}", centiseconds(every)),
+    let wakes = match writeback {
+        0 => "but periodic writeback is off".to_owned(),
+        every => format!("by a thread that wakes every {}", centiseconds(every)),
     };
     Evidence::new(format!(
-        "below that, pages are written when they have been dirty for {}, {look} (vm.dirty_expire_centisecs={expire}, \
+        "below that, pages are written when they have been dirty for {}, {wakes} (vm.dirty_expire_centisecs={expire}, \
          vm.dirty_writeback_centisecs={writeback})",
         centiseconds(expire)
     ))

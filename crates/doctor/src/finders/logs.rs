@@ -1,6 +1,6 @@
 //! Log files in the page cache (redo, binlog, relay, WAL): how much they hold, and how much of it nobody will read again.
 //!
-//! Invariants: what is "never read again" is what the guard's own rules would release now ([`Observation::unread`]); where they
+//! Invariants: what is "never read again" is what the guard's own rules would release now ([`Observation::releasable`]); where they
 //! were not asked, no share is claimed, nor of a log that the next start of a database reads that does not run. The cost
 //! is memory, never throughput: that was measured.
 
@@ -18,7 +18,7 @@ use crate::phrases::{file_name, largest, number, percent};
 use crate::{Evidence, Finding, Fix, Goal, Kind, Severity};
 
 /// Less than this that nobody will read again is not worth a word (16 MiB): the rules themselves keep a few MiB.
-pub(crate) const UNREAD_LEAST: u64 = 16 << 20;
+pub(crate) const RELEASABLE_MIN: u64 = 16 << 20;
 /// Where the rules were not asked, less than this in log files is not worth a word (64 MiB).
 const RESIDENT_LEAST: u64 = 64 << 20;
 /// From so many bytes on it is more than a note (1 GiB) …
@@ -39,7 +39,7 @@ pub(crate) struct Logs<'a> {
     pub(crate) resident: u64,
     pub(crate) unwritten: u64,
     /// What nobody will read again; `None` if that was not judged.
-    pub(crate) unread: Option<u64>,
+    pub(crate) releasable: Option<u64>,
     /// More resident than when the watch began.
     growth: u64,
     /// Resident of logs that nobody has open and that the next start reads.
@@ -60,8 +60,10 @@ impl<'a> Logs<'a> {
             logs.unwritten += residency.unwritten();
             if !runs && matches!(file.class, Some(FileClass::Redo | FileClass::Wal)) {
                 logs.next_start += residency.resident;
-            } else if let Some(unread) = observation.unread.iter().find(|unread| unread.file == file.inode) {
-                *logs.unread.get_or_insert(0) += unread.resident;
+            } else if let Some(releasable) =
+                observation.releasable.iter().find(|releasable| releasable.file == file.inode)
+            {
+                *logs.releasable.get_or_insert(0) += releasable.resident;
             }
             let before = observation.before(file.inode).and_then(|before| before.residency);
             resident_before += before.map_or(0, |before| before.resident);
@@ -71,8 +73,8 @@ impl<'a> Logs<'a> {
     }
 
     /// What the guard may be offered for: it would release what a database's next start reads, too.
-    pub(crate) fn releasable(&self) -> Option<u64> {
-        self.unread.filter(|_| self.next_start == 0)
+    pub(crate) fn guard_may_release(&self) -> Option<u64> {
+        self.releasable.filter(|_| self.next_start == 0)
     }
 }
 
@@ -85,9 +87,9 @@ pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<F
 }
 
 fn is_much(observation: &Observation<'_>, logs: &Logs<'_>) -> bool {
-    let unread_much = logs.unread.is_some_and(|unread| unread >= UNREAD_LEAST);
+    let much_releasable = logs.releasable.is_some_and(|releasable| releasable >= RELEASABLE_MIN);
     let resident_much = logs.resident >= RESIDENT_LEAST;
-    unread_much || (resident_much && (logs.unread.is_none() || !kept(observation, logs).is_empty()))
+    much_releasable || (resident_much && (logs.releasable.is_none() || !kept(observation, logs).is_empty()))
 }
 
 fn find_in(
@@ -100,13 +102,13 @@ fn find_in(
     if !is_much(observation, &logs) {
         return None;
     }
-    let unread_much = logs.unread.is_some_and(|unread| unread >= UNREAD_LEAST);
-    let share = match logs.unread {
-        Some(unread) => format!(", {} of it never read again", percent(unread, logs.resident)),
+    let much_releasable = logs.releasable.is_some_and(|releasable| releasable >= RELEASABLE_MIN);
+    let share = match logs.releasable {
+        Some(releasable) => format!(", {} of it never read again", percent(releasable, logs.resident)),
         None if logs.next_start > 0 => ", and no process has them open".to_owned(),
         None => String::new(),
     };
-    let wasted = logs.unread.unwrap_or(logs.resident - logs.next_start);
+    let wasted = logs.releasable.unwrap_or(logs.resident - logs.next_start);
     let memory = memory_of(observation, database);
     let severity = if wasted >= WARNING_BYTES || wasted >= memory / 100 * WARNING_PERCENT {
         Severity::Warning
@@ -135,7 +137,7 @@ fn find_in(
         cost: cost(&logs, database, memory),
         // There is nothing to fix about what the next start reads.
         fixes: if logs.next_start == 0 { fixes(observation, earlier, index) } else { Vec::new() },
-        pagekeeper: logs.releasable().filter(|_| unread_much).map(|_| {
+        pagekeeper: logs.guard_may_release().filter(|_| much_releasable).map(|_| {
             format!(
                 "{} releases what lies behind the writer and all followers while the database runs, and keeps it \
                  so. It gives memory back, no throughput, and can't change a byte of a log.",
@@ -223,7 +225,7 @@ fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
 
 /// What is never read again, and how that was judged.
 fn judged(logs: &Logs<'_>) -> Option<Evidence> {
-    let unread = logs.unread?;
+    let releasable = logs.releasable?;
     let reading = |file: &&&File| {
         file.class.is_some_and(|class| matches!(class, FileClass::Binlog | FileClass::Relay | FileClass::Wal))
     };
@@ -241,17 +243,17 @@ fn judged(logs: &Logs<'_>) -> Option<Evidence> {
         many => format!("and behind all {many} readers"),
     };
     let join = if readers == 0 { "; " } else { " " };
-    let text = format!("by the guard's rules {} lie behind the writer{join}{followers}", Size(unread));
+    let text = format!("by the guard's rules {} lie behind the writer{join}{followers}", Size(releasable));
     Some(
         Evidence::new(text)
-            .with("unread_bytes", unread)
+            .with("releasable_bytes", releasable)
             .with("resident_bytes", logs.resident)
             .with("unwritten_bytes", logs.unwritten)
             .with("readers", readers),
     )
 }
 
-/// What the next start reads; which logs it needs is not looked into.
+/// What the next start reads; which logs it needs is not examined.
 fn read_at_start(logs: &Logs<'_>) -> Option<Evidence> {
     let bytes = Some(logs.next_start).filter(|bytes| *bytes > 0)?;
     let text = format!(
@@ -283,9 +285,9 @@ fn cost(logs: &Logs<'_>, database: &Database, memory: u64) -> String {
 mod tests {
     use super::*;
     use crate::Journal;
-    use crate::observation::Unread;
+    use crate::observation::Releasable;
     use crate::settings::{Engine, Origin, Settings};
-    use crate::testing::{GIB, MIB, file, look, opener, residency};
+    use crate::testing::{GIB, MIB, file, opener, residency, sample};
     use pagekeeper_kernel::process::Access;
     use pagekeeper_observe::Snapshot;
 
@@ -295,7 +297,7 @@ mod tests {
 
     /// Ten binlogs of 128 MiB, all resident, and a redo log that is not.
     fn logs_of(count: u64) -> (Snapshot, Snapshot) {
-        let mut after = look();
+        let mut after = sample();
         for number in 1..=count {
             let path = format!("/var/lib/mysql/binlog.{number:06}");
             after.files.push(file(&path, FileClass::Binlog, 128 * MIB, 128 * MIB));
@@ -307,11 +309,11 @@ mod tests {
         (before, after)
     }
 
-    fn unread(look: &Snapshot, share: u64) -> Vec<Unread> {
-        let logs = look.files.iter().filter(|file| file.class.is_some_and(FileClass::is_log));
+    fn releasable(snapshot: &Snapshot, share: u64) -> Vec<Releasable> {
+        let logs = snapshot.files.iter().filter(|file| file.class.is_some_and(FileClass::is_log));
         logs.map(|file| {
             let resident = file.residency.unwrap().resident * share / 100;
-            Unread { file: file.inode, resident }
+            Releasable { file: file.inode, resident }
         })
         .collect()
     }
@@ -322,7 +324,7 @@ mod tests {
         before.files[0].residency = Some(residency(28 * MIB, 0));
         after.files[9].openers.push(opener(100, "mariadbd", OpenerKind::Buffered(Access::ReadOnly)));
         let mut observation = Observation::new(&before, &after);
-        observation.unread = unread(&after, 90);
+        observation.releasable = releasable(&after, 90);
         let found = find(&observation);
         assert_eq!(found.len(), 1);
         let found = &found[0];
@@ -336,7 +338,7 @@ mod tests {
         );
         assert_eq!(texts[1], "by the guard's rules 1.1 GiB lie behind the writer and behind its one reader");
         assert_eq!(texts[2], "100 MiB more than 10 s before");
-        assert_eq!(found.evidence[1].figures["unread_bytes"], 10 * (128 * MIB * 90 / 100));
+        assert_eq!(found.evidence[1].figures["releasable_bytes"], 10 * (128 * MIB * 90 / 100));
         assert!(found.pagekeeper.as_ref().unwrap().starts_with("pagekeeper guard --pid 100 "));
         assert!(found.cost.contains("No throughput"));
     }
@@ -345,7 +347,7 @@ mod tests {
     fn one_report_sets_one_value() {
         let (before, after) = logs_of(30);
         let mut observation = Observation::new(&before, &after);
-        observation.unread = unread(&after, 100);
+        observation.releasable = releasable(&after, 100);
         let mut settings = Settings::new(Engine::PostgreSql);
         settings.add("max_wal_size", "8GB", Origin::CommandLine);
         observation.settings = vec![settings];
@@ -363,10 +365,10 @@ mod tests {
     fn what_is_still_needed_is_no_finding() {
         let (before, after) = logs_of(10);
         let mut observation = Observation::new(&before, &after);
-        observation.unread = unread(&after, 0);
+        observation.releasable = releasable(&after, 0);
         assert_eq!(find(&observation), []);
         // One file of 12 MiB that nobody reads is not worth a word.
-        observation.unread[0].resident = 12 * MIB;
+        observation.releasable[0].resident = 12 * MIB;
         assert_eq!(find(&observation), []);
     }
 
@@ -386,16 +388,16 @@ mod tests {
         after.files.push(file("/var/lib/mysql/ib_logfile1", FileClass::Redo, 96 * MIB, 96 * MIB));
         // The rules say so of all: without a process nothing is known of a writer.
         let mut observation = Observation::new(&before, &after);
-        observation.unread = unread(&after, 100);
+        observation.releasable = releasable(&after, 100);
         let found = find(&observation);
         assert_eq!(found[0].title, "log files hold 224 MiB of page cache, 57 % of it never read again");
-        assert_eq!(found[0].evidence[2].figures["unread_bytes"], 128 * MIB, "of the binlog alone");
+        assert_eq!(found[0].evidence[2].figures["releasable_bytes"], 128 * MIB, "of the binlog alone");
         assert_eq!(found[0].evidence[3].figures["next_start_bytes"], 96 * MIB);
         assert_eq!(found[0].pagekeeper, None);
 
         after.files.remove(0);
         let mut observation = Observation::new(&before, &after);
-        observation.unread = unread(&after, 100);
+        observation.releasable = releasable(&after, 100);
         observation.settings = vec![Settings::new(Engine::MariaDb)];
         let found = find(&observation);
         assert_eq!(found[0].fixes, []);
@@ -408,7 +410,7 @@ mod tests {
         after.files.pop();
         after.files.push(file("/var/lib/mysql/binlog.000001", FileClass::Binlog, 128 * MIB, 128 * MIB));
         let mut observation = Observation::new(&before, &after);
-        observation.unread = unread(&after, 100);
+        observation.releasable = releasable(&after, 100);
         let guard = find(&observation)[0].pagekeeper.clone();
         assert!(
             guard.unwrap().starts_with("pagekeeper guard --dir /var/lib/mysql "),
@@ -430,7 +432,7 @@ mod tests {
     fn a_log_that_is_kept_says_why() {
         let (before, after) = logs_of(1);
         let mut observation = Observation::new(&before, &after);
-        observation.unread = unread(&after, 0);
+        observation.releasable = releasable(&after, 0);
         observation.kept = vec![
             (after.files[0].path.clone(), "recycled log written in parts of pages".to_owned()),
             ("/elsewhere/binlog.000001".into(), "not this one".to_owned()),
@@ -447,7 +449,7 @@ mod tests {
         after.databases[0].cgroup = Some(crate::testing::cgroup(GIB, GIB));
         after.files[0].residency = Some(residency(128 * MIB, 110 * MIB));
         let mut observation = Observation::new(&before, &after);
-        observation.unread = unread(&after, 100);
+        observation.releasable = releasable(&after, 100);
         let found = find(&observation);
         assert_eq!(found[0].severity, Severity::Warning, "a quarter of the cgroup");
         assert!(found[0].cost.contains("110 MiB of it are not written yet"), "{}", found[0].cost);

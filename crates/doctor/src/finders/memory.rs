@@ -16,7 +16,7 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Durations, ReclaimKind};
 
 use super::Earlier;
-use super::logs::{Logs, UNREAD_LEAST, UNWRITTEN_PART, guard_command};
+use super::logs::{Logs, RELEASABLE_MIN, UNWRITTEN_PART, guard_command};
 use crate::observation::Observation;
 use crate::phrases::{number, percent, time};
 use crate::phrases::{per_second, rate};
@@ -147,8 +147,10 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
                 .with("refaulted_bytes", refaulted),
         );
     }
-    let unread: u64 =
-        observation.databases().filter_map(|(index, _)| Logs::of(observation, index).releasable()).sum();
+    let releasable: u64 = observation
+        .databases()
+        .filter_map(|(index, _)| Logs::of(observation, index).guard_may_release())
+        .sum();
     Some(Finding {
         kind: Kind::MemoryShort,
         severity: severity_of(share),
@@ -161,11 +163,11 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
             format!("Tasks waited {} of the time until they had memory.", percent_of(share))
         },
         fixes: vec![Fix::advice("give the database's own cache less memory, or the host more", "the other findings and pagekeeper top show what fills the page cache")],
-        pagekeeper: (unread >= UNREAD_LEAST).then(|| {
+        pagekeeper: (releasable >= RELEASABLE_MIN).then(|| {
             format!(
                 "pagekeeper guard releases {} of log pages that nobody will read again before anybody has to wait \
                  for it.",
-                Size(unread)
+                Size(releasable)
             )
         }),
     })
@@ -259,7 +261,7 @@ fn group(
     if costs.is_empty() {
         costs.push("Little now: clean pages of files are given back in well under a millisecond.".to_owned());
     }
-    let unread = logs.releasable().filter(|unread| *unread >= UNREAD_LEAST);
+    let releasable = logs.guard_may_release().filter(|releasable| *releasable >= RELEASABLE_MIN);
     Some(Finding {
         kind: Kind::MemoryShort,
         severity,
@@ -278,11 +280,11 @@ fn group(
                 None => more(observation, index, group, limit, refaulted.unwrap_or(0)),
             }))
             .collect(),
-        pagekeeper: unread.map(|unread| {
+        pagekeeper: releasable.map(|releasable| {
             format!(
                 "{} writes out and releases {} of log pages that nobody will read again.",
                 guard_command(database),
-                Size(unread)
+                Size(releasable)
             )
         }),
     })
@@ -315,8 +317,8 @@ fn more(
     let act = format!("echo {enough} > {}/{setting}", group.directory.display());
     let whose = if group.limit == Some(limit) { "" } else { "; the limit is that of a group above this one" };
     let note = format!(
-        "at once: {}, with room for {} of its files that were taken away a while ago or came back since{whose}; look \
-         again afterwards: it may be more. Where a service manager or a container runtime made the group it is set \
+        "at once: {}, with room for {} of its files that were taken away a while ago or came back since{whose}; \
+         check again afterwards: it may need more. Where a service manager or a container runtime made the group it is set \
          there: MemoryMax=, --memory",
         Size(enough),
         Size(missed)
@@ -357,19 +359,19 @@ fn filled(group: &MemoryCgroup, limit: u64, unwritten: u64) -> Evidence {
 
 /// What the logs have of it; whether it is charged to this very cgroup is not known.
 fn held(logs: &Logs<'_>) -> Evidence {
-    let unread = match logs.unread {
-        Some(unread) => format!(", {} of it never read again", percent(unread, logs.resident)),
+    let releasable = match logs.releasable {
+        Some(releasable) => format!(", {} of it never read again", percent(releasable, logs.resident)),
         None => String::new(),
     };
     let evidence = Evidence::new(format!(
-        "the database's log files hold {}{unread}, {} not written yet",
+        "the database's log files hold {}{releasable}, {} not written yet",
         Size(logs.resident),
         Size(logs.unwritten)
     ))
     .with("log_resident_bytes", logs.resident)
     .with("log_unwritten_bytes", logs.unwritten);
-    match logs.unread {
-        Some(unread) => evidence.with("log_unread_bytes", unread),
+    match logs.releasable {
+        Some(releasable) => evidence.with("log_releasable_bytes", releasable),
         None => evidence,
     }
 }
@@ -377,8 +379,8 @@ fn held(logs: &Logs<'_>) -> Evidence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observation::Unread;
-    use crate::testing::{DEV, GIB, MIB, cgroup, change, file, look, pages, residency};
+    use crate::observation::Releasable;
+    use crate::testing::{DEV, GIB, MIB, cgroup, change, file, pages, residency, sample};
     use crate::{FixKind, examine};
     use crate::{Streamer, StreamerFile};
     use pagekeeper_kernel::process::Access;
@@ -399,18 +401,18 @@ mod tests {
         }
     }
 
-    /// A look after 10 s with these waits.
+    /// A snapshot after 10 s with these waits.
     fn after(waits: Vec<ReclaimCounts>) -> Snapshot {
         let mut change: HostChange = change();
         change.trace.as_mut().unwrap().reclaim = Some(waits);
-        Snapshot { change: Some(change), ..look() }
+        Snapshot { change: Some(change), ..sample() }
     }
 
     #[test]
     fn a_host_at_rest_is_not_short_of_memory() {
         let mut after = after(Vec::new());
         after.host.memory.free = after.host.watermarks.low - 1;
-        let before = look();
+        let before = sample();
         assert_eq!(find(&Observation::new(&before, &after)), [], "free memory low, but nobody waits");
         // What is read in again is no waiting for memory, nor are 0.3 % of the time.
         let machine = &mut after.change.as_mut().unwrap().machine;
@@ -431,9 +433,9 @@ mod tests {
         ]);
         after.host.memory.free = 70 * MIB;
         after.files = vec![file("/var/lib/mysql/binlog.000001", FileClass::Binlog, GIB, GIB)];
-        let before = look();
+        let before = sample();
         let mut observation = Observation::new(&before, &after);
-        observation.unread = vec![Unread { file: after.files[0].inode, resident: GIB }];
+        observation.releasable = vec![Releasable { file: after.files[0].inode, resident: GIB }];
         let found = find(&observation);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].severity, &found[0].database), (Severity::Warning, &None));
@@ -450,7 +452,7 @@ mod tests {
     #[test]
     fn without_tracing_pressure_or_at_least_a_count_is_reported() {
         let mut after = after(Vec::new());
-        let before = look();
+        let before = sample();
         let change = after.change.as_mut().unwrap();
         change.trace = None;
         change.machine.memory_stalled = Some(Duration::from_secs(2));
@@ -480,15 +482,15 @@ mod tests {
         let mut log = file("/var/lib/mysql/binlog.000001", FileClass::Binlog, 400 * MIB, 400 * MIB);
         log.residency = Some(residency(400 * MIB, 90 * MIB));
         after.files.push(log);
-        let before = look();
+        let before = sample();
         let mut observation = Observation::new(&before, &after);
-        observation.unread = vec![Unread { file: after.files[0].inode, resident: 300 * MIB }];
+        observation.releasable = vec![Releasable { file: after.files[0].inode, resident: 300 * MIB }];
         let found = find(&observation);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].severity, Severity::Warning);
         assert_eq!(found[0].title, "its memory cgroup is at its limit of 1 GiB");
         assert!(found[0].evidence[0].text.ends_with("150 MiB of that dirty or being written"), "{found:?}");
-        assert_eq!(found[0].evidence[1].figures["log_unread_bytes"], 300 * MIB);
+        assert_eq!(found[0].evidence[1].figures["log_releasable_bytes"], 300 * MIB);
         assert!(found[0].evidence[2].text.contains("mariadbd (process 101) 1 time"), "{found:?}");
         assert!(!found[0].evidence[2].text.contains("neighbour"));
         assert!(found[0].pagekeeper.as_ref().unwrap().contains("300 MiB"));
@@ -497,7 +499,7 @@ mod tests {
     #[test]
     fn waits_at_the_limit_of_a_cgroup_are_not_the_hosts() {
         let mut after = after(Vec::new());
-        let mut before = look();
+        let mut before = sample();
         let machine = &mut after.change.as_mut().unwrap().machine;
         machine.memory_stalled = Some(Duration::from_secs(3));
         machine.allocation_stalls = Some(0);
@@ -554,7 +556,7 @@ mod tests {
             let pages = bytes / pagekeeper_kernel::page_size();
             Some(MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) })
         };
-        let mut before = look();
+        let mut before = sample();
         before.databases[0].cgroup = again(0);
         let mut table = file("/var/lib/mysql/db/t.MYD", FileClass::Data, GIB, 500 * MIB);
         before.files = vec![table.clone()];
@@ -594,7 +596,7 @@ mod tests {
 
     #[test]
     fn a_cgroup_below_its_limit_or_without_one_is_not() {
-        let before = look();
+        let before = sample();
         for group in [cgroup(900 * MIB, GIB), MemoryCgroup { effective_limit: None, ..cgroup(GIB, GIB) }] {
             let mut after = after(Vec::new());
             after.databases[0].cgroup = Some(group);

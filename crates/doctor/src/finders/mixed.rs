@@ -358,7 +358,7 @@ fn fix(mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{DEV, MIB, change, disk, file, look, opener, residency};
+    use crate::testing::{DEV, MIB, change, disk, file, opener, residency, sample};
     use pagekeeper_observe::Snapshot;
     use pagekeeper_policy::FileClass;
     use pagekeeper_trace::{PageCounts, PageFlow, PageTotals, Task};
@@ -377,13 +377,13 @@ mod tests {
         table
     }
 
-    fn look_at(files: Vec<File>) -> Snapshot {
-        Snapshot { files, ..look() }
+    fn sample_of(files: Vec<File>) -> Snapshot {
+        Snapshot { files, ..sample() }
     }
 
-    fn find_in(look: &Snapshot, measured: Option<MixedProfile>) -> Vec<Finding> {
-        let before = crate::testing::look();
-        let mut observation = Observation::new(&before, look);
+    fn find_in(snapshot: &Snapshot, measured: Option<MixedProfile>) -> Vec<Finding> {
+        let before = crate::testing::sample();
+        let mut observation = Observation::new(&before, snapshot);
         if let Some(mixed) = measured {
             observation.disks.push((DEV, disk(mixed)));
         }
@@ -400,7 +400,7 @@ mod tests {
         shown.residency = Some(residency(0, 0));
         shown.openers.push(opener(7, "lsof", OpenerKind::Buffered(Access::Neither)));
         let closed = file("/var/lib/mysql/test/closed.ibd", FileClass::Data, MIB, MIB);
-        assert_eq!(find_in(&look_at(vec![alone, buffered, shown, closed]), None), []);
+        assert_eq!(find_in(&sample_of(vec![alone, buffered, shown, closed]), None), []);
     }
 
     #[test]
@@ -421,8 +421,8 @@ mod tests {
 
     #[test]
     fn leftovers_are_reported_with_their_place_and_cost_what_was_measured() {
-        let after = look_at(vec![table("a.ibd", Vec::new()), table("b.ibd", Vec::new())]);
-        let before = look();
+        let after = sample_of(vec![table("a.ibd", Vec::new()), table("b.ibd", Vec::new())]);
+        let before = sample();
         let mut observation = Observation::new(&before, &after);
         observation.stretches.push((after.files[0].inode, vec![0..16 << 10, MIB..MIB + (48 << 10)]));
         let found = find(&observation);
@@ -461,7 +461,7 @@ mod tests {
             buffered_writer_write: Some(0.48),
             ..MixedProfile::default()
         };
-        let mut after = look_at(vec![table("a.ibd", vec![writer.clone()]), table("b.ibd", Vec::new())]);
+        let mut after = sample_of(vec![table("a.ibd", vec![writer.clone()]), table("b.ibd", Vec::new())]);
         // Open for writing, but nothing was seen to be written.
         let found = find_in(&after, Some(mixed));
         assert_eq!(found.len(), 2, "the writer's file, and the leftovers of the other");
@@ -491,8 +491,8 @@ mod tests {
     fn fixes_of_myrocks_are_for_its_own_files() {
         use crate::settings::{Engine, Origin, Settings};
         let acts = |name: &str| {
-            let after = look_at(vec![table(name, Vec::new())]);
-            let before = look();
+            let after = sample_of(vec![table(name, Vec::new())]);
+            let before = sample();
             let mut observation = Observation::new(&before, &after);
             let mut settings = Settings::new(Engine::MariaDb);
             settings.myrocks = true;
@@ -510,7 +510,7 @@ mod tests {
     #[test]
     fn a_writer_is_seen_by_the_pages_it_brings_in() {
         let writer = opener(77, "dd", OpenerKind::Buffered(Access::WriteOnly));
-        let mut after = look_at(vec![table("a.ibd", vec![writer])]);
+        let mut after = sample_of(vec![table("a.ibd", vec![writer])]);
         let mut change = change();
         let counts = |process| PageCounts {
             file: after.files[0].inode,
@@ -520,9 +520,9 @@ mod tests {
         // First by another, who only reads it.
         for (process, severity) in [(78, Severity::Warning), (77, Severity::Serious)] {
             change.trace.as_mut().unwrap().pages = Some(vec![counts(process)]);
-            let look = Snapshot { change: Some(change.clone()), ..after.clone() };
+            let snapshot = Snapshot { change: Some(change.clone()), ..after.clone() };
             let mixed = MixedProfile { buffered_writer_read: Some(0.4), ..MixedProfile::default() };
-            assert_eq!(find_in(&look, Some(mixed))[0].severity, severity, "{process}");
+            assert_eq!(find_in(&snapshot, Some(mixed))[0].severity, severity, "{process}");
         }
         after.files.clear();
         assert_eq!(find_in(&after, None), []);
@@ -535,7 +535,7 @@ mod tests {
             table.residency = Some(residency((number + 1) * 4096, 0));
             table
         });
-        let found = find_in(&look_at(files.collect()), None);
+        let found = find_in(&sample_of(files.collect()), None);
         assert_eq!(found[0].evidence.len(), NAMED + 1);
         assert!(found[0].evidence[0].text.starts_with("19.ibd: "), "{found:?}");
         assert_eq!(found[0].evidence[NAMED].text, "15 files more, 480 KiB resident");

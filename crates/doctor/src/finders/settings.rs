@@ -298,7 +298,7 @@ fn evidence_of(setting: &Setting) -> Evidence {
 mod tests {
     use super::*;
     use crate::examine;
-    use crate::testing::{GIB, MIB, database, file, look, pauses};
+    use crate::testing::{GIB, MIB, database, file, pauses, sample};
     use pagekeeper_trace::DirtyLevels;
 
     fn found_of(kind: Kind, observation: &Observation<'_>) -> Vec<Finding> {
@@ -310,10 +310,10 @@ mod tests {
     }
 
     fn found(profile: &str, engine: Engine, pairs: &[(&str, &str)], files: Vec<File>) -> Vec<Finding> {
-        let mut after = look();
+        let mut after = sample();
         after.databases = vec![database(profile, 100, "/data")];
         after.files = files;
-        let before = look();
+        let before = sample();
         let mut observation = Observation::new(&before, &after);
         let mut settings = Settings::new(engine);
         for (name, value) in pairs {
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_file_system_that_refuses_direct_io_is_reported_instead_of_a_setting() {
-        let after = look();
+        let after = sample();
         let mut observation = Observation::new(&after, &after);
         let mut settings = Settings::new(Engine::MariaDb);
         let from = Origin::File { path: "/etc/my.cnf".into(), line: 7 };
@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn a_buffered_redo_log_is_reported_once() {
         let pairs = [("innodb_log_file_buffering", "ON")];
-        let mut after = look();
+        let mut after = sample();
         after.files = vec![file("/var/lib/mysql/ib_logfile0", FileClass::Redo, GIB, 200 * MIB)];
         let mut observation = Observation::new(&after, &after);
         let mut settings = Settings::new(Engine::MariaDb);
@@ -384,7 +384,7 @@ mod tests {
     fn a_buffered_redo_log_is_found_unless_it_is_seen_direct() {
         let pairs = [("innodb_log_file_buffering", "ON")];
         assert_eq!(found("mariadb", Engine::MariaDb, &pairs, Vec::new()).len(), 1);
-        let mut after = look();
+        let mut after = sample();
         after.files.clear();
         let mut observation = Observation::new(&after, &after);
         let mut settings = Settings::new(Engine::MariaDb);
@@ -406,8 +406,8 @@ mod tests {
 
     #[test]
     fn unsynced_tables_are_left_out_where_writers_that_wait_tell_them() {
-        let before = look();
-        let mut after = look();
+        let before = sample();
+        let mut after = sample();
         after.databases = vec![database("rocksdb", 100, "/data")];
         let mut observation = Observation::new(&before, &after);
         let mut settings = Settings::new(Engine::RocksDb);
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn myrocks_without_tables_leaves_nothing_to_the_kernel() {
         let found = |size| {
-            let mut after = look();
+            let mut after = sample();
             after.files = vec![file("/var/lib/mysql/#rocksdb/000012.sst", FileClass::Data, size, 0)];
             let mut observation = Observation::new(&after, &after);
             let mut settings = Settings::new(Engine::MariaDb);

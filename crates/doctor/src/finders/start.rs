@@ -39,9 +39,9 @@ pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding
         .collect()
 }
 
-/// Whether a look at a database that was just started had nothing to compare it with.
+/// Whether there is nothing to compare a database with that was just started.
 ///
-/// The program that looks can say then how to make a snapshot for the next time.
+/// A program can say then how to make a snapshot for the next time.
 pub fn lacks_snapshot(observation: &Observation<'_>) -> bool {
     observation.snapshot.is_none() && observation.databases().any(|(_, database)| just_started(database))
 }
@@ -195,7 +195,7 @@ fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{GIB, MIB, file, look, opener};
+    use crate::testing::{GIB, MIB, file, opener, sample};
     use crate::{SavedFile, SavedSnapshot};
     use pagekeeper_kernel::process::Access;
     use pagekeeper_observe::Snapshot;
@@ -216,10 +216,10 @@ mod tests {
     }
 
     fn just_started_with(files: Vec<File>) -> Snapshot {
-        let mut look = look();
-        look.databases[0].uptime = Some(Duration::from_secs(40));
-        look.files = files;
-        look
+        let mut snapshot = sample();
+        snapshot.databases[0].uptime = Some(Duration::from_secs(40));
+        snapshot.files = files;
+        snapshot
     }
 
     fn table(resident: u64) -> File {
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_long_journal_is_reported_as_what_it_is() {
-        let after = look();
+        let after = sample();
         let mut observation = Observation::new(&after, &after);
         let journal = |bytes, exact| vec![Some(Journal { bytes, exact, how: "how".to_owned() })];
         observation.journals = journal(100 * MIB, true);
@@ -295,7 +295,7 @@ mod tests {
             ..file(path, class, GIB, 0)
         };
         let advised = |files: Vec<File>| {
-            let after = Snapshot { files, ..look() };
+            let after = Snapshot { files, ..sample() };
             let mut observation = Observation::new(&after, &after);
             observation.journals = vec![Some(Journal { bytes: GIB, exact: false, how: "how".to_owned() })];
             find(&observation).remove(0).pagekeeper

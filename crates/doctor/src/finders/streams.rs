@@ -29,7 +29,7 @@ use crate::{Finding, Observation, Streamer, StreamerFile};
 use idle::Takers;
 
 /// Who brings less in is no stream, in bytes ...
-const LEAST: u64 = 32 << 20;
+const MIN_MOVED: u64 = 32 << 20;
 /// ... nor who does so more slowly, in bytes a second.
 const SLOWEST: u64 = 1 << 20;
 /// Of a database's pages so many have to leave, in bytes.
@@ -170,7 +170,7 @@ impl Stream<'_> {
     fn is_one(&self, observation: &Observation<'_>) -> bool {
         let fast = |bytes: u64| per_second(bytes, observation.period()).is_some_and(|rate| rate >= SLOWEST);
         let moved = self.added.max(self.dropped());
-        moved >= LEAST && fast(moved)
+        moved >= MIN_MOVED && fast(moved)
     }
 
     /// Bytes of the database's data that it dropped itself (`POSIX_FADV_DONTNEED`): what left at its hands and was not
@@ -243,7 +243,7 @@ fn share_memory(
 
 /// Whether the machine reclaimed for want of memory while watching, as far as it is counted.
 fn has_reclaimed(observation: &Observation<'_>) -> bool {
-    idle::reclaimed_by_host(observation).is_none_or(|bytes| bytes >= PUSHED)
+    observation.reclaimed_by_host().is_none_or(|bytes| bytes >= PUSHED)
 }
 
 /// Whether tasks had to reclaim the machine's memory themselves while watching.

@@ -15,9 +15,9 @@ pub mod guc;
 pub(crate) mod mysql;
 pub mod option_file;
 pub mod options;
-pub(crate) mod place;
 mod postgresql;
 pub(crate) mod rocksdb;
+pub(crate) mod server_root;
 
 use std::path::{Path, PathBuf};
 
@@ -220,18 +220,18 @@ fn normal(name: &str) -> String {
     name.replace('-', "_").to_ascii_lowercase()
 }
 
-/// Reads the settings of a database that `look` saw.
-pub fn read(database: &Database, look: &Snapshot, roots: &SysRoots) -> Settings {
+/// Reads the settings of a database in `snapshot`.
+pub fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots) -> Settings {
     let mut settings = Settings::new(engine_of(database));
     match settings.engine {
         Engine::MariaDb | Engine::MySql => {
-            mysql::read(database, look, roots, &mut settings);
+            mysql::read(database, snapshot, roots, &mut settings);
             if settings.myrocks {
-                rocksdb::read(database, look, roots, &mut settings);
+                rocksdb::read(database, snapshot, roots, &mut settings);
             }
         }
-        Engine::PostgreSql => postgresql::read(database, look, roots, &mut settings),
-        Engine::RocksDb | Engine::TiKv => rocksdb::read(database, look, roots, &mut settings),
+        Engine::PostgreSql => postgresql::read(database, snapshot, roots, &mut settings),
+        Engine::RocksDb | Engine::TiKv => rocksdb::read(database, snapshot, roots, &mut settings),
         Engine::MongoDb => settings.not_read("mongod.conf", "settings of MongoDB are not read"),
         Engine::Other => {}
     }

@@ -15,7 +15,7 @@ use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
 
 use super::option_file::{self, Entry, option};
-use super::place::{Place, Unread};
+use super::server_root::{ServerRoot, Unread};
 use super::{CHANGED_SINCE, Engine, Origin, Settings, TOO_MANY};
 
 /// The server's groups, but for those of one version.
@@ -30,11 +30,11 @@ const MOST_FILES: usize = 256;
 const LONGEST_PROGRAM: u64 = 1 << 29;
 
 /// Reads all of them into `settings`.
-pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
-    let place = Place::of(database, look, roots);
+pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
+    let root = ServerRoot::of(database, snapshot, roots);
     let arguments: Vec<String> =
         database.command_line.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    let variables = place.variables().unwrap_or_else(|error| {
+    let variables = root.variables().unwrap_or_else(|error| {
         settings.not_read("its environment", format!("{error}: $HOME and $MYSQL_HOME are not known"));
         Vec::new()
     });
@@ -50,9 +50,9 @@ pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, setti
     let exe = database.pid.map(|pid| roots.proc.path().join(format!("{pid}/exe")));
     let files = defaults.files(&variable);
     if database.pid.is_none() && arguments.is_empty() {
-        read_if_its_own(database, &place, &files, settings);
+        read_if_its_own(database, &root, &files, settings);
     } else {
-        let mut reader = Reader { place: &place, settings, suffix, exe };
+        let mut reader = Reader { root: &root, settings, suffix, exe };
         for path in files {
             reader.file(&path, 0, defaults.file.is_some());
         }
@@ -66,19 +66,19 @@ pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, setti
     if settings.engine == Engine::MySql && loads {
         let directory = match (database.pid, database.directories.first()) {
             // The server works in its data directory.
-            (Some(_), _) => place.absolute(Path::new("")),
+            (Some(_), _) => root.absolute(Path::new("")),
             (None, directory) => directory.cloned().unwrap_or_default(),
         };
-        persisted(&place, &directory.join("mysqld-auto.cnf"), settings);
+        persisted(&root, &directory.join("mysqld-auto.cnf"), settings);
     }
-    seen(database, look, settings);
+    seen(database, snapshot, settings);
 }
 
 /// Reads option files for a directory that no server has open, as settings of its server only if that works in this very
 /// directory: it may as well be a copy, or a backup of another.
-fn read_if_its_own(database: &Database, place: &Place<'_>, files: &[PathBuf], settings: &mut Settings) {
+fn read_if_its_own(database: &Database, root: &ServerRoot<'_>, files: &[PathBuf], settings: &mut Settings) {
     let mut read = Settings::new(settings.engine);
-    let mut reader = Reader { place, settings: &mut read, suffix: None, exe: None };
+    let mut reader = Reader { root, settings: &mut read, suffix: None, exe: None };
     for path in files {
         reader.file(path, 0, false);
     }
@@ -155,7 +155,7 @@ fn long_options(arguments: &[String]) -> Vec<(String, Option<String>)> {
 }
 
 struct Reader<'a> {
-    place: &'a Place<'a>,
+    root: &'a ServerRoot<'a>,
     settings: &'a mut Settings,
     suffix: Option<String>,
     exe: Option<PathBuf>,
@@ -173,7 +173,7 @@ impl Reader<'_> {
             self.settings.not_read(path, TOO_MANY);
             return;
         }
-        let text = match self.place.read(path) {
+        let text = match self.root.read(path) {
             Ok(text) if text.world_writable => {
                 self.settings.not_read(path, "anybody may write it, so the server ignores it");
                 return;
@@ -223,7 +223,7 @@ impl Reader<'_> {
     }
 
     fn directory(&mut self, directory: &Path, depth: u32) {
-        match self.place.names(directory) {
+        match self.root.names(directory) {
             Ok(names) => {
                 for name in names {
                     if name.as_bytes().ends_with(b".cnf") {
@@ -295,8 +295,8 @@ fn holds(exe: &Path, group: &str) -> Option<bool> {
 }
 
 /// What `SET PERSIST` wrote.
-fn persisted(place: &Place<'_>, path: &Path, settings: &mut Settings) {
-    let text = match place.read(path) {
+fn persisted(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings) {
+    let text = match root.read(path) {
         Ok(text) => text.content,
         Err(Unread::Missing) => return,
         Err(Unread::Because(why)) => return settings.not_read(path, why),
@@ -330,16 +330,16 @@ fn collect(content: &serde_json::Value, depth: u32, found: &mut Vec<(String, Str
 }
 
 /// What the server shows by how it has its files open.
-fn seen(database: &Database, look: &Snapshot, settings: &mut Settings) {
+fn seen(database: &Database, snapshot: &Snapshot, settings: &mut Settings) {
     let redo_files = |name: &OsStr| name.as_bytes().starts_with(b"#ib_redo");
     settings.redo_directory = settings.engine == Engine::MySql
-        && look
+        && snapshot
             .files
             .iter()
             .any(|file| owns(database, file) && file.path.file_name().is_some_and(redo_files));
     let Some(pid) = database.pid else { return };
     let (mut tables, mut redo) = (Open::default(), Open::default());
-    for file in &look.files {
+    for file in &snapshot.files {
         let Some(name) = file.path.file_name().map(OsStrExt::as_bytes) else { continue };
         let kinds = file.openers.iter().filter(|opener| opener.pid == pid).map(|opener| opener.kind);
         if name.ends_with(b".ibd") || name.starts_with(b"ibdata") {
@@ -406,7 +406,7 @@ impl Open {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::look;
+    use crate::testing::sample;
 
     /// A server without a process: its files are this machine's.
     fn database(profile: &str, command_line: &str) -> Database {
@@ -478,7 +478,7 @@ mod tests {
         let arguments = format!("mariadbd --defaults-file={} --innodb-log-file-size=64M", main.display());
         let database = database("mariadb", &arguments);
         let mut settings = Settings::new(Engine::MariaDb);
-        read(&database, &look(), &SysRoots::default(), &mut settings);
+        read(&database, &sample(), &SysRoots::default(), &mut settings);
         let get = |name: &str| {
             let found = settings.get(name).unwrap();
             (found.value.clone(), found.from.clone())
@@ -503,12 +503,12 @@ mod tests {
         std::fs::create_dir(&data).unwrap();
         let cnf = dir.path().join("my.cnf");
         let database = Database { directories: vec![data.clone()], ..database("mariadb", "") };
-        let (look, roots) = (look(), SysRoots::default());
+        let (snapshot, roots) = (sample(), SysRoots::default());
         let read = |datadir: &str| {
             std::fs::write(&cnf, format!("[mysqld]\n{datadir}\nsync_binlog=1\n")).unwrap();
-            let place = Place::of(&database, &look, &roots);
+            let root = ServerRoot::of(&database, &snapshot, &roots);
             let mut settings = Settings::new(Engine::MariaDb);
-            read_if_its_own(&database, &place, std::slice::from_ref(&cnf), &mut settings);
+            read_if_its_own(&database, &root, std::slice::from_ref(&cnf), &mut settings);
             settings
         };
         let own = read(&format!("datadir={}", data.display()));
@@ -523,7 +523,7 @@ mod tests {
         }
         // Whatever this machine has in /etc, it is not for this directory.
         let mut settings = Settings::new(Engine::MariaDb);
-        super::read(&database, &look, &roots, &mut settings);
+        super::read(&database, &snapshot, &roots, &mut settings);
         assert_eq!((settings.all(), settings.unread.len()), (&[][..], 1));
     }
 
@@ -534,7 +534,7 @@ mod tests {
         std::fs::write(&path, format!("[mysqld]\n!include {}\n", path.display())).unwrap();
         let database = database("mysql", &format!("mysqld --defaults-file={}", path.display()));
         let mut settings = Settings::new(Engine::MySql);
-        read(&database, &look(), &SysRoots::default(), &mut settings);
+        read(&database, &sample(), &SysRoots::default(), &mut settings);
         assert_eq!(settings.unread, [(path, TOO_MANY.to_owned())]);
     }
 
@@ -551,7 +551,7 @@ mod tests {
         ] {
             std::fs::write(dir.path().join("mysqld-auto.cnf"), text).unwrap();
             let mut settings = Settings::new(Engine::MySql);
-            read(&database, &look(), &SysRoots::default(), &mut settings);
+            read(&database, &sample(), &SysRoots::default(), &mut settings);
             assert_eq!(settings.get("sync_binlog").unwrap().value, "7");
             let method = settings.get("innodb_flush_method").unwrap();
             assert_eq!(method.value, "O_DIRECT");
@@ -559,7 +559,7 @@ mod tests {
         }
         std::fs::write(dir.path().join("mysqld-auto.cnf"), "{").unwrap();
         let mut settings = Settings::new(Engine::MySql);
-        read(&database, &look(), &SysRoots::default(), &mut settings);
+        read(&database, &sample(), &SysRoots::default(), &mut settings);
         assert_eq!(settings.get("sync_binlog").unwrap().value, "1");
         assert_eq!(settings.unread.len(), 1);
     }

@@ -11,7 +11,7 @@ use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{Database, Snapshot};
 
 use super::guc::{self, Entry};
-use super::place::{Place, Unread, plain};
+use super::server_root::{ServerRoot, Unread, plain};
 use super::{CHANGED_SINCE, Origin, Settings, TOO_MANY};
 
 /// Where a server writes the command line that it was started with.
@@ -38,14 +38,14 @@ const DEFAULTS: [(&str, &str); 11] = [
 const DEFAULTS_HOLD_FOR: std::ops::RangeInclusive<u32> = 13..=18;
 
 /// Reads all of them into `settings`.
-pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
-    let place = Place::of(database, look, roots);
+pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
+    let root = ServerRoot::of(database, snapshot, roots);
     let mut arguments: Vec<String> =
         database.command_line.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     let mut unknown = "named relative to where the server was started, which can't be seen".to_owned();
     let directory = match (database.pid, database.directories.first()) {
         // The postmaster works in its data directory.
-        (Some(_), _) => place.working_directory().unwrap_or_else(|why| {
+        (Some(_), _) => root.working_directory().unwrap_or_else(|why| {
             unknown = why;
             named_directory(&arguments).unwrap_or_default()
         }),
@@ -56,7 +56,7 @@ pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, setti
     };
     let mut of_another = None;
     if database.pid.is_none()
-        && let Ok(text) = place.read(&directory.join(LAST_START))
+        && let Ok(text) = root.read(&directory.join(LAST_START))
     {
         // The command line of its last start: each argument in double quotes.
         arguments = text.content.split('"').skip(1).step_by(2).map(str::to_owned).collect();
@@ -65,7 +65,7 @@ pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, setti
             arguments.clear();
         }
     }
-    if let Ok(text) = place.read(&directory.join("PG_VERSION")) {
+    if let Ok(text) = root.read(&directory.join("PG_VERSION")) {
         settings.version = Some(text.content.trim().to_owned()).filter(|version| !version.is_empty());
     }
     let options = command_line(&arguments);
@@ -75,7 +75,7 @@ pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, setti
         (Some(path), _) => PathBuf::from(path),
         (None, _) => directory.join("postgresql.conf"),
     };
-    let mut reader = Reader { place: &place, settings, failed: false };
+    let mut reader = Reader { root: &root, settings, failed: false };
     if let Some(other) = of_another {
         reader.problem(&directory.join(LAST_START), format!("it is of a server that worked in {other}"));
     }
@@ -141,7 +141,7 @@ fn command_line(arguments: &[String]) -> Vec<(String, String)> {
 }
 
 struct Reader<'a> {
-    place: &'a Place<'a>,
+    root: &'a ServerRoot<'a>,
     settings: &'a mut Settings,
     /// Not all was read: what is not found may be set all the same.
     failed: bool,
@@ -157,7 +157,7 @@ impl Reader<'_> {
         if depth > DEEPEST || self.settings.read_from.len() >= MOST_FILES {
             return self.problem(path, TOO_MANY);
         }
-        let text = match self.place.read(path) {
+        let text = match self.root.read(path) {
             Ok(text) => text,
             Err(Unread::Missing) if !must_be => return,
             Err(Unread::Missing) => return self.problem(path, "it is not there any more"),
@@ -189,7 +189,7 @@ impl Reader<'_> {
     }
 
     fn directory(&mut self, directory: &Path, depth: u32) {
-        match self.place.names(directory) {
+        match self.root.names(directory) {
             Ok(names) => {
                 for name in names {
                     let bytes = name.as_bytes();
@@ -208,13 +208,13 @@ impl Reader<'_> {
 mod tests {
     use super::super::Engine;
     use super::*;
-    use crate::testing::{database, look};
+    use crate::testing::{database, sample};
 
     fn settings_in(directory: &Path) -> Settings {
         let plain = database("postgresql", 1, directory.to_str().unwrap());
         let mut settings = Settings::new(Engine::PostgreSql);
         let database = Database { pid: None, uptime: None, ..plain };
-        read(&database, &look(), &SysRoots::default(), &mut settings);
+        read(&database, &sample(), &SysRoots::default(), &mut settings);
         settings
     }
 
@@ -275,7 +275,7 @@ mod tests {
         database.command_line = ["postgres", "-D", "/srv/pg"].map(Into::into).to_vec();
         let read_by_nobody = |database: &Database| {
             let mut settings = Settings::new(Engine::PostgreSql);
-            pagekeeper_testing::as_nobody(|| read(database, &look(), &SysRoots::default(), &mut settings));
+            pagekeeper_testing::as_nobody(|| read(database, &sample(), &SysRoots::default(), &mut settings));
             settings.unread
         };
         let named = read_by_nobody(&database);

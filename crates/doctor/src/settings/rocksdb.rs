@@ -12,31 +12,31 @@ use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{Database, Snapshot};
 use toml::de::{DeTable, DeValue};
 
-use super::place::{Place, Unread, newest_numbered};
+use super::server_root::{ServerRoot, Unread, newest_numbered};
 use super::{CHANGED_SINCE, Engine, Origin, Settings, options};
 
 /// Tables of a file within tables are followed so deep.
 const DEEPEST: u32 = 8;
 
 /// Reads all of them into `settings`.
-pub(super) fn read(database: &Database, look: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
-    let place = Place::of(database, look, roots);
+pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
+    let root = ServerRoot::of(database, snapshot, roots);
     if settings.engine == Engine::TiKv {
-        tikv(database, &place, settings);
+        tikv(database, &root, settings);
     }
-    let directories = directories(database, look);
+    let directories = directories(database, snapshot);
     if directories.is_empty() {
         settings.not_read("OPTIONS", "no directory of a RocksDB database is known");
     }
     for directory in directories {
-        newest_options(&place, &directory, settings);
+        newest_options(&root, &directory, settings);
     }
 }
 
 /// Where its databases are: where it has a MANIFEST open; without a process, where it was said to be.
-fn directories(database: &Database, look: &Snapshot) -> Vec<PathBuf> {
+fn directories(database: &Database, snapshot: &Snapshot) -> Vec<PathBuf> {
     let Some(pid) = database.pid else { return database.directories.clone() };
-    let manifests = look.files.iter().filter(|file| {
+    let manifests = snapshot.files.iter().filter(|file| {
         let name = file.path.file_name().unwrap_or_default().as_bytes();
         name.starts_with(b"MANIFEST-") && file.openers.iter().any(|opener| opener.pid == pid)
     });
@@ -47,8 +47,8 @@ fn directories(database: &Database, look: &Snapshot) -> Vec<PathBuf> {
     found
 }
 
-fn newest_options(place: &Place<'_>, directory: &Path, settings: &mut Settings) {
-    let names: Vec<OsString> = match place.names(directory) {
+fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settings) {
+    let names: Vec<OsString> = match root.names(directory) {
         Ok(names) => names,
         Err(Unread::Missing) => return settings.not_read(directory, "it is not there any more"),
         Err(Unread::Because(why)) => return settings.not_read(directory, why),
@@ -57,7 +57,7 @@ fn newest_options(place: &Place<'_>, directory: &Path, settings: &mut Settings) 
         return settings.not_read(directory.join("OPTIONS"), "there is no such file");
     };
     let path = directory.join(name);
-    let text = match place.read(&path) {
+    let text = match root.read(&path) {
         Ok(text) => text.content,
         Err(Unread::Missing) => return settings.not_read(path, "it is not there any more"),
         Err(Unread::Because(why)) => return settings.not_read(path, why),
@@ -78,7 +78,7 @@ fn newest_options(place: &Place<'_>, directory: &Path, settings: &mut Settings) 
 }
 
 /// What `TiKV` was given (`--config`), and what it wrote down that it runs with (`last_tikv.toml`).
-fn tikv(database: &Database, place: &Place<'_>, settings: &mut Settings) {
+fn tikv(database: &Database, root: &ServerRoot<'_>, settings: &mut Settings) {
     let arguments: Vec<String> =
         database.command_line.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let argument = |names: [&str; 2]| -> Option<PathBuf> {
@@ -91,18 +91,18 @@ fn tikv(database: &Database, place: &Place<'_>, settings: &mut Settings) {
         })
     };
     if let Some(path) = argument(["--config", "-C"]) {
-        let path = place.absolute(&path);
-        toml_file(place, &path, settings, true);
+        let path = root.absolute(&path);
+        toml_file(root, &path, settings, true);
         settings.home = Some(path);
     }
     let configured = settings.get("storage.data_dir").map(|setting| PathBuf::from(&setting.value));
     if let Some(directory) = argument(["--data-dir", "-s"]).or(configured) {
-        toml_file(place, &place.absolute(&directory).join("last_tikv.toml"), settings, false);
+        toml_file(root, &root.absolute(&directory).join("last_tikv.toml"), settings, false);
     }
 }
 
-fn toml_file(place: &Place<'_>, path: &Path, settings: &mut Settings, given: bool) {
-    let text = match place.read(path) {
+fn toml_file(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given: bool) {
+    let text = match root.read(path) {
         Ok(text) => text,
         Err(Unread::Missing) => return settings.not_read(path, "it is not there"),
         Err(Unread::Because(why)) => return settings.not_read(path, why),
@@ -178,7 +178,7 @@ pub(crate) fn tikv_size(value: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{database, look};
+    use crate::testing::{database, sample};
     use proptest::prelude::*;
 
     fn without_process(profile: &str, directory: &Path, command_line: &str) -> Database {
@@ -197,7 +197,7 @@ mod tests {
         std::fs::write(dir.path().join("OPTIONS-000007"), "[DBOptions]\n bytes_per_sync=1\n").unwrap();
         std::fs::write(dir.path().join("OPTIONS-000011"), text).unwrap();
         let mut settings = Settings::new(Engine::RocksDb);
-        read(&without_process("rocksdb", dir.path(), ""), &look(), &SysRoots::default(), &mut settings);
+        read(&without_process("rocksdb", dir.path(), ""), &sample(), &SysRoots::default(), &mut settings);
         let found = settings.get("bytes_per_sync").unwrap();
         assert_eq!(found.value, "0");
         assert_eq!(found.from, Origin::File { path: dir.path().join("OPTIONS-000011"), line: 4 });
@@ -210,7 +210,7 @@ mod tests {
     fn a_directory_without_options_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = Settings::new(Engine::RocksDb);
-        read(&without_process("rocksdb", dir.path(), ""), &look(), &SysRoots::default(), &mut settings);
+        read(&without_process("rocksdb", dir.path(), ""), &sample(), &SysRoots::default(), &mut settings);
         assert_eq!(settings.unread, [(dir.path().join("OPTIONS"), "there is no such file".to_owned())]);
     }
 
@@ -226,7 +226,7 @@ mod tests {
         .unwrap();
         let line = format!("tikv-server --config={} --data-dir {}", given.display(), dir.path().display());
         let mut settings = Settings::new(Engine::TiKv);
-        read(&without_process("rocksdb", dir.path(), &line), &look(), &SysRoots::default(), &mut settings);
+        read(&without_process("rocksdb", dir.path(), &line), &sample(), &SysRoots::default(), &mut settings);
         let found = settings.get("rocksdb.bytes-per-sync").unwrap();
         assert_eq!((found.value.as_str(), tikv_size(&found.value)), ("1MiB", Some(1 << 20)));
         assert!(matches!(found.from, Origin::File { line: 5, .. }));

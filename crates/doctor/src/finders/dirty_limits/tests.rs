@@ -1,6 +1,6 @@
 use super::*;
 use crate::FixKind;
-use crate::testing::{DEV, GIB, MIB, look, pages, pauses};
+use crate::testing::{DEV, GIB, MIB, pages, pauses, sample};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{BackingDevice, BackingDeviceStats};
 use pagekeeper_observe::Snapshot;
@@ -12,8 +12,8 @@ fn find(observation: &Observation<'_>) -> Vec<Finding> {
 
 /// 16 and 32 MiB in force; in 10 s `dirtied` MiB were made dirty and `written` written.
 fn low(dirtied: u64, written: u64) -> (Snapshot, Snapshot) {
-    let before = look();
-    let mut after = look();
+    let before = sample();
+    let mut after = sample();
     let dirty = &mut after.host.dirty;
     dirty.parameters.background = Limit::Bytes(16 * MIB);
     dirty.parameters.limit = Limit::Bytes(32 * MIB);
@@ -25,9 +25,9 @@ fn low(dirtied: u64, written: u64) -> (Snapshot, Snapshot) {
     (before, after)
 }
 
-fn pause(look: &mut Snapshot, pid: u32, milliseconds: u64) {
+fn pause(snapshot: &mut Snapshot, pid: u32, milliseconds: u64) {
     let levels = DirtyLevels { dirty: 31 * MIB, ..DirtyLevels::default() };
-    let trace = look.change.as_mut().unwrap().trace.as_mut().unwrap();
+    let trace = snapshot.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pauses.as_mut().unwrap().push(pauses(pid, "db", &[milliseconds], levels));
     let file = Inode { dev: DEV, ino: 1 };
     trace.pages.as_mut().unwrap().push(pages(file, pid, "db", 300 * MIB, 0));
@@ -41,7 +41,7 @@ fn text(finding: &Finding) -> String {
 fn nothing_is_said_of_limits_that_nobody_meets() {
     let (before, after) = low(100, 100);
     assert_eq!(find(&Observation::new(&before, &after)), []);
-    assert_eq!(find(&Observation::new(&look(), &look())), []);
+    assert_eq!(find(&Observation::new(&sample(), &sample())), []);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn full_limits_with_what_others_would_change() {
         "begins at 16 MiB (vm.dirty_background_bytes=16777216; vm.dirty_background_ratio is 0 and without effect)",
         "pauses at 24 MiB, and the limit is 32 MiB (vm.dirty_bytes=33554432;",
         "31 MiB were dirty or on their way to storage (7 MiB over where throttling begins); 12 MiB at the end",
-        "dirty for 30 s, found by a look every 5 s",
+        "dirty for 30 s, by a thread that wakes every 5 s",
         "40 MiB/s were made dirty, and about 50 MiB/s would have been had nobody been throttled; 38 MiB/s were written",
         "for device 8:0: 30 MiB/s made dirty, 15 MiB/s written; its share of the limit is 9 MiB",
         "with vm.dirty_bytes=67108864 (64 MiB) after 1 s more",
@@ -185,7 +185,7 @@ fn no_limit_bridges_a_disk_that_is_far_too_slow() {
 
 #[test]
 fn odd_settings_are_notes() {
-    let mut parameters = look().host.dirty.parameters;
+    let mut parameters = sample().host.dirty.parameters;
     let of = |parameters: &DirtyParameters| {
         let findings = odd(parameters, &parameters.thresholds(10 * GIB), 10 * GIB);
         findings.into_iter().map(|finding| (finding.title, finding.fixes[0].act.clone())).collect::<Vec<_>>()

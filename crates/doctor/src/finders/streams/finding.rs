@@ -7,7 +7,6 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_observe::{Database, File};
 
 use super::fixes::{fixes, pagekeeper};
-use super::idle::reclaimed_by_host;
 use super::{Loss, Stream, data_files};
 use crate::phrases::time;
 use crate::phrases::{per_second, rate};
@@ -171,8 +170,9 @@ fn of_memory(observation: &Observation<'_>, database: &Database, stream: &Stream
             Size(limit)
         ),
         None => {
-            let reclaimed =
-                reclaimed_by_host(observation).map(|bytes| format!(", which had to reclaim {}", Size(bytes)));
+            let reclaimed = observation
+                .reclaimed_by_host()
+                .map(|bytes| format!(", which had to reclaim {}", Size(bytes)));
             format!(
                 "no memory cgroup sets a limit to the database: both share the host's memory{}",
                 reclaimed.unwrap_or_default()

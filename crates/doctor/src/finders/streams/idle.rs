@@ -7,8 +7,6 @@ use std::collections::{BTreeMap, HashMap};
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::page_size;
-use pagekeeper_kernel::pressure::VmStat;
 use pagekeeper_observe::File;
 use pagekeeper_trace::{PageCounts, Task, TraceCounts};
 
@@ -36,7 +34,8 @@ impl<'a> Takers<'a> {
         pages: &'a [PageCounts],
         data: &HashMap<Inode, &File>,
     ) -> Self {
-        let proactive = between(observation, |vmstat| vmstat.get("pgsteal_proactive"))
+        let proactive = observation
+            .pages_counted(|vmstat| vmstat.get("pgsteal_proactive"))
             .is_some_and(|bytes| bytes >= PUSHED);
         let mut taken: BTreeMap<u32, (&Task, u64)> = BTreeMap::new();
         for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
@@ -165,20 +164,4 @@ pub(super) fn is_background(observation: &Observation<'_>, task: &Task) -> bool 
 fn is_kernels(observation: &Observation<'_>, task: &Task) -> bool {
     let known = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     known.is_none_or(|streamer| streamer.title.is_empty())
-}
-
-/// Bytes that the host reclaimed for want of memory, in the background or directly; `None` where it does not count that.
-pub(super) fn reclaimed_by_host(observation: &Observation<'_>) -> Option<u64> {
-    let background = between(observation, VmStat::reclaimed_in_background);
-    let direct = observation.change().and_then(|change| change.machine.reclaimed_directly);
-    match (background, direct) {
-        (None, None) => None,
-        (background, direct) => Some(background.unwrap_or_default() + direct.unwrap_or_default()),
-    }
-}
-
-/// What a counter of pages grew by while watching, in bytes.
-fn between(observation: &Observation<'_>, of: impl Fn(&VmStat) -> Option<u64>) -> Option<u64> {
-    let pages = of(&observation.after.host.vmstat)?.saturating_sub(of(&observation.before.host.vmstat)?);
-    Some(pages.saturating_mul(page_size()))
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::StreamerFile;
 use crate::settings::{Engine, Settings};
-use crate::testing::{DEV, GIB, MIB, database, file, look, pages};
+use crate::testing::{DEV, GIB, MIB, database, file, pages, sample};
 use crate::{Kind, Severity};
 use pagekeeper_kernel::pressure::CgroupVersion;
 use pagekeeper_kernel::process::Access;
@@ -47,7 +47,7 @@ struct Host {
 
 impl Host {
     fn new() -> Self {
-        let mut before = look();
+        let mut before = sample();
         let mut server = database("postgresql", SERVER, "/pg");
         server.workers = vec![BACKEND];
         server.cgroup = Some(group("/m/db", Some(GIB)));

@@ -1,6 +1,6 @@
 use super::*;
 use crate::settings::{Engine, Settings};
-use crate::testing::{DEV, MIB, database, file, look, opener, pages, pauses, residency};
+use crate::testing::{DEV, MIB, database, file, opener, pages, pauses, residency, sample};
 use crate::{FixKind, Streamer};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
@@ -20,7 +20,7 @@ const LEVELS: DirtyLevels = DirtyLevels {
 
 /// A RocksDB whose log and tables are written to one device.
 fn rocksdb() -> (Snapshot, Snapshot) {
-    let mut before = look();
+    let mut before = sample();
     before.databases = vec![database("rocksdb", 100, "/data")];
     let mut after = before.clone();
     let own = |name: &str, class| {
@@ -229,7 +229,7 @@ fn lost_events_are_said() {
 
 #[test]
 fn the_log_that_is_written_is_the_one_to_move() {
-    let mut before = look();
+    let mut before = sample();
     before.databases = vec![database("mariadb", 100, "/data")];
     let mut after = before.clone();
     let own = |name: &str, class, kind| {

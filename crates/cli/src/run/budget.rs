@@ -6,20 +6,20 @@
 use pagekeeper_kernel::pressure::{DirtyReport, DirtyThresholds, SysRoots};
 
 /// The least, in bytes: less would wait for each write by itself.
-const LEAST: u64 = 1 << 20;
+const MIN: u64 = 1 << 20;
 /// The most, in bytes: more gains nothing, since a disk is busy with less.
-const MOST: u64 = 8 << 20;
+const MAX: u64 = 8 << 20;
 
-/// The window under these limits, in bytes.
-pub(crate) fn window(limits: DirtyThresholds) -> u64 {
+/// The budget under these limits, in bytes.
+pub(crate) fn budget(limits: DirtyThresholds) -> u64 {
     let middle = limits.background / 2 + limits.limit / 2;
-    (middle / 4).clamp(LEAST, MOST)
+    (middle / 4).clamp(MIN, MAX)
 }
 
-/// The window on this host now; the least where its limits can't be seen.
-pub(crate) fn window_here() -> u64 {
+/// The budget on this host now; the least where its limits can't be seen.
+pub(crate) fn budget_here() -> u64 {
     let report = DirtyReport::read(&SysRoots::default());
-    report.map_or(LEAST, |report| window(report.kernel_thresholds.unwrap_or(report.thresholds)))
+    report.map_or(MIN, |report| budget(report.kernel_thresholds.unwrap_or(report.thresholds)))
 }
 
 #[cfg(test)]
@@ -29,18 +29,18 @@ mod tests {
     #[test]
     fn it_is_well_under_the_middle_of_the_limits() {
         for (background, limit, expected) in [
-            (0, 0, LEAST),
-            (1 << 20, 2 << 20, LEAST),
+            (0, 0, MIN),
+            (1 << 20, 2 << 20, MIN),
             (8 << 20, 16 << 20, 3 << 20),
-            (64 << 20, 128 << 20, MOST),
-            (u64::MAX, u64::MAX, MOST),
+            (64 << 20, 128 << 20, MAX),
+            (u64::MAX, u64::MAX, MAX),
         ] {
-            assert_eq!(window(DirtyThresholds { background, limit }), expected, "{background} {limit}");
+            assert_eq!(budget(DirtyThresholds { background, limit }), expected, "{background} {limit}");
         }
     }
 
     #[test]
     fn this_host_has_one() {
-        assert!((LEAST..=MOST).contains(&window_here()));
+        assert!((MIN..=MAX).contains(&budget_here()));
     }
 }

@@ -25,7 +25,7 @@ use super::LONGEST_FILE;
 const SLACK: Duration = Duration::from_secs(1);
 
 /// A database's process, or this one, and what the file system is to it.
-pub(crate) struct Place<'a> {
+pub(crate) struct ServerRoot<'a> {
     roots: &'a SysRoots,
     pid: Option<u32>,
     started: Option<SystemTime>,
@@ -49,9 +49,9 @@ pub(crate) enum Unread {
     Because(String),
 }
 
-impl<'a> Place<'a> {
-    pub(crate) fn of(database: &Database, look: &Snapshot, roots: &'a SysRoots) -> Self {
-        let started = database.uptime.and_then(|uptime| look.at.checked_sub(uptime));
+impl<'a> ServerRoot<'a> {
+    pub(crate) fn of(database: &Database, snapshot: &Snapshot, roots: &'a SysRoots) -> Self {
+        let started = database.uptime.and_then(|uptime| snapshot.at.checked_sub(uptime));
         Self { roots, pid: database.pid, started }
     }
 
@@ -221,8 +221,8 @@ pub(crate) fn newest_numbered<'n>(names: &'n [std::ffi::OsString], prefix: &str)
 mod tests {
     use super::*;
 
-    fn place(roots: &SysRoots, pid: Option<u32>) -> Place<'_> {
-        Place { roots, pid, started: Some(SystemTime::now() - Duration::from_secs(60)) }
+    fn root(roots: &SysRoots, pid: Option<u32>) -> ServerRoot<'_> {
+        ServerRoot { roots, pid, started: Some(SystemTime::now() - Duration::from_secs(60)) }
     }
 
     #[test]
@@ -234,21 +234,21 @@ mod tests {
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         for pid in [None, Some(std::process::id())] {
-            let place = place(&roots, pid);
-            let text = place.read(&link).unwrap();
+            let root = root(&roots, pid);
+            let text = root.read(&link).unwrap();
             assert_eq!(text.content, "x=1\n");
             assert!(text.changed_since && !text.world_writable);
-            assert!(matches!(place.read(&dir.path().join("none")), Err(Unread::Missing)));
-            assert!(matches!(place.read(dir.path()), Err(Unread::Because(_))));
-            assert_eq!(place.names(dir.path()).unwrap(), ["link", "my.cnf"]);
-            assert_eq!(place.read_at(&path, 2, 9).unwrap(), b"1\n");
+            assert!(matches!(root.read(&dir.path().join("none")), Err(Unread::Missing)));
+            assert!(matches!(root.read(dir.path()), Err(Unread::Because(_))));
+            assert_eq!(root.names(dir.path()).unwrap(), ["link", "my.cnf"]);
+            assert_eq!(root.read_at(&path, 2, 9).unwrap(), b"1\n");
         }
     }
 
     #[test]
     fn a_container_has_its_own_files_and_links() {
         if !rustix::process::geteuid().is_root() {
-            println!("SKIPPED: a look into another mount namespace needs root.");
+            println!("SKIPPED: reading another mount namespace needs root.");
             return;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -270,15 +270,15 @@ mod tests {
         let mut said = [0; 6];
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
         let roots = SysRoots::default();
-        let place = place(&roots, Some(child.id()));
+        let root = root(&roots, Some(child.id()));
         let began = std::time::Instant::now();
         let found = loop {
-            let found = place.read(Path::new("/link")).ok().map(|text| text.content);
+            let found = root.read(Path::new("/link")).ok().map(|text| text.content);
             if found.is_some() || began.elapsed() > Duration::from_secs(20) {
                 break found;
             }
         };
-        let outside = place.read(&dir.path().join("my.cnf")).is_ok();
+        let outside = root.read(&dir.path().join("my.cnf")).is_ok();
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found.as_deref(), Some("x=inside\n"));
@@ -295,7 +295,7 @@ mod tests {
         std::fs::File::create(&huge).unwrap().set_len(LONGEST_FILE + 1).unwrap();
         for pid in [None, Some(std::process::id())] {
             for path in [&fifo, &huge] {
-                assert!(matches!(place(&roots, pid).read(path), Err(Unread::Because(_))));
+                assert!(matches!(root(&roots, pid).read(path), Err(Unread::Because(_))));
             }
         }
     }
