@@ -16,25 +16,25 @@ use crate::paths::TreeArgs;
 use crate::problems::{self, Problem, Problems};
 use crate::size::{Size, parse_range};
 
-/// Release files' pages from the page cache, and say what stayed and why
+/// Release files' pages from the page cache, and report what stayed and why
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper evict /backup                          every file below /backup
   pagekeeper evict --range 0..1G /var/lib/data.db   the first GiB of one file
   find . -name '*.log' -print0 | pagekeeper evict --files-from - -0
 
-Dirty pages are written to disk first, so no data is lost and nothing stays for being dirty. Pages that a process maps \
-    or reads at this moment do stay: the report says so. They are not an error.")]
+Dirty pages are written to disk first: no data is lost, and none stay because they are dirty. Pages that a process has \
+    mapped or is reading stay; the report shows them, and they are not an error.")]
 pub(crate) struct Args {
     #[command(flatten)]
     tree: TreeArgs,
     /// Only these bytes of each file: A..B, A.. or ..B, in sizes like 64M
     #[arg(long, value_name = "RANGE", value_parser = parse_range, default_value = "..", hide_default_value = true)]
     range: Range<u64>,
-    /// Files to work on at once [default: one for each CPU, at most 8]
+    /// Number of files to work on in parallel [default: one per CPU, at most 8]
     #[arg(short, long, value_name = "N", value_parser = parse_jobs)]
     jobs: Option<usize>,
-    /// Report every file that had pages resident, not only of those that kept some
+    /// Report every file that had resident pages, not only those that kept some
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object with all figures in bytes

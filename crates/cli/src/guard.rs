@@ -29,26 +29,25 @@ const STATUS_EVERY: Duration = Duration::from_secs(60);
 
 /// Keep the log files of running databases out of the page cache
 ///
-/// Finds MySQL, MariaDB, PostgreSQL, RocksDB, TiKV and MongoDB by their processes and open files, knows their
-/// log files, and releases the pages that nobody will read again: behind the writer, and behind followers such
-/// as replicas. It reads, asks for writeback and gives advice; it can't change a byte of a database's files.
+/// Finds MySQL, MariaDB, PostgreSQL, RocksDB, TiKV and MongoDB by their processes and open files, recognizes their
+/// log files, and releases the pages that nobody will read again: those behind the writer, and behind followers such
+/// as replicas. It reads, starts writeback and advises the kernel; it can't change a byte of a database's files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper guard                              watch every database on this host
-  pagekeeper guard --dry-run --duration 10s     say what would be done
-  pagekeeper guard --pid 1234 --profile generic watch one process, by file names alone
+  pagekeeper guard --dry-run --duration 10s     report what would be released
+  pagekeeper guard --pid 1234 --profile generic watch one process, known by file names only
   pagekeeper guard --dir /var/lib/mysql --once  release once, and exit
-  pagekeeper guard --print-profile mariadb      a profile, to write one's own from
+  pagekeeper guard --print-profile mariadb      print a profile, as a start for your own
   pagekeeper guard --streams                    follow backups and copies as well
   pagekeeper guard --metrics 9417               show metrics at http://127.0.0.1:9417/
   curl http://127.0.0.1:9417/metrics            the same for Prometheus
 
-Metrics are for this host alone, unless --metrics names another of its addresses in full:
-whoever reaches that can read them, and names of directories with them. Nothing can be changed
-there.
+Metrics are served to this host only, unless --metrics gives another address in full. Whoever
+reaches that address can read them, and the names of directories in them, but change nothing.
 
-What it needs: root, or CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; for metrics of waits
-CAP_BPF and CAP_PERFMON, too.")]
+It needs root, or CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; metrics of waits also need
+CAP_BPF and CAP_PERFMON.")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Args {
     /// Watch this process only; may be given several times
@@ -57,7 +56,7 @@ pub(crate) struct Args {
     /// Watch the logs in this directory only; may be given several times
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dir: Vec<PathBuf>,
-    /// The profile to go by; else the one that fits
+    /// Profile to use, instead of the one that matches
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
     /// Configuration file
@@ -66,33 +65,34 @@ pub(crate) struct Args {
     /// Time between ticks, 500ms by default
     #[arg(long, value_name = "TIME", value_parser = parse_period)]
     tick: Option<Duration>,
-    /// Release behind streaming programs what they bring into the page cache
+    /// Follow streaming programs, and release what they bring into the page cache
     ///
-    /// For backups, dumps and copies that can't be started by "pagekeeper run": tar, rsync, mariabackup, restic and the
-    /// like; the section `streams` of the configuration names others. What was in the page cache before such a program came stays.
-    /// This wins back a part of what a stream costs a database beside it: a stream is sampled four times a second, and has the
-    /// memory of what it brings in meanwhile. Files that are read between two samples are not seen. "pagekeeper run" wins back all.
+    /// For backups, dumps and copies that can't be started with "pagekeeper run": tar, rsync, mariabackup, restic and others;
+    /// the section `streams` of the configuration names more. Pages that were in the page cache before such a program
+    /// started stay. This wins back part of what a stream costs a database: it samples a stream four times a second, and what
+    /// the stream brings in between two samples takes memory until then. It misses files that are opened and closed between
+    /// two samples. "pagekeeper run" wins back all of it.
     #[arg(long, conflicts_with = "once")]
     streams: bool,
-    /// Only say what would be done
+    /// Only report what would be released
     #[arg(long)]
     dry_run: bool,
     /// Release once, and exit
     #[arg(long, conflicts_with = "duration")]
     once: bool,
-    /// End after this time
+    /// Exit after this time
     #[arg(long, value_name = "TIME", value_parser = parse_period)]
     duration: Option<Duration>,
-    /// Events as JSON, one object a line
+    /// Print events as JSON, one object per line
     #[arg(long)]
     json: bool,
-    /// Serve metrics for Prometheus, and a web page: a port of 127.0.0.1, or address and port
+    /// Serve metrics for Prometheus and a web page, on a port of 127.0.0.1 or on ADDRESS:PORT
     #[arg(long, value_name = "ADDRESS", value_parser = address::parse, conflicts_with = "once")]
     metrics: Option<SocketAddr>,
-    /// Metrics of single files, too: of the N with most in the page cache [at most 1000]
+    /// Add metrics of single files: the N with the most resident bytes [at most 1000]
     #[arg(long, value_name = "N", requires = "metrics", value_parser = clap::value_parser!(u16).range(0..=1000))]
     metrics_files: Option<u16>,
-    /// Print a built-in profile and end
+    /// Print a built-in profile and exit
     #[arg(long, value_name = "NAME", exclusive = true)]
     print_profile: Option<String>,
 }

@@ -1,7 +1,7 @@
-//! The command line of pagekeeper: what is in the page cache, what should not be, and who sees to it.
+//! The command line of pagekeeper.
 //!
 //! Every command has `Args` and `run`; a command prints its own problems path by path and returns 0 or 1, or fails with
-//! an error that is printed here. Usage errors end with 2. A broken pipe is silent.
+//! an error that is printed here. Usage errors exit with 2. A broken pipe is silent.
 
 mod demo;
 mod doctor;
@@ -34,17 +34,17 @@ use pagekeeper_catalog::units as size;
     max_term_width = 100,
     after_help = "Examples:
   pagekeeper guard                    keep log files of running databases out of the page cache
-  pagekeeper run -- pg_dump shop      start a backup that leaves the page cache to the database
-  pagekeeper probe /var/lib/mysql     what the disk and file system do there, measured in a minute
-  pagekeeper doctor                   what databases lose to the page cache, and the fix
+  pagekeeper run -- pg_dump shop      run a backup without evicting the database
+  pagekeeper probe /var/lib/mysql     measure the disk and file system there, in a minute
+  pagekeeper doctor                   find what the page cache costs databases, and the fix
   pagekeeper top                      which files are in the page cache, live
-  pagekeeper stat /var/lib/mysql      what of each file is in the page cache
-  pagekeeper evict /backup/dump.sql   release a file's pages, and say what stayed and why
-  pagekeeper warm /var/lib/mysql      read what is missing of each file into the page cache
+  pagekeeper stat /var/lib/mysql      how much of each file is in the page cache
+  pagekeeper evict /backup/dump.sql   release a file's pages, and report what stayed and why
+  pagekeeper warm /var/lib/mysql      load the pages that are not in the page cache
   pagekeeper store verify /srv/store  check every page of a page store
 
-Exit codes: 0 all went well, 1 something failed, 2 the command was called wrongly.
-More on each command, with examples: pagekeeper help COMMAND"
+Exit codes: 0 success, 1 something failed, 2 wrong usage.
+Help on a command, with examples: pagekeeper help COMMAND"
 )]
 struct Cli {
     #[command(subcommand)]

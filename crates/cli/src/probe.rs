@@ -16,26 +16,26 @@ use crate::output;
 use crate::signals::Stop;
 use crate::size::{Size, parse_size};
 
-/// Measure what a disk and its file system do: direct I/O, mixing, syncs, reads wide and alone
+/// Measure a disk and its file system: direct I/O, mixed I/O, syncs, parallel and single reads
 ///
-/// Takes about a minute and much of the disk's attention. Writes to files without a name in DIR, which are gone
-/// afterwards, whatever ends it; nothing else is touched, and no setting of the machine is changed.
+/// Takes about a minute and keeps the disk busy. It writes to unnamed files in DIR, which disappear when it exits, however
+/// it exits. It touches nothing else and changes no setting of the machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  pagekeeper probe /var/lib/mysql                  all figures, and the disk in one sentence
-  pagekeeper probe --save /var/lib/mysql           and keep the profile where doctor and guard find it
-  pagekeeper probe --output disk.toml /mnt/new     and keep it in a file, for a guard's configuration or a program
-  pagekeeper probe --quick --json /var/tmp         in ten seconds, less exact, for other programs
+  pagekeeper probe /var/lib/mysql                  all figures, and a summary of the disk
+  pagekeeper probe --save /var/lib/mysql           also save the profile for doctor and guard
+  pagekeeper probe --output disk.toml /mnt/new     also write it to a file, for a configuration or program
+  pagekeeper probe --quick --json /var/tmp         ten seconds, less exact, for programs
 
-Other programs' I/O on the disk is measured, too: the figures are best on a disk at rest.")]
+I/O of other programs on the disk is measured, too: run it on an idle disk.")]
 pub(crate) struct Args {
-    /// A directory on the disk, where files may be made
+    /// A directory on the disk, in which files may be created
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dir: PathBuf,
     /// Print one JSON object with all figures: bytes, microseconds, rates a second
     #[arg(long)]
     json: bool,
-    /// In about ten seconds, on a file of 256 MiB; less exact
+    /// Take about ten seconds, on a file of 256 MiB; less exact
     #[arg(long)]
     quick: bool,
     /// Write the profile to FILE, as TOML
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Save the profile in /var/lib/pagekeeper/disks, where doctor and guard find it
     #[arg(long)]
     save: bool,
-    /// Size of the file that is read and written at random; larger than what the disk caches [default: 1G]
+    /// Size of the file for random reads and writes; larger than the disk's cache [default: 1G]
     #[arg(long, value_name = "SIZE", value_parser = parse_file_size)]
     size: Option<u64>,
 }

@@ -25,7 +25,7 @@ use crate::size::{parse_range, parse_size};
 use report::Report;
 use work::{Item, Wanted, Work};
 
-/// Read files into the page cache, or bring back what a snapshot remembers
+/// Read files into the page cache, or restore the pages of a snapshot
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper warm /var/lib/mysql/shop                   all files of one database
@@ -33,21 +33,21 @@ use work::{Item, Wanted, Work};
   pagekeeper warm --lock /srv/model.bin                 and keep it in memory until Ctrl-C
   pagekeeper warm --from mysql.snapshot                 the pages of a snapshot, most recently used files first
 
-What is resident is not read again, holes of sparse files are left alone, and when it returns the pages are there. \
-    Where the kernel does not show this user what is resident, all is read, and the exit code is 1, since nothing is \
-    verified.")]
+It skips pages that are resident and holes of sparse files; when it returns, the pages are resident. \
+    If the kernel does not show this user what is resident, it reads everything and exits with 1, because it could not \
+    verify the result.")]
 pub(crate) struct Args {
     #[command(flatten)]
     tree: TreeArgs,
     /// Only these bytes of each file: A..B, A.. or ..B, in sizes like 64M
     #[arg(long, value_name = "RANGE", value_parser = parse_range, default_value = "..", hide_default_value = true)]
     range: Range<u64>,
-    /// Restore the pages that a snapshot remembers, most recently used files first
+    /// Restore the pages of a snapshot, most recently used files first
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath,
           conflicts_with_all = ["paths", "files_from", "include", "exclude", "follow", "one_file_system", "range",
                                 "lock"])]
     from: Option<PathBuf>,
-    /// Threads that read at once
+    /// Number of threads that read in parallel
     #[arg(short, long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: u16,
     /// Read at most SIZE a second, like 200M

@@ -5,6 +5,7 @@
 //! started with a hidden role. In the first two parts the engine leaves its pages to the kernel, and does not know of the guard.
 //! Cleans up after itself, also on Ctrl-C and SIGTERM: children are killed (by the kernel, should this process be
 //! killed outright), the temporary directory is removed.
+//! A command like the others: it shares their arguments, output and errors, and drives the libraries by their public API only.
 //! Fails with a sentence when the directory can't show anything (tmpfs, too little space), when a child ends early, and
 //! when the guard can't run.
 
@@ -36,18 +37,18 @@ use crate::output::{self, Screen};
 /// How often the children report and the logs' residency is sampled.
 const REPORT_EACH: Duration = Duration::from_millis(250);
 
-/// Show in half a minute what the guard and the libraries do, on a small engine of its own
+/// Show in half a minute what the guard and the libraries do, with a small built-in engine
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper demo                 half a minute; needs no database and no privileges
   pagekeeper demo --dir /srv      the same on the disk that holds /srv
 
-The engine has a redo log, a binlog with a follower, and a compaction. First it leaves its pages to the kernel, as databases \
-    do; then it goes on so, with the guard beside it; then it is started anew, and its logs release their pages themselves. \
-    At the end a page store that commits changes of random pages is killed, opened again, and every page of it checked.
+The engine has a redo log, a binlog with a follower, and a compaction. It runs in three parts: first it leaves its pages to the kernel, as \
+    databases do; then the guard runs beside it; then its logs release their own pages. \
+    At the end a page store is killed while it commits, opened again, and every page is checked.
 
-The parts follow each other, so a disk that swings shows in the throughput: the report says how far \
-    single seconds went apart, and whether the parts differ by more than that.")]
+The parts run one after the other, so a disk whose speed varies affects them: the report shows how much \
+    single seconds varied, and whether the parts differ by more than that.")]
 pub(crate) struct Args {
     /// How long to measure, in seconds: a third alone, a third under the guard, a third with the library's own releases
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(6..=600))]

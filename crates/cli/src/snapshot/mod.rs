@@ -33,9 +33,9 @@ use crate::size::Size;
   pagekeeper snapshot /var/lib/mysql -o /var/lib/pagekeeper/mysql.snapshot
   pagekeeper warm --from /var/lib/pagekeeper/mysql.snapshot
 
-The file names the pages and holds none of their content: a few bytes for each stretch of pages. Only files \
-    with pages in the page cache are in it. Since it names files, it is readable by its owner only, whoever could read \
-    an older one in its place.")]
+The snapshot lists pages, not their content: a few bytes for each run of pages. It lists only files \
+    that have pages in the page cache. Because it names files, only its owner can read it, even if it replaces a file \
+    that others could read.")]
 pub(crate) struct Args {
     #[command(flatten)]
     tree: TreeArgs,
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Replace FILE even if it is not a snapshot
     #[arg(long)]
     force: bool,
-    /// Files to read at once [default: one for each CPU, at most 8]
+    /// Number of files to read in parallel [default: one per CPU, at most 8]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
     /// Print one JSON object with all figures in bytes

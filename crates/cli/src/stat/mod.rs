@@ -37,8 +37,8 @@ use totals::Totals;
   pagekeeper stat --include 'binlog.*' --watch /var/lib/mysql
   pagekeeper stat --json . | jq .total.resident
 
-SIZE is the file's, RESIDENT what of it is in the page cache, in whole pages; DIRTY is changed and not yet written, \
-    WRITEBACK being written, EVICTED once resident and taken away by the kernel under memory pressure. A file is \"?\" \
+SIZE is the size of the file, RESIDENT how much of it is in the page cache, in whole pages; DIRTY is changed but not yet \
+    written, WRITEBACK is being written, EVICTED was resident until the kernel evicted it under memory pressure. A \"?\" stands \
     where the kernel does not show it to this user.")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct Args {

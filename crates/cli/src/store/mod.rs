@@ -25,11 +25,11 @@ const MEMORY: u64 = 64 << 20;
     after_help = "Examples:
   pagekeeper store stat /srv/app/store        how large it is, and what a recovery would do
   pagekeeper store verify /srv/app/store      every page's checksum, the free list, the superblocks
-  pagekeeper store dump /srv/app/store        its pages, one a line
+  pagekeeper store dump /srv/app/store        its pages, one per line
   pagekeeper store dump --page 7 /srv/app/store
 
-A store is a directory made by pagekeeper-store, a library. It must not be open: a store belongs to one process. What it \
-    holds is not changed, and what is in its journal stays there: only a new epoch is noted in it, as by any opening."
+A store is a directory that the library pagekeeper-store made. It must not be open: a store belongs to one process. The \
+    commands don't change its content, and what is in its journal stays there; they only write a new epoch, as each opening does."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]

@@ -11,7 +11,7 @@ use super::{StorePath, commits, pages};
 use crate::output::{self, Screen, count, percent};
 use crate::size::Size;
 
-/// Show how large a store is, how far its data file is, and what a recovery would read and change
+/// Show the size of a store, how current its data file is, and what a recovery would read and change
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper store stat /srv/app/store

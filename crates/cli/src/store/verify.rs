@@ -16,8 +16,8 @@ use crate::output::{self, Screen, count};
   pagekeeper store verify /srv/app/store
   pagekeeper store verify --json /srv/app/store | jq '.faults'
 
-Reads the whole data file, and the journal: what is committed and not yet in the data file counts as it is in the journal. \
-    Ends with 0 if all is sound, with 1 if anything is wrong; of many faults the first hundred are named.")]
+Reads the whole data file and the journal; pages that are committed but not yet in the data file are checked in the journal. \
+    Exits with 0 if all is sound and with 1 if not; it lists at most a hundred faults.")]
 pub(super) struct Args {
     #[command(flatten)]
     place: StorePath,

@@ -31,8 +31,9 @@ use crate::signals::Stop;
 
 /// Watch which files are in the page cache, live, and who brings them in
 ///
-/// All files of the host that have pages in memory, closed ones too: what of each is resident, how fast that grows, what is
-/// dirty, and what the kernel evicted under memory pressure; and who is throttled for dirty pages or has to reclaim memory.
+/// Shows all files of the host that have pages in memory, closed ones too: how much of each is resident, how fast that
+/// grows, how much is dirty, how much the kernel evicted under memory pressure, and who is throttled for dirty pages or
+/// has to reclaim memory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper top                                 everything on this host
@@ -45,8 +46,8 @@ Keys: arrows, PgUp, PgDn, Home, End choose a row; Enter shows which parts of the
     g, d, v sort by resident, growth, dirty, evicted; f types a filter; Tab groups by file, class, process, control group; \
     e evicts and w warms the chosen file, after a y; space stops and goes on; ? helps; q quits.
 
-What it needs to see all: root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; what it \
-    could not see it says.")]
+To see everything it needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; it \
+    reports what it could not see.")]
 pub(crate) struct Args {
     /// Only files in and below this directory; may be given several times
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
@@ -60,13 +61,13 @@ pub(crate) struct Args {
     /// Sort by this figure, greatest first
     #[arg(short, long, value_name = "FIGURE", default_value = "resident")]
     sort: SortBy,
-    /// What makes a row
+    /// What each row is
     #[arg(short, long, value_name = "BY", default_value = "file")]
     group: GroupBy,
     /// Only files whose path contains TEXT; capitals count only if there are some in it
     #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     filter: String,
-    /// Watch for one interval, print what was seen, and end
+    /// Watch for one interval, print a table, and exit
     #[arg(long)]
     once: bool,
     /// With --once: print one JSON object with all figures, bytes and seconds
