@@ -164,21 +164,45 @@ pub struct FileSystemSum {
 }
 
 /// All files of the host that have pages in memory.
+///
+/// All is owned by the thread that calls [`Self::tick`], but for `scope`, which the background thread shares: it has
+/// locks of its own, and none is held over I/O.
 #[derive(Debug)]
 pub struct Census {
     options: CensusOptions,
+    profiles: Vec<Arc<Profile>>,
     scope: SharedScope,
+    background: Option<Background>,
+    tracer: Option<Tracer>,
+    devices: DeviceNames,
+    files: KnownFiles,
+    processes: KnownProcesses,
+    clock: Clock,
+    unseen: Unseen,
+    view: Option<rows::View>,
+    /// The host has more dirty bytes than the known files have.
+    dirty_elsewhere: bool,
+}
+
+/// How the devices that events and mappings show map to those of the table.
+#[derive(Debug, Default)]
+struct DeviceNames {
     /// The devices of files by the device that tracing names.
     traced: HashMap<u64, Vec<u64>>,
     /// Overlays, and the device of the layers below them.
     overlays: HashMap<u64, u64>,
+}
+
+/// The files, and what is to be done about some of them.
+#[derive(Debug)]
+struct KnownFiles {
+    /// Those with something in memory.
     table: Table,
-    known: DirectoryIndex,
-    files: u64,
+    /// In which directory each lies, those with nothing in memory too.
+    directories: DirectoryIndex,
+    /// How many there are.
+    count: u64,
     flows: Flows,
-    openers: Openers,
-    processes: HashMap<u32, Process>,
-    databases: Vec<Database>,
     /// How files without a name can be opened.
     reach: HashMap<Inode, PathBuf>,
     /// Ids of files whose name is wanted, and how often all changed directories were searched for it.
@@ -189,22 +213,37 @@ pub struct Census {
     shown: HashSet<u32>,
     /// Bytes a second by id, of the last tick.
     growth: HashMap<u32, i64>,
-    view: Option<rows::View>,
-    tracer: Option<Tracer>,
-    background: Option<Background>,
-    profiles: Vec<Arc<Profile>>,
+}
+
+/// The processes, and what they have open.
+#[derive(Debug, Default)]
+struct KnownProcesses {
+    known: HashMap<u32, Process>,
+    openers: Openers,
+    databases: Vec<Database>,
+    /// Those whose files may not be listed.
+    denied: HashSet<u32>,
+}
+
+/// When things were done last.
+#[derive(Debug)]
+struct Clock {
+    /// The number of the tick.
     tick: u32,
+    ticked: Instant,
+    /// The number of the rescan that is under way in the background.
     rescan: u32,
     rescan_took: Option<Duration>,
+}
+
+/// What the census could not see.
+#[derive(Debug, Default)]
+struct Unseen {
     /// Where file systems were mounted since it began.
     mounted: Vec<PathBuf>,
     denied_files: u64,
     failed_files: u64,
-    denied_processes: HashSet<u32>,
     losses: Losses,
-    /// The host has more dirty bytes than the known files have.
-    dirty_elsewhere: bool,
-    ticked: Instant,
 }
 
 impl Census {
@@ -227,33 +266,25 @@ impl Census {
             options.trace.clone().map(|trace| start_tracing(trace, &scope.file_systems)).transpose()?;
         let result = walk::walk_all(&scope, options.threads, &options.progress);
         let mut census = Self {
-            table: Table::with_file_systems(scope.file_systems.walked.len()),
-            traced: HashMap::new(),
-            overlays: HashMap::new(),
-            files: result.known.len() as u64,
-            known: DirectoryIndex::of(result.known),
-            flows: Flows::default(),
-            openers: Openers::default(),
-            processes: HashMap::new(),
-            databases: Vec::new(),
-            reach: HashMap::new(),
-            nameless: HashMap::new(),
-            unwritten: HashSet::new(),
-            shown: HashSet::new(),
-            growth: HashMap::new(),
+            files: KnownFiles {
+                table: Table::with_file_systems(scope.file_systems.walked.len()),
+                count: result.known.len() as u64,
+                directories: DirectoryIndex::of(result.known),
+                flows: Flows::default(),
+                reach: HashMap::new(),
+                nameless: HashMap::new(),
+                unwritten: HashSet::new(),
+                shown: HashSet::new(),
+                growth: HashMap::new(),
+            },
+            devices: DeviceNames::default(),
+            processes: KnownProcesses::default(),
+            clock: Clock { tick: 0, ticked: Instant::now(), rescan: 1, rescan_took: None },
+            unseen: Unseen { denied_files: result.denied, failed_files: result.failed, ..Unseen::default() },
             view: None,
             tracer,
             background: None,
-            tick: 0,
-            rescan: 1,
-            rescan_took: None,
-            mounted: Vec::new(),
-            denied_files: result.denied,
-            failed_files: result.failed,
-            denied_processes: HashSet::new(),
-            losses: Losses::default(),
             dirty_elsewhere: false,
-            ticked: Instant::now(),
             profiles,
             scope,
             options,
@@ -263,15 +294,15 @@ impl Census {
         }
         census.learn_devices();
         census.scan_processes()?;
-        census.table.take_changes();
+        census.files.table.take_changes();
         // What happened meanwhile is in the figures already, but for files that the walk had passed.
         if let Some(counts) = census.trace()? {
             census.apply(&counts, &mut Budget::of(Duration::from_secs(10)));
-            census.table.take_changes();
+            census.files.table.take_changes();
         }
-        census.ticked = Instant::now();
+        census.clock.ticked = Instant::now();
         // What the background thread sees belongs to the next rescan.
-        census.rescan += 1;
+        census.clock.rescan += 1;
         if census.options.follow {
             census.background = Some(census.start_background()?);
         }
@@ -280,7 +311,7 @@ impl Census {
 
     /// Whether file systems were mounted since that only a new census would walk.
     pub fn is_outdated(&self) -> bool {
-        !self.mounted.is_empty()
+        !self.unseen.mounted.is_empty()
     }
 
     fn start_background(&self) -> Result<Background, ObserveError> {
@@ -310,7 +341,7 @@ impl Census {
         let file_systems = &self.scope.file_systems;
         for (dev, file_system) in self.scope.devices().iter() {
             if let Some(file_system) = file_systems.walked.get(usize::from(*file_system)) {
-                let devices = self.traced.entry(file_system.traced).or_default();
+                let devices = self.devices.traced.entry(file_system.traced).or_default();
                 if !devices.contains(dev) {
                     devices.push(*dev);
                 }
@@ -318,7 +349,7 @@ impl Census {
         }
         for (dev, layer) in &file_systems.overlays {
             if let Ok(stat) = rustix::fs::stat(layer) {
-                self.overlays.insert(*dev, stat.st_dev);
+                self.devices.overlays.insert(*dev, stat.st_dev);
             }
         }
     }
@@ -341,24 +372,24 @@ impl Census {
         let processes::ProcessSnapshot { pid, process, mut files, deleted, counted, database, denied } =
             snapshot;
         if denied {
-            self.denied_processes.insert(pid);
+            self.processes.denied.insert(pid);
         } else {
-            self.denied_processes.remove(&pid);
+            self.processes.denied.remove(&pid);
         }
         for (inode, _) in &mut files {
             *inode = self.own_inode(*inode).unwrap_or(*inode);
         }
-        self.openers.set(pid, &files);
-        self.processes.insert(pid, process);
+        self.processes.openers.set(pid, &files);
+        self.processes.known.insert(pid, process);
         for (found, reach) in deleted {
-            self.reach.insert(found.inode, reach);
+            self.files.reach.insert(found.inode, reach);
             self.take_found(found);
         }
         for found in counted {
             self.take_found(found);
         }
         let Some(database) = database else { return };
-        match self.databases.iter_mut().find(|known| known.pid == pid) {
+        match self.processes.databases.iter_mut().find(|known| known.pid == pid) {
             Some(known)
                 if known.directories == database.directories
                     && known.profile.name == database.profile.name => {}
@@ -367,7 +398,7 @@ impl Census {
                 self.view = None;
             }
             None => {
-                self.databases.push(database);
+                self.processes.databases.push(database);
                 self.view = None;
             }
         }
@@ -375,15 +406,15 @@ impl Census {
 
     /// The file of an event or mapping, as this census names it: files of subvolumes and of layers below an overlay.
     fn own_inode(&self, inode: Inode) -> Option<Inode> {
-        if let Some(below) = self.overlays.get(&inode.dev) {
+        if let Some(below) = self.devices.overlays.get(&inode.dev) {
             return Some(Inode { dev: *below, ..inode });
         }
-        match self.traced.get(&inode.dev).map(Vec::as_slice) {
+        match self.devices.traced.get(&inode.dev).map(Vec::as_slice) {
             Some([dev]) => Some(Inode { dev: *dev, ..inode }),
             Some(devices) => {
                 let known = |dev: &&u64| {
                     let inode = Inode { dev: **dev, ..inode };
-                    self.table.id(inode).is_some() || self.known.directory(inode).is_some()
+                    self.files.table.id(inode).is_some() || self.files.directories.directory(inode).is_some()
                 };
                 let dev = devices.iter().find(known).or(devices.first())?;
                 Some(Inode { dev: *dev, ..inode })
@@ -394,7 +425,7 @@ impl Census {
 
     fn take_found(&mut self, found: FoundFile) -> Option<u32> {
         let inode = found.inode;
-        let id = self.table.take(found, self.tick, self.rescan);
+        let id = self.files.table.take(found, self.clock.tick, self.clock.rescan);
         self.note(inode, id);
         id
     }
@@ -402,19 +433,19 @@ impl Census {
     /// Updates the sets of ids after a file was sampled.
     fn note(&mut self, inode: Inode, id: Option<u32>) {
         let Some(id) = id else {
-            self.reach.remove(&inode);
+            self.files.reach.remove(&inode);
             return;
         };
-        let Some(entry) = self.table.get(id) else { return };
+        let Some(entry) = self.files.table.get(id) else { return };
         if entry.pages.dirty > 0 || entry.pages.writeback > 0 {
-            self.unwritten.insert(id);
+            self.files.unwritten.insert(id);
         } else {
-            self.unwritten.remove(&id);
+            self.files.unwritten.remove(&id);
         }
         if entry.name == table::Name::Unknown {
-            self.nameless.entry(id).or_insert(0);
+            self.files.nameless.entry(id).or_insert(0);
         } else {
-            self.nameless.remove(&id);
+            self.files.nameless.remove(&id);
         }
     }
 
@@ -423,9 +454,9 @@ impl Census {
     /// Meant to be called about once a second; takes [`SHARE`] of the time since the last call at most, and not less
     /// than 4 ms.
     pub fn tick(&mut self) -> Result<CensusTick, ObserveError> {
-        let period = self.ticked.elapsed();
-        self.ticked = Instant::now();
-        self.tick += 1;
+        let period = self.clock.ticked.elapsed();
+        self.clock.ticked = Instant::now();
+        self.clock.tick += 1;
         let mut budget = Budget::of(period.mul_f64(SHARE).max(Duration::from_millis(4)));
         self.take_messages();
         let counts = self.trace()?;
@@ -436,14 +467,14 @@ impl Census {
             _ => self.sample_without_events(&mut budget),
         }
         let seconds = period.as_secs_f64().max(1e-3);
-        let changes = self.table.take_changes();
+        let changes = self.files.table.take_changes();
         if let Some(view) = &mut self.view {
             view.touch(changes.iter().map(|(id, _)| *id));
         }
         let page = pagekeeper_kernel::page_size() as f64;
         #[allow(clippy::cast_possible_truncation, reason = "bytes a second of real memory")]
         let rate = |pages: i64| (pages as f64 * page / seconds) as i64;
-        self.growth = changes.into_iter().map(|(id, pages)| (id, rate(pages))).collect();
+        self.files.growth = changes.into_iter().map(|(id, pages)| (id, rate(pages))).collect();
         self.finish(period, memory, counts)
     }
 
@@ -455,14 +486,14 @@ impl Census {
     ) -> Result<CensusTick, ObserveError> {
         let roots = &self.options.roots;
         let split = Split::of(&memory, &VmStat::read(roots)?);
-        let sums = self.table.sums();
+        let sums = self.files.table.sums();
         let resident: u64 = sums.iter().map(|sum| sum.resident).sum();
         let dirty: u64 = sums.iter().map(|sum| sum.dirty).sum();
         self.dirty_elsewhere = memory.dirty > dirty + (dirty / 8).max(4 << 20);
         let file_systems = self.scope.file_systems.walked.iter().zip(sums);
         let file_systems = file_systems.map(|(file_system, sum)| sum_of(file_system, *sum)).collect();
         if let Some(counts) = &counts {
-            let (sum, new) = (&mut self.losses, counts.losses);
+            let (sum, new) = (&mut self.unseen.losses, counts.losses);
             sum.no_room += new.no_room;
             sum.skipped += new.skipped;
             sum.overrun += new.overrun;
@@ -481,11 +512,11 @@ impl Census {
             memory,
             split,
             file_systems,
-            files: self.files,
-            files_in_memory: self.table.len() as u64,
+            files: self.files.count,
+            files_in_memory: self.files.table.len() as u64,
             visibility_gaps: self.visibility_gaps(),
-            losses: self.losses,
-            rescan: self.rescan_took,
+            losses: self.unseen.losses,
+            rescan: self.clock.rescan_took,
             machine: counts.as_ref().map(|counts| counts.machine),
             pauses: counts.as_ref().and_then(|counts| counts.pauses.clone()),
             reclaim: counts.and_then(|counts| counts.reclaim),
@@ -500,30 +531,37 @@ impl Census {
             match message {
                 Message::Directory(result) => {
                     for found in result.found {
-                        let flowing =
-                            self.flows.of(found.inode).is_some_and(|flow| flow.tick + 1 >= self.tick);
+                        let flowing = self
+                            .files
+                            .flows
+                            .of(found.inode)
+                            .is_some_and(|flow| flow.tick + 1 >= self.clock.tick);
                         // What changes at this moment is sampled by the tick itself.
                         if !flowing
-                            || self.table.id(found.inode).is_none_or(|id| self.nameless.contains_key(&id))
+                            || self
+                                .files
+                                .table
+                                .id(found.inode)
+                                .is_none_or(|id| self.files.nameless.contains_key(&id))
                         {
                             self.take_found(found);
-                        } else if let Some(id) = self.table.id(found.inode) {
-                            self.table.mark_seen(id, self.rescan);
+                        } else if let Some(id) = self.files.table.id(found.inode) {
+                            self.files.table.mark_seen(id, self.clock.rescan);
                         }
                     }
                 }
                 Message::Process(snapshot) => self.take_process(*snapshot),
                 Message::Processes(alive) => self.forget_processes(&alive),
                 Message::RescanDone { known, files, took } => {
-                    self.known = known;
-                    self.files = files;
-                    self.rescan_took = Some(took);
+                    self.files.directories = known;
+                    self.files.count = files;
+                    self.clock.rescan_took = Some(took);
                     self.end_rescan();
                     ended = true;
                 }
-                Message::Mounted(points) => self.mounted = points,
+                Message::Mounted(points) => self.unseen.mounted = points,
                 Message::Searched => {
-                    for searches in self.nameless.values_mut() {
+                    for searches in self.files.nameless.values_mut() {
                         *searches = searches.saturating_add(1);
                     }
                 }
@@ -531,47 +569,49 @@ impl Census {
         }
         if ended {
             // Once, however many rescans it was: numbers of directories in unread messages are newer than that.
-            self.scope.directories().forget(&self.table.directories());
+            self.scope.directories().forget(&self.files.table.directories());
         }
     }
 
     /// Files that a whole rescan did not see are gone, except those without a name, which no rescan can see.
     fn end_rescan(&mut self) {
         self.learn_devices();
-        let seen_since = self.rescan;
+        let seen_since = self.clock.rescan;
         let gone: Vec<u32> = self
+            .files
             .table
             .iter()
             .filter(|(_, entry)| entry.rescan < seen_since && matches!(entry.name, table::Name::In(..)))
             .map(|(id, _)| id)
             .collect();
         for id in gone {
-            self.table.remove(id);
+            self.files.table.remove(id);
             self.forget(id);
         }
-        self.rescan += 1;
+        self.clock.rescan += 1;
     }
 
     fn forget(&mut self, id: u32) {
-        self.unwritten.remove(&id);
-        self.nameless.remove(&id);
-        self.shown.remove(&id);
-        self.growth.remove(&id);
+        self.files.unwritten.remove(&id);
+        self.files.nameless.remove(&id);
+        self.files.shown.remove(&id);
+        self.files.growth.remove(&id);
     }
 
     fn forget_processes(&mut self, alive: &HashSet<u32>) {
-        let ended: Vec<u32> = self.processes.keys().filter(|pid| !alive.contains(pid)).copied().collect();
-        let remembered = self.flows.processes();
+        let ended: Vec<u32> =
+            self.processes.known.keys().filter(|pid| !alive.contains(pid)).copied().collect();
+        let remembered = self.files.flows.processes();
         for pid in ended {
-            self.openers.forget(pid);
-            self.denied_processes.remove(&pid);
+            self.processes.openers.forget(pid);
+            self.processes.denied.remove(&pid);
             if !remembered.contains(&pid) {
-                self.processes.remove(&pid);
+                self.processes.known.remove(&pid);
             }
         }
-        let databases = self.databases.len();
-        self.databases.retain(|database| alive.contains(&database.pid));
-        if self.databases.len() != databases {
+        let databases = self.processes.databases.len();
+        self.processes.databases.retain(|database| alive.contains(&database.pid));
+        if self.processes.databases.len() != databases {
             self.view = None;
         }
     }
@@ -582,22 +622,25 @@ impl Census {
         let mut add = |what: String, why: &str, needs: Option<&str>| {
             gaps.push(VisibilityGap { what, why: why.to_owned(), needs: needs.map(str::to_owned) });
         };
-        if self.denied_files > 0 {
+        if self.unseen.denied_files > 0 {
             add(
-                format!("what is in memory of {} files or directories of other users", self.denied_files),
+                format!(
+                    "what is in memory of {} files or directories of other users",
+                    self.unseen.denied_files
+                ),
                 "the kernel shows it to a file's owner only",
                 Some("root, or CAP_FOWNER and CAP_DAC_READ_SEARCH"),
             );
         }
-        if self.failed_files > 0 {
-            add(format!("{} files or directories", self.failed_files), "they can't be opened", None);
+        if self.unseen.failed_files > 0 {
+            add(format!("{} files or directories", self.unseen.failed_files), "they can't be opened", None);
         }
-        if !self.denied_processes.is_empty() {
+        if !self.processes.denied.is_empty() {
             let (why, needs) = of_denied_processes();
             add(
                 format!(
                     "which files are open by others' processes ({} of them)",
-                    self.denied_processes.len()
+                    self.processes.denied.len()
                 ),
                 why,
                 needs,
@@ -610,8 +653,8 @@ impl Census {
                 Some("--network"),
             );
         }
-        if let Some(point) = self.mounted.first() {
-            let more = self.mounted.len() - 1;
+        if let Some(point) = self.unseen.mounted.first() {
+            let more = self.unseen.mounted.len() - 1;
             add(
                 format!(
                     "files on {}{}",
@@ -634,8 +677,8 @@ impl Census {
             }
             _ => {}
         }
-        if self.losses.total() > 0 {
-            let losses = self.losses.to_string();
+        if self.unseen.losses.total() > 0 {
+            let losses = self.unseen.losses.to_string();
             add(
                 losses,
                 "more happened than could be counted; the background rescan corrects the figures",

@@ -20,12 +20,13 @@ const SEARCHES: u8 = 3;
 impl Census {
     /// Finds names for files without; `unlisted` are such as may lie elsewhere, which are taken in if they don't.
     pub(super) fn find_names(&mut self, events: &Events, unlisted: &HashSet<Inode>, budget: &mut Budget) {
-        if self.nameless.is_empty() && unlisted.is_empty() {
+        if self.files.nameless.is_empty() && unlisted.is_empty() {
             return;
         }
         self.by_known_directory(budget);
         self.by_open_files(events, unlisted, budget);
-        let wanted = self.nameless.values().any(|searches| *searches < SEARCHES) || !unlisted.is_empty();
+        let wanted =
+            self.files.nameless.values().any(|searches| *searches < SEARCHES) || !unlisted.is_empty();
         if let (true, Some(background)) = (wanted, &self.background) {
             background.search();
         }
@@ -33,9 +34,9 @@ impl Census {
 
     fn by_known_directory(&mut self, budget: &mut Budget) {
         let mut wanted: HashMap<u32, Vec<u64>> = HashMap::new();
-        for id in self.nameless.keys() {
-            let Some(inode) = self.table.get(*id).map(|entry| entry.inode) else { continue };
-            if let Some(directory) = self.known.directory(inode) {
+        for id in self.files.nameless.keys() {
+            let Some(inode) = self.files.table.get(*id).map(|entry| entry.inode) else { continue };
+            if let Some(directory) = self.files.directories.directory(inode) {
                 wanted.entry(directory).or_default().push(inode.ino);
             }
         }
@@ -53,8 +54,12 @@ impl Census {
 
     fn by_open_files(&mut self, events: &Events, unlisted: &HashSet<Inode>, budget: &mut Budget) {
         let proc = self.options.roots.proc.clone();
-        let mut wanted: HashSet<Inode> =
-            self.nameless.keys().filter_map(|id| self.table.get(*id).map(|entry| entry.inode)).collect();
+        let mut wanted: HashSet<Inode> = self
+            .files
+            .nameless
+            .keys()
+            .filter_map(|id| self.files.table.get(*id).map(|entry| entry.inode))
+            .collect();
         wanted.extend(unlisted);
         wanted.retain(|inode| events.contains_key(inode));
         let pids: HashSet<u32> =
@@ -87,8 +92,8 @@ impl Census {
                 self.take_found(found);
             }
             Ok(None) => {
-                if let Some(id) = self.table.id(inode) {
-                    self.table.remove(id);
+                if let Some(id) = self.files.table.id(inode) {
+                    self.files.table.remove(id);
                     self.forget(id);
                 }
             }

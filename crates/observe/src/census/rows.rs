@@ -197,16 +197,16 @@ impl Census {
         let mut ranked: Vec<(i64, u32)> = candidates
             .into_iter()
             .filter_map(|id| {
-                let entry = self.table.get(id)?;
+                let entry = self.files.table.get(id)?;
                 self.is_wanted(entry, query, &matcher).then(|| (self.figure(id, entry, query.sort), id))
             })
             .collect();
         ranked.sort_unstable_by_key(|(figure, id)| (Reverse(*figure), *id));
         ranked.truncate(query.limit);
         let rows: Vec<Row> =
-            ranked.iter().filter_map(|(_, id)| Some(self.row(*id, self.table.get(*id)?))).collect();
+            ranked.iter().filter_map(|(_, id)| Some(self.row(*id, self.files.table.get(*id)?))).collect();
         // What is sampled in every tick has to fit in one.
-        self.shown = ranked.into_iter().take(50).map(|(_, id)| id).collect();
+        self.files.shown = ranked.into_iter().take(50).map(|(_, id)| id).collect();
         Rows { rows, matching, resident }
     }
 
@@ -217,7 +217,7 @@ impl Census {
         let mut ranked: Vec<(i64, u32)> = Vec::new();
         let mut groups: HashMap<String, Row> = HashMap::new();
         let (mut matching, mut resident) = (0, 0);
-        for (id, entry) in self.table.iter() {
+        for (id, entry) in self.files.table.iter() {
             if !self.is_wanted(entry, query, &matcher) {
                 continue;
             }
@@ -259,8 +259,9 @@ impl Census {
 
     fn is_wanted(&self, entry: &Entry, query: &Query, matcher: &Matcher<'_>) -> bool {
         let of_process = query.pid.is_none_or(|pid| {
-            self.openers.of(entry.inode).iter().any(|(user, _)| *user == pid)
+            self.processes.openers.of(entry.inode).iter().any(|(user, _)| *user == pid)
                 || self
+                    .files
                     .flows
                     .of(entry.inode)
                     .is_some_and(|flow| flow.bringers.iter().any(|(bringer, _)| *bringer == pid))
@@ -271,7 +272,7 @@ impl Census {
     fn figure(&self, id: u32, entry: &Entry, sort: Sort) -> i64 {
         match sort {
             Sort::Resident => i64::from(entry.pages.resident),
-            Sort::Growth => self.growth.get(&id).copied().unwrap_or(0),
+            Sort::Growth => self.files.growth.get(&id).copied().unwrap_or(0),
             Sort::Dirty => i64::from(entry.pages.dirty) + i64::from(entry.pages.writeback),
             Sort::Evicted => i64::from(entry.pages.evicted),
         }
@@ -299,6 +300,7 @@ impl Census {
             (row.dirty, row.writeback, row.evicted, row.recently_evicted) = (None, None, None, None);
         }
         row.path = self
+            .files
             .reach
             .get(&entry.inode)
             .cloned()
@@ -327,10 +329,10 @@ impl Census {
         ] {
             *sum = sum.filter(|_| known).map(|sum| sum + bytes(pages));
         }
-        row.growth += self.growth.get(&id).copied().unwrap_or(0);
+        row.growth += self.files.growth.get(&id).copied().unwrap_or(0);
         if self.has_events() {
-            let of_file = self.flows.of(entry.inode);
-            let last = of_file.filter(|flow| flow.tick == self.tick).map(|flow| flow.last);
+            let of_file = self.files.flows.of(entry.inode);
+            let last = of_file.filter(|flow| flow.tick == self.clock.tick).map(|flow| flow.last);
             let total = of_file.map(|flow| flow.total);
             for (sum, part) in [(&mut row.flow, last), (&mut row.total_flow, total)] {
                 let (sum, part) = (sum.get_or_insert_default(), part.unwrap_or_default());
@@ -363,8 +365,8 @@ impl Census {
 
     /// Who has a file or brought it in: first who brought in most, then who may write to it.
     fn owners(&self, inode: Inode) -> Vec<Owner> {
-        let bringers = self.flows.of(inode).map_or(&[][..], |flow: &FileFlow| &flow.bringers);
-        let users = self.openers.of(inode);
+        let bringers = self.files.flows.of(inode).map_or(&[][..], |flow: &FileFlow| &flow.bringers);
+        let users = self.processes.openers.of(inode);
         let used = |pid: u32| users.iter().find(|(user, _)| *user == pid).map(|(_, used)| *used);
         let mut owners: Vec<Owner> =
             bringers.iter().map(|(pid, brought)| self.owner(*pid, used(*pid), *brought)).collect();
@@ -376,7 +378,7 @@ impl Census {
     }
 
     fn owner(&self, pid: u32, used: Option<Use>, brought: u64) -> Owner {
-        let process = self.processes.get(&pid);
+        let process = self.processes.known.get(&pid);
         Owner {
             pid,
             name: process.map_or_else(|| "?".to_owned(), |process| process.name.to_string()),
@@ -393,6 +395,7 @@ impl Census {
             around.map(|directory| directory.as_os_str().len()).max()
         };
         let found = self
+            .processes
             .databases
             .iter()
             .filter_map(|database| Some((innermost(&database.directories)?, database)))

@@ -47,11 +47,11 @@ pub(super) type Events = HashMap<Inode, (Flow, Vec<u32>)>;
 impl Census {
     /// Applies what was traced, and samples the files it happened to.
     pub(super) fn apply(&mut self, counts: &TraceCounts, budget: &mut Budget) {
-        let mut flows = std::mem::take(&mut self.flows);
+        let mut flows = std::mem::take(&mut self.files.flows);
         let pages = counts.pages.as_deref().unwrap_or_default();
         let reclaim = counts.reclaim.as_deref().unwrap_or_default();
-        let events = flows.add(self.tick, pages, reclaim, |inode| self.own_inode(inode));
-        self.flows = flows;
+        let events = flows.add(self.clock.tick, pages, reclaim, |inode| self.own_inode(inode));
+        self.files.flows = flows;
         let mut unlisted = HashSet::new();
         for (inode, (flow, _)) in &events {
             if !self.estimate(*inode, *flow) {
@@ -59,31 +59,32 @@ impl Census {
             }
         }
         for pid in events.values().flat_map(|(_, pids)| pids) {
-            if !self.processes.contains_key(pid)
+            if !self.processes.known.contains_key(pid)
                 && let Some(process) = super::processes::process(&self.options.roots.proc, *pid)
             {
-                self.processes.insert(*pid, process);
+                self.processes.known.insert(*pid, process);
             }
         }
         self.find_names(&events, &unlisted, budget);
-        let mut due: HashSet<u32> = events.keys().filter_map(|inode| self.table.id(*inode)).collect();
+        let mut due: HashSet<u32> = events.keys().filter_map(|inode| self.files.table.id(*inode)).collect();
         if self.dirty_elsewhere {
-            due.extend(self.openers.written().filter_map(|inode| self.table.id(inode)));
+            due.extend(self.processes.openers.written().filter_map(|inode| self.files.table.id(inode)));
         }
         self.sample(due, budget);
     }
 
     /// Without events: samples open files, dirty ones and those on the screen.
     pub(super) fn sample_without_events(&mut self, budget: &mut Budget) {
-        let open: HashSet<u32> = self.openers.files().filter_map(|inode| self.table.id(inode)).collect();
+        let open: HashSet<u32> =
+            self.processes.openers.files().filter_map(|inode| self.files.table.id(inode)).collect();
         self.sample(open, budget);
     }
 
     /// What a file has in memory by what came and left; `false` if it is none that is known.
     fn estimate(&mut self, inode: Inode, flow: Flow) -> bool {
         let pages = |bytes: u64| u32::try_from(bytes / page_size()).unwrap_or(u32::MAX);
-        if let Some(id) = self.table.id(inode) {
-            let Some(entry) = self.table.get(id) else { return false };
+        if let Some(id) = self.files.table.id(inode) {
+            let Some(entry) = self.files.table.get(id) else { return false };
             let then = entry.pages;
             let resident =
                 then.resident.saturating_add(pages(flow.added)).saturating_sub(pages(flow.removed()));
@@ -91,7 +92,7 @@ impl Census {
             // One that has a name will be sampled; another is gone when its pages are.
             let least = u32::from(entry.name != Name::Unknown);
             let now = Pages { resident: resident.max(least), evicted, ..then };
-            if !self.table.set_pages(id, now) {
+            if !self.files.table.set_pages(id, now) {
                 self.forget(id);
             }
             return true;
@@ -99,32 +100,37 @@ impl Census {
         if flow.added <= flow.removed() {
             return true;
         }
-        let known = self.known.directory(inode).is_some();
+        let known = self.files.directories.directory(inode).is_some();
         let Some(file_system) = self.scope.file_system_of(inode.dev) else { return true };
         if !known && self.scope.file_systems.scoped {
             // Most likely a file of another directory.
             return false;
         }
-        let id =
-            self.table.insert_unknown(inode, file_system, pages(flow.added - flow.removed()), self.rescan);
-        self.nameless.insert(id, 0);
+        let id = self.files.table.insert_unknown(
+            inode,
+            file_system,
+            pages(flow.added - flow.removed()),
+            self.clock.rescan,
+        );
+        self.files.nameless.insert(id, 0);
         true
     }
 
     /// Samples these, dirty files and those on the screen; those first that were not sampled for longest.
     fn sample(&mut self, mut due: HashSet<u32>, budget: &mut Budget) {
-        due.extend(&self.unwritten);
-        due.extend(&self.shown);
+        due.extend(&self.files.unwritten);
+        due.extend(&self.files.shown);
         let mut due: Vec<(u32, u32)> =
-            due.into_iter().filter_map(|id| Some((self.table.get(id)?.counted, id))).collect();
+            due.into_iter().filter_map(|id| Some((self.files.table.get(id)?.counted, id))).collect();
         due.sort_unstable();
         for (counted, id) in due {
             if budget.over() {
                 break;
             }
-            let expensive = self.table.get(id).is_some_and(|entry| {
+            let expensive = self.files.table.get(id).is_some_and(|entry| {
                 // In ticks of about a second: what counts is the share of the time.
-                entry.cost > 2000 && self.tick.saturating_sub(counted) * (1_000_000 / ONE_FILE) < entry.cost
+                entry.cost > 2000
+                    && self.clock.tick.saturating_sub(counted) * (1_000_000 / ONE_FILE) < entry.cost
             });
             if !expensive {
                 self.sample_file(id);
@@ -134,12 +140,12 @@ impl Census {
 
     /// Counts the pages of one file.
     pub(super) fn sample_file(&mut self, id: u32) {
-        let Some(entry) = self.table.get(id) else {
+        let Some(entry) = self.files.table.get(id) else {
             self.forget(id);
             return;
         };
         let (inode, file_system) = (entry.inode, entry.file_system);
-        let opened = match (self.reach.get(&inode), entry.path(&self.scope.directories())) {
+        let opened = match (self.files.reach.get(&inode), entry.path(&self.scope.directories())) {
             (Some(reach), path) => {
                 InspectedFile::open_magic_link(reach, path.unwrap_or_else(|| reach.clone()))
             }
@@ -154,7 +160,7 @@ impl Census {
                     self.take_found(found);
                 }
                 Ok(None) => {
-                    self.table.remove(id);
+                    self.files.table.remove(id);
                     self.forget(id);
                 }
                 Err(_) => {}
@@ -174,16 +180,16 @@ impl Census {
 
     /// A file that was removed is there only as long as somebody has it open.
     fn lost_name(&mut self, id: u32) {
-        let Some(entry) = self.table.get(id) else { return };
+        let Some(entry) = self.files.table.get(id) else { return };
         let inode = entry.inode;
-        self.reach.remove(&inode);
+        self.files.reach.remove(&inode);
         let path = entry.path(&self.scope.directories()).unwrap_or_default();
-        if self.openers.of(inode).is_empty() || matches!(entry.name, Name::Deleted(_)) {
-            self.table.remove(id);
+        if self.processes.openers.of(inode).is_empty() || matches!(entry.name, Name::Deleted(_)) {
+            self.files.table.remove(id);
             self.forget(id);
         } else {
             // The next snapshot of the processes that have it finds a path to it.
-            self.table.set_name(id, Name::Deleted(path.into()));
+            self.files.table.set_name(id, Name::Deleted(path.into()));
         }
     }
 }
