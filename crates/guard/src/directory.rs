@@ -8,6 +8,9 @@
 //! 3. A file where nothing happens is sampled ever more seldom, at least every [`SELDOM`] ticks.
 //!
 //! A file that can't be inspected is reported once and left out; a directory that is gone has no files.
+//!
+//! What observe's `tree` does is another thing, see there: all files of whole trees, sampled within a time budget and
+//! without watches.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};

@@ -112,7 +112,7 @@ impl InspectedFile {
             file: fd.into(),
             path,
             inode: Inode::of(stat),
-            size: u64::try_from(stat.st_size).unwrap_or(0),
+            size: u64::try_from(stat.st_size).expect("a file's size is not negative"),
             file_system: file_system.map_or_else(OnceLock::new, OnceLock::from),
         }
     }

@@ -5,6 +5,12 @@
 //! 2. The first scan samples every file. Later ones list the directories that changed, and sample as many files as their
 //!    time allows: open and dirty ones first, then those not sampled for longest.
 //! 3. A file that is gone is forgotten when its directory is listed or when it is sampled.
+//!
+//! The guard's `directory` lists and samples directories too, and shares nothing with this but the kernel's calls. It
+//! keeps the logs of one directory, known by name, sequence and time of birth; it has each change at once, by inotify,
+//! and samples a quiet file ever more seldom, since it acts each tick. This keeps all files of a whole tree for one
+//! snapshot now and then: it watches nothing, recognises changed directories by their time of change, and spends a
+//! time budget. One type for both would carry the state of both for every file, and inotify watches for whole trees.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -62,14 +62,14 @@ impl Random {
     /// A number below `end`, which is at least 1.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         let wide = u128::from(self.next_u64()) * u128::from(end.max(1));
-        u64::try_from(wide >> 64).unwrap_or(0)
+        u64::try_from(wide >> 64).expect("the upper half of 128 bits")
     }
 
     /// Puts `items` into a random order (Fisher and Yates).
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = self.below(last as u64 + 1);
-            items.swap(last, usize::try_from(other).unwrap_or(last));
+            items.swap(last, usize::try_from(other).expect("it is below a length"));
         }
     }
 }

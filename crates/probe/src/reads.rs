@@ -47,7 +47,7 @@ pub(crate) fn measure(work: &Run<'_>, file: &TestFile) -> Result<ReadsReport> {
     for depth in DEPTHS {
         let io: Arc<dyn Io> = match Uring::with_depth(depth) {
             Ok(uring) => Arc::new(uring),
-            Err(_) => Arc::new(Threads::with_threads(usize::try_from(depth).unwrap_or(1))),
+            Err(_) => Arc::new(Threads::with_threads(depth as usize)),
         };
         by = io.name();
         let found = of_depth(work, file, &*io, depth, rate, &mut random)?;

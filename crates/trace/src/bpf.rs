@@ -53,7 +53,7 @@ impl Table {
         let [key_size, value_size] = [key_size, value_size].map(|size| size.unsigned_abs() as usize);
         let map = Map::create(MapKind::Hash, name, key_size, value_size, entries)
             .map_err(|e| failed("bpf(MAP_CREATE)", name, e))?;
-        let entries = usize::try_from(entries).unwrap_or(usize::MAX);
+        let entries = entries as usize;
         Ok(Self { name, map, entries, last: HashMap::new() })
     }
 
@@ -171,7 +171,7 @@ impl BpfSource {
                 flight::SIZE,
                 options.entries.max(1024),
             )?,
-            lost: numbers("pk_lost", u32::try_from(Lost::ALL.len()).unwrap_or(u32::MAX))?,
+            lost: numbers("pk_lost", u32::try_from(Lost::ALL.len()).expect("a few kinds"))?,
             lost_then: 0,
             skipped_then: 0,
             epoch: numbers("pk_epoch", 1)?,

@@ -113,7 +113,7 @@ fn room_for<'a, K: Hash + Eq, V: Default>(
 impl Gathered {
     pub(super) fn new(entries: u32) -> Self {
         Self {
-            entries: usize::try_from(entries).unwrap_or(usize::MAX),
+            entries: entries as usize,
             pages: HashMap::new(),
             pauses: HashMap::new(),
             reclaim: HashMap::new(),

@@ -54,7 +54,7 @@ impl PipeSource {
         for point in points.there.iter().rev() {
             instance.enable(point.event, filter(point.event, choice).as_deref())?;
         }
-        let entries = usize::try_from(options.entries).unwrap_or(usize::MAX).max(1024);
+        let entries = (options.entries as usize).max(1024);
         let counter = Counter {
             proc: options.roots.proc.clone(),
             entries,

@@ -277,7 +277,7 @@ impl<'a> Writer<'a> {
         self.asm.set(R1, R7);
         self.asm.alu_constant(Op::Div, R1, 1000);
         self.asm.constant(R2, 0);
-        let classes = i32::try_from(CLASSES).unwrap_or(i32::MAX);
+        let classes = i32::try_from(CLASSES).expect("a few classes");
         self.asm.jump_if_constant(If::AtLeast, R1, 1 << (classes - 1), last);
         for bits in [16, 8, 4, 2, 1] {
             let below = self.asm.label();

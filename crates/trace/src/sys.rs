@@ -276,7 +276,7 @@ impl Map {
         // table) or of a key's size (an array), and 64 bytes are there, no less than a key as asserted; it writes at
         // most `count` keys and values of the map's sizes, and both buffers have room for `room` of them.
         let result = unsafe { bpf(Command::MapLookupBatch, &mut attributes) };
-        let copied = usize::try_from(attributes.count).unwrap_or(room).min(room);
+        let copied = (attributes.count as usize).min(room);
         match result {
             Ok(_) => {
                 *cursor = Some(next);

@@ -84,5 +84,5 @@ impl Drop for FileMapping {
 
 /// The page size as a `usize`.
 fn page_size_usize() -> usize {
-    usize::try_from(page_size()).unwrap_or(4096)
+    usize::try_from(page_size()).expect("a page fits in memory")
 }

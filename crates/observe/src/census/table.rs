@@ -11,9 +11,6 @@ use std::sync::Arc;
 
 use pagekeeper_kernel::{Inode, Residency, Source, page_size};
 
-/// The directory of entries that have none.
-const NOWHERE: u32 = u32::MAX;
-
 /// Directories by number: a path is kept once, whatever number of files lie in it. Those that are gone are forgotten, and
 /// their numbers reused.
 #[derive(Debug, Default)]
@@ -58,8 +55,8 @@ impl Directories {
             self.list[number as usize] = Some(directory);
             number
         } else {
-            // Not more than 2^32: each has an inode in memory while it is walked.
-            let number = u32::try_from(self.list.len()).unwrap_or(NOWHERE - 1);
+            // Each has an inode in memory while it is walked.
+            let number = u32::try_from(self.list.len()).expect("fewer than 2^32 directories");
             self.list.push(Some(directory));
             number
         };
@@ -81,7 +78,7 @@ impl Directories {
 
     /// Above all numbers.
     pub(super) fn end(&self) -> u32 {
-        u32::try_from(self.list.len()).unwrap_or(NOWHERE)
+        u32::try_from(self.list.len()).expect("fewer than 2^32 directories")
     }
 
     /// A rescan has ended: forgets directories that no rescan has visited since, except the `used` ones.
@@ -281,7 +278,7 @@ impl Table {
             self.entries[id as usize] = Some(entry);
             id
         } else {
-            let id = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
+            let id = u32::try_from(self.entries.len()).expect("fewer than 2^32 files");
             self.entries.push(Some(entry));
             id
         };
