@@ -1,152 +1,273 @@
-//! The release limit: what a rule wants of each window of a file, given where the writer and the followers are.
+//! What may go: which windows of a file a rule lets go, and which are to become clean, by where the writer and the
+//! followers of its log are.
+//!
+//! The one definition under both halves of the rules. [`crate::step()`], which observes, asks it about each window that
+//! has pages, and infers the writer's place where none is shown. Writers that know their own place ask it about what they
+//! wrote ([`crate::exact`]), and need not know what is resident.
 //!
 //! Invariants:
-//! 1. The window that holds a writer's known position stays, and so does all from `slack` before it on (but for
-//!    a file in direct I/O, which has no page that the writer would come back to).
+//! 1. The window that holds a writer's known place stays, and so does all from `slack` before it on (but for a file in
+//!    direct I/O, which has no page that the writer would come back to).
 //! 2. Nothing at or above the lowest near follower's place in the log goes.
-//! 3. A far follower holds nothing, but for the range ahead of it while it moves.
-//! 4. The last window of a file, if short, stays while a writer is known to be at or beyond it, even if the
-//!    size was seen before the position and lies below it.
+//! 3. A far follower holds nothing, but for [`READ_AHEAD`] bytes ahead of it while it moves.
+//! 4. The last window of a file, if short, stays while a writer is known to be at or beyond it, even if the size was
+//!    read before the place and lies below it.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
+use core::ops::Range;
 
-use crate::history::{ResidentWindow, Verdict};
-use crate::log::{align_down, behind_writer, is_near, needed_from};
-use crate::state::FollowerPosition;
-use crate::tail_inference::TailInference;
-use crate::{Facts, FileFacts, FollowerId, LogId, Position, READ_AHEAD, Rule, WINDOW};
+use crate::{READ_AHEAD, Rule, WINDOW};
 
-/// A log that has followers.
-#[derive(Debug, Default)]
-pub(crate) struct FollowedLog {
-    /// The largest sequence that a writer has.
-    writer: Option<u64>,
-    /// The largest sequence.
-    newest: u64,
-    followers: Vec<Follower>,
+/// The last multiple of [`WINDOW`] at or below `offset`.
+pub const fn align_down(offset: u64) -> u64 {
+    offset - offset % WINDOW
 }
 
-#[derive(Debug)]
-struct Follower {
-    sequence: u64,
-    position: Position,
-    moved: bool,
+/// Up to which byte a log goes, for the sake of its writer alone: it has written up to `end`, and `slack` bytes before that stay.
+///
+/// ```
+/// use pagekeeper_policy::{WINDOW, allowance::behind_writer};
+///
+/// assert_eq!(behind_writer(3 * WINDOW + 1, 0), 3 * WINDOW);
+/// assert_eq!(behind_writer(3 * WINDOW + 1, 2), 2 * WINDOW);
+/// ```
+pub const fn behind_writer(end: u64, slack: u64) -> u64 {
+    align_down(end.saturating_sub(slack))
 }
 
-impl FollowedLog {
-    /// All followed logs. `past` tells where the followers were in the last step; one not seen before counts as
-    /// moving, since nothing says that it is stuck.
-    pub(crate) fn survey(
-        facts: &Facts,
-        past: &BTreeMap<FollowerId, FollowerPosition>,
-    ) -> BTreeMap<LogId, Self> {
-        let mut logs: BTreeMap<LogId, Self> = BTreeMap::new();
-        for follower in &facts.followers {
-            let (log, sequence, position) = (follower.log, follower.sequence, follower.position);
-            let moved = past.get(&follower.id) != Some(&FollowerPosition { log, sequence, position });
-            logs.entry(log).or_default().followers.push(Follower { sequence, position, moved });
-        }
-        if !logs.is_empty() {
-            for file in &facts.files {
-                if let Some(log) = logs.get_mut(&file.log) {
-                    log.newest = log.newest.max(file.sequence);
-                    if file.writer.is_some() {
-                        log.writer = log.writer.max(Some(file.sequence));
-                    }
-                }
-            }
-        }
-        logs
+/// Whether a follower in the file `follower` is near the writer in the file `writer`: at most so many files behind.
+pub const fn is_near(writer: u64, follower: u64, near_files: u64) -> bool {
+    writer.saturating_sub(follower) <= near_files
+}
+
+/// From which byte on near followers have yet to read the file of that sequence; `u64::MAX` if they have read it all. `places` has
+/// for each the sequence of its file, and its offset there.
+pub fn needed_from(sequence: u64, places: impl Iterator<Item = (u64, u64)>) -> u64 {
+    match places.min() {
+        Some((lowest, offset)) if lowest == sequence => align_down(offset),
+        Some((lowest, _)) if lowest < sequence => 0,
+        _ => u64::MAX,
+    }
+}
+
+/// One reader that tails a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Follower {
+    /// The sequence of the file that it reads.
+    pub sequence: u64,
+    /// The byte of it that it reads next; `None` if that is not known.
+    pub offset: Option<u64>,
+    /// Whether it has moved since the last time, or may have.
+    pub moved: bool,
+}
+
+/// The readers that tail one log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Followers<'a> {
+    /// The sequence of the writer's file; without a writer, of the newest.
+    pub writer: u64,
+    /// In any order.
+    pub all: &'a [Follower],
+}
+
+impl Followers<'_> {
+    fn needed_from(self, sequence: u64, near_files: u64) -> u64 {
+        let near = self.all.iter().filter(|follower| is_near(self.writer, follower.sequence, near_files));
+        needed_from(sequence, near.map(|follower| (follower.sequence, follower.offset.unwrap_or(0))))
     }
 
-    fn is_near(&self, follower: &Follower, near_files: u64) -> bool {
-        is_near(self.writer.unwrap_or(self.newest), follower.sequence, near_files)
+    /// Whether a far follower that moves is about to read some of the window.
+    fn is_read_next(self, sequence: u64, near_files: u64, window: &Range<u64>) -> bool {
+        self.all.iter().any(|follower| {
+            follower.moved
+                && follower.sequence == sequence
+                && !is_near(self.writer, sequence, near_files)
+                && follower.offset.is_some_and(|offset| {
+                    overlap(window, &(align_down(offset)..offset.saturating_add(READ_AHEAD)))
+                })
+        })
     }
+}
 
-    /// From which byte of the file with this sequence on near followers have yet to read; `u64::MAX` if they
-    /// have read it all.
-    fn needed_from(&self, sequence: u64, near_files: u64) -> u64 {
-        let place = |follower: &Follower| match follower.position {
-            Position::At(offset) => (follower.sequence, offset),
-            Position::Unknown => (follower.sequence, 0),
-        };
-        let near = self.followers.iter().filter(|follower| self.is_near(follower, near_files));
-        needed_from(sequence, near.map(place))
-    }
+/// Where the writer of a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writer<'a> {
+    /// In another file, or nowhere.
+    Elsewhere,
+    /// In this file: the next byte is written at this offset.
+    At(u64),
+    /// In this file: it is taken to be in one of these ranges.
+    Within(&'a [Range<u64>]),
+    /// In this file, nobody knows where.
+    Somewhere,
+}
 
-    /// The ranges of the file with this sequence that moving far followers are about to read.
-    fn being_read(&self, sequence: u64, near_files: u64) -> Vec<Range<u64>> {
-        let far = self.followers.iter().filter(|follower| !self.is_near(follower, near_files));
-        far.filter(|follower| follower.moved && follower.sequence == sequence)
-            .filter_map(|follower| match follower.position {
-                Position::At(offset) => Some(align_down(offset)..offset.saturating_add(READ_AHEAD)),
-                Position::Unknown => None,
-            })
-            .collect()
-    }
+/// What may become of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Leave it alone.
+    Stay,
+    /// Its pages stay, but dirty ones are not to pile up.
+    Flush,
+    /// Its pages are of no more use.
+    Release,
 }
 
 /// What stays of a file for its writer's sake.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reserve<'a> {
     Nothing,
     Everything,
-    /// The writer is known to be above `tail`; all from `from` on stays.
-    Known {
+    /// All from `from` on. The writer has left what lies below `tail`.
+    From {
         from: u64,
         tail: u64,
     },
     /// Just the window that starts here.
     Window(u64),
-    /// The writer is taken to be in one of these.
-    Inferred {
-        ranges: Vec<Range<u64>>,
-        tail: &'a TailInference,
-    },
+    Ranges(&'a [Range<u64>]),
 }
 
 impl<'a> Reserve<'a> {
-    fn behind_writer(file: &FileFacts, slack: u64, tail: Option<&'a TailInference>) -> Self {
-        match file.writer {
-            None => Self::Nothing,
-            Some(Position::At(offset)) => {
-                // a size seen before the position may lie below it: the last, short window is the writer's
-                let end = offset.min(file.size);
-                Self::Known { from: behind_writer(end, slack), tail: align_down(end) }
+    fn behind_writer(writer: Writer<'a>, size: u64, slack: u64) -> Self {
+        match writer {
+            Writer::Elsewhere => Self::Nothing,
+            Writer::At(offset) => {
+                // A size read before the place may lie below it: the last, short window is the writer's.
+                let end = offset.min(size);
+                Self::From { from: behind_writer(end, slack), tail: align_down(end) }
             }
-            Some(Position::Unknown) => {
-                match tail.and_then(|tail| Some((tail.protected(slack, file.size)?, tail))) {
-                    Some((ranges, tail)) => Self::Inferred { ranges, tail },
-                    None => Self::Everything,
-                }
+            Writer::Within(ranges) => Self::Ranges(ranges),
+            Writer::Somewhere => Self::Everything,
+        }
+    }
+}
+
+/// What may go of one file, by its rule and the places of its log's writer and followers.
+///
+/// ```
+/// use pagekeeper_policy::allowance::{Allowance, Verdict, Writer};
+/// use pagekeeper_policy::{Rule, WINDOW};
+///
+/// let rule = Rule::ReleaseBehindWriter { slack: 0 };
+/// let allowance = Allowance::new(rule, Writer::At(5 * WINDOW + 1), u64::MAX);
+/// assert_eq!(allowance.limit(), 5 * WINDOW);
+/// assert_eq!(allowance.verdict(&(4 * WINDOW..5 * WINDOW), 0), Verdict::Release);
+/// assert_eq!(allowance.verdict(&(5 * WINDOW..6 * WINDOW), 0), Verdict::Stay);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance<'a> {
+    reserve: Reserve<'a>,
+    /// Near followers have yet to read from here on.
+    needed_from: u64,
+    followers: Followers<'a>,
+    sequence: u64,
+    near_files: u64,
+    /// Bytes that may stay, for a budget.
+    budget: Option<u64>,
+}
+
+impl<'a> Allowance<'a> {
+    /// For a file of `size` bytes (`u64::MAX` where that is not known), of whose log nobody reads.
+    pub fn new(rule: Rule, writer: Writer<'a>, size: u64) -> Self {
+        let (reserve, near_files, budget) = match rule {
+            Rule::Keep => (Reserve::Everything, 0, None),
+            Rule::Direct => (Reserve::Nothing, 0, None),
+            Rule::ReleaseOnRotation => match writer {
+                Writer::Elsewhere => (Reserve::Nothing, 0, None),
+                Writer::At(_) | Writer::Within(_) | Writer::Somewhere => (Reserve::Everything, 0, None),
+            },
+            Rule::ReleaseBehindWriter { slack } => (Reserve::behind_writer(writer, size, slack), 0, None),
+            Rule::ReleaseBehindFollowers { near_files, slack } => {
+                (Reserve::behind_writer(writer, size, slack), near_files, None)
+            }
+            Rule::Budget { bytes } => {
+                let reserve = match Reserve::behind_writer(writer, size, 0) {
+                    Reserve::From { tail, .. } => Reserve::Window(tail),
+                    other => other,
+                };
+                (reserve, 0, Some(bytes))
+            }
+        };
+        let followers = Followers { writer: 0, all: &[] };
+        Self { reserve, needed_from: u64::MAX, followers, sequence: 0, near_files, budget }
+    }
+
+    /// The same for the file of that sequence in a log that is followed. Only [`Rule::ReleaseBehindFollowers`] goes by it.
+    #[must_use]
+    pub fn followed(self, rule: Rule, sequence: u64, followers: Followers<'a>) -> Self {
+        match rule {
+            Rule::ReleaseBehindFollowers { near_files, .. } => {
+                let needed_from = followers.needed_from(sequence, near_files);
+                Self { needed_from, followers, sequence, ..self }
+            }
+            Rule::Keep
+            | Rule::ReleaseBehindWriter { .. }
+            | Rule::ReleaseOnRotation
+            | Rule::Budget { .. }
+            | Rule::Direct => self,
+        }
+    }
+
+    /// The same where near followers have yet to read all from this byte on ([`needed_from`]).
+    #[must_use]
+    pub const fn needed_by_followers(self, byte: u64) -> Self {
+        Self { needed_from: byte, ..self }
+    }
+
+    /// Up to which byte all may go, but for what a far follower is about to read. 0 where nothing is known to be behind
+    /// the writer, and under a budget, which counts what is resident: who knows places alone gives it as slack.
+    pub fn limit(&self) -> u64 {
+        if self.budget.is_some() { 0 } else { self.clean_limit().min(self.needed_from) }
+    }
+
+    /// Up to which byte all is to be clean, whether it goes or a follower has yet to read it.
+    pub fn clean_limit(&self) -> u64 {
+        match self.reserve {
+            Reserve::Nothing => u64::MAX,
+            Reserve::Everything => 0,
+            Reserve::From { from, .. } => from,
+            Reserve::Window(start) => start,
+            Reserve::Ranges(ranges) => ranges.iter().map(|range| range.start).min().unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Up to which byte the writer has certainly left the file: writing that to the disk is not in vain.
+    pub fn left_by_writer(&self) -> u64 {
+        match self.reserve {
+            Reserve::From { tail, .. } => tail,
+            Reserve::Nothing | Reserve::Everything | Reserve::Window(_) | Reserve::Ranges(_) => {
+                self.clean_limit()
             }
         }
     }
 
-    fn keeps(&self, range: &Range<u64>) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::Everything => true,
-            Self::Known { from, .. } => range.end > *from,
-            Self::Window(start) => overlap(range, &(*start..start.saturating_add(WINDOW))),
-            Self::Inferred { ranges, .. } => ranges.iter().any(|kept| overlap(range, kept)),
+    /// Whether the window stays for the writer's sake.
+    pub fn is_writers(&self, window: &Range<u64>) -> bool {
+        match self.reserve {
+            Reserve::Nothing => false,
+            Reserve::Everything => true,
+            Reserve::From { from, .. } => window.end > from,
+            Reserve::Window(start) => overlap(window, &(start..start.saturating_add(WINDOW))),
+            Reserve::Ranges(ranges) => ranges.iter().any(|kept| overlap(window, kept)),
         }
     }
 
-    /// Whether the writer has certainly gone on from this window, though it is kept.
-    fn is_behind_tail(&self, range: &Range<u64>) -> bool {
-        match self {
-            Self::Known { tail, .. } => range.end <= *tail,
-            Self::Nothing | Self::Everything | Self::Window(_) | Self::Inferred { .. } => false,
-        }
-    }
-
-    /// Whether the writer is thought to have gone on from this window.
-    fn is_left_behind(&self, range: &Range<u64>) -> bool {
-        match self {
-            Self::Inferred { tail, .. } => tail.left_behind(range.start),
-            Self::Nothing | Self::Everything | Self::Known { .. } | Self::Window(_) => false,
+    /// What may become of a window: aligned, or up to the end of the file. `newer` is, for a budget, what the log has
+    /// resident in this window and all newer ones, in bytes.
+    pub fn verdict(&self, window: &Range<u64>, newer: u64) -> Verdict {
+        let needed = window.end > self.needed_from;
+        if self.is_writers(window) {
+            let left = match self.reserve {
+                Reserve::From { tail, .. } => window.end <= tail,
+                Reserve::Nothing | Reserve::Everything | Reserve::Window(_) | Reserve::Ranges(_) => false,
+            };
+            if needed && left { Verdict::Flush } else { Verdict::Stay }
+        } else if self.budget.is_some_and(|bytes| newer <= bytes) {
+            Verdict::Stay
+        } else if needed || self.followers.is_read_next(self.sequence, self.near_files, window) {
+            Verdict::Flush
+        } else {
+            Verdict::Release
         }
     }
 }
@@ -155,65 +276,49 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The allowance of one file in one step.
-#[derive(Debug)]
-pub(crate) struct Allowance<'a> {
-    reserve: Reserve<'a>,
-    /// Near followers have yet to read from here on.
-    needed_from: u64,
-    /// Far followers read here now.
-    being_read: Vec<Range<u64>>,
-    /// Bytes that may stay, for a budget.
-    budget: Option<u64>,
-}
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
 
-impl<'a> Allowance<'a> {
-    pub(crate) fn of(file: &FileFacts, log: Option<&FollowedLog>, tail: Option<&'a TailInference>) -> Self {
-        let mut allowance =
-            Self { reserve: Reserve::Nothing, needed_from: u64::MAX, being_read: Vec::new(), budget: None };
-        match file.rule {
-            Rule::Keep => allowance.reserve = Reserve::Everything,
-            Rule::Direct => {}
-            Rule::ReleaseOnRotation => {
-                if file.writer.is_some() {
-                    allowance.reserve = Reserve::Everything;
-                }
-            }
-            Rule::ReleaseBehindWriter { slack } => {
-                allowance.reserve = Reserve::behind_writer(file, slack, tail)
-            }
-            Rule::ReleaseBehindFollowers { near_files, slack } => {
-                allowance.reserve = Reserve::behind_writer(file, slack, tail);
-                if let Some(log) = log {
-                    allowance.needed_from = log.needed_from(file.sequence, near_files);
-                    allowance.being_read = log.being_read(file.sequence, near_files);
-                }
-            }
-            Rule::Budget { bytes } => {
-                allowance.budget = Some(bytes);
-                allowance.reserve = match Reserve::behind_writer(file, 0, tail) {
-                    Reserve::Known { tail, .. } => Reserve::Window(tail),
-                    other => other,
-                };
-            }
-        }
-        allowance
+    const W: u64 = WINDOW;
+
+    #[test]
+    fn near_followers_hold_what_they_have_yet_to_read() {
+        assert!(is_near(12, 10, 2) && !is_near(12, 9, 2) && is_near(3, 5, 0));
+        let places = |places: &'static [(u64, u64)]| places.iter().copied();
+        assert_eq!(needed_from(7, places(&[])), u64::MAX);
+        assert_eq!(needed_from(7, places(&[(8, 0)])), u64::MAX);
+        assert_eq!(needed_from(7, places(&[(7, 3 * W + 5), (8, 1)])), 3 * W);
+        assert_eq!(needed_from(7, places(&[(7, 5 * W), (6, 9 * W)])), 0);
     }
 
-    /// What the rule wants of a window. `newer` is, for a budget, what the log has resident in this window and
-    /// all newer ones.
-    pub(crate) fn verdict(&self, window: &ResidentWindow, newer: u64) -> Verdict {
-        let range = &window.range;
-        let needed = range.end > self.needed_from;
-        if self.reserve.keeps(range) {
-            let flush = (needed && self.reserve.is_behind_tail(range)) || self.reserve.is_left_behind(range);
-            if flush { Verdict::Flush } else { Verdict::Stay }
-        } else if self.budget.is_some_and(|bytes| newer <= bytes) {
-            Verdict::Stay
-        } else if needed || self.being_read.iter().any(|read| overlap(range, read)) {
-            Verdict::Flush
-        } else {
-            Verdict::Release
+    #[test]
+    fn limits_are_those_of_the_windows() {
+        let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 2 * W };
+        let all = [Follower { sequence: 7, offset: Some(5 * W + 9), moved: true }];
+        let writer = Allowance::new(rule, Writer::At(20 * W), 20 * W);
+        assert_eq!((writer.limit(), writer.clean_limit(), writer.left_by_writer()), (18 * W, 18 * W, 20 * W));
+        let near = writer.followed(rule, 7, Followers { writer: 7, all: &all });
+        assert_eq!((near.limit(), near.clean_limit()), (5 * W, 18 * W));
+        assert_eq!(
+            near,
+            writer.needed_by_followers(5 * W).followed(rule, 7, Followers { writer: 7, all: &all })
+        );
+        for at in 0..20 {
+            let window = at * W..(at + 1) * W;
+            let expected = match at {
+                0..5 => Verdict::Release,
+                // What the follower waits for is written out, the slack of the writer's included.
+                _ => Verdict::Flush,
+            };
+            assert_eq!(near.verdict(&window, 0), expected, "{at}");
         }
+        // Far, and moving: what it reads next stays.
+        let left = Allowance::new(rule, Writer::Elsewhere, 20 * W);
+        let far = left.followed(rule, 7, Followers { writer: 9, all: &all });
+        assert_eq!((far.limit(), far.clean_limit()), (u64::MAX, u64::MAX));
+        assert_eq!(far.verdict(&(4 * W..5 * W), 0), Verdict::Release);
+        assert_eq!(far.verdict(&(5 * W..6 * W), 0), Verdict::Flush);
+        assert_eq!(far.verdict(&(10 * W..11 * W), 0), Verdict::Release);
     }
 }

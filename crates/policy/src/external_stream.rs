@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::allowance::align_down;
 use crate::{READ_AHEAD, WINDOW};
 
 /// Ranges that are remembered of a file; more are told together with what lies between them.
@@ -96,7 +97,7 @@ impl ExternalStream {
     /// A stream that was met at byte `position`. Nothing is known of what was resident before it came, but for `own`: where nothing
     /// was.
     pub fn met(position: u64, own: Option<Range<u64>>) -> Self {
-        let seen = own.filter(|own| !own.is_empty()).unwrap_or(floor(position)..floor(position));
+        let seen = own.filter(|own| !own.is_empty()).unwrap_or(align_down(position)..align_down(position));
         let done = seen.start.next_multiple_of(WINDOW);
         Self {
             seen,
@@ -112,7 +113,7 @@ impl ExternalStream {
 
     /// A reader is at byte `position` now. Where it has been before is met anew: others may have come there since.
     pub fn reads_at(&mut self, position: u64) {
-        if floor(position) < self.done {
+        if align_down(position) < self.done {
             *self = Self::met(position, None);
         }
     }
@@ -196,7 +197,7 @@ impl ExternalStream {
     /// What is to be done at this tick.
     pub fn step(&mut self, facts: &Sample) -> Acts {
         let position = match &facts.position {
-            StreamPosition::At(position) => floor(*position).min(floor(self.seen.end)),
+            StreamPosition::At(position) => align_down(*position).min(align_down(self.seen.end)),
             StreamPosition::Unknown(filled) => return self.step_by_windows(filled),
         };
         self.somewhere = false;
@@ -330,13 +331,9 @@ pub fn all_fetched(read: u64, fetched: u64, ahead: u64) -> bool {
     fetched.saturating_sub(ahead) + OTHER_READS >= read
 }
 
-fn floor(position: u64) -> u64 {
-    position / WINDOW * WINDOW
-}
-
 /// The end of a gap: whole windows, but for the previous of the range.
 fn floor_or(position: u64, end: u64) -> u64 {
-    if position == end { end } else { floor(position) }
+    if position == end { end } else { align_down(position) }
 }
 
 /// The ranges, with gaps of less than `least` bytes closed.

@@ -9,6 +9,8 @@
 
 use std::ops::Range;
 
+use crate::allowance::Verdict;
+
 /// A window as this crate works with it: inside the file, start aligned to [`crate::WINDOW`], end aligned to it
 /// or at the end of the file, some pages resident. All in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,17 +18,6 @@ pub(crate) struct ResidentWindow {
     pub(crate) range: Range<u64>,
     pub(crate) resident: u64,
     pub(crate) unwritten: u64,
-}
-
-/// What a rule wants of a window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Leave it alone.
-    Stay,
-    /// Its pages stay, but dirty ones are not to pile up.
-    Flush,
-    /// Its pages are of no more use.
-    Release,
 }
 
 /// What was done, or is to be done, to a window.

@@ -1,24 +1,40 @@
-//! The rules of pagekeeper, alone: given facts about files, writers and followers, which ranges to flush,
-//! release, keep or warn about.
+//! The rules of pagekeeper, alone: given facts about files, writers and followers, which ranges to write back, release, keep or
+//! warn about. No I/O, no clock, no threads: plain data in, plain data out.
 //!
-//! No I/O, no clock, no threads: plain data in, plain data out. The same function serves the guard, which
-//! observes positions from outside, and an engine's own logs, which know them exactly. [`write_behind`], [`log`] and [`stream`] allocate
-//! nothing and need no standard library, for the library that is preloaded into other programs.
+//! *Logs* have one rule in two halves. [`allowance`] says what may go, by the places of a log's writer and followers. The exact half is
+//! for those that know the places: an engine's own logs ([`exact`]), and a process whose writes are seen one by one ([`log`], which finds
+//! the writer's place in them). The inferring half is [`step()`], for an observer: it has windows with their resident and dirty bytes, finds a
+//! writer's place by its traces where none is shown, and remembers what it did, since windows may resist or fill again.
+//!
+//! *Bulk output* ([`write_behind`]) is another question: not what may go, but how far a writer may run ahead of its disk. It shares the form of
+//! what is due ([`exact::Due`]) with the exact half, and no more.
+//!
+//! *Streams* ask which pages a program brought in, and may give back. [`stream`] sees each read before it is made: it samples residency just
+//! ahead of the reader, page by page, in fixed memory, and knows for sure. [`external_stream`] sees a position now and then, or
+//! none: it keeps extents of what was resident before, explains what came since by what the process is charged with, and has its
+//! releases confirmed. They share the promises (what was resident before the stream came near stays, the reader's own window stays, what
+//! resisted is tried once more) and the arithmetic of windows. Their memories are not one: per-page bits cost an observer of hundreds
+//! of files too much, and growing lists can't be kept in a signal handler.
+//!
+//! What has no `std` in its conditions below allocates nothing and needs no standard library, for the library that is preloaded into other
+//! programs.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 
 #[cfg(feature = "std")]
 mod act;
-#[cfg(feature = "std")]
-mod allowance;
+pub mod allowance;
 #[cfg(feature = "std")]
 mod disk;
+pub mod exact;
 #[cfg(all(test, feature = "std"))]
 mod examples;
 #[cfg(feature = "std")]
 pub mod external_stream;
 #[cfg(feature = "std")]
 mod facts;
+#[cfg(feature = "std")]
+mod followed;
 #[cfg(feature = "std")]
 mod history;
 pub mod log;

@@ -1,13 +1,13 @@
-//! Logs: how far behind its writer, and behind who reads it, a log is given back.
+//! Logs, as the process sees them that writes them: from the writes alone, where the writer is and what it wrote in order. That
+//! known, the exact rule is for it: what may go is [`crate::allowance`]'s to say.
 //!
-//! Invariants:
-//! 1. The window that holds the writer's end stays, and so does all from `slack` before it on.
-//! 2. Nothing at or above the lowest near follower's place in the log goes.
-//! 3. A file whose writer overwrites parts of pages is kept: each released page would be read again before it is written.
+//! Invariants: nothing is due that the writer did not write in order, or that others may have had there before; a file whose writer
+//! overwrites parts of pages is kept: each released page would be read again before it is written.
 
 use core::ops::Range;
 
 use crate::WINDOW;
+use crate::allowance::align_down;
 
 /// The unit of what is written at once, in bytes: the smallest page.
 const PAGE: u64 = 4096;
@@ -18,38 +18,6 @@ const PARTS: u8 = 8;
 const HEADER: u64 = 64 << 10;
 /// Bytes before its end that a run's writer may write again: a block that was not full.
 const AGAIN: u64 = 64 << 10;
-
-/// The last multiple of [`WINDOW`] at or below `offset`.
-pub const fn align_down(offset: u64) -> u64 {
-    offset - offset % WINDOW
-}
-
-/// Up to which byte a log goes, for the sake of its writer alone: it has written up to `end`, and `slack` bytes before that stay.
-///
-/// ```
-/// use pagekeeper_policy::{WINDOW, log::behind_writer};
-///
-/// assert_eq!(behind_writer(3 * WINDOW + 1, 0), 3 * WINDOW);
-/// assert_eq!(behind_writer(3 * WINDOW + 1, 2), 2 * WINDOW);
-/// ```
-pub const fn behind_writer(end: u64, slack: u64) -> u64 {
-    align_down(end.saturating_sub(slack))
-}
-
-/// Whether a follower in the file `follower` is near the writer in the file `writer`: at most so many files behind.
-pub const fn is_near(writer: u64, follower: u64, near_files: u64) -> bool {
-    writer.saturating_sub(follower) <= near_files
-}
-
-/// From which byte on near followers have yet to read the file of that sequence; `u64::MAX` if they have read it all. `places` has
-/// for each the sequence of its file, and its offset there.
-pub fn needed_from(sequence: u64, places: impl Iterator<Item = (u64, u64)>) -> u64 {
-    match places.min() {
-        Some((lowest, offset)) if lowest == sequence => align_down(offset),
-        Some((lowest, _)) if lowest < sequence => 0,
-        _ => u64::MAX,
-    }
-}
 
 /// What a writer has written of one file of a log, as far as it was in order: the run that it is in now.
 ///
@@ -175,7 +143,7 @@ impl Run {
         }
     }
 
-    /// What of the run is to go, if its pages up to `limit` may ([`behind_writer`], [`needed_from`]): at least a window that has not
+    /// What of the run is to go, if its pages up to `limit` may ([`crate::allowance::Allowance::limit`]): at least a window that has not
     /// gone yet, and the one before it again. [`Run::release`] says that it went.
     pub fn due(&self, limit: u64) -> Option<Range<u64>> {
         let limit = align_down(limit.min(self.end));
@@ -211,6 +179,7 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allowance::behind_writer;
 
     const W: u64 = WINDOW;
 
@@ -298,16 +267,6 @@ mod tests {
             run.wrote(at..at + 8192);
         }
         assert_eq!(run.due(u64::MAX), Some(W..8 * W));
-    }
-
-    #[test]
-    fn near_followers_hold_what_they_have_yet_to_read() {
-        assert!(is_near(12, 10, 2) && !is_near(12, 9, 2) && is_near(3, 5, 0));
-        let places = |places: &'static [(u64, u64)]| places.iter().copied();
-        assert_eq!(needed_from(7, places(&[])), u64::MAX);
-        assert_eq!(needed_from(7, places(&[(8, 0)])), u64::MAX);
-        assert_eq!(needed_from(7, places(&[(7, 3 * W + 5), (8, 1)])), 3 * W);
-        assert_eq!(needed_from(7, places(&[(7, 5 * W), (6, 9 * W)])), 0);
     }
 
     #[test]

@@ -16,10 +16,11 @@
 use std::collections::BTreeMap;
 use std::mem;
 
-use crate::allowance::{Allowance, FollowedLog};
-use crate::history::{Action, History, ResidentWindow, Verdict, decide};
-use crate::log::align_down;
+use crate::allowance::{Allowance, Verdict, Writer, align_down};
+use crate::followed::FollowedLog;
+use crate::history::{Action, History, ResidentWindow, decide};
 use crate::state::{FileHistory, FollowerPosition, StepState};
+use crate::tail_inference::TailInference;
 use crate::{Act, Facts, FileFacts, LogId, Position, Rule, WINDOW, Warning};
 
 /// Decides what to do now.
@@ -157,7 +158,17 @@ fn step_file(
     if let Some(tail) = &mut tail {
         tail.observe(&windows, &known.history, file, retry);
     }
-    let verdicts = verdicts(&Allowance::of(file, log, tail.as_ref()), &windows, newer);
+    let traces = tail.as_ref().and_then(|tail| tail.protected(slack(file.rule), file.size));
+    let writer = match file.writer {
+        None => Writer::Elsewhere,
+        Some(Position::At(offset)) => Writer::At(offset),
+        Some(Position::Unknown) => traces.as_deref().map_or(Writer::Somewhere, Writer::Within),
+    };
+    let mut allowance = Allowance::new(file.rule, writer, file.size);
+    if let Some(log) = log {
+        allowance = allowance.followed(file.rule, file.sequence, log.followers());
+    }
+    let verdicts = verdicts(&allowance, tail.as_ref(), &windows, newer);
 
     if file.rule == Rule::Direct && !windows.is_empty() && known.warn_once(Warning::DirectButResident) {
         acts.push(Act::Warn { file: file.id, warning: Warning::DirectButResident });
@@ -187,11 +198,31 @@ fn step_file(
     known.tail = tail;
 }
 
-fn verdicts(limit: &Allowance<'_>, windows: &[ResidentWindow], mut newer: u64) -> Vec<Verdict> {
+/// Bytes behind the writer that a rule keeps for it.
+fn slack(rule: Rule) -> u64 {
+    match rule {
+        Rule::ReleaseBehindWriter { slack } | Rule::ReleaseBehindFollowers { slack, .. } => slack,
+        Rule::Keep | Rule::ReleaseOnRotation | Rule::Budget { .. } | Rule::Direct => 0,
+    }
+}
+
+fn verdicts(
+    allowance: &Allowance<'_>,
+    tail: Option<&TailInference>,
+    windows: &[ResidentWindow],
+    mut newer: u64,
+) -> Vec<Verdict> {
     let mut verdicts = vec![Verdict::Stay; windows.len()];
     for (window, verdict) in windows.iter().zip(&mut verdicts).rev() {
         newer = newer.saturating_add(window.resident);
-        *verdict = limit.verdict(window, newer);
+        *verdict = allowance.verdict(&window.range, newer);
+        // Kept in case the writer is there, but it shows itself elsewhere.
+        if *verdict == Verdict::Stay
+            && allowance.is_writers(&window.range)
+            && tail.is_some_and(|tail| tail.left_behind(window.range.start))
+        {
+            *verdict = Verdict::Flush;
+        }
     }
     verdicts
 }

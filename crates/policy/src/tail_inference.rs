@@ -42,8 +42,8 @@
 
 use std::ops::Range;
 
+use crate::allowance::align_down;
 use crate::history::{History, ResidentWindow};
-use crate::log::align_down;
 use crate::{FileFacts, Rewrite, WINDOW};
 
 /// Steps with fresh windows elsewhere after which a window that is not hot is no longer taken for the tail.

@@ -12,6 +12,7 @@
 use core::ops::Range;
 
 use crate::WINDOW;
+use crate::exact::Due;
 
 /// Runs that are kept in mind besides the one that is written.
 const OLD: usize = 4;
@@ -85,24 +86,6 @@ impl Lead {
         .min(max)
         .max(LEAD_MIN);
         self.waited_at = if had_to { now } else { 0 };
-    }
-}
-
-/// What is to be done now, in this order.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Due {
-    /// Begin to write these.
-    pub start: Option<Range<u64>>,
-    /// Wait until these are written.
-    pub wait: Option<Range<u64>>,
-    /// Then drop their pages.
-    pub release: Option<Range<u64>>,
-}
-
-impl Due {
-    /// Whether there is nothing to do.
-    pub fn is_none(&self) -> bool {
-        self.start.is_none() && self.wait.is_none() && self.release.is_none()
     }
 }
 

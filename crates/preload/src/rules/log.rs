@@ -9,7 +9,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
-use pagekeeper_policy::log::{Run, behind_writer, is_near, needed_from};
+use pagekeeper_policy::allowance::{Allowance, Writer, is_near, needed_from};
+use pagekeeper_policy::log::Run;
 use pagekeeper_policy::{DEFAULT_SLACK, Rewrite, Rule, WINDOW};
 
 use crate::counters::Count;
@@ -174,13 +175,16 @@ impl Log {
         }
     }
 
-    /// Has go what may, up to `limit`, and near readers let.
-    fn let_go(&mut self, slot: &Slot, fd: c_int, limit: u64, is_written: bool) {
-        let Some(due) = self.run.due(limit) else {
+    /// Releases what may go, `slack` bytes behind the writer and as far as near readers have read.
+    fn release(&mut self, slot: &Slot, fd: c_int, slack: u64, is_written: bool) {
+        let rule = Rule::ReleaseBehindWriter { slack };
+        let allowance = Allowance::new(rule, Writer::At(self.run.end()), u64::MAX);
+        let Some(due) = self.run.due(allowance.limit()) else {
             return;
         };
-        let needed = self.needed(slot);
-        let Some(range) = (if needed < due.end { self.run.due(needed) } else { Some(due) }) else {
+        // Readers are asked for only where there is something to release.
+        let limit = allowance.needed_by_followers(self.needed(slot)).limit();
+        let Some(range) = (if limit < due.end { self.run.due(limit) } else { Some(due) }) else {
             return;
         };
         let end = range.end;
@@ -350,10 +354,10 @@ pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
         let end = log.run.end();
         if log.syncs {
             log.synced = true;
-            log.let_go(slot, fd, behind_writer(end, log.rule.slack), true);
+            log.release(slot, fd, log.rule.slack, true);
         } else if end >= log.look_at && log.rule.is_named {
             log.look_at = end.saturating_add(WINDOW);
-            log.let_go(slot, fd, behind_writer(end, log.rule.slack.max(TRAIL)), false);
+            log.release(slot, fd, log.rule.slack.max(TRAIL), false);
         }
     });
 }
@@ -386,7 +390,7 @@ pub fn after_sync(slot: &Slot, fd: c_int) {
         log.synced = true;
         let end = log.run.end();
         log.look_at = end.saturating_add(TRAIL);
-        log.let_go(slot, fd, behind_writer(end, log.rule.slack), true);
+        log.release(slot, fd, log.rule.slack, true);
     });
 }
 

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
-use pagekeeper_policy::log::align_down;
+use pagekeeper_policy::allowance::align_down;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
 use super::reader::{STALE, Sight};

@@ -13,7 +13,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::c_int;
-use pagekeeper_policy::write_behind::{Due, Lead, Pace, WriteBehind};
+use pagekeeper_policy::exact::Due;
+use pagekeeper_policy::write_behind::{Lead, Pace, WriteBehind};
 
 use super::reader::inside;
 use crate::counters::Count;

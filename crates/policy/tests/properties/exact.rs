@@ -1,0 +1,233 @@
+//! The exact rule: it says what the inferring one says of the same log, and by itself keeps what that keeps.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use pagekeeper_policy::allowance::{Allowance, Follower, Followers, Writer, is_near};
+use pagekeeper_policy::exact::{Watermarks, due, releases};
+use pagekeeper_policy::{
+    Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, READ_AHEAD,
+    Rewrite, Rule, StepState, WINDOW, Window, step,
+};
+use proptest::prelude::*;
+
+use crate::model::{MIB, config};
+
+/// A log that knows its places: sizes of its files, the oldest first, and where its readers are.
+#[derive(Debug, Clone)]
+struct Log {
+    rule: Rule,
+    sizes: Vec<u64>,
+    /// Whether the last file is written, at its end.
+    is_written: bool,
+    followers: Vec<Follower>,
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    prop_oneof![
+        1 => Just(Rule::Keep),
+        1 => Just(Rule::Direct),
+        1 => Just(Rule::ReleaseOnRotation),
+        4 => (0..5 * MIB).prop_map(|slack| Rule::ReleaseBehindWriter { slack }),
+        8 => (0..4_u64, 0..5 * MIB)
+            .prop_map(|(near_files, slack)| Rule::ReleaseBehindFollowers { near_files, slack }),
+    ]
+}
+
+fn log() -> impl Strategy<Value = Log> {
+    let follower = (0..8_u64, prop::option::weighted(0.9, 0..30 * MIB), any::<bool>())
+        .prop_map(|(sequence, offset, moved)| Follower { sequence, offset, moved });
+    let sizes = prop::collection::vec(prop_oneof![0..30 * MIB, (0..15_u64).prop_map(|at| at * WINDOW)], 1..6);
+    (rule(), sizes, any::<bool>(), prop::collection::vec(follower, 0..4))
+        .prop_map(|(rule, sizes, is_written, followers)| Log { rule, sizes, is_written, followers })
+}
+
+fn windows(size: u64) -> impl Iterator<Item = Range<u64>> {
+    (0..size.div_ceil(WINDOW)).map(move |at| at * WINDOW..size.min((at + 1) * WINDOW))
+}
+
+impl Log {
+    fn files(&self) -> impl Iterator<Item = (u64, u64, Option<u64>)> {
+        let last = self.sizes.len() - 1;
+        self.sizes
+            .iter()
+            .enumerate()
+            .map(move |(at, &size)| (at as u64 + 1, size, (at == last && self.is_written).then_some(size)))
+    }
+
+    fn newest(&self) -> u64 {
+        self.sizes.len() as u64
+    }
+
+    fn allowance(&self, sequence: u64, size: u64, writer: Option<u64>) -> Allowance<'_> {
+        let followers = Followers { writer: self.newest(), all: &self.followers };
+        let writer = writer.map_or(Writer::Elsewhere, Writer::At);
+        Allowance::new(self.rule, writer, size).followed(self.rule, sequence, followers)
+    }
+
+    /// What the exact rule releases of windows that are all written and clean.
+    fn released(&self) -> Vec<(u64, Range<u64>)> {
+        self.files()
+            .flat_map(|(sequence, size, writer)| {
+                let allowance = self.allowance(sequence, size, writer);
+                let marks = Watermarks { written: size, started: size, clean: size };
+                let due = due(&allowance, marks, windows(size));
+                assert_eq!((due.start, due.wait), (None, None));
+                due.release.map(move |range| (sequence, range)).collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    /// The same log, as it is observed: all windows resident and clean.
+    fn facts(&self) -> Facts {
+        let log = LogId(1);
+        let clean = |range: Range<u64>| {
+            let resident = range.end - range.start;
+            Window { start: range.start, end: range.end, resident, unwritten: 0 }
+        };
+        let files = self.files().map(|(sequence, size, writer)| FileFacts {
+            id: FileId(sequence),
+            log,
+            sequence,
+            class: FileClass::Binlog,
+            rule: self.rule,
+            rewrite: Rewrite::Never,
+            size,
+            writer: writer.map(Position::At),
+            windows: windows(size).map(clean).collect(),
+        });
+        let followers = self.followers.iter().zip(0..).map(|(follower, id)| FollowerFacts {
+            id: FollowerId(id),
+            log,
+            sequence: follower.sequence,
+            position: follower.offset.map_or(Position::Unknown, Position::At),
+        });
+        Facts { files: files.collect(), followers: followers.collect(), retry: 0 }
+    }
+
+    /// What a step makes of it, in which the followers are known to have moved or not.
+    fn observed(&self) -> Vec<(u64, Range<u64>)> {
+        let facts = self.facts();
+        let mut before = Facts { files: Vec::new(), ..facts.clone() };
+        before.followers.retain(|seen| usize::try_from(seen.id.0).is_ok_and(|at| !self.followers[at].moved));
+        let mut state = StepState::default();
+        step(&mut state, &before);
+        let released = step(&mut state, &facts).into_iter().filter_map(|act| match act {
+            Act::Release { file, range } => Some((file.0, range)),
+            Act::StartWriteback { .. } | Act::Warn { .. } => None,
+        });
+        released.collect()
+    }
+}
+
+/// One file that is written, synced now and then, and released by what is due of it.
+#[derive(Debug, Clone)]
+enum Op {
+    Write(u64),
+    Sync,
+    Follow(u64),
+    Step,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (1..7 * MIB).prop_map(Op::Write),
+        1 => Just(Op::Sync),
+        2 => (0..9 * MIB).prop_map(Op::Follow),
+        4 => Just(Op::Step),
+    ]
+}
+
+proptest! {
+    #![proptest_config(config(16))]
+
+    #[test]
+    fn it_agrees_with_the_inferring_rule(log in log()) {
+        prop_assert_eq!(log.released(), log.observed());
+    }
+
+    #[test]
+    fn its_limit_is_what_its_windows_say(log in log()) {
+        for (sequence, size, writer) in log.files() {
+            let allowance = log.allowance(sequence, size, writer);
+            let far_reads = |window: &Range<u64>| log.followers.iter().any(|follower| {
+                follower.sequence == sequence && follower.moved
+                    && follower.offset.is_some_and(|at| window.start < at + READ_AHEAD && at / WINDOW * WINDOW < window.end)
+            });
+            let all: Vec<_> = releases(&allowance, windows(size)).collect();
+            for window in windows(size) {
+                let goes = all.iter().any(|range| range.start <= window.start && window.end <= range.end);
+                prop_assert!(!goes || window.end <= allowance.limit(), "{window:?} of {sequence}");
+                prop_assert!(goes || window.end > allowance.limit() || far_reads(&window), "{window:?} of {sequence}");
+            }
+        }
+    }
+
+    #[test]
+    fn near_followers_and_the_writer_keep_their_pages(log in log()) {
+        let (slack, near_files) = match log.rule {
+            Rule::ReleaseBehindWriter { slack } => (slack, None),
+            Rule::ReleaseBehindFollowers { near_files, slack } => (slack, Some(near_files)),
+            Rule::Keep | Rule::ReleaseOnRotation | Rule::Direct | Rule::Budget { .. } => return Ok(()),
+        };
+        let released: BTreeMap<(u64, u64), u64> =
+            log.released().into_iter().map(|(sequence, range)| ((sequence, range.start), range.end)).collect();
+        for ((sequence, start), end) in released {
+            if sequence == log.newest() && log.is_written {
+                let at = log.sizes.last().unwrap();
+                prop_assert!(end <= at.saturating_sub(slack) / WINDOW * WINDOW);
+            }
+            for follower in &log.followers {
+                let is_near = near_files.is_some_and(|near| is_near(log.newest(), follower.sequence, near));
+                let next = (follower.sequence, follower.offset.unwrap_or(0));
+                prop_assert!(!is_near || (sequence, end - 1) < next, "{start}..{end} of {sequence}, {follower:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_released_is_clean_and_the_same_again_is_nothing(
+        slack in 0..5 * MIB,
+        ops in prop::collection::vec(op(), 1..60),
+    ) {
+        let rule = Rule::ReleaseBehindFollowers { near_files: 0, slack };
+        let mut marks = Watermarks { written: 0, started: 0, clean: 0 };
+        let (mut there, mut read): (Vec<Range<u64>>, Option<u64>) = (Vec::new(), None);
+        for op in ops {
+            match op {
+                Op::Write(bytes) => {
+                    let last = marks.written / WINDOW * WINDOW;
+                    there.retain(|window| window.start < last);
+                    marks.written += bytes;
+                    there.extend(windows(marks.written).filter(|window| window.start >= last));
+                }
+                Op::Sync => (marks.started, marks.clean) = (marks.written, marks.written),
+                Op::Follow(bytes) => read = Some(marks.written.min(read.unwrap_or(0) + bytes)),
+                Op::Step => {
+                    let all: Vec<_> =
+                        read.iter().map(|&at| Follower { sequence: 1, offset: Some(at), moved: true }).collect();
+                    let allowance = Allowance::new(rule, Writer::At(marks.written), marks.written)
+                        .followed(rule, 1, Followers { writer: 1, all: &all });
+                    let done = due(&allowance, marks, there.clone().into_iter());
+                    if let Some(range) = &done.start {
+                        prop_assert!(range.start <= marks.started && marks.started < range.end);
+                        marks.started = range.end;
+                    }
+                    if let Some(range) = &done.wait {
+                        prop_assert!(range.start <= marks.clean && range.end <= marks.started, "{range:?}, {marks:?}");
+                        marks.clean = range.end;
+                    }
+                    for range in done.release {
+                        prop_assert!(range.end <= marks.clean, "{range:?} is dirty, {marks:?}");
+                        there.retain(|window| !(range.start <= window.start && window.end <= range.end));
+                    }
+                    let goes = (marks.written.saturating_sub(slack)).min(read.unwrap_or(u64::MAX)) / WINDOW * WINDOW;
+                    prop_assert!(there.iter().all(|window| window.end > goes), "{there:?} left, all to {goes} may go");
+                    prop_assert!(marks.written - marks.clean < slack + 2 * WINDOW, "{marks:?}");
+                    let again = due(&allowance, marks, there.iter().cloned());
+                    prop_assert_eq!((again.start, again.wait, again.release.count()), (None, None, 0));
+                }
+            }
+        }
+    }
+}
