@@ -1,7 +1,7 @@
-//! Which pages of the log may be resident, and their release, as [`pagekeeper_policy::step`] says.
+//! Which pages of the log may be resident, and their release, by the exact rule of `pagekeeper-policy`.
 //!
-//! The rule is `ReleaseBehindFollowers`, and all positions are exact. Facts are built from what was written and read, by windows
-//! of 2 MiB; no page is asked for before it was released. What a release leaves (a page that is mapped, or locked by read-ahead) stays on
+//! The rule is `ReleaseBehindFollowers`. Windows of 2 MiB that were written or read are remembered until they are released; the
+//! kernel is not asked about a page before that. What a release leaves (a page that is mapped, or locked by read-ahead) stays on
 //! the list, and is tried again later.
 //!
 //! It is called by whoever has just made something releasable: the writer whose records begin a new window or segment, after its
@@ -13,22 +13,21 @@
 //!    more than the slack behind the writer, whether its pages are released then or a follower needs them: no more than the
 //!    slack and [`UNWRITTEN`] stay dirty.
 //! 2. Errors of writeback end the log. They are seen through a descriptor of the releaser's own, so that a sync by
-//!    the writer's still tells them, too.
+//!    the writer's still reports them, too.
 //! 3. That advice is refused is no error: it costs memory, never data.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use pagekeeper_io::{Error as IoError, IoFile};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
-use pagekeeper_policy::{
-    Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position as At, READ_AHEAD,
-    Rewrite, Rule, StepState as PolicyState, WINDOW, Window, step,
-};
+use pagekeeper_policy::allowance::{Allowance, Follower, Followers, Writer};
+use pagekeeper_policy::exact::{Due, Watermarks, due};
+use pagekeeper_policy::{READ_AHEAD, Rule, WINDOW};
 
-use super::position::Position;
+use super::Position;
 
 /// Bytes beside the slack that a writer may be ahead of writeback while another thread waits for it.
 const UNWRITTEN: u64 = 4 * WINDOW;
@@ -36,7 +35,7 @@ const UNWRITTEN: u64 = 4 * WINDOW;
 /// After so many passes, what resisted is tried again.
 const RETRY: u64 = 16;
 
-/// Rounds that one thread does for others before it goes back to its own work.
+/// Passes that one thread does for others before it goes back to its own work.
 const MAX_PASSES: usize = 4;
 
 const PAGE: u64 = 4096;
@@ -44,8 +43,8 @@ const PAGE: u64 = 4096;
 /// The pages of one segment.
 struct Pages {
     file: Arc<dyn IoFile>,
-    /// Starts of windows that may have resident pages.
-    windows: BTreeSet<u64>,
+    /// Windows that may have resident pages, by their starts; and when they last resisted a release, if they were not used since.
+    windows: BTreeMap<u64, Option<u64>>,
     size: u64,
     /// Up to here nothing is dirty.
     clean: u64,
@@ -57,9 +56,17 @@ impl Pages {
     fn mark(&mut self, range: &Range<u64>) {
         let mut window = range.start - range.start % WINDOW;
         while window < range.end {
-            self.windows.insert(window);
+            self.windows.insert(window, None);
             window += WINDOW;
         }
+    }
+
+    /// The windows that may have pages, but for those that resisted and are not to be tried again yet.
+    fn windows_to_try(&self, retry: u64) -> impl Iterator<Item = Range<u64>> {
+        let size = self.size;
+        let windows =
+            self.windows.iter().filter(move |(start, resisted)| **start < size && **resisted != Some(retry));
+        windows.map(move |(start, _)| *start..size.min(start + WINDOW))
     }
 }
 
@@ -67,7 +74,8 @@ struct ReleaserState {
     segments: BTreeMap<u64, Pages>,
     /// The segment that is written to.
     writer: Position,
-    policy: PolicyState,
+    /// Where the followers were in the last pass.
+    followers: Vec<(u64, Position)>,
     passes: u64,
     /// Someone is at it.
     busy: bool,
@@ -111,7 +119,7 @@ impl PageReleaser {
         let state = ReleaserState {
             segments: BTreeMap::new(),
             writer,
-            policy: PolicyState::default(),
+            followers: Vec::new(),
             passes: 0,
             busy: false,
             again: false,
@@ -128,11 +136,11 @@ impl PageReleaser {
         let mut state = self.lock();
         let last = state.writer;
         if let Some(pages) = state.segments.get_mut(&last.segment) {
-            (pages.clean, pages.size) = (last.offset, last.offset);
+            (pages.clean, pages.started, pages.size) = (last.offset, last.offset, last.offset);
         }
         state.writer = Position { segment, offset };
-        let pages =
-            Pages { file, windows: BTreeSet::from([0]), size: offset, clean: offset, started: offset };
+        let windows = BTreeMap::from([(0, None)]);
+        let pages = Pages { file, windows, size: offset, clean: offset, started: offset };
         state.segments.insert(segment, pages);
     }
 
@@ -163,7 +171,7 @@ impl PageReleaser {
         let mut state = self.lock();
         let pages = state.segments.entry(segment).or_insert_with(|| Pages {
             file: Arc::clone(file),
-            windows: BTreeSet::new(),
+            windows: BTreeMap::new(),
             size,
             clean: size,
             started: size,
@@ -178,7 +186,7 @@ impl PageReleaser {
         state.segments = state.segments.split_off(&number);
     }
 
-    /// Does what is to be done now. `followers` tells where they are. An error is the log's end.
+    /// Does what is to be done now. `followers` gives where they are. An error is the log's end.
     pub(super) fn run(&self, followers: impl Fn() -> Vec<(u64, Position)>) -> Result<(), IoError> {
         let mut state = self.lock();
         while state.busy {
@@ -192,7 +200,7 @@ impl PageReleaser {
         let mut result = Ok(());
         for _ in 0..MAX_PASSES {
             state.again = false;
-            let actions = self.decide(&mut state, &followers());
+            let actions = self.decide(&mut state, followers());
             drop(state);
             let done: Vec<_> = actions.into_iter().map(PageAction::run).collect();
             state = self.lock();
@@ -219,73 +227,39 @@ impl PageReleaser {
         state.writer.offset.saturating_sub(clean) > self.slack.saturating_add(UNWRITTEN)
     }
 
-    fn decide(&self, state: &mut ReleaserState, followers: &[(u64, Position)]) -> Vec<PageAction> {
+    fn decide(&self, state: &mut ReleaserState, followers: Vec<(u64, Position)>) -> Vec<PageAction> {
         state.passes += 1;
-        let mut actions = Vec::new();
-        let writer = state.writer;
-        if let Some(pages) = state.segments.get_mut(&writer.segment) {
-            let left = writer.offset - writer.offset % WINDOW;
-            if pages.started < left {
-                let range = pages.started - pages.started % PAGE..left;
-                pages.started = left;
-                actions.push(PageAction::new(pages, writer.segment, PageOperation::StartWriteback(range)));
-            }
-            let behind = writer.offset.saturating_sub(self.slack);
-            let behind = behind - behind % WINDOW;
-            if pages.clean < behind {
-                let range = pages.clean - pages.clean % PAGE..behind;
-                actions.push(PageAction::new(pages, writer.segment, PageOperation::WaitForWriteback(range)));
-            }
-        }
-        let facts = self.facts(state, followers);
-        for act in step(&mut state.policy, &facts) {
-            let (FileId(segment), what) = match act {
-                Act::Release { file, range } => (file, PageOperation::Release(range)),
-                Act::StartWriteback { file, range } => (file, PageOperation::StartWriteback(range)),
-                _ => continue,
-            };
-            if let Some(pages) = state.segments.get(&segment) {
-                actions.push(PageAction::new(pages, segment, what));
-            }
+        let retry = state.retry();
+        let rule = Rule::ReleaseBehindFollowers { near_files: self.near_files, slack: self.slack };
+        let all: Vec<Follower> = followers
+            .iter()
+            .map(|seen| Follower {
+                sequence: seen.1.segment,
+                offset: Some(seen.1.offset),
+                moved: !state.followers.contains(seen),
+            })
+            .collect();
+        state.followers = followers;
+        let (place, mut actions) = (state.writer, Vec::new());
+        // The writer's segment first: what is dirty is in that.
+        for (&segment, pages) in state.segments.iter_mut().rev() {
+            let writer = if segment == place.segment { Writer::At(place.offset) } else { Writer::Elsewhere };
+            let followers = Followers { writer: place.segment, all: &all };
+            let allowance = Allowance::new(rule, writer, pages.size).followed(rule, segment, followers);
+            let size = pages.size;
+            let marks = Watermarks { written: size, started: pages.started, clean: pages.clean };
+            let Due { start, wait, release } = due(&allowance, marks, pages.windows_to_try(retry));
+            let started = start.as_ref().map_or(pages.started, |range| range.end);
+            let mut add = |what| actions.push(PageAction::new(pages, segment, what));
+            start.map(PageOperation::StartWriteback).into_iter().for_each(&mut add);
+            wait.map(PageOperation::WaitForWriteback).into_iter().for_each(&mut add);
+            release.map(PageOperation::Release).for_each(add);
+            pages.started = started;
         }
         actions
     }
 
-    fn facts(&self, state: &ReleaserState, followers: &[(u64, Position)]) -> Facts {
-        let log = LogId(0);
-        let rule = Rule::ReleaseBehindFollowers { near_files: self.near_files, slack: self.slack };
-        let window = |pages: &Pages, start: u64| {
-            let end = (start + WINDOW).min(pages.size);
-            // Where writeback was started, the release waits for it.
-            let unwritten = if end > pages.started { end - start } else { 0 };
-            Window { start, end, resident: end - start, unwritten }
-        };
-        let files = state.segments.iter().map(|(&number, pages)| FileFacts {
-            id: FileId(number),
-            log,
-            sequence: number,
-            class: FileClass::Binlog,
-            rule,
-            rewrite: Rewrite::Never,
-            size: pages.size,
-            writer: (number == state.writer.segment).then_some(At::At(state.writer.offset)),
-            windows: pages
-                .windows
-                .iter()
-                .filter(|start| **start < pages.size)
-                .map(|start| window(pages, *start))
-                .collect(),
-        });
-        let followers = followers.iter().map(|&(id, at)| FollowerFacts {
-            id: FollowerId(id),
-            log,
-            sequence: at.segment,
-            position: At::At(at.offset),
-        });
-        Facts { files: files.collect(), followers: followers.collect(), retry: state.passes / RETRY }
-    }
-
-    /// Bytes resident of the log's segments, as far as the kernel tells.
+    /// Bytes resident of the log's segments, as far as the kernel shows.
     pub(super) fn resident(&self) -> Option<u64> {
         let files: Vec<_> = self.lock().segments.values().map(|pages| Arc::clone(&pages.file)).collect();
         let resident = |file: &Arc<dyn IoFile>| Some(file.residency(0..u64::MAX).ok()??.resident);
@@ -294,6 +268,11 @@ impl PageReleaser {
 }
 
 impl ReleaserState {
+    /// What resisted is tried again when this has changed.
+    fn retry(&self) -> u64 {
+        self.passes / RETRY
+    }
+
     fn record(&mut self, done: Completed) {
         match done {
             Completed::Started => {}
@@ -303,9 +282,10 @@ impl ReleaserState {
                 }
             }
             Completed::Released(segment, range, stayed) => {
+                let retry = self.retry();
                 if let Some(pages) = self.segments.get_mut(&segment) {
-                    pages.windows.retain(|start| !range.contains(start));
-                    pages.windows.extend(stayed);
+                    pages.windows.retain(|start, _| !range.contains(start));
+                    pages.windows.extend(stayed.into_iter().map(|start| (start, Some(retry))));
                 }
             }
         }

@@ -81,7 +81,7 @@ fn write(core: &Core) {
 fn wait_for_release(core: &Core) {
     loop {
         let seen = core.events.released.count();
-        if core.unreleased() < release::MOST || is_over(core) {
+        if core.unreleased() < release::MAX_UNRELEASED || is_over(core) {
             return;
         }
         core.events.to_flush.notify_all();
