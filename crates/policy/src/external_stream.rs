@@ -1,10 +1,10 @@
 //! Streams seen from outside: what another process brought into the page cache of one file, and what of it is to be given back.
 //!
-//! The caller looks at the file now and then (a tick). Before the stream gets to a position, [`ExternalStream::saw`] is told which pages are
+//! The caller samples the file now and then (a tick). Before the stream gets to a position, it gives [`ExternalStream::saw`] the pages that are
 //! resident there: those are somebody else's. What is resident behind the stream and was not resident before is the stream's, once:
 //! what is there again after it was released, somebody else brought in.
 //!
-//! Invariants: no page that was resident before the stream came near is ever given back; of what has not been looked at in time
+//! Invariants: no page that was resident before the stream came near is ever given back; of what has not been sampled in time
 //! nothing is known, and it is left alone; the window at the stream's position stays; nothing is given back a second time but pages
 //! that resisted and have stayed since. Memory is bounded: of a file whose resident pages are scattered in too many places, whole
 //! ranges count as somebody else's.
@@ -15,7 +15,7 @@ use std::ops::Range;
 use crate::allowance::align_down;
 use crate::{READ_AHEAD, WINDOW};
 
-/// Ranges that are remembered of a file; more are told together with what lies between them.
+/// Ranges that are remembered of a file; more are joined with what lies between them.
 const MAX_RANGES: usize = 1024;
 /// What a program reads besides its files, from the page cache: libraries' headers and settings, in bytes.
 const OTHER_READS: u64 = 256 << 10;
@@ -46,7 +46,7 @@ pub enum Explained {
     /// It can't have.
     #[default]
     No,
-    /// It is told at the next tick: pages are in the page cache a moment before they count as fetched.
+    /// It is known at the next tick: pages are in the page cache a moment before they count as fetched.
     NotYet,
     /// It may have.
     Yes,
@@ -75,7 +75,7 @@ pub struct Acts {
 /// What is known of one file that a stream reads or writes. See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExternalStream {
-    /// What was looked at before the stream came there.
+    /// What was sampled before the stream came there.
     seen: Range<u64>,
     /// What was resident there: ascending, disjoint.
     before: Vec<Range<u64>>,
@@ -118,12 +118,12 @@ impl ExternalStream {
         }
     }
 
-    /// Whether nothing was resident wherever it was looked.
+    /// Whether nothing was resident wherever it was sampled.
     pub fn is_all_own(&self) -> bool {
         self.before.is_empty()
     }
 
-    /// What is to be looked at so that all up to `end` is known.
+    /// What is to be sampled so that all up to `end` is known.
     pub fn unseen(&self, end: u64) -> Range<u64> {
         self.seen.end..end.max(self.seen.end)
     }
@@ -313,7 +313,7 @@ impl ExternalStream {
         self.with_again(rest, u64::MAX)
     }
 
-    /// Up to where it was looked.
+    /// Up to where it was sampled.
     pub fn seen_to(&self) -> u64 {
         self.seen.end
     }
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_before_the_stream_or_after_a_second_look_is_somebody_else_s() {
+    fn what_comes_before_the_stream_or_after_a_second_sample_is_somebody_else_s() {
         let mut file = ExternalStream::met(0, None);
         file.saw(40 * MIB, [mib(30..31)]);
         file.others([mib(8..10), mib(4..6)]);
@@ -409,7 +409,7 @@ mod tests {
         late.saw(20 * MIB, [mib(4..13)]);
         assert_eq!(late.step(&at(18 * MIB)).release, [mib(13..18)]);
         assert!(!late.is_all_own());
-        // It has overtaken the look ahead: what it left there counts as somebody else's.
+        // It has overtaken the samples: what it left there counts as somebody else's.
         assert_eq!(late.step(&at(60 * MIB)).release, [mib(18..20)]);
         late.saw(80 * MIB, [mib(20..68)]);
         assert_eq!(late.step(&at(76 * MIB)).release, [mib(68..76)]);

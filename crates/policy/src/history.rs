@@ -43,7 +43,7 @@ impl History {
         all.binary_search_by_key(&start, |history| history.start).ok().map(|at| &all[at])
     }
 
-    /// Whether the window looks exactly as it did at the action.
+    /// Whether the window has the figures that it had at the action.
     pub(crate) fn unchanged(&self, now: &ResidentWindow) -> bool {
         (self.resident, self.unwritten) == (now.resident, now.unwritten)
     }

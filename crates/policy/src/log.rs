@@ -34,7 +34,7 @@ pub struct Run {
     aside: (u64, u64),
     /// There were bytes up to here before the run.
     existing: u64,
-    /// Whether to look for overwritten parts of pages, and how many were.
+    /// Whether to detect overwritten parts of pages, and how many were.
     detects: bool,
     parts: u8,
     /// Whether a gap is others' writing: a log with several writers.
@@ -42,7 +42,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Nothing written yet of a file of `size` bytes. With `detects`, overwritten parts of pages are looked for. With `shared`, what
+    /// Nothing written yet of a file of `size` bytes. With `detects`, overwritten parts of pages are counted. With `shared`, what
     /// a write leaves out was written by others; else a gap of more than a window begins a new run, and one of more than a page where there were
     /// bytes before.
     pub const fn new(size: u64, detects: bool, shared: bool) -> Self {

@@ -170,7 +170,7 @@ pub enum Rewrite {
     /// It overwrites parts of pages: a released page would be read again before each write. Never released.
     SubPages,
     /// It overwrites blocks of the device's physical block size: whole pages where that is a page or more. Who does
-    /// not know the device takes it for parts of pages, or looks at what is written.
+    /// not know the device takes it for parts of pages, or goes by what is written.
     DeviceBlocks,
 }
 

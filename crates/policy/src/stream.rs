@@ -1,38 +1,38 @@
 //! Streams: which pages of a file a stream of reads brought in, and so may give back.
 //!
-//! Windows of 2 MiB are looked at before the kernel's read-ahead gets to them. One that had no resident page is the stream's; of one
+//! Windows of 2 MiB are sampled before the kernel's read-ahead gets to them. One that had no resident page is the stream's; of one
 //! that had some, only the pages that were not there are. Windows behind the reader are released, the last one of the time before
 //! once more, since pages that are still being read in stay. At the end what was read ahead goes, too: as far as so many bytes that
-//! were read can have had it, and only of windows that were looked at a short while ago.
+//! were read can have had it, and only of windows that were sampled a short while ago.
 //!
 //! Who reads now here, now there is followed with less: a few windows at each place, and after several places that came to nothing,
 //! none until reads are in order. What such reads bring in then stays.
 //!
 //! Invariants:
-//! 1. A page is released only if it was looked at before the stream came near it, and was not resident then.
-//! 2. What was not looked at, or could not be seen, is left alone; so is what lies beyond where the file ended when it was looked at.
-//! 3. Nothing is allocated, and nothing panics, whatever positions are told.
+//! 1. A page is released only if it was sampled before the stream came near it, and was not resident then.
+//! 2. What was not sampled, or could not be, is left alone; so is what lies beyond where the file ended when it was sampled.
+//! 3. Nothing is allocated, and nothing panics, whatever positions are given.
 
 use core::ops::Range;
 
 use crate::WINDOW;
 
-/// Bytes ahead of a reader that are looked at. Read-ahead is up to two of its windows ahead, of 8 MiB at the most disks, which
+/// Bytes ahead of a reader that are sampled. Read-ahead is up to two of its windows ahead, of 8 MiB at the most disks, which
 /// `POSIX_FADV_SEQUENTIAL` doubles (Linux 6.18); what a disk with a larger one brings in beyond is left alone.
 pub const HORIZON: u64 = 40 << 20;
-/// Bytes ahead of a reader that read-ahead may have come to: what lies behind them can be looked at again ([`Stream::look_again`]).
+/// Bytes ahead of a reader that read-ahead may have come to: what lies behind them can be sampled again ([`Stream::sample_again`]).
 pub const AGAIN: u64 = 16 << 20;
 /// Bytes in a row from which on reads are taken to be in order.
 pub const IN_ORDER: u64 = 256 << 10;
 /// The unit of what is known of a window, in bytes: the smallest page.
 pub const PAGE: u64 = 4096;
 
-/// Windows of the horizon, and of what is looked at where reads may not be in order.
+/// Windows of the horizon, and of what is sampled where reads may not be in order.
 const FAR: u64 = HORIZON / WINDOW;
 const NEAR: u64 = 1;
-/// Windows that are looked at together at least.
+/// Windows that are sampled together at least.
 const STEP: u64 = 4;
-/// Bytes in a row below which a place that was read came to nothing; and how many such places are looked at.
+/// Bytes in a row below which a place that was read came to nothing; and how many such places are sampled.
 const SHORT: u64 = 64 << 10;
 const SHORT_MAX: u8 = 16;
 /// Windows behind a reader that is not in order, from which on they are released all the same.
@@ -57,15 +57,15 @@ const SOME: u8 = 3;
 /// What is known of a file that is read as a stream, whose reads are all seen: about 1.8 KiB, nothing else.
 pub type Stream = StreamOf<26>;
 
-/// The same of one that is only looked at now and then: all windows may be resident in part, since many are looked at ahead. 8 KiB.
+/// The same of one that is only sampled now and then: all windows may be resident in part, since many are sampled ahead. 8 KiB.
 pub type WatchedStream = StreamOf<KNOWN>;
 
 /// What is known of a file that is read as a stream. So many of the windows that are known may be resident in part: 128 at the most.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamOf<const PARTLY: usize> {
-    /// Windows that are known: from `first`, up to `looked`.
+    /// Windows that are known: from `first`, up to `sampled`.
     first: u64,
-    looked: u64,
+    sampled: u64,
     /// Windows before this one were released.
     released: u64,
     /// Where the reader is, and how much it read in a row up to there.
@@ -76,7 +76,7 @@ pub struct StreamOf<const PARTLY: usize> {
     reached: u64,
     sum: u64,
     prefetched: u64,
-    /// Windows before this one were looked at a while ago.
+    /// Windows before this one were sampled a while ago.
     old: u64,
     /// Places that came to nothing.
     short: u8,
@@ -98,7 +98,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
     /// Nothing read yet: all zero, so that static memory of it takes no room in a program's file.
     pub const NEW: Self = Self {
         first: 0,
-        looked: 0,
+        sampled: 0,
         released: 0,
         position: 0,
         run: 0,
@@ -118,30 +118,30 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
     pub fn jumps(&self, at: u64) -> bool {
         self.begun
             && at != self.position
-            && !(self.first * WINDOW <= at && at <= self.looked.saturating_mul(WINDOW))
+            && !(self.first * WINDOW <= at && at <= self.sampled.saturating_mul(WINDOW))
     }
 
-    /// Before `length` bytes are read at `at` of a file of `size` bytes: what is to be looked at first, and told by
-    /// [`saw`](Self::saw). It ends at the end of the file or of a window. What is not told of it is left alone.
+    /// Before `length` bytes are read at `at` of a file of `size` bytes: what is to be sampled first, and given to
+    /// [`saw`](Self::saw). It ends at the end of the file or of a window. What of it is not given is left alone.
     ///
     /// ```
     /// use pagekeeper_policy::stream::Stream;
     ///
     /// let mut stream = Stream::NEW;
-    /// let look = stream.look_at(0, 65536, 10 << 20).unwrap();
-    /// assert_eq!(look, 0..10 << 20);
-    /// assert!(stream.saw(&look, 0));
+    /// let range = stream.sample_for_read(0, 65536, 10 << 20).unwrap();
+    /// assert_eq!(range, 0..10 << 20);
+    /// assert!(stream.saw(&range, 0));
     /// assert_eq!(stream.passed(0, 3 << 20).collect::<Vec<_>>(), [0..2 << 20]);
     /// assert_eq!(stream.left().collect::<Vec<_>>(), [0..10 << 20]);
     /// ```
-    pub fn look_at(&mut self, at: u64, length: u64, size: u64) -> Option<Range<u64>> {
+    pub fn sample_for_read(&mut self, at: u64, length: u64, size: u64) -> Option<Range<u64>> {
         let (at, size) = (at.min(LAST), size.min(LAST));
         if !self.begun {
             self.begun = true;
             self.position = at;
             // A file that is read from its beginning is read in order.
             self.run = if at == 0 { IN_ORDER } else { 0 };
-            (self.first, self.looked, self.released) = (at / WINDOW, at / WINDOW, at / WINDOW);
+            (self.first, self.sampled, self.released) = (at / WINDOW, at / WINDOW, at / WINDOW);
         }
         let run = if at == self.position { self.run } else { 0 }.saturating_add(length);
         let ahead = if run >= IN_ORDER {
@@ -153,43 +153,43 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         };
         let end = size.div_ceil(WINDOW);
         let read = at.saturating_add(length).min(size).div_ceil(WINDOW);
-        if self.looked >= (read + ahead).saturating_sub(STEP).max(read + NEAR).min(end) {
+        if self.sampled >= (read + ahead).saturating_sub(STEP).max(read + NEAR).min(end) {
             return None;
         }
-        if self.first == self.looked {
-            // What was read without a look is left alone.
-            (self.first, self.looked, self.released) = (at / WINDOW, at / WINDOW, at / WINDOW);
+        if self.first == self.sampled {
+            // What was read without a sample is left alone.
+            (self.first, self.sampled, self.released) = (at / WINDOW, at / WINDOW, at / WINDOW);
         }
         self.extend((read + ahead).min(end), size)
     }
 
-    /// Before the program has `length` bytes at `at` be read ahead, and goes on where it is: what is to be looked at first, as
-    /// [`look_at`](Self::look_at) says. What there is no room for is left alone.
+    /// Before the program has `length` bytes at `at` be read ahead, and goes on where it is: what is to be sampled first, as
+    /// [`sample_for_read`](Self::sample_for_read) says. What there is no room for is left alone.
     ///
     /// ```
     /// use pagekeeper_policy::stream::Stream;
     ///
     /// let mut stream = Stream::NEW;
-    /// let look = stream.look_at(0, 65536, 1 << 30).unwrap();
-    /// assert_eq!(look, 0..42 << 20);
-    /// assert_eq!(stream.look_ahead(80 << 20, 1 << 20, 1 << 30), Some(42 << 20..82 << 20));
+    /// let range = stream.sample_for_read(0, 65536, 1 << 30).unwrap();
+    /// assert_eq!(range, 0..42 << 20);
+    /// assert_eq!(stream.sample_for_prefetch(80 << 20, 1 << 20, 1 << 30), Some(42 << 20..82 << 20));
     /// assert!(!stream.jumps(65536));
-    /// assert_eq!(stream.look_ahead(900 << 20, 1 << 20, 1 << 30), None);
+    /// assert_eq!(stream.sample_for_prefetch(900 << 20, 1 << 20, 1 << 30), None);
     /// ```
-    pub fn look_ahead(&mut self, at: u64, length: u64, size: u64) -> Option<Range<u64>> {
+    pub fn sample_for_prefetch(&mut self, at: u64, length: u64, size: u64) -> Option<Range<u64>> {
         let (at, size) = (at.min(LAST), size.min(LAST));
-        let look = if self.begun {
+        let range = if self.begun {
             let to = at.saturating_add(length).min(size).div_ceil(WINDOW);
             // Where nothing is known, or there is no room up to there, the windows would be no reader's.
             let is_near = !self.is_idle() && self.first <= at / WINDOW && at / WINDOW < self.room();
             if is_near { self.extend(to, size) } else { None }
         } else {
-            self.look_at(at, length, size)
+            self.sample_for_read(at, length, size)
         };
-        if (self.first..self.looked).contains(&(at / WINDOW)) {
+        if (self.first..self.sampled).contains(&(at / WINDOW)) {
             self.prefetched = self.prefetched.max(at.saturating_add(length));
         }
-        look
+        range
     }
 
     /// Windows before this one can be known, without forgetting what is yet to be released.
@@ -197,7 +197,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         self.first.max(self.released.saturating_sub(1)) + KNOWN as u64
     }
 
-    /// Has the windows before `target` be known: those to be looked at.
+    /// Has the windows before `target` be known: those to be sampled.
     fn extend(&mut self, target: u64, size: u64) -> Option<Range<u64>> {
         // Makes room, but not of what is yet to be released.
         let oldest = target.saturating_sub(KNOWN as u64).min(self.released.saturating_sub(1));
@@ -206,18 +206,18 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
             self.first += 1;
         }
         let target = target.min(self.first + KNOWN as u64);
-        if target <= self.looked {
+        if target <= self.sampled {
             return None;
         }
-        let range = self.looked * WINDOW..(target * WINDOW).min(size);
-        while self.looked < target {
-            self.seen[slot(self.looked)] = UNKNOWN;
-            self.looked += 1;
+        let range = self.sampled * WINDOW..(target * WINDOW).min(size);
+        while self.sampled < target {
+            self.seen[slot(self.sampled)] = UNKNOWN;
+            self.sampled += 1;
         }
         Some(range)
     }
 
-    /// The last look is a while ago, and the reader at `at`: what is further ahead than read-ahead goes is to be looked at again before it
+    /// The last sample is a while ago, and the reader at `at`: what is further ahead than read-ahead goes is to be sampled again before it
     /// counts as the stream's, since others may have brought it in. What is nearer goes as the reader passes it, but not if it ends
     /// before.
     ///
@@ -225,23 +225,23 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
     /// use pagekeeper_policy::stream::{AGAIN, Stream};
     ///
     /// let mut stream = Stream::NEW;
-    /// let look = stream.look_at(0, 65536, 1 << 30).unwrap();
-    /// assert!(look.end > AGAIN && stream.saw(&look, 0));
-    /// stream.look_again(0);
+    /// let range = stream.sample_for_read(0, 65536, 1 << 30).unwrap();
+    /// assert!(range.end > AGAIN && stream.saw(&range, 0));
+    /// stream.sample_again(0);
     /// assert_eq!(stream.left().last(), None);
-    /// assert_eq!(stream.look_at(0, 65536, 1 << 30), Some(AGAIN..look.end));
+    /// assert_eq!(stream.sample_for_read(0, 65536, 1 << 30), Some(AGAIN..range.end));
     /// ```
-    pub fn look_again(&mut self, at: u64) {
+    pub fn sample_again(&mut self, at: u64) {
         let keep = at.min(LAST).saturating_add(AGAIN).div_ceil(WINDOW).max(self.released).max(self.first);
-        while self.looked > keep {
-            self.set(self.looked - 1, UNKNOWN);
-            self.looked -= 1;
+        while self.sampled > keep {
+            self.set(self.sampled - 1, UNKNOWN);
+            self.sampled -= 1;
         }
-        self.old = self.looked;
+        self.old = self.sampled;
     }
 
-    /// Tells how many bytes of a range are resident, that [`look_at`](Self::look_at) gave or that is one window of such. False if that
-    /// is not enough: some are. Then each window is to be told alone, and one for which that isn't enough by its pages
+    /// So many bytes of a range are resident, which [`sample_for_read`](Self::sample_for_read) gave or that is one window of such. False if that
+    /// is not enough: some are. Then each window is to be given alone, and one for which that isn't enough by its pages
     /// ([`saw_pages`](Self::saw_pages)).
     #[must_use]
     pub fn saw(&mut self, range: &Range<u64>, resident: u64) -> bool {
@@ -264,13 +264,13 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         true
     }
 
-    /// Tells of each page of a window, of `page` bytes each, whether it is resident, in the lowest bit of a byte, as mincore(2) does.
-    /// Pages that are not told of are left alone.
+    /// For each page of a window, of `page` bytes each, whether it is resident: in the lowest bit of a byte, as mincore(2) gives it.
+    /// Pages beyond the last byte are left alone.
     pub fn saw_pages(&mut self, window: u64, page: u64, resident: &[u8]) {
         let each = (page / PAGE).max(1);
         self.set_pages(window / WINDOW, |nth| {
-            let told = resident.get(usize::try_from(nth / each).unwrap_or(usize::MAX));
-            told.is_none_or(|byte| byte & 1 == 1)
+            let byte = resident.get(usize::try_from(nth / each).unwrap_or(usize::MAX));
+            byte.is_none_or(|byte| byte & 1 == 1)
         });
     }
 
@@ -288,7 +288,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         self.position = to;
         self.reached = self.reached.max(to);
         self.sum = self.sum.saturating_add(to - at);
-        let passed = (to / WINDOW).min(self.looked);
+        let passed = (to / WINDOW).min(self.sampled);
         let is_due = self.run >= IN_ORDER || passed.saturating_sub(self.released) >= BEHIND_MAX;
         if !is_due || passed <= self.released {
             return self.ranges(0, 0);
@@ -310,7 +310,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
     /// What was not resident before either, and is left all the same: others may have brought it in.
     pub fn doubtful(&self) -> Ranges<'_, PARTLY> {
         let from = self.released.saturating_sub(1).max(self.first) * PAGES;
-        Ranges { stream: self, page: self.limit().max(from), end: self.looked * PAGES }
+        Ranges { stream: self, page: self.limit().max(from), end: self.sampled * PAGES }
     }
 
     /// The first page that is not the stream's at its end.
@@ -319,7 +319,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         let ahead = self.reached.saturating_add(self.sum.saturating_mul(AHEAD)).max(self.prefetched);
         let limit = if is_old { self.reached } else { ahead };
         // The last page of a file may be a large one.
-        (limit.min(LAST).div_ceil(END) * (END / PAGE)).min(self.looked * PAGES)
+        (limit.min(LAST).div_ceil(END) * (END / PAGE)).min(self.sampled * PAGES)
     }
 
     /// Whether anything was read since the last new beginning.
@@ -335,7 +335,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
 
     /// Whether nothing is known that is to be released.
     pub fn is_idle(&self) -> bool {
-        self.first == self.looked
+        self.first == self.sampled
     }
 
     /// Where that begins which was not released yet, in bytes: what is released from before it is released once more.
@@ -348,7 +348,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
     }
 
     fn set(&mut self, window: u64, seen: u8) {
-        if !(self.first..self.looked).contains(&window) {
+        if !(self.first..self.sampled).contains(&window) {
             return;
         }
         let old = self.seen[slot(window)];
@@ -360,13 +360,13 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
 
     fn set_pages(&mut self, window: u64, is_foreign: impl Fn(u64) -> bool) {
         self.set(window, UNKNOWN);
-        if !(self.first..self.looked).contains(&window) {
+        if !(self.first..self.sampled).contains(&window) {
             return;
         }
         if self.used.count_ones() as usize == PARTLY {
             // The oldest is given up, if it was released.
             let last = self.released.saturating_sub(1);
-            let oldest = (self.first..last.min(self.looked)).find(|&window| self.seen[slot(window)] >= SOME);
+            let oldest = (self.first..last.min(self.sampled)).find(|&window| self.seen[slot(window)] >= SOME);
             let Some(oldest) = oldest else { return };
             self.set(oldest, UNKNOWN);
         }
@@ -453,17 +453,17 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A read in a cold file: what was looked at, and what is released then.
+    /// A read in a cold file: what was sampled, and what is released then.
     fn read(stream: &mut Stream, at: u64, length: u64, size: u64) -> (Option<Range<u64>>, Vec<Range<u64>>) {
-        let look = stream.look_at(at, length, size);
-        if let Some(look) = &look {
-            assert!(stream.saw(look, 0));
+        let range = stream.sample_for_read(at, length, size);
+        if let Some(range) = &range {
+            assert!(stream.saw(range, 0));
         }
-        (look, stream.passed(at, length).collect())
+        (range, stream.passed(at, length).collect())
     }
 
     #[test]
-    fn windows_are_looked_at_ahead_and_released_behind() {
+    fn windows_are_sampled_ahead_and_released_behind() {
         let mut stream = Stream::NEW;
         let size = 1 << 30;
         assert_eq!(read(&mut stream, 0, MIB, size), (Some(0..42 * MIB), vec![]));
@@ -484,8 +484,8 @@ mod tests {
         fn released<const PARTLY: usize>() -> u64 {
             let mut stream = StreamOf::<PARTLY>::NEW;
             let size = KNOWN as u64 * WINDOW;
-            let _ = stream.look_at(0, MIB, size);
-            let _ = stream.look_ahead(0, size, size);
+            let _ = stream.sample_for_read(0, MIB, size);
+            let _ = stream.sample_for_prefetch(0, size, size);
             let resident: Vec<u8> = (0..PAGES).map(|page| u8::from(page == 7)).collect();
             for window in 0..KNOWN as u64 {
                 stream.saw_pages(window * WINDOW, PAGE, &resident);
@@ -499,23 +499,23 @@ mod tests {
     #[test]
     fn pages_that_were_resident_are_left() {
         let mut stream = Stream::NEW;
-        let look = stream.look_at(0, 4096, 6 * MIB).unwrap();
-        assert!(!stream.saw(&look, 8192));
+        let range = stream.sample_for_read(0, 4096, 6 * MIB).unwrap();
+        assert!(!stream.saw(&range, 8192));
         assert!(stream.saw(&(0..2 * MIB), 2 * MIB));
         assert!(!stream.saw(&(2 * MIB..4 * MIB), 8192));
         assert!(stream.saw(&(4 * MIB..6 * MIB), 0));
         let mut resident = [0_u8; 512];
         (resident[0], resident[7]) = (1, 0xff);
         stream.passed(0, 4096).for_each(drop);
-        stream.look_ahead(0, 6 * MIB, 6 * MIB);
+        stream.sample_for_prefetch(0, 6 * MIB, 6 * MIB);
         stream.saw_pages(2 * MIB, PAGE, &resident);
         let own = [2 * MIB + PAGE..2 * MIB + 7 * PAGE, 2 * MIB + 8 * PAGE..6 * MIB];
         assert_eq!(stream.left().collect::<Vec<_>>(), own);
-        // Pages of 64 KiB, of which some were not told of; and a window that could not be seen.
+        // Pages of 64 KiB, of which some were not given; and a window that could not be seen.
         stream.saw_pages(2 * MIB, 65536, &[1, 0, 0]);
         let own = [2 * MIB + 65536..2 * MIB + 3 * 65536, 4 * MIB..6 * MIB];
         assert_eq!(stream.left().collect::<Vec<_>>(), own);
-        assert!(stream.look_at(5 * MIB, MIB, 8 * MIB).is_some());
+        assert!(stream.sample_for_read(5 * MIB, MIB, 8 * MIB).is_some());
         assert_eq!(stream.left().last(), Some(4 * MIB..6 * MIB));
     }
 
@@ -526,27 +526,27 @@ mod tests {
         assert_eq!(stream.left().collect::<Vec<_>>(), [0..END]);
         assert_eq!(read(&mut stream, 5000, MIB, 5 * MIB), (Some(2 * MIB..5 * MIB), vec![]));
         assert_eq!(stream.left().collect::<Vec<_>>(), [0..END, 2 * MIB..5 * MIB]);
-        // An empty file has nothing to look at.
+        // An empty file has nothing to sample.
         let mut stream = Stream::NEW;
-        assert_eq!(stream.look_at(0, 4096, 0), None);
+        assert_eq!(stream.sample_for_read(0, 4096, 0), None);
     }
 
     #[test]
-    fn reads_here_and_there_are_not_looked_at_for_long() {
+    fn reads_here_and_there_are_not_sampled_for_long() {
         let (mut stream, size) = (Stream::NEW, 1 << 40);
-        let mut looks = 0;
+        let mut samples = 0;
         for nth in 1..100 {
             let at = nth * 777 * MIB;
             if stream.jumps(at) {
                 assert_eq!(stream.left().count(), usize::from(nth <= 17));
                 stream.forget();
             }
-            let (look, released) = read(&mut stream, at, 4096, size);
-            looks += u8::from(look.is_some());
-            assert!(look.is_none_or(|look| look.end - look.start <= 2 * WINDOW));
+            let (range, released) = read(&mut stream, at, 4096, size);
+            samples += u8::from(range.is_some());
+            assert!(range.is_none_or(|range| range.end - range.start <= 2 * WINDOW));
             assert!(released.is_empty());
         }
-        assert_eq!(looks, SHORT_MAX);
+        assert_eq!(samples, SHORT_MAX);
         // In order again.
         let at = 99 * 777 * MIB + 4096;
         assert!(!stream.jumps(at));
@@ -554,11 +554,11 @@ mod tests {
         assert!(
             read(&mut stream, at + (128 << 10), 256 << 10, size)
                 .0
-                .is_some_and(|look| look.end > at + HORIZON)
+                .is_some_and(|range| range.end > at + HORIZON)
         );
     }
 
-    /// The first bytes of a file are looked at, and it is closed: others may have read the rest.
+    /// The first bytes of a file are read, and it is closed: others may have read the rest.
     #[test]
     fn what_reads_cannot_have_had_read_ahead_is_left() {
         let (mut stream, size) = (Stream::NEW, 200 * MIB);
@@ -567,14 +567,14 @@ mod tests {
         assert_eq!(stream.left().collect::<Vec<_>>(), [0..left]);
         assert_eq!(stream.doubtful().collect::<Vec<_>>(), [left..HORIZON + WINDOW]);
         // Later others may have read that, too: what was read itself goes, and the window before it.
-        stream.look_again(65536);
+        stream.sample_again(65536);
         assert_eq!(stream.left().collect::<Vec<_>>(), [0..65536]);
-        assert!(stream.look_at(65536, 4096, size).is_some_and(|look| stream.saw(&look, 0)));
+        assert!(stream.sample_for_read(65536, 4096, size).is_some_and(|range| stream.saw(&range, 0)));
         read(&mut stream, 65536, 5 * MIB, size);
         assert_eq!(stream.left().collect::<Vec<_>>(), [2 * MIB..5 * MIB + 65536]);
-        // Beyond what was near then, all was looked at.
+        // Beyond what was near then, all was sampled.
         read(&mut stream, 5 * MIB + 65536, 20 * MIB, size);
-        assert_eq!(stream.left().last().map(|range| range.end), Some(stream.looked * WINDOW));
+        assert_eq!(stream.left().last().map(|range| range.end), Some(stream.sampled * WINDOW));
         assert_eq!(stream.doubtful().count(), 0);
     }
 
@@ -584,7 +584,11 @@ mod tests {
         read(&mut stream, 0, MIB, size);
         for at in 1..300 {
             let at = at * MIB;
-            assert!(stream.look_ahead(at + 80 * MIB, MIB, size).is_none_or(|look| stream.saw(&look, 0)));
+            assert!(
+                stream
+                    .sample_for_prefetch(at + 80 * MIB, MIB, size)
+                    .is_none_or(|range| stream.saw(&range, 0))
+            );
             assert!(!stream.jumps(at));
             read(&mut stream, at, MIB, size);
             assert_eq!(stream.released(), (at + MIB) / WINDOW * WINDOW);
@@ -592,10 +596,10 @@ mod tests {
         assert_eq!(stream.left().last(), Some(298 * MIB..380 * MIB));
         // As one is at the place where the next reads are; of none is a reader's place forgotten.
         let mut stream = Stream::NEW;
-        assert_eq!(stream.look_ahead(0, 4 * MIB, size), Some(0..44 * MIB));
+        assert_eq!(stream.sample_for_prefetch(0, 4 * MIB, size), Some(0..44 * MIB));
         assert!(!stream.has_read());
         read(&mut stream, 0, MIB, size);
-        assert_eq!(stream.look_ahead(700 * MIB, MIB, size), None);
+        assert_eq!(stream.sample_for_prefetch(700 * MIB, MIB, size), None);
         assert!(stream.has_read() && !stream.is_idle() && !stream.jumps(MIB));
     }
 
@@ -617,13 +621,13 @@ mod tests {
                 for size in [0, 1, i64::MAX as u64, u64::MAX] {
                     let mut stream = Stream::NEW;
                     for _ in 0..3 {
-                        if let Some(look) = stream.look_at(at, length, size) {
-                            assert!(stream.saw(&look, 0));
+                        if let Some(range) = stream.sample_for_read(at, length, size) {
+                            assert!(stream.saw(&range, 0));
                         }
                         stream.passed(at, length).for_each(drop);
                         stream.left().for_each(drop);
                         stream.doubtful().for_each(drop);
-                        stream.look_ahead(at, length, size);
+                        stream.sample_for_prefetch(at, length, size);
                         assert!(!stream.jumps(at.saturating_add(length).min(LAST)) || size < at);
                     }
                 }

@@ -30,7 +30,7 @@
 //!    hung.
 //! 7. A writer of whole pages that has shown nothing since `retry` changed is idle: only dirty windows stay for
 //!    it, since it needs no old page to go on.
-//! 8. A window that was released in the last step and looks exactly as before has refused, or was filled again.
+//! 8. A window that was released in the last step and has the same figures as before has refused, or was filled again.
 //!    Where it joins what is protected the writer may be in it, so it is hot, though not fresh.
 //!
 //! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages

@@ -1,10 +1,10 @@
 //! The library's beginning and end in a process, and what there is in place of the standard library.
 //!
-//! The constructor reads what the process is told before the program's own code runs, looks up the C library's functions, and takes
-//! up the descriptors that the process was started with. All of it is left out in a process that is told nothing.
+//! The constructor reads the settings of the process before the program's own code runs, looks up the C library's functions, and takes
+//! up the descriptors that the process was started with. All of it is left out in a process without settings.
 //!
 //! How it fails: a text that isn't understood, a program that runs with rights of its own (set-user-ID) or has another C library, or a
-//! filter of system calls that kills for those of the rules (which the report tells), leaves the rules off; a report that can't be mapped
+//! filter of system calls that kills for those of the rules (which the report says), leaves the rules off; a report that can't be mapped
 //! is not counted in. A panic can't be: the code has none. If there is one against all care, the rules are turned off and the process
 //! ends by a signal, since there is no way on from it.
 
@@ -16,7 +16,7 @@ use core::ffi::{CStr, c_char, c_int};
 use crate::counters::Count;
 use crate::hooks::stdio;
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
-use crate::{counters, helper, look, process, real, rules, sys};
+use crate::{counters, helper, introspection, process, real, rules, sys};
 
 /// The text, kept: a program may write over its environment.
 struct Text(UnsafeCell<[u8; TEXT_MAX]>);
@@ -40,7 +40,7 @@ static END: unsafe extern "C" fn() = end;
 unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environment: *const *const c_char) {
     real::find_all();
     // Of another C library, nothing is known of what was given.
-    if look::is_secure() || !real::is_for_this() {
+    if introspection::is_secure() || !real::is_for_this() {
         return;
     }
     // SAFETY: the environment as the C library keeps it: strings, and a null pointer behind the last.
@@ -50,16 +50,16 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     let Some(kept) = kept.get_mut(..text.len()) else { return };
     kept.copy_from_slice(text);
     let mut name = [0; 16];
-    let comm = look::comm(&mut name);
+    let comm = introspection::comm(&mut name);
     let Some(plan) = Plan::decode(kept, comm) else { return };
     if plan.part == Part::None {
         return;
     }
     let pid = sys::getpid();
     let record = |path| map(path)?.claim(pid, comm);
-    if look::is_deadly() {
+    if introspection::is_deadly() {
         // By a child, too: what that takes may be deadly as well.
-        look::is_survived(|| {
+        introspection::is_survived(|| {
             if let Some(record) = plan.report.and_then(record) {
                 record.add(Count::Filtered, 1);
             }
@@ -76,7 +76,7 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     if let Some(record) = plan.report.and_then(record) {
         process::count_in(record);
     }
-    look::descriptors(|fd| {
+    introspection::descriptors(|fd| {
         let regular = |stat: libc::stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG;
         if sys::fstat(fd).is_ok_and(regular)
             && let Ok(flags) = sys::flags(fd)

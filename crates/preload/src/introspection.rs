@@ -1,4 +1,4 @@
-//! What the hooks look at of the process and its memory: by system calls, which say so where an address is bad.
+//! What the hooks read of the process and its memory: by system calls, which report a bad address.
 //!
 //! Invariants: nothing here reads the program's memory itself, so that a bad address of the program's fails in its own call.
 
@@ -27,7 +27,7 @@ pub unsafe fn peek<T: Copy, const N: usize>(address: usize, count: usize) -> Opt
     (done == Ok(length)).then(|| unsafe { to.assume_init() })
 }
 
-/// Bytes of the buffers of a vectored call; 0 if they can't be told.
+/// Bytes of the buffers of a vectored call; 0 if they can't be read.
 pub fn length_of(parts: *const libc::iovec, count: c_int) -> u64 {
     const FEW: usize = 16;
     let Ok(count) = usize::try_from(count) else { return 0 };
@@ -36,7 +36,7 @@ pub fn length_of(parts: *const libc::iovec, count: c_int) -> u64 {
     parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part[1] as u64))
 }
 
-/// The position that a call was given by reference, or the file's own where it was given none; `None` if it can't be told.
+/// The position that a call was given by reference, or the file's own where it was given none; `None` if it can't be known.
 pub fn position(fd: c_int, given: *const i64) -> Option<u64> {
     if given.is_null() {
         return sys::position(fd).ok();

@@ -2,7 +2,7 @@
 //! where files are opened, read, written, synced and closed.
 //!
 //! As the library that is preloaded (feature `interpose`, `--crate-type cdylib`) it does without the standard library. Without the
-//! feature it is what the launcher needs ([`settings`], [`counters`]), and what tests look at.
+//! feature it is what the launcher needs ([`settings`], [`counters`]), and what tests need.
 //!
 //! Invariants, in each hook:
 //! 1. The program's call is made once, with what it was given, and returns what the C library returned; `errno` is the call's own.
@@ -28,7 +28,7 @@ pub mod helper;
 mod hooks;
 #[cfg(feature = "interpose")]
 mod interpose;
-pub mod look;
+pub mod introspection;
 pub mod name;
 pub mod parts;
 pub mod process;

@@ -8,7 +8,7 @@
 pub const PART: usize = 8 << 20;
 
 /// The most bytes that the kernel reads, writes or copies in one call (`MAX_RW_COUNT`, read(2)).
-pub const MOST: usize = 0x7fff_f000;
+pub const MAX_TRANSFER: usize = 0x7fff_f000;
 
 /// Makes `call` for the parts of `total` bytes, with what is done already and how much is asked for: what all did together, or the
 /// first's failure.
@@ -20,7 +20,7 @@ pub const MOST: usize = 0x7fff_f000;
 /// assert_eq!(in_parts(2 * PART, |done, _asked| if done == 0 { PART as isize } else { -1 }), PART as isize);
 /// ```
 pub fn in_parts(total: usize, mut call: impl FnMut(usize, usize) -> isize) -> isize {
-    let total = total.min(MOST);
+    let total = total.min(MAX_TRANSFER);
     let mut done = 0_usize;
     loop {
         let asked = total.saturating_sub(done).min(PART);
@@ -72,8 +72,8 @@ mod tests {
                 asked += part;
                 part as isize
             }),
-            MOST as isize
+            MAX_TRANSFER as isize
         );
-        assert_eq!(asked, MOST);
+        assert_eq!(asked, MAX_TRANSFER);
     }
 }

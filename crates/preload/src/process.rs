@@ -1,4 +1,4 @@
-//! What the process is told, and whether the rules are on: set once as the library is loaded, before any thread is.
+//! The settings of the process, and whether the rules are on: set once as the library is loaded, before any thread is.
 //!
 //! Invariants:
 //! 1. [`plan`] is set before [`is_on`] is ever true, and never changed.
@@ -52,9 +52,9 @@ pub unsafe fn set_up(plan: &Plan<'static>) {
     for (word, bits) in LAST.iter().zip(last_bytes(plan)) {
         word.store(bits, Ordering::Relaxed);
     }
-    let (told, count) = tails(plan);
-    for (tail, told) in TAILS.iter().zip(told) {
-        tail.store(told, Ordering::Relaxed);
+    let (found, count) = tails(plan);
+    for (tail, found) in TAILS.iter().zip(found) {
+        tail.store(found, Ordering::Relaxed);
     }
     TAILS_COUNT.store(count as u32, Ordering::Relaxed);
     ON.store(true, Ordering::Release);
@@ -73,7 +73,7 @@ pub enum Concern {
     All = 2,
 }
 
-/// What of this process's files rules can be for: a load. It is not looked at whether this is the process.
+/// What of this process's files rules can be for: a load. It is not checked whether this is the process.
 #[inline]
 pub fn concern() -> Concern {
     match CONCERN.load(Ordering::Relaxed) {
@@ -164,7 +164,7 @@ pub fn has_uring() -> bool {
     URING.load(Ordering::Relaxed)
 }
 
-/// What this process was told.
+/// What this process took from its settings.
 #[allow(unsafe_code, reason = "reads a static that is set once")]
 pub fn plan() -> &'static Plan<'static> {
     if ON.load(Ordering::Acquire) {
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_told_by_its_last_byte() {
+    fn a_name_is_known_by_its_last_byte() {
         let text = b"profile x\nprocess db\nfile bulk keep *.sst\nfile data base/{n}\nfile leave *\nfile data a/{x}\n";
         let bits = last_bytes(&Plan::decode(text, b"db").unwrap());
         let seen: Vec<u8> =

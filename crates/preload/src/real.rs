@@ -14,7 +14,7 @@ use core::marker::PhantomData;
 use core::mem::{size_of, transmute_copy};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::look;
+use crate::introspection;
 use crate::sys::{self, Errno};
 
 // Versions that the oldest C library that is stood for (2.31) has; the newest would be named otherwise.
@@ -298,7 +298,7 @@ unsafe extern "C" fn first_closefrom(first: c_int) {
         return;
     }
     // Before Linux 5.9.
-    let named = look::named_descriptors(|fd| {
+    let named = introspection::named_descriptors(|fd| {
         if fd >= first {
             sys::close(fd);
         }

@@ -87,7 +87,7 @@ pub struct Plan<'a> {
     /// What it is.
     pub part: Part,
     /// Bytes that its writers may have unwritten, together.
-    pub window: u64,
+    pub budget: u64,
     /// The file of the report.
     pub report: Option<&'a [u8]>,
     rules: [PlannedRule<'a>; RULES_MAX],
@@ -98,7 +98,7 @@ impl<'a> Plan<'a> {
     /// A plan of nothing.
     pub const NONE: Plan<'static> = Plan {
         part: Part::None,
-        window: 0,
+        budget: 0,
         report: None,
         rules: [PlannedRule { pattern: b"", tail: b"", action: Action::Leave }; RULES_MAX],
         count: 0,
@@ -119,7 +119,7 @@ impl<'a> Plan<'a> {
     /// ```
     /// use pagekeeper_preload::settings::{Part, Plan};
     ///
-    /// let text = b"as auto\nwindow 8388608\nstream tar\nprofile rocksdb\nprocess db_*\nfile bulk keep *.sst";
+    /// let text = b"as auto\nbudget 8388608\nstream tar\nprofile rocksdb\nprocess db_*\nfile bulk keep *.sst";
     /// assert_eq!(Plan::decode(text, b"tar").unwrap().part, Part::Stream);
     /// assert_eq!(Plan::decode(text, b"db_bench").unwrap().rules().len(), 1);
     /// assert_eq!(Plan::decode(text, b"sh").unwrap().part, Part::None);
@@ -142,7 +142,7 @@ impl<'a> Plan<'a> {
                     b"logs" => plan.part = Part::Logs,
                     _ => return None,
                 },
-                b"window" => plan.window = number(rest)?,
+                b"budget" => plan.budget = number(rest)?,
                 b"report" => plan.report = Some(rest),
                 b"stream" => {
                     if plan.part == Part::None && name::matches_name(rest, comm) {
@@ -205,7 +205,7 @@ pub struct Settings {
     /// Names of streaming programs (`comm`, in which `*` stands for any characters).
     pub streams: Vec<String>,
     /// Bytes that the writers of a process may have unwritten, together.
-    pub window: u64,
+    pub budget: u64,
     /// The file of the report ([`crate::counters::Report`]).
     pub report: Option<PathBuf>,
     /// The profiles, the more particular first.
@@ -257,7 +257,7 @@ impl Settings {
                 Role::Logs => "logs",
             }
         ));
-        line(format_args!("window {}", self.window));
+        line(format_args!("budget {}", self.budget));
         if let Some(report) = &self.report {
             line(format_args!("report {}", report.display()));
         }
@@ -293,7 +293,7 @@ mod tests {
         Settings {
             role: Role::Auto,
             streams: vec!["tar".to_owned(), "pg_*".to_owned()],
-            window: 8 << 20,
+            budget: 8 << 20,
             report: Some("/dev/shm/a report".into()),
             profiles: vec![
                 ProfileRules {
@@ -333,7 +333,7 @@ mod tests {
     fn each_program_finds_what_is_meant_for_it() {
         let text = settings().encode();
         let plan = Plan::decode(text.as_bytes(), b"pg_dump").unwrap();
-        assert_eq!((plan.part, plan.window, plan.rules().len()), (Part::Stream, 8 << 20, 0));
+        assert_eq!((plan.part, plan.budget, plan.rules().len()), (Part::Stream, 8 << 20, 0));
         assert_eq!(plan.report, Some(&b"/dev/shm/a report"[..]));
         let plan = Plan::decode(text.as_bytes(), b"mysqld").unwrap();
         assert_eq!((plan.part, plan.rules().len()), (Part::Files, 2));
@@ -365,9 +365,9 @@ mod tests {
         for text in [
             "as",
             "as king",
-            "window",
-            "window 8M",
-            "window 99999999999999999999999",
+            "budget",
+            "budget 8M",
+            "budget 99999999999999999999999",
             "fiel data x",
             "file",
             "file data",

@@ -60,7 +60,7 @@ pub unsafe fn call(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
     if (-4095..0).contains(&result) { Err(Errno(-result as c_int)) } else { Ok(result as usize) }
 }
 
-/// What tells the calling thread from the process's others, without a call: where its thread-local storage is. Never 0; the same in a
+/// What distinguishes the calling thread from the process's others, without a call: where its thread-local storage is. Never 0; the same in a
 /// child of fork.
 #[allow(unsafe_code, reason = "reads a register")]
 #[inline]
@@ -135,7 +135,7 @@ pub fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
 }
 
 /// Whether cachestat(2) counts the pages of a file of that file system: not on overlayfs, where it says none for all files, since
-/// their pages are the layer's below. True where it can't be told.
+/// their pages are the layer's below. True where it can't be known.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn has_counts(fd: c_int) -> bool {
     /// `OVERLAYFS_SUPER_MAGIC`.
@@ -278,7 +278,7 @@ pub fn stat(path: &CStr) -> Result<libc::stat, Errno> {
 pub fn stat_at(at: c_int, path: usize) -> Result<libc::stat, Errno> {
     let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
     let flags = (libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT) as usize;
-    // SAFETY: the kernel looks itself whether there is a path at that address; `stat` is as for `fstat`.
+    // SAFETY: the kernel checks itself whether there is a path at that address; `stat` is as for `fstat`.
     unsafe {
         call(libc::SYS_newfstatat, [of(at), path, stat.as_mut_ptr() as usize, flags, 0, 0])?;
         Ok(stat.assume_init())
@@ -393,7 +393,7 @@ pub fn name_thread(name: &CStr) {
 }
 
 /// mincore(2) of a range, which begins at a page: whether each of its pages is resident, in the lowest bit of a byte. It maps the
-/// range for this. Who neither owns the file nor may write to it is told that all are.
+/// range for this. Who neither owns the file nor may write to it is given all as resident.
 #[allow(unsafe_code, reason = "system calls")]
 pub fn mincore(fd: c_int, range: &Range<u64>, pages: &mut [u8]) -> Result<(), Errno> {
     let length = length(range);

@@ -1,6 +1,6 @@
 //! Which of the process's descriptors a rule is for: from the number of a descriptor to a slot with what is known of its file.
 //!
-//! Its memory is taken as files are followed ([`crate::chunks`]); a look-up is two loads. Descriptors that share an open file (dup)
+//! Its memory is taken as files are followed ([`crate::chunks`]); a lookup is two loads. Descriptors that share an open file (dup)
 //! share its slot.
 //!
 //! Invariants:
@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, 
 use libc::c_int;
 
 use crate::chunks::Chunks;
-use crate::rules::Work;
+use crate::rules::FileState;
 use crate::sys;
 
 /// Descriptors that are followed: the kernel's usual highest limit (`fs.nr_open`).
@@ -38,7 +38,7 @@ const SLOTS_EACH: usize = 16;
 static ENTRIES: Chunks<AtomicU16, ENTRIES_EACH, { DESCRIPTORS / ENTRIES_EACH }> = unsafe { Chunks::new() };
 /// The highest that was ever followed.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
-// SAFETY: numbers, flags that are not set, and `work`, which may be anything; nothing of it needs a drop.
+// SAFETY: numbers, flags that are not set, and `state`, which may be anything; nothing of it needs a drop.
 #[allow(unsafe_code, reason = "memory of zeros")]
 static ALL: Chunks<Slot, SLOTS_EACH, { SLOTS / SLOTS_EACH }> = unsafe { Chunks::new() };
 /// All slots, and those that data files may take.
@@ -47,7 +47,7 @@ static ROOMS: [Room; 2] = [Room::from(0), Room::from(RESERVED)];
 /// The slots from one index on.
 struct Room {
     from: usize,
-    /// Where a free one is looked for first: those before it are in use, but for a few that were given up at that moment.
+    /// Where a free one is searched for first: those before it are in use, but for a few that were given up at that moment.
     next: AtomicUsize,
     /// How many are in use.
     used: AtomicUsize,
@@ -120,10 +120,10 @@ pub struct Slot {
     pub device: AtomicU64,
     /// Its inode.
     pub inode: AtomicU64,
-    work: UnsafeCell<MaybeUninit<Work>>,
+    state: UnsafeCell<MaybeUninit<FileState>>,
 }
 
-// SAFETY: `work` is touched only by who set `busy` (invariant 3); all else is atomic.
+// SAFETY: `state` is touched only by who set `busy` (invariant 3); all else is atomic.
 #[allow(unsafe_code, reason = "shared by the threads of the process")]
 unsafe impl Sync for Slot {}
 
@@ -156,13 +156,13 @@ impl Slot {
 
     /// Works on what is known of the file, unless somebody else does now.
     #[allow(unsafe_code, reason = "the data that `busy` guards")]
-    pub fn with<R>(&self, act: impl FnOnce(&mut Work) -> R) -> Option<R> {
+    pub fn with<R>(&self, act: impl FnOnce(&mut FileState) -> R) -> Option<R> {
         if !self.set_busy() {
             return None;
         }
-        // SAFETY: `busy` was ours to set, and is given up below; nobody else touches `work` meanwhile. It is set: a slot is found by
-        // its references, of which the first is there only once `begin` had set `busy`, and it gave that up with `work` set.
-        let result = act(unsafe { (*self.work.get()).assume_init_mut() });
+        // SAFETY: `busy` was ours to set, and is given up below; nobody else touches `state` meanwhile. It is set: a slot is found by
+        // its references, of which the first is there only once `begin` had set `busy`, and it gave that up with `state` set.
+        let result = act(unsafe { (*self.state.get()).assume_init_mut() });
         self.busy.store(0, Ordering::Release);
         Some(result)
     }
@@ -170,23 +170,23 @@ impl Slot {
     /// Takes a free slot, with a first reference: whether it was free.
     #[allow(unsafe_code, reason = "the data that `busy` guards")]
     fn begin(&self, kind: Kind, device: u64, inode: u64) -> bool {
-        // Nobody can be at work on a slot without references, but for who came too late: it is left alone then.
+        // Nobody can be busy with a slot without references, but for who came too late: it is left alone then.
         if !self.set_busy() {
             return false;
         }
         let is_free = self.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if is_free {
-            // SAFETY: `busy` was ours to set, so that nobody else touches `work`, which was set if the slot was ever of a kind.
+            // SAFETY: `busy` was ours to set, so that nobody else touches `state`, which was set if the slot was ever of a kind.
             unsafe {
-                let work = &mut *self.work.get();
+                let state = &mut *self.state.get();
                 if self.kind.load(Ordering::Relaxed) == 0 {
-                    work.write(Work::NEW);
+                    state.write(FileState::NEW);
                 } else {
                     // What it held is dropped.
-                    *work.assume_init_mut() = Work::NEW;
+                    *state.assume_init_mut() = FileState::NEW;
                 }
             }
-            // Released: a child of fork that finds it finds `work` set.
+            // Released: a child of fork that finds it finds `state` set.
             self.kind.store(kind as u8, Ordering::Release);
             self.counts.store(true, Ordering::Relaxed);
             self.rule.store(0, Ordering::Relaxed);
@@ -316,7 +316,7 @@ mod tests {
         used
     }
 
-    /// Forks while another thread is at work on one slot, and this one on another: what the child finds is busy.
+    /// Forks while another thread is busy with one slot, and this one on another: what the child finds is busy.
     #[allow(unsafe_code, reason = "forks")]
     fn busy_in_a_child(theirs: &'static Slot, ours: &'static Slot) -> [bool; 2] {
         let (begun, is_begun) = std::sync::mpsc::channel();
@@ -369,7 +369,7 @@ mod tests {
         forget(700);
         forget(700);
         assert!(is_last(slot) && slot_of(700).is_none());
-        // What is told of a file isn't told of the next that its slot is for.
+        // What is known of a file isn't taken for the next that its slot is for.
         slot.set_counts(false);
         assert!(!has_counts(701) && has_counts(700));
         // Its number is handed out again.
@@ -391,7 +391,7 @@ mod tests {
         let slots: Vec<_> = (0..SLOTS as c_int).map_while(|n| enter(base + n, Kind::Log, 1, 1)).collect();
         assert_eq!(slots.len(), SLOTS);
         assert!(enter(9000, Kind::Log, 1, 1).is_none());
-        // One that is at work leaves others out, and nobody waits for it.
+        // One that is busy leaves others out, and nobody waits for it.
         slots[0].with(|_| assert!(slots[0].with(|_| ()).is_none())).unwrap();
         for n in 0..SLOTS as c_int {
             forget(base + n);

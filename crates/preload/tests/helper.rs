@@ -161,7 +161,7 @@ fn is_let_go_of(path: &Path) {
     assert!(comes(|| resident(&other) == 0 && !helper::holds_some()));
 }
 
-/// A writer is told when what it wrote is on disk, and so has gone; or that this is never seen.
+/// A writer learns when what it wrote is on disk, and so has gone; or that this is never seen.
 fn is_waited_for(path: &Path) {
     let most = 30_000_000_000;
     let file = written(path, (6 << 20) + 100);

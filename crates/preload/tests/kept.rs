@@ -27,7 +27,7 @@ use pagekeeper_testing::skip;
 use support::comes;
 
 const MIB: u64 = 1 << 20;
-const TEXT: &[u8] = b"as auto\nwindow 8388608\nprofile x\nprocess test\n\
+const TEXT: &[u8] = b"as auto\nbudget 8388608\nprofile x\nprocess test\n\
     file log release-behind-followers:1:0 detect log.{n}\nfile log release-behind-writer:3145728 never slack\nfile data *.ibd\nfile bulk release *.out\n";
 
 fn find(name: &CStr) -> *mut c_void {
@@ -248,7 +248,7 @@ fn a_write_that_may_not_wait_leaves_that_to_the_next() {
     let path = directory.path().join("t.out");
     let mut output = Followed::open(&path, NEW);
     for _ in 0..24 {
-        output.slot.with(|work| work.writer.hurry());
+        output.slot.with(|state| state.writer.hurry());
         output.append(MIB);
     }
     assert_resident(&path, &"#".repeat(24), "");

@@ -1,4 +1,4 @@
-//! Streams and bulk output in a process: this one, as its hooks would tell the rules. Looked at is the page cache itself, page by page.
+//! Streams and bulk output in a process: this one, as its hooks would call the rules. Measured is the page cache itself, page by page.
 
 #![allow(
     unsafe_code,
@@ -252,7 +252,7 @@ fn a_child_finishes_nothing_of_its_parent(dir: &Path) {
     assert!(!pages(&path).contains(&1));
 }
 
-// One test: what a process is told, it is told once.
+// One test: a process takes its settings once.
 #[test]
 fn streams_keep_out_of_the_page_cache() {
     let dir = disk_dir();
@@ -260,8 +260,8 @@ fn streams_keep_out_of_the_page_cache() {
     if sys::cachestat(probe.as_raw_fd(), 0..u64::MAX).is_err() {
         return skip("cachestat isn't there");
     }
-    let plan = Plan::decode(b"as stream\nwindow 8388608", b"streams").unwrap();
-    // SAFETY: the only test of this process, which has told nothing to the library yet.
+    let plan = Plan::decode(b"as stream\nbudget 8388608", b"streams").unwrap();
+    // SAFETY: the only test of this process, which has given nothing to the library yet.
     unsafe { process::set_up(&plan) };
 
     reads_leave_the_cache_as_it_was(dir.path());

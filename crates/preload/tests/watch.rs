@@ -54,7 +54,7 @@ fn is_in_hand(path: &Path) -> bool {
     descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).any(|name| name == path)
 }
 
-/// Has the helper watch a file that it has not in hand, and waits until it does: it sleeps again, until it is to look.
+/// Has the helper watch a file that it has not in hand, and waits until it does: it sleeps again, until it is to check.
 fn watch(file: &File, path: &Path, flags: i32) {
     until("watches of it before have ended", || !is_in_hand(path));
     let job = Job::Watch { flags, release: true, count: Count::StreamReleased };
@@ -122,7 +122,7 @@ fn warm(path: &Path) -> u64 {
     std::io::copy(&mut File::open(path).unwrap(), &mut std::io::sink()).unwrap()
 }
 
-/// Nobody looks at the file any more: what was sent before was done.
+/// Nobody watches the file any more: what was sent before was done.
 fn settle() {
     helper::drain();
 }
@@ -190,7 +190,7 @@ fn all_but_the_pages_of_others_goes(directory: &Path) {
     }
 }
 
-/// Files that are closed one after another make room for the next at once; and where they were as they were closed is told.
+/// Files that are closed one after another make room for the next at once; and where they were as they were closed is known.
 fn more_files_than_watches(directory: &Path) {
     let paths: Vec<_> = (0..40).map(|nth| directory.join(format!("small-{nth}"))).collect();
     for path in &paths {

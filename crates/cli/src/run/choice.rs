@@ -47,13 +47,8 @@ impl Choice {
     pub(crate) fn settings(&self, budget: u64) -> Result<Settings, UsageError> {
         let given = self.config.as_deref().map(Options::read).transpose();
         let given = given.map_err(|error| UsageError(error.to_string()))?;
-        let mut settings = Settings {
-            role: Role::Auto,
-            streams: Vec::new(),
-            window: budget,
-            report: None,
-            profiles: Vec::new(),
-        };
+        let mut settings =
+            Settings { role: Role::Auto, streams: Vec::new(), budget, report: None, profiles: Vec::new() };
         if let Some(role) = self.role {
             settings.role = match role {
                 As::Stream => Role::Stream,
@@ -259,7 +254,7 @@ mod tests {
         for (role, part) in [(As::Stream, Part::Stream), (As::Bulk, Part::Bulk), (As::Logs, Part::Logs)] {
             let text = text(&Choice { role: Some(role), ..Choice::default() });
             let plan = Plan::decode(text.as_bytes(), b"mysqld").unwrap();
-            assert_eq!((plan.part, plan.rules().len(), plan.window), (part, 0, 1 << 20));
+            assert_eq!((plan.part, plan.rules().len(), plan.budget), (part, 0, 1 << 20));
         }
     }
 

@@ -211,7 +211,7 @@ proptest! {
     }
 }
 
-/// A writer over pages that were resident when it was first seen, synced before each look: seen once, in the window that it
+/// A writer over pages that were resident when it was first seen, synced before each sample: seen once, in the window that it
 /// leaves, and found in one that it reached without a trace.
 #[test]
 fn a_writer_over_resident_pages_that_shows_itself_late() {

@@ -42,17 +42,17 @@ impl Cache {
         self.resident[self.pages(range)].iter().filter(|&&is| is).count() as u64 * PAGE
     }
 
-    fn tell(&self, stream: &mut Stream, look: &Range<u64>) {
-        if stream.saw(look, self.bytes(look)) {
+    fn show(&self, stream: &mut Stream, range: &Range<u64>) {
+        if stream.saw(range, self.bytes(range)) {
             return;
         }
-        let mut start = look.start;
-        while start < look.end {
-            let window = start..(start + WINDOW).min(look.end);
+        let mut start = range.start;
+        while start < range.end {
+            let window = start..(start + WINDOW).min(range.end);
             if !stream.saw(&window, self.bytes(&window)) {
-                let told: Vec<_> =
+                let pages: Vec<_> =
                     self.resident[self.pages(&window)].iter().map(|&is| u8::from(is)).collect();
-                stream.saw_pages(start, PAGE, &told);
+                stream.saw_pages(start, PAGE, &pages);
             }
             start += WINDOW;
         }
@@ -94,8 +94,8 @@ impl Cache {
             self.release(stream.left());
             stream.forget();
         }
-        if let Some(look) = stream.look_at(at, length, self.size) {
-            self.tell(stream, &look);
+        if let Some(range) = stream.sample_for_read(at, length, self.size) {
+            self.show(stream, &range);
         }
         let done = length.min(self.size.saturating_sub(at));
         self.unlock((at + done).saturating_sub(WINDOW));

@@ -1,7 +1,7 @@
 //! The way to the helper: a socket pair, over which a message comes with the file that it is about.
 //!
 //! Invariants: a message that is not understood is left aside; sending never blocks, and never reaches another socket than ours, but
-//! for a program that gives our number to one by a system call of its own between the look at it and the sending.
+//! for a program that gives our number to one by a system call of its own between the check and the sending.
 
 use core::sync::atomic::Ordering;
 
@@ -25,7 +25,7 @@ const WATCH: u32 = 3;
 const DRAIN: u32 = 4;
 const LEAVE: u32 = 5;
 const DROP: u32 = 6;
-const LOOK: u32 = 7;
+const CHECK: u32 = 7;
 
 /// What a message can count.
 const COUNTED: [Count; 4] =
@@ -56,7 +56,7 @@ pub(super) enum Received {
     /// Everything is to be done now.
     Drain,
     /// Some file is to be let go of.
-    Look,
+    Check,
     /// The helper is to end.
     Leave,
     /// The sending end is closed.
@@ -121,7 +121,7 @@ pub(super) fn move_away(fd: c_int) {
     wait_for_senders();
 }
 
-/// Who has looked at the number has sent to it soon: sending does not block.
+/// Who has checked the number has sent to it soon: sending does not block.
 fn wait_for_senders() {
     for _ in 0..1000 {
         if SENDING.load(Ordering::Acquire) == 0 {
@@ -305,7 +305,7 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         DROP => Job::Drop { range, count, number: message.number },
         WATCH => Job::Watch { flags: message.flags, release, count },
         DRAIN => return Received::Drain,
-        LOOK => return Received::Look,
+        CHECK => return Received::Check,
         LEAVE => return Received::Leave,
         _ => return Received::Nothing,
     };
@@ -327,9 +327,9 @@ pub(super) fn send_leave() -> bool {
     send(Message { kind: LEAVE, ..Message::default() }, None)
 }
 
-/// Has the helper look whether it is to let go of a file.
-pub(super) fn send_look() -> bool {
-    send(Message { kind: LOOK, ..Message::default() }, None)
+/// Has the helper check whether it is to let go of a file.
+pub(super) fn send_check() -> bool {
+    send(Message { kind: CHECK, ..Message::default() }, None)
 }
 
 /// Has all be done, and waits for it.

@@ -1,8 +1,8 @@
 //! How pages are written and dropped: by counts where cachestat(2) has them, or by dropping until they are gone.
 //!
-//! Invariant: nothing here takes a write error. `sync_file_range(2)` with a wait would be told of it, and who opens the file next and
-//! syncs it no more; to wait as `FIEMAP` does would clear what FUSE and NFS tell of at close(2). So writeback is only begun, and then
-//! looked at.
+//! Invariant: nothing here takes a write error. `sync_file_range(2)` with a wait would get it, and who opens the file next and
+//! syncs it no more; to wait as `FIEMAP` does would clear what FUSE and NFS report at close(2). So writeback is only begun, and then
+//! polled.
 
 use core::ops::Range;
 
@@ -20,8 +20,8 @@ const AGAIN: u64 = 5_000_000;
 const GIVE_UP: u64 = 1_000_000_000;
 /// The same for what is not a whole window: a large folio that reaches beyond it stays.
 const GIVE_UP_PART: u64 = 20_000_000;
-/// Nanoseconds between two looks: first, and at most.
-const LOOK: u64 = 50_000;
+/// Nanoseconds between two polls: first, and at most.
+const POLL: u64 = 50_000;
 const LOOK_MAX: u64 = 1_000_000;
 
 /// Begins to write the range, whose pages go then (`release`), or stay. Where counts are of another file (overlayfs), so is what
@@ -128,7 +128,7 @@ fn drop_window(
     let resident = || resident_pages(file, &window, &mut [0; PAGES]);
     let Some(mut least) = resident() else { return false };
     let give_up = if is_whole { GIVE_UP } else { GIVE_UP_PART };
-    let (mut stay, mut since, mut pause) = (least, sys::now(), LOOK);
+    let (mut stay, mut since, mut pause) = (least, sys::now(), POLL);
     while stay > 0 {
         if sys::drop_pages(file, window.clone()).is_err() {
             process::count(Count::Failures, 1);

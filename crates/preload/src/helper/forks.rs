@@ -11,9 +11,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::sys;
 
-/// Nanoseconds that are waited, at most, and between two looks.
+/// Nanoseconds that are waited, at most, and between two checks.
 const MOMENT_MAX: u64 = 50_000_000;
-const LOOK: u64 = 1_000_000;
+const POLL: u64 = 1_000_000;
 
 /// Threads that have such a descriptor, or are about to.
 static MOMENTS: AtomicU32 = AtomicU32::new(0);
@@ -39,7 +39,7 @@ impl Moment {
             if now >= *end.get_or_insert(now.saturating_add(MOMENT_MAX)) {
                 return None;
             }
-            sys::futex_wait(&FORKING, forking, LOOK);
+            sys::futex_wait(&FORKING, forking, POLL);
         }
     }
 
@@ -71,7 +71,7 @@ pub fn before_fork() {
         if now >= *end.get_or_insert(now.saturating_add(MOMENT_MAX)) {
             return;
         }
-        sys::futex_wait(&MOMENTS, moments, LOOK);
+        sys::futex_wait(&MOMENTS, moments, POLL);
     }
 }
 

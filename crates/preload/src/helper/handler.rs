@@ -1,21 +1,21 @@
 //! Whether a signal handler is under way on the calling thread: a handler may open files, but what it interrupted may hold the C
 //! library's allocator, which making a thread takes.
 //!
-//! Neither the mask of blocked signals tells it (`SA_NODEFER` blocks none, and servers block some all the time) nor the handlers that
+//! Neither the mask of blocked signals shows it (`SA_NODEFER` blocks none, and servers block some all the time) nor the handlers that
 //! are set (`SA_RESETHAND` takes one away first). What the kernel leaves on the stack does: the frame that the handler returns to.
 //! Those that handlers left behind lie below, where calls leave bytes unused as well: then one is seen that is no more.
 //!
-//! How it fails: what can't be looked at, or is seen without being there, is a handler: there is no helper, for that call.
+//! How it fails: what can't be read, or is seen without being there, is a handler: there is no helper, for that call.
 
-#![allow(unsafe_code, reason = "system calls, and a look at a register")]
+#![allow(unsafe_code, reason = "system calls, and the read of a register")]
 
 use core::mem::size_of;
 
-use crate::look;
+use crate::introspection;
 
-/// Bytes of the stack that are looked at: a handler's own calls, between its frame and here, take far less.
+/// Bytes of the stack that are searched: a handler's own calls, between its frame and here, take far less.
 const REACH: usize = 256 << 10;
-/// Words that are looked at together. No such part crosses a page.
+/// Words that are read together. No such part crosses a page.
 const WORDS: usize = 64;
 const WORD: usize = size_of::<usize>();
 
@@ -30,8 +30,8 @@ pub(super) fn may_be_under_way() -> bool {
     while at < start.saturating_add(REACH) {
         let count = WORDS - at / WORD % WORDS;
         // SAFETY: all bits are valid for numbers.
-        let Some(words) = (unsafe { look::peek::<usize, WORDS>(at, count) }) else {
-            // The stack's end; unless nothing can be looked at.
+        let Some(words) = (unsafe { introspection::peek::<usize, WORDS>(at, count) }) else {
+            // The stack's end; unless nothing can be read.
             return at == start;
         };
         let places = (at..).step_by(WORD);
@@ -68,7 +68,7 @@ struct Marks {
 
 #[cfg(target_arch = "x86_64")]
 impl Marks {
-    /// Restorers that are told apart: each C library has one.
+    /// Restorers that are distinguished: each C library has one.
     const KINDS: usize = 4;
     /// Where in the frame (`struct rt_sigframe`) the pointer lies.
     const STATE: usize = 232;
@@ -86,7 +86,7 @@ impl Marks {
             // The kernel's `struct sigaction`: handler, flags, restorer, mask. A handler that is gone, or was for one time, leaves them.
             let mut action = [0_usize; 4];
             let args = [signal, 0, action.as_mut_ptr() as usize, SET, 0, 0];
-            // SAFETY: nothing is changed; `action` has room for what is told.
+            // SAFETY: nothing is changed; `action` has room for what is written.
             unsafe { crate::sys::call(libc::SYS_rt_sigaction, args) }.ok()?;
             let [_, flags, restorer, _] = action;
             if flags & RESTORER != 0 && restorer != 0 && !restorers.contains(&restorer) {
@@ -106,7 +106,7 @@ impl Marks {
             return false;
         }
         // SAFETY: all bits are valid for a number.
-        let state = unsafe { look::peek::<usize, 1>(at.wrapping_add(Self::STATE), 1) };
+        let state = unsafe { introspection::peek::<usize, 1>(at.wrapping_add(Self::STATE), 1) };
         state.is_some_and(|[state]| {
             state.is_multiple_of(Self::ALIGNED) && Self::BETWEEN.contains(&state.wrapping_sub(at))
         })

@@ -17,8 +17,8 @@ use crate::{process, sys};
 
 /// Nanoseconds that are waited for the helper to let go, at most: it may be in a call that the disk is slow to end.
 const LET_GO_MAX: u64 = 1_000_000_000;
-/// Nanoseconds after which who waits looks whether the helper is still there.
-const LOOK: u64 = 20_000_000;
+/// Nanoseconds after which who waits checks whether the helper is still there.
+const POLL: u64 = 20_000_000;
 
 const PLACES: usize = 256;
 
@@ -124,7 +124,7 @@ fn wait_for_none(unwanted: &AtomicU32, held: &AtomicU32) {
     let end = sys::now().saturating_add(LET_GO_MAX);
     unwanted.fetch_add(1, Ordering::SeqCst);
     SOME_UNWANTED.fetch_add(1, Ordering::SeqCst);
-    let mut is_told = false;
+    let mut is_notified = false;
     loop {
         let left = held.load(Ordering::SeqCst);
         let is_on = STATE.load(Ordering::Acquire) & STATES == ON;
@@ -132,8 +132,8 @@ fn wait_for_none(unwanted: &AtomicU32, held: &AtomicU32) {
             break;
         }
         // Where there is no room for a message, the helper takes the next one soon.
-        is_told = is_told || channel::send_look();
-        sys::futex_wait(held, left, if is_told { LOOK } else { 1_000_000 });
+        is_notified = is_notified || channel::send_check();
+        sys::futex_wait(held, left, if is_notified { POLL } else { 1_000_000 });
     }
     SOME_UNWANTED.fetch_sub(1, Ordering::SeqCst);
     unwanted.fetch_sub(1, Ordering::SeqCst);

@@ -6,10 +6,10 @@
 //!
 //! Invariants:
 //! 1. Nobody waits for the helper, but who makes it (until it has its own table), who ends the process in order ([`drain`]), a writer
-//!    whose output goes, where writeback can't be looked at ([`wait_dropped`]), who takes the last name of a file away that it has in hand,
+//!    whose output goes, where writeback can't be seen ([`wait_dropped`]), who takes the last name of a file away that it has in hand,
 //!    or unmounts ([`let_go`]), and a first thread that leaves its process to the others.
 //!    All but the last of these waits are bounded.
-//! 2. Nothing is sent to a descriptor that is not the socket made here: its inode is looked at before.
+//! 2. Nothing is sent to a descriptor that is not the socket made here: its inode is checked before.
 //! 3. A child of fork has no helper until it opens a file that may need one; nothing that its parent sent is done twice.
 //! 4. It is made only where a file is opened ([`prepare`]), and not in a signal handler, which may open files, too: to make a thread takes
 //!    the C library's allocator, which what was interrupted may hold.
@@ -42,14 +42,14 @@ pub use start::{Find, set_up};
 /// Nanoseconds that the end of a process waits for the helper, at most.
 pub const DRAIN_MAX: u64 = 2_000_000_000;
 
-/// Nanoseconds after which who waits for the helper looks whether it is still there.
-const DROP_LOOK: u64 = 100_000_000;
+/// Nanoseconds after which who waits for the helper checks whether it is still there.
+const DROP_POLL: u64 = 100_000_000;
 
 /// Not made yet.
 const NONE: u32 = 0;
 /// Being made.
 const STARTING: u32 = 1;
-/// At work.
+/// Running.
 const ON: u32 = 2;
 /// Can't be made, or no more.
 const OFF: u32 = 3;
@@ -110,7 +110,7 @@ pub enum Job {
         /// The number that is waited for.
         number: u32,
     },
-    /// Looks at the file from time to time, for as long as the number names it: it is read or written by calls that are not seen.
+    /// Checks the file from time to time, for as long as the number names it: it is read or written by calls that are not seen.
     Watch {
         /// How it is open: `O_ACCMODE` of its flags, and `O_APPEND`.
         flags: c_int,
@@ -182,7 +182,7 @@ pub fn send(fd: c_int, job: &Job) -> bool {
 }
 
 /// Has the helper drop the range's pages as they are written, and waits for it, for so many nanoseconds at most. Whether all went, as
-/// far as is known: what others wait for may be told first. `false`, too, where there is no helper. The program's own table is no place
+/// far as is known: what others wait for may be sent first. `false`, too, where there is no helper. The program's own table is no place
 /// for that: to close a file there ends the process's record locks on it (fcntl(2)), however it came by them.
 pub fn wait_dropped(fd: c_int, range: &Range<u64>, count: Count, most: u64) -> bool {
     let number = ASKED.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
@@ -199,7 +199,7 @@ pub fn wait_dropped(fd: c_int, range: &Range<u64>, count: Count, most: u64) -> b
             return false;
         }
         // Where there was no room, there is some once a job is done.
-        sys::futex_wait(&SEEN_TO, seen_to, if is_sent { DROP_LOOK } else { 1_000_000 });
+        sys::futex_wait(&SEEN_TO, seen_to, if is_sent { DROP_POLL } else { 1_000_000 });
     }
 }
 

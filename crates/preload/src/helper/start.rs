@@ -29,7 +29,7 @@ const FEW: u64 = 512;
 const MAKINGS: u32 = 4;
 /// Nanoseconds that are waited for a new helper's own table of descriptors.
 const START_MAX: u64 = 1_000_000_000;
-/// Nanoseconds that are waited for its end, at most, and between two looks.
+/// Nanoseconds that are waited for its end, at most, and between two checks.
 const LEAVE_MAX: u64 = 1_000_000_000;
 const PAUSE: u64 = 100_000;
 /// How often it is asked to leave.
@@ -122,7 +122,7 @@ pub unsafe fn set_up(find: Find) {
     mark(calls);
 }
 
-/// Has this thread's end be told of: it is the process's first.
+/// Has this thread's end be noted: it is the process's first.
 #[allow(unsafe_code, reason = "calls the C library")]
 fn mark(calls: Calls) {
     // SAFETY: the key is ours; its value is never followed.
@@ -229,7 +229,7 @@ pub(super) fn start() -> bool {
 #[allow(unsafe_code, reason = "a system call")]
 fn is_on_other_stack() -> bool {
     let mut stack = MaybeUninit::<libc::stack_t>::zeroed();
-    // SAFETY: nothing is changed; `stack` has room for what is told, and all bits are valid.
+    // SAFETY: nothing is changed; `stack` has room for what is written, and all bits are valid.
     unsafe {
         sys::call(libc::SYS_sigaltstack, [0, stack.as_mut_ptr() as usize, 0, 0, 0, 0]).is_ok()
             && stack.assume_init().ss_flags & libc::SS_ONSTACK != 0

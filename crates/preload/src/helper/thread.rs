@@ -55,7 +55,7 @@ pub(super) extern "C" fn body(argument: *mut c_void) -> *mut c_void {
     sys::futex_wake(&STATE);
     if is_apart {
         if is_wanted {
-            work(socket);
+            serve(socket);
         }
         sys::close(socket);
     }
@@ -65,7 +65,7 @@ pub(super) extern "C" fn body(argument: *mut c_void) -> *mut c_void {
 /// Gives this thread a table of its own, with nothing in it but the receiving end.
 fn take_own_table(socket: c_int) -> bool {
     let number = socket as u32;
-    // Linux 5.9. What is above is not even copied: its end would tell a network's file system to write everything.
+    // Linux 5.9. What is above is not even copied: its end would have a network's file system write everything.
     if sys::close_range(number + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE).is_ok() {
         return number == 0 || sys::close_range(0, number - 1, 0).is_ok();
     }
@@ -136,7 +136,7 @@ impl Queue {
     }
 }
 
-fn work(socket: c_int) {
+fn serve(socket: c_int) {
     let mut queue = Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 };
     let mut watches = Watches::none();
     let mut looked_at = sys::now();
@@ -153,7 +153,7 @@ fn work(socket: c_int) {
         };
         if !sys::readable(socket, wait) {
             if wait == Some(0) || watches.due(sys::now()) == Some(0) {
-                watches.look(sys::now());
+                watches.check(sys::now());
             }
             // One at a time: a job that comes meanwhile is not kept waiting by all of them.
             queue.finish_oldest();
@@ -183,7 +183,7 @@ fn work(socket: c_int) {
                     super::done();
                 }
             },
-            Received::Look => {
+            Received::Check => {
                 queue.let_go();
                 watches.let_go();
                 super::done();

@@ -10,12 +10,12 @@ use super::{closing, duplicated, keeping_errno, names, opened};
 use crate::process::Concern;
 use crate::settings::Part;
 use crate::table;
-use crate::{helper, look, process, real, rules};
+use crate::{helper, introspection, process, real, rules};
 
-/// Requests of a call that are looked at.
+/// Requests of a call that are inspected.
 const FEW: usize = 16;
 
-/// Requests are about to be submitted: the files that they name are read or written unseen. Looked at for the first calls, and for
+/// Requests are about to be submitted: the files that they name are read or written unseen. Inspected for the first calls, and for
 /// few of the rest.
 #[cold]
 #[inline(never)]
@@ -27,10 +27,10 @@ fn submitting(count: c_long, list: usize) {
     }
     let Ok(count) = usize::try_from(count) else { return };
     // SAFETY: all bits are valid for numbers.
-    let Some(requests) = (unsafe { look::peek::<usize, FEW>(list, count) }) else { return };
+    let Some(requests) = (unsafe { introspection::peek::<usize, FEW>(list, count) }) else { return };
     for request in requests.into_iter().take(count) {
         // SAFETY: all bits are valid for numbers: a `struct iocb`, whose descriptor lies at 20.
-        let Some([.., fd]) = (unsafe { look::peek::<c_int, 6>(request, 6) }) else { return };
+        let Some([.., fd]) = (unsafe { introspection::peek::<c_int, 6>(request, 6) }) else { return };
         if let Some(slot) = table::slot_of(fd) {
             keeping_errno(|| rules::passed_by(slot, fd));
         }
@@ -82,7 +82,7 @@ unsafe extern "C" fn prctl(option: c_int, a: c_long, b: c_long, c: c_long, d: c_
     if filters_by_prctl([c_long::from(option), a, b]) && process::concern() != Concern::Nothing {
         filtering();
     }
-    // SAFETY: with what the program gave: an argument that it left out is not looked at.
+    // SAFETY: with what the program gave: an argument that it left out is not read.
     unsafe { real::prctl.get()(option, a, b, c, d) }
 }
 
@@ -120,9 +120,9 @@ fn is_left_for(number: c_long) -> bool {
     )
 }
 
-/// Whether a system call is one that something is told of.
+/// Whether a system call is one that something is done for.
 #[inline]
-fn is_told(number: c_long) -> bool {
+fn is_hooked(number: c_long) -> bool {
     #[cfg(target_arch = "x86_64")]
     if matches!(
         number,
@@ -173,17 +173,17 @@ unsafe extern "C" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    if is_told(number) && process::concern() != Concern::Nothing {
+    if is_hooked(number) && process::concern() != Concern::Nothing {
         // SAFETY: with what the program gave.
-        return unsafe { told(number, a, b, c, d, e, f) };
+        return unsafe { hooked(number, a, b, c, d, e, f) };
     }
-    // SAFETY: with what the program gave: an argument that it left out is not looked at.
+    // SAFETY: with what the program gave: an argument that it left out is not read.
     unsafe { real::syscall.get()(number, a, b, c, d, e, f) }
 }
 
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn told(
+unsafe extern "C" fn hooked(
     number: c_long,
     a: c_long,
     b: c_long,
@@ -194,8 +194,8 @@ unsafe extern "C" fn told(
 ) -> c_long {
     let on = process::is_on();
     if on {
-        told_before(number, [a, b, c]);
-        names::told_before(number, [a, b, c, d], e);
+        before_call(number, [a, b, c]);
+        names::before_call(number, [a, b, c, d], e);
     }
     // SAFETY: with what the program gave.
     let done = unsafe { real::syscall.get()(number, a, b, c, d, e, f) };
@@ -206,7 +206,7 @@ unsafe extern "C" fn told(
 }
 
 /// Before a call is made.
-fn told_before(number: c_long, [a, b, c]: [c_long; 3]) {
+fn before_call(number: c_long, [a, b, c]: [c_long; 3]) {
     match number {
         libc::SYS_close if table::is_followed(a as c_int) => closing(a as c_int),
         libc::SYS_close_range if c == 0 => closing_all(a as c_uint, b as c_uint),
@@ -249,7 +249,7 @@ fn told_after(number: c_long, [a, b, c, d]: [c_long; 4], done: c_long) {
         libc::SYS_openat2 => {
             // SAFETY: the call has read the flags, the first of a `struct open_how`; what was opened had a name.
             return unsafe {
-                let flags = look::peek::<u64, 1>(c as usize, 1).map_or(0, |[flags]| flags);
+                let flags = introspection::peek::<u64, 1>(c as usize, 1).map_or(0, |[flags]| flags);
                 opened(done as c_int, b as *const c_char, flags as c_int);
             };
         }

@@ -7,9 +7,9 @@
 use core::ffi::{c_int, c_uint};
 
 use super::read::follow_copy;
-use crate::parts::{self, MOST, PART};
+use crate::parts::{self, MAX_TRANSFER, PART};
 use crate::table::{self, Kind, Slot};
-use crate::{look, process, real, rules, sys};
+use crate::{introspection, process, real, rules, sys};
 
 /// What a copy of several parts keeps as it was: `errno` of a success, and that the call is one point of cancellation, at its start.
 struct Calm {
@@ -60,9 +60,9 @@ impl End {
         Self { fd, given, slot: table::slot_of(fd) }
     }
 
-    /// Where it starts; `None` where it has no position that can be told (a pipe, a bad address).
+    /// Where it starts; `None` where it has no position that can be known (a pipe, a bad address).
     fn position(&self) -> Option<u64> {
-        look::position(self.fd, self.given)
+        introspection::position(self.fd, self.given)
     }
 }
 
@@ -86,7 +86,7 @@ fn follow(from: &End, to: &End, length: usize, parted: bool, plain: &dyn Fn(usiz
     if !parted || length <= PART || !are_parted(from, to) {
         return one(0, length);
     }
-    let length = length.min(MOST);
+    let length = length.min(MAX_TRANSFER);
     let first = one(0, PART);
     if usize::try_from(first) != Ok(PART) {
         return first;
@@ -122,7 +122,7 @@ fn are_parted(from: &End, to: &End) -> bool {
         && regular(&b)
         && (a.st_dev, a.st_ino) != (b.st_dev, b.st_ino)
         && sys::flags(to.fd).is_ok_and(|flags| flags & libc::O_APPEND == 0)
-        && !look::has_size_limit()
+        && !introspection::has_size_limit()
 }
 
 macro_rules! send {

@@ -135,7 +135,7 @@ macro_rules! control {
         unsafe extern "C" fn $name(fd: c_int, command: c_int, argument: c_long) -> c_int {
             #[cold]
             #[inline(never)]
-            unsafe extern "C" fn told(fd: c_int, command: c_int, argument: c_long) -> c_int {
+            unsafe extern "C" fn hooked(fd: c_int, command: c_int, argument: c_long) -> c_int {
                 // SAFETY: no pointers.
                 let next = || unsafe { real::$name.get()(fd, command, argument) };
                 if command == libc::F_SETFL {
@@ -149,9 +149,9 @@ macro_rules! control {
                 && process::concern() != Concern::Nothing
             {
                 // SAFETY: with what the program gave.
-                return unsafe { told(fd, command, argument) };
+                return unsafe { hooked(fd, command, argument) };
             }
-            // SAFETY: with what the program gave: an argument that it left out is not looked at.
+            // SAFETY: with what the program gave: an argument that it left out is not read.
             unsafe { real::$name.get()(fd, command, argument) }
         }
     )*};

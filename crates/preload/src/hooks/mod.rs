@@ -1,4 +1,4 @@
-//! The C library's functions, as the program finds them: each calls the next definition of its name, and tells the rules.
+//! The C library's functions, as the program finds them: each calls the next definition of its name, and notifies the rules.
 //!
 //! Each is first the call itself: only where the descriptor has a slot, or a name may be one that a rule is for, is more done, out of
 //! line. Functions with variable arguments are defined with a fixed number of them: on x86-64 (System V) and aarch64 (AAPCS64, Linux)
@@ -17,7 +17,7 @@ use crate::process::Concern;
 use crate::table;
 use crate::{process, real, rules};
 
-/// Defines functions that a rule is told of where their descriptor is followed: `|slot, next| …` then makes the call, by `next`. Where
+/// Defines functions that notify a rule where their descriptor is followed: `|slot, next| …` then makes the call, by `next`. Where
 /// it isn't, the call is handed on by a jump.
 macro_rules! hook {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty, of $fd:ident: |$slot:ident, $next:ident| $body:expr;)*) => {$(
@@ -89,18 +89,18 @@ unsafe fn opened(fd: c_int, path: *const c_char, flags: c_int) {
         table::forget(fd);
     }
     if path.is_null() {
-        return told(fd, None, flags);
+        return opened_file(fd, None, flags);
     }
     // SAFETY: by this function's contract.
     let path = unsafe { CStr::from_ptr(path) };
     if concern == Concern::All || process::concerns(path.to_bytes()) {
-        told(fd, Some(path), flags);
+        opened_file(fd, Some(path), flags);
     }
 }
 
 #[cold]
 #[inline(never)]
-fn told(fd: c_int, path: Option<&CStr>, flags: c_int) {
+fn opened_file(fd: c_int, path: Option<&CStr>, flags: c_int) {
     if !process::is_on() {
         return;
     }
@@ -114,7 +114,7 @@ fn told(fd: c_int, path: Option<&CStr>, flags: c_int) {
     });
 }
 
-/// A descriptor that is followed is about to be closed: tells the rule, and forgets it.
+/// A descriptor that is followed is about to be closed: notifies the rule, and forgets it.
 #[cold]
 #[inline(never)]
 fn closing(fd: c_int) {

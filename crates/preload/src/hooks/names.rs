@@ -1,7 +1,7 @@
 //! Names of files are taken away, and file systems: a file that the helper holds would keep its room, and its file system busy. (NFS and
 //! FUSE would give a file that is open another name, so that its directory isn't empty: so the helper lets go before the call.)
 //!
-//! Not seen: names that other processes take away, and file systems that they unmount. The helper looks for the first from time to time.
+//! Not seen: names that other processes take away, and file systems that they unmount. The helper checks for the first from time to time.
 
 use core::ffi::{c_char, c_int, c_uint};
 
@@ -33,7 +33,7 @@ fn lost(at: c_int, path: *const c_char) {
 }
 
 /// Before one of these calls is made by its number.
-pub(super) fn told_before(number: i64, [a, b, c, d]: [i64; 4], flags: i64) {
+pub(super) fn before_call(number: i64, [a, b, c, d]: [i64; 4], flags: i64) {
     let path = |at: i64| core::ptr::with_exposed_provenance(at as usize);
     #[cfg(target_arch = "x86_64")]
     match number {

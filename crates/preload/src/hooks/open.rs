@@ -11,7 +11,7 @@ macro_rules! open {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: with what the program gave; `mode` may not have been given, and is then not looked at.
+            // SAFETY: with what the program gave; `mode` may not have been given, and is then not read.
             let fd = unsafe { real::$name.get()(path, flags, mode) };
             // SAFETY: what was opened had a name.
             unsafe { opened(fd, path, flags) };
@@ -25,7 +25,7 @@ macro_rules! open_at {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: with what the program gave; `mode` may not have been given, and is then not looked at.
+            // SAFETY: with what the program gave; `mode` may not have been given, and is then not read.
             let fd = unsafe { real::$name.get()(directory, path, flags, mode) };
             // SAFETY: what was opened had a name.
             unsafe { opened(fd, path, flags) };

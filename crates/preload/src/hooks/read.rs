@@ -5,10 +5,10 @@ use core::ffi::{c_int, c_void};
 use libc::iovec;
 
 use super::place;
-use crate::parts::MOST;
+use crate::parts::MAX_TRANSFER;
 use crate::rules::How;
 use crate::table::Slot;
-use crate::{look, process, real, rules};
+use crate::{introspection, process, real, rules};
 
 /// `RWF_DONTCACHE` of preadv2(2), Linux 6.14.
 const UNCACHED: c_int = 0x80;
@@ -42,7 +42,7 @@ fn follow(
         return plain();
     };
     let whole = iovec { iov_base: buffer, iov_len: length };
-    make(slot, fd, at, length.min(MOST) as u64, Some((&raw const whole, 1)), plain)
+    make(slot, fd, at, length.min(MAX_TRANSFER) as u64, Some((&raw const whole, 1)), plain)
 }
 
 /// The same, to several buffers.
@@ -58,7 +58,7 @@ fn follow_parts(
     let (Ok(at), true) = (place(at, 0), process::is_on()) else {
         return plain();
     };
-    let length = look::length_of(parts, count).min(MOST as u64);
+    let length = introspection::length_of(parts, count).min(MAX_TRANSFER as u64);
     make(slot, fd, at, length, may_uncached.then_some((parts, count)), plain)
 }
 
@@ -94,7 +94,7 @@ hook! {
         follow_parts(slot, fd, None, parts, count, true, &|| next(fd, parts, count))
     };
     fn readahead(fd: c_int, at: i64, length: usize) -> isize, of fd: |slot, next| {
-        look_ahead(slot, fd, at, length);
+        prefetch(slot, fd, at, length);
         next(fd, at, length)
     };
 }
@@ -140,7 +140,7 @@ macro_rules! preadv2 {
 preadv2!(preadv2 preadv64v2);
 
 /// The program is about to have a part of the file brought in.
-pub(super) fn look_ahead(slot: &Slot, fd: c_int, at: i64, length: usize) {
+pub(super) fn prefetch(slot: &Slot, fd: c_int, at: i64, length: usize) {
     if let Ok(Some(at)) = place(Some(at), length)
         && process::is_on()
     {

@@ -1,7 +1,7 @@
-//! Streams of the C library, which read and write by calls of its own that no hook sees: the rules are told of their files.
+//! Streams of the C library, which read and write by calls of its own that no hook sees: the rules take their files for ones whose calls are not seen.
 //!
-//! Those that the program opens are told of then. Of the three that it is started with, it is not known whether they are used: the
-//! first call that reads or writes one tells.
+//! Those that the program opens are noted then. Of the three that it is started with, it is not known whether they are used: the
+//! first call that reads or writes one shows it.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -77,7 +77,7 @@ fn unseen(slot: &Slot, fd: c_int) {
     }
 }
 
-/// Flags of open(2) for a mode of fopen(3), as far as the rules look at them.
+/// Flags of open(2) for a mode of fopen(3), as far as the rules need them.
 fn flags_of(mode: &[u8]) -> c_int {
     let update = mode.contains(&b'+');
     let access = |alone| if update { libc::O_RDWR } else { alone };
@@ -216,8 +216,8 @@ unsafe extern "C" fn __overflow(stream: Stream, byte: c_int) -> c_int {
     }
 }
 
-// Of standard input or output without being told so. A program that has put another stream there is told of all the same: of that
-// it is known already.
+// Of standard input or output, whose stream is not an argument. A program that has put another stream there has it noted all the
+// same: of that it is known already.
 macro_rules! using_standard {
     ($($name:ident($($arg:ident: $type:ty)?) -> $result:ty, of $fd:literal;)*) => {$(
         #[unsafe(no_mangle)]

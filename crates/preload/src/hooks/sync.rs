@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use pagekeeper_policy::stream::HORIZON;
 
-use super::read::look_ahead;
+use super::read::prefetch;
 use crate::table::Slot;
 use crate::{process, rules, sys};
 
@@ -21,12 +21,12 @@ macro_rules! sync {
 }
 sync!(fsync fdatasync);
 
-/// Whether advice is left out; a part that is to be brought in is looked at.
+/// Whether advice is left out; a part that is to be brought in is sampled.
 fn advised(slot: &Slot, fd: c_int, at: i64, length: i64, advice: c_int) -> bool {
     if advice == libc::POSIX_FADV_WILLNEED {
         // Without a length, up to the end of the file; the kernel brings in less at a time.
         let length = if length == 0 { HORIZON as i64 } else { length };
-        look_ahead(slot, fd, at, usize::try_from(length).unwrap_or(0));
+        prefetch(slot, fd, at, usize::try_from(length).unwrap_or(0));
     }
     // What the kernel refuses is refused.
     length >= 0 && process::is_on() && rules::leaves_out(slot, advice) && sys::flags(fd).is_ok()

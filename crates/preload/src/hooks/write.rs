@@ -51,7 +51,7 @@ pwritev!(pwritev pwritev64);
 /// A write was made that may not wait, if it says so: then no rule has it wait.
 fn hurry(slot: &Slot, flags: c_int) {
     if flags & libc::RWF_NOWAIT != 0 && process::is_on() {
-        slot.with(|work| work.writer.hurry());
+        slot.with(|state| state.writer.hurry());
     }
 }
 

@@ -109,8 +109,8 @@ pub struct Log {
     synced: bool,
     /// Bytes written at the file's position since that was asked for.
     unplaced: u64,
-    /// From this end on, unsynced bytes are looked at again.
-    look_at: u64,
+    /// From this end on, unsynced bytes are considered again.
+    check_from: u64,
     /// Where a reader is.
     place: u64,
     /// Which of its series' files it is.
@@ -128,7 +128,7 @@ impl Log {
         syncs: false,
         synced: false,
         unplaced: 0,
-        look_at: 0,
+        check_from: 0,
         place: 0,
         series: 0,
         sequence: 0,
@@ -136,7 +136,7 @@ impl Log {
 
     /// Forgets what was written.
     pub fn forget(&mut self) {
-        (self.run, self.synced, self.unplaced, self.look_at) = (self.run.forgotten(), false, 0, 0);
+        (self.run, self.synced, self.unplaced, self.check_from) = (self.run.forgotten(), false, 0, 0);
     }
 
     /// Whether it is written, goes, and no reader of it is waited for.
@@ -212,7 +212,7 @@ impl Log {
                 && is_near(self.sequence, log.sequence, near_files);
             is_near.then_some((log.sequence, log.place))
         };
-        let places = others.filter_map(|other| match other.with(|work| place_of(&work.log)) {
+        let places = others.filter_map(|other| match other.with(|state| place_of(&state.log)) {
             Some(place) => place,
             // It reads just now: where is not known.
             None => Some((self.sequence, 0)),
@@ -289,10 +289,10 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule) {
         sequence,
         ..Log::NEW
     };
-    slot.with(|work| {
-        work.log = log;
+    slot.with(|state| {
+        state.log = log;
         if !writes {
-            work.log.follower.begin();
+            state.log.follower.begin();
         }
     });
     if writes {
@@ -342,8 +342,8 @@ fn number_of(path: &[u8]) -> (u64, u64) {
 /// After a write of `done` bytes, at `at` or at the file's position.
 pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
     process::count(Count::LogWritten, done);
-    slot.with(|work| {
-        let log = &mut work.log;
+    slot.with(|state| {
+        let log = &mut state.log;
         if log.used != Use::Write {
             return;
         }
@@ -355,8 +355,8 @@ pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
         if log.syncs {
             log.synced = true;
             log.release(slot, fd, log.rule.slack, true);
-        } else if end >= log.look_at && log.rule.is_named {
-            log.look_at = end.saturating_add(WINDOW);
+        } else if end >= log.check_from && log.rule.is_named {
+            log.check_from = end.saturating_add(WINDOW);
             log.release(slot, fd, log.rule.slack.max(TRAIL), false);
         }
     });
@@ -364,8 +364,8 @@ pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
 
 /// After a read of `done` bytes, at `at` or at the file's position.
 pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
-    slot.with(|work| {
-        let log = &mut work.log;
+    slot.with(|state| {
+        let log = &mut state.log;
         if log.used != Use::Read {
             return;
         }
@@ -379,8 +379,8 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
 
 /// After the file was synced with success.
 pub fn after_sync(slot: &Slot, fd: c_int) {
-    slot.with(|work| {
-        let log = &mut work.log;
+    slot.with(|state| {
+        let log = &mut state.log;
         if log.used != Use::Write {
             return;
         }
@@ -389,21 +389,21 @@ pub fn after_sync(slot: &Slot, fd: c_int) {
         }
         log.synced = true;
         let end = log.run.end();
-        log.look_at = end.saturating_add(TRAIL);
+        log.check_from = end.saturating_add(TRAIL);
         log.release(slot, fd, log.rule.slack, true);
     });
 }
 
 /// After the file was cut or lengthened to `size` bytes.
 pub fn after_truncate(slot: &Slot, size: u64) {
-    slot.with(|work| work.log.run.cut(size));
+    slot.with(|state| state.log.run.cut(size));
 }
 
 /// After the file was mapped: mapped pages can't be dropped, and where they are written is not seen.
 pub fn after_map(slot: &Slot) {
-    slot.with(|work| {
-        if work.log.used == Use::Write {
-            work.log.used = Use::Kept;
+    slot.with(|state| {
+        if state.log.used == Use::Write {
+            state.log.used = Use::Kept;
         }
     });
 }
@@ -412,8 +412,8 @@ pub fn after_map(slot: &Slot) {
 pub fn before_close(slot: &Slot, fd: c_int) {
     let inode = slot.inode.load(Ordering::Relaxed);
     let count = Count::LogReleased;
-    let range = slot.with(|work| {
-        let log = &mut work.log;
+    let range = slot.with(|state| {
+        let log = &mut state.log;
         if log.used == Use::Read {
             log.follower.end();
             return (!is_open_elsewhere(slot, inode) && take(&OWED, inode)).then_some(0..u64::MAX);

@@ -21,20 +21,20 @@ pub struct Mixed {
     /// Open for writing.
     writes: bool,
     /// Counted as a writer beside direct I/O.
-    told: bool,
-    /// `DIRECT_OPENS` when direct use of it was last looked for.
-    looked: u32,
+    counted: bool,
+    /// `DIRECT_OPENS` when direct use of it was last checked for.
+    checked: u32,
 }
 
 impl Mixed {
     /// Nothing known.
-    pub const NEW: Self = Self { writes: false, told: false, looked: 0 };
+    pub const NEW: Self = Self { writes: false, counted: false, checked: 0 };
 }
 
 /// Begins to follow a data file, or one that is open for direct I/O ([`Kind::Data`], [`Kind::Direct`]).
 pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    slot.with(|work| work.mixed = Mixed { writes, ..Mixed::NEW });
+    slot.with(|state| state.mixed = Mixed { writes, ..Mixed::NEW });
     if slot.kind() == Kind::Data && DIRECT_OPENS.load(Ordering::Acquire) > 0 {
         // What it brings in is to go as it is closed.
         helper::prepare();
@@ -42,7 +42,7 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
     if slot.kind() == Kind::Direct {
         DIRECT_OPENS.fetch_add(1, Ordering::AcqRel);
         let is_written =
-            has_other(slot, Kind::Data, |other| other.with(|work| work.mixed.writes).unwrap_or(true));
+            has_other(slot, Kind::Data, |other| other.with(|state| state.mixed.writes).unwrap_or(true));
         if !is_written {
             process::count(Count::MixedReleased, release_all(slot, fd));
         }
@@ -61,7 +61,7 @@ fn has_other(slot: &Slot, kind: Kind, wanted: impl Fn(&Slot) -> bool) -> bool {
 fn release_all(slot: &Slot, fd: c_int) -> u64 {
     let all = 0..u64::MAX;
     if !slot.has_counts() {
-        // What is dirty begins to be written, and stays: to see it go would take a look at each page of the file.
+        // What is dirty begins to be written, and stays: to see it go would take a sample of each page of the file.
         return helper::drop_written(fd, all);
     }
     match sys::cachestat(fd, all.clone()) {
@@ -78,14 +78,14 @@ pub fn after_write(slot: &Slot) {
     if opens == 0 {
         return;
     }
-    let looks = slot.with(|work| {
-        let mixed = &mut work.mixed;
-        let looks = !mixed.told && mixed.looked != opens;
-        mixed.looked = opens;
-        looks
+    let is_due = slot.with(|state| {
+        let mixed = &mut state.mixed;
+        let is_due = !mixed.counted && mixed.checked != opens;
+        mixed.checked = opens;
+        is_due
     });
-    if looks == Some(true) && has_other(slot, Kind::Direct, |_| true) {
-        slot.with(|work| work.mixed.told = true);
+    if is_due == Some(true) && has_other(slot, Kind::Direct, |_| true) {
+        slot.with(|state| state.mixed.counted = true);
         process::count(Count::MixedWriters, 1);
     }
 }

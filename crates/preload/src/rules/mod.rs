@@ -26,7 +26,7 @@ use writer::Output;
 const PATH_MAX: usize = 1024;
 
 /// What is known of one open file, for the rule that is for it.
-pub struct Work {
+pub struct FileState {
     /// Its part that is read.
     pub reader: reader::Reader,
     /// Its part that is written.
@@ -35,13 +35,13 @@ pub struct Work {
     pub log: log::Log,
     /// What of it is a data file's.
     pub mixed: mixed::Mixed,
-    /// Whether the helper looks at it from time to time.
+    /// Whether the helper checks it from time to time.
     is_watched: bool,
     /// Whether it was read or written by calls that are seen.
     is_used: bool,
 }
 
-impl Work {
+impl FileState {
     /// Nothing known.
     #[allow(clippy::declare_interior_mutable_const, reason = "what a slot begins with")]
     pub const NEW: Self = Self {
@@ -108,10 +108,10 @@ fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
     if given.first() == Some(&b'/') || (!given.is_empty() && name::directories(given) >= directories) {
         return find(given);
     }
-    // Relative, and not long enough to tell.
+    // Relative, and not long enough to be sure.
     let mut whole = [0; PATH_MAX];
     let link = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
-    // What fills it has no end that could be told.
+    // What fills it has no end that could be known.
     let path = sys::read_link(link.as_c_str(), &mut whole).ok().filter(|path| path.len() < PATH_MAX);
     find(path.unwrap_or(given))
 }
@@ -133,9 +133,9 @@ fn follow(fd: c_int, flags: c_int, kind: Kind, rule: u16) {
         Kind::Data | Kind::Direct => return mixed::opened(slot, fd, flags),
         Kind::Stream | Kind::BulkKept | Kind::BulkReleased => {}
     }
-    slot.with(|work| {
-        work.reader.open(size);
-        work.writer.open(size);
+    slot.with(|state| {
+        state.reader.open(size);
+        state.writer.open(size);
     });
     // What is kept is begun and waited for without it.
     if flags & libc::O_ACCMODE != libc::O_RDONLY && kind != Kind::BulkKept {
@@ -143,7 +143,7 @@ fn follow(fd: c_int, flags: c_int, kind: Kind, rule: u16) {
     }
 }
 
-/// Never inlined: a log has its path looked at, on the stack of that alone.
+/// Never inlined: a log has its path read, on the stack of that alone.
 #[inline(never)]
 fn follow_log(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: u16) {
     if let Some(rule) = log_rule(rule) {
@@ -176,27 +176,27 @@ pub fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) -> How 
     if slot.kind() != Kind::Stream {
         return How::Plain;
     }
-    slot.with(|work| work.reader.before(fd, at, length)).unwrap_or(How::Plain)
+    slot.with(|state| state.reader.before(fd, at, length)).unwrap_or(How::Plain)
 }
 
 /// An uncached read was refused, or the call can't be made so: it is made as the program asked.
 pub fn uncached_refused(slot: &Slot) {
-    slot.with(|work| work.reader.uncached_refused());
+    slot.with(|state| state.reader.uncached_refused());
 }
 
 /// Before the program has a part of the file be read ahead.
 pub fn before_prefetch(slot: &Slot, fd: c_int, at: u64, length: u64) {
     if slot.kind() == Kind::Stream {
-        slot.with(|work| work.reader.before_prefetch(fd, at, length));
+        slot.with(|state| state.reader.before_prefetch(fd, at, length));
     }
 }
 
 /// After a read (also by `sendfile`, `splice`, `copy_file_range`), which returned `done`.
 pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     match slot.kind() {
-        Kind::Stream => drop(slot.with(|work| {
-            work.is_used |= done > 0;
-            work.reader.after(fd, at, done);
+        Kind::Stream => drop(slot.with(|state| {
+            state.is_used |= done > 0;
+            state.reader.after(fd, at, done);
         })),
         Kind::Log if done > 0 => log::after_read(slot, fd, at, done as u64),
         _ => {}
@@ -206,9 +206,9 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
 /// After a write, which returned `done`.
 pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     if let Some(output) = output_of(slot.kind()) {
-        slot.with(|work| {
-            work.is_used |= done > 0;
-            work.writer.after(fd, at, done, output);
+        slot.with(|state| {
+            state.is_used |= done > 0;
+            state.writer.after(fd, at, done, output);
         });
     } else if done > 0 {
         match slot.kind() {
@@ -225,7 +225,7 @@ pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
         return;
     }
     if let Some(output) = output_of(slot.kind()) {
-        slot.with(|work| work.writer.synced(fd, output));
+        slot.with(|state| state.writer.synced(fd, output));
     } else if slot.kind() == Kind::Log {
         log::after_sync(slot, fd);
     }
@@ -236,13 +236,13 @@ pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
 pub fn leaves_out(slot: &Slot, advice: c_int) -> bool {
     slot.kind() == Kind::Stream
         && advice == libc::POSIX_FADV_DONTNEED
-        && slot.with(|work| work.is_used && work.reader.is_covered() && !work.is_watched) == Some(true)
+        && slot.with(|state| state.is_used && state.reader.is_covered() && !state.is_watched) == Some(true)
 }
 
 /// After the file was cut or lengthened to `length`.
 pub fn after_truncate(slot: &Slot, length: u64) {
     if output_of(slot.kind()).is_some() {
-        slot.with(|work| work.writer.cut(length));
+        slot.with(|state| state.writer.cut(length));
     } else if slot.kind() == Kind::Log {
         log::after_truncate(slot, length);
     }
@@ -252,7 +252,7 @@ pub fn after_truncate(slot: &Slot, length: u64) {
 pub fn after_map(slot: &Slot, range: Range<u64>) {
     if slot.kind() == Kind::Stream {
         // What comes in through it stays.
-        slot.with(|work| work.reader.mapped());
+        slot.with(|state| state.reader.mapped());
         count(Count::StreamUnseen, range.end.saturating_sub(range.start));
     } else if slot.kind() == Kind::Log {
         log::after_map(slot);
@@ -263,18 +263,18 @@ pub fn after_map(slot: &Slot, range: Range<u64>) {
 pub fn passed_by(slot: &Slot, fd: c_int) {
     let released = match (slot.kind(), output_of(slot.kind())) {
         (Kind::Log, _) => {
-            let may_go = slot.with(|work| work.log.goes_for_its_writer_alone()) == Some(true);
+            let may_go = slot.with(|state| state.log.goes_for_its_writer_alone()) == Some(true);
             may_go.then_some(Count::LogReleased)
         }
         (_, output) => output.and_then(|output| output.released),
     };
     if slot.kind() == Kind::Stream
         && sys::flags(fd).is_ok_and(|flags| flags & libc::O_ACCMODE == libc::O_RDONLY)
-        && slot.with(|work| !work.is_watched && work.reader.is_unseen(fd)) == Some(true)
+        && slot.with(|state| !state.is_watched && state.reader.is_unseen(fd)) == Some(true)
     {
         return;
     }
-    let is_first = slot.with(|work| !core::mem::replace(&mut work.is_watched, true));
+    let is_first = slot.with(|state| !core::mem::replace(&mut state.is_watched, true));
     let (Some(true), Some(released), Ok(flags)) = (is_first, released, sys::flags(fd)) else { return };
     helper::prepare();
     helper::send(fd, &Job::Watch { flags, release: true, count: released });
@@ -294,15 +294,15 @@ fn end(slot: &Slot, fd: c_int, may_wait: bool) {
         Kind::Data | Kind::Direct => return mixed::before_close(slot, fd),
         Kind::Stream | Kind::BulkKept | Kind::BulkReleased => {}
     }
-    slot.with(|work| {
-        if work.is_watched {
+    slot.with(|state| {
+        if state.is_watched {
             watch::closing(fd);
         }
         if kind == Kind::Stream {
-            work.reader.leave(fd);
+            state.reader.leave(fd);
         }
         if let Some(output) = output_of(kind) {
-            work.writer.close(fd, output, may_wait);
+            state.writer.close(fd, output, may_wait);
         }
     });
 }
@@ -321,12 +321,12 @@ pub fn after_fork() {
     helper::after_fork();
     table::after_fork();
     for (_, slot) in table::entered(0, table::highest()) {
-        slot.with(|work| {
-            work.reader.forget();
-            work.writer.forget();
-            work.log.forget();
-            work.is_watched = false;
-            work.is_used = false;
+        slot.with(|state| {
+            state.reader.forget();
+            state.writer.forget();
+            state.log.forget();
+            state.is_watched = false;
+            state.is_used = false;
         });
     }
     writer::after_fork();

@@ -1,17 +1,17 @@
-//! What a stream reads: looked at before read-ahead gets there, released behind the reader.
+//! What a stream reads: sampled before read-ahead gets there, released behind the reader.
 //!
-//! Windows are looked at by cachestat(2); where that isn't to be had, or counts nothing (overlayfs), or a window is resident in part, by
-//! mincore(2) of a mapping that is made for it. Both tell the truth only to who owns the file or may write to it. For others reads are uncached
+//! Windows are sampled by cachestat(2); where that isn't to be had, or counts nothing (overlayfs), or a window is resident in part, by
+//! mincore(2) of a mapping that is made for it. Both are right only for who owns the file or may write to it. For others reads are uncached
 //! (`RWF_DONTCACHE`) where the file system can; else what they bring in stays, and is counted as not seen.
 //!
 //! Not covered: what is read through a mapping; the first reads after a seek, of readers that seek much; of a single read of more than
 //! 200 MiB what goes beyond the windows that are known at a time; of what is read by calls that are not seen what the file's position
-//! doesn't tell.
+//! doesn't show.
 //!
 //! Invariants:
 //! 1. What was resident before the stream came near it is never dropped ([`pagekeeper_policy::stream`]).
 //! 2. What others may have brought in since then is left, and counted as not seen: ahead of a reader that leaves the file, what was
-//!    looked at more than [`STALE`] ago, or what its reads can't have had read ahead.
+//!    sampled more than [`STALE`] ago, or what its reads can't have had read ahead.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -28,7 +28,7 @@ use crate::table;
 
 /// The file's position is asked for after so many bytes in small reads; larger ones have it asked each.
 const ASK: u64 = 64 << 10;
-/// Nanoseconds after which what lies further ahead is looked at again: others may have brought it in.
+/// Nanoseconds after which what lies further ahead is sampled again: others may have brought it in.
 pub const STALE: u64 = 2_000_000_000;
 /// ... and after which what was read by calls that are not seen isn't released any more as the file is closed.
 const UNSEEN_MAX: u64 = 30_000_000_000;
@@ -55,12 +55,12 @@ enum By {
     Nothing,
 }
 
-/// How the residency of a file can be seen.
+/// How the residency of a file can be sampled.
 #[derive(Debug, Clone, Copy)]
-pub struct Sight {
+pub struct ResidencyProbe {
     /// Whether cachestat(2) counts its pages.
     has_counts: bool,
-    /// Whether mincore(2) tells the truth, once that was tried.
+    /// Whether mincore(2) is right for this process, once that was tried.
     sees: Option<bool>,
 }
 
@@ -71,7 +71,7 @@ pub struct Reader {
     /// Whether it was read at all.
     begun: bool,
     by: By,
-    sight: Sight,
+    probe: ResidencyProbe,
     /// Bytes of the file, when it was last asked for.
     size: u64,
     /// Where the file's position was, and what was read from there since without asking.
@@ -84,7 +84,7 @@ pub struct Reader {
     is_mapped: bool,
     /// Whether something was read that nothing was known of.
     has_missed: bool,
-    /// When it was looked at last.
+    /// When it was sampled last.
     looked_at: u64,
     /// Where calls that are not seen began to read, and when; `None`: all calls are seen.
     unseen: Option<(u64, u64)>,
@@ -96,7 +96,7 @@ impl Reader {
         stream: Stream::NEW,
         begun: false,
         by: By::Kernel,
-        sight: Sight::NEW,
+        probe: ResidencyProbe::NEW,
         size: 0,
         position: 0,
         unasked: 0,
@@ -122,8 +122,8 @@ impl Reader {
             if self.stream.jumps(at) {
                 self.go_elsewhere(fd);
             }
-            if let Some(range) = self.stream.look_at(at, length, self.size) {
-                self.look(fd, &range);
+            if let Some(range) = self.stream.sample_for_read(at, length, self.size) {
+                self.sample(fd, &range);
             }
         }
         if self.by == By::Uncached { How::Uncached } else { How::Plain }
@@ -132,9 +132,9 @@ impl Reader {
     /// Before the program has `length` bytes at `at` be read ahead: that moves no reader.
     pub fn before_prefetch(&mut self, fd: c_int, at: u64, length: u64) {
         if self.by == By::Kernel
-            && let Some(range) = self.stream.look_ahead(at, length.min(HORIZON), self.size)
+            && let Some(range) = self.stream.sample_for_prefetch(at, length.min(HORIZON), self.size)
         {
-            self.look(fd, &range);
+            self.sample(fd, &range);
         }
     }
 
@@ -143,8 +143,8 @@ impl Reader {
     pub fn is_unseen(&mut self, fd: c_int) -> bool {
         if self.unseen.is_none() && self.size <= AGAIN && self.by == By::Kernel {
             let Ok(position) = sys::position(fd) else { return false };
-            if let Some(range) = self.stream.look_at(position, IN_ORDER, self.size) {
-                self.look(fd, &range);
+            if let Some(range) = self.stream.sample_for_read(position, IN_ORDER, self.size) {
+                self.sample(fd, &range);
             }
             self.unseen = Some((position, self.looked_at));
         }
@@ -194,15 +194,15 @@ impl Reader {
                 return;
             }
             released += range.end.saturating_sub(range.start.max(fresh));
-            // Where it was released in many parts, looking at each would cost more than it tells.
+            // Where it was released in many parts, to sample each would cost more than it shows.
             seen = if seen.is_none() { Some(range) } else { Some(0..0) };
         }
         let seen = seen.filter(|range| !range.is_empty());
-        let stays = seen.and_then(|range| self.sight.resident(fd, &range)).unwrap_or(0);
+        let stays = seen.and_then(|range| self.probe.resident(fd, &range)).unwrap_or(0);
         count(Count::StreamReleased, (released + self.stayed).saturating_sub(stays));
         self.stayed = stays;
         if start.saturating_sub(self.looked_at) > STALE {
-            self.stream.look_again(at.saturating_add(done));
+            self.stream.sample_again(at.saturating_add(done));
             self.looked_at = start;
         }
         count(Count::InsideNs, sys::now().saturating_sub(start));
@@ -252,20 +252,20 @@ impl Reader {
     fn drop_left(&mut self, fd: c_int) {
         if sys::now().saturating_sub(self.looked_at) > STALE {
             // What lies ahead may be anybody's by now.
-            self.stream.look_again(u64::MAX);
+            self.stream.sample_again(u64::MAX);
         }
-        let sight = &mut self.sight;
-        let doubtful = self.stream.doubtful().map(|range| sight.resident(fd, &range).unwrap_or(0)).sum();
+        let probe = &mut self.probe;
+        let doubtful = self.stream.doubtful().map(|range| probe.resident(fd, &range).unwrap_or(0)).sum();
         count(Count::StreamUnseen, doubtful);
         for pause in PAUSES {
             let mut stays = 0;
             for range in self.stream.left() {
-                let there = sight.resident(fd, &range);
+                let there = probe.resident(fd, &range);
                 if sys::drop_pages(fd, range.clone()).is_err() {
                     count(Count::Failures, 1);
                     return;
                 }
-                let left = sight.resident(fd, &range).unwrap_or(0);
+                let left = probe.resident(fd, &range).unwrap_or(0);
                 count(Count::StreamReleased, there.unwrap_or(0).saturating_sub(left));
                 stays += left;
             }
@@ -303,8 +303,8 @@ impl Reader {
         Some(self.position + self.unasked)
     }
 
-    /// After `done` bytes were read at the file's position: what was read since it was told last, from where and how much; `None` if
-    /// it need not be told yet.
+    /// After `done` bytes were read at the file's position: what was read since it was noted last, from where and how much; `None` if
+    /// it need not be noted yet.
     fn was_read(&mut self, fd: c_int, done: u64) -> Option<(u64, u64)> {
         let expected = self.position.saturating_add(self.unasked).saturating_add(done);
         self.unasked = expected - self.position;
@@ -322,7 +322,7 @@ impl Reader {
         Some((end - read, read))
     }
 
-    /// The stream is told of the last small reads, which are less than a window: what they passed is left to be released.
+    /// The stream takes in the last small reads, which are less than a window: what they passed is left to be released.
     fn tell_unasked(&mut self) {
         if self.unasked > 0 {
             self.stream.passed(self.position, self.unasked).for_each(drop);
@@ -330,10 +330,10 @@ impl Reader {
         }
     }
 
-    fn look(&mut self, fd: c_int, range: &Range<u64>) {
+    fn sample(&mut self, fd: c_int, range: &Range<u64>) {
         self.looked_at = inside(|| {
-            self.sight.has_counts = table::has_counts(fd);
-            if !self.sight.look(&mut self.stream, fd, range, self.size) {
+            self.probe.has_counts = table::has_counts(fd);
+            if !self.probe.sample(&mut self.stream, fd, range, self.size) {
                 self.by = if sys::reads_uncached(fd, self.size) { By::Uncached } else { By::Nothing };
             }
             sys::now()
@@ -341,7 +341,7 @@ impl Reader {
     }
 }
 
-impl Sight {
+impl ResidencyProbe {
     /// Nothing tried yet.
     pub const NEW: Self = Self { has_counts: true, sees: None };
 
@@ -350,8 +350,8 @@ impl Sight {
         Self { has_counts, ..Self::NEW }
     }
 
-    /// Looks at a part of a file of `size` bytes, for a stream. False if that can't be.
-    pub fn look<const PARTLY: usize>(
+    /// Samples a part of a file of `size` bytes, for a stream. False if that can't be.
+    pub fn sample<const PARTLY: usize>(
         &mut self,
         stream: &mut StreamOf<PARTLY>,
         fd: c_int,
@@ -446,8 +446,8 @@ impl Sight {
             return None;
         };
         if !stream.saw(window, bytes) {
-            let told = (window.end - window.start).div_ceil(sys::page_size()) as usize;
-            stream.saw_pages(window.start, sys::page_size(), pages.get(..told).unwrap_or_default());
+            let count = (window.end - window.start).div_ceil(sys::page_size()) as usize;
+            stream.saw_pages(window.start, sys::page_size(), pages.get(..count).unwrap_or_default());
         }
         Some(bytes.min(window.end - window.start))
     }
@@ -463,12 +463,12 @@ fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Whether mincore(2) tells the truth: to who has no right to it, it says that all is resident, even what lies behind the end.
+/// Whether mincore(2) is right for this process: to one that has no right to it, it says that all is resident, even what lies behind the end.
 pub(crate) fn sees_pages(fd: c_int, size: u64) -> bool {
     let page = sys::page_size();
     let behind = size.saturating_add(1 << 30) / page * page;
-    let mut told = [1];
-    sys::mincore(fd, &(behind..behind + page), &mut told).is_ok() && told[0] & 1 == 0
+    let mut resident = [1];
+    sys::mincore(fd, &(behind..behind + page), &mut resident).is_ok() && resident[0] & 1 == 0
 }
 
 /// Bytes of a window's pages that are resident, by mincore(2), and which they are.

@@ -1,11 +1,11 @@
-//! Files that are read or written by calls that are not seen: looked at from time to time, by the helper.
+//! Files that are read or written by calls that are not seen: checked from time to time, by the helper.
 //!
-//! Where the program is in a file is told by /proc, for as long as its descriptor names that file, and by the program itself as it
+//! Where the program is in a file is shown by /proc, for as long as its descriptor names that file, and by the program itself as it
 //! closes it. A reader's pages are what any stream's are ([`pagekeeper_policy::stream`]). A writer's are those behind where the file
 //! ended as the watch began, and before that those that were seen dirty, of a file that had no page then.
 //!
 //! Invariants:
-//! 1. While nothing is watched there is no timer; what does not move is looked at ever more rarely.
+//! 1. While nothing is watched there is no timer; what does not move is checked ever more rarely.
 //! 2. What was resident before a reader came near it stays, and so does what a reader did not come to, or a writer did not write.
 
 use core::ops::Range;
@@ -16,23 +16,23 @@ use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::allowance::align_down;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
-use super::reader::{STALE, Sight};
+use super::reader::{ResidencyProbe, STALE};
 use crate::counters::Count;
 use crate::helper::{self, Place, drop_written, write_and_drop};
 use crate::{process, sys};
 
 /// Files that are watched at a time.
 const WATCHES: usize = 8;
-/// Nanoseconds between looks at a file that moves, at one that is read fast, and at one that hasn't moved for long; at others, a
+/// Nanoseconds between checks of a file that moves, at one that is read fast, and at one that hasn't moved for long; at others, a
 /// part of the time that it hasn't.
 const SOON: u64 = 25_000_000;
 const SOONEST: u64 = 5_000_000;
 const LATE: u64 = 6_400_000_000;
 const PART: u64 = 16;
-/// Bytes between two looks from which on a file is read fast.
+/// Bytes between two checks from which on a file is read fast.
 const FAST: u64 = 8 << 20;
-/// Bytes ahead of a reader that are looked at while it waits: it may go on as fast as it can. Of one that goes on, what it read since
-/// the last look, so many times.
+/// Bytes ahead of a reader that are sampled while it waits: it may go on as fast as it can. Of one that goes on, what it read since
+/// the last check, so many times.
 const WAITING: u64 = 192 << 20;
 const SPARE: u64 = 4;
 
@@ -50,9 +50,9 @@ struct Closed {
 pub fn closing(fd: c_int) {
     for closed in CLOSED.iter().filter(|closed| closed.fd.load(Ordering::Acquire) == fd) {
         if let Ok(position) = sys::position(fd) {
-            let told = position.saturating_add(1);
+            let closed_at = position.saturating_add(1);
             // One that has the same number may have been closed before.
-            let _ = closed.position.compare_exchange(0, told, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = closed.position.compare_exchange(0, closed_at, Ordering::AcqRel, Ordering::Relaxed);
         }
         // Its room is free as it is closed.
         if let Ok(stat) = sys::fstat(fd)
@@ -108,9 +108,9 @@ struct Watch {
     /// Whether there was none before that, and from where to where some were dirty since.
     was_empty: bool,
     written: Range<u64>,
-    /// What is a reader's own, and when that was looked at.
+    /// What is a reader's own, and when that was sampled.
     stream: WatchedStream,
-    sight: Sight,
+    probe: ResidencyProbe,
     looked_at: u64,
 }
 
@@ -126,7 +126,7 @@ impl Watches {
         Self { files: core::array::from_fn(|_| Watch::NONE), count: 0 }
     }
 
-    /// Nanoseconds until the next look; `None` while nothing is watched.
+    /// Nanoseconds until the next check; `None` while nothing is watched.
     pub fn due(&self, now: u64) -> Option<u64> {
         if self.count == 0 {
             return None;
@@ -135,13 +135,13 @@ impl Watches {
         open.map(|watch| watch.due.saturating_sub(now)).min()
     }
 
-    /// Looks at what is due.
-    pub fn look(&mut self, now: u64) {
+    /// Checks what is due.
+    pub fn check(&mut self, now: u64) {
         for (watch, closed) in self.files.iter_mut().zip(&CLOSED) {
             if watch.file < 0 || watch.due > now {
                 continue;
             }
-            if watch.look(closed) {
+            if watch.check(closed) {
                 watch.due = sys::now().saturating_add(watch.interval);
             } else {
                 watch.end();
@@ -155,12 +155,12 @@ impl Watches {
     pub fn add(&mut self, subject: Subject, now: u64) {
         if self.count == WATCHES {
             // Some may be closed by now.
-            self.look(u64::MAX);
+            self.check(u64::MAX);
         }
         let free = self.files.iter_mut().zip(&CLOSED).find(|(watch, _)| watch.file < 0);
         let has_counts = sys::has_counts(subject.file);
         let is_written = subject.flags & libc::O_ACCMODE != libc::O_RDONLY;
-        // Behind a writer it is counts that tell what is written.
+        // Behind a writer it is counts that show what is written.
         let (Some((watch, closed)), Ok(stat), true) =
             (free, sys::fstat(subject.file), has_counts || !is_written)
         else {
@@ -169,7 +169,7 @@ impl Watches {
             process::count(Count::NotFollowed, 1);
             return;
         };
-        // From here on its closing is told.
+        // From here on its closing is noted.
         closed.position.store(0, Ordering::Relaxed);
         closed.fd.store(subject.fd, Ordering::Release);
         watch.begin(&subject, &stat, has_counts);
@@ -188,10 +188,10 @@ impl Watches {
         }
     }
 
-    /// Looks at all for the last time: the process is about to end.
+    /// Checks all for the last time: the process is about to end.
     pub fn end(&mut self) {
         for (watch, closed) in self.files.iter_mut().zip(&CLOSED).filter(|(watch, _)| watch.file >= 0) {
-            watch.look(closed);
+            watch.check(closed);
             watch.end();
         }
         self.count = 0;
@@ -218,7 +218,7 @@ impl Watch {
         was_empty: false,
         written: 0..0,
         stream: WatchedStream::NEW,
-        sight: Sight::NEW,
+        probe: ResidencyProbe::NEW,
         looked_at: 0,
     };
 
@@ -231,7 +231,7 @@ impl Watch {
         (self.release, self.count) = (release, count);
         self.size = stat.st_size.max(0) as u64;
         self.position = if self.is_open() { position_of(fd) } else { None }.unwrap_or(0);
-        self.sight = Sight::with(has_counts);
+        self.probe = ResidencyProbe::with(has_counts);
         // A writer's own begin where the file ended.
         self.was_empty = size == 0 && has_counts;
         let end = if size > 0 { size } else { self.size };
@@ -241,7 +241,7 @@ impl Watch {
         if writes {
             self.note_written();
         } else {
-            self.look_ahead(WAITING, self.was_empty);
+            self.sample_ahead(WAITING, self.was_empty);
         }
     }
 
@@ -252,14 +252,14 @@ impl Watch {
     }
 
     /// Does what is to be done now. `false`: the program's descriptor no longer names the file.
-    fn look(&mut self, closed: &Closed) -> bool {
+    fn check(&mut self, closed: &Closed) -> bool {
         let Ok(stat) = sys::fstat(self.file) else {
             return false;
         };
         let size = stat.st_size.max(0) as u64;
-        let told = closed.position.load(Ordering::Acquire).checked_sub(1);
-        let is_open = told.is_none() && self.is_open();
-        let position = if is_open { position_of(self.fd) } else { told }.unwrap_or(self.position);
+        let closed_at = closed.position.load(Ordering::Acquire).checked_sub(1);
+        let is_open = closed_at.is_none() && self.is_open();
+        let position = if is_open { position_of(self.fd) } else { closed_at }.unwrap_or(self.position);
         let (passed, was) = (position.saturating_sub(self.position), self.position);
         let moves = (size, position) != (self.size, self.position);
         (self.size, self.position) = (size, position);
@@ -349,15 +349,17 @@ impl Watch {
         at
     }
 
-    /// Looks at what the reader comes to next, `length` bytes and more. `was_empty`: a moment ago there was nothing; since then its
+    /// Samples what the reader comes to next, `length` bytes and more. `was_empty`: a moment ago there was nothing; since then its
     /// read-ahead may have begun.
-    fn look_ahead(&mut self, length: u64, was_empty: bool) {
-        let Some(range) = self.stream.look_at(self.position, length.max(IN_ORDER), self.size) else { return };
+    fn sample_ahead(&mut self, length: u64, was_empty: bool) {
+        let Some(range) = self.stream.sample_for_read(self.position, length.max(IN_ORDER), self.size) else {
+            return;
+        };
         let near = if was_empty { (range.start + AGAIN).min(range.end) } else { range.start };
         let is_known = self.stream.saw(&(range.start..near), 0);
         let rest = if is_known { near..range.end } else { range };
         if !rest.is_empty() {
-            self.sight.look(&mut self.stream, self.file, &rest, self.size);
+            self.probe.sample(&mut self.stream, self.file, &rest, self.size);
         }
         self.looked_at = sys::now();
     }
@@ -366,29 +368,29 @@ impl Watch {
     fn behind_reader(&mut self, was: u64) {
         let now = sys::now();
         if now.saturating_sub(self.looked_at) > STALE {
-            self.stream.look_again(was);
+            self.stream.sample_again(was);
             self.looked_at = now;
         }
         if self.stream.jumps(self.position) {
             self.drop_left();
             self.stream.forget();
-            return self.look_ahead(0, false);
+            return self.sample_ahead(0, false);
         }
         let passed = self.position.saturating_sub(was);
         let ranges = self.stream.passed(self.position.min(was), passed);
         release(self.file, ranges, self.count, self.release);
         let ahead = if passed > 0 { passed.saturating_mul(SPARE).min(WAITING) } else { WAITING };
-        self.look_ahead(ahead, false);
+        self.sample_ahead(ahead, false);
     }
 
     /// Drops what the reader leaves.
     fn drop_left(&mut self) {
         if sys::now().saturating_sub(self.looked_at) > STALE {
             // What lies ahead may be anybody's by now.
-            self.stream.look_again(u64::MAX);
+            self.stream.sample_again(u64::MAX);
         }
         for range in self.stream.doubtful() {
-            process::count(Count::StreamUnseen, self.sight.resident(self.file, &range).unwrap_or(0));
+            process::count(Count::StreamUnseen, self.probe.resident(self.file, &range).unwrap_or(0));
         }
         release(self.file, self.stream.left(), self.count, self.release);
     }

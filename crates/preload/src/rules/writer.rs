@@ -1,12 +1,12 @@
 //! What is written by streams and in bulk: written behind the writer, who waits for it; released then, or kept.
 //!
-//! Each writer may have as much unwritten as its disk writes in a short time, and all that have more than a step the process's window
+//! Each writer may have as much unwritten as its disk writes in a short time, and all that have more than a step the process's budget
 //! together.
 //!
 //! Invariants:
 //! 1. A write error stays the program's: `sync_file_range(2)` would take it if it waited, from the open file, and from who opens it later.
-//!    So writeback is only begun, and waited for by looking: at counts (cachestat(2)), or, where there are none, at the pages that are to
-//!    go, which the helper drops until they are gone. What is kept is not waited for there: nothing tells when it is written.
+//!    So writeback is only begun, and waited for by polling: counts (cachestat(2)), or, where there are none, the pages that are to
+//!    go, which the helper drops until they are gone. What is kept is not waited for there: nothing shows when it is written.
 //! 2. A wait is bounded: a disk that hangs holds the writer up in the kernel, not here.
 
 use core::ops::Range;
@@ -35,8 +35,8 @@ const PAUSE: u64 = 50_000;
 const WAIT_MAX: u64 = 30_000_000_000;
 /// Times that writeback of what is waited for is begun again.
 const BEGUN_MAX: u32 = 3;
-/// Nanoseconds between two looks at writeback: first, and at most.
-const LOOK: u64 = 50_000;
+/// Nanoseconds between two polls of writeback: first, and at most.
+const POLL: u64 = 50_000;
 const LOOK_MAX: u64 = 1_000_000;
 
 /// How far the writer that waited last may be ahead, which the next begins with.
@@ -67,7 +67,7 @@ pub struct Writer {
     is_synced: bool,
     /// Whether the write that was just made may not wait.
     is_hurried: bool,
-    /// Whether nothing tells when this file is written.
+    /// Whether nothing shows when this file is written.
     is_blind: bool,
     /// Bytes whose writing was to be waited for since the pace was last set by a wait.
     unpaced: u64,
@@ -172,11 +172,11 @@ impl Writer {
 
     fn wrote(&mut self, fd: c_int, range: Range<u64>, output: Output) {
         let writers = ACTIVE.load(Ordering::Relaxed) + u64::from(!self.is_active);
-        let most = plan().window / writers.max(1);
+        let max = plan().budget / writers.max(1);
         if self.lead == Lead::NEW {
             self.lead = Lead::of(LEAD.load(Ordering::Relaxed));
         }
-        let mut pace = pace(self.lead.bytes(most), output.released.is_some());
+        let mut pace = pace(self.lead.bytes(max), output.released.is_some());
         if self.is_hurried {
             pace.budget = u64::MAX;
         }
@@ -185,10 +185,10 @@ impl Writer {
             return;
         }
         self.set_active(true);
-        inside(|| self.act(fd, &due, most, output));
+        inside(|| self.act(fd, &due, max, output));
     }
 
-    fn act(&mut self, fd: c_int, due: &Due, most: u64, output: Output) {
+    fn act(&mut self, fd: c_int, due: &Due, max: u64, output: Output) {
         if let Some(range) = &due.start
             && !begin(fd, range, output)
         {
@@ -208,8 +208,8 @@ impl Writer {
             if was_seen {
                 let now = sys::now();
                 let had_to = now.saturating_sub(start) > PAUSE;
-                self.lead.waited(core::mem::take(&mut self.unpaced), now, had_to, most);
-                LEAD.store(self.lead.bytes(most), Ordering::Relaxed);
+                self.lead.waited(core::mem::take(&mut self.unpaced), now, had_to, max);
+                LEAD.store(self.lead.bytes(max), Ordering::Relaxed);
             }
         }
         // What is dirty all the same stays: it isn't dropped.
@@ -303,7 +303,7 @@ pub fn wait_by_looking(
     start: u64,
     is_lost: &dyn Fn() -> bool,
 ) -> Option<bool> {
-    let (mut pause, mut begun) = (LOOK, 0);
+    let (mut pause, mut begun) = (POLL, 0);
     loop {
         let seen = sys::cachestat(fd, range.clone()).ok()?;
         if seen.dirty == 0 && seen.writeback == 0 {
