@@ -314,7 +314,7 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
                             (self.failed)(piece.request, error.clone());
                         }
                     } else {
-                        // It was written meanwhile, and is to be loaded anew.
+                        // It was written meanwhile, and is to be loaded again.
                         self.others.push(pieces);
                     }
                 }

@@ -53,7 +53,7 @@ impl PageCache {
     ///
     /// Many threads that open one path at once open it once. A path that is open already, and names the same unchanged
     /// file (device, inode, length, time of change), gives that file again, with its cached pages; a file that was
-    /// replaced or changed is opened anew, and shares nothing with the old one.
+    /// replaced or changed is opened again, and shares nothing with the old one.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl PageCache {
         self.open_with(path, OpenOptions::default())
     }
 
-    /// Opens a file with options of its own. With options it is opened anew each time, and shares nothing with another
+    /// Opens a file with options of its own. With options it is opened again each time, and shares nothing with another
     /// open of the same path.
     #[expect(clippy::needless_pass_by_value, reason = "options are made for one open")]
     pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<CachedFile, Error> {
@@ -100,7 +100,7 @@ impl PageCache {
         }
     }
 
-    /// Takes over a file that is open for reading. It is opened anew for direct I/O, through `/proc/self/fd`.
+    /// Takes over a file that is open for reading. It is opened again for direct I/O, through `/proc/self/fd`.
     ///
     /// # Errors
     ///

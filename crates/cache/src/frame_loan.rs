@@ -5,7 +5,7 @@
 //! forgotten, or its file closed and swept. When they come to more than tables may have, parts are forgotten as others are
 //! taken up ([`Pool::populate`]), those in which nothing is live first, then the oldest.
 //!
-//! Invariants: frames from the state's `limit` on are on loan, or will be once they are free; the lowest frame is never
+//! Invariants: frames from `PoolState::limit` on are on loan, or will be once they are free; the lowest frame is never
 //! loaned. Nothing fails.
 
 #![allow(unsafe_code)]

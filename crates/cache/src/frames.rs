@@ -56,7 +56,7 @@ pub(crate) fn release(shared: &Shared, slot: Option<&Slot>, kept: KeptFrame) {
 ///
 /// # Safety
 ///
-/// The frame was kept when it held a page of `len` bytes or more, and is not let go, nor the cache dropped, before the end
+/// The frame was kept when it held a page of `len` bytes or more, and is not released, nor the cache dropped, before the end
 /// of `'a`.
 pub(crate) unsafe fn bytes<'a>(shared: &Shared, frame: u32, len: usize) -> &'a [u8] {
     // SAFETY: a kept frame is not loaded into (invariant 3 of `pool`), by the caller's promise for all of `'a`.
@@ -133,7 +133,7 @@ impl<H: Deref<Target = Handle>> Filling<H> {
         self.handle.shared.pool.install(&self.handle.page_table, ticket, reason)
     }
 
-    /// The load failed. False if the page was written anew meanwhile: then the failure says nothing.
+    /// The load failed. False if the page was rewritten meanwhile: then the failure says nothing.
     pub(crate) fn abandon(mut self, error: &Error) -> bool {
         let Some(ticket) = self.ticket.take() else { return true };
         self.handle.shared.pool.abandon(&self.handle.page_table, ticket, error)

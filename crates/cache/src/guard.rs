@@ -30,7 +30,7 @@ impl PageBytes {
     fn bytes(&self, shared: &Shared, len: usize) -> &[u8] {
         match self {
             Self::Frame(Some(kept)) => {
-                // SAFETY: kept since it held the page of `len` bytes (the guards are made so), and let go only when
+                // SAFETY: kept since it held the page of `len` bytes (the guards are made so), and released only when
                 // `self` is dropped; the guards keep the cache. The borrow of `self` bounds the lifetime.
                 unsafe { frames::bytes(shared, kept.frame, len) }
             }
@@ -63,7 +63,7 @@ pub struct PageGuard<'a> {
     len: usize,
     /// Of the thread that made the guard.
     slot: &'a Slot,
-    /// Only the thread whose slot holds the frame may let it go.
+    /// Only the thread whose slot holds the frame may release it.
     not_send: PhantomData<*const ()>,
 }
 

@@ -54,7 +54,7 @@ impl Shared {
     }
 
     /// In a child of fork(2) nothing is loaded: it has none of the threads that loads under way wait for, and maybe locks that
-    /// nobody will let go of.
+    /// nobody will release.
     pub(crate) fn require_own_process(&self) -> Result<(), Error> {
         Ok(self.process.require()?)
     }
@@ -119,7 +119,7 @@ impl Shared {
         }
     }
 
-    /// Frees frames, and first of all lets those go on whom they wait for; true if some are free now.
+    /// Frees frames, retiring no more while a batch waits for readers; true if some are free now.
     pub(crate) fn make_room_patiently(&self) -> bool {
         self.pool.make_room_patiently(self.slots.readers())
     }
@@ -282,7 +282,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.close();
-        // Not if the path was opened anew meanwhile.
+        // Not if the path was opened again meanwhile.
         self.shared.opened.remove_if(&*self.path, |handle| handle.strong_count() == 0);
     }
 }

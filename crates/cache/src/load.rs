@@ -115,7 +115,7 @@ impl Handle {
         self.check_page(page, read, bytes)
     }
 
-    /// Reads one page into its frame and checks it. On failure the load is settled; `None` if it is to be done anew, since the
+    /// Reads one page into its frame and checks it. On failure the load is settled; `None` if it is to be done again, since the
     /// page was written meanwhile.
     fn fill<'a>(&'a self, mut filling: Filling<&'a Self>) -> Result<Option<Filling<&'a Self>>, Error> {
         let page = filling.page();

@@ -1,7 +1,7 @@
-//! Finding a page's frame through its entry, and kept it: the steps of a hit, in the order that `readers` asks for.
+//! Finding a page's frame through its entry, and keeping it: the steps of a hit, in the order that `readers` asks for.
 //!
 //! Invariants: a frame that is found stays the page's for as long as the section lasts, and one that is kept until it is
-//! let go. Takes no lock, waits for nobody; a page that can't be read is not found.
+//! released. Takes no lock, waits for nobody; a page that can't be read is not found.
 
 use super::entry::PageEntry;
 use super::pool::Pool;
@@ -65,7 +65,7 @@ enum KeptBy {
 
 /// A frame that is kept until it is [released](release).
 #[derive(Debug)]
-#[must_use = "a frame that is not let go is lost"]
+#[must_use = "a frame that is not released is lost"]
 pub(crate) struct KeptFrame {
     pub(crate) frame: u32,
     by: KeptBy,
@@ -90,7 +90,7 @@ pub(crate) fn keep(slot: &Slot, pool: &Pool, frame: u32, by_slot: bool) -> KeptF
 pub(crate) fn release(slot: Option<&Slot>, pool: &Pool, kept: KeptFrame) {
     match (kept.by, slot) {
         (KeptBy::Held(hold), Some(slot)) => slot.release(hold),
-        // What is held and never let go is lost, but never wrong.
+        // What is held and never released is lost, but never wrong.
         (KeptBy::Held(_), None) => debug_assert!(false, "a hold without its slot"),
         (KeptBy::Pinned, _) => pool.unpin(kept.frame),
     }

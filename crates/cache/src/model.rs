@@ -21,7 +21,7 @@
 //! | `GracePeriod::is_over` or `Readers::start_grace_period` does not acquire | the same but for evictions by two threads and a close against a load |
 //! | the count that begins a section does not release | a hit against an eviction |
 //! | `Slot::release` does not release, `Readers::held` does not acquire | a hold against an eviction, a hold handed over, loans |
-//! | `unpin` does not release, `collect` does not acquire the pins | a pin that is let go |
+//! | `unpin` does not release, `collect` does not acquire the pins | a pin that is released |
 //! | pins are collected before holds | a hold that is handed over |
 //! | holds are read before the grace period is checked | holds and pins against evictions and closes, loans |
 //! | a load is kept after it was published | a load that is kept |

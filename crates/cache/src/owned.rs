@@ -35,7 +35,7 @@ pub enum InstallAs {
 /// [`install`](Self::install) when the write has returned. Reads that begin after that give the new content. Reads that
 /// began before give the old or the new; one that goes to the device while the page is being written may find some
 /// of both, which only a [verifier](OpenOptions::verifier) can detect: [`Error::Rejected`], unless the cache was notified of the
-/// write meanwhile and the page is loaded anew. An owner that lets pages be read while it writes them reads such a page again.
+/// write meanwhile and the page is loaded again. An owner that lets pages be read while it writes them reads such a page again.
 ///
 /// ```
 /// use pagekeeper_cache::{InstallAs, PageCache};
@@ -139,7 +139,7 @@ impl OwnedFile {
     /// The page's content on the device is new: no read that begins after this call gives what was loaded before it.
     ///
     /// A resident page is taken out; guards keep their bytes. A load that is under way goes to those who began it,
-    /// and is not kept; others who wait for it load anew. Waits for nothing.
+    /// and is not kept; others who wait for it load again. Waits for nothing.
     pub fn discard(&self, page: u64) {
         self.discard_many(&[page]);
     }

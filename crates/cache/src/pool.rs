@@ -20,7 +20,7 @@
 //! 2. A frame that is loading is its loader's alone: no entry that can be read names it, and nobody holds it.
 //! 3. A frame becomes free only after its entry was made absent, a grace period that began after that is over, and no hold
 //!    and no pin names it. Pins are made under a hold or of a pin, so once there are none, none can come.
-//! 4. An entry that is loading has one ticket, and is settled by it once: published or abandoned; or its page is written anew,
+//! 4. An entry that is loading has one ticket, and is settled by it once: published or abandoned; or its page is rewritten,
 //!    and the ticket is superseded (see `rewrite`): the entry no longer names its frame, and what it loads is seen by
 //!    its loader alone. All who wait are woken.
 //! 5. Entries change under the lock only, but for the frequency (see `entry`).
@@ -69,7 +69,7 @@ pub(crate) enum Begin {
 
 /// A page on its way into a frame: to be settled by [`Pool::publish`], [`Pool::abandon`] or `Pool::install`.
 #[derive(Debug)]
-#[must_use = "a load that is not settled is waited for for ever"]
+#[must_use = "a load that is not settled is waited for forever"]
 pub(crate) struct Ticket {
     pub(crate) page: u32,
     pub(crate) frame: u32,
@@ -102,7 +102,7 @@ pub(crate) struct Counts {
     pub(crate) evictions: u64,
     /// Loads that failed.
     pub(crate) failures: u64,
-    /// Pages that their owner wrote anew, and whose new content was put in place of the old.
+    /// Pages that their owner rewrote, and whose new content was put in place of the old.
     pub(crate) installed: u64,
 }
 
@@ -284,7 +284,7 @@ impl Pool {
         waiter
     }
 
-    /// The page is loaded: from now on it can be read, unless the file was closed meanwhile, or the page written anew.
+    /// The page is loaded: from now on it can be read, unless the file was closed meanwhile, or the page rewritten.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn publish(
         &self,
@@ -336,7 +336,7 @@ impl Pool {
         }
     }
 
-    /// The load failed: the page is absent as before, and all who wait get the error. False if the page was written anew
+    /// The load failed: the page is absent as before, and all who wait get the error. False if the page was rewritten
     /// meanwhile, so that the failure says nothing of it: then nobody waits for this load any more.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn abandon(&self, file: &PageTable, ticket: Ticket, error: &Error) -> bool {

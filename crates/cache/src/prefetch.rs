@@ -55,7 +55,7 @@ impl CachedFile {
     }
 }
 
-/// What became of the reason to load a page.
+/// What became of the attempt to load a page.
 #[derive(Debug)]
 pub(crate) enum Begun {
     Load(Filling<Arc<Handle>>),
@@ -133,7 +133,7 @@ impl Handle {
             });
             match checked {
                 Ok(()) => filling.publish(reason),
-                // Those who wait get the error; if the page was written anew meanwhile, they were woken already.
+                // Those who wait get the error; if the page was rewritten meanwhile, they were woken already.
                 Err(error) => {
                     let error = error.of_range(&self.range(filling.page()));
                     filling.abandon(&error);

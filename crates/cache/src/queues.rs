@@ -15,7 +15,7 @@ pub(crate) enum FramePlace {
     Free,
     /// Being loaded into.
     Loading,
-    /// Being loaded into, and named by no entry: its page was written anew meanwhile.
+    /// Being loaded into, and named by no entry: its page was rewritten meanwhile.
     Detached,
     /// Holds a page, in this queue.
     Queued(Queue),

@@ -54,7 +54,7 @@ pub(crate) struct Section(u64);
 
 /// A hold; pass it back to [`Slot::release`].
 #[derive(Debug)]
-#[must_use = "a hold that is not let go keeps its frame"]
+#[must_use = "a hold that is not released keeps its frame"]
 pub(crate) struct Hold(usize);
 
 impl Slot {
@@ -103,14 +103,14 @@ impl Slot {
     #[inline]
     pub(crate) fn hold(&self, frame: u32) -> Option<Hold> {
         let free = self.holds.iter().position(|hold| hold.load(Ordering::Relaxed) == 0)?;
-        // Released: who reads this hold sees that the one before it was let go.
+        // Released: who reads this hold sees that the one before it was released.
         self.holds[free].store(frame + 1, Ordering::Release);
         Some(Hold(free))
     }
 
     /// The frame is no longer read.
     #[inline]
-    #[expect(clippy::needless_pass_by_value, reason = "a hold is let go once")]
+    #[expect(clippy::needless_pass_by_value, reason = "a hold is released once")]
     pub(crate) fn release(&self, hold: Hold) {
         self.holds[hold.0].store(0, Ordering::Release);
     }

@@ -1,8 +1,8 @@
-//! Pages that their owner has written anew: taken out, or put in place of what was there.
+//! Pages that their owner has rewritten: taken out, or put in place of what was there.
 //!
 //! An owner writes a page to the device, and then has its old content go, by [`Pool::discard`] or [`Pool::install`]. A load that
 //! is under way then may have read either content, or some of both. It is *superseded*: the entry is taken from
-//! it, those who wait for it retry, and whoever looks the page up from then on loads anew, into another frame. What the
+//! it, those who wait for it retry, and whoever looks the page up from then on loads again, into another frame. What the
 //! load brings is its loader's alone, who began to read before.
 //!
 //! Invariants: when one of these has returned, the entry names no frame that was filled from the device before the call

@@ -26,7 +26,7 @@ pub struct Stats {
     pub failures: u64,
     /// Pages evicted to make room.
     pub evictions: u64,
-    /// Pages whose owner wrote them anew, and whose new content was put in place of the old: no loads.
+    /// Pages that their owner rewrote, and whose new content replaced the old: no loads.
     pub installed: u64,
     /// Reads that went to the device; neighbours that are missed together are one.
     pub device_reads: u64,

@@ -419,7 +419,7 @@ fn many_readers_of_one_page_all_get_on() {
     assert_eq!(cache.stats().device_reads, 1);
 }
 
-/// This cache, before: where no frame was left, a future whose verifier panicked waited for ever.
+/// This cache, before: where no frame was left, a future whose verifier panicked waited forever.
 #[test]
 fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
     let disk = SimDisk::new();
@@ -442,7 +442,7 @@ fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
     }
 }
 
-/// This cache, before: a guard that outlived its thread's record let go of what another guard held.
+/// This cache, before: a guard that outlived its thread's record released what another guard held.
 #[test]
 fn guards_live_to_the_end_of_their_thread() {
     static FILE: OnceLock<CachedFile> = OnceLock::new();

@@ -80,7 +80,7 @@ impl Arena<'_> {
         self.end();
     }
 
-    /// Once all is let go, no frame is missing.
+    /// Once all is released, no frame is missing.
     fn end(&self) {
         for (page, seed, offset) in self.passed.lock().unwrap().drain(..) {
             check(seed, offset, &page);

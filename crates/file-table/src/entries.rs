@@ -13,7 +13,7 @@
 //! 1. A key is absent, being opened by one caller, or resident; each step is taken under one lock.
 //! 2. The index has a key when and only when it is resident, for all who hold the lock.
 //! 3. A removal wins: a flight that it met is no longer the key's, and its value reaches those who wait for it but not
-//!    the table. Who asks after the removal opens anew.
+//!    the table. Who asks after the removal opens again.
 //! 4. A flight ends whatever becomes of its opener: by its value, its error, its panic, its being dropped.
 //! 5. No foreign code runs with the lock held but the key's `Hash`, `Eq`, `Borrow`, `ToOwned` and `Drop`: not an
 //!    opener, not a condition, not a value's `clone` or `drop`.
@@ -243,7 +243,7 @@ where
     I: Index<K, V>,
 {
     async fn drive(self, open: impl Future<Output = Result<V, E>>) -> Opened<V, E> {
-        // After `self`, hence dropped before it: what a dropped open held is let go of before another begins.
+        // After `self`, hence dropped before it: what a dropped open held is released before another begins.
         let mut open = pin!(open);
         let result = poll_fn(|context| self.flight.run(|| open.as_mut().poll(context))).await;
         self.finish(result)
@@ -275,7 +275,7 @@ where
             }
         }
         drop(entries);
-        // By now those who come find the value, or open anew.
+        // By now those who come find the value, or open again.
         self.flight.end(std::mem::replace(&mut self.outcome, Outcome::Abandoned));
     }
 }

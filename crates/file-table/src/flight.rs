@@ -4,7 +4,7 @@
 //! 1. A flight ends once, and all who wait for it, or come to wait later, learn the same outcome.
 //! 2. A waiter that gives up (a dropped future) leaves nothing behind, and nothing waits for it.
 //! 3. No foreign code runs with the lock held: not an opener, not a waker, not a value's `drop`.
-//! 4. Who waits within the step of the opener that is running on the same thread would wait for ever: it panics.
+//! 4. Who waits within the step of the opener that is running on the same thread would wait forever: it panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;

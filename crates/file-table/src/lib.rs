@@ -42,7 +42,7 @@ mod tests;
 /// # Openers that open
 /// No lock is held while an opener runs, so it may use the table, and open other keys. It must not ask for its own key:
 /// a caller that would wait, on the thread on which a step (the call, or one poll) of the key's opener is running, for
-/// that opener, **panics**, as it would wait for ever. This covers keys that ask for each other on one thread (`a`
+/// that opener, **panics**, as it would wait forever. This covers keys that ask for each other on one thread (`a`
 /// opens `b`, which opens `a`), but not threads that wait for each other (one in `a` for `b`, one in `b` for `a`): let
 /// openers depend on each other in one direction only.
 ///
@@ -248,7 +248,7 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
     /// Takes the key's value out; the last who uses it drops it. None if it was not resident.
     ///
     /// A removal wins over an open of the key that is under way: the opener and those who wait for it get their value,
-    /// but it is not put in, and who asks from now on opens anew (so that two opens of one key, one begun before the
+    /// but it is not put in, and who asks from now on opens again (so that two opens of one key, one begun before the
     /// removal and one after it, may overlap).
     pub fn remove<Q>(&self, key: &Q) -> Option<V>
     where

@@ -377,7 +377,7 @@ fn when_a_future_that_opens_is_dropped_a_waiter_opens() {
     }));
     assert!(poll(opening.as_mut()).is_pending());
     let open = || {
-        assert!(let_go.load(Ordering::Relaxed), "what the dropped one held is let go of first");
+        assert!(let_go.load(Ordering::Relaxed), "what the dropped one held is released first");
         Ok(Arc::new(2))
     };
     let mut next = pin!(table.get_or_open_async(KEY, async { open() }));

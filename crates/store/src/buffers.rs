@@ -1,7 +1,7 @@
 //! Memory for pages that are not in the cache: what is given back is kept, and taken again.
 //!
-//! A page is made by the thread that commits it, and let go by the one that applies it. An allocator with a heap for each thread
-//! keeps what was let go for the thread that asked for it first, so that many threads that commit hold several times of what
+//! A page is made by the thread that commits it, and released by the one that applies it. An allocator with a heap for each thread
+//! keeps what was released for the thread that asked for it first, so that many threads that commit hold several times of what
 //! is in use.
 //!
 //! Invariants: all buffers have the size of a page; no more than so many are kept that nobody uses.

@@ -10,7 +10,7 @@
 //! 3. The checkpoint LSN moves only after all pages up to it were written and the sync of that succeeded; the journal is given up
 //!    only as far as a superblock says that is durable.
 //!
-//! A failure poisons the store, but for a full device: then the checkpoint is given up, and tried anew when somebody asks.
+//! A failure poisons the store, but for a full device: then the checkpoint is given up, and tried again when somebody asks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -93,7 +93,7 @@ impl Core {
 
     fn failed(&self, halt: Halt) -> Result<bool, Error> {
         let Halt::Failed(error) = halt else { return Ok(false) };
-        // What is damaged can be written anew.
+        // What is damaged can be rewritten.
         if !error.is_no_space() && !matches!(error, Error::Damaged { .. }) {
             return Err(self.poison(error));
         }
@@ -231,7 +231,7 @@ impl Core {
             let found = self.page_in_file(page)?;
             Ok::<_, Error>(found.map(|(base, of)| (Content::Whole(owned(self, &base)), of)))
         };
-        // Where it can't be read it is about to be written anew: only those have to go who would still read it.
+        // Where it can't be read it is about to be rewritten: only those have to go who would still read it.
         while self.index.keep_base(page, self.snapshots.oldest(), in_file).is_err()
             && self.snapshots.end_oldest()
         {}

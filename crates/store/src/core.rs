@@ -230,7 +230,7 @@ impl Core {
         self.poison.get().map_or(Ok(()), |cause| Err(Error::Poisoned { cause: Box::new(cause.clone()) }))
     }
 
-    /// Ends all committing for ever, and wakes everyone who waits.
+    /// Ends all committing forever, and wakes everyone who waits.
     pub(crate) fn poison(&self, cause: Error) -> Error {
         let cause = match cause {
             Error::Poisoned { cause } => *cause,

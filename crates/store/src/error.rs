@@ -185,7 +185,7 @@ impl Error {
         }
     }
 
-    /// Whether the device is full, and refused what it was asked to do: the one failure of the disk that is not for ever. A sync
+    /// Whether the device is full, and refused what it was asked to do: the one failure of the disk that is not forever. A sync
     /// that fails so is another thing: what was written before it may be lost.
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::Io(pagekeeper_io::Error::Write { .. } | pagekeeper_io::Error::Call { .. }))

@@ -27,7 +27,7 @@ pub(crate) enum InjectedFault {
     OneSuperblockSlot,
     /// A sync of the data file that failed is tried again, and then trusted.
     SyncTriedAgain,
-    /// Full-page images begin anew when a checkpoint has ended, in place of when it starts.
+    /// Full-page images begin again when a checkpoint has ended, in place of when it starts.
     FullPagesFromTheEnd,
     /// A change is skipped if the page in the data file is newer.
     SkippedByPage,

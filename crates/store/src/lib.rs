@@ -13,7 +13,7 @@
 //!                                                          data file ◀─┘
 //! ```
 //!
-//! - A **commit** is one entry of the journal: the whole of each page that it changes first since the last checkpoint start, and byte ranges
+//! - A **commit** is one entry of the journal: a full-page image of each page that it changes first since the last checkpoint start, and byte ranges
 //!   after that. It is durable with the journal.
 //! - A **checkpoint** in the background takes what was committed before its start to the data file, syncs that, says so in a superblock,
 //!   and gives the journal up so far. The journal never exceeds its limit.

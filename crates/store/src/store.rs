@@ -77,8 +77,8 @@ impl Store {
         Ok(ReadTxn::new(&self.core))
     }
 
-    /// Begins to load pages that are not in memory, all at once, and waits for none: before a transaction, so that the time of the writer's lock
-    /// write is not spent waiting for the disk. Numbers of no page are passed over.
+    /// Begins to load pages that are not in memory, all at once, and waits for none: before a transaction, so that the writer's
+    /// lock is not held while the disk is waited for. Numbers of no page are passed over.
     ///
     /// ```
     /// # use pagekeeper_store::{Durability, Error, Store};

@@ -195,7 +195,7 @@ impl<'a> WriteTxn<'a> {
         let in_part = self.core.index.get(page, Seq::MAX).is_some();
         if self.base.free_pages > 0 {
             match self.core.page_at(page, Seq::MAX) {
-                // What is damaged can be written anew.
+                // What is damaged can be rewritten.
                 Ok(None) | Err(Error::Damaged { .. }) => {}
                 Ok(Some(before)) if is_data(before.kind()) => {}
                 Ok(Some(_)) => return Err(Error::NotAllocated { page }),

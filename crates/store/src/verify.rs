@@ -16,7 +16,7 @@ use crate::{Error, PageNo, data};
 
 /// Reads at once.
 const PIECES: usize = 64;
-/// How often a snapshot is taken anew that was ended.
+/// How often a snapshot is taken again that was ended.
 const TRIES: usize = 3;
 /// Faults that are named.
 const MAX_NAMED: usize = 100;

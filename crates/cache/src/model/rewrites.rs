@@ -86,7 +86,7 @@ fn evicts(world: &World, _: &Slot) -> Read {
     Ok(new())
 }
 
-/// What is read beside a write is old or new, and nobody waits for ever, or for a failure that is none of the page's.
+/// What is read beside a write is old or new, and nobody waits forever, or for a failure that is none of the page's.
 fn old_or_new(world: &World, results: Vec<Read>) {
     for read in results {
         let read = read.unwrap();

@@ -32,7 +32,7 @@ pub(super) struct World {
     frames: u32,
     /// Not loom's, as the next: they are no part of what is checked, and each step would multiply the orders.
     loads: AtomicUsize,
-    /// How often each page of the first file was written anew, if it ever is. Loom's: a load comes before or after a write.
+    /// How often each page of the first file was rewritten, if it ever is. Loom's: a load comes before or after a write.
     versions: Vec<AtomicU64>,
     bypasses: AtomicUsize,
 }
@@ -40,7 +40,7 @@ pub(super) struct World {
 /// What each new version of a page adds to its content.
 pub(super) const VERSION: u64 = 1000;
 
-/// What a page holds that was never written anew.
+/// What a page holds that was never rewritten.
 pub(super) fn content(file: usize, page: u32) -> u64 {
     file as u64 * 100 + u64::from(page) + 1
 }

@@ -1,11 +1,11 @@
-//! What can be done, and how it is made up by chance.
+//! What can be done, and how it is chosen at random.
 
 use pagekeeper_io::{Fault, Times};
 use proptest::prelude::*;
 
-/// A place in a file, known only when its length is.
+/// A position in a file, known only when its length is.
 #[derive(Debug, Clone)]
-pub(crate) enum Place {
+pub(crate) enum FilePosition {
     /// Anywhere in the file, in parts of 2^32 of its length.
     Part(u32),
     /// So many bytes before or behind the start of a page.
@@ -37,22 +37,22 @@ pub(crate) enum Op {
     Open(u8),
     Read {
         handle: u8,
-        at: Place,
+        at: FilePosition,
         len: Length,
     },
     ReadMany {
         handle: u8,
-        reads: Vec<(Place, Length)>,
+        reads: Vec<(FilePosition, Length)>,
     },
     ReadAsync {
         handle: u8,
-        at: Place,
+        at: FilePosition,
         len: Length,
         dropped: bool,
     },
     Prefetch {
         handle: u8,
-        at: Place,
+        at: FilePosition,
         len: Length,
     },
     /// Holds guards of pages while others are read.
@@ -89,7 +89,7 @@ pub(crate) enum Op {
     Remove(u8),
     Fault {
         file: u8,
-        at: Place,
+        at: FilePosition,
         len: Length,
         fault: Fault,
         times: Times,
@@ -97,12 +97,12 @@ pub(crate) enum Op {
     Heal(u8),
 }
 
-fn place() -> impl Strategy<Value = Place> {
+fn place() -> impl Strategy<Value = FilePosition> {
     prop_oneof![
-        6 => any::<u32>().prop_map(Place::Part),
-        4 => (0_u16..700, -2_i8..3).prop_map(|(page, delta)| Place::Edge(page, delta)),
-        3 => (-20_000_i32..20_000).prop_map(Place::End),
-        1 => Just(Place::Max),
+        6 => any::<u32>().prop_map(FilePosition::Part),
+        4 => (0_u16..700, -2_i8..3).prop_map(|(page, delta)| FilePosition::Edge(page, delta)),
+        3 => (-20_000_i32..20_000).prop_map(FilePosition::End),
+        1 => Just(FilePosition::Max),
     ]
 }
 

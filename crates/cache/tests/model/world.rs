@@ -11,7 +11,7 @@ use pagekeeper_cache::{Builder, CachedFile, Error, PageCache, PageRef, ReadReque
 use pagekeeper_io::{Fault, Times};
 
 use crate::disk::Disk;
-use crate::op::{Length, Op, Place, Size};
+use crate::op::{FilePosition, Length, Op, Size};
 use crate::support::{check, tasks};
 
 /// Files; more than one name each have had in the end.
@@ -207,14 +207,14 @@ impl<D: Disk> World<D> {
         self.opened.push(opened);
     }
 
-    fn place(&self, len: u64, place: &Place) -> u64 {
+    fn place(&self, len: u64, place: &FilePosition) -> u64 {
         match place {
-            Place::Part(part) => u64::try_from((u128::from(len) * u128::from(*part)) >> 32).unwrap(),
-            Place::Edge(page, delta) => {
+            FilePosition::Part(part) => u64::try_from((u128::from(len) * u128::from(*part)) >> 32).unwrap(),
+            FilePosition::Edge(page, delta) => {
                 (u64::from(*page) * self.page_size).saturating_add_signed((*delta).into())
             }
-            Place::End(delta) => len.saturating_add_signed((*delta).into()),
-            Place::Max => u64::MAX,
+            FilePosition::End(delta) => len.saturating_add_signed((*delta).into()),
+            FilePosition::Max => u64::MAX,
         }
     }
 
@@ -232,7 +232,7 @@ impl<D: Disk> World<D> {
     }
 
     /// What to read: past the end of the file as well, and of all that is countable.
-    fn range(&self, opened: &Opened, at: &Place, len: &Length) -> Range<u64> {
+    fn range(&self, opened: &Opened, at: &FilePosition, len: &Length) -> Range<u64> {
         let start = self.place(opened.len, at);
         start..start.saturating_add(self.length(len))
     }
@@ -279,7 +279,7 @@ impl<D: Disk> World<D> {
                 && self.inodes[inode].cut.is_none()
         };
         if let Some(open) = self.opened.iter().find(good) {
-            assert!(same(open), "an open file was opened anew");
+            assert!(same(open), "an open file was opened again");
         }
         self.last[file] = Some(cached.id());
         self.opened.push(Opened { cached, inode, file, len, version, closed: false });
@@ -338,7 +338,7 @@ impl<D: Disk> World<D> {
         assert!(right, "{range:?} of {} bytes, inode {inode:?} at {}: {error}", opened.len, opened.version);
     }
 
-    fn read_many(&self, opened: &Opened, reads: &[(Place, Length)]) {
+    fn read_many(&self, opened: &Opened, reads: &[(FilePosition, Length)]) {
         let ranges: Vec<_> = reads.iter().map(|(at, len)| self.range(opened, at, len)).collect();
         let mut bufs: Vec<_> = ranges.iter().map(|range| vec![0xee; len_of(range)]).collect();
         let mut requests: Vec<_> =
@@ -450,7 +450,7 @@ impl<D: Disk> World<D> {
         }
     }
 
-    fn fault(&mut self, file: usize, at: &Place, len: &Length, fault: Fault, times: Times) {
+    fn fault(&mut self, file: usize, at: &FilePosition, len: &Length, fault: Fault, times: Times) {
         let Some((path, number)) = self.path_of(file) else { return };
         let start = self.place(self.inodes[number].len, at);
         let range = start..start.saturating_add(self.length(len));
@@ -461,7 +461,7 @@ impl<D: Disk> World<D> {
         match fault {
             Fault::Error(libc::EINTR) if times == Times::Once => {}
             Fault::Error(errno) => inode.failing.push((range, errno)),
-            // Too short for ever: it is gone on with for so long, and not longer.
+            // Too short forever: it is gone on with for so long, and not longer.
             Fault::Short(_) if times == Times::Always => inode.failing.push((range, libc::EAGAIN)),
             Fault::Cut(len) => inode.cut = Some(inode.cut.map_or(len, |cut| cut.min(len))),
             _ => {}

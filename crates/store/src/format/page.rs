@@ -127,7 +127,7 @@ mod tests {
         bytes
     }
 
-    /// The bytes as they are on disks: what was written once must be read for ever.
+    /// The bytes as they are on disks: what was written once must be read forever.
     #[test]
     fn a_page_looks_as_it_always_did() {
         let expected = b"\x82\xea\x5a\x23\x03\0\0\0\x07\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01pages";

@@ -224,7 +224,7 @@ mod tests {
         slot[CHECKED..].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// The bytes as they are on disks: what was written once must be read for ever.
+    /// The bytes as they are on disks: what was written once must be read forever.
     #[test]
     fn a_slot_looks_as_it_always_did() {
         let mut expected =

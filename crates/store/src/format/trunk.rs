@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// The bytes as they are on disks: what was written once must be read for ever.
+    /// The bytes as they are on disks: what was written once must be read forever.
     #[test]
     fn a_trunk_looks_as_it_always_did() {
         let mut payload = [0; 48];

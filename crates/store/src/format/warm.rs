@@ -68,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// The bytes as they are on disks: what was written once must be read for ever.
+    /// The bytes as they are on disks: what was written once must be read forever.
     #[test]
     fn a_warm_set_looks_as_it_always_did() {
         let mut expected = b"pkwarm\x01\0\x08\x07\x06\x05\x04\x03\x02\x01\0\x01\x02\x80\x01".to_vec();

@@ -129,7 +129,7 @@ fn open_at_last(world: &mut World, chance: &mut Chance, is_new: bool, crashes: u
         } else if world.crashes < crashes && chance.one_in(30) {
             let failing = match chance.of(0..3) {
                 0 => Failing::Read(chance.of(0..8)),
-                // A sync of a directory that failed would lose its names for ever: no program can repair that.
+                // A sync of a directory that failed would lose its names forever: no program can repair that.
                 1 if !world.setting.is_new => Failing::Sync(chance.of(0..5)),
                 _ => Failing::Write(chance.of(0..3)),
             };

@@ -59,7 +59,7 @@ fn read(bodies: &[Bytes]) -> Result<Option<Entry>, EntryFault> {
     Ok(entry)
 }
 
-/// The bytes as they are on disks: what was written once must be read for ever.
+/// The bytes as they are on disks: what was written once must be read forever.
 #[test]
 fn an_entry_looks_as_it_always_did() {
     let mut expected = b"\x01\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
