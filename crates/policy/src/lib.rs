@@ -16,6 +16,8 @@
 //! resisted is tried once more) and the arithmetic of windows. Their memories are not one: per-page bits cost an observer of hundreds
 //! of files too much, and growing lists can't be kept in a signal handler.
 //!
+//! *Names* say which files a log has, and how far apart two of them are ([`names`]).
+//!
 //! What has no `std` in its conditions below allocates nothing and needs no standard library, for the library that is preloaded into other
 //! programs.
 
@@ -38,6 +40,7 @@ mod followed;
 #[cfg(feature = "std")]
 mod history;
 pub mod log;
+pub mod names;
 mod rule;
 #[cfg(feature = "std")]
 mod state;

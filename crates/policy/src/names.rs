@@ -1,0 +1,450 @@
+//! File names: which ones a pattern matches, and the number in a name that orders the files of a log.
+//!
+//! A pattern is a file name in which some text stands for other text:
+//!
+//! | text  | stands for                                                                                        |
+//! |-------|---------------------------------------------------------------------------------------------------|
+//! | `*`   | any characters, or none; at most three times in one name                                          |
+//! | `{n}` | a decimal number                                                                                  |
+//! | `{h}` | a hexadecimal number, in digits of either case                                                    |
+//! | `{x}` | a PostgreSQL WAL segment: 24 upper-case hexadecimal digits                                        |
+//! | `{_}` | hexadecimal digits of either case that neither order files nor tell logs apart; at most once      |
+//!
+//! A name has at most one of `{n}`, `{h}` and `{x}`: it orders the files. The name without its numbers is its *stem*: files
+//! with equal stems in one directory are one log. Names of directories may stand before the file's, separated by `/`, in which
+//! only `*` has a meaning (`base/*/{n}*`).
+//!
+//! Invariants:
+//! 1. Neighbouring files of a log have sequences that differ by exactly 1 ([`Number::sequence`]), so a difference of two
+//!    sequences is a distance in files.
+//! 2. A number is taken whole: no digit next to it belongs to a `*`. One that does not fit in 64 bits is no match.
+//! 3. A path matches by what it leads to: `.` and repeated `/` in it count for nothing, and `..` matches no pattern.
+//! 4. Matching allocates nothing and never panics. It takes time by the name's length to the power of the number of `*`.
+
+mod number;
+#[cfg(feature = "std")]
+mod pattern;
+
+pub use number::{Number, SegmentSize, WalSegment};
+#[cfg(feature = "std")]
+pub use pattern::{Pattern, PatternError};
+
+use number::{Class, hexadecimal_digits};
+
+/// How many `*` one name of a pattern may have.
+const MAX_ANY: usize = 3;
+
+/// What a name that matches says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matched<'n> {
+    /// The number that orders it.
+    pub number: Number,
+    name: &'n [u8],
+    /// From where to where the digits of the number are; at the name's end if it has none.
+    digits: (usize, usize),
+    /// The same of the ignored digits.
+    ignored: (usize, usize),
+}
+
+impl<'n> Matched<'n> {
+    /// Nothing found in a name yet.
+    const fn new(name: &'n [u8]) -> Self {
+        let end = (name.len(), name.len());
+        Self { number: Number::None, name, digits: end, ignored: end }
+    }
+
+    /// The name without its numbers, in three pieces.
+    ///
+    /// ```
+    /// use pagekeeper_policy::names::matches_name;
+    ///
+    /// let matched = matches_name(b"{h}-{_}.wal", b"000000000000000c-0000000000002f4a.wal").unwrap();
+    /// assert_eq!(matched.stem().concat(), b"-.wal");
+    /// assert_eq!(matched.number.sequence(None), 12);
+    /// ```
+    pub fn stem(&self) -> [&'n [u8]; 3] {
+        let (first, second) = if self.digits.0 <= self.ignored.0 {
+            (self.digits, self.ignored)
+        } else {
+            (self.ignored, self.digits)
+        };
+        let piece = |from: usize, to: usize| self.name.get(from..to).unwrap_or_default();
+        [piece(0, first.0), piece(first.1, second.0), piece(second.1, self.name.len())]
+    }
+
+    /// From where to where `rest` stands, which ends as the name does, up to its own end `after`.
+    fn span(&self, rest: &[u8], after: &[u8]) -> (usize, usize) {
+        (self.name.len().saturating_sub(rest.len()), self.name.len().saturating_sub(after.len()))
+    }
+
+    /// Whether `rest`, the end of the name, is as `pattern` says; notes the numbers found.
+    fn fits(&mut self, mut pattern: &[u8], mut rest: &'n [u8]) -> bool {
+        loop {
+            let Some((piece, later)) = Piece::first_of(pattern) else {
+                return rest.is_empty();
+            };
+            let after = match piece {
+                Piece::Byte(byte) => match rest {
+                    [first, after @ ..] if *first == byte => after,
+                    _ => return false,
+                },
+                Piece::Any => return self.fits_after_any(later, rest),
+                Piece::Number(class) => {
+                    let Some((number, after)) = class.read(rest) else { return false };
+                    (self.number, self.digits) = (number, self.span(rest, after));
+                    after
+                }
+                Piece::Ignored => {
+                    let Some((_, after)) = rest.split_at_checked(hexadecimal_digits(rest)) else {
+                        return false;
+                    };
+                    if after.len() == rest.len() {
+                        return false;
+                    }
+                    self.ignored = self.span(rest, after);
+                    after
+                }
+            };
+            (pattern, rest) = (later, after);
+        }
+    }
+
+    /// The same, where any characters come before what `later` is to match: as many as possible, so that in `*.{n}` the stem of
+    /// `a.b.000001` is `a.b.`.
+    fn fits_after_any(&mut self, later: &[u8], rest: &'n [u8]) -> bool {
+        // Most patterns have no other way to match than one.
+        if tail(later).len() == later.len() {
+            return rest.ends_with(later);
+        }
+        let next = Piece::first_of(later).map(|(piece, _)| piece);
+        (0..=rest.len()).rev().filter_map(|length| rest.split_at_checked(length)).any(|(any, after)| {
+            let cuts_number = match next {
+                Some(Piece::Number(class)) => any.last().is_some_and(|byte| class.continues_after(*byte)),
+                Some(Piece::Ignored) => any.last().is_some_and(u8::is_ascii_hexdigit),
+                _ => false,
+            };
+            !cuts_number && self.fits(later, after)
+        })
+    }
+}
+
+/// One piece of a pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Piece {
+    Byte(u8),
+    Any,
+    Number(Class),
+    Ignored,
+}
+
+impl Piece {
+    /// The first piece of a pattern, and what comes after it. Braces that have no meaning stand for themselves.
+    const fn first_of(pattern: &[u8]) -> Option<(Self, &[u8])> {
+        match pattern {
+            [] => None,
+            [b'*', later @ ..] => Some((Self::Any, later)),
+            [b'{', b'n', b'}', later @ ..] => Some((Self::Number(Class::Decimal), later)),
+            [b'{', b'h', b'}', later @ ..] => Some((Self::Number(Class::Hexadecimal), later)),
+            [b'{', b'x', b'}', later @ ..] => Some((Self::Number(Class::WalSegment), later)),
+            [b'{', b'_', b'}', later @ ..] => Some((Self::Ignored, later)),
+            [byte, later @ ..] => Some((Self::Byte(*byte), later)),
+        }
+    }
+}
+
+/// Matches the last components of a path: the file's name, and as many directories above it as the pattern names.
+///
+/// ```
+/// use pagekeeper_policy::names::matches;
+///
+/// assert!(matches(b"pg_wal/{x}", b"/d/pg_wal/00000001000000000000000A").is_some());
+/// assert!(matches(b"*.sst", b"000012.sst").is_some());
+/// assert!(matches(b"{n}.log", b"/d/LOG").is_none());
+/// ```
+pub fn matches<'n>(pattern: &[u8], path: &'n [u8]) -> Option<Matched<'n>> {
+    let (mut above, pattern) = split_last(pattern);
+    let (mut path_above, name) = split_last(path);
+    if matches!(name, b"" | b"." | b"..") {
+        return None;
+    }
+    let matched = matches_name(pattern, name)?;
+    while let Some(directories) = above {
+        let (pattern_above, pattern) = split_last(directories);
+        let (next, name) = last_directory(path_above?)?;
+        matches_name(pattern, name)?;
+        (above, path_above) = (pattern_above, next);
+    }
+    Some(matched)
+}
+
+/// Matches one bare name, whatever directory it is in.
+pub fn matches_name<'n>(pattern: &[u8], name: &'n [u8]) -> Option<Matched<'n>> {
+    if !name.ends_with(tail(pattern)) {
+        return None;
+    }
+    let mut matched = Matched::new(name);
+    matched.fits(pattern, name).then_some(matched)
+}
+
+/// What a name says that no pattern is for: it is a WAL segment's if it is 24 upper-case hexadecimal digits; else its last decimal
+/// number orders it, if that fits in 64 bits.
+///
+/// ```
+/// use pagekeeper_policy::names::by_last_number;
+///
+/// let matched = by_last_number(b"host1-bin.000007");
+/// assert_eq!((matched.stem().concat(), matched.number.sequence(None)), (b"host1-bin.".to_vec(), 7));
+/// ```
+pub fn by_last_number(name: &[u8]) -> Matched<'_> {
+    let mut matched = Matched::new(name);
+    if let Some(segment) = WalSegment::of_name(name) {
+        (matched.number, matched.digits) = (Number::WalSegment(segment), (0, name.len()));
+        return matched;
+    }
+    let end = name.iter().rposition(u8::is_ascii_digit).map_or(0, |at| at.saturating_add(1));
+    let before = name.get(..end).unwrap_or_default();
+    let from = before.iter().rposition(|byte| !byte.is_ascii_digit()).map_or(0, |at| at.saturating_add(1));
+    if let Some((number, _)) = name.get(from..end).and_then(|digits| Class::Decimal.read(digits)) {
+        (matched.number, matched.digits) = (number, (from, end));
+    }
+    matched
+}
+
+/// What every name ends with that the pattern matches: its end, as far as that is plain text of the last name. Most files are ruled
+/// out by it.
+pub fn tail(pattern: &[u8]) -> &[u8] {
+    let start = pattern.iter().rposition(|byte| matches!(byte, b'/' | b'*' | b'}'));
+    pattern.get(start.map_or(0, |at| at.saturating_add(1))..).unwrap_or_default()
+}
+
+/// How many names of directories a pattern has.
+#[allow(clippy::naive_bytecount, reason = "a few bytes")]
+pub fn directories(pattern: &[u8]) -> usize {
+    pattern.iter().filter(|&&byte| byte == b'/').count()
+}
+
+/// Checks that a pattern is one. The error says what is wrong with it.
+pub fn check(pattern: &[u8]) -> Result<(), &'static str> {
+    let (above, name) = split_last(pattern);
+    if name.is_empty() {
+        return Err("it names no file");
+    }
+    for directory in above.into_iter().flat_map(|above| above.split(|&byte| byte == b'/')) {
+        if directory.is_empty() || directory.contains(&b'{') || matches!(directory, b"." | b"..") {
+            return Err("before a / goes the name of a directory, in which only * has a meaning");
+        }
+        check_name(directory)?;
+    }
+    check_name(name)
+}
+
+fn check_name(pattern: &[u8]) -> Result<(), &'static str> {
+    let (mut any, mut numbers, mut ignored) = (0, 0, 0);
+    let mut rest = pattern;
+    while let Some((piece, later)) = Piece::first_of(rest) {
+        match piece {
+            Piece::Any => any += 1,
+            Piece::Number(_) => numbers += 1,
+            Piece::Ignored => ignored += 1,
+            Piece::Byte(b'{') => {
+                return Err(
+                    "in braces there is only {n}, a number, {h}, a hexadecimal one, {x}, 24 hexadecimal digits, or \
+                            {_}, digits to ignore",
+                );
+            }
+            Piece::Byte(_) => {}
+        }
+        rest = later;
+    }
+    match (numbers, ignored, any) {
+        (2.., _, _) => Err("it has more than one number to order files by"),
+        (_, 2.., _) => Err("it has more than one {_}"),
+        (_, _, any) if any > MAX_ANY => Err("it has more than three *"),
+        _ => Ok(()),
+    }
+}
+
+/// The last component, and what stands before its `/`.
+fn split_last(path: &[u8]) -> (Option<&[u8]>, &[u8]) {
+    match path.iter().rposition(|&byte| byte == b'/') {
+        Some(at) => (path.get(..at), path.get(at.saturating_add(1)..).unwrap_or_default()),
+        None => (None, path),
+    }
+}
+
+/// The name of the directory that a path ends with, and what stands before it. `None` at the root, and where `..` hides the name.
+fn last_directory(path: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
+    let mut path = path;
+    loop {
+        let (above, name) = split_last(path);
+        match name {
+            b"" | b"." => path = above?,
+            b".." => return None,
+            name => return Some((above, name)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matched(pattern: &str, path: &str) -> Option<(String, u64)> {
+        check(pattern.as_bytes()).unwrap();
+        matches(pattern.as_bytes(), path.as_bytes()).map(|matched| {
+            (String::from_utf8(matched.stem().concat()).unwrap(), matched.number.sequence(None))
+        })
+    }
+
+    #[test]
+    fn numbers_order_and_stems_group() {
+        for (pattern, path, expected) in [
+            ("*.{n}", "/d/binlog.000012", Some(("binlog.", 12))),
+            ("*.{n}", "/d/host.example-bin.1000000", Some(("host.example-bin.", 1_000_000))),
+            ("*.{n}", "/d/binlog.index", None),
+            ("{n}.log", "/d/000123.log", Some((".log", 123))),
+            ("{n}.log", "/d/x000123.log", None),
+            ("{n}.log", "/d/.log", None),
+            ("ib_logfile{n}", "/d/ib_logfile0", Some(("ib_logfile", 0))),
+            ("#innodb_redo/#ib_redo{n}", "/d/#innodb_redo/#ib_redo7", Some(("#ib_redo", 7))),
+            ("#innodb_redo/#ib_redo{n}", "/d/#ib_redo7", None),
+            ("#innodb_redo/#ib_redo{n}", "/d/#innodb_redo/#ib_redo8_tmp", None),
+            ("*relay*.{n}", "/d/host-relay-bin.000002", Some(("host-relay-bin.", 2))),
+            ("plain", "/d/plain", Some(("plain", 0))),
+            ("*.sst", "/d/000012.sst", Some(("000012.sst", 0))),
+            ("*.sst", "/d/000012.sst.tmp", None),
+            ("pg_wal/{x}", "pg_wal/00000001000000000000000A", Some(("", 10))),
+            ("pg_wal/{x}", "pg_wal/00000001000000000000000A.backup", None),
+            ("pg_wal/{x}", "pg_wal/00000001000000000000000A0", None),
+            ("{h}-{_}.wal", "/d/wal/0000000000000001-0000000000002f4a.wal", Some(("-.wal", 1))),
+            ("{h}-{_}.wal", "/d/wal/00000000000000ff-0000000000010000.wal", Some(("-.wal", 255))),
+            ("{h}-{_}.wal", "/d/wal/0000000000000001-.wal", None),
+            ("{h}-{_}.wal", "/d/wal/0.tmp", None),
+            ("{_}.{n}", "/d/2f.12", Some((".", 12))),
+            ("*-{h}", "/d/log-1bE", Some(("log-", 0x1be))),
+        ] {
+            let expected = expected.map(|(stem, sequence)| (stem.to_owned(), sequence));
+            assert_eq!(matched(pattern, path), expected, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn directories_match_from_the_file_upwards() {
+        for (pattern, path, expected) in [
+            ("base/*/{n}*", "/d/base/5/16384_fsm", Some(("_fsm", 16384))),
+            ("base/*/{n}*", "base/5/16384.1", Some((".1", 16384))),
+            ("base/*/{n}*", "base/5/1", Some(("", 1))),
+            ("base/*/{n}*", "/d/base/16384", None),
+            ("base/*/{n}*", "5/16384", None),
+            ("base/*/{n}*", "/d/other/5/16384", None),
+            ("*/x", "/x", None),
+            ("*/x", "x", None),
+            ("PG_*/*/{n}", "/ts/PG_15_2022/5/7", Some(("", 7))),
+            ("a", "a/", None),
+            ("a", "", None),
+            ("*", "", None),
+        ] {
+            let expected = expected.map(|(stem, sequence)| (stem.to_owned(), sequence));
+            assert_eq!(matched(pattern, path), expected, "{pattern} {path}");
+        }
+        assert_eq!(directories(b"base/*/{n}*"), 2);
+    }
+
+    /// What two earlier matchers, one for watched directories and one inside of processes, did not agree on.
+    #[test]
+    fn odd_names_have_one_meaning() {
+        for (pattern, path, expected) in [
+            // PostgreSQL writes upper-case digits only, and takes no other file for a segment.
+            ("pg_wal/{x}", "/d/pg_wal/00000001000000000000000f", None),
+            // What does not fit can't be ordered, so it is of no log. Leading zeros are no digits too many.
+            ("*.{n}", "/d/binlog.99999999999999999999999", None),
+            ("{h}", "/d/10000000000000000", None),
+            ("{n}.log", "/d/18446744073709551615.log", Some((".log", u64::MAX))),
+            ("{n}.log", "/d/18446744073709551616.log", None),
+            ("{n}.log", "/d/000000000000000000000000000000007.log", Some((".log", 7))),
+            // The whole number orders, not the last digit that * leaves over: 9 and 10 are of one log.
+            ("redo*{n}.log", "redo0009.log", Some(("redo.log", 9))),
+            ("redo*{n}.log", "redo0010.log", Some(("redo.log", 10))),
+            ("redo*{n}.log", "redo-a1-0010.log", Some(("redo-a1-.log", 10))),
+            ("redo*{n}.log", "redo99999999999999999999999.log", None),
+            ("*{h}.wal", "x-00ff.wal", Some(("x-.wal", 255))),
+            ("*{_}.wal", "x-00ff.wal", Some(("x-.wal", 0))),
+            // A digit that the pattern itself has is no part of the number.
+            ("x1{n}", "x12", Some(("x1", 2))),
+            // The longest text for *, so that the last number is taken.
+            ("*{n}*", "a1b22c", Some(("a1bc", 22))),
+            ("*.{n}", "a.1.22", Some(("a.1.", 22))),
+            // A path matches by what it leads to.
+            ("base/*/{n}*", "/d/base//5/16384_vm", Some(("_vm", 16384))),
+            ("base/*/{n}*", "/d/base/./5/16384", Some(("", 16384))),
+            ("base/*/{n}*", "/d/base/../16384", None),
+            ("base/*/{n}*", "/d/base/5/../16384", None),
+            ("*/{n}", "./16384", None),
+            ("*", "/d/..", None),
+            ("*", "/d/.", None),
+            ("*", "/d/a/", None),
+            // A closing brace is a character like any other.
+            ("a}*", "a}b", Some(("a}b", 0))),
+        ] {
+            let expected = expected.map(|(stem, sequence)| (stem.to_owned(), sequence));
+            assert_eq!(matched(pattern, path), expected, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn names_without_a_pattern_are_ordered_by_their_last_number() {
+        for (name, expected) in [
+            ("binlog.000007", ("binlog.", 7)),
+            ("#ib_redo31", ("#ib_redo", 31)),
+            ("host1-bin.000123.tmp", ("host1-bin..tmp", 123)),
+            ("0000000100000002000000FE", ("", 2 * 256 + 254)),
+            ("0000000100000002000000fe", ("fe", 100_000_002_000_000)),
+            ("x99999999999999999999999", ("x99999999999999999999999", 0)),
+            ("log", ("log", 0)),
+            ("", ("", 0)),
+        ] {
+            let matched = by_last_number(name.as_bytes());
+            let found = (String::from_utf8(matched.stem().concat()).unwrap(), matched.number.sequence(None));
+            assert_eq!(found, (expected.0.to_owned(), expected.1), "{name}");
+        }
+    }
+
+    #[test]
+    fn tails_are_the_plain_end_of_the_last_name() {
+        for (pattern, expected) in [
+            ("*.sst", ".sst"),
+            ("{n}.log", ".log"),
+            ("pg_wal/{x}", ""),
+            ("a/b", "b"),
+            ("ibtmp{n}", ""),
+            ("", ""),
+        ] {
+            assert_eq!(tail(pattern.as_bytes()), expected.as_bytes(), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_pattern_is_refused_with_the_reason() {
+        for (pattern, reason) in [
+            ("", "names no file"),
+            ("a/", "names no file"),
+            ("a//c", "name of a directory"),
+            ("/c", "name of a directory"),
+            ("../c", "name of a directory"),
+            ("{n}/c", "only * has a meaning"),
+            ("*a*a*a*b/c", "more than three"),
+            ("{q}", "in braces"),
+            ("{n", "in braces"),
+            ("{n}.{n}", "more than one number"),
+            ("{n}.{h}", "more than one number"),
+            ("{_}.{_}", "more than one {_}"),
+            ("*a*a*a*b", "more than three"),
+        ] {
+            let error = check(pattern.as_bytes()).unwrap_err();
+            assert!(error.contains(reason), "{pattern}: {error}");
+        }
+        for pattern in ["a", "*a*a*a", "base/*/{n}*", "{h}-{_}.wal", "*/*/*/*", "a}"] {
+            assert_eq!(check(pattern.as_bytes()), Ok(()), "{pattern}");
+        }
+    }
+}

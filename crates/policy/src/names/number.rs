@@ -1,0 +1,193 @@
+//! Numbers in file names: how each kind is read, and what sequence it gives.
+//!
+//! Invariants: a sequence never falls from a file of a log to a later one, and grows by exactly 1 to the next. Reading a number
+//! fails where it does not fit in 64 bits, and nowhere else.
+
+/// What a number in a pattern looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    Decimal,
+    Hexadecimal,
+    WalSegment,
+}
+
+impl Class {
+    /// Reads the number that `text` starts with, and returns what comes after it.
+    pub(super) fn read(self, text: &[u8]) -> Option<(Number, &[u8])> {
+        let (length, radix) = match self {
+            Self::Decimal => (text.iter().take_while(|byte| byte.is_ascii_digit()).count(), 10),
+            Self::Hexadecimal => (hexadecimal_digits(text), 16),
+            Self::WalSegment => {
+                let (digits, after) = text.split_at_checked(WalSegment::DIGITS)?;
+                return Some((Number::WalSegment(WalSegment::of_name(digits)?), after));
+            }
+        };
+        let (digits, after) = text.split_at_checked(length)?;
+        if digits.is_empty() {
+            return None;
+        }
+        Some((Number::Counted(value(digits, radix)?), after))
+    }
+
+    /// Whether a number that follows this byte would be cut by it. A WAL segment has a fixed length.
+    pub(super) const fn continues_after(self, byte: u8) -> bool {
+        match self {
+            Self::Decimal => byte.is_ascii_digit(),
+            Self::Hexadecimal => byte.is_ascii_hexdigit(),
+            Self::WalSegment => false,
+        }
+    }
+}
+
+/// How many hexadecimal digits, of either case, `text` starts with.
+pub(super) fn hexadecimal_digits(text: &[u8]) -> usize {
+    text.iter().take_while(|byte| byte.is_ascii_hexdigit()).count()
+}
+
+fn value(digits: &[u8], radix: u32) -> Option<u64> {
+    digits.iter().try_fold(0_u64, |sum, &byte| {
+        let digit = (byte as char).to_digit(radix)?;
+        sum.checked_mul(u64::from(radix))?.checked_add(u64::from(digit))
+    })
+}
+
+/// The number in a name that orders the files of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Number {
+    /// The name has none.
+    None,
+    /// One that goes up by 1 from file to file.
+    Counted(u64),
+    /// A PostgreSQL WAL segment's, which wraps around in its low part.
+    WalSegment(WalSegment),
+}
+
+impl Number {
+    /// Which file of its log it is: the next file's sequence is larger by 1; 0 for a name without a number. WAL segments need
+    /// the size of the segments of their log ([`WalSegment::sequence`]).
+    pub const fn sequence(self, segment_size: Option<SegmentSize>) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Counted(number) => number,
+            Self::WalSegment(segment) => segment.sequence(segment_size),
+        }
+    }
+}
+
+/// The name of a PostgreSQL WAL segment: three numbers of 8 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WalSegment {
+    /// The timeline. It does not order: the same position on two timelines has one sequence.
+    pub timeline: u32,
+    /// Which 4 GiB of the log.
+    pub high: u32,
+    /// Which segment of these 4 GiB.
+    pub low: u32,
+}
+
+impl WalSegment {
+    /// Length of the name.
+    pub const DIGITS: usize = 24;
+
+    /// Reads a name: 24 digits, upper-case as PostgreSQL writes them.
+    pub fn of_name(name: &[u8]) -> Option<Self> {
+        let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'A'..=b'F');
+        if name.len() != Self::DIGITS || !name.iter().all(is_digit) {
+            return None;
+        }
+        let part = |from: usize, to: usize| u32::try_from(value(name.get(from..to)?, 16)?).ok();
+        Some(Self { timeline: part(0, 8)?, high: part(8, 16)?, low: part(16, 24)? })
+    }
+
+    /// Which segment of its log it is, timelines aside.
+    ///
+    /// The low part goes up to the number of segments in 4 GiB, which their size decides. Where that is not known, it is taken to
+    /// be PostgreSQL's default ([`SegmentSize::DEFAULT`]). A low part that segments of this size don't have counts as the last
+    /// one: then sequences still don't fall, and a distance is rather too small than too large, so that what a reader is near
+    /// stays.
+    ///
+    /// ```
+    /// use pagekeeper_policy::names::{SegmentSize, WalSegment};
+    ///
+    /// let before = WalSegment::of_name(b"0000000100000000000000FF").unwrap();
+    /// let after = WalSegment::of_name(b"000000010000000100000000").unwrap();
+    /// let size = SegmentSize::of_file(16 << 20);
+    /// assert_eq!(after.sequence(size) - before.sequence(size), 1);
+    /// ```
+    pub const fn sequence(self, size: Option<SegmentSize>) -> u64 {
+        let size = match size {
+            Some(size) => size,
+            None => SegmentSize::DEFAULT,
+        };
+        let last = size.count_in_4gib() - 1;
+        let low = self.low as u64;
+        self.high as u64 * size.count_in_4gib() + if low < last { low } else { last }
+    }
+}
+
+/// The size of PostgreSQL's WAL segments: a power of two from 1 MiB to 1 GiB (`initdb --wal-segsize`). All segments of one log
+/// have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SegmentSize {
+    /// Its logarithm to base 2, from 20 to 30.
+    bits: u32,
+}
+
+impl SegmentSize {
+    /// PostgreSQL's default, 16 MiB.
+    pub const DEFAULT: Self = Self { bits: 24 };
+
+    /// The size of segments, by the size of one's file in bytes. `None` where that can't be a segment's, such as while it is
+    /// copied to its place.
+    pub const fn of_file(bytes: u64) -> Option<Self> {
+        let bits = bytes.trailing_zeros();
+        if bytes.is_power_of_two() && 20 <= bits && bits <= 30 { Some(Self { bits }) } else { None }
+    }
+
+    /// The size, in bytes.
+    pub const fn bytes(self) -> u64 {
+        1 << self.bits
+    }
+
+    /// Where a position of the log (an LSN, in bytes) is: the sequence of its segment, and the offset in that, in bytes.
+    ///
+    /// ```
+    /// use pagekeeper_policy::names::{SegmentSize, WalSegment};
+    ///
+    /// let segment = WalSegment::of_name(b"0000000100000016000000B3").unwrap();
+    /// let (sequence, offset) = SegmentSize::DEFAULT.place_of(0x16_b374_d848);
+    /// assert_eq!((sequence, offset), (segment.sequence(None), 0x74_d848));
+    /// ```
+    pub const fn place_of(self, lsn: u64) -> (u64, u64) {
+        (lsn >> self.bits, lsn & (self.bytes() - 1))
+    }
+
+    const fn count_in_4gib(self) -> u64 {
+        1 << (32 - self.bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_a_power_of_two_in_postgresqls_range() {
+        for bytes in [0, 1, 4096, 512 << 10, 3 << 20, (16 << 20) - 1, 2 << 30, u64::MAX] {
+            assert_eq!(SegmentSize::of_file(bytes), None, "{bytes}");
+        }
+        for bits in 20..=30 {
+            assert_eq!(SegmentSize::of_file(1 << bits).map(SegmentSize::bytes), Some(1 << bits));
+        }
+        assert_eq!(SegmentSize::DEFAULT.bytes(), 16 << 20);
+    }
+
+    #[test]
+    fn names_that_a_size_does_not_have_keep_the_order() {
+        let at = |high, low, size| WalSegment { timeline: 1, high, low }.sequence(size);
+        assert_eq!(at(0, 256, None), at(0, 255, None));
+        assert!(at(0, u32::MAX, None) < at(1, 0, None));
+        assert_eq!(at(1, 4, SegmentSize::of_file(1 << 30)), 7);
+        assert_eq!(at(u32::MAX, u32::MAX, SegmentSize::of_file(1 << 20)), (1 << 44) - 1);
+    }
+}

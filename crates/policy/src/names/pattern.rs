@@ -1,0 +1,128 @@
+//! Patterns as profiles have them: text that was checked, matched against paths of the operating system.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::str::FromStr;
+
+use super::{Matched, check, directories, matches, matches_name, split_last};
+
+/// A pattern that was checked.
+///
+/// ```
+/// use pagekeeper_policy::names::Pattern;
+/// use std::path::Path;
+///
+/// let pattern: Pattern = "*.{n}".parse()?;
+/// let matched = pattern.matches(Path::new("/var/lib/mysql/binlog.000012")).unwrap();
+/// assert_eq!(matched.number.sequence(None), 12);
+/// assert_eq!(matched.index_name(), "binlog.index");
+/// # Ok::<(), pagekeeper_policy::names::PatternError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern {
+    text: String,
+}
+
+/// A text that is no pattern.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PatternError {
+    pattern: String,
+    reason: &'static str,
+}
+
+impl fmt::Display for PatternError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\" is not a file pattern: {}", self.pattern, self.reason)
+    }
+}
+
+impl std::error::Error for PatternError {}
+
+impl Pattern {
+    /// Matches the last components of a path: the file's name, and as many directories above it as the pattern names.
+    pub fn matches<'n>(&self, path: &'n Path) -> Option<Matched<'n>> {
+        matches(self.text.as_bytes(), path.as_os_str().as_bytes())
+    }
+
+    /// Matches a bare file name, whatever directory it is in.
+    pub fn matches_name<'n>(&self, name: &'n OsStr) -> Option<Matched<'n>> {
+        matches_name(split_last(self.text.as_bytes()).1, name.as_bytes())
+    }
+
+    /// The directory that a path that matches is found from: above those that the pattern names.
+    pub fn base_of<'a>(&self, path: &'a Path) -> Option<&'a Path> {
+        self.matches(path)?;
+        path.ancestors().nth(directories(self.text.as_bytes()) + 1)
+    }
+
+    /// The name of the directory that the file must be in, if the pattern names one, without a `*`.
+    pub fn directory(&self) -> Option<&str> {
+        let (directory, _) = self.text.rsplit_once('/')?;
+        (!directory.contains(['/', '*'])).then_some(directory)
+    }
+
+    /// Whether the files of a log can be called so: in at most one directory, whose name has no `*`.
+    pub fn is_for_logs(&self) -> bool {
+        !self.text.contains('/') || self.directory().is_some()
+    }
+
+    /// The pattern as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let refused = |reason| PatternError { pattern: text.to_owned(), reason };
+        check(text.as_bytes()).map_err(refused)?;
+        Ok(Self { text: text.to_owned() })
+    }
+}
+
+impl Matched<'_> {
+    /// The name of the log's index: the stem, with `index` at its end.
+    pub fn index_name(&self) -> OsString {
+        let mut name = self.stem().concat();
+        name.extend_from_slice(b"index");
+        OsString::from_vec(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_leads_to_the_directory_above_those_named() {
+        let pattern: Pattern = "base/*/{n}".parse().unwrap();
+        assert_eq!(pattern.base_of(Path::new("/d/base/5/7")), Some(Path::new("/d")));
+        assert_eq!(pattern.base_of(Path::new("/d/base/./5//7")), Some(Path::new("/d")));
+        assert_eq!(pattern.base_of(Path::new("base/5/7")), Some(Path::new("")));
+        assert_eq!(pattern.base_of(Path::new("/d/base/5/x")), None);
+        assert!(pattern.matches_name(OsStr::new("7")).is_some());
+    }
+
+    #[test]
+    fn logs_are_in_one_plain_directory() {
+        for (pattern, directory, is_for_logs) in [
+            ("{n}", None, true),
+            ("base/{n}", Some("base"), true),
+            ("base/*/{n}", None, false),
+            ("*/{n}", None, false),
+        ] {
+            let pattern: Pattern = pattern.parse().unwrap();
+            assert_eq!((pattern.directory(), pattern.is_for_logs()), (directory, is_for_logs), "{pattern:?}");
+        }
+    }
+
+    #[test]
+    fn a_refused_pattern_is_named_with_the_reason() {
+        let error = "{n}.{n}".parse::<Pattern>().unwrap_err().to_string();
+        assert_eq!(error, "\"{n}.{n}\" is not a file pattern: it has more than one number to order files by");
+    }
+}
