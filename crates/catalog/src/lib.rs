@@ -10,7 +10,6 @@ mod discover;
 pub mod disks;
 mod finder;
 mod named;
-mod pattern;
 pub mod postgresql;
 mod profile;
 mod rule;
@@ -24,7 +23,6 @@ pub mod units;
 pub use discover::{Discovery, Found, Recognised, recognise};
 pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use named::logs_below;
-pub use pattern::{Matched, Pattern, PatternError};
 pub use profile::{
     BUILT_IN, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf, find_profile,
 };

@@ -5,22 +5,23 @@
 //! A title that is not understood says nothing.
 
 use pagekeeper_policy::Position;
+use pagekeeper_policy::names::{SegmentSize, WalSegment};
 
-use crate::pattern::segment_number;
-
-/// Where in the WAL a process still reads, by its title: a segment's number, as the profile's patterns order them, and
-/// where in it. `None` for a title that says nothing of it.
-pub fn follower(title: &str, segment_bytes: u64) -> Option<(u64, Position)> {
+/// Where in the WAL a process still reads, by its title: which segment of the log ([`WalSegment::sequence`]), and where in it.
+/// `None` for a title that says nothing of it. A size that is not known is taken to be PostgreSQL's default.
+pub fn follower(title: &str, segment_size: Option<SegmentSize>) -> Option<(u64, Position)> {
     let title = title.strip_prefix("postgres: ")?;
     // With cluster_name set the title is "postgres: NAME: walsender …".
     if title.contains("walsender ") {
         let position = title.rsplit_once("streaming ")?.1;
-        return place(lsn(position.split_whitespace().next()?)?, segment_bytes);
+        let lsn = lsn(position.split_whitespace().next()?)?;
+        let (sequence, offset) = segment_size.unwrap_or(SegmentSize::DEFAULT).place_of(lsn);
+        return Some((sequence, Position::At(offset)));
     }
     if title.contains("archiver") {
         let last = title.rsplit_once("last was ")?.1;
-        let done = segment_number(last.get(..24)?.as_bytes())?;
-        return Some((done.saturating_add(1), Position::At(0)));
+        let done = WalSegment::of_name(last.as_bytes().get(..WalSegment::DIGITS)?)?;
+        return Some((done.sequence(segment_size) + 1, Position::At(0)));
     }
     None
 }
@@ -34,24 +35,21 @@ fn lsn(text: &str) -> Option<u64> {
     )
 }
 
-/// The segment that holds a position: its name's last 16 digits are the high half and the segment in that half.
-fn place(lsn: u64, segment_bytes: u64) -> Option<(u64, Position)> {
-    let within_half = lsn & 0xffff_ffff;
-    let segment = within_half.checked_div(segment_bytes)?;
-    Some((((lsn >> 32) << 32) | segment, Position::At(within_half % segment_bytes)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SEGMENT: u64 = 16 << 20;
+    const SEGMENT: Option<SegmentSize> = SegmentSize::of_file(16 << 20);
+
+    fn sequence_of(name: &str) -> Option<u64> {
+        WalSegment::of_name(name.as_bytes()).map(|segment| segment.sequence(SEGMENT))
+    }
 
     #[test]
     fn a_wal_sender_is_in_the_segment_of_its_position() {
         let title = "postgres: walsender replicator 10.0.0.7(51234) streaming 16/B374D848";
         let (sequence, position) = follower(title, SEGMENT).unwrap();
-        assert_eq!(Some(sequence), segment_number(b"0000000100000016000000B3"));
+        assert_eq!(Some(sequence), sequence_of("0000000100000016000000B3"));
         assert_eq!(position, Position::At(0x0074_d848));
         assert_eq!(
             follower(&title.replace("postgres: ", "postgres: main: "), SEGMENT),
@@ -62,8 +60,11 @@ mod tests {
     #[test]
     fn the_archiver_is_after_what_it_did() {
         let title = "postgres: archiver last was 00000001000000160000000A";
-        let next = segment_number(b"00000001000000160000000B").unwrap();
+        let next = sequence_of("00000001000000160000000B").unwrap();
         assert_eq!(follower(title, SEGMENT), Some((next, Position::At(0))));
+        let title = "postgres: archiver last was 0000000100000016000000FF";
+        let next = sequence_of("000000010000001700000000").unwrap();
+        assert_eq!(follower(title, SEGMENT), Some((next, Position::At(0))), "the first of the next 4 GiB");
     }
 
     #[test]
@@ -78,8 +79,9 @@ mod tests {
             "postgres: walsender x streaming 1/zz",
             "",
         ] {
-            assert_eq!(follower(title, SEGMENT), None, "{title}");
+            assert_eq!((follower(title, SEGMENT), follower(title, None)), (None, None), "{title}");
         }
-        assert_eq!(follower("postgres: walsender r [local] streaming 0/1", 0), None);
+        let unknown = follower("postgres: walsender r [local] streaming 0/1000001", None);
+        assert_eq!(unknown, Some((1, Position::At(1))), "as if segments had their default size");
     }
 }

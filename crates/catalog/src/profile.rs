@@ -7,11 +7,11 @@
 use std::path::{Path, PathBuf};
 
 use globset::{Glob, GlobMatcher};
+use pagekeeper_policy::names::{Matched, Pattern};
 use pagekeeper_policy::{BulkPages, FileClass, Rewrite, Rule};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::pattern::{Matched, Pattern};
 use crate::rule::WithRule;
 use crate::spelled::{all_spelled, spelled};
 
@@ -107,9 +107,11 @@ pub struct RecycledIf {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PositionSpec {
-    /// In `/proc/PID/fdinfo`; where that shows 0, at the end of the file.
+    /// At the end of the file; where its writer overwrites old bytes, in `/proc/PID/fdinfo`.
     #[default]
     Descriptor,
+    /// In `/proc/PID/fdinfo`: files are made at their full length, and then written from their start.
+    Preallocated,
     /// Nowhere: it uses `pwrite` within a preallocated file.
     Hidden,
 }
@@ -227,7 +229,7 @@ impl Profile {
     }
 
     /// The log that a file is of by this profile: the first whose pattern its path matches.
-    pub fn log_of(&self, path: &Path) -> Option<(usize, Matched)> {
+    pub fn log_of<'n>(&self, path: &'n Path) -> Option<(usize, Matched<'n>)> {
         self.logs.iter().enumerate().find_map(|(index, log)| Some((index, log.files.matches(path)?)))
     }
 

@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use pagekeeper_kernel::InspectedFile;
+use pagekeeper_policy::names::Pattern;
 
-use crate::pattern::Pattern;
 use crate::profile::RecycledIf;
 
 /// Options files are a few KiB; more than this many bytes is something else.
@@ -53,7 +53,8 @@ pub fn says_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec: &Recyc
 }
 
 fn newest<'a>(names: &'a [OsString], pattern: &Pattern) -> Option<&'a OsStr> {
-    let numbered = names.iter().filter_map(|name| Some((pattern.matches_name(name)?.sequence, name)));
+    let numbered =
+        names.iter().filter_map(|name| Some((pattern.matches_name(name)?.number.sequence(None), name)));
     numbered.max().map(|(_, name)| name.as_os_str())
 }
 

@@ -25,6 +25,7 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{
     Error, Inode, InspectedFile, Links, Result, open_directory, page_size, physical_block_size,
 };
+use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{FileId, LogId, Rewrite};
 use rustix::fs::{AtFlags, RawDir, StatxFlags};
 
@@ -74,12 +75,17 @@ pub(crate) struct Log {
     pub(crate) spec: usize,
     /// How its writer comes back to old bytes, as far as has been seen.
     pub(crate) rewrite: Rewrite,
+    /// The size of its segments, if it is PostgreSQL's and a file of it has such a size.
+    pub(crate) segment_size: Option<SegmentSize>,
 }
 
 /// One log file.
 pub(crate) struct Entry {
     pub(crate) id: FileId,
     pub(crate) log: LogId,
+    /// The number in its name.
+    pub(crate) number: Number,
+    /// Which file of its log it is, by that number and the log's segment size.
     pub(crate) sequence: u64,
     pub(crate) inode: Inode,
     /// Time of birth, in nanoseconds of the epoch, where the file system records it.
@@ -204,6 +210,7 @@ impl Directory {
             }
         }
         for &log in &grown {
+            self.set_sequences(log);
             self.recognise_recycling(log);
         }
         self.forget_empty_logs();
@@ -218,7 +225,8 @@ impl Directory {
 
     /// Takes up a name if it is a log file, and says of which log; `names` are all names of the directory.
     fn add(&mut self, fd: BorrowedFd<'_>, name: &OsStr, names: &[OsString], ids: &mut Ids) -> Option<LogId> {
-        let (spec, matched) = self.profile.log_of(&self.path.join(name))?;
+        let path = self.path.join(name);
+        let (spec, matched) = self.profile.log_of(&path)?;
         if self.profile.logs[spec].indexed && names.binary_search(&matched.index_name()).is_err() {
             return None;
         }
@@ -233,16 +241,17 @@ impl Directory {
             i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
         };
         let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-        let log = *self.by_stem.entry((spec, matched.stem)).or_insert_with(|| LogId(ids.next()));
+        let log = *self.by_stem.entry((spec, matched.stem().concat())).or_insert_with(|| LogId(ids.next()));
         if !self.logs.contains_key(&log) {
             let rewrite = self.rewrite_at_first(&self.profile.logs[spec], dev, fd, names);
-            self.logs.insert(log, Log { spec, rewrite });
+            self.logs.insert(log, Log { spec, rewrite, segment_size: None });
         }
         let born = (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| nanoseconds(stat.stx_btime));
         let entry = Entry {
             id: FileId(ids.next()),
             log,
-            sequence: matched.sequence,
+            number: matched.number,
+            sequence: matched.number.sequence(None),
             inode: Inode { dev, ino: stat.stx_ino },
             born,
             changed: nanoseconds(stat.stx_mtime),
@@ -277,6 +286,26 @@ impl Directory {
                 Some(recycled) if says_recycled(fd, names, recycled) => Rewrite::SubPages,
                 _ => Rewrite::Never,
             },
+        }
+    }
+
+    /// Finds the size of a log's segments, and with it which file of the log each is. The size is the one that most of its files
+    /// have: one that is just being copied has another, or none that a segment can have.
+    fn set_sequences(&mut self, log: LogId) {
+        let is_segment =
+            |entry: &&mut Entry| entry.log == log && matches!(entry.number, Number::WalSegment(_));
+        let mut counts: BTreeMap<SegmentSize, usize> = BTreeMap::new();
+        for entry in self.entries.values_mut().filter(is_segment) {
+            if let Some(size) = SegmentSize::of_file(entry.size) {
+                *counts.entry(size).or_default() += 1;
+            }
+        }
+        let size = counts.into_iter().max_by_key(|(_, count)| *count).map(|(size, _)| size);
+        for entry in self.entries.values_mut().filter(is_segment) {
+            entry.sequence = entry.number.sequence(size);
+        }
+        if let Some(log) = self.logs.get_mut(&log) {
+            log.segment_size = size;
         }
     }
 
@@ -317,6 +346,7 @@ impl Directory {
         mut problem: impl FnMut(&Path, &Error),
     ) -> bool {
         let mut changed = false;
+        let mut resized = BTreeSet::new();
         let among_many = self.entries.len() > MANY;
         for (name, entry) in &mut self.entries {
             entry.due = entry.due.saturating_sub(1);
@@ -340,6 +370,9 @@ impl Directory {
                         entry.changed =
                             i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
                     }
+                    if file.size() != entry.size && matches!(entry.number, Number::WalSegment(_)) {
+                        resized.insert(entry.log);
+                    }
                     changed |= entry.take(&file, found, among_many);
                 }
                 Err(error) => {
@@ -352,6 +385,9 @@ impl Directory {
                     }
                 }
             }
+        }
+        for log in resized {
+            self.set_sequences(log);
         }
         changed
     }

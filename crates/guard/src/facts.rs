@@ -3,13 +3,15 @@
 //!
 //! Positions as they can be seen from outside (measured on MariaDB 10.11, MySQL 9.7, PostgreSQL 15): users of
 //! read(2) and write(2) show theirs in `/proc/PID/fdinfo`; users of pread and pwrite show 0 there, or whatever
-//! the file was made with. A log that only grows has its writer at its end, whatever a descriptor says.
+//! the file was made with. A log that only grows has its writer at its end, whatever a descriptor says, unless its profile
+//! says that files are made at their full length and written by write(2).
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec, postgresql};
 use pagekeeper_kernel::process::Access;
+use pagekeeper_policy::names::Number;
 use pagekeeper_policy::{
     Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite,
 };
@@ -149,11 +151,10 @@ fn writes(descriptor: &Descriptor) -> bool {
 }
 
 fn position(spec: &LogSpec, rewrite: Rewrite, entry: &Entry, by_file: &ByFile<'_>) -> Position {
-    if spec.position == PositionSpec::Hidden {
-        return Position::Unknown;
-    }
-    if rewrite == Rewrite::Never {
-        return Position::At(entry.size);
+    match spec.position {
+        PositionSpec::Hidden => return Position::Unknown,
+        PositionSpec::Descriptor if rewrite == Rewrite::Never => return Position::At(entry.size),
+        PositionSpec::Descriptor | PositionSpec::Preallocated => {}
     }
     let writers = by_file.get(&entry.id).into_iter().flatten().filter(|other| writes(other));
     match writers.map(|descriptor| descriptor.position).max() {
@@ -182,9 +183,10 @@ fn follower(spec: &LogSpec, entry: &Entry, descriptor: &Descriptor) -> Option<Fo
 
 /// The follower that a process's title shows, in a directory of WAL segments.
 pub(crate) fn follower_in_title(directory: &Directory, pid: u32, title: &str) -> Option<FollowerFacts> {
-    let segment = directory.entries.values().max_by_key(|entry| entry.size)?;
-    let (sequence, position) = postgresql::follower(title, segment.size)?;
-    Some(FollowerFacts { id: FollowerId(u64::from(pid)), log: segment.log, sequence, position })
+    let is_segment = |entry: &&Entry| matches!(entry.number, Number::WalSegment(_));
+    let log = directory.entries.values().find(is_segment)?.log;
+    let (sequence, position) = postgresql::follower(title, directory.logs[&log].segment_size)?;
+    Some(FollowerFacts { id: FollowerId(u64::from(pid)), log, sequence, position })
 }
 
 #[cfg(test)]
@@ -333,5 +335,74 @@ mod tests {
             seen.files.iter().filter(|file| file.writer.is_some()).map(|file| file.sequence).collect();
         assert_eq!(writers, [4]);
         assert_eq!(seen.files[0].rewrite, Rewrite::WholePages);
+    }
+
+    /// Segments of a log of PostgreSQL, of which all pages are resident and written.
+    fn wal_directory(path: &Path, names: &[&str], size: u64) -> Directory {
+        for name in names {
+            let file = std::fs::File::create(path.join(name)).unwrap();
+            file.set_len(size).unwrap();
+            std::fs::read(path.join(name)).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        directory(path, "postgresql", &mut Ids::default())
+    }
+
+    #[test]
+    fn a_wal_sender_one_segment_behind_is_near_across_4_gib_and_timelines() {
+        const MIB: u64 = 1 << 20;
+        // The segment before the end of 4 GiB, where a sender still reads, and the writer's, on the next timeline.
+        for (size, read, written, title) in [
+            (16 * MIB, "0000000100000000000000FF", "000000010000000100000000", "0/FF500000"),
+            (16 * MIB, "0000000100000000000000FF", "000000020000000100000000", "0/FF500000"),
+            (MIB, "000000010000000000000FFF", "000000010000000100000000", "0/FFF50000"),
+            (64 * MIB, "00000001000000000000003F", "000000010000000100000000", "0/FC500000"),
+        ] {
+            let dir = pagekeeper_testing::disk_dir();
+            let wal = dir.path().join("pg_wal");
+            std::fs::create_dir(&wal).unwrap();
+            let directory = wal_directory(&wal, &[read, written], size);
+            let mut seen = facts(&directory, &[]);
+            let title = format!("postgres: walsender replicator 10.0.0.7(51234) streaming {title}");
+            let sender = follower_in_title(&directory, 7, &title).unwrap();
+            let read = &directory.entries[std::ffi::OsStr::new(read)];
+            let written = &directory.entries[std::ffi::OsStr::new(written)];
+            assert_eq!((sender.sequence, written.sequence - read.sequence), (read.sequence, 1), "{size}");
+            let Position::At(offset) = sender.position else { panic!("{sender:?}") };
+            seen.followers.push(sender);
+            let mut state = pagekeeper_policy::StepState::default();
+            // It stands still in the second step, where a far one would hold nothing.
+            for _ in 0..2 {
+                for act in pagekeeper_policy::step(&mut state, &seen) {
+                    if let pagekeeper_policy::Act::Release { file, range } = act {
+                        assert!(
+                            file == read.id && range.end <= offset,
+                            "{range:?} of {file:?} is yet to be read"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sequences_of_segments_follow_the_size_that_most_files_have() {
+        let dir = pagekeeper_testing::disk_dir();
+        let wal = dir.path().join("pg_wal");
+        std::fs::create_dir(&wal).unwrap();
+        let (last, first) = ("00000001000000000000003F", "000000010000000100000000");
+        let mut ids = Ids::default();
+        std::fs::write(wal.join(last), b"").unwrap();
+        std::fs::write(wal.join(first), b"").unwrap();
+        let mut directory = directory(&wal, "postgresql", &mut ids);
+        let distance = |directory: &Directory| {
+            let sequence = |name: &str| directory.entries[std::ffi::OsStr::new(name)].sequence;
+            sequence(first) - sequence(last)
+        };
+        assert_eq!(distance(&directory), 193, "of no known size: as if they were of 16 MiB");
+        std::fs::File::options().write(true).open(wal.join(last)).unwrap().set_len(64 << 20).unwrap();
+        // A quiet file is not looked at in every tick.
+        (0..4).for_each(|_| take_samples(&mut directory, &mut ids));
+        assert_eq!(distance(&directory), 1);
     }
 }

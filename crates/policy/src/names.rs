@@ -217,6 +217,11 @@ pub fn tail(pattern: &[u8]) -> &[u8] {
     pattern.get(start.map_or(0, |at| at.saturating_add(1))..).unwrap_or_default()
 }
 
+/// The last name of a path or a pattern.
+pub fn last_name(path: &[u8]) -> &[u8] {
+    split_last(path).1
+}
+
 /// How many names of directories a pattern has.
 #[allow(clippy::naive_bytecount, reason = "a few bytes")]
 pub fn directories(pattern: &[u8]) -> usize {

@@ -1,6 +1,6 @@
 //! File names of logs: sequences, distances, stems, for every kind of number.
 
-use pagekeeper_policy::log::is_near;
+use pagekeeper_policy::allowance::is_near;
 use pagekeeper_policy::names::{Number, Pattern, SegmentSize, WalSegment, by_last_number, check, matches};
 use proptest::prelude::*;
 

@@ -29,7 +29,6 @@ mod hooks;
 #[cfg(feature = "interpose")]
 mod interpose;
 pub mod introspection;
-pub mod name;
 pub mod parts;
 pub mod process;
 #[cfg(feature = "interpose")]

@@ -11,9 +11,7 @@ use std::fmt::Write as _;
 #[cfg(not(feature = "interpose"))]
 use std::path::PathBuf;
 
-use pagekeeper_policy::{BulkPages, Rewrite, Rule, number};
-
-use crate::name;
+use pagekeeper_policy::{BulkPages, Rewrite, Rule, names, number};
 
 /// The environment variable that holds the text.
 pub const VARIABLE: &str = "PAGEKEEPER_RUN";
@@ -58,7 +56,7 @@ pub enum Action {
 /// Which files, and what is done with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannedRule<'a> {
-    /// Their names, as [`name::matches`] takes them.
+    /// Their names, as [`names::matches`] takes them.
     pub pattern: &'a [u8],
     /// What a path ends with that matches: a quick no for most.
     pub tail: &'a [u8],
@@ -111,7 +109,7 @@ impl<'a> Plan<'a> {
 
     /// What is done with the file of that path.
     pub fn action_for(&self, path: &[u8]) -> Option<Action> {
-        self.rules().iter().find(|rule| name::matches(rule.pattern, path)).map(|rule| rule.action)
+        self.rules().iter().find(|rule| names::matches(rule.pattern, path).is_some()).map(|rule| rule.action)
     }
 
     /// Reads the text for the process of that name (`comm`, at most 15 bytes). `None`: not understood.
@@ -145,13 +143,13 @@ impl<'a> Plan<'a> {
                 b"budget" => plan.budget = number(rest)?,
                 b"report" => plan.report = Some(rest),
                 b"stream" => {
-                    if plan.part == Part::None && name::matches_name(rest, comm) {
+                    if plan.part == Part::None && names::matches_name(rest, comm).is_some() {
                         plan.part = Part::Stream;
                     }
                 }
                 b"profile" => fits = false,
                 b"process" => {
-                    if plan.part == Part::None && !has_profile && name::matches_name(rest, comm) {
+                    if plan.part == Part::None && !has_profile && names::matches_name(rest, comm).is_some() {
                         (fits, has_profile, plan.part) = (true, true, Part::Files);
                     }
                 }
@@ -193,7 +191,7 @@ fn rule(text: &[u8]) -> Option<PlannedRule<'_>> {
         b"leave" => (Action::Leave, rest),
         _ => return None,
     };
-    (!pattern.is_empty()).then_some(PlannedRule { pattern, tail: name::tail(pattern), action })
+    names::check(pattern).is_ok().then_some(PlannedRule { pattern, tail: names::tail(pattern), action })
 }
 
 /// The settings that a launcher gives to the processes that it starts.
@@ -228,7 +226,7 @@ pub struct ProfileRules {
 #[cfg(not(feature = "interpose"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileRule {
-    /// Their names, as [`name::matches`] takes them.
+    /// Their names, as [`names::matches`] takes them.
     pub pattern: String,
     /// What is done.
     pub action: Action,

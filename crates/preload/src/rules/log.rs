@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use libc::c_int;
 use pagekeeper_policy::allowance::{Allowance, Writer, is_near, needed_from};
 use pagekeeper_policy::log::Run;
+use pagekeeper_policy::names::{self, SegmentSize};
 use pagekeeper_policy::{DEFAULT_SLACK, Rewrite, Rule, WINDOW};
 
 use crate::counters::Count;
@@ -257,12 +258,12 @@ fn take(list: &[AtomicU64], number: u64) -> bool {
     list.iter().any(|kept| kept.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok())
 }
 
-/// Begins to follow a log's file, which is `size` bytes long, and which `slot` was entered for.
-pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule) {
+/// Begins to follow a log's file, which is `size` bytes long, and which `slot` was entered for. `pattern` is the one that names it.
+pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pattern: Option<&[u8]>) {
     let mut buffer = [0; 1024];
     let link = sys::DescriptorPath::new(b"/proc/thread-self/fd/", fd);
     let path = sys::read_link(link.as_c_str(), &mut buffer).unwrap_or_default();
-    let (series, sequence) = number_of(path);
+    let (series, sequence) = number_of(path, pattern, size);
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     let (detects, in_parts) = match rule.rewrite {
         // What is written shows how large the blocks are.
@@ -304,39 +305,20 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule) {
     }
 }
 
-/// The series of a file by its path, and which one of it: by the last number in its name, or by all of a name of 24 hexadecimal digits.
-fn number_of(path: &[u8]) -> (u64, u64) {
-    let start = path.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
-    let name = path.get(start..).unwrap_or_default();
-    let hexadecimal = |digits: &[u8]| {
-        digits.iter().try_fold(0_u64, |sum, &byte| Some(sum << 4 | u64::from((byte as char).to_digit(16)?)))
-    };
-    let (digits, sequence) = match (name.len(), name.get(8..16), name.get(16..24)) {
-        // A timeline, and the two halves of a segment's number, of which the second counts up to 255.
-        (24, Some(high), Some(low)) if name.iter().all(u8::is_ascii_hexdigit) => {
-            let number = |digits| hexadecimal(digits).unwrap_or_default();
-            (0..24, number(high).wrapping_mul(256).wrapping_add(number(low)))
-        }
-        _ => {
-            let end = name.iter().rposition(u8::is_ascii_digit).map_or(0, |at| at + 1);
-            let digits = name.get(..end).unwrap_or_default();
-            let from = digits.iter().rposition(|byte| !byte.is_ascii_digit()).map_or(0, |at| at + 1);
-            let number = digits.get(from..).unwrap_or_default().iter();
-            let number = number.fold(0_u64, |sum, &byte| {
-                sum.wrapping_mul(10).wrapping_add(u64::from(byte.wrapping_sub(b'0')))
-            });
-            (from..end, number)
-        }
-    };
+/// The series of a file by its path, and which one of it: by the pattern that its rule names it by, or else by its last number.
+/// `size` is the file's, in bytes.
+fn number_of(path: &[u8], pattern: Option<&[u8]>, size: u64) -> (u64, u64) {
+    let name = names::last_name(path);
+    let by_pattern = pattern.and_then(|pattern| names::matches_name(names::last_name(pattern), name));
+    let matched = by_pattern.unwrap_or_else(|| names::by_last_number(name));
     // FNV-1a, over all but the digits.
-    let kept = path
-        .iter()
-        .enumerate()
-        .filter(|(at, _)| at.checked_sub(start).is_none_or(|at| !digits.contains(&at)));
-    let series = kept.fold(0xcbf2_9ce4_8422_2325_u64, |hash, (_, &byte)| {
+    let directory = path.get(..path.len().saturating_sub(name.len())).unwrap_or_default();
+    let [first, second, third] = matched.stem();
+    let kept = [directory, first, second, third].into_iter().flatten();
+    let series = kept.fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    (series.max(1), sequence)
+    (series.max(1), matched.number.sequence(SegmentSize::of_file(size)))
 }
 
 /// After a write of `done` bytes, at `at` or at the file's position.
@@ -464,6 +446,7 @@ mod tests {
 
     #[test]
     fn files_of_a_series_are_numbered() {
+        let number_of = |path: &[u8]| number_of(path, None, 16 << 20);
         let (binlog, seven) = number_of(b"/d/binlog.000007");
         assert_eq!((number_of(b"/d/binlog.000123"), seven), ((binlog, 123), 7));
         assert_ne!(number_of(b"/e/binlog.000123").0, binlog);
@@ -475,6 +458,34 @@ mod tests {
         assert_eq!(number_of(b"/d/pg_wal/000000020000000300000000"), (wal, 3 * 256));
         assert_eq!(number_of(b"").1, 0);
         assert_eq!(number_of(b"/d2/log").1, 0);
+    }
+
+    #[test]
+    fn the_pattern_says_which_number_orders() {
+        let number_of = |path: &[u8]| number_of(path, Some(b"wal/{h}-{_}.wal"), 64_000_000);
+        let (wal, one) = number_of(b"/d/wal/0000000000000001-0000000000002f4a.wal");
+        assert_eq!(one, 1);
+        assert_eq!(number_of(b"/d/wal/000000000000000a-0000000000010000.wal"), (wal, 10));
+        assert_eq!(number_of(b"/d/wal/x7").1, 7, "a name that the pattern is not for, behind a link");
+    }
+
+    #[test]
+    fn a_reader_one_segment_behind_is_near_across_4_gib_and_timelines() {
+        for (size, read, written) in [
+            (1 << 20, b"/d/pg_wal/000000010000000000000FFF", b"/d/pg_wal/000000010000000100000000"),
+            (16 << 20, b"/d/pg_wal/0000000100000000000000FF", b"/d/pg_wal/000000020000000100000000"),
+            (64 << 20, b"/d/pg_wal/00000001000000000000003F", b"/d/pg_wal/000000010000000100000000"),
+            (1 << 30, b"/d/pg_wal/000000010000000000000003", b"/d/pg_wal/000000020000000100000000"),
+        ] {
+            for pattern in [None, Some(&b"pg_wal/{x}"[..])] {
+                let (reader, writer) = (number_of(read, pattern, size), number_of(written, pattern, size));
+                assert_eq!(reader.0, writer.0, "one series");
+                assert!(is_near(writer.1, reader.1, 1) && !is_near(writer.1, reader.1, 0), "{size}");
+                // What it has yet to read stays.
+                assert_eq!(needed_from(reader.1, [(reader.1, 3 * WINDOW)].into_iter()), 3 * WINDOW);
+                assert_eq!(needed_from(writer.1, [(reader.1, 3 * WINDOW)].into_iter()), 0);
+            }
+        }
     }
 
     #[test]

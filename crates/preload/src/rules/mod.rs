@@ -10,11 +10,10 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use libc::c_int;
-use pagekeeper_policy::BulkPages;
+use pagekeeper_policy::{BulkPages, names};
 
 use crate::counters::Count;
 use crate::helper::{self, Job};
-use crate::name;
 use crate::process::{count, plan};
 use crate::settings::{Action, Part};
 use crate::sys::{self, DescriptorPath};
@@ -100,12 +99,12 @@ pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
 fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
     let rules = plan().rules();
     let find = |path: &[u8]| {
-        let at = rules.iter().position(|rule| name::matches(rule.pattern, path))?;
+        let at = rules.iter().position(|rule| names::matches(rule.pattern, path).is_some())?;
         Some((at as u16, rules.get(at)?.action))
     };
     let given = path.map(CStr::to_bytes).unwrap_or_default();
-    let directories = rules.iter().map(|rule| name::directories(rule.pattern)).max().unwrap_or(0);
-    if given.first() == Some(&b'/') || (!given.is_empty() && name::directories(given) >= directories) {
+    let directories = rules.iter().map(|rule| names::directories(rule.pattern)).max().unwrap_or(0);
+    if given.first() == Some(&b'/') || (!given.is_empty() && names::directories(given) >= directories) {
         return find(given);
     }
     // Relative, and not long enough to be sure.
@@ -146,8 +145,9 @@ fn follow(fd: c_int, flags: c_int, kind: Kind, rule: u16) {
 /// Never inlined: a log has its path read, on the stack of that alone.
 #[inline(never)]
 fn follow_log(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: u16) {
+    let pattern = plan().rules().get(usize::from(rule)).map(|rule| rule.pattern);
     if let Some(rule) = log_rule(rule) {
-        log::opened(slot, fd, flags, size, rule);
+        log::opened(slot, fd, flags, size, rule, pattern);
     }
 }
 
