@@ -39,6 +39,7 @@ mod error;
 mod files;
 mod held;
 mod host;
+mod host_gaps;
 mod observer;
 mod openers;
 mod options;

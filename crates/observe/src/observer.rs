@@ -12,9 +12,10 @@ use crate::devices::Devices;
 use crate::directory_trees::DirectoryTrees;
 use crate::files::Files;
 use crate::subjects::{self, Earlier, Subject};
-use crate::visibility::{self, GapKind, VisibilityGaps};
+use crate::visibility::{GapKind, VisibilityGaps};
 use crate::{
-    Database, HostChange, ObserveError, ObserverOptions, Scope, Snapshot, directories, host, openers,
+    Database, HostChange, ObserveError, ObserverOptions, Scope, Snapshot, directories, host, host_gaps,
+    openers,
 };
 
 /// Takes snapshots of a host and the databases on it.
@@ -93,10 +94,10 @@ impl Observer {
         let databases = subjects.into_iter().map(|subject| self.database(subject, &mut gaps)).collect();
         let devices = self.devices.take_backing(&self.options.roots, &mut gaps);
         let host = host::read(&self.options.roots, devices)?;
-        visibility::host::of_processes(&self.options.roots, &mut gaps);
-        visibility::host::of_host(&host, &mut gaps);
+        host_gaps::of_processes(&self.options.roots, &mut gaps);
+        host_gaps::of_host(&host, &mut gaps);
         if let Some(tracer) = &self.tracer {
-            visibility::host::of_tracing(tracer, &mut gaps);
+            host_gaps::of_tracing(tracer, &mut gaps);
         }
         Ok(Snapshot {
             at: SystemTime::now(),

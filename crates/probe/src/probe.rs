@@ -135,7 +135,9 @@ impl<'a> Probe<'a> {
         let measure = self.measure;
         directory.require_space(measure.file_bytes + bulk::max_bytes(&measure) + mixed::MIN_FILE)?;
         directory.dirty_allowance(bulk::max_bytes(&measure))?;
-        let mut work = Run::new(directory, measure, &self.parts, self.cancel, self.on_progress);
+        let all = self.parts.iter().copied().map(Some).chain([None]);
+        let estimates = all.map(|part| (part, estimate(&measure, part))).collect();
+        let mut work = Run::new(directory, measure, estimates, self.cancel, self.on_progress);
         work.check()?;
         let mut file = TestFile::new(&work.directory, &*work.io)?;
         file.fill(measure.file_bytes, measure.fill, &work)?;
@@ -155,10 +157,33 @@ impl<'a> Probe<'a> {
             file_bytes_wanted: measure.file_bytes,
             events: events.source,
             summary: summary::summary(&profile),
-            notes: summary::notes(&found, &profile, measure.file_bytes, &work),
+            notes: summary::notes(
+                found.direct.as_ref(),
+                found.bulk.as_ref(),
+                &profile,
+                measure.file_bytes,
+                &work,
+            ),
             found,
             profile,
         })
+    }
+}
+
+/// How long a part takes about, in seconds; without a part, to write the file.
+fn estimate(measure: &Measure, part: Option<Part>) -> f64 {
+    let interval = measure.interval.as_secs_f64();
+    let intervals = |count: u32, cases: f64| interval * f64::from(count) * cases;
+    match part {
+        // At a few hundred MB/s.
+        None => (measure.file_bytes as f64 / 4e8).min(measure.fill.as_secs_f64()),
+        Some(Part::Direct) => 1.0,
+        Some(Part::Uncached | Part::Atomic | Part::ReadAhead) => 0.3,
+        Some(Part::Mixed) => intervals(measure.rounds, mixed::SUBJECTS as f64 * 1.15),
+        Some(Part::Reads) => intervals(reads::INTERVALS, 5.0),
+        Some(Part::Sync) => intervals(sync::INTERVALS, 2.0),
+        Some(Part::Release) => 1.5,
+        Some(Part::Bulk) => intervals(bulk::INTERVALS * bulk::rounds(measure), 5.0 * 1.2),
     }
 }
 

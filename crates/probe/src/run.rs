@@ -1,6 +1,6 @@
 //! What all measurements share: where, how long, the request to stop, and how far it has come.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,30 +93,6 @@ pub(crate) struct Measure {
     pub(crate) seed: u64,
 }
 
-impl Measure {
-    /// Seconds that a measurement takes about.
-    fn seconds(&self, part: Option<Part>) -> f64 {
-        let interval = self.interval.as_secs_f64();
-        match part {
-            // At a few hundred MB/s.
-            None => (self.file_bytes as f64 / 4e8).min(self.fill.as_secs_f64()),
-            Some(Part::Direct) => 1.0,
-            Some(Part::Uncached | Part::Atomic | Part::ReadAhead) => 0.3,
-            Some(Part::Mixed) => interval * f64::from(self.rounds) * crate::mixed::SUBJECTS as f64 * 1.15,
-            Some(Part::Reads) => interval * f64::from(crate::reads::INTERVALS) * 5.0,
-            Some(Part::Sync) => interval * f64::from(crate::sync::INTERVALS) * 2.0,
-            Some(Part::Release) => 1.5,
-            Some(Part::Bulk) => {
-                interval
-                    * f64::from(crate::bulk::INTERVALS)
-                    * 5.0
-                    * f64::from(crate::bulk::rounds(self))
-                    * 1.2
-            }
-        }
-    }
-}
-
 /// What a measurement is given.
 pub(crate) struct Run<'a> {
     pub(crate) directory: TestDirectory,
@@ -129,7 +105,9 @@ pub(crate) struct Run<'a> {
     before: f64,
     current: Option<Part>,
     began: Instant,
-    /// In seconds.
+    /// How long each part takes about, and to write the file, in seconds.
+    estimates: BTreeMap<Option<Part>, f64>,
+    /// All of that.
     whole: f64,
 }
 
@@ -137,12 +115,11 @@ impl<'a> Run<'a> {
     pub(crate) fn new(
         directory: TestDirectory,
         measure: Measure,
-        parts: &BTreeSet<Part>,
+        estimates: BTreeMap<Option<Part>, f64>,
         cancel: &'a AtomicBool,
         on_progress: Option<OnProgress<'a>>,
     ) -> Self {
         let Choice { io, not_uring } = Choice::new();
-        let whole: f64 = parts.iter().map(|part| measure.seconds(Some(*part))).sum();
         Self {
             directory,
             measure,
@@ -153,16 +130,21 @@ impl<'a> Run<'a> {
             before: 0.0,
             current: None,
             began: Instant::now(),
-            whole: whole + measure.seconds(None),
+            whole: estimates.values().sum(),
+            estimates,
         }
     }
 
     /// Begins the next measurement.
     pub(crate) fn begin(&mut self, part: Part) -> Result<()> {
-        self.before += self.measure.seconds(self.current);
+        self.before += self.estimate();
         self.current = Some(part);
         self.began = Instant::now();
         self.check()
+    }
+
+    fn estimate(&self) -> f64 {
+        self.estimates.get(&self.current).copied().unwrap_or_default()
     }
 
     /// Reports how far it has come; fails if it is to stop.
@@ -171,7 +153,7 @@ impl<'a> Run<'a> {
             return Err(Error::Cancelled);
         }
         if let Some(on_progress) = self.on_progress {
-            let share = self.measure.seconds(self.current);
+            let share = self.estimate();
             let done = (self.before + self.began.elapsed().as_secs_f64().min(share)) / self.whole.max(1e-9);
             on_progress(&Progress { part: self.current, done: done.min(1.0) });
         }
@@ -201,6 +183,6 @@ impl Run<'static> {
             fill: Duration::ZERO,
             seed: 1,
         };
-        Self::new(TestDirectory::open(directory).unwrap(), measure, &BTreeSet::new(), &NEVER, None)
+        Self::new(TestDirectory::open(directory).unwrap(), measure, BTreeMap::new(), &NEVER, None)
     }
 }

@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 use pagekeeper_policy::{DiskProfile, MixedProfile};
 
 use crate::bulk::BulkReport;
-use crate::direct::DirectKind;
-use crate::probe::Findings;
+use crate::direct::{DirectKind, DirectReport};
 use crate::run::Run;
 
 /// From this on a disk is wide: so many times as much is served when much is asked for.
@@ -93,7 +92,13 @@ fn time(us: f64) -> String {
 }
 
 /// What a reader of the figures should know.
-pub(crate) fn notes(found: &Findings, profile: &DiskProfile, wanted: u64, work: &Run<'_>) -> Vec<String> {
+pub(crate) fn notes(
+    direct: Option<&DirectReport>,
+    bulk: Option<&BulkReport>,
+    profile: &DiskProfile,
+    wanted: u64,
+    work: &Run<'_>,
+) -> Vec<String> {
     let mut notes = Vec::new();
     if profile.file_bytes < wanted {
         notes.push(format!(
@@ -105,7 +110,7 @@ pub(crate) fn notes(found: &Findings, profile: &DiskProfile, wanted: u64, work: 
     if let Some(why) = &work.not_uring {
         notes.push(format!("reads were in flight by threads: {why}"));
     }
-    match found.direct.as_ref().map(|direct| direct.kind) {
+    match direct.map(|direct| direct.kind) {
         Some(DirectKind::Real) if loops_through_cache(work) => notes.push(
             "the disk is a loop device over a file that goes through the page cache of the file system below: its figures are \
              of memory, too (losetup --direct-io=on)"
@@ -123,7 +128,7 @@ pub(crate) fn notes(found: &Findings, profile: &DiskProfile, wanted: u64, work: 
         }
         _ => {}
     }
-    if let Some(direct) = &found.direct
+    if let Some(direct) = direct
         && direct.kind != DirectKind::Refused
         && !(direct.dirty_is_seen && direct.write_is_seen)
     {
@@ -137,8 +142,8 @@ pub(crate) fn notes(found: &Findings, profile: &DiskProfile, wanted: u64, work: 
     {
         notes.push(doubt);
     }
-    if found.bulk.as_ref().is_some_and(|bulk| !bulk.buffered_reached_limits()) {
-        notes.push(limits_not_reached(found.bulk.as_ref()));
+    if bulk.is_some_and(|bulk| !bulk.buffered_reached_limits()) {
+        notes.push(limits_not_reached(bulk));
     }
     notes
 }

@@ -2,8 +2,6 @@
 //!
 //! Invariants: what is gone is no gap; what was denied names the capability of capabilities(7) that would show it.
 
-pub(crate) mod host;
-
 use std::collections::BTreeMap;
 
 use pagekeeper_kernel::Error;

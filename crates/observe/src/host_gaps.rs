@@ -4,8 +4,8 @@ use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_trace::{Needs, TraceError, TraceSource, Tracer};
 use rustix::thread::CapabilitySet;
 
-use super::{VisibilityGaps, lacked, listed};
 use crate::Host;
+use crate::visibility::{VisibilityGaps, lacked, listed};
 
 /// The number of the first pid namespace (`PROC_PID_INIT_INO` of `linux/proc_ns.h`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
