@@ -1,7 +1,7 @@
 //! Opening files to inspect them, without harm.
 //!
 //! Invariants: read-only; never created, never truncated; a FIFO or device never blocks the caller (`O_NONBLOCK`, and
-//! only regular files are handed out); a symbolic link is followed only where the caller says so; the access time is
+//! only regular files are returned); a symbolic link is followed only where the caller says so; the access time is
 //! left alone where the kernel allows it (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)).
 //! Fails with [`Error::NotRegular`], [`Error::SymbolicLink`] or the call's own error.
 

@@ -4,7 +4,7 @@
 //! 1. A path that the caller names is followed if it is a link; a link found below is followed only with
 //!    [`WalkOptions::follow_links`].
 //! 2. A directory is entered once, whatever links or bind mounts lead to it: loops end. A file with several names is
-//!    handed out once.
+//!    returned once.
 //! 3. FIFOs, sockets and devices found below are passed over; named by the caller, they are a problem.
 //! 4. What vanishes during the walk is passed over. Every other failure is handed to the visitor and the walk goes on.
 //! 5. No file is opened by more than one thread, and no lock is held while files are opened or read.

@@ -25,7 +25,7 @@ const PTRACE: CapabilitySet = CapabilitySet::SYS_PTRACE;
 /// Why a process is out of reach even for one that has the capability.
 const PROTECTED: &str = "in another user namespace, or protected by a security module";
 
-/// What was denied, or not to be had.
+/// What was denied, or is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum GapKind {
     /// The open files of a database's process.

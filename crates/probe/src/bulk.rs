@@ -45,7 +45,7 @@ pub(crate) fn max_bytes(measure: &Measure) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BulkBeside {
-    /// Nobody.
+    /// Nothing.
     Idle,
     /// Output that waits for its own writeback.
     Paced,
@@ -84,7 +84,7 @@ pub struct BulkCase {
     pub p999_us: f64,
     /// The longest.
     pub longest_us: f64,
-    /// How often the kernel paused the appending thread for dirty pages; `None` where that is not counted.
+    /// How often the kernel throttled the appending thread for dirty pages; `None` where that is not counted.
     pub pauses: Option<u64>,
     /// Bytes that the bulk writer wrote in a second, its last sync counted in; `None` of idle and buffered cases, whose
     /// output is thrown away before it is all on the disk.
@@ -120,8 +120,8 @@ impl BulkReport {
 
     /// Whether buffered output was enough to reach the kernel's limits, so that what it does to others could be seen.
     pub fn buffered_reached_limits(&self) -> bool {
-        let paused = self.case(BulkBeside::Buffered).and_then(|case| case.pauses).unwrap_or(0) > 0;
-        paused || self.slows_from_bytes.is_some_and(|from| from <= self.buffered_bytes_max)
+        let throttled = self.case(BulkBeside::Buffered).and_then(|case| case.pauses).unwrap_or(0) > 0;
+        throttled || self.slows_from_bytes.is_some_and(|from| from <= self.buffered_bytes_max)
     }
 
     /// The short form.

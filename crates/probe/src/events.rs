@@ -1,6 +1,6 @@
 //! Events of the kernel beside what is measured: page-cache adds and removals, block I/O, pauses, plain counters.
 //!
-//! Where events are not to be had the measurement goes on without, and says why.
+//! Where events are not available the measurement goes on without, and says why.
 
 use std::time::Duration;
 

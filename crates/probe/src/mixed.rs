@@ -28,7 +28,7 @@ use crate::run::Run;
 use crate::{Error, Result};
 
 /// Bytes of the part that buffered readers and writers keep to, at the end of the file.
-const APART: u64 = 4 << 20;
+const OTHER_BYTES: u64 = 4 << 20;
 /// Where direct I/O begins: behind what one read at the start makes resident.
 const BEHIND: u64 = 8 << 20;
 /// Bytes of the read that leaves pages.
@@ -54,9 +54,9 @@ pub enum Access {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Beside {
-    /// Nobody.
+    /// Nothing.
     Nothing,
-    /// Nobody, but a few pages of the file are resident.
+    /// Nothing, but a few pages of the file are resident.
     Leftovers,
     /// A thread reads another file.
     ReaderElsewhere,
@@ -252,7 +252,7 @@ struct Bench<'a, 'w> {
 impl Bench<'_, '_> {
     fn interval(&mut self, subject: Subject) -> Result<Sample> {
         self.file.drop_pages()?;
-        let apart = if subject.beside.is_elsewhere() { self.other } else { self.file };
+        let other_file = if subject.beside.is_elsewhere() { self.other } else { self.file };
         // What the last interval left dirty in the other file is not to be written in this one.
         self.other.drop_pages()?;
         match subject.beside {
@@ -263,7 +263,7 @@ impl Bench<'_, '_> {
                 check(&piece, &*self.file.buffered, 0)?;
             }
             // In memory from the start on, so that it is memory that they use and not the disk.
-            _ => bring(&*apart.buffered, part_of(apart))?,
+            _ => bring(&*other_file.buffered, part_of(other_file))?,
         }
         let before = self.file.resident(0..u64::MAX)?;
         self.events.take();
@@ -271,8 +271,8 @@ impl Bench<'_, '_> {
         let run = IntervalRun {
             work: self.work,
             direct: self.direct,
-            region: BEHIND..self.file.len - APART,
-            apart,
+            region: BEHIND..self.file.len - OTHER_BYTES,
+            other_file,
             subject,
             done: AtomicU64::new(0),
             beside: AtomicU64::new(0),
@@ -296,7 +296,7 @@ impl Bench<'_, '_> {
 
 /// Where those beside keep to.
 fn part_of(file: &TestFile) -> Range<u64> {
-    file.len.saturating_sub(APART)..file.len
+    file.len.saturating_sub(OTHER_BYTES)..file.len
 }
 
 /// Reads a range into the page cache.
@@ -314,7 +314,7 @@ struct IntervalRun<'a, 'w> {
     direct: &'a dyn IoFile,
     region: Range<u64>,
     /// The file of the thread beside.
-    apart: &'a TestFile,
+    other_file: &'a TestFile,
     subject: Subject,
     done: AtomicU64,
     beside: AtomicU64,
@@ -397,8 +397,8 @@ impl IntervalRun<'_, '_> {
 
     /// Reads or writes through the page cache, if the subject has any.
     fn through_cache(&self, mut random: Random) -> Result<()> {
-        let (mut block, part) = (random_piece(BLOCK), part_of(self.apart));
-        let file = &*self.apart.buffered;
+        let (mut block, part) = (random_piece(BLOCK), part_of(self.other_file));
+        let file = &*self.other_file.buffered;
         self.begin.wait();
         let writes = match self.subject.beside {
             Beside::Nothing | Beside::Leftovers => return Ok(()),
@@ -435,13 +435,13 @@ fn event_rates(samples: &[Sample], file: Option<Inode>, disk: Option<u64>) -> Ev
 }
 
 /// Bytes that a file must have for this.
-pub(crate) const MIN_FILE: u64 = BEHIND + 2 * APART;
+pub(crate) const MIN_FILE: u64 = BEHIND + 2 * OTHER_BYTES;
 
 /// Makes the other file: as long as is needed.
 pub(crate) fn other_file(work: &Run<'_>) -> Result<TestFile> {
     let mut other = TestFile::new(&work.directory, &*work.io)?;
-    other.fill(APART, Duration::MAX, work)?;
-    if other.len < APART {
+    other.fill(OTHER_BYTES, Duration::MAX, work)?;
+    if other.len < OTHER_BYTES {
         return Err(Error::Wrong { path: work.directory.directory.clone(), offset: other.len });
     }
     Ok(other)

@@ -23,7 +23,7 @@ pub(crate) const INTERVALS: u32 = 8;
 /// Reads in flight.
 const DEPTHS: [u32; 5] = [1, 4, 16, 64, 256];
 
-/// What random reads come to.
+/// Latency and throughput of random reads.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ReadsReport {
     /// How they were read: "`io_uring`", or "threads".

@@ -48,7 +48,7 @@ pub fn summary(profile: &DiskProfile) -> String {
         }
     }
     if profile.file_bytes > 0 && profile.direct.is_none() && !profile.reads.is_empty() {
-        more.push("direct I/O is not to be had: write in bulk with pacing".to_owned());
+        more.push("direct I/O is not available: write in bulk with pacing".to_owned());
     }
     for clause in more {
         let _ = write!(text, "; {clause}");
@@ -175,7 +175,7 @@ fn limits_not_reached(bulk: Option<&BulkReport>) -> String {
         format!(" ({} MiB dirty, from which the kernel slows writers down)", from >> 20)
     });
     format!(
-        "buffered bulk output did not come to the kernel's limits{from}: past them small writes wait for it, which is not seen here"
+        "buffered bulk output did not reach the kernel's limits{from}: past them small writes wait for it, which this did not measure"
     )
 }
 
@@ -259,6 +259,6 @@ mod tests {
         assert!(mixed(0.2, 1.0).contains("leftover pages take 80 %"));
         assert!(mixed(1.0, 0.5).contains("a buffered writer takes 50 %"));
         let without = summary(&DiskProfile { direct: None, ..of(&reads) });
-        assert!(without.contains("direct I/O is not to be had"), "{without}");
+        assert!(without.contains("direct I/O is not available"), "{without}");
     }
 }

@@ -57,7 +57,7 @@ impl Table {
         Ok(Self { name, map, entries, last: HashMap::new() })
     }
 
-    /// Hands out each entry that changed since the last reading. `busy` says which may not be dropped.
+    /// Passes on each entry that changed since the last reading. `busy` says which may not be dropped.
     fn read(
         &mut self,
         epoch: u64,
@@ -93,7 +93,7 @@ impl Table {
         Ok(())
     }
 
-    /// Deletes entries that did not change; what they counted since is handed out.
+    /// Deletes entries that did not change; what they counted since is passed on.
     fn drop_idle(
         &mut self,
         idle: &[Box<[u8]>],
@@ -112,7 +112,7 @@ impl Table {
         Ok(())
     }
 
-    /// Hands out each entry once.
+    /// Passes on each entry once.
     fn each(&self, mut entry: impl FnMut(&[u8], &[u8])) -> Result<(), Errno> {
         let (key_size, value_size) = self.map.sizes();
         let (mut keys, mut values) = (vec![0; BATCH * key_size], vec![0; BATCH * value_size]);

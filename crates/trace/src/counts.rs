@@ -25,7 +25,7 @@ pub struct Task {
     pub name: String,
 }
 
-/// Pages that came to, or left, the page cache.
+/// Pages that entered, or left, the page cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PageTotals {
     /// In how many pieces: folios of one page or more.
@@ -34,7 +34,7 @@ pub struct PageTotals {
     pub bytes: u64,
 }
 
-/// What came to the page cache, and what left it, for whatever cause: reclaim, advice, truncation.
+/// What entered the page cache, and what left it, for whatever cause: reclaim, advice, truncation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PageFlow {
     /// Came: by reading, read-ahead or writing.
@@ -93,7 +93,7 @@ impl DirtyLevels {
     }
 }
 
-/// How one task was paused for the dirty pages of one device.
+/// How one task was throttled for the dirty pages of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PauseCounts {
     /// Who had to wait.

@@ -1,4 +1,4 @@
-//! Why tracing, or the better way of it, is not to be had: the call that failed, and what it would take.
+//! Why tracing, or a better source of it, is not available: the call that failed, and the right it needs.
 
 use std::fmt;
 use std::io;

@@ -28,7 +28,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A tracer of exactly this level, of pages only unless the options say more; `None`, said, where it is not to be had.
+/// A tracer of exactly this level, of pages only unless the options say more; `None`, with a message, where it is not available.
 fn tracer(level: TraceLevel, options: TraceOptions) -> Option<Tracer> {
     let tracer = Tracer::start(&TraceOptions { best: level, ..options }).unwrap();
     if tracer.source().level() == level {
@@ -295,7 +295,7 @@ fn direct_reclaim_is_counted_by_task() {
     }
 }
 
-/// A file system on a loop device whose share of dirty memory is kept small, so that only its writers are paused.
+/// A file system on a loop device whose share of dirty memory is kept small, so that only its writers are throttled.
 struct SmallShare {
     dir: tempfile::TempDir,
     device: String,
@@ -391,7 +391,7 @@ fn pauses_for_dirty_pages_are_counted_by_task_and_device() {
         assert!(pauses.pauses.count() >= pauses.waits && pauses.waits > 0, "{pauses:?}");
         assert!(pauses.pauses.total() >= pauses.longest_wait, "{pauses:?}");
         assert!(pauses.longest_wait >= pauses.pauses.longest(), "{pauses:?}");
-        // The device's own limit paused it, far below that of the machine.
+        // The device's own limit throttled it, far below that of the machine.
         assert!(pauses.levels.device_dirty > 0 && pauses.levels.limit > pauses.levels.setpoint, "{pauses:?}");
         // Others' programs can have some of these skipped.
         assert_eq!(counts.losses.total(), counts.losses.skipped, "{}", counts.losses);

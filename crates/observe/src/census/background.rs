@@ -85,7 +85,7 @@ pub(super) struct BackgroundWork {
     pub(super) proc: ProcRoot,
     pub(super) scope: SharedScope,
     pub(super) profiles: Vec<Arc<Profile>>,
-    /// Count open files as well: nobody traces.
+    /// Count open files as well: nothing is traced.
     pub(super) counts_open: bool,
     /// Network file systems are walked, too.
     pub(super) network: bool,
@@ -254,7 +254,7 @@ impl Worker {
             let mut new = vec![directory.path.to_path_buf()];
             while let Some(path) = new.pop() {
                 let (result, below) = visit_directory(&self.work.scope, &path);
-                // Those without a number nobody has listed.
+                // Those without a number were never listed.
                 new.extend(below.into_iter().filter(|path| !self.work.scope.directories().is_known(path)));
                 self.report(Message::Directory(result));
             }

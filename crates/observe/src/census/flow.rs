@@ -13,7 +13,7 @@ const FILES: usize = 65_536;
 /// Processes remembered of each file.
 const BRINGERS: usize = 4;
 
-/// Bytes that came to and left a file's pages.
+/// Bytes that entered and left a file's pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flow {
     /// Came: read, read ahead or written.

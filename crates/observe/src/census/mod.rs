@@ -132,7 +132,7 @@ pub struct CensusTick {
     pub files_in_memory: u64,
     /// Who was throttled for dirty pages, longest first; `None` without tracing.
     pub pauses: Option<Vec<PauseCounts>>,
-    /// Who had to reclaim memory for himself, longest first; `None` without tracing.
+    /// Who had to reclaim memory directly, longest first; `None` without tracing.
     pub reclaim: Option<Vec<ReclaimCounts>>,
     /// The machine's counters; `None` without tracing.
     pub machine: Option<MachineCounts>,

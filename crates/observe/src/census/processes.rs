@@ -244,13 +244,13 @@ impl Openers {
         self.by_file.get(&inode).map_or(&[], Vec::as_slice)
     }
 
-    /// Files that somebody may write to.
+    /// Files that a process may write to.
     pub(super) fn written(&self) -> impl Iterator<Item = Inode> {
         let writes = |users: &Vec<(u32, Use)>| users.iter().any(|(_, used)| used.writes);
         self.by_file.iter().filter(move |(_, users)| writes(users)).map(|(inode, _)| *inode)
     }
 
-    /// All files that somebody has.
+    /// All files that a process has.
     pub(super) fn files(&self) -> impl Iterator<Item = Inode> {
         self.by_file.keys().copied()
     }

@@ -98,7 +98,7 @@ pub struct Row {
     pub label: String,
     /// The path of a file, by which this process can open it; `None` of groups and files that have no name.
     pub path: Option<PathBuf>,
-    /// The file was removed, and somebody has it still.
+    /// The file was removed, and a process still has it.
     pub deleted: bool,
     /// How many files it is of.
     pub files: u64,
@@ -316,7 +316,7 @@ impl Census {
 
     fn add_to_group(&self, row: &mut Row, id: u32, entry: &Entry) {
         let pages = entry.pages;
-        // Of a file that came a moment ago nobody has asked yet; that leaves a group's sums as good as they are.
+        // A file that came a moment ago has no figures yet; that leaves a group's sums as good as they are.
         let known = !entry.resident_only || entry.name == Name::Unknown;
         row.files += 1;
         row.size += entry.size;

@@ -47,7 +47,7 @@ pub(super) struct WalkResult {
     pub(super) found: Vec<FoundFile>,
     /// In which directory each file lies.
     pub(super) known: Vec<(Inode, u32)>,
-    /// Files whose figures this user may not see, and directories that he may not list.
+    /// Files whose figures this user may not see, and directories that it may not list.
     pub(super) denied: u64,
     /// Files and directories that could not be read for another reason.
     pub(super) failed: u64,
