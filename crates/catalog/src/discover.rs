@@ -1,7 +1,7 @@
 //! Finding databases among the processes: by name, and by the files that they hold open. No credentials are
 //! needed.
 //!
-//! A process is looked at when it is first seen, and again, ever more seldom, since a database may be opened
+//! A process is inspected when it is first seen, and again, ever more seldom, since a database may be opened
 //! long after its process began. Workers of a database (a process whose parent is one of the same profile)
 //! belong to it.
 
@@ -14,12 +14,12 @@ use pagekeeper_kernel::process::ProcRoot;
 
 use crate::profile::Profile;
 
-/// Scans between two looks into the open files of a process that is no database, at first and at most.
-const LOOK_AGAIN: (u32, u32) = (2, 64);
+/// Scans between two inspections of the open files of a process that is no database, at first and at most.
+const INSPECT_AGAIN: (u32, u32) = (2, 64);
 
 /// A process that is a database.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct FoundProcess {
     /// Its id.
     pub pid: u32,
     /// What it was taken for.
@@ -38,28 +38,28 @@ pub struct Recognised {
 /// What is known of the processes that are no databases.
 #[derive(Debug, Default)]
 pub struct Discovery {
-    others: HashMap<u32, Other>,
+    others: HashMap<u32, OtherProcess>,
 }
 
 #[derive(Debug, Default)]
-struct Other {
-    /// A process that becomes another program is looked at again at once.
+struct OtherProcess {
+    /// A process that becomes another program is inspected again at once.
     name: OsString,
     due: u32,
     interval: u32,
 }
 
 impl Discovery {
-    /// Looks for databases among `pids`, ascending, that are not in `known`.
+    /// Finds databases among `pids`, ascending, that are not in `known`.
     pub fn scan(
         &mut self,
         proc: &ProcRoot,
         pids: &[u32],
         known: &[u32],
         profiles: &[Arc<Profile>],
-    ) -> Vec<Found> {
+    ) -> Vec<FoundProcess> {
         self.others.retain(|pid, _| pids.binary_search(pid).is_ok());
-        let mut found: Vec<Found> = Vec::new();
+        let mut found: Vec<FoundProcess> = Vec::new();
         for &pid in pids {
             if known.contains(&pid) || pid == std::process::id() {
                 continue;
@@ -69,14 +69,14 @@ impl Discovery {
             };
             let other = self.others.entry(pid).or_default();
             if other.name != name {
-                *other = Other { name, due: 0, interval: LOOK_AGAIN.0 };
+                *other = OtherProcess { name, due: 0, interval: INSPECT_AGAIN.0 };
             }
             if other.due > 0 {
                 other.due -= 1;
                 continue;
             }
             other.due = other.interval;
-            other.interval = (other.interval * 2).min(LOOK_AGAIN.1);
+            other.interval = (other.interval * 2).min(INSPECT_AGAIN.1);
             if let Some(recognised) = recognise(proc, pid, profiles) {
                 let profile = &recognised.profile;
                 let parent = proc.parent(pid).ok();
@@ -87,7 +87,7 @@ impl Discovery {
                             .any(|other| other.pid == parent && other.recognised.profile.name == profile.name)
                 });
                 if !is_worker {
-                    found.push(Found { pid, recognised });
+                    found.push(FoundProcess { pid, recognised });
                 }
             }
         }
@@ -97,7 +97,7 @@ impl Discovery {
         found
     }
 
-    /// Looks at every process again at the next scan.
+    /// Inspects every process again at the next scan.
     pub fn forget(&mut self) {
         self.others.clear();
     }
@@ -108,7 +108,7 @@ pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option
     let name = proc.name(pid).ok()?;
     let mut seen: Vec<Vec<bool>> =
         profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();
-    // A process that may not be looked into can still be known by its name.
+    // A process that may not be inspected can still be known by its name.
     let _ = proc.fd_links(pid, |_, target| {
         for (profile, seen) in profiles.iter().zip(&mut seen) {
             for (marker, seen) in profile.markers.iter().zip(seen) {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn mysql_and_mariadb_are_told_apart_by_their_files() {
+    fn mysql_and_mariadb_are_distinguished_by_their_files() {
         let proc = tempfile::tempdir().unwrap();
         process(proc.path(), 10, "mysqld", 1, &["/d/#innodb_redo/#ib_redo3", "/d/binlog.000001"]);
         process(proc.path(), 11, "mysqld", 1, &["/d/ib_logfile0", "/d/aria_log_control"]);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_becomes_another_program_is_looked_at_at_once() {
+    fn a_process_that_becomes_another_program_is_inspected_at_once() {
         let proc = tempfile::tempdir().unwrap();
         process(proc.path(), 15, "sh", 1, &[]);
         let root = ProcRoot::at(proc.path());

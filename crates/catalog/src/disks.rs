@@ -16,7 +16,7 @@ use serde::Deserialize;
 pub const DIRECTORY: &str = "/var/lib/pagekeeper/disks";
 
 /// No profile is longer, in bytes: real ones have one or two KiB.
-const LONGEST: u64 = 1 << 20;
+const MAX_LEN: u64 = 1 << 20;
 
 /// Why a profile could not be read, saved or found.
 #[derive(Debug, thiserror::Error)]
@@ -106,15 +106,15 @@ fn text_of(path: &Path) -> Result<String> {
     let failed = |error: std::io::Error| Error::call("read", path, error);
     let file = InspectedFile::open(path, Links::Follow)?;
     let mut text = String::new();
-    file.file().take(LONGEST + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > LONGEST {
-        let message = format!("it is longer than {LONGEST} bytes");
+    file.file().take(MAX_LEN + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > MAX_LEN {
+        let message = format!("it is longer than {MAX_LEN} bytes");
         return Err(Error::Text { path: path.to_path_buf(), message });
     }
     Ok(text)
 }
 
-/// Writes a profile to a file, in the place of one that is there: at once, or not at all. Durable when it returns.
+/// Writes a profile to a file, replacing one that is there: at once, or not at all. Durable when it returns.
 pub fn write(profile: &DiskProfile, path: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::call("write", path, error);
     let directory = match path.parent() {

@@ -1,7 +1,7 @@
-//! The databases among the processes, for those who look at them and do not watch them.
+//! The databases among the processes, for those who inspect them and do not watch them.
 //!
 //! Finds what the guard finds: a process by its name and by the files it holds open, an embedded database by its files
-//! alone. A process that can't be looked into is known by its name at best.
+//! alone. A process that can't be inspected is known by its name at best.
 //! Fails only where the processes can't be listed.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct FoundDatabase {
 
 /// The databases that run now, by ascending process.
 ///
-/// Looks into the open files of all processes: about a microsecond for each descriptor. Who looks again and again keeps a
+/// Reads the open files of all processes: about a microsecond for each descriptor. To find them again and again, keep a
 /// [`Finder`].
 ///
 /// ```
@@ -53,15 +53,15 @@ pub fn workers_of(proc: &ProcRoot, pid: u32, profile: &Profile) -> Result<Vec<u3
     Ok(workers(&processes(proc)?, pid, profile))
 }
 
-/// Finds databases again and again: processes that are none are looked into ever more seldom.
+/// Finds databases again and again: processes that are none are inspected ever more seldom.
 #[derive(Debug, Default)]
 pub struct Finder {
     discovery: Discovery,
-    known: Vec<Known>,
+    known: Vec<KnownDatabase>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownDatabase {
     pid: u32,
     started: u64,
     profile: Arc<Profile>,
@@ -78,7 +78,7 @@ impl Finder {
             processes.iter().any(|process| process.pid == known.pid && process.started == known.started)
         });
         for known in self.known.iter_mut().filter(|known| !known.certain) {
-            // It may have opened the files that tell by now.
+            // It may have opened the files that show what it is by now.
             if let Some(again) = recognise(proc, known.pid, profiles).filter(|again| again.certain) {
                 (known.profile, known.certain) = (again.profile, true);
             }
@@ -86,7 +86,7 @@ impl Finder {
         let known: Vec<u32> = self.known.iter().map(|known| known.pid).collect();
         for found in self.discovery.scan(proc, &pids, &known, profiles) {
             let Some(process) = processes.iter().find(|process| process.pid == found.pid) else { continue };
-            self.known.push(Known {
+            self.known.push(KnownDatabase {
                 pid: found.pid,
                 started: process.started,
                 profile: found.recognised.profile,
@@ -117,7 +117,7 @@ impl Finder {
     }
 }
 
-/// What there is to know of a process without looking into it.
+/// What there is to know of a process without inspecting it.
 struct Process {
     pid: u32,
     parent: u32,

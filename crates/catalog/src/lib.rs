@@ -9,7 +9,7 @@
 mod discover;
 pub mod disks;
 mod finder;
-mod named;
+mod named_directory;
 pub mod postgresql;
 mod profile;
 mod rule;
@@ -20,9 +20,9 @@ mod streaming;
 mod testing;
 pub mod units;
 
-pub use discover::{Discovery, Found, Recognised, recognise};
+pub use discover::{Discovery, FoundProcess, Recognised, recognise};
 pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
-pub use named::logs_below;
+pub use named_directory::logs_below;
 pub use profile::{
     BUILT_IN, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf, find_profile,
 };

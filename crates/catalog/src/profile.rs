@@ -236,7 +236,7 @@ impl Profile {
     /// What a file is to its database, by its path alone: of the logs and the other files, the first whose pattern it
     /// matches. `None` for a file that the profile does not know.
     ///
-    /// A log that is [indexed](LogSpec::indexed) is taken for one without a look for its index; see
+    /// A log that is [indexed](LogSpec::indexed) is taken for one whether its index is there or not; see
     /// [`Self::class_beside`].
     ///
     /// ```
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_real_servers_are_told_apart() {
+    fn log_files_of_real_servers_are_distinguished() {
         let profiles = Profile::built_in();
         let class = |profile: &str, path: &str| {
             let profile = find_profile(&profiles, profile).unwrap();

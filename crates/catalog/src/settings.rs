@@ -13,7 +13,7 @@ use pagekeeper_policy::names::Pattern;
 use crate::profile::RecycledIf;
 
 /// Options files are a few KiB; more than this many bytes is something else.
-const LONGEST: u64 = 1 << 20;
+const MAX_LEN: u64 = 1 << 20;
 
 /// The size that `--NAME=SIZE` gives, with `-` and `_` alike as MySQL and MariaDB have them; the last one
 /// counts.
@@ -33,17 +33,17 @@ pub fn size_option(command_line: &[OsString], name: &str) -> Option<u64> {
 }
 
 /// Whether a file beside the log says that the log's files are recycled.
-pub fn says_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec: &RecycledIf) -> bool {
+pub fn are_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec: &RecycledIf) -> bool {
     let Some(name) = newest(names, &spec.file) else {
         return false;
     };
     let Ok(file) = InspectedFile::open_in(directory.as_fd(), name, Path::new(name).to_path_buf()) else {
         return false;
     };
-    if file.size() > LONGEST {
+    if file.size() > MAX_LEN {
         return false;
     }
-    let Ok(text) = std::io::read_to_string(file.file().take(LONGEST)) else {
+    let Ok(text) = std::io::read_to_string(file.file().take(MAX_LEN)) else {
         return false;
     };
     text.lines().any(|line| {
@@ -90,9 +90,9 @@ mod tests {
         let names = || -> Vec<OsString> {
             std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect()
         };
-        assert!(says_recycled(fd.as_fd(), &names(), &spec));
+        assert!(are_recycled(fd.as_fd(), &names(), &spec));
         write("OPTIONS-000009", "[DBOptions]\n  recycle_log_file_num=0\n");
-        assert!(!says_recycled(fd.as_fd(), &names(), &spec));
-        assert!(!says_recycled(fd.as_fd(), &[], &spec));
+        assert!(!are_recycled(fd.as_fd(), &names(), &spec));
+        assert!(!are_recycled(fd.as_fd(), &[], &spec));
     }
 }

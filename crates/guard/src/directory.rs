@@ -19,7 +19,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_catalog::settings::{says_recycled, size_option};
+use pagekeeper_catalog::settings::{are_recycled, size_option};
 use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{
@@ -283,7 +283,7 @@ impl Directory {
                 }
             }
             Rewrite::Detect => match &spec.recycled_if {
-                Some(recycled) if says_recycled(fd, names, recycled) => Rewrite::SubPages,
+                Some(recycled) if are_recycled(fd, names, recycled) => Rewrite::SubPages,
                 _ => Rewrite::Never,
             },
         }
