@@ -64,7 +64,7 @@ fn what_is_decided_is_left_to_the_caller() {
         ..Options::default()
     };
     let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
-    let first = InspectedFile::open(&name(1), Links::Refuse).unwrap();
+    let first = InspectedFile::open(name(1), Links::Refuse).unwrap();
     let mut found = Vec::new();
     let decision = guard.decide(&mut |event| {
         if let Event::Found { directories, .. } = event {
