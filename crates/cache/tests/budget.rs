@@ -152,7 +152,7 @@ fn random_reads_of_a_file_of_a_tebibyte() {
     alone("random_reads_of_a_file_of_a_tebibyte", || {
         let budget = 64 * MIB;
         let seed = Seed::new();
-        let mut chance = seed.chance(0);
+        let mut rng = seed.rng(0);
         let dir = disk_dir();
         let path = dir.path().join("sparse");
         let sparse = std::fs::File::create(&path).unwrap();
@@ -171,7 +171,7 @@ fn random_reads_of_a_file_of_a_tebibyte() {
         before.check_since(4 * MIB, "1 TiB opened");
         let mut page = [0; PAGE];
         for n in 0..40_000 {
-            let offset = chance.of(0..1 << 28) * PAGE as u64;
+            let offset = rng.of(0..1 << 28) * PAGE as u64;
             file.read_at(offset, &mut page).unwrap();
             if n % 1000 == 0 {
                 file.read_at((n / 1000 % 10) << 36, &mut page).unwrap();
@@ -188,7 +188,7 @@ fn random_reads_of_a_file_of_a_tebibyte() {
         let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
         let file = cache.open("/sparse").unwrap();
         for n in 0..200_000_u64 {
-            let offset = chance.of(0..1 << 28) * PAGE as u64;
+            let offset = rng.of(0..1 << 28) * PAGE as u64;
             file.read_at(offset, &mut page).unwrap();
             if n % 100 == 0 {
                 check(3, offset, &page);

@@ -1,5 +1,5 @@
 //! Files that their owner writes while they are open: what a read gives after the owner has notified the cache, in each order of
-//! load and write that matters. Orders of single steps are in `src/model/rewrites.rs`, chance in `owned_stress.rs`.
+//! load and write that matters. Orders of single steps are in `src/model/rewrites.rs`, random ones in `owned_stress.rs`.
 
 mod support;
 

@@ -18,7 +18,7 @@ use pagekeeper_io::{
     Access, AlignedBuf, Create, Io, IoFile, RandomFaults, RandomWriteFaults, SimDisk, Threads, WriteMode,
 };
 
-use pagekeeper_testing::{Chance, Seed, disk_dir};
+use pagekeeper_testing::{Rng, Seed, disk_dir};
 use support::tasks::block_on;
 
 /// Bytes of a page.
@@ -99,31 +99,31 @@ impl Arena {
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
         };
-        let mut chance = Chance::default();
+        let mut rng = Rng::default();
         while arena.end.load(Ordering::Relaxed) < PAGES / 2 {
-            arena.grow(&mut chance);
+            arena.grow(&mut rng);
         }
         arena
     }
 
     /// Writes the page behind the last.
-    fn grow(&self, chance: &mut Chance) {
+    fn grow(&self, rng: &mut Rng) {
         let end = self.end.load(Ordering::Relaxed);
         if end < PAGES {
-            self.rewrite(end, chance);
+            self.rewrite(end, rng);
             self.end.store(end + 1, Ordering::Release);
         }
     }
 
     /// Writes a new version of a page that only the calling thread writes, and notifies the cache.
-    fn rewrite(&self, page: u64, chance: &mut Chance) {
+    fn rewrite(&self, page: u64, rng: &mut Rng) {
         let of = &self.versions[usize::try_from(page).unwrap()];
         let next = of.begun.load(Ordering::Relaxed) + 1;
         of.begun.store(next, Ordering::SeqCst);
         let mut bytes = AlignedBuf::new(PAGE);
         bytes.as_chunks_mut::<8>().0.fill(word(page, next).to_le_bytes());
         self.data.write_at(page * PAGE as u64, &bytes, WriteMode::Plain).unwrap();
-        match chance.of(0..4) {
+        match rng.of(0..4) {
             0 => self.file.discard(page),
             1 => self.file.discard_many(&[page]),
             2 => _ = self.file.install(page, &bytes, InstallAs::Read).unwrap(),
@@ -131,18 +131,18 @@ impl Arena {
         }
         of.notified.store(next, Ordering::SeqCst);
         self.writes.fetch_add(1, Ordering::Relaxed);
-        if chance.one_in(8) {
+        if rng.one_in(8) {
             // The writer itself reads.
-            self.read(page, chance);
+            self.read(page, rng);
         }
     }
 
     /// Reads a page in one way or another until it is read, and checks it.
-    fn read(&self, page: u64, chance: &mut Chance) {
+    fn read(&self, page: u64, rng: &mut Rng) {
         let of = &self.versions[usize::try_from(page).unwrap()];
         loop {
             let min = of.notified.load(Ordering::SeqCst);
-            let read = self.attempt(page, chance);
+            let read = self.attempt(page, rng);
             let max = of.begun.load(Ordering::SeqCst);
             match read {
                 Ok(read) => {
@@ -158,13 +158,13 @@ impl Arena {
         self.reads.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn attempt(&self, page: u64, chance: &mut Chance) -> Result<u64, Error> {
+    fn attempt(&self, page: u64, rng: &mut Rng) -> Result<u64, Error> {
         let (start, file) = (page * PAGE as u64, &self.file);
         let whole = |bytes: &[u8]| version(page, bytes).unwrap_or_else(|torn| panic!("{torn}"));
         let mut part = [0; 512];
-        Ok(match chance.of(0..8) {
+        Ok(match rng.of(0..8) {
             0..=2 => {
-                file.read_at(start + 8 * chance.of(0..400), &mut part)?;
+                file.read_at(start + 8 * rng.of(0..400), &mut part)?;
                 whole(&part)
             }
             3 => {
@@ -183,7 +183,7 @@ impl Arena {
                 // With neighbours, which may be of any version.
                 let mut others = [[0; 64]; 4];
                 let mut requests = vec![ReadRequest::new(start, &mut part)];
-                let places = others.iter_mut().map(|buf| (chance.of(0..PAGES / 2) * PAGE as u64, buf));
+                let places = others.iter_mut().map(|buf| (rng.of(0..PAGES / 2) * PAGE as u64, buf));
                 requests.extend(places.map(|(place, buf)| ReadRequest::new(place, buf)));
                 let _ = file.read_many(&mut requests);
                 requests[0].outcome().clone()?;
@@ -203,25 +203,25 @@ impl Arena {
         thread::scope(|scope| {
             let mut running = Vec::new();
             for n in 0..WRITERS {
-                let mut chance = seed.chance(n);
+                let mut rng = seed.rng(n);
                 running.push(scope.spawn(move || {
                     while !self.done.load(Ordering::Relaxed) {
-                        let page = chance.skewed(PAGES / 2) / WRITERS * WRITERS + n;
+                        let page = rng.skewed(PAGES / 2) / WRITERS * WRITERS + n;
                         if page < PAGES / 2 {
-                            self.rewrite(page, &mut chance);
+                            self.rewrite(page, &mut rng);
                         }
-                        if n == 0 && chance.one_in(50) {
-                            self.grow(&mut chance);
+                        if n == 0 && rng.one_in(50) {
+                            self.grow(&mut rng);
                         }
                     }
                 }));
             }
             for n in WRITERS..WRITERS + 4 {
-                let mut chance = seed.chance(n);
+                let mut rng = seed.rng(n);
                 running.push(scope.spawn(move || {
                     while !self.done.load(Ordering::Relaxed) {
-                        let page = chance.skewed(self.end.load(Ordering::Acquire));
-                        self.read(page, &mut chance);
+                        let page = rng.skewed(self.end.load(Ordering::Acquire));
+                        self.read(page, &mut rng);
                     }
                 }));
             }
@@ -230,15 +230,15 @@ impl Arena {
             }
             self.done.store(true, Ordering::Relaxed);
         });
-        self.end(&mut seed.chance(99));
+        self.end(&mut seed.rng(99));
     }
 
     /// All pages have their last version, in the cache and out of it, and no frame is lost.
-    fn end(&self, chance: &mut Chance) {
+    fn end(&self, rng: &mut Rng) {
         let end = self.end.load(Ordering::Relaxed);
         for _ in 0..3 {
             for page in 0..end {
-                self.read(page, chance);
+                self.read(page, rng);
             }
         }
         // What was prefetched last may be on its way.

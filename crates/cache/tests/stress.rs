@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_cache::{Backend, Builder, CachedFile, Error, PageCache, PageRef, ReadRequest, Stats};
 use pagekeeper_io::{Fault, RandomFaults, SimDisk, Times};
 
-use pagekeeper_testing::{Chance, Seed, disk_dir};
+use pagekeeper_testing::{Rng, Seed, disk_dir};
 use support::tasks::{block_on, block_on_all};
 use support::{check, write_patterned};
 
@@ -44,7 +44,7 @@ struct Arena<'a> {
     /// Whether reads may fail.
     faults: bool,
     /// Opens another file in place of the one at this place.
-    reopen: &'a (dyn Fn(&PageCache, usize, &mut Chance) -> Opened + Sync),
+    reopen: &'a (dyn Fn(&PageCache, usize, &mut Rng) -> Opened + Sync),
     steps: AtomicU64,
     done: AtomicBool,
 }
@@ -58,11 +58,11 @@ impl Arena<'_> {
         let ended: Vec<_> = thread::scope(|scope| {
             let running: Vec<_> = (0..threads)
                 .map(|n| {
-                    let mut chance = seed.chance(n);
+                    let mut rng = seed.rng(n);
                     scope.spawn(move || {
                         let mut kept = Vec::new();
                         while !self.done.load(Ordering::Relaxed) {
-                            self.step(&mut chance, &mut kept);
+                            self.step(&mut rng, &mut kept);
                             self.steps.fetch_add(1, Ordering::Relaxed);
                         }
                     })
@@ -88,7 +88,7 @@ impl Arena<'_> {
         for opened in &self.opened {
             opened.read().unwrap().cached.close();
         }
-        let large = (self.reopen)(&self.cache, 0, &mut Chance::default());
+        let large = (self.reopen)(&self.cache, 0, &mut Rng::default());
         let mut page = vec![0; usize::try_from(self.page_size).unwrap()];
         let mut pass = || {
             for n in 0..large.len / self.page_size {
@@ -123,17 +123,17 @@ impl Arena<'_> {
         }
     }
 
-    fn step(&self, chance: &mut Chance, kept: &mut Vec<(PageRef, u64, u64)>) {
-        let place = usize::try_from(chance.of(0..OPEN as u64)).unwrap();
-        if chance.one_in(300) {
-            self.change(place, chance);
+    fn step(&self, rng: &mut Rng, kept: &mut Vec<(PageRef, u64, u64)>) {
+        let place = usize::try_from(rng.of(0..OPEN as u64)).unwrap();
+        if rng.one_in(300) {
+            self.change(place, rng);
             return;
         }
         let opened = self.opened[place].read().unwrap();
         let Opened { cached, seed, len } = &*opened;
-        let offset = chance.skewed(*len);
+        let offset = rng.skewed(*len);
         let (page, start) = (offset / self.page_size, offset / self.page_size * self.page_size);
-        match chance.of(0..12) {
+        match rng.of(0..12) {
             0..=3 => {
                 let mut buf = [0; 300];
                 if let Some(count) = self.allow(cached.read_at(offset, &mut buf)) {
@@ -144,9 +144,9 @@ impl Arena<'_> {
             4..=5 => {
                 let Some(guard) = self.allow(cached.page(page)) else { return };
                 check(*seed, start, &guard);
-                if chance.one_in(4) {
+                if rng.one_in(4) {
                     // A second one, and something that evicts, while the first is read.
-                    let other = chance.of(0..len.div_ceil(self.page_size));
+                    let other = rng.of(0..len.div_ceil(self.page_size));
                     let more = self.allow(cached.page(other));
                     self.allow(cached.read_at(0, &mut vec![0; 8 * usize::try_from(self.page_size).unwrap()]));
                     thread::yield_now();
@@ -174,7 +174,7 @@ impl Arena<'_> {
                 }
             }
             7 => {
-                let len = usize::try_from(chance.of(1..10 * self.page_size)).unwrap();
+                let len = usize::try_from(rng.of(1..10 * self.page_size)).unwrap();
                 let mut buf = vec![0; len];
                 if let Some(count) = self.allow(cached.read_at(offset, &mut buf)) {
                     check(*seed, offset, &buf[..count]);
@@ -182,7 +182,7 @@ impl Arena<'_> {
             }
             8 => {
                 let mut bufs = vec![[0; 100]; 12];
-                let places: Vec<_> = bufs.iter().map(|_| chance.skewed(*len)).collect();
+                let places: Vec<_> = bufs.iter().map(|_| rng.skewed(*len)).collect();
                 let mut requests: Vec<_> = places
                     .iter()
                     .zip(&mut bufs)
@@ -196,14 +196,14 @@ impl Arena<'_> {
                 }
             }
             9 => {
-                let mut buf = vec![0; usize::try_from(chance.of(1..3 * self.page_size)).unwrap()];
+                let mut buf = vec![0; usize::try_from(rng.of(1..3 * self.page_size)).unwrap()];
                 if let Some(count) = self.allow(block_on(cached.read_at_async(offset, &mut buf))) {
                     check(*seed, offset, &buf[..count]);
                 }
             }
             10 => {
                 // Some futures at once, and one that is given up.
-                let places: Vec<_> = (0..4).map(|_| chance.skewed(*len)).collect();
+                let places: Vec<_> = (0..4).map(|_| rng.skewed(*len)).collect();
                 let mut bufs = vec![[0; 500]; places.len()];
                 let mut given_up = [0; 500];
                 let mut future = Box::pin(cached.read_at_async(offset, &mut given_up));
@@ -222,18 +222,18 @@ impl Arena<'_> {
                 }
             }
             _ => {
-                cached.prefetch(offset..offset + chance.of(0..20 * self.page_size));
+                cached.prefetch(offset..offset + rng.of(0..20 * self.page_size));
             }
         }
     }
 
     /// Puts another open file in the place of one, which is closed at once, or when its last page goes.
-    fn change(&self, place: usize, chance: &mut Chance) {
-        if chance.one_in(2) {
+    fn change(&self, place: usize, rng: &mut Rng) {
+        if rng.one_in(2) {
             // Under the readers' hands.
             self.opened[place].read().unwrap().cached.close();
         }
-        let new = (self.reopen)(&self.cache, place, chance);
+        let new = (self.reopen)(&self.cache, place, rng);
         *self.opened[place].write().unwrap() = new;
     }
 }
@@ -242,11 +242,11 @@ fn arena(
     builder: Builder,
     page_size: usize,
     faults: bool,
-    reopen: &(dyn Fn(&PageCache, usize, &mut Chance) -> Opened + Sync),
+    reopen: &(dyn Fn(&PageCache, usize, &mut Rng) -> Opened + Sync),
 ) -> Arena<'_> {
     let cache = builder.page_size(page_size).build().unwrap();
-    let mut chance = Chance::default();
-    let opened = (0..OPEN).map(|place| RwLock::new(reopen(&cache, place, &mut chance))).collect();
+    let mut rng = Rng::default();
+    let opened = (0..OPEN).map(|place| RwLock::new(reopen(&cache, place, &mut rng))).collect();
     Arena {
         cache,
         page_size: page_size as u64,
@@ -265,10 +265,10 @@ fn on_a_simulated_disk(frames: u32, page_size: usize, failing: u16) {
     let random = RandomFaults { short_per_mille: 20, interrupted_per_mille: 20, failing_per_mille: failing };
     let disk = SimDisk::builder().seed(seed.0).random_faults(random).build();
     let numbers = AtomicU64::new(0);
-    let reopen = |cache: &PageCache, place: usize, chance: &mut Chance| {
+    let reopen = |cache: &PageCache, place: usize, rng: &mut Rng| {
         let path = format!("/{place}");
         let sizes = [4 * u64::from(frames), 40, u64::from(frames), 5, 200];
-        let len = sizes[place] * page_size as u64 + chance.of(0..3) * 1000;
+        let len = sizes[place] * page_size as u64 + rng.of(0..3) * 1000;
         loop {
             let seed = numbers.fetch_add(1, Ordering::Relaxed);
             // As a compaction does: the name goes to another file.
@@ -318,7 +318,7 @@ fn on_a_real_disk(backend: Backend, frames: u32) {
             write_patterned(&path(place, file), place as u64 * 3 + file, 0..len);
         }
     }
-    let reopen = |cache: &PageCache, place: usize, _: &mut Chance| {
+    let reopen = |cache: &PageCache, place: usize, _: &mut Rng| {
         let file = numbers.fetch_add(1, Ordering::Relaxed) % 3;
         let cached = cache.open(path(place, file)).unwrap();
         Opened { cached, seed: place as u64 * 3 + file, len: sizes[place] }

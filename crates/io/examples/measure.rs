@@ -17,6 +17,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::{Access, BatchRead, Io, IoFile, OwnedRead, Target, Threads, Uring};
+use pagekeeper_testing::Seed;
 
 const PAGE: usize = 4096;
 
@@ -62,12 +63,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     subjects.retain(|(name, _)| name.starts_with("fio") || name.contains(&only));
 
-    let mut random = Random::new();
+    let mut rng = Seed::new().rng(0);
     let mut figures: Vec<Vec<Figures>> = vec![Vec::new(); subjects.len()];
     for _ in 0..rounds {
         let mut order: Vec<usize> = (0..subjects.len()).collect();
         for at in (1..order.len()).rev() {
-            order.swap(at, usize::try_from(random.below(at as u64 + 1))?);
+            order.swap(at, usize::try_from(rng.of(0..at as u64 + 1))?);
         }
         for at in order {
             figures[at].extend(subjects[at].1());
@@ -106,7 +107,7 @@ fn measured(run: impl FnOnce() -> u64) -> Figures {
 
 fn batches(io: &dyn Io, file: &dyn IoFile, pages: u64, count: usize) -> u64 {
     let memory = aligned(count);
-    let mut random = Random::new();
+    let mut rng = Seed::new().rng(0);
     let begun = Instant::now();
     let mut reads = 0;
     while begun.elapsed() < TIME {
@@ -114,7 +115,7 @@ fn batches(io: &dyn Io, file: &dyn IoFile, pages: u64, count: usize) -> u64 {
             .chunks_exact_mut(PAGE)
             .map(|page| BatchRead {
                 file,
-                offset: random.below(pages) * PAGE as u64,
+                offset: rng.of(0..pages) * PAGE as u64,
                 bufs: vec![IoSliceMut::new(page)],
             })
             .collect();
@@ -129,13 +130,13 @@ fn batches(io: &dyn Io, file: &dyn IoFile, pages: u64, count: usize) -> u64 {
 /// Keeps `depth` reads on their way: each that ends is followed by another.
 fn background(io: &dyn Io, file: &Arc<dyn IoFile>, pages: u64, depth: usize) -> u64 {
     let (sender, ended) = mpsc::channel();
-    let mut random = Random::new();
+    let mut rng = Seed::new().rng(0);
     let mut submit = |frame: &'static mut [u8]| {
         let sender = sender.clone();
         let start = NonNull::from(&mut *frame).cast();
         io.submit(vec![OwnedRead {
             file: Arc::clone(file),
-            offset: random.below(pages) * PAGE as u64,
+            offset: rng.of(0..pages) * PAGE as u64,
             // SAFETY: the frame is leaked memory, and goes into `done` itself: no one has it before.
             targets: vec![unsafe { Target::new(start, PAGE) }],
             done: Box::new(move |result| {
@@ -161,11 +162,11 @@ fn background(io: &dyn Io, file: &Arc<dyn IoFile>, pages: u64, depth: usize) -> 
 
 fn alone(file: &dyn IoFile, pages: u64) -> u64 {
     let memory = aligned(1);
-    let mut random = Random::new();
+    let mut rng = Seed::new().rng(0);
     let begun = Instant::now();
     let mut reads = 0;
     while begun.elapsed() < TIME {
-        assert_eq!(file.read_at(random.below(pages) * PAGE as u64, memory), Ok(PAGE));
+        assert_eq!(file.read_at(rng.of(0..pages) * PAGE as u64, memory), Ok(PAGE));
         reads += 1;
     }
     reads
@@ -204,21 +205,4 @@ fn aligned(count: usize) -> &'static mut [u8] {
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-/// xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        Self(now.map_or(1, |now| u64::from(now.subsec_nanos())) | 1)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
 }

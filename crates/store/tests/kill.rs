@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use pagekeeper_store::{Durability, Error, Store, StoreOptions};
-use pagekeeper_testing::{Chance, Mounted, Seed, disk_dir};
+use pagekeeper_testing::{Mounted, Rng, Seed, disk_dir};
 
 /// Pages of the store.
 const PAGES: u64 = 300;
@@ -21,7 +21,7 @@ fn options() -> StoreOptions {
 
 /// A number of which each bit depends on all bits of this one.
 fn mix(number: u64) -> u64 {
-    Chance::from_seed(number).number()
+    Rng::from_seed(number).number()
 }
 
 /// Which pages a commit changes.
@@ -116,10 +116,10 @@ fn kill_and_compare(directory: &Path, kills: u64) {
     let mut expected = vec![0; usize::try_from(PAGES).unwrap()];
     let (mut acknowledged, mut done, mut at_least) = (0, 0, 0);
     for kill in 0..kills {
-        let chance = mix(seed.0 ^ kill);
+        let rng = mix(seed.0 ^ kill);
         // Some while it is still being opened, or made.
-        let after_first = !chance.is_multiple_of(5);
-        let wait = Duration::from_micros((chance >> 8) % if after_first { 150_000 } else { 30_000 });
+        let after_first = !rng.is_multiple_of(5);
+        let wait = Duration::from_micros((rng >> 8) % if after_first { 150_000 } else { 30_000 });
         at_least += u64::from(after_first);
         acknowledged = kill_one(directory, after_first, wait).max(acknowledged);
         let store = options().open(directory).unwrap();
@@ -140,7 +140,7 @@ fn kill_and_compare(directory: &Path, kills: u64) {
         let verified = store.verify().unwrap();
         assert!(verified.is_sound(), "kill {kill}: {verified}");
         // Who goes on finds it as it was left, or applied.
-        if chance.is_multiple_of(3) { store.close_and_sync() } else { store.close() }.unwrap();
+        if rng.is_multiple_of(3) { store.close_and_sync() } else { store.close() }.unwrap();
     }
     println!("{kills} kills, {done} commits, {acknowledged} of them acknowledged");
     assert!(acknowledged >= at_least, "hardly anything was committed");

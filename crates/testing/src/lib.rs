@@ -1,19 +1,20 @@
-//! What the tests of several crates need: places on disks, chance that repeats, and a word for what can't be run. Not published.
+//! What the tests of several crates need: directories on disks, random numbers that repeat, and a message for what can't be run.
+//! Not published.
 //!
 //! All of it panics where it fails, as tests do.
 
-mod chance;
 mod mounted;
 mod processes;
+mod rng;
 
 use std::fmt::Display;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-pub use chance::{Chance, Seed};
 pub use mounted::{Mounted, unmount};
 pub use processes::fake_process;
+pub use rng::{Rng, Seed};
 
 /// A directory for test files, without links in its path: under the build's own target directory, since /tmp may be a tmpfs.
 ///

@@ -37,7 +37,7 @@ pub(crate) trait Disk: Sync {
 pub(crate) struct Simulated(SimDisk);
 
 impl Simulated {
-    /// Reads come short and are interrupted by chance, which nobody may notice.
+    /// Reads come short and are interrupted at random, which nobody may notice.
     pub(crate) fn new(seed: u64) -> Self {
         let random = RandomFaults { short_per_mille: 30, interrupted_per_mille: 30, failing_per_mille: 0 };
         Self(SimDisk::builder().seed(seed).by_steps().random_faults(random).build())

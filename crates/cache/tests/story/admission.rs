@@ -5,7 +5,7 @@ use std::path::Path;
 use pagekeeper_cache::{Backend, CachedFile, Error, PageCache};
 
 use crate::support::{PAGE, check, write_patterned};
-use pagekeeper_testing::{Chance, Seed, disk_dir};
+use pagekeeper_testing::{Rng, Seed, disk_dir};
 
 const LEN: u64 = PAGE as u64;
 /// Pages of the file; the cache has room for about nine tenths of them.
@@ -19,10 +19,10 @@ fn cache_of(path: &Path, backend: Backend) -> (PageCache, CachedFile) {
 }
 
 /// Reads anywhere, as often everywhere, and checks what came.
-fn read_anywhere(file: &CachedFile, chance: &mut Chance, times: u64) {
+fn read_anywhere(file: &CachedFile, rng: &mut Rng, times: u64) {
     let mut buf = [0; 500];
     for _ in 0..times {
-        let offset = chance.of(0..PAGES) * LEN + chance.of(0..LEN - 500);
+        let offset = rng.of(0..PAGES) * LEN + rng.of(0..LEN - 500);
         assert_eq!(file.read_at(offset, &mut buf).unwrap(), 500);
         check(1, offset, &buf);
     }
@@ -30,15 +30,15 @@ fn read_anywhere(file: &CachedFile, chance: &mut Chance, times: u64) {
 
 #[test]
 fn where_all_pages_are_in_use_the_kernel_answers() {
-    let mut chance = Seed::new().chance(0);
+    let mut rng = Seed::new().rng(0);
     let dir = disk_dir();
     let path = dir.path().join("file");
     write_patterned(&path, 1, 0..PAGES * LEN);
     let (cache, file) = cache_of(&path, Backend::Buffered);
-    read_anywhere(&file, &mut chance, 20_000);
+    read_anywhere(&file, &mut rng, 20_000);
     let before = cache.stats();
     assert!(before.resident_pages * 20 > before.capacity_pages * 19, "the cache fills up first: {before}");
-    read_anywhere(&file, &mut chance, 100_000);
+    read_anywhere(&file, &mut rng, 100_000);
     let stats = cache.stats();
     let (missed, refused) = (stats.misses - before.misses, stats.bypassed - before.bypassed);
     assert!(refused * 10 >= missed * 8 && refused < missed, "{refused} of {missed}: {stats}");
@@ -73,12 +73,12 @@ fn where_all_pages_are_in_use_the_kernel_answers() {
 
 #[test]
 fn the_pages_that_come_into_use_take_the_places_of_others() {
-    let mut chance = Seed::new().chance(1);
+    let mut rng = Seed::new().rng(1);
     let dir = disk_dir();
     let path = dir.path().join("file");
     write_patterned(&path, 1, 0..2 * PAGES * LEN);
     let (cache, file) = cache_of(&path, Backend::Buffered);
-    read_anywhere(&file, &mut chance, 100_000);
+    read_anywhere(&file, &mut rng, 100_000);
     assert!(cache.stats().bypassed > 0);
     // Now the other half of the file.
     let mut buf = [0; 500];
@@ -86,7 +86,7 @@ fn the_pages_that_come_into_use_take_the_places_of_others() {
     for turn in 0..40 {
         let before = cache.stats();
         for _ in 0..PAGES {
-            let offset = (PAGES + chance.of(0..PAGES)) * LEN;
+            let offset = (PAGES + rng.of(0..PAGES)) * LEN;
             file.read_at(offset, &mut buf).unwrap();
             check(1, offset, &buf);
         }
@@ -101,7 +101,7 @@ fn the_pages_that_come_into_use_take_the_places_of_others() {
 
 #[test]
 fn what_changed_is_told_there_too_and_nothing_is_read_past_a_verifier() {
-    let mut chance = Seed::new().chance(2);
+    let mut rng = Seed::new().rng(2);
     let dir = disk_dir();
     let path = dir.path().join("file");
     write_patterned(&path, 1, 0..PAGES * LEN);
@@ -112,11 +112,11 @@ fn what_changed_is_told_there_too_and_nothing_is_read_past_a_verifier() {
         .build()
         .unwrap();
     let file = cache.open(&path).unwrap();
-    read_anywhere(&file, &mut chance, 60_000);
+    read_anywhere(&file, &mut rng, 60_000);
     assert_eq!(cache.stats().bypassed, 0);
 
     let (cache, file) = cache_of(&path, Backend::Buffered);
-    read_anywhere(&file, &mut chance, 60_000);
+    read_anywhere(&file, &mut rng, 60_000);
     assert!(cache.stats().bypassed > 0);
     std::fs::File::options().write(true).open(&path).unwrap().set_len(PAGES * LEN + 1).unwrap();
     let mut buf = [0; 500];

@@ -15,16 +15,16 @@ fn lookups(stats: &Stats) -> u64 {
 #[test]
 fn each_look_at_a_page_is_counted_once() {
     let seed = Seed::new();
-    let mut chance = seed.chance(0);
+    let mut rng = seed.rng(0);
     let (disk, cache) = sim(300, 100);
     let file = cache.open("/file").unwrap();
     let (mut expected, mut repeated) = (0, 0);
     let mut buf = vec![0; 5 * PAGE];
     for step in 0..5000 {
-        let offset = chance.of(0..file.len());
-        let len = usize::try_from(chance.of(1..6000)).unwrap();
+        let offset = rng.of(0..file.len());
+        let len = usize::try_from(rng.of(1..6000)).unwrap();
         let pages = (offset + len as u64).min(file.len()).div_ceil(LEN) - offset / LEN;
-        match chance.of(0..6) {
+        match rng.of(0..6) {
             0 => drop(file.page(offset / LEN).unwrap()),
             1 => drop(file.page_ref(offset / LEN).unwrap()),
             2 => {

@@ -26,17 +26,17 @@ fn evict(disk: &SimDisk, cache: &PageCache, frames: u64) {
 #[test]
 fn a_thread_can_have_more_guards_than_its_record_has_room_for() {
     let seed = Seed::new();
-    let mut chance = seed.chance(0);
+    let mut rng = seed.rng(0);
     let (disk, cache) = sim(60, 100);
     let file = cache.open("/file").unwrap();
     let mut guards = Vec::new();
     for step in 0..1000 {
-        if guards.len() < 50 && chance.of(0..9) < 5 {
-            let page = chance.of(0..60);
+        if guards.len() < 50 && rng.of(0..9) < 5 {
+            let page = rng.of(0..60);
             guards.push((page, file.page(page).unwrap()));
         } else if !guards.is_empty() {
             // In any order.
-            let at = usize::try_from(chance.number()).unwrap() % guards.len();
+            let at = usize::try_from(rng.number()).unwrap() % guards.len();
             guards.swap_remove(at);
         }
         if step % 100 == 0 {

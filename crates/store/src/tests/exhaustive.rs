@@ -6,7 +6,7 @@ use pagekeeper_log::LogMode;
 use super::world::{Crash, Op, Setting, World};
 use crate::Durability;
 
-/// How often a pattern that chance decides is tried for each operation.
+/// How often a random pattern is tried for each operation.
 const SEEDS: u64 = 4;
 
 fn crashes() -> impl Iterator<Item = (Crash, u64)> {

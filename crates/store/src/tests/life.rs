@@ -1,4 +1,4 @@
-//! A life by chance: what is done to a store between two crashes, and how the crashes come, some of them while it is opened
+//! A life at random: what is done to a store between two crashes, and how the crashes come, some of them while it is opened
 //! again or made.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -6,47 +6,47 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use pagekeeper_io::{Persistence, SimDisk};
 use pagekeeper_log::LogMode;
 
-use super::world::{Crash, Failing, Op, Setting, Step, World, durability_by_chance};
+use super::world::{Crash, Failing, Op, Setting, Step, World, random_durability};
 use crate::injected_fault::InjectedFault;
-use pagekeeper_testing::{Chance, Seed};
+use pagekeeper_testing::{Rng, Seed};
 
-/// What happens, by chance.
-fn op_by_chance(chance: &mut Chance) -> Op {
-    match chance.of(0..60) {
+/// What happens, at random.
+fn random_op(rng: &mut Rng) -> Op {
+    match rng.of(0..60) {
         0..34 => {
-            let durability = (!chance.one_in(12)).then(|| durability_by_chance(chance));
-            Op::Transact(chance.number(), durability)
+            let durability = (!rng.one_in(12)).then(|| random_durability(rng));
+            Op::Transact(rng.number(), durability)
         }
         34..44 => {
-            let transactions = if chance.one_in(2) { chance.of(1..4) } else { 0 };
-            Op::Checkpoint(chance.number(), transactions)
+            let transactions = if rng.one_in(2) { rng.of(1..4) } else { 0 };
+            Op::Checkpoint(rng.number(), transactions)
         }
         44 => Op::Sync,
         45..48 => Op::Keep,
-        48..54 => Op::Compare(chance.number()),
-        54..56 => Op::Release(chance.number()),
+        48..54 => Op::Compare(rng.number()),
+        54..56 => Op::Release(rng.number()),
         56 => Op::CompareAll,
         57 => Op::Verify,
-        _ => match chance.of(0..8) {
+        _ => match rng.of(0..8) {
             0..2 => Op::Fail(Failing::DataSync),
-            2 => Op::Fail(Failing::Sync(chance.of(0..6))),
-            3 => Op::Fail(Failing::Write(chance.of(0..12))),
+            2 => Op::Fail(Failing::Sync(rng.of(0..6))),
+            3 => Op::Fail(Failing::Write(rng.of(0..12))),
             4 => Op::Fail(Failing::Full),
             5 => Op::Fail(Failing::Grow),
-            _ => Op::Fail(Failing::Read(chance.of(0..8))),
+            _ => Op::Fail(Failing::Read(rng.of(0..8))),
         },
     }
 }
 
-fn crash_by_chance(chance: &mut Chance, power_is_off: bool) -> Crash {
-    match chance.of(0..16) {
+fn random_crash(rng: &mut Rng, power_is_off: bool) -> Crash {
+    match rng.of(0..16) {
         // If the power is off, it is a kill in the place of that: at a certain operation, with all before it done.
         0..4 => Crash::Kill,
         4 if !power_is_off => Crash::Drop,
-        5 if !power_is_off => Crash::Close(chance.one_in(2)),
+        5 if !power_is_off => Crash::Close(rng.one_in(2)),
         _ => {
             let all = Persistence::ALL;
-            Crash::PowerCut(all[chance.index(all.len())], chance.number())
+            Crash::PowerCut(all[rng.index(all.len())], rng.number())
         }
     }
 }
@@ -74,19 +74,19 @@ impl Made {
 
 /// Lives a life of so many crashes and prints it if it fails.
 pub(super) fn live(
-    mut chance: Chance,
+    mut rng: Rng,
     made: &Made,
     injected_fault: Option<InjectedFault>,
     crashes: u64,
 ) -> Vec<Step> {
-    let (setting, disk) = &made.0[chance.index(made.0.len())];
-    let is_new = chance.one_in(10);
-    let max_pages = if chance.one_in(6) { 100 } else { 8 + chance.index(30) };
-    let memory = if chance.one_in(4) { 2 << 20 } else { 1 << 20 };
-    let even = chance.one_in(4);
-    let setting = Setting { even, max_pages, memory, is_new, warm: chance.one_in(40), ..*setting };
+    let (setting, disk) = &made.0[rng.index(made.0.len())];
+    let is_new = rng.one_in(10);
+    let max_pages = if rng.one_in(6) { 100 } else { 8 + rng.index(30) };
+    let memory = if rng.one_in(4) { 2 << 20 } else { 1 << 20 };
+    let even = rng.one_in(4);
+    let setting = Setting { even, max_pages, memory, is_new, warm: rng.one_in(40), ..*setting };
     let mut world = World::new(setting, injected_fault, (!is_new).then_some(disk));
-    let lived = catch_unwind(AssertUnwindSafe(|| go_on(&mut world, &mut chance, crashes)));
+    let lived = catch_unwind(AssertUnwindSafe(|| go_on(&mut world, &mut rng, crashes)));
     if let Err(panic) = lived {
         if injected_fault.is_none() {
             eprintln!("{setting:?}");
@@ -97,52 +97,52 @@ pub(super) fn live(
     world.story
 }
 
-fn go_on(world: &mut World, chance: &mut Chance, crashes: u64) {
-    open_at_last(world, chance, world.setting.is_new, crashes);
+fn go_on(world: &mut World, rng: &mut Rng, crashes: u64) {
+    open_at_last(world, rng, world.setting.is_new, crashes);
     while world.crashes < crashes {
         let subject = world.subject.clone().expect("it is open");
-        if chance.one_in(3) {
+        if rng.one_in(3) {
             let max_pages = if world.setting.even { 8 } else { 80 };
-            world.cut_at(world.disk().ops() + chance.of(0..max_pages));
+            world.cut_at(world.disk().ops() + rng.of(0..max_pages));
         }
         let mut kept = Vec::new();
-        for _ in 0..chance.of(1..40) {
-            if !world.run(&subject, &mut kept, op_by_chance(chance)) && chance.one_in(2) {
+        for _ in 0..rng.of(1..40) {
+            if !world.run(&subject, &mut kept, random_op(rng)) && rng.one_in(2) {
                 break;
             }
         }
         drop(kept);
         drop(subject);
-        world.crash(crash_by_chance(chance, world.power_is_off()));
-        if chance.one_in(25) {
-            (0..=chance.of(0..3)).for_each(|_| world.rot(chance));
+        world.crash(random_crash(rng, world.power_is_off()));
+        if rng.one_in(25) {
+            (0..=rng.of(0..3)).for_each(|_| world.rot(rng));
         }
-        open_at_last(world, chance, false, crashes);
+        open_at_last(world, rng, false, crashes);
     }
 }
 
 /// Opens the store, with crashes while that is done. Then reads it, or not: what was read is put together.
-fn open_at_last(world: &mut World, chance: &mut Chance, is_new: bool, crashes: u64) {
+fn open_at_last(world: &mut World, rng: &mut Rng, is_new: bool, crashes: u64) {
     loop {
-        if world.crashes < crashes && chance.one_in(if is_new { 2 } else { 4 }) {
-            world.cut_at(chance.of(0..if is_new { 45 } else { 12 }));
-        } else if world.crashes < crashes && chance.one_in(30) {
-            let failing = match chance.of(0..3) {
-                0 => Failing::Read(chance.of(0..8)),
+        if world.crashes < crashes && rng.one_in(if is_new { 2 } else { 4 }) {
+            world.cut_at(rng.of(0..if is_new { 45 } else { 12 }));
+        } else if world.crashes < crashes && rng.one_in(30) {
+            let failing = match rng.of(0..3) {
+                0 => Failing::Read(rng.of(0..8)),
                 // A sync of a directory that failed would lose its names forever: no program can repair that.
-                1 if !world.setting.is_new => Failing::Sync(chance.of(0..5)),
-                _ => Failing::Write(chance.of(0..3)),
+                1 if !world.setting.is_new => Failing::Sync(rng.of(0..5)),
+                _ => Failing::Write(rng.of(0..3)),
             };
             world.fail(failing);
         }
         if world.open().is_ok() {
             break;
         }
-        world.crash(crash_by_chance(chance, world.power_is_off()));
+        world.crash(random_crash(rng, world.power_is_off()));
     }
     let subject = world.subject.clone().expect("it is open");
     let mut kept = Vec::new();
-    let first = match chance.of(0..8) {
+    let first = match rng.of(0..8) {
         0..3 => &[Op::CompareAll][..],
         3 => &[Op::Verify, Op::CompareAll],
         4 => &[Op::Checkpoint(0, 0), Op::CompareAll],
@@ -165,5 +165,5 @@ pub(super) const OF_A_LIFE: u64 = 8;
 
 /// The life of this number.
 pub(super) fn life(seed: &Seed, which: u64, made: &Made, injected_fault: Option<InjectedFault>) -> Vec<Step> {
-    live(seed.chance(which), made, injected_fault, OF_A_LIFE)
+    live(seed.rng(which), made, injected_fault, OF_A_LIFE)
 }

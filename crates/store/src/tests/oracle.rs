@@ -9,7 +9,7 @@ use pagekeeper_io::SimDisk;
 
 use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, WriteTxn};
 use pagekeeper_kernel::mutex::lock;
-use pagekeeper_testing::Chance;
+use pagekeeper_testing::Rng;
 
 /// Bytes of a payload.
 pub(super) const PAYLOAD: usize = 4096 - 32;
@@ -129,10 +129,10 @@ impl Subject {
             && stat.unapplied_bytes + (80 << 10) < stat.memory / 4
     }
 
-    /// A transaction by chance; `None`: it is given up.
+    /// A transaction at random; `None`: it is given up.
     pub(super) fn transact(&self, seed: u64, durability: Option<Durability>) {
         let mut oracle = lock(&self.oracle);
-        let mut chance = Chance::from_seed(seed);
+        let mut rng = Rng::from_seed(seed);
         let before = Arc::clone(oracle.last());
         let mut txn = match self.store.begin() {
             Ok(txn) => txn,
@@ -141,15 +141,15 @@ impl Subject {
         assert!(!oracle.doubt, "a transaction begins after a commit that failed");
         let mut after = StoreState { seq: before.seq + 1, ..StoreState::clone(&before) };
         let mut changed = Vec::new();
-        let even = oracle.even.filter(|_| !chance.one_in(40));
+        let even = oracle.even.filter(|_| !rng.one_in(40));
         let journal = even.map(|_| self.store.stat().journal_bytes);
         if let Some(len) = even {
-            after.metadata = bytes(&mut chance, len);
+            after.metadata = bytes(&mut rng, len);
             txn.set_metadata(&after.metadata).expect("it is short enough");
         }
         // Most change little.
-        for _ in 0..even.map_or_else(|| 1 + chance.of(0..3) * chance.of(0..3), |_| 0) {
-            match act(&mut txn, &oracle, &mut after, &mut chance, &mut changed) {
+        for _ in 0..even.map_or_else(|| 1 + rng.of(0..3) * rng.of(0..3), |_| 0) {
+            match act(&mut txn, &oracle, &mut after, &mut rng, &mut changed) {
                 Ok(()) => {}
                 Err(Stop::Failed) => return,
             }
@@ -159,7 +159,7 @@ impl Subject {
             (after.root, &after.metadata[..], after.pages.len() as u64)
         );
         let Some(mut durability) = durability else { return };
-        if even.is_some() && !chance.one_in(12) {
+        if even.is_some() && !rng.one_in(12) {
             // Many are to be written at once, so that a part in the midst of them may be lost.
             durability = Durability::None;
         }
@@ -292,19 +292,19 @@ fn act(
     txn: &mut WriteTxn<'_>,
     oracle: &Oracle,
     after: &mut StoreState,
-    chance: &mut Chance,
+    rng: &mut Rng,
     changed: &mut Vec<PageNo>,
 ) -> Result<(), Stop> {
     let seq = after.seq - 1;
     let pages = after.pages.len();
-    let page = chance.of(0..pages as u64 + 1);
+    let page = rng.of(0..pages as u64 + 1);
     let index = usize::try_from(page).expect("few pages");
     let stop = |error: Error| {
         oracle.excuse(&error, seq);
         Err(Stop::Failed)
     };
     let slot = after.pages.get(index).cloned();
-    match chance.of(0..20) {
+    match rng.of(0..20) {
         0..3 if pages < oracle.max_pages || after.pages.contains(&Slot::Free) => {
             let page = match txn.allocate() {
                 Ok(page) => page,
@@ -324,7 +324,7 @@ fn act(
             changed.push(page);
         }
         3 if pages < oracle.max_pages => {
-            let count = 1 + chance.of(0..4);
+            let count = 1 + rng.of(0..4);
             match txn.allocate_run(count) {
                 Ok(first) => assert_eq!(first, pages as u64),
                 Err(error) => return stop(error),
@@ -332,7 +332,7 @@ fn act(
             after.pages.extend((0..count).map(|_| Slot::Blank));
         }
         0..9 => {
-            let payload = payload(chance);
+            let payload = payload(rng);
             match (txn.write(page, &payload), slot) {
                 (Ok(()), Some(Slot::Data(_) | Slot::Blank)) => {
                     after.pages[index] = Slot::Data(payload.into());
@@ -347,9 +347,9 @@ fn act(
             }
         }
         9..15 => {
-            let from = chance.index(PAYLOAD - 100);
-            let len = 1 + chance.index(99);
-            let byte = chance.number().to_le_bytes()[0];
+            let from = rng.index(PAYLOAD - 100);
+            let len = 1 + rng.index(99);
+            let byte = rng.number().to_le_bytes()[0];
             match (txn.page_mut(page), slot) {
                 (Ok(bytes), Some(Slot::Data(before))) => {
                     assert!(
@@ -376,12 +376,12 @@ fn act(
             (Err(error), slot) => return refused(oracle, &error, slot.as_ref(), page, seq),
         },
         17 => {
-            after.root = (!chance.one_in(3)).then_some(page);
+            after.root = (!rng.one_in(3)).then_some(page);
             txn.set_root(after.root);
         }
         18 => {
-            let len = if chance.one_in(4) { chance.index(1025) } else { chance.index(20) };
-            after.metadata = bytes(chance, len);
+            let len = if rng.one_in(4) { rng.index(1025) } else { rng.index(20) };
+            after.metadata = bytes(rng, len);
             txn.set_metadata(&after.metadata).expect("it is short enough");
         }
         _ => match (txn.read(page), slot) {
@@ -409,20 +409,20 @@ fn refused(oracle: &Oracle, error: &Error, slot: Option<&Slot>, page: PageNo, se
     }
 }
 
-fn bytes(chance: &mut Chance, len: usize) -> Vec<u8> {
-    (0..len).map(|_| chance.number().to_le_bytes()[0]).collect()
+fn bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
+    (0..len).map(|_| rng.number().to_le_bytes()[0]).collect()
 }
 
 /// Few bytes or many, and zeros around them.
-fn payload(chance: &mut Chance) -> Vec<u8> {
+fn payload(rng: &mut Rng) -> Vec<u8> {
     let mut payload = vec![0; PAYLOAD];
-    let (from, len) = match chance.of(0..8) {
+    let (from, len) = match rng.of(0..8) {
         0 => (0, PAYLOAD),
-        1 => (0, chance.index(PAYLOAD)),
-        _ => (chance.index(PAYLOAD - 200), chance.index(200)),
+        1 => (0, rng.index(PAYLOAD)),
+        _ => (rng.index(PAYLOAD - 200), rng.index(200)),
     };
     for bytes in payload[from..from + len].chunks_mut(8) {
-        bytes.copy_from_slice(&chance.number().to_le_bytes()[..bytes.len()]);
+        bytes.copy_from_slice(&rng.number().to_le_bytes()[..bytes.len()]);
     }
     payload
 }

@@ -11,7 +11,7 @@ use super::disk::{Meanwhile, Prompt};
 use super::world::dir;
 use crate::format::superblock::Found;
 use crate::{Durability, Store, StoreOptions, superblocks};
-use pagekeeper_testing::Chance;
+use pagekeeper_testing::Rng;
 
 /// What the disk takes for each request.
 const LATENCY: Duration = Duration::from_millis(2);
@@ -39,12 +39,12 @@ fn crashed(pages: u64) -> SimDisk {
     let width = usize::try_from(WIDTH).expect("it is small");
     let disk = SimDisk::builder().latency(LATENCY).width(width).by_steps().build();
     let store = open(&disk, 0);
-    let mut chance = Chance::from_seed(pages);
+    let mut rng = Rng::from_seed(pages);
     let mut txn = store.begin().expect("nothing fails");
     let first = txn.allocate_run(pages).expect("there is room");
     for (at, page) in (first..pages).step_by(2).take(1000).filter(|page| page / 2 < CHANGED).enumerate() {
         let payload: Vec<u8> =
-            (0..store.payload_size() / 8).flat_map(|_| chance.number().to_le_bytes()).collect();
+            (0..store.payload_size() / 8).flat_map(|_| rng.number().to_le_bytes()).collect();
         txn.write(page, &payload).expect("it is of the run");
         if at % 100 == 99 {
             txn.commit(Durability::None).expect("nothing fails");

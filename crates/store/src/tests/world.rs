@@ -13,7 +13,7 @@ use super::oracle::{Oracle, StoreState, Subject};
 use crate::injected_fault::InjectedFault;
 use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, StoreOptions};
 use pagekeeper_kernel::mutex::lock;
-use pagekeeper_testing::Chance;
+use pagekeeper_testing::Rng;
 
 const PAGE: usize = 4096;
 
@@ -240,11 +240,11 @@ impl World {
     }
 
     fn checkpoint_amid(&self, subject: &Subject, seed: u64, transactions: u64) {
-        let (amid, mut chance, mut left) = (subject.clone(), Chance::from_seed(seed), transactions);
+        let (amid, mut rng, mut left) = (subject.clone(), Rng::from_seed(seed), transactions);
         self.meanwhile.set(move || {
             while left > 0 && amid.has_room() {
                 left -= 1;
-                amid.transact(chance.number(), Some(durability_by_chance(&mut chance)));
+                amid.transact(rng.number(), Some(random_durability(&mut rng)));
             }
         });
         subject.checkpoint();
@@ -336,7 +336,7 @@ impl World {
     }
 
     /// Spoils a page of the data file on the medium.
-    pub(super) fn rot(&mut self, chance: &mut Chance) {
+    pub(super) fn rot(&mut self, rng: &mut Rng) {
         let mut oracle = lock(&self.oracle);
         let Ok(file) = oracle.disk.open_writable(&dir().join("data"), Access::Direct, Create::Never) else {
             return;
@@ -345,17 +345,17 @@ impl World {
         if in_use < 2 {
             return;
         }
-        let page = chance.of(0..in_use);
+        let page = rng.of(0..in_use);
         let mut bytes = AlignedBuf::new(PAGE);
-        let is_another = chance.one_in(3);
+        let is_another = rng.one_in(3);
         if is_another {
-            let other = (page + 1 + chance.of(0..in_use - 1)) % in_use;
+            let other = (page + 1 + rng.of(0..in_use - 1)) % in_use;
             file.read_at(other * PAGE as u64, &mut bytes).expect("no fault is planned");
         }
         // A copy of it that came to another place before is an older version, whole: nobody can detect that.
         if !is_another || bytes[8..16] == page.to_le_bytes() {
             file.read_at(page * PAGE as u64, &mut bytes).expect("no fault is planned");
-            let bit = chance.index(PAGE * 8);
+            let bit = rng.index(PAGE * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
         file.write_at(page * PAGE as u64, &bytes, WriteMode::Plain).expect("no fault is planned");
@@ -366,8 +366,8 @@ impl World {
     }
 }
 
-pub(super) fn durability_by_chance(chance: &mut Chance) -> Durability {
-    match chance.of(0..6) {
+pub(super) fn random_durability(rng: &mut Rng) -> Durability {
+    match rng.of(0..6) {
         0..3 => Durability::Sync,
         3 => Durability::Group,
         _ => Durability::None,

@@ -15,7 +15,7 @@ use pagekeeper_io::{Error as IoError, Persistence, RandomFaults, RandomWriteFaul
 use super::support::{DIR, append, group, options};
 use crate::binlog::injected_fault::InjectedFault;
 use crate::{BinLog, BinLogOptions, Error, LogMode, Position, Purge};
-use pagekeeper_testing::{Chance, Seed};
+use pagekeeper_testing::{Rng, Seed};
 
 /// A step of a script.
 #[derive(Debug, Clone, Copy)]
@@ -256,16 +256,16 @@ fn power_cuts_at_every_operation() {
         assert!(operations > 80, "{operations}");
         for at in 0..operations {
             for (round, persistence) in (0..).zip(Persistence::ALL) {
-                let mut chance = seed.chance(which << 32 | at << 8 | round);
+                let mut rng = seed.rng(which << 32 | at << 8 | round);
                 let (disk, mut world) = (SimDisk::new(), World::default());
                 disk.cut_power_at(at);
                 let mut run = || -> Checked<()> {
                     world.run(&opener(&options, &disk), &SCRIPT)?;
                     // Once more while it is opened, or soon after.
-                    let disk = disk.after_power_cut(persistence, chance.number());
-                    disk.cut_power_at(chance.of(0..24));
+                    let disk = disk.after_power_cut(persistence, rng.number());
+                    disk.cut_power_at(rng.of(0..24));
                     world.run(&opener(&options, &disk), &SCRIPT[..4])?;
-                    let disk = disk.after_power_cut(persistence, chance.number());
+                    let disk = disk.after_power_cut(persistence, rng.number());
                     world.run(&opener(&options, &disk), &SCRIPT[..2])?;
                     ensure(world.next > 0, || "it can't be opened any more".to_owned())
                 };
@@ -279,39 +279,39 @@ fn power_cuts_at_every_operation() {
     println!("{crashes} crashes");
 }
 
-/// What may happen to the log by chance.
-struct Chances {
-    chance: Chance,
+/// What may happen to the log at random.
+struct RandomRun {
+    rng: Rng,
     options: BinLogOptions,
 }
 
-impl Chances {
+impl RandomRun {
     fn new(seed: &Seed, which: u64, injected_fault: Option<InjectedFault>) -> Self {
-        let mut chance = seed.chance(which);
+        let mut rng = seed.rng(which);
         let all = settings();
-        let mut options = all[chance.index(all.len())].clone();
+        let mut options = all[rng.index(all.len())].clone();
         options.injected_fault = injected_fault;
-        Self { chance, options }
+        Self { rng, options }
     }
 
     fn script(&mut self) -> Vec<Step> {
-        let steps = self.chance.of(1..20);
-        let chance = &mut self.chance;
-        let mut step = || match chance.of(0..20) {
+        let steps = self.rng.of(1..20);
+        let rng = &mut self.rng;
+        let mut step = || match rng.of(0..20) {
             0 => Step::Sync,
             1 => Step::Rotate,
-            2 => Step::Purge(chance.of(0..3)),
-            3 => Step::Reopen { close: chance.one_in(2) },
+            2 => Step::Purge(rng.of(0..3)),
+            3 => Step::Reopen { close: rng.one_in(2) },
             _ => {
-                let max = [50, 800, 3000][chance.index(3)];
-                Step::Append(1 + chance.index(4), chance.index(max))
+                let max = [50, 800, 3000][rng.index(3)];
+                Step::Append(1 + rng.index(4), rng.index(max))
             }
         };
         (0..steps).map(|_| step()).collect()
     }
 
     fn faults(&mut self, disk: &SimDisk) {
-        let faults = match self.chance.of(0..4) {
+        let faults = match self.rng.of(0..4) {
             0 => RandomWriteFaults {
                 short_per_mille: 300,
                 interrupted_per_mille: 50,
@@ -330,24 +330,24 @@ impl Chances {
 
     /// A life of a log: up to four scripts, each ended by something. How many crashes there were.
     fn live(&mut self) -> Checked<u64> {
-        let mut disk = SimDisk::builder().seed(self.chance.number()).build();
+        let mut disk = SimDisk::builder().seed(self.rng.number()).build();
         let mut world = World::default();
-        let crashes = self.chance.of(1..5);
+        let crashes = self.rng.of(1..5);
         for _ in 0..crashes {
             let script = self.script();
             self.faults(&disk);
-            if !self.chance.one_in(4) {
-                disk.cut_power_at(disk.ops() + self.chance.of(0..80));
+            if !self.rng.one_in(4) {
+                disk.cut_power_at(disk.ops() + self.rng.of(0..80));
             }
             world.run(&opener(&self.options, &disk), &script)?;
-            disk = match self.chance.of(0..4) {
+            disk = match self.rng.of(0..4) {
                 // A file system that can't sync a directory has to be mounted again: until then names are seen that the
                 // device never got.
                 0 if !world.names_unsure => disk.after_kill(),
                 _ => {
-                    let persistence = Persistence::ALL[self.chance.index(Persistence::ALL.len())];
+                    let persistence = Persistence::ALL[self.rng.index(Persistence::ALL.len())];
                     world.names_unsure = false;
-                    disk.after_power_cut(persistence, self.chance.number())
+                    disk.after_power_cut(persistence, self.rng.number())
                 }
             };
         }
@@ -373,7 +373,7 @@ fn random_crashes() {
     let seed = Seed::new();
     let mut crashes = 0;
     for which in 0..lives() {
-        match Chances::new(&seed, which, None).live() {
+        match RandomRun::new(&seed, which, None).live() {
             Ok(more) => crashes += more,
             Err(error) => panic!("life {which}: {error}"),
         }
@@ -403,7 +403,7 @@ fn injected_faults_are_found() {
         InjectedFault::AppendAfterTorn,
         InjectedFault::TornGroups,
     ] {
-        let is_found = |which: &u64| Chances::new(&seed, *which, Some(injected_fault)).live().is_err();
+        let is_found = |which: &u64| RandomRun::new(&seed, *which, Some(injected_fault)).live().is_err();
         let found = (0..MAX_LIVES).find(is_found);
         println!("{injected_fault:?}: {found:?}");
         assert!(found.is_some(), "{injected_fault:?} was not found in {MAX_LIVES} lives");

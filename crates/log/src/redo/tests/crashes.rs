@@ -106,7 +106,7 @@ fn wraparounds_survive_a_cut_at_any_operation() {
 fn lives_with_random_crashes() {
     let seed = Seed::new();
     for which in 0..lives(1500) {
-        let life = || live(seed.chance(which), None, 4);
+        let life = || live(seed.rng(which), None, 4);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(life)) {
             eprintln!("life {which}");
             std::panic::resume_unwind(panic);
@@ -122,9 +122,8 @@ fn injected_faults_are_found() {
     std::panic::set_hook(Box::new(|_| {}));
     let faults = InjectedFault::ALL;
     let found = faults.map(|fault| {
-        (0..3000).find(|which| {
-            catch_unwind(AssertUnwindSafe(|| live(seed.chance(*which), Some(fault), 4))).is_err()
-        })
+        (0..3000)
+            .find(|which| catch_unwind(AssertUnwindSafe(|| live(seed.rng(*which), Some(fault), 4))).is_err())
     });
     std::panic::set_hook(quiet);
     for (fault, life) in faults.iter().zip(&found) {

@@ -7,7 +7,7 @@ use super::super::{RedoLog, RedoOptions};
 use super::{dir, small};
 use crate::injected_fault::InjectedFault;
 use crate::{Error, LogMode};
-use pagekeeper_testing::Chance;
+use pagekeeper_testing::Rng;
 
 /// One thing that is done to the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,8 +136,8 @@ impl World {
 
     fn append(&mut self, len: u64) -> Result<(), Error> {
         self.number += 1;
-        let mut chance = Chance::from_seed(self.number);
-        let body: Vec<u8> = (0..len).map(|_| chance.number().to_le_bytes()[0]).collect();
+        let mut rng = Rng::from_seed(self.number);
+        let body: Vec<u8> = (0..len).map(|_| rng.number().to_le_bytes()[0]).collect();
         let end = match self.log().try_append(&body) {
             Err(Error::RingFull { .. }) => {
                 self.checkpoint(self.end())?;
@@ -229,54 +229,54 @@ impl World {
     }
 }
 
-/// What happens between two crashes, by chance.
-pub(super) fn random_op(chance: &mut Chance) -> Op {
-    match chance.of(0..20) {
-        0..8 => Op::Append(match chance.of(0..10) {
-            0..6 => chance.of(0..300),
-            6..9 => chance.of(3000..6000),
-            _ => chance.of(0..12_000),
+/// What happens between two crashes, at random.
+pub(super) fn random_op(rng: &mut Rng) -> Op {
+    match rng.of(0..20) {
+        0..8 => Op::Append(match rng.of(0..10) {
+            0..6 => rng.of(0..300),
+            6..9 => rng.of(3000..6000),
+            _ => rng.of(0..12_000),
         }),
         8..14 => Op::Commit,
         14..16 => Op::Write,
-        16..19 => Op::Checkpoint(chance.of(0..101)),
-        _ if chance.one_in(3) => Op::FailSync,
+        16..19 => Op::Checkpoint(rng.of(0..101)),
+        _ if rng.one_in(3) => Op::FailSync,
         _ => Op::Reopen,
     }
 }
 
 /// A whole life: a few crashes, each after some work, some of them while the log is opened again.
-pub(super) fn live(mut chance: Chance, injected_fault: Option<InjectedFault>, crashes: u64) {
-    let policy = match chance.of(0..4) {
+pub(super) fn live(mut rng: Rng, injected_fault: Option<InjectedFault>, crashes: u64) {
+    let policy = match rng.of(0..4) {
         0 => FlushPolicy::Os,
         _ => FlushPolicy::EachCommit,
     };
-    let mode = if chance.one_in(3) { LogMode::Direct } else { LogMode::Buffered };
-    let mut world = World::new(policy, mode, injected_fault, chance.one_in(3));
+    let mode = if rng.one_in(3) { LogMode::Direct } else { LogMode::Buffered };
+    let mut world = World::new(policy, mode, injected_fault, rng.one_in(3));
     for _ in 0..crashes {
-        let mut cut = chance.one_in(3);
+        let mut cut = rng.one_in(3);
         if cut {
-            world.disk.cut_power_at(world.disk.ops() + chance.of(0..60));
+            world.disk.cut_power_at(world.disk.ops() + rng.of(0..60));
         }
-        for _ in 0..chance.of(1..40) {
-            let op = random_op(&mut chance);
+        for _ in 0..rng.of(1..40) {
+            let op = random_op(&mut rng);
             if world.run(op).is_err() {
                 break;
             }
         }
         loop {
-            let crash = match chance.of(0..3) {
+            let crash = match rng.of(0..3) {
                 0 if !cut => Crash::Kill,
                 _ => {
                     let all = Persistence::ALL;
-                    let which = usize::try_from(chance.of(0..all.len() as u64)).unwrap();
-                    Crash::PowerCut(all[which], chance.number())
+                    let which = usize::try_from(rng.of(0..all.len() as u64)).unwrap();
+                    Crash::PowerCut(all[which], rng.number())
                 }
             };
             world.crash(crash);
-            cut = chance.one_in(3);
+            cut = rng.one_in(3);
             if cut {
-                world.disk.cut_power_at(chance.of(0..16));
+                world.disk.cut_power_at(rng.of(0..16));
             }
             match world.open() {
                 Ok(()) => break,

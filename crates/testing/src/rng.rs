@@ -1,4 +1,4 @@
-//! Chance that repeats: from a seed that is printed when a test fails, and taken from `PAGEKEEPER_SEED` if that is set.
+//! Random numbers that repeat: from a seed that is printed when a test fails, and taken from `PAGEKEEPER_SEED` if that is set.
 
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -21,11 +21,11 @@ impl Seed {
         Self(given.unwrap_or_else(|| now().into()))
     }
 
-    /// Chance for one of several that share the seed.
-    pub fn chance(&self, which: u64) -> Chance {
-        let mut chance = Chance(self.0 ^ which.wrapping_mul(0xd6e8_feb8_6659_fd93));
-        chance.number();
-        chance
+    /// A generator for one of several users of the seed.
+    pub fn rng(&self, which: u64) -> Rng {
+        let mut rng = Rng(self.0 ^ which.wrapping_mul(0xd6e8_feb8_6659_fd93));
+        rng.number();
+        rng
     }
 }
 
@@ -37,14 +37,14 @@ impl Drop for Seed {
     }
 }
 
-/// Numbers by chance: splitmix64.
+/// A generator of random numbers: splitmix64.
 #[derive(Debug, Clone, Default)]
-pub struct Chance(u64);
+pub struct Rng(u64);
 
-impl Chance {
+impl Rng {
     /// The first of a seed that is printed elsewhere.
     pub fn from_seed(seed: u64) -> Self {
-        Seed(seed).chance(0)
+        Seed(seed).rng(0)
     }
 
     /// Any number.
@@ -92,10 +92,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_repeats_and_its_chances_differ() {
+    fn a_seed_repeats_and_its_generators_differ() {
         let numbers = |seed: u64, which| {
-            let mut chance = Seed(seed).chance(which);
-            [chance.number(), chance.number()]
+            let mut rng = Seed(seed).rng(which);
+            [rng.number(), rng.number()]
         };
         assert_eq!(numbers(1, 0), numbers(1, 0));
         assert_ne!(numbers(1, 0), numbers(1, 1));
@@ -104,17 +104,17 @@ mod tests {
 
     #[test]
     fn numbers_are_where_they_are_asked_for() {
-        let mut chance = Chance::from_seed(7);
+        let mut rng = Rng::from_seed(7);
         let mut low = 0;
         for _ in 0..10_000 {
-            assert!((3..9).contains(&chance.of(3..9)));
-            assert!(chance.index(5) < 5);
-            let skewed = chance.skewed(800);
+            assert!((3..9).contains(&rng.of(3..9)));
+            assert!(rng.index(5) < 5);
+            let skewed = rng.skewed(800);
             assert!(skewed < 800);
             low += u32::from(skewed < 100);
         }
         assert!((4_500..5_500).contains(&low), "{low} of 10000 are in the first eighth");
-        let ones = (0..10_000).filter(|_| chance.one_in(10)).count();
+        let ones = (0..10_000).filter(|_| rng.one_in(10)).count();
         assert!((800..1_200).contains(&ones), "{ones}");
     }
 }
