@@ -42,7 +42,7 @@ pub(crate) fn is_direct(file: &dyn IoFile, page_size: usize) -> bool {
         return false;
     }
     let tried = || Support::probe_direct(&File::from(fd.try_clone_to_owned().ok()?)).ok();
-    match Support::told(fd).or_else(tried) {
+    match Support::reported(fd).or_else(tried) {
         Some(Support::Direct(alignment)) => alignment.offset <= page_size,
         Some(_) => false,
         None => true,

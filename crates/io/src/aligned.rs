@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// Bytes that start at a multiple of 4096, as direct I/O wants them nearly everywhere ([`crate::Support`] tells).
+/// Bytes that start at a multiple of 4096, as direct I/O wants them nearly everywhere ([`crate::Support`] reports).
 ///
 /// ```
 /// use pagekeeper_io::AlignedBuf;

@@ -23,7 +23,7 @@ use crate::{Create, Error, Lock, OwnedWrite, ReadStream, Resident, Target, Write
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// `O_DIRECT`: between the device and the caller's memory; no page becomes resident. Offset, length and memory must be
-    /// aligned, mostly to 512 bytes; 4096 fits nearly everywhere; [`crate::Support`] tells.
+    /// aligned, mostly to 512 bytes; 4096 fits nearly everywhere; [`crate::Support`] reports.
     Direct,
     /// Through the kernel's page cache, at any offset and length.
     Buffered,
@@ -194,7 +194,7 @@ pub trait IoFile: Send + Sync {
 
     /// Writes the range back and waits for it (`sync_file_range(2)` with `WAIT_BEFORE | WRITE | WAIT_AFTER`): its pages are clean
     /// then, and can be released. Makes nothing durable: no cache of a device is flushed, no size written. An error is a
-    /// sync's ([`Error::Sync`]), and as final: a later sync may not tell it again.
+    /// sync's ([`Error::Sync`]), and as final: a later sync may not report it again.
     fn wait_writeback(&self, _range: Range<u64>) -> Result<(), Error> {
         Err(unsupported("sync_file_range", self.path()))
     }
@@ -207,8 +207,8 @@ pub trait IoFile: Send + Sync {
 
     /// The smallest and the largest atomic write ([`WriteMode::Atomic`]) that the file takes, in bytes, both powers of two:
     /// statx(2) with `STATX_WRITE_ATOMIC` (Linux 6.11). `None` where it takes none, is not direct, or the kernel does not
-    /// tell. It is the kernel's word and no more, and can be far more than the device does by itself:
-    /// [`crate::AtomicWrites`] tells which, and tries.
+    /// report. It is the kernel's word and no more, and can be far more than the device does by itself:
+    /// [`crate::AtomicWrites`] reports which, and tries.
     fn atomic_write_bytes(&self) -> Option<RangeInclusive<u64>> {
         None
     }
@@ -358,7 +358,7 @@ pub trait Io: Send + Sync + 'static {
 }
 
 impl OwnedRead {
-    /// Tells the result. A panic of `done` goes no further than the panic hook: it must not end the thread that other
+    /// Reports the result. A panic of `done` goes no further than the panic hook: it must not end the thread that other
     /// reads depend on.
     pub(crate) fn finish(self, result: Result<usize, Error>) {
         let Self { file, done, .. } = self;

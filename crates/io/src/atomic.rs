@@ -25,7 +25,7 @@ fn statx(file: impl AsFd) -> Option<Statx> {
 }
 
 /// The smallest and largest, by the word of statx(2).
-pub(crate) fn told(file: impl AsFd) -> Option<RangeInclusive<u64>> {
+pub(crate) fn reported(file: impl AsFd) -> Option<RangeInclusive<u64>> {
     let stat = statx(file)?;
     Some(stat.stx_atomic_write_unit_min.into()..=stat.stx_atomic_write_unit_max.into())
 }
@@ -63,14 +63,14 @@ impl AtomicWrites {
     /// [`Self::Refused`] where that can't be done: without the right to make files there, without room. A simulated disk is
     /// believed.
     pub fn probe(file: &dyn IoFile, bytes: u64) -> Self {
-        let Some(told) = file.atomic_write_bytes() else { return Self::Refused };
-        if !bytes.is_power_of_two() || !told.contains(&bytes) {
+        let Some(reported) = file.atomic_write_bytes() else { return Self::Refused };
+        if !bytes.is_power_of_two() || !reported.contains(&bytes) {
             return Self::Refused;
         }
         if file.fd().is_none() {
             return Self::InPlace;
         }
-        match works_beside(file, &told, bytes) {
+        match works_beside(file, &reported, bytes) {
             Ok(true) if is_in_place(file, bytes).unwrap_or(false) => Self::InPlace,
             Ok(true) => Self::Elsewhere,
             Ok(false) | Err(_) => Self::Refused,
@@ -95,7 +95,7 @@ pub fn writes_atomically(file: &dyn IoFile, bytes: u64) -> bool {
 
 /// Whether the device does such writes by itself; nothing where that can't be found out.
 ///
-/// A file system that has both ways tells the device's limit too (`stx_atomic_write_unit_max_opt`), and takes the other way
+/// A file system that has both ways reports the device's limit too (`stx_atomic_write_unit_max_opt`), and takes the other way
 /// also below it, where blocks are not in a row or not aligned: there only a single block is sure.
 fn is_in_place(file: &dyn IoFile, bytes: u64) -> Option<bool> {
     let stat = statx(file.fd()?)?;
@@ -122,7 +122,7 @@ fn device_takes(node: &Path, bytes: u64) -> Option<bool> {
 }
 
 /// Tries it in the file's directory.
-fn works_beside(file: &dyn IoFile, told: &RangeInclusive<u64>, bytes: u64) -> Result<bool, Error> {
+fn works_beside(file: &dyn IoFile, reported: &RangeInclusive<u64>, bytes: u64) -> Result<bool, Error> {
     let dir = match file.path().parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
@@ -135,7 +135,7 @@ fn works_beside(file: &dyn IoFile, told: &RangeInclusive<u64>, bytes: u64) -> Re
     let link = PathBuf::from(format!("/proc/self/fd/{}", scratch.as_raw_fd()));
     let scratch = DiskFile::open_writable(&link, Access::Direct, Create::Never)?;
     let is_alike = scratch.stat()?.device == file.stat()?.device
-        && scratch.atomic_write_bytes().is_some_and(|of_scratch| of_scratch == *told);
+        && scratch.atomic_write_bytes().is_some_and(|of_scratch| of_scratch == *reported);
     let Some(len) = usize::try_from(bytes).ok().filter(|_| is_alike) else { return Ok(false) };
     let (mut written, mut read) = (AlignedBuf::new(len), AlignedBuf::new(len));
     for byte in 1..=2 {

@@ -1,4 +1,4 @@
-//! The one error of this crate. It is `Clone`, so that one failed read can be told to all who waited for it.
+//! The one error of this crate. It is `Clone`, so that one failed read can be reported to all who waited for it.
 
 use std::fmt;
 use std::io;
@@ -102,7 +102,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A direct read or write whose offset, length or memory is not aligned as the file wants it (512 or 4096 bytes mostly;
-    /// [`crate::Support`] tells); or an atomic write whose length is no power of two, or whose offset no multiple of it.
+    /// [`crate::Support`] reports); or an atomic write whose length is no power of two, or whose offset no multiple of it.
     #[error("direct I/O on bytes {}..{} of {}: offset, length or memory is not aligned", range.start, range.end, path.display())]
     Unaligned {
         /// The file.

@@ -95,7 +95,7 @@ impl Request {
         }
     }
 
-    /// Tells the result: of a write the count is all there is, or it is an error.
+    /// Reports the result: of a write the count is all there is, or it is an error.
     pub(crate) fn finish(self, result: Result<usize, Error>) {
         match self {
             Self::Read(read) => read.finish(result),

@@ -11,8 +11,8 @@
 //! | [`Threads`] | a pool of threads in `preadv` | everywhere else |
 //! | [`SimDisk`] | virtual time, faults, computed files, power cuts; repeats from a seed | tests |
 //!
-//! [`best`] picks one of the first two, [`Choice`] also says why. [`Support`] tells what direct reads come to on a file:
-//! found out by reading. [`AtomicWrites`] tells what writes come to that no crash tears ([`WriteMode::Atomic`]): found out
+//! [`best`] picks one of the first two, [`Choice`] also says why. [`Support`] reports what direct reads come to on a file:
+//! found out by reading. [`AtomicWrites`] reports what writes come to that no crash tears ([`WriteMode::Atomic`]): found out
 //! by writing to another file.
 //!
 //! Files are written through [`Io::open_writable`]: blocking ([`IoFile::write_at`]) or in the background

@@ -89,7 +89,7 @@ impl DiskFile {
         Ok(Self::shared(fd.into(), path.to_path_buf(), access))
     }
 
-    /// Takes over an open file; opened anew where its flags do not fit, if it may be: its access tells what it is.
+    /// Takes over an open file; opened anew where its flags do not fit, if it may be: its access shows what it is.
     pub(crate) fn adopt(file: File, access: Access) -> Result<Arc<dyn IoFile>, Error> {
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let path = std::fs::read_link(&link).unwrap_or_else(|_| link.clone());
@@ -132,7 +132,7 @@ impl IoFile for DiskFile {
                 self.must_wait.store(true, Ordering::Relaxed);
                 None
             }
-            // Not resident; any other error is told by the read that waits.
+            // Not resident; any other error is reported by the read that waits.
             Err(_) => None,
         }
     }
@@ -188,7 +188,7 @@ impl IoFile for DiskFile {
 
     fn atomic_write_bytes(&self) -> Option<RangeInclusive<u64>> {
         // statx(2) looks at the file, not at how it was opened.
-        if self.access == Access::Direct { atomic::told(&self.file) } else { None }
+        if self.access == Access::Direct { atomic::reported(&self.file) } else { None }
     }
 
     fn residency(&self, range: Range<u64>) -> Result<Option<Resident>, Error> {

@@ -1,6 +1,6 @@
 //! A real file's pages: syncs, room, writeback and release, each by plain system calls of the caller.
 //!
-//! An error of a sync or of writeback is told once by the kernel, to whoever asks first (`lib/errseq.c`), and the pages count
+//! An error of a sync or of writeback is reported once by the kernel, to whoever asks first (`lib/errseq.c`), and the pages count
 //! as clean afterwards: it is final, and nothing here tries again but after a signal.
 
 use std::ops::Range;
@@ -52,7 +52,7 @@ pub(crate) fn wait_writeback(file: &InspectedFile, range: Range<u64>) -> Result<
     flush(file, range, how, Duration::MAX).map(|_| ()).map_err(|error| writeback_error(&error))
 }
 
-/// Writeback tells of failed writes as a sync does, and in its place.
+/// Writeback reports failed writes as a sync does, and in its place.
 fn writeback_error(error: &pagekeeper_kernel::Error) -> Error {
     Error::Sync { path: error.path().to_path_buf(), errno: error.errno().unwrap_or(libc::EIO) }
 }
@@ -61,7 +61,7 @@ pub(crate) fn release(file: impl AsFd, path: &Path, range: Range<u64>) -> Result
     advise(file, Advice::DontNeed, range, path).map_err(|error| other_error(&error.into()))
 }
 
-/// Nothing where the kernel has no cachestat(2), or does not tell.
+/// Nothing where the kernel has no cachestat(2), or does not report it.
 pub(crate) fn resident(file: &InspectedFile, range: Range<u64>) -> Result<Option<Resident>, Error> {
     match residency(file, range) {
         Ok(found) => {

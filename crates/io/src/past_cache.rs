@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::{Access, Create, Error, Io, IoFile};
 
 /// Opens a file to read as a crash left it on its device: past the kernel's cache, which can show what the device never got
-/// (after a sync that failed). On a file system without direct I/O ([`IoFile::access`] tells): through the cache, from which what
+/// (after a sync that failed). On a file system without direct I/O ([`IoFile::access`] reports): through the cache, from which what
 /// is clean is dropped before.
 ///
 /// ```

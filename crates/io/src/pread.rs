@@ -40,7 +40,7 @@ pub(crate) fn read_owned(read: OwnedRead) {
 /// # Safety
 ///
 /// The pieces must be valid for writes, and no one else's, until the call returns.
-#[expect(unsafe_code, reason = "the kernel writes where it is told to")]
+#[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
 pub(crate) unsafe fn read(file: &dyn IoFile, offset: u64, pieces: &[iovec]) -> Result<usize, Error> {
     let mut transfer = Transfer::new(Kind::Read, offset, scatter::total(pieces));
     if let Some(result) = transfer.before(file) {

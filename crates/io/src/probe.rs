@@ -1,6 +1,6 @@
 //! What can be had here, found out by doing it: direct reads of a file, and the best back-end.
 //!
-//! Nothing asks for the kernel's version or believes a flag alone. What can't be found out (residency may be told to no
+//! Nothing asks for the kernel's version or believes a flag alone. What can't be found out (residency may be reported to no
 //! one but the file's owner) counts as working, if the read itself did.
 
 use std::fs::File;
@@ -56,7 +56,7 @@ pub enum Support {
     },
 }
 
-/// Alignment where the kernel does not tell it: fits all devices and file systems with blocks of up to this.
+/// Alignment where the kernel does not report it: fits all devices and file systems with blocks of up to this.
 const USUAL: usize = 4096;
 
 impl Support {
@@ -94,10 +94,10 @@ impl Support {
         Self::of(file.into(), &path)
     }
 
-    /// What the kernel tells of direct reads of an open file, without a try (`STATX_DIOALIGN` of statx(2), Linux 6.1): ext4, for
-    /// one, takes `O_DIRECT` for files whose data it journals, and reads them through the page cache. `None` where it tells
+    /// What the kernel reports of direct reads of an open file, without a try (`STATX_DIOALIGN` of statx(2), Linux 6.1): ext4, for
+    /// one, takes `O_DIRECT` for files whose data it journals, and reads them through the page cache. `None` where it reports
     /// nothing: before, and on btrfs and others.
-    pub fn told(file: impl AsFd) -> Option<Self> {
+    pub fn reported(file: impl AsFd) -> Option<Self> {
         Some(match told_alignment(file.as_fd())? {
             Alignment { offset: 0, .. } => Self::Refused { errno: libc::EOPNOTSUPP },
             alignment => Self::Direct(alignment),
@@ -109,7 +109,7 @@ impl Support {
             Err(Error::NoDirect { errno, .. }) => return Ok(Self::Refused { errno }),
             other => other?,
         };
-        let alignment = match Self::told(&direct) {
+        let alignment = match Self::reported(&direct) {
             Some(Self::Direct(alignment)) => alignment,
             Some(refused) => return Ok(refused),
             None => Alignment { memory: USUAL, offset: USUAL },
@@ -144,7 +144,7 @@ fn told_alignment(file: BorrowedFd<'_>) -> Option<Alignment> {
     if !StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) {
         return None;
     }
-    let bytes = |told| usize::try_from(told).ok();
+    let bytes = |reported| usize::try_from(reported).ok();
     Some(Alignment { memory: bytes(stat.stx_dio_mem_align)?, offset: bytes(stat.stx_dio_offset_align)? })
 }
 

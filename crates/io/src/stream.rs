@@ -37,7 +37,7 @@ impl std::fmt::Debug for StreamRead<'_> {
     }
 }
 
-/// Who wants reads: asked for them as there is room, and told how they ended, all on the thread that called
+/// Who wants reads: asked for them as there is room, and notified how they ended, all on the thread that called
 /// [`Io::read_stream`].
 pub trait ReadStream<'a> {
     /// The next read; `None` where there is none now. With nothing under way that is the end of the stream; else it is

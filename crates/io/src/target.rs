@@ -61,6 +61,6 @@ impl fmt::Debug for Target {
 // address and a length, and gives no access without `unsafe`.
 #[expect(unsafe_code, reason = "as stated above")]
 unsafe impl Send for Target {}
-// SAFETY: as above; a shared reference only tells the address and the length.
+// SAFETY: as above; a shared reference only gives the address and the length.
 #[expect(unsafe_code, reason = "as stated above")]
 unsafe impl Sync for Target {}

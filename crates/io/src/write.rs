@@ -120,7 +120,7 @@ impl OwnedWrite {
         self.offset..self.offset.saturating_add(self.buf.len() as u64)
     }
 
-    /// Tells the result. A panic of `done` goes no further than the panic hook: it must not end the thread that other
+    /// Reports the result. A panic of `done` goes no further than the panic hook: it must not end the thread that other
     /// requests depend on.
     pub(crate) fn finish(self, result: Result<(), Error>) {
         let Self { file, done, buf, .. } = self;

@@ -85,17 +85,17 @@ fn check(root: &Path) -> bool {
     for (n, io) in real().into_iter().enumerate() {
         let path = root.join(format!("atomic {n}"));
         let (file, works) = prepare(&*io, &path);
-        let told = file.atomic_write_bytes();
+        let reported = file.atomic_write_bytes();
         let unchanged = || std::fs::read(&path).unwrap().iter().all(|byte| *byte == 1);
         if n == 0 {
             eprintln!(
-                "{}: atomic writes of {told:?} bytes told, of 4096: {:?}",
+                "{}: atomic writes of {reported:?} bytes reported, of 4096: {:?}",
                 root.display(),
                 AtomicWrites::probe(&*file, 4096)
             );
         }
         assert_eq!(*all_work.get_or_insert(works), works, "by {}", io.name());
-        assert!(told.is_some() || !works);
+        assert!(reported.is_some() || !works);
         let buffered = io.open_writable(&path, Access::Buffered, Create::Never).unwrap();
         assert_eq!(buffered.atomic_write_bytes(), None);
         for blocking in [true, false] {
@@ -123,8 +123,8 @@ fn is_file(entry: &std::io::Result<std::fs::DirEntry>) -> bool {
 }
 
 fn check_sizes(io: &dyn Io, file: &Arc<dyn IoFile>, path: &Path) {
-    let told = file.atomic_write_bytes().unwrap();
-    let (least, most) = told.into_inner();
+    let reported = file.atomic_write_bytes().unwrap();
+    let (least, most) = reported.into_inner();
     let mut expected = vec![1; LEN];
     let sizes = (0..64).map(|bits| 1_u64 << bits).filter(|size| (least..=most.min(TRIED_MAX)).contains(size));
     let mut byte = 1;
@@ -192,7 +192,7 @@ impl Drop for Overlay {
     }
 }
 
-/// It tells what its upper file system tells, and may take nothing all the same.
+/// It reports what its upper file system reports, and may take nothing all the same.
 #[test]
 fn on_an_overlay_of_xfs() {
     let Some(mounted) = Mounted::new("xfs") else { return };

@@ -284,12 +284,12 @@ fn what_is_wrong_is_told_alike_by_all() {
             .iter_mut()
             .map(|b| BatchRead { file: &*stranger, offset: 0, bufs: vec![IoSliceMut::new(b)] })
             .collect();
-        let mut told = 0;
+        let mut reported = 0;
         io.read_batch(&mut reads, &mut |_, result| {
             assert_eq!(result, Err(foreign.clone()));
-            told += 1;
+            reported += 1;
         });
-        assert_eq!(told, 2);
+        assert_eq!(reported, 2);
         let (sender, ended) = mpsc::channel();
         io.submit(vec![owned(&stranger, 0, &(0, vec![8]), &sender)]);
         assert_eq!(ended.recv().unwrap().1, Err(foreign));
@@ -350,13 +350,13 @@ fn a_batch_within_a_batch() {
             .iter_mut()
             .map(|page| BatchRead { file: &*file, offset: 0, bufs: vec![IoSliceMut::new(page)] })
             .collect();
-        let mut told = 0;
+        let mut reported = 0;
         io.read_batch(&mut reads, &mut |_, result| {
             assert_eq!(result, Ok(4096));
             check_batch(&*io, &*file, &content, &wanted(4096)[..20]);
-            told += 1;
+            reported += 1;
         });
-        assert_eq!(told, 10);
+        assert_eq!(reported, 10);
     }
 }
 
@@ -376,18 +376,18 @@ fn a_panic_of_completed_waits_for_the_reads_in_flight() {
                     bufs: vec![IoSliceMut::new(page)],
                 })
                 .collect();
-            let mut told = 0;
+            let mut reported = 0;
             let panicked = catch_unwind(AssertUnwindSafe(|| {
                 io.read_batch(&mut reads, &mut |_, _| {
-                    told += 1;
+                    reported += 1;
                     // Without the message that a panic prints.
-                    if told == 3 {
+                    if reported == 3 {
                         std::panic::resume_unwind(Box::new("planned"));
                     }
                 });
             }));
             assert!(panicked.is_err());
-            assert_eq!(told, 3);
+            assert_eq!(reported, 3);
             drop(reads);
             // Nothing writes here any more: what is written now stays.
             for page in &mut pages {

@@ -32,7 +32,7 @@ enum Op {
     SetLen(usize, usize),
     Allocate(usize, usize),
     Sync(usize),
-    /// Writes back, drops, reads: nothing that a crash could tell.
+    /// Writes back, drops, reads: nothing that a crash could show.
     Stir(usize),
 }
 

@@ -89,7 +89,7 @@ impl SimDiskBuilder {
         self
     }
 
-    /// What all chance comes from.
+    /// Where all random numbers come from.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -124,14 +124,14 @@ impl SimDiskBuilder {
         (least <= self.atomic_most).then_some(least..=self.atomic_most)
     }
 
-    /// Faults of reads by chance.
+    /// Faults of reads at random.
     #[must_use]
     pub fn random_faults(mut self, faults: RandomFaults) -> Self {
         self.random = faults;
         self
     }
 
-    /// Faults of writes and syncs by chance.
+    /// Faults of writes and syncs at random.
     #[must_use]
     pub fn random_write_faults(mut self, faults: RandomWriteFaults) -> Self {
         self.random_write = faults;

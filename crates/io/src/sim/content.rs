@@ -197,10 +197,10 @@ mod tests {
         let mut content = Content::default();
         let mut expected: Vec<u8> = Vec::new();
         for turn in 0..500_u64 {
-            let chance = mix(turn);
+            let random = mix(turn);
             let index = |number: u64| usize::try_from(number).unwrap();
-            let (start, len) = (index(chance % 20_000), index((chance >> 32) % 9000));
-            if chance.is_multiple_of(5) {
+            let (start, len) = (index(random % 20_000), index((random >> 32) % 9000));
+            if random.is_multiple_of(5) {
                 content.set_len(start as u64);
                 expected.resize(start, 0);
             } else {

@@ -36,13 +36,13 @@ pub enum Persistence {
     None,
     /// All.
     All,
-    /// What was done first, up to a moment by chance.
+    /// What was done first, up to a moment at random.
     Prefix,
-    /// What was done last, from a moment by chance on.
+    /// What was done last, from a moment at random on.
     Suffix,
-    /// Some, by chance; of a write some of its pages (4096 bytes).
+    /// Some, at random; of a write some of its pages (4096 bytes).
     Random,
-    /// Some, by chance; of a write some of its sectors (512 bytes).
+    /// Some, at random; of a write some of its sectors (512 bytes).
     Torn,
     /// As [`Self::Torn`], and of the sectors that are missing some hold garbage: as a whole, also where the write covered only
     /// a part of the sector and the rest of it had been synced.
@@ -65,7 +65,7 @@ pub(super) struct Fate {
     seed: u64,
     /// The first operation that does not persist of a prefix, or does of a suffix.
     split: u64,
-    /// How many of a thousand persist by chance.
+    /// How many of a thousand persist at random.
     share: u64,
 }
 
@@ -81,14 +81,14 @@ impl Fate {
     pub(super) fn new(persistence: Persistence, seed: u64, mut pending: Vec<u64>) -> Self {
         pending.sort_unstable();
         pending.dedup();
-        let chance = mix(seed ^ 0x5eed);
-        let at = usize::try_from(chance % (pending.len() as u64 + 1)).unwrap_or(0);
+        let random = mix(seed ^ 0x5eed);
+        let at = usize::try_from(random % (pending.len() as u64 + 1)).unwrap_or(0);
         let split = pending.get(at).copied().unwrap_or(u64::MAX);
-        let share = [100, 500, 900][usize::try_from((chance >> 32) % 3).unwrap_or(0)];
+        let share = [100, 500, 900][usize::try_from((random >> 32) % 3).unwrap_or(0)];
         Self { persistence, seed, split, share }
     }
 
-    fn chance(&self, operation: u64, part: u64) -> u64 {
+    fn random(&self, operation: u64, part: u64) -> u64 {
         mix(self.seed ^ mix(operation ^ mix(part)))
     }
 
@@ -100,7 +100,7 @@ impl Fate {
             Persistence::Prefix => operation < self.split,
             Persistence::Suffix => operation >= self.split,
             Persistence::Random | Persistence::Torn | Persistence::TornGarbage => {
-                self.chance(operation, u64::MAX) % 1000 < self.share
+                self.random(operation, u64::MAX) % 1000 < self.share
             }
         }
     }
@@ -119,7 +119,7 @@ impl Fate {
             }
         };
         // Most writes are not torn.
-        let whole = match (unit, self.chance(operation, u64::MAX - 1) % 4) {
+        let whole = match (unit, self.random(operation, u64::MAX - 1) % 4) {
             (SECTOR, 0) => Some(Part::Written),
             (SECTOR, 1) => Some(Part::Missing),
             _ => None,
@@ -143,7 +143,7 @@ impl Fate {
                     let start = at / unit * unit;
                     let end = content.len().max(next).min(start + unit);
                     let mut garbage = vec![0; within(start, start..end).len()];
-                    pattern(self.chance(operation, !start), start, &mut garbage);
+                    pattern(self.random(operation, !start), start, &mut garbage);
                     content.write(start, &garbage);
                 }
             }
@@ -152,10 +152,10 @@ impl Fate {
     }
 
     fn part(&self, operation: u64, part: u64) -> Part {
-        let chance = self.chance(operation, part);
-        if chance % 1000 < self.share {
+        let random = self.random(operation, part);
+        if random % 1000 < self.share {
             Part::Written
-        } else if self.persistence == Persistence::TornGarbage && chance >> 63 == 0 {
+        } else if self.persistence == Persistence::TornGarbage && random >> 63 == 0 {
             Part::Garbage
         } else {
             Part::Missing

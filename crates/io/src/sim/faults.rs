@@ -1,6 +1,6 @@
-//! What can go wrong with a raw read, a raw write or a sync, planned or by chance.
+//! What can go wrong with a raw read, a raw write or a sync, planned or at random.
 //!
-//! Invariant: chance is a function of the disk's seed, the file, the offset and how often that was asked for there, so that
+//! Invariant: a random number is a function of the disk's seed, the file, the offset and how often that was asked for there, so that
 //! a schedule of faults repeats from its seed whatever the threads do.
 
 use std::collections::BTreeMap;
@@ -129,7 +129,7 @@ pub enum Times {
     Always,
 }
 
-/// How many of a thousand raw reads suffer what, by chance.
+/// How many of a thousand raw reads suffer what, at random.
 ///
 /// ```
 /// use pagekeeper_io::{RandomFaults, SimDisk};
@@ -146,7 +146,7 @@ pub struct RandomFaults {
     pub failing_per_mille: u16,
 }
 
-/// How many of a thousand writes and syncs suffer what, by chance.
+/// How many of a thousand writes and syncs suffer what, at random.
 ///
 /// ```
 /// use pagekeeper_io::{RandomWriteFaults, SimDisk};
@@ -199,7 +199,7 @@ impl Faults {
         Self { random, random_write, seed, ..Self::default() }
     }
 
-    /// Without what was planned, and with other chances.
+    /// Without what was planned, and with other random numbers.
     pub(super) fn anew(&self, seed: u64) -> Self {
         Self::new(self.random, self.random_write, mix(self.seed ^ mix(seed)))
     }
@@ -241,7 +241,7 @@ impl Faults {
         None
     }
 
-    /// The fault of a raw read of this range, if it has one: the first that was planned, else chance.
+    /// The fault of a raw read of this range, if it has one: the first that was planned, else a random one.
     pub(super) fn strike(&mut self, inode: u64, range: &Range<u64>) -> Option<Fault> {
         let planned = self.planned(inode, range, |fault| match fault {
             AnyFault::Read(fault) => Some(fault),
@@ -251,13 +251,13 @@ impl Faults {
             return planned;
         }
         let RandomFaults { short_per_mille, interrupted_per_mille, failing_per_mille } = self.random;
-        let chance = self.chance(inode, range.start);
+        let drawn = self.draw(inode, range.start);
         let shares = [
-            (short_per_mille, Fault::Short(part_of(range, chance))),
+            (short_per_mille, Fault::Short(part_of(range, drawn))),
             (interrupted_per_mille, Fault::INTERRUPTED),
             (failing_per_mille, Fault::EIO),
         ];
-        throw(chance, &shares)
+        choose(drawn, &shares)
     }
 
     /// The fault of what changes or syncs this range.
@@ -278,10 +278,10 @@ impl Faults {
         }
         let random = self.random_write;
         // Apart from what happens to reads of the same place.
-        let chance = self.chance(inode ^ (action as u64 + 1) << 60, range.start);
+        let drawn = self.draw(inode ^ (action as u64 + 1) << 60, range.start);
         let shares = match action {
             Action::Write => &[
-                (random.short_per_mille, WriteFault::Short(part_of(range, chance))),
+                (random.short_per_mille, WriteFault::Short(part_of(range, drawn))),
                 (random.interrupted_per_mille, WriteFault::INTERRUPTED),
                 (random.failing_per_mille, WriteFault::EIO),
                 (random.no_space_per_mille, WriteFault::NO_SPACE),
@@ -289,30 +289,30 @@ impl Faults {
             Action::Sync => &[(random.failing_sync_per_mille, WriteFault::SYNC_EIO)],
             Action::Allocate => &[(random.no_space_per_mille, WriteFault::Allocate(libc::ENOSPC))],
         };
-        throw(chance, shares)
+        choose(drawn, shares)
     }
 
-    /// A number by chance for the next raw request at this place.
-    pub(super) fn chance(&mut self, inode: u64, offset: u64) -> u64 {
+    /// A random number for the next raw request at this place.
+    pub(super) fn draw(&mut self, inode: u64, offset: u64) -> u64 {
         let attempt = self.attempts.entry((inode, offset)).or_default();
         *attempt += 1;
         mix(self.seed ^ mix(inode ^ mix(offset ^ mix(*attempt))))
     }
 }
 
-/// How much of a range is moved, by chance: at least a byte.
-fn part_of(range: &Range<u64>, chance: u64) -> usize {
-    let part = 1 + (chance >> 32) % (range.end - range.start).max(1);
+/// How much of a range is moved, at random: at least a byte.
+fn part_of(range: &Range<u64>, drawn: u64) -> usize {
+    let part = 1 + (drawn >> 32) % (range.end - range.start).max(1);
     usize::try_from(part).unwrap_or(usize::MAX)
 }
 
 /// Which of these happens, by their shares of a thousand.
-fn throw<T: Copy>(chance: u64, shares: &[(u16, T)]) -> Option<T> {
-    let mut die = chance % 1000;
+fn choose<T: Copy>(drawn: u64, shares: &[(u16, T)]) -> Option<T> {
+    let mut rest = drawn % 1000;
     for (share, fault) in shares {
-        match die.checked_sub(u64::from(*share)) {
+        match rest.checked_sub(u64::from(*share)) {
             None => return Some(*fault),
-            Some(left) => die = left,
+            Some(left) => rest = left,
         }
     }
     None

@@ -217,7 +217,7 @@ impl SimDisk {
         self.shared().lock().faults.heal(None);
     }
 
-    /// Faults by chance from now on.
+    /// Faults at random from now on.
     pub fn set_random_faults(&self, of_reads: RandomFaults, of_writes: RandomWriteFaults) {
         self.shared().lock().faults.set_random(of_reads, of_writes);
     }

@@ -1,7 +1,7 @@
 //! The directory tree of the simulated disk: as it is seen, as it would be after a power cut, and what lies between.
 //!
 //! Invariants: each name but the root's has a directory above it, in what is seen and in what is found after a crash; what
-//! a directory was told is durable once that directory has been synced, and before that may persist or not, each operation by
+//! was asked of a directory is durable once that directory has been synced, and before that may persist or not, each operation by
 //! itself and in any order; but a rename is one operation, and no file is without a name in between (but where another has
 //! taken its old one), also when it moves between directories: a sync of the new one gives it its new name, a sync of the
 //! old one takes the old name as well.

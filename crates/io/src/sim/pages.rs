@@ -89,10 +89,10 @@ mod tests {
     fn it_is_a_set() {
         let (mut pages, mut expected) = (Pages::default(), BTreeSet::new());
         for turn in 0..3000 {
-            let chance = mix(turn);
-            let start = chance % 100;
-            let range = start..start + (chance >> 32) % 12;
-            if chance >> 60 < 8 {
+            let random = mix(turn);
+            let start = random % 100;
+            let range = start..start + (random >> 32) % 12;
+            if random >> 60 < 8 {
                 pages.insert(range.clone());
                 expected.extend(range);
             } else {

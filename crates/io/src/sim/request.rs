@@ -54,7 +54,7 @@ impl Shared {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells all who wait for a change.
+    /// Notifies all who wait for a change.
     pub(super) fn changed(&self) {
         self.changed.notify_all();
     }

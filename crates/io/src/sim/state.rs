@@ -249,7 +249,7 @@ impl State {
     pub(super) fn start(&mut self, inode: u64, range: Range<u64>) -> Ticket {
         let jitter = match self.jitter {
             0 => 0,
-            jitter => self.faults.chance(inode, range.start) % (jitter + 1),
+            jitter => self.faults.draw(inode, range.start) % (jitter + 1),
         };
         let end = self.schedule.admit(self.latency.saturating_add(jitter));
         let number = self.next_number();
@@ -389,7 +389,7 @@ impl State {
         self.sync_with(file, &ALL, Inode::sync)
     }
 
-    /// Waits for writeback, which tells of what a sync would tell.
+    /// Waits for writeback, which reports what a sync would report.
     pub(super) fn write_back(&mut self, file: u64, range: &Range<u64>) -> Result<(), i32> {
         self.power()?;
         self.sync_with(file, range, |inode| inode.write_back(range))

@@ -129,9 +129,9 @@ pub(super) fn run(
     // What is refused, the caller does.
     drop(pool.add((0..helpers).map(|_| Job::Help(Help(Arc::clone(&shared)))).collect()));
     let mut caller = Caller { shared, claimed: 0 };
-    let mut told = 0;
+    let mut reported = 0;
     let mut results = Vec::new();
-    while told < count {
+    while reported < count {
         let claimed = caller.shared.claim();
         if let Some(index) = claimed {
             caller.claimed += 1;
@@ -139,7 +139,7 @@ pub(super) fn run(
             #[expect(unsafe_code, reason = "follows the pointer into the batch")]
             let result = unsafe { caller.shared.read(index) };
             completed(index, result);
-            told += 1;
+            reported += 1;
         }
         {
             let mut handed_in = caller.shared.lock();
@@ -150,7 +150,7 @@ pub(super) fn run(
         }
         for (index, result) in results.drain(..) {
             completed(index, result);
-            told += 1;
+            reported += 1;
         }
     }
 }

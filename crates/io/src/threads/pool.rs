@@ -57,7 +57,7 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     threads: usize,
-    /// Threads that wait for a job, and have not yet been told of one.
+    /// Threads that wait for a job, and have not yet been given one.
     idle: usize,
     closed: bool,
 }

@@ -144,7 +144,7 @@ impl<J: Job> Slot<J> {
             }
         };
         self.asked = scatter::total(pieces);
-        #[expect(unsafe_code, reason = "the kernel writes where it is told to")]
+        #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
         // SAFETY: the memory is the job's, valid until the job is dropped or given back (the contract of `Job`), and
         // the list is the job's or this slot's on the heap. Both live until the transfer has come out: a slot is emptied
         // only in `completed`, after that, or in `wait` when the ring has given up and will take no more; and `drop`

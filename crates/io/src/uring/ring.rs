@@ -62,7 +62,7 @@ impl Ring {
     ///
     /// The pieces of memory must be valid for writes and no one else's (of a write: valid for reads and not changed), and
     /// the list itself must stay where it is, until the transfer has come out. There must be room.
-    #[expect(unsafe_code, reason = "the kernel writes where it is told to")]
+    #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
     pub(super) unsafe fn transfer(
         &mut self,
         kind: Kind,
@@ -104,7 +104,7 @@ impl Ring {
     /// # Safety
     ///
     /// What the entry points at must be valid until it has come out.
-    #[expect(unsafe_code, reason = "the kernel writes where it is told to")]
+    #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
     unsafe fn push(&mut self, entry: &io_uring::squeue::Entry) {
         assert!(self.room() > 0, "no room in the ring");
         // SAFETY: the caller vouches for the entry.
