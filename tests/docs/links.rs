@@ -49,7 +49,7 @@ fn fault(page: &Path, target: &str, book: &Path) -> Option<&'static str> {
     if page.starts_with(&book) && !there.starts_with(&book) {
         return Some("outside of the book, which is read without the repository");
     }
-    let Some(anchor) = anchor else { return None };
+    let anchor = anchor?;
     let text = std::fs::read_to_string(&there).unwrap_or_default();
     (!headings(&text).contains(&anchor.to_owned())).then_some("no such heading there")
 }
