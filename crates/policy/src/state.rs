@@ -1,4 +1,4 @@
-//! StepState: what [`crate::step()`] remembers from one step to the next.
+//! What [`crate::step()`] remembers from one step to the next.
 //!
 //! Plain data, bounded by the facts: an entry exists only for a file of the last facts, a remembered window
 //! only while it has resident pages, a follower only while it is reported. A lost state does no harm: some

@@ -154,7 +154,7 @@ fn is_let_go_of(path: &Path) {
     assert!(comes(|| {
         let file = written(path, 16 << 20);
         assert!(send_after_close(&file) && send_after_close(&other));
-        helper::let_go(helper::Place::of(&sys::fstat(file.as_raw_fd()).unwrap()));
+        helper::let_go(helper::FileHash::of(&sys::fstat(file.as_raw_fd()).unwrap()));
         helper::drain();
         resident(&file) > 0
     }));

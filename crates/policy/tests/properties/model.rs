@@ -123,7 +123,7 @@ impl Pages {
         match act {
             Act::StartWriteback { range, .. } => self.write_back(range, slow),
             Act::Release { range, .. } => self.release(range),
-            _ => {}
+            Act::Warn { .. } => {}
         }
     }
 
@@ -165,7 +165,7 @@ pub(crate) fn config(factor: u32) -> ProptestConfig {
 pub(crate) fn releases(acts: &[Act]) -> impl Iterator<Item = (FileId, &Range<u64>)> {
     acts.iter().filter_map(|act| match act {
         Act::Release { file, range } => Some((*file, range)),
-        _ => None,
+        Act::StartWriteback { .. } | Act::Warn { .. } => None,
     })
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn releases(acts: &[Act]) -> impl Iterator<Item = (FileId, &Range<u64
 pub(crate) fn writebacks(acts: &[Act]) -> impl Iterator<Item = (FileId, &Range<u64>)> {
     acts.iter().filter_map(|act| match act {
         Act::StartWriteback { file, range } => Some((*file, range)),
-        _ => None,
+        Act::Release { .. } | Act::Warn { .. } => None,
     })
 }
 

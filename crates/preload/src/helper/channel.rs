@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering;
 use libc::{c_int, c_void};
 
 use super::forks::Moment;
-use super::held::Place;
+use super::held::FileHash;
 use super::{
     ASKS_NOBODY, AWAITED, DONE, DRAIN_MAX, Job, NONE, ON, SENDER, SENDER_INODE, SENDING, SENT, STATE, STATES,
 };
@@ -52,7 +52,7 @@ struct Message {
 /// What came.
 pub(super) enum Received {
     /// A job on a file, the number that named it in the program's table, and its size, for a watch, as it was sent.
-    Job { job: Job, file: c_int, fd: c_int, size: u64, place: Place },
+    Job { job: Job, file: c_int, fd: c_int, size: u64, place: FileHash },
     /// Everything is to be done now.
     Drain,
     /// Some file is to be let go of.
@@ -162,7 +162,7 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
         sys::close(file);
         return false;
     };
-    let place = Place::of(&stat);
+    let place = FileHash::of(&stat);
     let mut message = Message { fd, place: place.number(), ..Message::default() };
     match job {
         // Its pages go as it is closed, and need not be written.
@@ -298,7 +298,7 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
     let range = message.start..message.end;
     let release = message.release != 0;
     let count = COUNTED.get(message.count as usize).copied().unwrap_or(Count::StreamReleased);
-    let place = Place::from_number(message.place);
+    let place = FileHash::from_number(message.place);
     let job = match message.kind {
         CLOSED => Job::AfterClose { range, release, count },
         RELEASE => Job::Release { range, count },

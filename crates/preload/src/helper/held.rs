@@ -20,12 +20,12 @@ const LET_GO_MAX: u64 = 1_000_000_000;
 /// Nanoseconds after which who waits checks whether the helper is still there.
 const POLL: u64 = 20_000_000;
 
-const PLACES: usize = 256;
+const FILE_HASHES: usize = 256;
 
 /// How many files in hand have that hash.
-static HELD: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
+static HELD: [AtomicU32; FILE_HASHES] = [const { AtomicU32::new(0) }; FILE_HASHES];
 /// How many wait until there is none.
-static UNWANTED: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
+static UNWANTED: [AtomicU32; FILE_HASHES] = [const { AtomicU32::new(0) }; FILE_HASHES];
 /// The sums of both; of the second also those who want nothing to be held.
 static ALL_HELD: AtomicU32 = AtomicU32::new(0);
 static SOME_UNWANTED: AtomicU32 = AtomicU32::new(0);
@@ -33,9 +33,9 @@ static ALL_UNWANTED: AtomicU32 = AtomicU32::new(0);
 
 /// A file's hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place(u32);
+pub struct FileHash(u32);
 
-impl Place {
+impl FileHash {
     /// Where there is no file.
     pub(crate) const NONE: Self = Self(0);
 
@@ -47,14 +47,14 @@ impl Place {
 
     /// As it came in a message.
     pub(super) fn from_number(number: u32) -> Self {
-        Self(number % PLACES as u32)
+        Self(number % FILE_HASHES as u32)
     }
 
     pub(super) fn number(self) -> u32 {
         self.0
     }
 
-    fn in_all(self, all: &[AtomicU32; PLACES]) -> Option<&AtomicU32> {
+    fn in_all(self, all: &[AtomicU32; FILE_HASHES]) -> Option<&AtomicU32> {
         all.get(self.0 as usize)
     }
 
@@ -89,7 +89,7 @@ impl Place {
 }
 
 /// Whether nobody needs what the helper would do: it is to let go of the file, or the file has no name left.
-pub(super) fn is_lost(file: c_int, place: Place) -> bool {
+pub(super) fn is_lost(file: c_int, place: FileHash) -> bool {
     place.is_unwanted() || has_no_name(file)
 }
 
@@ -105,7 +105,7 @@ pub fn holds_some() -> bool {
 }
 
 /// The file is about to lose its last name, or to be closed without one: waits until the helper has let go of it.
-pub fn let_go(place: Place) {
+pub fn let_go(place: FileHash) {
     if let (Some(unwanted), Some(held)) = (place.in_all(&UNWANTED), place.in_all(&HELD)) {
         wait_for_none(unwanted, held);
     }

@@ -36,7 +36,7 @@ use crate::{process, sys};
 pub(crate) use drop::{begin, drop_written, write_and_drop};
 pub use forks::{before_fork, forked};
 pub(crate) use held::has_no_name;
-pub use held::{Place, holds_some, let_go, let_go_of_all};
+pub use held::{FileHash, holds_some, let_go, let_go_of_all};
 pub use start::{Find, set_up};
 
 /// Nanoseconds that the end of a process waits for the helper, at most.
@@ -184,9 +184,9 @@ pub fn send(fd: c_int, job: &Job) -> bool {
 /// Has the helper drop the range's pages as they are written, and waits for it, for so many nanoseconds at most. Whether all went, as
 /// far as is known: what others wait for may be sent first. `false`, too, where there is no helper. The program's own table is no place
 /// for that: to close a file there ends the process's record locks on it (fcntl(2)), however it came by them.
-pub fn wait_dropped(fd: c_int, range: &Range<u64>, count: Count, most: u64) -> bool {
+pub fn wait_dropped(fd: c_int, range: &Range<u64>, count: Count, max: u64) -> bool {
     let number = ASKED.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
-    let end = sys::now().saturating_add(most);
+    let end = sys::now().saturating_add(max);
     let mut is_sent = false;
     loop {
         is_sent = is_sent || send(fd, &Job::Drop { range: range.clone(), count, number });

@@ -10,7 +10,7 @@ use libc::{c_int, c_void};
 
 use super::channel::{self, Received};
 use super::drop::{begin, drop_as_written, write_and_drop};
-use super::held::{Place, is_lost};
+use super::held::{FileHash, is_lost};
 use super::{Job, OWN_TABLE, STARTING, STATE};
 use crate::counters::Count;
 use crate::rules::watch::{Subject, Watches};
@@ -85,11 +85,12 @@ struct Closed {
     start: u64,
     end: u64,
     count: Count,
-    place: Place,
+    place: FileHash,
 }
 
 impl Closed {
-    const NONE: Self = Self { file: -1, start: 0, end: 0, count: Count::StreamReleased, place: Place::NONE };
+    const NONE: Self =
+        Self { file: -1, start: 0, end: 0, count: Count::StreamReleased, place: FileHash::NONE };
 }
 
 /// Those in hand, the oldest first.
@@ -208,13 +209,13 @@ fn serve(socket: c_int) {
 }
 
 /// Has the range be written, drops its pages, and gives the file up.
-fn release(file: c_int, range: Range<u64>, count: Count, place: Place) {
+fn release(file: c_int, range: Range<u64>, count: Count, place: FileHash) {
     process::count(count, write_and_drop(file, range, &|| is_lost(file, place)));
     give_up(file, place);
 }
 
 /// Gives a file up, with which nothing more is to be done.
-fn give_up(file: c_int, place: Place) {
+fn give_up(file: c_int, place: FileHash) {
     sys::close(file);
     place.give_back();
     super::done();

@@ -200,7 +200,7 @@ unsafe extern "C" fn hooked(
     // SAFETY: with what the program gave.
     let done = unsafe { real::syscall.get()(number, a, b, c, d, e, f) };
     if on {
-        told_after(number, [a, b, c, d], done);
+        after_call(number, [a, b, c, d], done);
     }
     done
 }
@@ -230,7 +230,7 @@ fn made_uring() {
 }
 
 /// After a call that succeeded, or failed.
-fn told_after(number: c_long, [a, b, c, d]: [c_long; 4], done: c_long) {
+fn after_call(number: c_long, [a, b, c, d]: [c_long; 4], done: c_long) {
     let fd = a as c_int;
     #[cfg(target_arch = "x86_64")]
     match number {

@@ -6,7 +6,7 @@
 use core::ffi::{c_char, c_int, c_uint};
 
 use super::keeping_errno;
-use crate::helper::{self, Place};
+use crate::helper::{self, FileHash};
 use crate::{process, real, sys};
 
 /// A name is about to be taken from a file.
@@ -28,7 +28,7 @@ fn lost(at: c_int, path: *const c_char) {
         && stat.st_mode & libc::S_IFMT == libc::S_IFREG
         && stat.st_nlink <= 1
     {
-        keeping_errno(|| helper::let_go(Place::of(&stat)));
+        keeping_errno(|| helper::let_go(FileHash::of(&stat)));
     }
 }
 

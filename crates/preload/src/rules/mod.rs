@@ -199,7 +199,7 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
             state.reader.after(fd, at, done);
         })),
         Kind::Log if done > 0 => log::after_read(slot, fd, at, done as u64),
-        _ => {}
+        Kind::Log | Kind::BulkKept | Kind::BulkReleased | Kind::Data | Kind::Direct => {}
     }
 }
 
@@ -214,7 +214,7 @@ pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
         match slot.kind() {
             Kind::Log => log::after_write(slot, fd, at, done as u64),
             Kind::Data => mixed::after_write(slot),
-            _ => {}
+            Kind::Direct | Kind::Stream | Kind::BulkKept | Kind::BulkReleased => {}
         }
     }
 }

@@ -18,7 +18,7 @@ use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
 use super::reader::{ResidencyProbe, STALE};
 use crate::counters::Count;
-use crate::helper::{self, Place, drop_written, write_and_drop};
+use crate::helper::{self, FileHash, drop_written, write_and_drop};
 use crate::{process, sys};
 
 /// Files that are watched at a time.
@@ -58,7 +58,7 @@ pub fn closing(fd: c_int) {
         if let Ok(stat) = sys::fstat(fd)
             && stat.st_nlink == 0
         {
-            helper::let_go(Place::of(&stat));
+            helper::let_go(FileHash::of(&stat));
         }
     }
 }
@@ -79,7 +79,7 @@ pub struct Subject {
     /// Counts the bytes that were dropped.
     pub count: Count,
     /// Where the file is counted.
-    pub place: Place,
+    pub place: FileHash,
 }
 
 /// One file.
@@ -90,7 +90,7 @@ struct Watch {
     fd: c_int,
     device: u64,
     inode: u64,
-    place: Place,
+    place: FileHash,
     writes: bool,
     release: bool,
     count: Count,
@@ -204,7 +204,7 @@ impl Watch {
         fd: -1,
         device: 0,
         inode: 0,
-        place: Place::NONE,
+        place: FileHash::NONE,
         writes: false,
         release: false,
         count: Count::StreamReleased,
