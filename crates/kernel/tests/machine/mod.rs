@@ -7,7 +7,7 @@ use std::path::Path;
 use pagekeeper_kernel::pressure::{
     BackingDevice, DirtyReport, MemInfo, MemoryCgroup, Pressure, Resource, SysRoots, VmStat, Watermarks,
 };
-use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::process::{Mappings, ProcRoot, Selection};
 use pagekeeper_kernel::{Inode, Result};
 
 /// The process that the tree has.
@@ -103,6 +103,7 @@ pub(crate) fn make(root: &Path) {
 pub(crate) fn read_all(root: &Path) -> Result<()> {
     let proc = ProcRoot::at(root.join("proc"));
     let roots = SysRoots::at(root);
+    let selection = Selection { mappings: Mappings::Resolved, ..Selection::default() };
     let results = [
         proc.stat(PID).map(drop),
         proc.name(PID).map(drop),
@@ -111,6 +112,7 @@ pub(crate) fn read_all(root: &Path) -> Result<()> {
         proc.mapped_by(Inode { dev: 1, ino: 77 }, &(0..u64::MAX)).map(drop),
         proc.fd_info(PID, 12).map(drop),
         proc.open_files(PID).map(drop),
+        proc.files_of(PID, &selection).error.map_or(Ok(()), Err),
         proc.io_counters(PID).map(drop),
         proc.cgroup_paths(PID).map(drop),
         proc.mounts(PID).map(drop),
