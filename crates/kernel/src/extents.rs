@@ -82,6 +82,11 @@ impl<'a> Stretches<'a> {
     }
 
     fn note(&mut self, range: Range<u64>, resident: bool) {
+        debug_assert!(!range.is_empty());
+        debug_assert!(
+            self.found.back().is_none_or(|last| last.range.end == range.start),
+            "in order, without gaps"
+        );
         match self.found.back_mut() {
             Some(last) if last.resident == resident => last.range.end = range.end,
             _ => self.found.push_back(Stretch { range, resident }),

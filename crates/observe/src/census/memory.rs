@@ -53,7 +53,13 @@ impl Split {
         split.clean = part(files.saturating_sub(split.dirty + split.writeback));
         split.slab = part(slab);
         split.other = left;
+        debug_assert_eq!(split.sum(), split.total, "the parts sum up to the total");
         split
+    }
+
+    fn sum(&self) -> u64 {
+        let Self { total: _, processes, clean, dirty, writeback, shmem, buffers, slab, free, other } = self;
+        [processes, clean, dirty, writeback, shmem, buffers, slab, free, other].into_iter().sum()
     }
 
     /// All pages of files.
