@@ -283,8 +283,8 @@ fn who_is_not_root_is_told_what_is_not_seen() {
     let arguments = ["top", "--once", "--json", "--interval", "100ms"];
     let outcome = finish(Command::new("setpriv").args(nobody).arg(&copy).args(arguments).arg(dir.path()));
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    let limits = outcome.json()["limits"].to_string();
-    for limit in ["files or directories of other users", "CAP_FOWNER", "CAP_SYS_PTRACE", "CAP_BPF"] {
-        assert!(limits.contains(limit), "{limit} in {limits}");
+    let gaps = outcome.json()["visibility_gaps"].to_string();
+    for gap in ["files or directories of other users", "CAP_FOWNER", "CAP_SYS_PTRACE", "CAP_BPF"] {
+        assert!(gaps.contains(gap), "{gap} in {gaps}");
     }
 }

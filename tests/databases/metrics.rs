@@ -298,7 +298,7 @@ fn without_rights_it_says_once_what_is_missing() {
             .args(["--dir", text(logs.directory()), "--metrics", &port.to_string()]),
     );
     let about_tracing = |event: &serde_json::Value| {
-        event["gap"].as_str().is_some_and(|gap| gap.contains("who is paused for dirty pages"))
+        event["gap"].as_str().is_some_and(|gap| gap.contains("who is throttled for dirty pages"))
     };
     guard.wait_for("visibility_gap", SOON, about_tracing);
     eventually("the source of traces is reported", SOON, || {

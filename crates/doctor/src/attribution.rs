@@ -16,8 +16,9 @@ use pagekeeper_trace::{PageCounts, Task};
 use crate::Observation;
 
 /// Says how it was got, for evidence.
-pub(crate) const HOW: &str = "counted as pages that came to files that grew or are open for writing; pages written \
-                              a second time while resident are not in it";
+pub(crate) const HOW: &str = "counted from pages added to files that grew or are open for writing; a second \
+write to a resident \
+                              page is not counted";
 
 /// Whose output it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -35,7 +35,8 @@ const LINE: usize = 16;
   pagekeeper store dump --json /srv/app/store | jq '.pages[] | select(.kind == \"damaged\")'
 
 SEQ is the last commit that changed a page. WHERE is \"journal\" for a page that is committed but not yet in the data file; it \
-    is shown as readers see it. TRUNK is a free page that lists other free pages. Exits with 1 if a page that is shown is damaged.")]
+    is shown as readers see it. TRUNK is a free page that lists other free pages. Exits with 1 if a page that \
+    is shown is damaged.")]
 pub(super) struct Args {
     #[command(flatten)]
     place: StorePath,

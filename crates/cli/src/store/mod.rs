@@ -29,7 +29,8 @@ const MEMORY: u64 = 64 << 20;
   pagekeeper store dump --page 7 /srv/app/store
 
 A store is a directory that the library pagekeeper-store made. It must not be open: a store belongs to one process. The \
-    commands don't change its content, and what is in its journal stays there; they only write a new epoch, as each opening does."
+    commands don't change its content, and what is in its journal stays there; they only write a new epoch, as \
+    each opening does."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]

@@ -160,10 +160,12 @@ impl Raise {
         Fix::system(
             format!("sysctl -w vm.dirty_bytes={}", self.limit),
             format!(
-                "at once, until the next start; it sets vm.dirty_ratio to 0. An estimate: with {} a burst like this one \
-                 ({} made dirty against {} written, for {}) would not have throttled anybody; if it goes on for longer, \
-                 pauses come all the same, only later. What it costs: so much may have to be written{takes} \
-                 before a sync or an unmount is done, and reclaim finds as much that it has to wait for",
+                "at once, until the next start; it sets vm.dirty_ratio to 0. An estimate: with {} a burst like \
+                 this one \
+                 ({} made dirty against {} written, for {}) would not have throttled any writer; a longer one still \
+                 would, only later. The cost: up to that \
+                 much has to be written{takes} before a sync or an unmount returns, and reclaim may have to wait for \
+                 as much",
                 Size(self.limit),
                 rate(wanted),
                 rate(written),
@@ -186,7 +188,7 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
     let mut evidence = vec![
         forms(report),
         Evidence::new(format!(
-            "at the fullest that was seen, {} were dirty or on their way to storage ({}); {} at the end of the watch",
+            "at most {} were dirty or under writeback ({}); {} at the end of the watch",
             Size(fullest),
             match fullest.checked_sub(begins(&thresholds)) {
                 Some(over) => format!("{} over where throttling begins", Size(over)),
@@ -213,17 +215,17 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
         severity: if throttled.is_zero() && !unknown { Severity::Note } else { Severity::Warning },
         database: None,
         title: format!(
-            "the limits on dirty pages were full: throttling begins at {}, {} were dirty",
+            "dirty pages reached their limits: throttling begins at {}, {} were dirty",
             Size(begins(&thresholds)),
             Size(fullest)
         ),
         evidence,
         cost: if unknown {
-            "whoever writes to a file through the page cache is slowed down to what the disk writes; whether a database \
-             is among them is not known without tracing"
+            "every writer through the page cache is slowed to the speed of the disk; whether a database is \
+             among them is not known without tracing"
                 .to_owned()
         } else if throttled.is_zero() {
-            "whoever writes to a file through the page cache is slowed down to what the disk writes, whoever made the \
+            "every writer through the page cache is slowed to the speed of the disk, no matter who made the \
              pages dirty"
                 .to_owned()
         } else {
@@ -264,7 +266,7 @@ fn waited_for_storage(observation: &Observation<'_>) -> Option<Evidence> {
 fn forms(report: &DirtyReport) -> Evidence {
     let thresholds = in_force(report);
     Evidence::new(format!(
-        "background writeback begins at {} ({}), pauses at {}, and the limit is {} ({})",
+        "background writeback begins at {} ({}), throttling at {}, and the limit is {} ({})",
         Size(thresholds.background),
         form(report.parameters.background, "dirty_background"),
         Size(begins(&thresholds)),
@@ -293,7 +295,8 @@ fn ages(parameters: &DirtyParameters) -> Evidence {
         every => format!("by a thread that wakes every {}", centiseconds(every)),
     };
     Evidence::new(format!(
-        "below that, pages are written when they have been dirty for {}, {wakes} (vm.dirty_expire_centisecs={expire}, \
+        "below that, pages are written when they have been dirty for {}, {wakes} \
+         (vm.dirty_expire_centisecs={expire}, \
          vm.dirty_writeback_centisecs={writeback})",
         centiseconds(expire)
     ))
@@ -370,7 +373,7 @@ fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
         evidence = evidence.with(&format!("{name} lasts_seconds"), figure);
     }
     evidence.text = format!(
-        "estimated from these rates, throttling would begin {}; a guess, for a load that goes on just like this",
+        "estimated from these rates, throttling would begin {}; a guess, if the load stays the same",
         said.join(", ")
     );
     evidence
@@ -383,7 +386,8 @@ fn groups(observation: &Observation<'_>) -> Vec<Evidence> {
         let limit = group.effective_limit?;
         Some(
             Evidence::new(format!(
-                "{} is in a memory cgroup of {}: as ratios, the limits hold of that memory for it, and it may be throttled \
+                "{} is in a memory cgroup of {}: as ratios, the limits hold of that memory for it, and it may \
+                 be throttled \
                  earlier; {} of its pages are dirty",
                 called(database),
                 Size(limit),
@@ -398,7 +402,7 @@ fn groups(observation: &Observation<'_>) -> Vec<Evidence> {
 
 fn no_limit_will_do(flow: &Flow) -> Fix {
     Fix::advice(
-        "Have less written through the page cache",
+        "write less through the page cache",
         format!(
             "{} are made dirty where {} are written: a limit that bridges that for the time watched would take too \
              much of the memory. What is written has to get less, or past the page cache, or to another disk",
@@ -443,14 +447,14 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
     if background >= thresholds.limit {
         findings.push(note(
             "background writeback is set to begin at or above the limit on dirty pages".to_owned(),
-            report("the kernel takes half the limit in its place"),
+            report("the kernel uses half the limit instead"),
             "nothing now; the setting does not do what it says",
             lower,
         ));
     } else if thresholds.limit - background < thresholds.limit / 8 {
         findings.push(note(
             "background writeback begins close below the limit on dirty pages".to_owned(),
-            report("what heaps up before background writeback begins leaves writers little room"),
+            report("what accumulates before background writeback begins leaves writers little room"),
             "a short burst is enough for writers to be throttled",
             lower,
         ));
@@ -459,7 +463,7 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
         findings.push(note(
             "periodic writeback is off: pages stay dirty however old they are".to_owned(),
             ages(parameters),
-            "more is lost in a power cut of what was never synced, and syncs and bursts find more to write",
+            "a power failure loses more of what was never synced, and syncs and bursts have more to write",
             Fix::system(
                 "sysctl -w vm.dirty_writeback_centisecs=500",
                 "at once, until the next start; the kernel's default",

@@ -139,8 +139,8 @@ fn find_in(
         fixes: if logs.next_start == 0 { fixes(observation, earlier, index) } else { Vec::new() },
         pagekeeper: logs.guard_may_release().filter(|_| much_releasable).map(|_| {
             format!(
-                "{} releases what lies behind the writer and all followers while the database runs, and keeps it \
-                 so. It gives memory back, no throughput, and can't change a byte of a log.",
+                "{} releases what lies behind the writer and all followers, for as long as it runs. It frees memory, \
+                 adds no throughput, and can't change a byte of a log.",
                 guard_command(database)
             )
         }),
@@ -257,8 +257,9 @@ fn judged(logs: &Logs<'_>) -> Option<Evidence> {
 fn read_at_start(logs: &Logs<'_>) -> Option<Evidence> {
     let bytes = Some(logs.next_start).filter(|bytes| *bytes > 0)?;
     let text = format!(
-        "no process has the database open: its next start reads what it needs of the redo log or WAL, {} of which are \
-         in memory; no share of it is taken for done with",
+        "no process has the database open: its next start reads what it needs of the redo log or WAL, {} of \
+         which are \
+         in memory; none of that counts as never read again",
         Size(bytes)
     );
     Some(Evidence::new(text).with("next_start_bytes", bytes))
@@ -275,8 +276,8 @@ fn cost(logs: &Logs<'_>, database: &Database, memory: u64) -> String {
         None => String::new(),
     };
     format!(
-        "{} of the memory, which monitoring and people count as used; the kernel takes it back only when memory is \
-         short. No throughput: releasing it gains none either.{unwritten}",
+        "{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short. No \
+         throughput: releasing it gains none.{unwritten}",
         percent(logs.resident, memory)
     )
 }

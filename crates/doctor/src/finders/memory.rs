@@ -158,15 +158,15 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
         title: "tasks wait for memory".to_owned(),
         evidence,
         cost: if counted {
-            "Each time a task waits until it has reclaimed memory; how long is not known here.".to_owned()
+            "Each time a task waits until it has reclaimed memory; how long is not known.".to_owned()
         } else {
-            format!("Tasks waited {} of the time until they had memory.", percent_of(share))
+            format!("Tasks waited for memory {} of the time.", percent_of(share))
         },
         fixes: vec![Fix::advice("give the database's own cache less memory, or the host more", "the other findings and pagekeeper top show what fills the page cache")],
         pagekeeper: (releasable >= RELEASABLE_MIN).then(|| {
             format!(
-                "pagekeeper guard releases {} of log pages that nobody will read again before anybody has to wait \
-                 for it.",
+                "pagekeeper guard releases {} of log pages that nobody will read again, before any task has to \
+                 wait for that memory.",
                 Size(releasable)
             )
         }),
@@ -252,14 +252,14 @@ fn group(
         );
     }
     if let Some(again) = much_again {
-        let why = if stream.is_some() { "a stream took its room" } else { "the data does not fit" };
-        costs.push(format!("{} are read from storage again since {why}.", rate(again)));
+        let why = if stream.is_some() { "a stream took its memory" } else { "the data does not fit" };
+        costs.push(format!("{} are read from storage again because {why}.", rate(again)));
     }
     if costs.is_empty() && share >= WAITED_LEAST {
         costs.push("The database's tasks reclaim memory themselves before they get some.".to_owned());
     }
     if costs.is_empty() {
-        costs.push("Little now: clean pages of files are given back in well under a millisecond.".to_owned());
+        costs.push("Little now: clean pages of files are reclaimed in well under a millisecond.".to_owned());
     }
     let releasable = logs.guard_may_release().filter(|releasable| *releasable >= RELEASABLE_MIN);
     Some(Finding {
@@ -273,10 +273,13 @@ fn group(
             .fixes(Goal::LessPageCache, index)
             .into_iter()
             .chain(much_again.map(|_| match stream {
-                Some(stream) => Fix::advice(format!(
-                    "first what is said of the stream ({}): how much memory the data needs is seen without it",
-                    stream.title
-                ), ""),
+                Some(stream) => Fix::advice(
+                    format!(
+                        "first fix the stream ({}): how much memory the data needs shows only without it",
+                        stream.title
+                    ),
+                    "",
+                ),
                 None => more(observation, index, group, limit, refaulted.unwrap_or(0)),
             }))
             .collect(),
@@ -445,7 +448,7 @@ mod tests {
              cc1 (process 7) 2 times, 150.0 ms in all, 100.0 ms at most"
         );
         assert!(found[0].evidence[0].text.contains("below what starts background reclaim"), "{found:?}");
-        assert_eq!(found[0].cost, "Tasks waited 7.5 % of the time until they had memory.");
+        assert_eq!(found[0].cost, "Tasks waited for memory 7.5 % of the time.");
         assert!(found[0].pagekeeper.as_ref().unwrap().contains("1 GiB"));
     }
 
@@ -512,7 +515,7 @@ mod tests {
         assert_eq!((found.len(), found[0].severity), (1, Severity::Warning));
         assert!(found[0].evidence[2].text.starts_with("3.0 s of 10.0 s at least one task"), "{found:?}");
         assert_eq!(found[0].evidence[3].figures["refaulted_bytes"], 20 * MIB);
-        assert_eq!(found[0].cost, "2 MiB/s are read from storage again since the data does not fit.");
+        assert_eq!(found[0].cost, "2 MiB/s are read from storage again because the data does not fit.");
         let more = found[0].fixes.last().unwrap();
         assert_eq!(more.kind, FixKind::System);
         assert!(more.act.starts_with(&format!("echo {} > ", GIB + 256 * MIB)), "{more:?}");
@@ -580,13 +583,10 @@ mod tests {
         let streams = examine(&observation).into_iter().filter(|finding| finding.kind == Kind::Stream);
         assert_eq!(streams.count(), 1);
         let found = find(&observation);
-        assert_eq!(found[0].cost, "52 MiB/s are read from storage again since a stream took its room.");
+        assert_eq!(found[0].cost, "52 MiB/s are read from storage again because a stream took its memory.");
         assert!(!found[0].fixes.iter().any(|fix| fix.kind == FixKind::System), "{found:?}");
         let first = found[0].fixes.last().unwrap();
-        assert!(
-            first.act.starts_with("first what is said of the stream (tar (process 77) reads"),
-            "{first:?}"
-        );
+        assert!(first.act.starts_with("first fix the stream (tar (process 77) reads"), "{first:?}");
         observation.streamers.clear();
         let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
         trace.pages.as_mut().unwrap().remove(0);

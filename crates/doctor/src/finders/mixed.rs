@@ -148,8 +148,9 @@ fn found(
         fixes,
         pagekeeper: match mixed_with {
             MixedWith::Leftover => Some(format!(
-                "pagekeeper doctor{scope} --fix evicts them and says what stayed and why; it keeps away from files \
-                 that somebody writes through the page cache."
+                "pagekeeper doctor{scope} --fix evicts them, and reports what stayed and why; it leaves files \
+                 alone that a process writes through \
+                 the page cache."
             )),
             MixedWith::Writer | MixedWith::Reader => None,
         },
@@ -346,7 +347,7 @@ fn fix(mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
     named.sort();
     named.dedup();
     Some(Fix::advice(
-        format!("have {} use O_DIRECT too, or end", named.join(", ")),
+        format!("let {} use O_DIRECT too, or stop it", named.join(", ")),
         match mixed_with {
             MixedWith::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
             MixedWith::Reader | MixedWith::Leftover => "at once; a backup can read a snapshot instead",
@@ -480,7 +481,7 @@ mod tests {
             "a.ibd: O_DIRECT by mariadbd (process 100); may be written through the page cache by dd (process 77); \
              written so while watching; 64 KiB resident"
         );
-        assert_eq!(found[0].fixes[0].act, "have dd (process 77) use O_DIRECT too, or end");
+        assert_eq!(found[0].fixes[0].act, "let dd (process 77) use O_DIRECT too, or stop it");
         assert_eq!(found[0].pagekeeper, None);
         let found = find_in(&after, None);
         assert_eq!(found[0].severity, Severity::Warning);

@@ -23,8 +23,10 @@ const COSTS: u64 = 64 << 20;
 const DICTIONARY: u64 = 1 << 20;
 
 /// Where `O_DIRECT` is set and not had.
-const REFUSED: &str = "no setting helps: O_DIRECT is set, and the file system of these files refuses it (tmpfs, some network \
-                       and FUSE file systems, encrypted directories). Move them to one that has it, such as ext4 or XFS";
+const REFUSED: &str = "no setting helps: O_DIRECT is set, and the file system of these files refuses it (tmpfs, \
+some network \
+                       and FUSE file systems, encrypted directories). Move them to one that has it, such as \
+                       ext4 or XFS";
 
 /// Questionable settings of the databases.
 pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {

@@ -97,7 +97,7 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         cost: "Until these pages are back each first read of one waits for the disk.".to_owned(),
         fixes,
         pagekeeper: Some(format!(
-            "pagekeeper warm --from {} reads {} now, wide and in the files' order",
+            "pagekeeper warm --from {} reads {} now, in parallel and in file order",
             snapshot.path.display(),
             Size(lost)
         )),
@@ -136,7 +136,7 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
                 .with("journal_bytes", journal.bytes)
                 .with("exact", journal.exact),
         ],
-        cost: "After a crash it answers only when that is read, and the pages that it names are read and changed."
+        cost: "After a crash the database answers only once it has read that and changed the pages that it names."
             .to_owned(),
         fixes: recovery_fixes(observation, index),
         pagekeeper: warmed(observation, index, database),
@@ -148,16 +148,18 @@ fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> O
     let is_data = |file: &&File| file.class == Some(FileClass::Data);
     let (what, has) = if observation.files_of(index).filter(is_data).any(bypassed) {
         // What one of them is opened with, they all are, those too that nobody has open now.
-        let has = "the journal read wide; the data is read past the page cache, where warming does not help";
+        let has =
+            "the journal in parallel; the data is read past the page cache, where warming does not help";
         (buffered_journal(observation, index)?, has)
     } else {
         let directory = database.directories.first();
         let directory = directory.map(|path| path.display().to_string()).unwrap_or_default();
-        (directory, "the journal and the data read wide")
+        (directory, "the journal and the data in parallel")
     };
     Some(format!(
-        "after a crash, before the server is started: pagekeeper warm {what} has {has}; the recovery itself stays as \
-         long as the engine makes it"
+        "after a crash, before the server starts: pagekeeper warm {what} reads {has}; the rest of the recovery \
+         takes as \
+         long as before"
     ))
 }
 
@@ -303,12 +305,15 @@ mod tests {
         let table = |openers| with("/var/lib/mysql/db/t.ibd", FileClass::Data, openers);
         let redo = |openers| with("/var/lib/mysql/ib_logfile0", FileClass::Redo, openers);
         let all = advised(vec![table(&buffered), redo(&buffered)]).unwrap();
-        assert!(all.contains("pagekeeper warm /var/lib/mysql has the journal and the data read"), "{all}");
+        assert!(
+            all.contains("pagekeeper warm /var/lib/mysql reads the journal and the data in parallel"),
+            "{all}"
+        );
         // Nobody has this one open now.
         let closed = with("/var/lib/mysql/db/u.ibd", FileClass::Data, &Vec::new());
         let log = advised(vec![table(&direct), closed, redo(&buffered)]).unwrap();
         assert!(
-            log.contains("pagekeeper warm /var/lib/mysql/ib_logfile0 has the journal read wide;"),
+            log.contains("pagekeeper warm /var/lib/mysql/ib_logfile0 reads the journal in parallel;"),
             "{log}"
         );
         assert_eq!(advised(vec![table(&direct), redo(&direct)]), None);
@@ -317,10 +322,10 @@ mod tests {
             names.map(|name| with(&name, FileClass::Redo, &buffered)).chain([table(&direct)]).collect()
         };
         let log = advised(many("#innodb_redo/#ib_redo", "")).unwrap();
-        assert!(log.contains("pagekeeper warm /var/lib/mysql/#innodb_redo has the journal"), "{log}");
+        assert!(log.contains("pagekeeper warm /var/lib/mysql/#innodb_redo reads the journal"), "{log}");
         let mut wal = many("db/", ".log");
         wal.iter_mut().take(5).for_each(|file| file.class = Some(FileClass::Wal));
         let log = advised(wal).unwrap();
-        assert!(log.contains("pagekeeper warm /var/lib/mysql/db/*.log has the journal"), "{log}");
+        assert!(log.contains("pagekeeper warm /var/lib/mysql/db/*.log reads the journal"), "{log}");
     }
 }

@@ -118,13 +118,13 @@ impl Throttled<'_> {
             ),
             evidence,
             cost: if own.is_empty() {
-                "its background threads are braked to what the disk writes, which is what the limits are for; none of \
-                 its other threads had to wait"
+                "its background threads are slowed to the speed of the disk, which is what the limits are for; \
+                 none of its other threads had to wait"
                     .to_owned()
             } else {
                 format!(
-                    "threads that serve it waited for {} in {}, the longest write {}, though nobody asked for what \
-                     they wrote to be on disk",
+                    "its foreground threads waited for {} in {}, the longest write {}, although what they wrote did \
+                     not have to be on disk",
                     time(all.total),
                     time(observation.period()),
                     time(all.longest)
@@ -160,7 +160,7 @@ impl Throttled<'_> {
             }
             let log_pages = match own {
                 0 => format!("{} of log are dirty, for", Size(unwritten)),
-                own => format!("{} of log came to", Size(own)),
+                own => format!("{} of log were written to", Size(own)),
             };
             let mut evidence = vec![
                 Evidence::new(format!("{log_pages} {} (such as {})", device_words(observation, device), file_name(log)))
@@ -176,8 +176,8 @@ impl Throttled<'_> {
                 database: Some(observation.subject(self.index)),
                 title: format!("its log shares device {device} with the output that fills the limits on dirty pages"),
                 evidence,
-                cost: "the kernel reckons dirty pages by device: what heaps up for it makes all wait who write to it, \
-                       the log among them"
+                cost: "the kernel limits dirty pages per device: what accumulates for a device delays every write to it, \
+                       the log's too"
                     .to_owned(),
                 fixes,
                 pagekeeper: None,
@@ -308,8 +308,9 @@ fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
         ),
     };
     Evidence::new(format!(
-        "when they were throttled {} were dirty, {over}; the limit is {}. For device {device} it was {}, of a share of {} \
-         that the kernel steers towards (means)",
+        "when they were throttled {} were dirty, {over}; the limit is {}. For device {device} it was {}, of a \
+         setpoint of {} \
+         (means)",
         Size(dirty),
         Size(limit),
         Size(on_device),
@@ -328,14 +329,14 @@ fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
 fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
     let Some(all) = attribution::on_device(observation, device) else {
         return Evidence::new(format!(
-            "whose pages those on device {device} are is not known: pages were not traced"
+            "who wrote the dirty pages of device {device} is not known: pages were not traced"
         ));
     };
     let total: u64 = all.iter().map(|written| written.bytes).sum();
     if total == 0 {
         return Evidence::new(format!(
-            "whose pages those on device {device} are is not known: none came while watching, they were there before \
-             or were written again"
+            "who wrote the dirty pages of device {device} is not known: none were added while watching, they \
+             were there before or were written again"
         ));
     }
     let parts: Vec<String> = all
@@ -352,7 +353,7 @@ fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
         })
     });
     Evidence::new(format!(
-        "of {} that came to device {device} by writing: {} ({})",
+        "of {} written to device {device}: {} ({})",
         Size(total),
         parts.join(", "),
         attribution::HOW
@@ -382,7 +383,7 @@ fn output_of(observation: &Observation<'_>, written: &Written<'_>, total: u64) -
     let path = written.path;
     let like = path.as_ref().map(|path| format!(", such as {}", file_name(path))).unwrap_or_default();
     let mut evidence = Evidence::new(format!(
-        "{}, {} of what came there, were written {}{like}",
+        "{}, {} of what was written there, were written {}{like}",
         Size(written.bytes),
         percent(written.bytes, total),
         owner(observation, written)

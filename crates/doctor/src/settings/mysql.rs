@@ -89,7 +89,8 @@ fn read_if_its_own(database: &Database, root: &ServerRoot<'_>, files: &[PathBuf]
     if its_own {
         *settings = read;
     } else {
-        let why = "which server this directory belongs to is not known: the option files of this machine name another \
+        let why = "which server this directory belongs to is not known: the option files of this machine name \
+        another \
                    datadir, or none";
         settings.not_read("my.cnf", why);
     }

@@ -77,13 +77,13 @@ fn full_limits_with_what_others_would_change() {
     assert_eq!((found.severity, &found.database), (Severity::Warning, &None));
     assert_eq!(
         found.title,
-        "the limits on dirty pages were full: throttling begins at 24 MiB, 31 MiB were dirty"
+        "dirty pages reached their limits: throttling begins at 24 MiB, 31 MiB were dirty"
     );
     let said = text(found);
     for part in [
         "begins at 16 MiB (vm.dirty_background_bytes=16777216; vm.dirty_background_ratio is 0 and without effect)",
-        "pauses at 24 MiB, and the limit is 32 MiB (vm.dirty_bytes=33554432;",
-        "31 MiB were dirty or on their way to storage (7 MiB over where throttling begins); 12 MiB at the end",
+        "throttling at 24 MiB, and the limit is 32 MiB (vm.dirty_bytes=33554432;",
+        "31 MiB were dirty or under writeback (7 MiB over where throttling begins); 12 MiB at the end",
         "dirty for 30 s, by a thread that wakes every 5 s",
         "40 MiB/s were made dirty, and about 50 MiB/s would have been had nobody been throttled; 38 MiB/s were written",
         "for device 8:0: 30 MiB/s made dirty, 15 MiB/s written; its share of the limit is 9 MiB",

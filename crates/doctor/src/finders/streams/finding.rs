@@ -65,8 +65,8 @@ pub(super) fn finding(
         },
         evidence,
         cost: format!(
-            "estimated {} that it has to read from storage again; measured on one machine, a stream of 200 to 400 MiB/s beside a \
-             hot set that just fitted halved its throughput and worse",
+            "estimated {} that it has to read from storage again; in a measurement, a stream of 200 to 400 MiB/s \
+             beside a hot set that just fitted halved the throughput or worse",
             rate(missed)
         ),
         fixes: fixes(main),
@@ -120,7 +120,8 @@ fn of_loss(observation: &Observation<'_>, loss: &Loss) -> Evidence {
         _ => String::new(),
     };
     let mut evidence = Evidence::new(format!(
-        "meanwhile {} of its data left the page cache, {}{gone}; its own processes brought {} in, {} (first reads are \
+        "meanwhile {} of its data left the page cache, {}{gone}; its own processes brought {} in, {} (first \
+         reads are \
          among them, if there were any)",
         Size(loss.pushed),
         rate(per_second(loss.pushed, period).unwrap_or_default()),

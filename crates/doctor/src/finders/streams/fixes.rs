@@ -26,18 +26,20 @@ pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
         let role = if usual(stream.name) { "" } else { "--as stream " };
         command(
             &format!("pagekeeper run {role}-- {} ...", stream.name),
-            "start it so the next time: it gives back what it brought into the page cache as it goes, and nothing that was there \
-             before",
+            "start it this way next time: it then releases what it brought into the page cache as it goes, and \
+             nothing that was there before",
         );
     }
     match stream.name {
         "dd" => command(
             "dd iflag=direct oflag=direct bs=1M ...",
-            "iflag for what it reads, oflag for what it writes: past the page cache, where the file system can",
+            "iflag for what it reads, oflag for what it writes: both bypass the page cache, where the \
+             file system allows that",
         ),
         _ if stream.worker && title.contains("backup") => command(
             "pg_basebackup --max-rate=32M ...",
-            "it has no way past the page cache; slower, it leaves the database more time to use its pages again. The \
+            "it can't bypass the page cache; at a lower rate it leaves the database more time to use its pages \
+             again. The \
              server reads for it, in the server's own memory",
         ),
         "mariabackup" | "mariadb-backup" => command(
@@ -47,7 +49,7 @@ pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
         ),
         "rsync" => command(
             "rsync --bwlimit=32M ...",
-            "it has no way past the page cache; slower, it leaves the database more time to use its pages again",
+            "it can't bypass the page cache; at a lower rate it leaves the database more time to use its pages again",
         ),
         _ => {}
     }
@@ -71,14 +73,14 @@ fn own_group(stream: &Stream<'_>) -> Option<Fix> {
                     "mkdir {group} && echo {GROUP} >{group}/memory.limit_in_bytes && echo {} >{group}/cgroup.procs",
                     stream.pid
                 ),
-                "at once, for this run of it: what it brings in from now on pushes out its own pages only. \
+                "at once, for this run of it: what it brings in from now on evicts only its own pages. \
                        Remove the group when it has ended (rmdir)",
             )
         }
         _ => Fix::command(
             format!("systemd-run --scope -p MemoryHigh={GROUP} -- {} ...", stream.name),
-            "start it so the next time: in a memory cgroup of its own what it brings in pushes out its own pages \
-                   only. Pages that are there already stay with whoever brought them in",
+            "start it this way next time: in a memory cgroup of its own what it brings in evicts only its \
+             own pages. Pages that are there already stay with whoever brought them in",
         ),
     })
 }
@@ -89,8 +91,9 @@ pub(super) fn pagekeeper(stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> S
     let path = foreign.and_then(|(_, inode)| stream.open(*inode)).map(|file| file.path.display());
     let evict = match path {
         Some(path) => format!(
-            "`pagekeeper evict {path}` gives back now what that file holds; it does not keep more from coming, nor brings \
-             the database's pages back. "
+            "`pagekeeper evict {path}` releases now what that file holds; it does not keep more from coming, \
+             nor bring the database's pages \
+             back. "
         ),
         None => String::new(),
     };
@@ -106,7 +109,8 @@ pub(super) fn pagekeeper(stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> S
         )
     };
     format!(
-        "{evict}{option}{section} follows it from outside, where it can't be started anew: it releases behind it what it brings in, \
-         and wins back a part of what it costs"
+        "{evict}{option}{section} follows it from outside, where it can't be restarted: it releases what the \
+         stream brings in, and wins \
+         back part of what that costs"
     )
 }

@@ -9,25 +9,27 @@ use crate::programs::{STATIC, usual};
 use crate::{Fix, Observation};
 
 /// Where nothing of it is known to help.
-const NOTHING: &str = "nothing from outside: a guard can start writeback, but it can't brake who writes, and releases logs \
-                       only. Authors of a database: pagekeeper's library has BulkWriter, which keeps its output from \
-                       heaping up as dirty pages";
+const NOTHING: &str = "nothing from outside: the guard can start writeback, but can't slow writers down, and \
+releases logs \
+                       only. Authors of a database: BulkWriter in pagekeeper's library keeps output from piling up as \
+                       dirty pages";
 
 /// What pagekeeper can do now; `other` is the program that wrote most, if that is no database.
 pub(super) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
     if let Some(name) = other {
         return format!(
-            "`pagekeeper run` before {name}, which wrote most of it (see the fixes): from outside nothing brakes who \
-             writes"
+            "`pagekeeper run` before {name}, which wrote most of it (see the fixes): from outside nothing slows \
+             writers down"
         );
     }
     // TiKV goes by it, too.
     if database.profile.name == "rocksdb" {
         let name = if database.name.is_empty() { "COMMAND" } else { &database.name };
         return format!(
-            "`pagekeeper run --profile rocksdb -- {name} ...` starts it so the next time: what flushes and compactions \
-             write is then written out behind them, at the disk's pace (measured, db_bench for 10 s: 44 pauses and 32 ms \
-             for the longest put, before 196 and 114 ms). From outside nothing brakes who writes"
+            "`pagekeeper run --profile rocksdb -- {name} ...` starts it this way next time: what flushes and \
+             compactions write is then written out behind them, at \
+             the disk's pace (measured, db_bench for 10 s: 44 pauses and 32 ms \
+             for the longest put, before 196 and 114 ms). From outside nothing slows writers down"
         );
     }
     NOTHING.to_owned()
@@ -56,13 +58,13 @@ pub(super) fn of_another(name: &str) -> Vec<Fix> {
     let role = if usual(name) { "" } else { "--as bulk " };
     let mut fixes = vec![command(
         format!("pagekeeper run {role}-- {name} ..."),
-        "to try: start it so the next time; it wrote most of what came there, and so it is written out as it goes, not left \
-         to heap up",
+        "to try: start it this way next time; it wrote most of that, which is then written out as it goes, and \
+         does not pile up",
     )];
     if name == "dd" {
         fixes.push(command(
             "dd oflag=direct bs=1M ...".to_owned(),
-            "to try: past the page cache, where the file system can; then it leaves no dirty pages",
+            "to try: it bypasses the page cache, where the file system allows that, and leaves no dirty pages",
         ));
     }
     fixes

@@ -67,10 +67,11 @@ fn a_writer_that_waits_for_its_own_tables() {
     assert!(throttled.cost.contains("the longest write 40.0 ms"), "{}", throttled.cost);
     let said = text(throttled);
     for part in [
-        "db_bench (thread 100) was throttled 3 times, in 3 writes, for 70.0 ms in all, the longest write for 40.0 ms; on device \
+        "db_bench (thread 100) was throttled 3 times, in 3 writes, for 70.0 ms in all, the longest write for \
+         40.0 ms; on device \
          8:0, which holds /data",
         "31 MiB were dirty, 7 MiB over the 24 MiB where throttling begins; the limit is 32 MiB",
-        "of 100 MiB that came to device 8:0 by writing: 60 % by rocksdb (process 100) to its data files",
+        "of 100 MiB written to device 8:0: 60 % by rocksdb (process 100) to its data files",
         "20 % by rocksdb (process 100) to its log (wal)",
         "20 % by cp (process 55)",
     ] {
@@ -86,10 +87,10 @@ fn a_writer_that_waits_for_its_own_tables() {
     assert!(!acts(throttled).iter().any(|act| act.starts_with("sysctl")), "{:?}", throttled.fixes);
     let shared = text(&findings[0]);
     for part in [
-        "20 MiB of log came to device 8:0, which holds /data (such as 000007.log)",
-        "60 MiB, 60 % of what came there, were written by rocksdb (process 100) to its data files, such as \
+        "20 MiB of log were written to device 8:0, which holds /data (such as 000007.log)",
+        "60 MiB, 60 % of what was written there, were written by rocksdb (process 100) to its data files, such as \
          000009.sst",
-        "20 MiB, 20 % of what came there, were written by cp (process 55)",
+        "20 MiB, 20 % of what was written there, were written by cp (process 55)",
     ] {
         assert!(shared.contains(part), "{part:?} in {shared}");
     }
