@@ -94,7 +94,7 @@ fn figures_are_shown_and_what_a_recovery_would_do() {
 }
 
 #[test]
-fn looks_leave_a_store_as_it_was() {
+fn inspection_leaves_a_store_as_it_was() {
     let (_held, dir) = store();
     commit(&dir);
     let kept = || ["data", "superblock"].map(|name| std::fs::read(dir.join(name)).unwrap());
@@ -111,7 +111,7 @@ fn looks_leave_a_store_as_it_was() {
 
 /// Each opening notes an epoch in the journal: that must never fill it up.
 #[test]
-fn looks_may_be_many() {
+fn inspections_may_run_side_by_side() {
     let (_held, dir) = store();
     commit(&dir);
     let of = |report: &Value| report["journal_bytes"].as_u64().unwrap();
@@ -228,7 +228,7 @@ fn pages_are_listed() {
 }
 
 #[test]
-fn lists_are_as_long_as_they_are_wished() {
+fn lists_are_as_long_as_asked_for() {
     let (_held, dir) = store();
     let text = look(&["dump", "--limit", "4"], &dir).fine();
     assert!(text.ends_with("6 pages more: see --limit and --pages\n"), "{text}");
@@ -261,7 +261,7 @@ fn one_page_is_shown_byte_by_byte() {
 }
 
 #[test]
-fn what_is_no_store_is_told_and_left_alone() {
+fn what_is_no_store_is_reported_and_left_alone() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let names = |dir: &Path| {
@@ -294,7 +294,7 @@ fn what_is_no_store_is_told_and_left_alone() {
 }
 
 #[test]
-fn a_newer_format_is_told_and_left_alone() {
+fn a_newer_format_is_reported_and_left_alone() {
     let (_held, dir) = store();
     let path = dir.join("superblock");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -311,7 +311,7 @@ fn a_newer_format_is_told_and_left_alone() {
 }
 
 #[test]
-fn a_store_that_is_open_elsewhere_is_told() {
+fn a_store_that_is_open_elsewhere_is_reported() {
     let (_held, dir) = store();
     let held = Store::options().create(Create::Never).open(&dir).unwrap();
     for command in ["stat", "verify", "dump"] {
