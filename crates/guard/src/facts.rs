@@ -287,6 +287,31 @@ mod tests {
     }
 
     #[test]
+    fn a_preallocated_wal_has_its_writer_where_the_descriptor_is_and_is_not_recycled() {
+        let dir = pagekeeper_testing::disk_dir();
+        let wal = dir.path().join("wal");
+        std::fs::create_dir(&wal).unwrap();
+        let name = "0000000000000001-0000000000000225.wal";
+        std::fs::write(wal.join(name), vec![0; 6 << 20]).unwrap();
+        std::fs::write(wal.join("0000000000000000-0000000000000000.wal"), vec![0; 6 << 20]).unwrap();
+        let text = include_str!("../../catalog/tests/etcd.toml");
+        let profile = Profile::parse(text, Path::new("etcd.toml")).unwrap();
+        let mut ids = Ids::default();
+        let mut directory = Directory::new(wal, None, None, Arc::new(profile), Vec::new());
+        take_samples(&mut directory, &mut ids);
+        take_samples(&mut directory, &mut ids);
+        for position in [70_000, 80_000, 4_323_816] {
+            let descriptors = [descriptor(&directory, name, Access::WriteOnly, position)];
+            assert_eq!(overwritten_logs(&mut directory, &by_file(descriptors.iter())), []);
+            let seen = facts(&directory, &descriptors);
+            let newest = seen.files.iter().find(|file| file.sequence == 1).unwrap();
+            assert_eq!((newest.rewrite, newest.writer), (Rewrite::Never, Some(Position::At(position))));
+            let oldest = seen.files.iter().find(|file| file.sequence == 0).unwrap();
+            assert_eq!((oldest.log, oldest.writer), (newest.log, None));
+        }
+    }
+
+    #[test]
     fn a_wal_renamed_to_a_later_number_is_recycled() {
         let dir = pagekeeper_testing::disk_dir();
         let write = |name: &str| std::fs::write(dir.path().join(name), b"x").unwrap();
