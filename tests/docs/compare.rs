@@ -50,12 +50,16 @@ fn matches(wanted: &str, line: &str) -> bool {
 
 /// A line with `#` for each figure and its unit, `[#]` for a drawing, and single spaces.
 fn normal(line: &str) -> String {
+    let characters: Vec<char> = line.chars().collect();
+    let is_digit = |at: usize| characters.get(at).is_some_and(char::is_ascii_digit);
     let mut plain = String::new();
-    let mut characters = line.chars().peekable();
-    while let Some(c) = characters.next() {
-        if c.is_ascii_digit() && !plain.chars().last().is_some_and(char::is_alphabetic) {
-            while characters.peek().is_some_and(|c| c.is_ascii_digit() || matches!(c, '.' | ',')) {
-                characters.next();
+    let mut at = 0;
+    while let Some(&c) = characters.get(at) {
+        at += 1;
+        if c.is_ascii_digit() && (at < 2 || !characters[at - 2].is_alphanumeric()) {
+            // Points and commas are the figure's where digits follow.
+            while is_digit(at) || matches!(characters.get(at), Some('.' | ',')) && is_digit(at + 1) {
+                at += 1;
             }
             plain.push('#');
         } else {
@@ -96,5 +100,6 @@ fn figures_units_and_what_is_left_out_may_differ() {
     assert!(same(&["watching mariadb: …/data"], "watching mariadb: /var/tmp/x/data\n"));
     assert!(!same(&["watching mariadb: …/data"], "watching mysql: /var/tmp/x/data\n"));
     assert!(!same(&["kept …: why"], "kept 4: because\n"));
+    assert!(same(&["by 3,066, CRC …, from it"], "by 1, CRC eb1d1f18, from it\n"));
     assert!(same(&[], "anything\n"));
 }
