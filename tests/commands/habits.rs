@@ -43,7 +43,7 @@ fn help_and_version() {
 }
 
 #[test]
-fn usage_errors_end_with_2_and_name_the_mend() {
+fn usage_errors_end_with_2_and_name_the_fix() {
     for (arguments, fix) in [
         (&[][..], "Usage:"),
         (&["stta"], "similar subcommand exists: 'stat'"),
@@ -128,7 +128,7 @@ fn a_reader_that_leaves_is_no_error() {
 }
 
 #[test]
-fn a_full_disk_behind_standard_output_is_told() {
+fn a_full_disk_behind_standard_output_is_reported() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output = pagekeeper()
         .args(["stat", "/dev/null/../../etc/passwd", "/etc/passwd"])

@@ -59,7 +59,7 @@ fn special_files_are_passed_over_and_never_block() {
 }
 
 #[test]
-fn a_special_file_that_is_named_is_told_and_the_rest_goes_on() {
+fn a_special_file_that_is_named_is_reported_and_the_rest_goes_on() {
     let dir = scratch();
     let (pipe, file) = (dir.path().join("fifo"), dir.path().join("file"));
     fifo(&pipe);

@@ -269,8 +269,8 @@ fn a_table_for_people_and_mistakes_in_a_sentence() {
 }
 
 #[test]
-fn who_is_not_root_is_told_what_is_not_seen() {
-    if !can_run("who_is_not_root_is_told_what_is_not_seen", &["setpriv"]) {
+fn who_is_not_root_sees_what_is_not_visible() {
+    if !can_run("who_is_not_root_sees_what_is_not_visible", &["setpriv"]) {
         return;
     }
     let _alone = alone();

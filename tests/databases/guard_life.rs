@@ -73,7 +73,7 @@ fn sigterm_ends_it_at_once_with_a_summary() {
 }
 
 #[test]
-fn people_are_told_in_words() {
+fn people_read_plain_words() {
     if !support::can_run("the guard's summary", &PROGRAMS) {
         return;
     }
@@ -309,7 +309,7 @@ fn ten_thousand_files_take_little_memory_and_time() {
 }
 
 #[test]
-fn one_file_out_of_reach_is_told_once_and_keeps_no_other_from_being_released() {
+fn one_file_out_of_reach_is_reported_once_and_keeps_no_other_from_being_released() {
     if !support::can_run("files of others", &PROGRAMS) {
         return;
     }

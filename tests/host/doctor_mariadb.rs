@@ -77,8 +77,8 @@ fn make_table(server: &Server) {
 }
 
 #[test]
-fn logs_are_reported_with_their_share_and_gone_after_the_mend() {
-    if !can_run("logs_are_reported_with_their_share_and_gone_after_the_mend", &PROGRAMS) {
+fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
+    if !can_run("logs_are_reported_with_their_share_and_gone_after_the_fix", &PROGRAMS) {
         return;
     }
     let _alone = alone();

@@ -46,7 +46,7 @@ fn write(path: &Path, text: &str) {
 }
 
 #[test]
-fn mariadbs_buffered_files_are_told_with_the_line_and_mended() {
+fn mariadbs_buffered_files_are_reported_with_the_line_and_fixed() {
     let _alone = alone();
     if !can_run("doctor on MariaDB's settings", &MARIADB) {
         return;
@@ -89,7 +89,7 @@ fn filetime_later(path: &Path) {
 }
 
 #[test]
-fn myrocks_options_in_force_are_told_and_mended() {
+fn myrocks_options_in_force_are_reported_and_fixed() {
     let _alone = alone();
     let plugin = Path::new("/usr/lib/mysql/plugin/ha_rocksdb.so");
     if !can_run("doctor on MyRocks' settings", &MARIADB) {
@@ -127,7 +127,7 @@ fn myrocks_options_in_force_are_told_and_mended() {
 }
 
 #[test]
-fn rocksdbs_options_are_told_and_mended() {
+fn rocksdbs_options_are_reported_and_fixed() {
     let _alone = alone();
     if !can_run("doctor on RocksDB's settings", &["db_bench", "setpriv"]) {
         return;
@@ -147,7 +147,7 @@ fn rocksdbs_options_are_told_and_mended() {
 }
 
 #[test]
-fn rocksdbs_long_recovery_is_told_and_gone_with_its_mend() {
+fn rocksdbs_long_recovery_is_reported_and_gone_with_its_fix() {
     let _alone = alone();
     if !can_run("doctor on RocksDB's recovery", &["db_bench", "setpriv"]) {
         return;
@@ -174,7 +174,7 @@ fn rocksdbs_long_recovery_is_told_and_gone_with_its_mend() {
 }
 
 #[test]
-fn postgresqls_settings_are_told_with_the_line_and_mended() {
+fn postgresqls_settings_are_reported_with_the_line_and_fixed() {
     let _alone = alone();
     let programs = postgresql();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
@@ -228,7 +228,7 @@ fn postgresqls_settings_are_told_with_the_line_and_mended() {
 }
 
 #[test]
-fn a_cold_start_is_told_against_a_snapshot_and_gone_when_warm() {
+fn a_cold_start_is_reported_against_a_snapshot_and_gone_when_warm() {
     let _alone = alone();
     let programs = postgresql();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();

@@ -100,7 +100,7 @@ fn assert_gone(server: &Server, what: &str) {
 }
 
 /// Fails unless far fewer pages come back than `beside` the stream, as soon as the hot set has been read in again.
-fn assert_mended(group: &MemoryGroup, beside: u64) {
+fn assert_fixed(group: &MemoryGroup, beside: u64) {
     let what = format!("fewer than half of {beside} pages a second come back");
     support::eventually(&what, Duration::from_secs(300), || (refaults(group) < beside / 2).then_some(()));
 }
@@ -153,7 +153,7 @@ fn a_stream_in_the_memory_of_a_hot_set() {
         let own = act.split(' ').nth(1).expect("a directory").to_owned();
         finish(Command::new("sh").args(["-c", act]));
         assert_gone(&server, "a stream in a group of its own is still found");
-        assert_mended(&group, beside);
+        assert_fixed(&group, beside);
         drop(stream);
         support::eventually("the group goes", Duration::from_secs(60), || std::fs::remove_dir(&own).ok());
     } else {
@@ -167,7 +167,7 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     let mut kept = group.command(&program().to_string_lossy());
     let kept = Stream::start(kept.args(["run", "--", "tar", "-cf", "-"]).arg(&big));
     assert_gone(&server, "a stream under pagekeeper run is still found");
-    assert_mended(&group, beside);
+    assert_fixed(&group, beside);
     drop(kept);
 
     // Past the page cache, in the same group.
@@ -175,5 +175,5 @@ fn a_stream_in_the_memory_of_a_hot_set() {
     let direct = direct.arg(format!("if={}", big.display())).args(["iflag=direct", "bs=1M"]);
     let _stream = Stream::start(direct);
     assert_gone(&server, "a stream past the page cache is still found");
-    assert_mended(&group, beside);
+    assert_fixed(&group, beside);
 }

@@ -186,7 +186,7 @@ fn mounting(script: &str, arguments: &[OsString], directory: &Path) -> Outcome {
 /// Who opens a file after its writer has closed it, and syncs it, is reported that it could not be written: also where the kernel has no
 /// cachestat(2), and the rules wait by other means. (The image's disk is full; the writer has gone when that is found.)
 #[test]
-fn a_write_error_is_told_to_who_opens_the_file_later() {
+fn a_write_error_is_reported_to_who_opens_the_file_later() {
     if !support::can_run("write errors", &["cc", "unshare", "mkfs.ext4", "mount"]) {
         return;
     }

@@ -81,7 +81,7 @@ fn it_ends_as_the_command_ends() {
 }
 
 #[test]
-fn mistakes_are_told_before_anything_starts() {
+fn mistakes_are_reported_before_anything_starts() {
     let dir = scratch();
     let config = dir.path().join("guard.toml");
     std::fs::write(&config, "[streams]\nprogram = \"tar\"\n").unwrap();
@@ -241,8 +241,8 @@ fn check_obstacle(program: &Path, said: &str, expected: &str) {
 const HELLO: &str = "#include <stdio.h>\nint main(void) { puts(\"hello\"); return 0; }\n";
 
 #[test]
-fn programs_that_cannot_have_the_library_are_told_of_and_run() {
-    if !can_start("programs_that_cannot_have_the_library_are_told_of_and_run", &["cc", "objcopy"]) {
+fn programs_that_cannot_have_the_library_are_reported_and_run() {
+    if !can_start("programs_that_cannot_have_the_library_are_reported_and_run", &["cc", "objcopy"]) {
         return;
     }
     let dir = scratch();
@@ -310,7 +310,7 @@ fn programs_of_musl_that_a_command_starts_run() {
 }
 
 #[test]
-fn a_real_go_program_is_told_of_and_run() {
+fn a_real_go_program_is_reported_and_run() {
     let installed = Path::new("/usr/local/go/bin/go");
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found =
@@ -325,8 +325,8 @@ fn a_real_go_program_is_told_of_and_run() {
 }
 
 #[test]
-fn setuid_programs_are_told_of_and_run() {
-    if !can_run("setuid_programs_are_told_of_and_run", &["cc"]) {
+fn setuid_programs_are_reported_and_run() {
+    if !can_run("setuid_programs_are_reported_and_run", &["cc"]) {
         return;
     }
     let dir = scratch();

@@ -74,7 +74,7 @@ mod tests {
     use crate::pattern;
 
     #[test]
-    fn all_pages_are_hits_and_a_loaded_one_is_told() {
+    fn all_pages_are_hits_and_a_loaded_one_is_reported() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let (path, other) = (dir.path().join("file"), dir.path().join("other"));
         pattern::make_file(&path, 4 * MIB, SEED).unwrap();

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_call_is_told_by_its_median() {
+    fn the_worst_call_is_reported_by_its_median() {
         let of_calls = [("a", vec![1.0, 2.0, 90.0]), ("b", vec![4.0, 3.0, 5.0])];
         assert_eq!(worst(&of_calls), Some(4.0));
         assert_eq!(differences(&[5.0, 7.0], &[1.0, 2.0]), [4.0, 5.0]);

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_told_apart_by_their_whole_name() {
+    fn fields_are_distinguished_by_their_whole_name() {
         let text = "oom 0\noom_kill 2\nmax 17\n";
         assert_eq!(field_of(text, "max"), Some(17));
         assert_eq!(field_of(text, "oom"), Some(0));

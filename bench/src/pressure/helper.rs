@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_begins_when_told_and_gives_its_result() {
+    fn a_child_begins_when_asked_and_gives_its_result() {
         let stop = Stop::never();
         let mut helper = shell("echo ready; read word; echo \"[\\\"$word\\\", 5]\"");
         helper.wait_ready(&stop).unwrap();

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn times_before_1970_are_told() {
+    fn times_before_1970_are_reported() {
         assert_eq!(time_of(-2, 500_000_000), UNIX_EPOCH - Duration::from_millis(1500));
         let file = tempfile::tempfile().unwrap();
         assert_eq!(attributes(1, &fstat(file.as_fd()).unwrap()).size, 0);

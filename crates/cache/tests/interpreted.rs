@@ -83,7 +83,7 @@ fn a_cache_all_of_which_is_kept() {
 }
 
 #[test]
-fn what_fails_is_told_to_all() {
+fn what_fails_is_reported_to_all() {
     let disk = SimDisk::new();
     disk.create_patterned("/file", 20 * LEN, SEED).unwrap();
     let cache = support::sim_builder(&disk, 64, PAGE)

@@ -210,7 +210,7 @@ fn a_load_that_is_rejected_after_a_discard_is_done_anew() {
 }
 
 #[test]
-fn a_load_that_is_rejected_is_told_if_the_cache_was_not() {
+fn a_load_that_is_rejected_is_reported_if_the_cache_was_not() {
     let (options, has_read, answer) = stopping();
     let owner = Owner::new(1, 1, options);
     answer.send(Err("rotten".to_owned())).unwrap();

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_catches_up_with_another_is_told_from_it() {
+    fn one_that_catches_up_with_another_is_distinguished_from_it() {
         let mut history = FollowerHistory::default();
         history.passed(&at(&[2, 10]));
         assert_eq!(history.passed(&at(&[10, 10])), [(LogId(1), 2..=10)]);

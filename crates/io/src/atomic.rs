@@ -20,8 +20,8 @@ fn statx(file: impl AsFd) -> Option<Statx> {
     let asked = StatxFlags::from_bits_retain(STATX_WRITE_ATOMIC);
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, asked).ok()?;
     let (least, most) = (stat.stx_atomic_write_unit_min, stat.stx_atomic_write_unit_max);
-    let is_told = stat.stx_mask & STATX_WRITE_ATOMIC != 0 && least > 0 && least <= most;
-    is_told.then_some(stat)
+    let is_reported = stat.stx_mask & STATX_WRITE_ATOMIC != 0 && least > 0 && least <= most;
+    is_reported.then_some(stat)
 }
 
 /// The smallest and largest, by the word of statx(2).

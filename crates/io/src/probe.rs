@@ -98,7 +98,7 @@ impl Support {
     /// one, takes `O_DIRECT` for files whose data it journals, and reads them through the page cache. `None` where it reports
     /// nothing: before, and on btrfs and others.
     pub fn reported(file: impl AsFd) -> Option<Self> {
-        Some(match told_alignment(file.as_fd())? {
+        Some(match reported_alignment(file.as_fd())? {
             Alignment { offset: 0, .. } => Self::Refused { errno: libc::EOPNOTSUPP },
             alignment => Self::Direct(alignment),
         })
@@ -139,7 +139,7 @@ fn link_of(fd: i32) -> PathBuf {
 }
 
 /// What statx(2) says (`STATX_DIOALIGN`, Linux 6.1; not on every file system): zeros for "no direct reads".
-fn told_alignment(file: BorrowedFd<'_>) -> Option<Alignment> {
+fn reported_alignment(file: BorrowedFd<'_>) -> Option<Alignment> {
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     if !StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) {
         return None;

@@ -266,7 +266,7 @@ fn a_direct_read_leaves_nothing_resident_and_what_is_not_aligned_is_named() {
 }
 
 #[test]
-fn what_is_wrong_is_told_alike_by_all() {
+fn what_is_wrong_is_reported_alike_by_all() {
     let directory = disk_dir();
     let path = write(directory.path(), b"content");
     let simulated = SimDisk::new();

@@ -327,7 +327,7 @@ fn a_full_disk_says_so_and_keeps_what_it_took() {
 }
 
 #[test]
-fn what_is_wrong_is_told_alike_by_all() {
+fn what_is_wrong_is_reported_alike_by_all() {
     let directory = disk_dir();
     let path = directory.path().join("file");
     std::fs::write(&path, b"content").unwrap();

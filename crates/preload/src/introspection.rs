@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_are_told() {
+    fn positions_are_reported() {
         use std::io::{Seek, SeekFrom};
 
         let mut file = tempfile::tempfile().unwrap();

@@ -170,8 +170,8 @@ fn kind(report: &DirectReport) -> DirectKind {
 /// What statx(2) reports (`STATX_DIOALIGN`, Linux 6.1): zeros for "no direct I/O".
 fn reported_alignment(file: &dyn IoFile) -> Option<DirectProfile> {
     let stat = rustix::fs::statx(file.fd()?, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
-    let is_told = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
-    is_told.then_some(DirectProfile {
+    let is_reported = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
+    is_reported.then_some(DirectProfile {
         memory_alignment: stat.stx_dio_mem_align,
         offset_alignment: stat.stx_dio_offset_align,
     })

@@ -100,7 +100,7 @@ fn the_pages_that_come_into_use_take_the_places_of_others() {
 }
 
 #[test]
-fn what_changed_is_told_there_too_and_nothing_is_read_past_a_verifier() {
+fn what_changed_is_reported_there_too_and_nothing_is_read_past_a_verifier() {
     let mut rng = Seed::new().rng(2);
     let dir = disk_dir();
     let path = dir.path().join("file");

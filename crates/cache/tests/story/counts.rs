@@ -110,7 +110,7 @@ fn pages_that_are_prefetched_are_no_misses() {
 }
 
 #[test]
-fn how_full_it_is_is_told_in_pages_and_in_words() {
+fn how_full_it_is_is_reported_in_pages_and_in_words() {
     let (_, cache) = sim(50, 100);
     let file = cache.open("/file").unwrap();
     let empty = cache.stats();

@@ -110,7 +110,7 @@ fn eighty_threads_that_open_a_file_open_it_once() {
 }
 
 #[test]
-fn all_who_wait_for_an_open_that_fails_are_told_and_the_next_tries_again() {
+fn all_who_wait_for_an_open_that_fails_are_reported_and_the_next_tries_again() {
     let disk = SimDisk::new();
     let (io, cache) = counting(&disk, true);
     let asked = AtomicU64::new(0);

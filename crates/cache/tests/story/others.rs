@@ -115,7 +115,7 @@ fn forbid_barriers() {
 
 /// Its parent's ring and threads are not the child's: using them hung both, and gave wrong bytes.
 #[test]
-fn a_child_reads_what_is_resident_and_is_told_of_all_else() {
+fn a_child_reads_what_is_resident_and_is_refused_all_else() {
     let dir = disk_dir();
     let (path, other) = (dir.path().join("file"), dir.path().join("other"));
     write_patterned(&path, 1, 0..2000 * LEN);
@@ -128,7 +128,7 @@ fn a_child_reads_what_is_resident_and_is_told_of_all_else() {
         file.read_at(0, &mut buf).unwrap();
         block_on(file.read_at_async(100 * LEN, &mut buf[..PAGE])).unwrap();
         file.prefetch(1000 * LEN..1100 * LEN);
-        let is_told = || {
+        let is_reported = || {
             let reports_fork = |result: Result<usize, pagekeeper_cache::Error>| {
                 result.is_err_and(|error| error.to_string().contains("before this process was forked"))
             };
@@ -143,7 +143,7 @@ fn a_child_reads_what_is_resident_and_is_told_of_all_else() {
                 && reports_fork(cache.open(&other).map(|_| 0))
                 && file.prefetch(500 * LEN..600 * LEN) == 0
         };
-        let child = forked(is_told);
+        let child = forked(is_reported);
         for page in (200..900).step_by(10) {
             file.read_at(page * LEN, &mut buf).unwrap();
             check(1, page * LEN, &buf);

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_not_written_to_and_takes_over_what_it_is_told() {
+    fn a_copy_is_not_written_to_and_takes_over_what_it_is_given() {
         let mut content = Content::from_bytes(&[1; 10_000]);
         let mut copy = content.clone();
         content.write(4000, &[2; 5000]);

@@ -32,7 +32,7 @@ fn resident(file: &dyn IoFile) -> (u64, u64) {
 }
 
 #[test]
-fn a_failed_sync_is_told_once_and_what_it_lost_is_lost() {
+fn a_failed_sync_is_reported_once_and_what_it_lost_is_lost() {
     let disk = SimDisk::new();
     let file = new_file(&disk, Access::Buffered);
     disk.sync_dir("/".as_ref()).unwrap();
@@ -334,7 +334,7 @@ fn a_hold_stops_writes_and_syncs() {
 }
 
 #[test]
-fn names_are_told_apart_and_files_live_while_they_are_open() {
+fn names_are_distinguished_and_files_live_while_they_are_open() {
     let disk = SimDisk::new();
     let (dir, path) = (Path::new("/dir"), Path::new("/dir/file"));
     let errno = |result: Result<(), Error>| result.unwrap_err().errno().unwrap();

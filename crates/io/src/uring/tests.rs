@@ -186,7 +186,7 @@ fn a_ring_that_breaks_loses_no_read() {
 }
 
 #[test]
-fn a_write_is_done_or_told_when_its_ring_breaks() {
+fn a_write_is_done_or_reported_when_its_ring_breaks() {
     let uring = Uring::with_depth(4).unwrap();
     let (_dir, file) = file_of(&uring, 20 * 4096);
     let file = uring.open_writable(file.path(), Access::Buffered, Create::Never).unwrap();
