@@ -58,24 +58,24 @@ fn overwrite(file: &Path, at: u64, bytes: &[u8]) {
     file.sync_all().unwrap();
 }
 
-fn look(arguments: &[&str], dir: &Path) -> Outcome {
+fn inspect(arguments: &[&str], dir: &Path) -> Outcome {
     finish(pagekeeper().arg("store").args(arguments).arg(dir))
 }
 
 #[test]
 fn figures_are_shown_and_what_a_recovery_would_do() {
     let (_held, dir) = store();
-    let text = look(&["stat"], &dir).fine();
+    let text = inspect(&["stat"], &dir).fine();
     assert!(text.starts_with(&format!("{}: a store of pages of 4 KiB\n", dir.display())), "{text}");
     assert!(text.contains("10 (40 KiB), 2 of them free"), "{text}");
     assert!(text.contains("Nothing is to be recovered"), "{text}");
     commit(&dir);
-    let text = look(&["stat"], &dir).fine();
+    let text = inspect(&["stat"], &dir).fine();
     assert!(
         text.contains("The journal has 1 commit that the data file has not; they change 1 page."),
         "{text}"
     );
-    let report = look(&["stat", "--json"], &dir).json();
+    let report = inspect(&["stat", "--json"], &dir).json();
     for (name, expected) in [
         ("page_size", 4096),
         ("pages", 10),
@@ -101,28 +101,28 @@ fn inspection_leaves_a_store_as_it_was() {
     let before = kept();
     for arguments in [&["stat"][..], &["verify"], &["dump"], &["dump", "--page", "0"], &["verify", "--json"]]
     {
-        look(arguments, &dir).fine();
+        inspect(arguments, &dir).fine();
         assert_eq!(kept(), before, "{arguments:?}");
     }
-    let report = look(&["stat", "--json"], &dir).json();
+    let report = inspect(&["stat", "--json"], &dir).json();
     assert_eq!(report["recovery"]["commits"], 1);
     assert!(!dir.join("warm.new").exists());
 }
 
 /// Each opening notes an epoch in the journal: that must never fill it up.
 #[test]
-fn inspections_may_run_side_by_side() {
+fn many_inspections_do_not_fill_the_journal() {
     let (_held, dir) = store();
     commit(&dir);
     let of = |report: &Value| report["journal_bytes"].as_u64().unwrap();
-    let first = of(&look(&["stat", "--json"], &dir).json());
+    let first = of(&inspect(&["stat", "--json"], &dir).json());
     for _ in 0..40 {
-        look(&["stat"], &dir).fine();
+        inspect(&["stat"], &dir).fine();
     }
-    let last = of(&look(&["stat", "--json"], &dir).json());
+    let last = of(&inspect(&["stat", "--json"], &dir).json());
     // Each look takes up a block of the journal; where it gets full it is given up, as after a commit.
     assert!(last <= first, "{last} bytes, {first} before");
-    assert_eq!(look(&["stat", "--json"], &dir).json()["seq"], 3);
+    assert_eq!(inspect(&["stat", "--json"], &dir).json()["seq"], 3);
     commit(&dir);
 }
 
@@ -131,8 +131,8 @@ fn a_sound_store_is_said_to_be_sound() {
     let (_held, dir) = store();
     commit(&dir);
     let counts = "6 pages of data, 2 free, 2 never written, 2 of 2 superblocks whole";
-    assert_eq!(look(&["verify"], &dir).fine(), format!("{}: sound: {counts}\n", dir.display()));
-    let outcome = look(&["verify", "--json"], &dir);
+    assert_eq!(inspect(&["verify"], &dir).fine(), format!("{}: sound: {counts}\n", dir.display()));
+    let outcome = inspect(&["verify", "--json"], &dir);
     assert_eq!(
         outcome.json(),
         json!({
@@ -153,17 +153,17 @@ fn each_fault_is_named_and_ends_with_1() {
     let mut page = vec![0; 4096];
     File::open(dir.join("data")).unwrap().read_exact_at(&mut page, 3 * PAGE).unwrap();
     overwrite(&dir.join("data"), 7 * PAGE, &page);
-    let outcome = look(&["verify"], &dir);
+    let outcome = inspect(&["verify"], &dir);
     let (code, text) = (outcome.code, outcome.stdout);
     assert_eq!((code, text.lines().count()), (1, 3), "{text}");
     assert!(text.contains("page 4 is damaged: its checksum does not hold"), "{text}");
     assert!(text.contains("page 7 is damaged: page 3 stands in its place"), "{text}");
     assert!(text.lines().last().unwrap().contains(": 2 faults: "), "{text}");
-    let outcome = look(&["verify", "--json"], &dir);
+    let outcome = inspect(&["verify", "--json"], &dir);
     let report = outcome.json();
     assert_eq!((outcome.code, &report["sound"], &report["faults"]), (1, &json!(false), &json!(2)));
 
-    let listed = look(&["dump"], &dir);
+    let listed = inspect(&["dump"], &dir);
     assert_eq!(listed.code, 1);
     let damaged = listed.stdout.lines().filter(|line| line.contains("damaged")).collect::<Vec<_>>();
     assert_eq!(damaged.len(), 2, "{}", listed.stdout);
@@ -171,7 +171,7 @@ fn each_fault_is_named_and_ends_with_1() {
         damaged[0].contains("4  damaged") && damaged[0].ends_with("its checksum does not hold"),
         "{damaged:?}"
     );
-    let shown = look(&["dump", "--page", "4"], &dir);
+    let shown = inspect(&["dump", "--page", "4"], &dir);
     assert_eq!(shown.code, 1);
     assert!(
         shown.stdout.contains("damaged: its checksum") && shown.stdout.contains("|....rot."),
@@ -179,19 +179,19 @@ fn each_fault_is_named_and_ends_with_1() {
         shown.stdout
     );
     // What is not damaged is shown beside it.
-    look(&["dump", "--pages", "..4"], &dir).fine();
+    inspect(&["dump", "--pages", "..4"], &dir).fine();
 }
 
 #[test]
 fn a_rotten_superblock_is_a_fault_while_the_other_is_whole() {
     let (_held, dir) = store();
     // Of two the older: what counts stays.
-    let slots = look(&["stat", "--json"], &dir).json()["superblocks"].clone();
+    let slots = inspect(&["stat", "--json"], &dir).json()["superblocks"].clone();
     let older = u64::from(slots[0]["number"].as_u64() > slots[1]["number"].as_u64());
     overwrite(&dir.join("superblock"), older * SLOT as u64 + 50, b"rot");
-    let report = look(&["verify", "--json"], &dir).json();
+    let report = inspect(&["verify", "--json"], &dir).json();
     assert_eq!(report["whole_superblocks"], 1, "{report}");
-    let text = look(&["stat"], &dir).fine();
+    let text = inspect(&["stat"], &dir).fine();
     assert!(text.contains("1 of 2 whole"), "{text}");
 }
 
@@ -199,7 +199,7 @@ fn a_rotten_superblock_is_a_fault_while_the_other_is_whole() {
 fn pages_are_listed() {
     let (_held, dir) = store();
     commit(&dir);
-    let text = look(&["dump"], &dir).fine();
+    let text = inspect(&["dump"], &dir).fine();
     for expected in [
         "10 pages of 4 KiB, as of commit 3",
         "root       page 3",
@@ -220,7 +220,7 @@ fn pages_are_listed() {
     assert_eq!((kinds[5], kinds[6]), (("5", "trunk", "2", "file"), ("6", "free", "2", "file")));
     assert_eq!((kinds.len(), kinds[9]), (10, ("9", "never-written", "0", "file")));
 
-    let report = look(&["dump", "--json"], &dir).json();
+    let report = inspect(&["dump", "--json"], &dir).json();
     assert_eq!(report["pages"].as_array().map(Vec::len), Some(10));
     assert_eq!(report["free_list"], json!({"pages": 2, "trunks": [{"page": 5, "names": 1}], "fault": null}));
     assert_eq!((&report["root"], &report["metadata"]), (&json!(3), &json!("747265650a")));
@@ -230,16 +230,16 @@ fn pages_are_listed() {
 #[test]
 fn lists_are_as_long_as_asked_for() {
     let (_held, dir) = store();
-    let text = look(&["dump", "--limit", "4"], &dir).fine();
+    let text = inspect(&["dump", "--limit", "4"], &dir).fine();
     assert!(text.ends_with("6 pages more: see --limit and --pages\n"), "{text}");
-    let report = look(&["dump", "--json", "--pages", "2..", "-n", "3"], &dir).json();
+    let report = inspect(&["dump", "--json", "--pages", "2..", "-n", "3"], &dir).json();
     let numbers: Vec<_> =
         report["pages"].as_array().unwrap().iter().map(|page| page["page"].clone()).collect();
     assert_eq!(numbers, [2, 3, 4]);
-    let report = look(&["dump", "--json", "--pages", "8..100"], &dir).json();
+    let report = inspect(&["dump", "--json", "--pages", "8..100"], &dir).json();
     assert_eq!(report["pages"].as_array().map(Vec::len), Some(2));
     for arguments in [&["dump", "--pages", "10.."][..], &["dump", "--page", "10"]] {
-        let outcome = look(arguments, &dir);
+        let outcome = inspect(arguments, &dir);
         assert_eq!(outcome.code, 1);
         assert_eq!(outcome.stderr, "pagekeeper: page 10 is out of range: the store has 10 pages\n");
     }
@@ -248,15 +248,15 @@ fn lists_are_as_long_as_asked_for() {
 #[test]
 fn one_page_is_shown_byte_by_byte() {
     let (_held, dir) = store();
-    let text = look(&["dump", "--page", "3"], &dir).fine();
+    let text = inspect(&["dump", "--page", "3"], &dir).fine();
     assert!(text.starts_with("page 3: data\n  changed last by commit 1, CRC-32C "), "{text}");
     assert!(text.contains("00000000  68 65 6c 6c 6f 00 00 00  00"), "{text}");
     assert!(text.ends_with("*\n00000fe0\n"), "{text}");
-    let report = look(&["dump", "--page", "3", "--json"], &dir).json();
+    let report = inspect(&["dump", "--page", "3", "--json"], &dir).json();
     let payload = report["payload"].as_str().unwrap();
     assert!(payload.starts_with("68656c6c6f00") && payload.len() == 2 * (4096 - 32), "{report}");
     commit(&dir);
-    let text = look(&["dump", "--page", "0"], &dir).fine();
+    let text = inspect(&["dump", "--page", "0"], &dir).fine();
     assert!(text.contains("from the journal") && text.contains("|new....."), "{text}");
 }
 
@@ -284,7 +284,7 @@ fn what_is_no_store_is_reported_and_left_alone() {
             (file.clone(), "Not a directory"),
             (other.clone(), "no superblock in it is whole"),
         ] {
-            let outcome = look(&[command], &dir);
+            let outcome = inspect(&[command], &dir);
             assert_eq!((outcome.code, outcome.stdout.as_str()), (1, ""), "{command} {}", dir.display());
             assert!(outcome.stderr.contains(reason), "{command} {}: {}", dir.display(), outcome.stderr);
             assert!(outcome.stderr.contains(&dir.display().to_string()), "{}", outcome.stderr);
@@ -304,7 +304,7 @@ fn a_newer_format_is_reported_and_left_alone() {
         slot[SLOT - 4..].copy_from_slice(&crc.to_le_bytes());
     }
     std::fs::write(&path, &bytes).unwrap();
-    let outcome = look(&["stat"], &dir);
+    let outcome = inspect(&["stat"], &dir);
     assert_eq!(outcome.code, 1);
     assert!(outcome.stderr.contains("version 9, which this pagekeeper does not know"), "{outcome:?}");
     assert_eq!(std::fs::read(&path).unwrap(), bytes);
@@ -315,14 +315,14 @@ fn a_store_that_is_open_elsewhere_is_reported() {
     let (_held, dir) = store();
     let held = Store::options().create(Create::Never).open(&dir).unwrap();
     for command in ["stat", "verify", "dump"] {
-        let outcome = look(&[command], &dir);
+        let outcome = inspect(&[command], &dir);
         assert_eq!(outcome.code, 1);
         let expected =
             format!("pagekeeper: {}: in use: another process has this store open\n", dir.display());
         assert_eq!(outcome.stderr, expected);
     }
     held.close().unwrap();
-    look(&["stat"], &dir).fine();
+    inspect(&["stat"], &dir).fine();
 }
 
 #[test]
