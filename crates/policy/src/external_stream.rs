@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_was_not_looked_at_in_time_nothing_is_known() {
+    fn of_what_was_not_sampled_in_time_nothing_is_known() {
         let mut late = ExternalStream::met(5 * MIB, None);
         assert_eq!(late.unseen(20 * MIB), mib(4..20));
         late.saw(20 * MIB, [mib(4..13)]);

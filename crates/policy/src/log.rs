@@ -21,7 +21,7 @@ const AGAIN: u64 = 64 << 10;
 
 /// What a writer has written of one file of a log, as far as it was in order: the run that it is in now.
 ///
-/// A write elsewhere (a header, a checkpoint) is no part of it; two in a row there are a new run: a ring's next lap.
+/// A write elsewhere (a header, a checkpoint) is no part of it; two in a row there are a new run: a ring that has wrapped around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// The run's bytes.
@@ -167,8 +167,8 @@ impl Run {
         (self.from < end).then_some(self.from..end)
     }
 
-    /// The file was cut or lengthened to `size` bytes.
-    pub fn cut(&mut self, size: u64) {
+    /// The file was truncated or lengthened to `size` bytes.
+    pub fn truncated(&mut self, size: u64) {
         self.existing = self.existing.min(size);
         if self.begun && size < self.end {
             *self = Self { parts: self.parts, ..Self::new(self.existing, self.detects, self.shared) };
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_goes_lap_by_lap_and_its_header_is_left_alone() {
+    fn a_ring_goes_each_time_around_and_its_header_is_left_alone() {
         let mut run = Run::new(0, true, false);
         let mut left = Vec::new();
         for _ in 0..3 {
@@ -270,12 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_was_cut_begins_anew() {
+    fn a_log_that_was_truncated_begins_anew() {
         let mut run = Run::new(0, true, false);
         run.wrote(0..5 * W);
-        run.cut(9 * W);
+        run.truncated(9 * W);
         assert_eq!(run.due(u64::MAX), Some(0..5 * W));
-        run.cut(W);
+        run.truncated(W);
         assert_eq!((run.due(u64::MAX), run.left()), (None, None));
         run.wrote(W..4 * W);
         assert_eq!(run.due(u64::MAX), Some(W..4 * W));

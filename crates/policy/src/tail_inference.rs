@@ -20,7 +20,7 @@
 //!    writer has left it. (Without this a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The
 //!    header's window is never passed: the next checkpoint comes back to it.
 //! 4. Any other is forgotten when it was not hot for [`QUIET_STEPS`] consecutive steps in each of which a
-//!    window other than the header's was fresh: so the end of the ring is forgotten after a lap, and the old
+//!    window other than the header's was fresh: so the end of the ring is forgotten after a wraparound, and the old
 //!    place after a jump.
 //! 5. Time alone forgets nothing: but for invariant 7, the last window of an idle writer stays protected for as
 //!    long as it is idle, and the same sample twice changes nothing.
@@ -37,7 +37,7 @@
 //! far ahead of the writer are released as soon as the tail is known, so this takes adjacent windows whose
 //! release was refused, or a writer that goes further than [`AHEAD`] in the first step in which it is seen. A
 //! program that reads through a ring makes windows fresh; if the writer is idle meanwhile, its last window can
-//! be released after [`QUIET_STEPS`] steps. A writer that laps the whole file between two steps is not
+//! be released after [`QUIET_STEPS`] steps. A writer that goes around the whole file between two steps is not
 //! followed. Each costs one page read at the writer's next partial write, never data.
 
 use std::ops::Range;

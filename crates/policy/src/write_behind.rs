@@ -226,8 +226,8 @@ impl WriteBehind {
         self.written - self.from
     }
 
-    /// The file was cut.
-    pub fn cut(&mut self, size: u64) {
+    /// The file was truncated.
+    pub fn truncated(&mut self, size: u64) {
         self.size = size;
         for end in
             [&mut self.from, &mut self.released, &mut self.waited, &mut self.started, &mut self.written]
@@ -389,7 +389,7 @@ mod tests {
             assert!(behind.wrote(nth * 4096..nth * 4096 + 9, PACE).is_none());
         }
         assert_eq!(behind.rest(true).count(), OLD + 1);
-        behind.cut(0);
+        behind.truncated(0);
         assert_eq!(behind.rest(true).count(), OLD);
     }
 

@@ -201,7 +201,7 @@ proptest! {
             ring.apply(&Op::Retry)?;
             ring.step()?;
         }
-        // what one step wrote and slack behind it, here and at the end of the ring; the header; after a lap the start,
+        // what one step wrote and slack behind it, here and at the end of the ring; the header; after a wraparound the start,
         // where the writer went on; and what is being written
         let slack = slack.div_ceil(WINDOW);
         let paces = pace.div_ceil(WINDOW) + 1;

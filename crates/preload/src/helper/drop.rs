@@ -11,7 +11,7 @@ use libc::c_int;
 use crate::counters::Count;
 use crate::process;
 use crate::rules::reader::{PAGES, resident, resident_pages, sees_pages};
-use crate::rules::writer::wait_by_looking;
+use crate::rules::writer::wait_by_polling;
 use crate::sys::{self, Errno};
 
 /// Nanoseconds after which pages that stayed are dropped again, once.
@@ -47,7 +47,7 @@ pub(crate) fn write_and_drop(file: c_int, range: Range<u64>, is_lost: &dyn Fn() 
         process::count(Count::Failures, 1);
         return 0;
     }
-    if !has_counts || wait_by_looking(file, &range, sys::now(), is_lost).is_none() {
+    if !has_counts || wait_by_polling(file, &range, sys::now(), is_lost).is_none() {
         return drop_as_written(file, &range, is_lost).bytes;
     }
     if is_lost() {
@@ -135,7 +135,7 @@ fn drop_window(
             return false;
         }
         let now = sys::now();
-        // Cut away meanwhile: nothing is left there.
+        // Truncated meanwhile: nothing is left there.
         stay = resident().unwrap_or(0);
         if stay < least {
             *went = went.saturating_add(least - stay);

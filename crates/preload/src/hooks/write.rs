@@ -1,4 +1,4 @@
-//! Files are written, cut and lengthened.
+//! Files are written, truncated and lengthened.
 
 use core::ffi::{c_int, c_void};
 
@@ -69,7 +69,7 @@ macro_rules! pwritev2 {
 }
 pwritev2!(pwritev2 pwritev64v2);
 
-/// The file has been cut, or lengthened.
+/// The file has been truncated, or lengthened.
 fn resized(slot: &Slot, fd: c_int) {
     if process::is_on()
         && let Ok(stat) = sys::fstat(fd)

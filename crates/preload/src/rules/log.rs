@@ -376,9 +376,9 @@ pub fn after_sync(slot: &Slot, fd: c_int) {
     });
 }
 
-/// After the file was cut or lengthened to `size` bytes.
+/// After the file was truncated or lengthened to `size` bytes.
 pub fn after_truncate(slot: &Slot, size: u64) {
-    slot.with(|state| state.log.run.cut(size));
+    slot.with(|state| state.log.run.truncated(size));
 }
 
 /// After the file was mapped: mapped pages can't be dropped, and where they are written is not seen.

@@ -239,10 +239,10 @@ pub fn leaves_out(slot: &Slot, advice: c_int) -> bool {
         && slot.with(|state| state.is_used && state.reader.is_covered() && !state.is_watched) == Some(true)
 }
 
-/// After the file was cut or lengthened to `length`.
+/// After the file was truncated or lengthened to `length`.
 pub fn after_truncate(slot: &Slot, length: u64) {
     if output_of(slot.kind()).is_some() {
-        slot.with(|state| state.writer.cut(length));
+        slot.with(|state| state.writer.truncated(length));
     } else if slot.kind() == Kind::Log {
         log::after_truncate(slot, length);
     }

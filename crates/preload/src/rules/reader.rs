@@ -403,7 +403,7 @@ impl ResidencyProbe {
         for window in windows(range) {
             let known = resident(fd, &window).is_ok_and(|bytes| stream.saw(&window, bytes));
             if !known {
-                self.look_at_pages(stream, fd, &window, size);
+                self.sample_pages(stream, fd, &window, size);
             }
         }
         true
@@ -419,7 +419,7 @@ impl ResidencyProbe {
     ) -> bool {
         let can = self.sees_pages(fd, size);
         for window in windows(range).filter(|_| can) {
-            if let Some(bytes) = self.look_at_pages(stream, fd, &window, size) {
+            if let Some(bytes) = self.sample_pages(stream, fd, &window, size) {
                 count(Count::StreamWasResident, bytes);
             }
         }
@@ -432,7 +432,7 @@ impl ResidencyProbe {
     }
 
     /// Page by page: how many bytes are resident; `None` if it can't be seen.
-    fn look_at_pages<const PARTLY: usize>(
+    fn sample_pages<const PARTLY: usize>(
         &mut self,
         stream: &mut StreamOf<PARTLY>,
         fd: c_int,

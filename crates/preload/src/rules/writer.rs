@@ -135,9 +135,9 @@ impl Writer {
         }
     }
 
-    /// The file was cut or lengthened.
-    pub fn cut(&mut self, size: u64) {
-        self.behind.cut(size);
+    /// The file was truncated or lengthened.
+    pub fn truncated(&mut self, size: u64) {
+        self.behind.truncated(size);
     }
 
     /// Forgets what was written.
@@ -202,7 +202,7 @@ impl Writer {
             if let (false, Some(range), Some(released)) =
                 (was_seen || self.is_blind, &due.release, output.released)
             {
-                was_seen = paused(start, || helper::wait_dropped(fd, range, released, WAIT_MAX));
+                was_seen = throttled(start, || helper::wait_dropped(fd, range, released, WAIT_MAX));
                 self.is_blind = !was_seen;
             }
             if was_seen {
@@ -281,11 +281,11 @@ fn begin(fd: c_int, range: &Range<u64>, output: Output) -> bool {
 
 /// Waits from `start` on until the range is written, as long as there is hope. `false`: where that can't be seen.
 fn wait(fd: c_int, range: &Range<u64>, start: u64) -> bool {
-    table::has_counts(fd) && paused(start, || wait_by_looking(fd, range, start, &|| false).is_some())
+    table::has_counts(fd) && throttled(start, || wait_by_polling(fd, range, start, &|| false).is_some())
 }
 
 /// Counts the pause that a writer makes from `start` on.
-fn paused(start: u64, wait: impl FnOnce() -> bool) -> bool {
+fn throttled(start: u64, wait: impl FnOnce() -> bool) -> bool {
     let was_seen = wait();
     let waited = sys::now().saturating_sub(start);
     if waited > PAUSE {
@@ -297,7 +297,7 @@ fn paused(start: u64, wait: impl FnOnce() -> bool) -> bool {
 
 /// Waits, from `start` on, until the range is written, or `is_lost` says that nobody needs it: whether it is. `None`: cachestat(2) can't
 /// be had.
-pub fn wait_by_looking(
+pub fn wait_by_polling(
     fd: c_int,
     range: &Range<u64>,
     start: u64,
