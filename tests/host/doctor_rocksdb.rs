@@ -1,4 +1,4 @@
-//! The doctor beside a real `RocksDB` whose writer is paused for dirty pages: found, fixed, gone.
+//! The doctor beside a real `RocksDB` whose writer is throttled for dirty pages: found, fixed, gone.
 //!
 //! Needs root and Debian's rocksdb-tools; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Skips in any case on a host without the blkio controller of cgroup version 1. The limits on dirty pages are the whole machine's: they are low while a
@@ -102,7 +102,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     // A watch in which the machine did not stand still.
     let examine = |load: &Load| {
         let reported = |report: &Value| {
-            find(report, "writers-throttled").is_some_and(|paused| paused["severity"] == "serious")
+            find(report, "writers-throttled").is_some_and(|throttled| throttled["severity"] == "serious")
                 && ["shared-device", "dirty-limits"].iter().all(|kind| find(report, kind).is_some())
         };
         let mut report = load.examine();
@@ -115,19 +115,19 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
         report
     };
     let report = with_load(&disk, &[], examine);
-    let paused = find(&report, "writers-throttled").unwrap_or_else(|| panic!("not found: {report:#}"));
-    assert_eq!(paused["severity"], "serious", "{paused:#}");
-    let writer = &paused["evidence"][0]["figures"];
-    assert_eq!(writer["task"], "db_bench", "{paused:#}");
+    let throttled = find(&report, "writers-throttled").unwrap_or_else(|| panic!("not found: {report:#}"));
+    assert_eq!(throttled["severity"], "serious", "{throttled:#}");
+    let writer = &throttled["evidence"][0]["figures"];
+    assert_eq!(writer["task"], "db_bench", "{throttled:#}");
     assert_eq!(writer["background"], false);
     assert_eq!(writer["device"], disk.device());
     assert!(writer["pauses"].as_u64() > Some(0) && writer["throttled_seconds"].as_f64() > Some(0.0));
     let evidence = |name: &str| {
-        let all = paused["evidence"].as_array().expect("evidence");
+        let all = throttled["evidence"].as_array().expect("evidence");
         all.iter().map(|one| &one["figures"][name]).find(|figure| !figure.is_null()).cloned()
     };
-    assert!(evidence("over_bytes").is_some_and(|over| over.as_u64() > Some(0)), "{paused:#}");
-    assert_eq!(evidence("limit_bytes"), Some(LIMITS.1.into()), "{paused:#}");
+    assert!(evidence("over_bytes").is_some_and(|over| over.as_u64() > Some(0)), "{throttled:#}");
+    assert_eq!(evidence("limit_bytes"), Some(LIMITS.1.into()), "{throttled:#}");
     let owners = evidence("shares").expect("whose pages they were");
     assert!(owners[0]["owner"].as_str().is_some_and(|owner| owner.contains("db_bench")), "{owners:#}");
     assert!(
@@ -135,10 +135,10 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
         "tables are among what was written: {owners:#}"
     );
     let direct = "use_direct_io_for_flush_and_compaction";
-    let fixes = paused["fixes"].as_array().expect("fixes");
+    let fixes = throttled["fixes"].as_array().expect("fixes");
     assert!(
         fixes.iter().any(|fix| fix["act"].as_str().is_some_and(|act| act.starts_with(direct))),
-        "{paused:#}"
+        "{throttled:#}"
     );
     let together = find(&report, "shared-device").unwrap_or_else(|| panic!("not found: {report:#}"));
     assert_eq!(together["evidence"][0]["figures"]["device"], disk.device());
@@ -151,12 +151,12 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     );
 
     // The fix that it names.
-    let fixed = || {
+    let gone = || {
         let option = format!("--{direct}=true");
         let report = with_load(&disk, &[&option], Load::examine);
         let left = ["writers-throttled", "shared-device"].map(|kind| find(&report, kind).cloned());
         if left.iter().all(Option::is_none) { Ok(()) } else { Err(left) }
     };
-    let tries: Vec<_> = (0..TRIES).map_while(|_| fixed().err()).collect();
+    let tries: Vec<_> = (0..TRIES).map_while(|_| gone().err()).collect();
     assert!(tries.len() < TRIES, "it still waits: {:#?}", tries.last());
 }

@@ -153,7 +153,7 @@ impl MetricsState {
         (known, points.into())
     }
 
-    /// Hears an event of the guard.
+    /// Records an event of the guard.
     pub(super) fn record(&self, event: &Event) {
         let mut known = self.lock();
         match event {

@@ -136,8 +136,8 @@ fn found(
         },
         None => String::new(),
     };
-    let mut fixes = index.map(|index| settings_for(observation, index, &files)).unwrap_or_default();
-    fixes.extend(fix(mixed_with, &files));
+    let mut all_fixes = index.map(|index| settings_for(observation, index, &files)).unwrap_or_default();
+    all_fixes.extend(fix(mixed_with, &files));
     Finding {
         kind: Kind::MixedIo,
         severity,
@@ -145,7 +145,7 @@ fn found(
         title,
         evidence,
         cost,
-        fixes,
+        fixes: all_fixes,
         pagekeeper: match mixed_with {
             MixedWith::Leftover => Some(format!(
                 "pagekeeper doctor{scope} --fix evicts them, and reports what stayed and why; it leaves files \

@@ -228,7 +228,7 @@ impl Sum {
     }
 }
 
-/// Whether a thread does work in the background: being braked is what it is for. RocksDB names its threads for flushing
+/// Whether a thread does work in the background: being slowed is what the limits are for. RocksDB names its threads for flushing
 /// and merging so, in every program that embeds it; PostgreSQL has processes, which say it in their titles.
 fn is_background(observation: &Observation<'_>, task: &Task) -> bool {
     // "postgres: checkpointer", or "postgres: NAME OF THE CLUSTER: checkpointer".
