@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use globset::{Glob, GlobMatcher};
 use pagekeeper_policy::names::{Matched, Pattern};
-use pagekeeper_policy::{BulkPages, FileClass, Rewrite, Rule};
+use pagekeeper_policy::{BulkPages, FileClass, RewriteSource, Rule};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -77,16 +77,16 @@ pub struct LogSpec {
     pub rule: Rule,
     /// How their writer comes back to old bytes.
     #[serde(default)]
-    pub rewrite: Rewrite,
+    pub rewrite: RewriteSource,
     /// Where their writer is seen.
     #[serde(default)]
     pub position: PositionSpec,
     /// Which of them is the writer's.
     #[serde(default)]
     pub newest: NewestSpec,
-    /// An option of the database's command line that makes the blocks of [`Rewrite::DeviceBlocks`] larger.
+    /// An option of the database's command line that makes the blocks of [`RewriteSource::DeviceBlocks`] larger.
     pub block_option: Option<String>,
-    /// Where the database says that it recycles files of a log that is [`Rewrite::Detect`].
+    /// Where the database says that it recycles files of a log that is [`RewriteSource::Detect`].
     pub recycled_if: Option<RecycledIf>,
     /// What to do about a log that is kept because it is overwritten in parts of pages.
     pub hint: Option<String>,

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use pagekeeper_catalog::{PositionSpec, Profile};
-use pagekeeper_policy::{FileClass, Rewrite};
+use pagekeeper_policy::{FileClass, Rewrite, RewriteSource};
 
 #[test]
 fn a_profile_in_toml_alone_knows_the_files_of_etcd() {
@@ -29,5 +29,8 @@ fn a_profile_in_toml_alone_knows_the_files_of_etcd() {
     let next = sequence("0000000000000010-00000000000101c3.wal");
     assert_eq!((first.0, &first.1, first.2 + 1), (next.0, &next.1, next.2), "neighbours in one log");
     let log = &profile.logs[0];
-    assert_eq!((log.rewrite, log.position), (Rewrite::Never, PositionSpec::Preallocated));
+    assert_eq!(
+        (log.rewrite, log.position),
+        (RewriteSource::Known(Rewrite::Never), PositionSpec::Preallocated)
+    );
 }

@@ -26,7 +26,7 @@ use pagekeeper_kernel::{
     Error, Inode, InspectedFile, Links, Result, open_directory, page_size, physical_block_size,
 };
 use pagekeeper_policy::names::{Number, SegmentSize};
-use pagekeeper_policy::{FileId, LogId, Rewrite};
+use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource};
 use rustix::fs::{AtFlags, RawDir, StatxFlags};
 
 use crate::sample::{Sample, sample};
@@ -269,10 +269,8 @@ impl Directory {
     /// What is known of a log before anything was seen of its writer.
     fn rewrite_at_first(&self, spec: &LogSpec, dev: u64, fd: BorrowedFd<'_>, names: &[OsString]) -> Rewrite {
         match spec.rewrite {
-            Rewrite::Never => Rewrite::Never,
-            Rewrite::WholePages => Rewrite::WholePages,
-            Rewrite::SubPages => Rewrite::SubPages,
-            Rewrite::DeviceBlocks => {
+            RewriteSource::Known(rewrite) => rewrite,
+            RewriteSource::DeviceBlocks => {
                 let device = physical_block_size(Path::new("/sys"), dev).unwrap_or(512);
                 let option =
                     spec.block_option.as_ref().and_then(|name| size_option(&self.command_line, name));
@@ -282,7 +280,7 @@ impl Directory {
                     Rewrite::SubPages
                 }
             }
-            Rewrite::Detect => match &spec.recycled_if {
+            RewriteSource::Detect => match &spec.recycled_if {
                 Some(recycled) if are_recycled(fd, names, recycled) => Rewrite::SubPages,
                 _ => Rewrite::Never,
             },
@@ -312,7 +310,7 @@ impl Directory {
     /// A log that only appends makes its files in the order of their numbers. One that is older than a file
     /// before it was renamed: it is recycled.
     fn recognise_recycling(&mut self, log: LogId) {
-        if self.logs[&log].rewrite != Rewrite::Never || self.spec(log).rewrite != Rewrite::Detect {
+        if self.logs[&log].rewrite != Rewrite::Never || self.spec(log).rewrite != RewriteSource::Detect {
             return;
         }
         let mut files: Vec<(u64, i128)> = self
@@ -329,7 +327,7 @@ impl Directory {
 
     /// Takes note that a log's writer was seen to overwrite a file, where the profile leaves that to be seen.
     pub(crate) fn overwrites(&mut self, log: LogId) {
-        if self.spec(log).rewrite == Rewrite::Detect
+        if self.spec(log).rewrite == RewriteSource::Detect
             && let Some(log) = self.logs.get_mut(&log)
         {
             log.rewrite = Rewrite::SubPages;

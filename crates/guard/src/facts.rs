@@ -13,7 +13,7 @@ use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec, postgresql};
 use pagekeeper_kernel::process::Access;
 use pagekeeper_policy::names::Number;
 use pagekeeper_policy::{
-    Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite,
+    Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite, RewriteSource,
 };
 
 use crate::descriptors::Descriptor;
@@ -39,7 +39,7 @@ pub(crate) fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> 
 /// does not move.
 pub(crate) fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) -> Vec<LogId> {
     let mut overwritten = Vec::new();
-    let detected = |log: &Log| directory.profile.logs[log.spec].rewrite == Rewrite::Detect;
+    let detected = |log: &Log| directory.profile.logs[log.spec].rewrite == RewriteSource::Detect;
     if by_file.is_empty() || !directory.logs.values().any(detected) {
         return overwritten;
     }
@@ -106,7 +106,7 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
                 continue;
             }
             // It may be recycled: the next tick shows, and until then it is left alone.
-            let may_be_recycled = spec.rewrite == Rewrite::Detect && rewrite == Rewrite::Never;
+            let may_be_recycled = spec.rewrite == RewriteSource::Detect && rewrite == Rewrite::Never;
             if may_be_recycled && short_of_end(entry, by_file).is_some() {
                 continue;
             }

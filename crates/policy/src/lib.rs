@@ -57,7 +57,9 @@ pub use act::{Act, Warning};
 pub use disk::{BulkProfile, DepthProfile, DirectProfile, DiskProfile, MixedProfile, UncachedProfile};
 #[cfg(feature = "std")]
 pub use facts::{Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Window};
-pub use rule::{BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rewrite, Rule, number};
+pub use rule::{
+    BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rewrite, RewriteSource, Rule, number,
+};
 #[cfg(feature = "std")]
 pub use state::StepState;
 #[cfg(feature = "std")]

@@ -157,60 +157,85 @@ impl fmt::Display for Rule {
 ///
 /// It decides whether a released page costs a read later: a whole page that is overwritten does not need its old
 /// content, a part of a page does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(feature = "std", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rewrite {
-    /// It only appends, as far as can be seen; a recycled file is recognised by what is written to it.
-    #[default]
-    Detect,
     /// It only appends: no released page is written again, but for the tail page.
     Never,
     /// It overwrites whole aligned pages (a ring, recycled segments): releasing costs nothing.
     WholePages,
     /// It overwrites parts of pages: a released page would be read again before each write. Never released.
     SubPages,
-    /// It overwrites blocks of the device's physical block size: whole pages where that is a page or more. Who does
-    /// not know the device takes it for parts of pages, or goes by what is written.
-    DeviceBlocks,
 }
 
 impl Rewrite {
+    /// Whether a released page would be read again before it is written: such a file is kept.
+    pub const fn needs_old_pages(self) -> bool {
+        match self {
+            Self::Never | Self::WholePages => false,
+            Self::SubPages => true,
+        }
+    }
+}
+
+/// Where it is known from how a log's writer comes back to old bytes: what a profile says of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum RewriteSource {
+    /// From what is written: it is taken to append only until a file is seen to be recycled.
+    #[default]
+    Detect,
+    /// From the device: its physical blocks are overwritten, which are whole pages where they are a page or more. Who does
+    /// not know the device goes by what is written.
+    DeviceBlocks,
+    /// From the profile.
+    Known(Rewrite),
+}
+
+impl RewriteSource {
+    const ALL: [Self; 5] = [
+        Self::Detect,
+        Self::DeviceBlocks,
+        Self::Known(Rewrite::Never),
+        Self::Known(Rewrite::WholePages),
+        Self::Known(Rewrite::SubPages),
+    ];
+
     /// Its name, as configurations give it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Detect => "detect",
-            Self::Never => "never",
-            Self::WholePages => "whole-pages",
-            Self::SubPages => "sub-pages",
             Self::DeviceBlocks => "device-blocks",
+            Self::Known(Rewrite::Never) => "never",
+            Self::Known(Rewrite::WholePages) => "whole-pages",
+            Self::Known(Rewrite::SubPages) => "sub-pages",
         }
     }
 
     /// Reads the name; `None` if it is anything else.
     ///
     /// ```
-    /// use pagekeeper_policy::Rewrite;
-    /// assert_eq!(Rewrite::from_text(b"whole-pages"), Some(Rewrite::WholePages));
+    /// use pagekeeper_policy::{Rewrite, RewriteSource};
+    /// assert_eq!(RewriteSource::from_text(b"whole-pages"), Some(RewriteSource::Known(Rewrite::WholePages)));
     /// ```
     pub fn from_text(text: &[u8]) -> Option<Self> {
-        let all = [Self::Detect, Self::Never, Self::WholePages, Self::SubPages, Self::DeviceBlocks];
-        all.into_iter().find(|rewrite| rewrite.as_str().as_bytes() == text)
-    }
-
-    /// Whether a released page would be read again before it is written: such a file is kept. [`Rewrite::Detect`] is no
-    /// such file until its writer shows that it is one; [`Rewrite::DeviceBlocks`] is one as long as nobody knows the
-    /// device's blocks.
-    pub const fn needs_old_pages(self) -> bool {
-        match self {
-            Self::Detect | Self::Never | Self::WholePages => false,
-            Self::SubPages | Self::DeviceBlocks => true,
-        }
+        Self::ALL.into_iter().find(|source| source.as_str().as_bytes() == text)
     }
 }
 
-impl fmt::Display for Rewrite {
+impl fmt::Display for RewriteSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
+    }
+}
+
+#[cfg(feature = "std")]
+impl<'de> serde::Deserialize<'de> for RewriteSource {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const NAMES: [&str; 5] = {
+            let all = RewriteSource::ALL;
+            [all[0].as_str(), all[1].as_str(), all[2].as_str(), all[3].as_str(), all[4].as_str()]
+        };
+        let name = String::deserialize(deserializer)?;
+        Self::from_text(name.as_bytes()).ok_or_else(|| serde::de::Error::unknown_variant(&name, &NAMES))
     }
 }
 
@@ -283,7 +308,7 @@ mod tests {
 
         #[test]
         fn no_text_is_too_odd(text: Vec<u8>) {
-            let _ = (Rule::from_text(&text), Rewrite::from_text(&text), BulkPages::from_text(&text));
+            let _ = (Rule::from_text(&text), RewriteSource::from_text(&text), BulkPages::from_text(&text));
         }
     }
 
@@ -302,15 +327,13 @@ mod tests {
         ] {
             assert_eq!(Rule::from_text(text.as_bytes()), None, "{text}");
         }
-        assert_eq!((Rewrite::from_text(b""), BulkPages::from_text(b"drop")), (None, None));
+        assert_eq!((RewriteSource::from_text(b""), BulkPages::from_text(b"drop")), (None, None));
     }
 
     #[test]
     fn each_kind_of_rewriting_and_of_pages_is_read_as_it_was_written() {
-        for rewrite in
-            [Rewrite::Detect, Rewrite::Never, Rewrite::WholePages, Rewrite::SubPages, Rewrite::DeviceBlocks]
-        {
-            assert_eq!(Rewrite::from_text(rewrite.to_string().as_bytes()), Some(rewrite));
+        for source in RewriteSource::ALL {
+            assert_eq!(RewriteSource::from_text(source.to_string().as_bytes()), Some(source));
         }
         for pages in [BulkPages::Keep, BulkPages::Release] {
             assert_eq!(BulkPages::from_text(pages.to_string().as_bytes()), Some(pages));

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 #[cfg(not(feature = "interpose"))]
 use std::path::PathBuf;
 
-use pagekeeper_policy::{BulkPages, Rewrite, Rule, names, number};
+use pagekeeper_policy::{BulkPages, RewriteSource, Rule, names, number};
 
 /// The environment variable that holds the text.
 pub const VARIABLE: &str = "PAGEKEEPER_RUN";
@@ -43,7 +43,7 @@ pub enum Action {
         /// How far.
         rule: Rule,
         /// How its writer comes back.
-        rewrite: Rewrite,
+        rewrite: RewriteSource,
     },
     /// Bulk output: written behind the writer, who waits for it.
     Bulk(BulkPages),
@@ -180,7 +180,8 @@ fn rule(text: &[u8]) -> Option<PlannedRule<'_>> {
         b"log" => {
             let (rule, rest) = split_word(rest);
             let (rewrite, rest) = split_word(rest);
-            let action = Action::Log { rule: Rule::from_text(rule)?, rewrite: Rewrite::from_text(rewrite)? };
+            let action =
+                Action::Log { rule: Rule::from_text(rule)?, rewrite: RewriteSource::from_text(rewrite)? };
             (action, rest)
         }
         b"bulk" => {
@@ -285,6 +286,7 @@ impl Settings {
 #[cfg(all(test, not(feature = "interpose")))]
 mod tests {
     use super::*;
+    use pagekeeper_policy::Rewrite;
 
     fn settings() -> Settings {
         let file = |pattern: &str, action| FileRule { pattern: pattern.to_owned(), action };
@@ -302,7 +304,7 @@ mod tests {
                             "#innodb_redo/#ib_redo{n}",
                             Action::Log {
                                 rule: Rule::ReleaseBehindWriter { slack: 1 },
-                                rewrite: Rewrite::WholePages,
+                                rewrite: RewriteSource::Known(Rewrite::WholePages),
                             },
                         ),
                         file("*.ibd", Action::Data),
@@ -316,7 +318,7 @@ mod tests {
                             "{n}.log",
                             Action::Log {
                                 rule: Rule::ReleaseBehindFollowers { near_files: 3, slack: 4 << 20 },
-                                rewrite: Rewrite::Detect,
+                                rewrite: RewriteSource::Detect,
                             },
                         ),
                         file("*.sst", Action::Bulk(BulkPages::Keep)),
@@ -338,7 +340,10 @@ mod tests {
         let redo = plan.action_for(b"/d/#innodb_redo/#ib_redo12");
         assert_eq!(
             redo,
-            Some(Action::Log { rule: Rule::ReleaseBehindWriter { slack: 1 }, rewrite: Rewrite::WholePages })
+            Some(Action::Log {
+                rule: Rule::ReleaseBehindWriter { slack: 1 },
+                rewrite: RewriteSource::Known(Rewrite::WholePages)
+            })
         );
         assert_eq!(plan.action_for(b"shop/t.ibd"), Some(Action::Data));
         assert_eq!(plan.action_for(b"/d/1.sst"), None);

@@ -183,7 +183,7 @@ fn file_action(file: &FileSpec) -> Action {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_policy::{BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, Rewrite};
+    use pagekeeper_policy::{BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, Rewrite, RewriteSource};
     use pagekeeper_preload::settings::{Part, Plan};
 
     fn text(choice: &Choice) -> String {
@@ -202,7 +202,7 @@ mod tests {
     const FOLLOWED: Rule =
         Rule::ReleaseBehindFollowers { near_files: DEFAULT_NEAR_FILES, slack: DEFAULT_SLACK };
 
-    fn log(rule: Rule, rewrite: Rewrite) -> Action {
+    fn log(rule: Rule, rewrite: RewriteSource) -> Action {
         Action::Log { rule, rewrite }
     }
 
@@ -216,11 +216,11 @@ mod tests {
         assert_eq!(plan("sh").part, Part::None);
         let rocksdb = plan("db_bench");
         assert_eq!(rocksdb.action_for(b"/d/000012.sst"), Some(Action::Bulk(BulkPages::Keep)));
-        assert_eq!(rocksdb.action_for(b"/d/000012.log"), Some(log(BEHIND_WRITER, Rewrite::Detect)));
+        assert_eq!(rocksdb.action_for(b"/d/000012.log"), Some(log(BEHIND_WRITER, RewriteSource::Detect)));
         assert_eq!(rocksdb.action_for(b"/d/LOG"), None);
         assert_eq!(
             plan("postgres").action_for(b"pg_wal/000000010000000000000001"),
-            Some(log(FOLLOWED, Rewrite::WholePages))
+            Some(log(FOLLOWED, RewriteSource::Known(Rewrite::WholePages)))
         );
     }
 
@@ -230,9 +230,19 @@ mod tests {
         for (comm, redo) in [("mysqld", true), ("mariadbd", false)] {
             let plan = Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
             let mysql = plan.action_for(b"/d/#innodb_redo/#ib_redo7");
-            assert_eq!(mysql, redo.then(|| log(BEHIND_WRITER, Rewrite::WholePages)), "{comm}");
-            assert_eq!(plan.action_for(b"/d/ib_logfile0"), Some(log(BEHIND_WRITER, Rewrite::DeviceBlocks)));
-            assert_eq!(plan.action_for(b"/d/bin.000002"), Some(log(FOLLOWED, Rewrite::Never)));
+            assert_eq!(
+                mysql,
+                redo.then(|| log(BEHIND_WRITER, RewriteSource::Known(Rewrite::WholePages))),
+                "{comm}"
+            );
+            assert_eq!(
+                plan.action_for(b"/d/ib_logfile0"),
+                Some(log(BEHIND_WRITER, RewriteSource::DeviceBlocks))
+            );
+            assert_eq!(
+                plan.action_for(b"/d/bin.000002"),
+                Some(log(FOLLOWED, RewriteSource::Known(Rewrite::Never)))
+            );
             assert_eq!(plan.action_for(b"/d/shop/orders.ibd"), Some(Action::Data));
             assert_eq!(plan.action_for(b"/d/#sql-1.ibd"), Some(Action::Leave));
             assert_eq!(plan.action_for(b"/d/#rocksdb/1.sst"), Some(Action::Bulk(BulkPages::Keep)));
@@ -269,7 +279,7 @@ mod tests {
         let plan = |comm: &str| Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
         assert_eq!((plan("my-backup").part, plan("tar").part), (Part::Stream, Part::None));
         let own = plan("a-name-that-is-");
-        assert_eq!(own.action_for(b"x.7"), Some(log(Rule::ReleaseOnRotation, Rewrite::Detect)));
+        assert_eq!(own.action_for(b"x.7"), Some(log(Rule::ReleaseOnRotation, RewriteSource::Detect)));
         assert_eq!(own.action_for(b"y"), Some(Action::Bulk(BulkPages::Release)));
         assert_eq!(plan("mariadbd").action_for(b"bin.000001"), Some(Action::Leave));
     }

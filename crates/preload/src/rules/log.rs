@@ -12,7 +12,7 @@ use libc::c_int;
 use pagekeeper_policy::allowance::{Allowance, Writer, is_near, needed_from};
 use pagekeeper_policy::log::Run;
 use pagekeeper_policy::names::{self, SegmentSize};
-use pagekeeper_policy::{DEFAULT_SLACK, Rewrite, Rule, WINDOW};
+use pagekeeper_policy::{DEFAULT_SLACK, Rewrite, RewriteSource, Rule, WINDOW};
 
 use crate::counters::Count;
 use crate::helper::{self, Job};
@@ -39,17 +39,17 @@ pub struct LogRule {
     /// A reader at most so many files behind is waited for; 0: there is none.
     pub near_files: u64,
     /// How its writer comes back.
-    pub rewrite: Rewrite,
+    pub rewrite: RewriteSource,
     /// Whether a profile names it: then it is one from the start, and what is left out was written by other processes.
     pub is_named: bool,
 }
 
 impl LogRule {
     /// That of any file that is written in order and synced.
-    pub const ANY: Self = Self { slack: 0, near_files: 0, rewrite: Rewrite::Detect, is_named: false };
+    pub const ANY: Self = Self { slack: 0, near_files: 0, rewrite: RewriteSource::Detect, is_named: false };
 
     /// What a profile's rule comes to inside the writer. `None`: the file stays.
-    pub const fn named(rule: Rule, rewrite: Rewrite) -> Option<Self> {
+    pub const fn named(rule: Rule, rewrite: RewriteSource) -> Option<Self> {
         let (slack, near_files) = match rule {
             Rule::ReleaseBehindWriter { slack } => (slack, 0),
             Rule::ReleaseBehindFollowers { near_files, slack } => (slack, near_files),
@@ -122,7 +122,12 @@ pub struct Log {
 impl Log {
     /// Nothing known.
     pub const NEW: Self = Self {
-        rule: LogRule { slack: 0, near_files: 0, rewrite: Rewrite::Never, is_named: false },
+        rule: LogRule {
+            slack: 0,
+            near_files: 0,
+            rewrite: RewriteSource::Known(Rewrite::Never),
+            is_named: false,
+        },
         run: Run::new(0, false, false),
         used: Use::Kept,
         follower: Follower(false),
@@ -267,9 +272,9 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pa
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     let (detects, in_parts) = match rule.rewrite {
         // What is written shows how large the blocks are.
-        Rewrite::Detect | Rewrite::DeviceBlocks => (true, false),
-        Rewrite::Never | Rewrite::WholePages => (false, false),
-        Rewrite::SubPages => (false, true),
+        RewriteSource::Detect | RewriteSource::DeviceBlocks => (true, false),
+        RewriteSource::Known(Rewrite::Never | Rewrite::WholePages) => (false, false),
+        RewriteSource::Known(Rewrite::SubPages) => (false, true),
     };
     let kept =
         writes && (in_parts || (detects && KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == series)));
@@ -436,7 +441,10 @@ mod tests {
 
     #[test]
     fn a_named_rule_is_what_it_comes_to_inside_the_writer() {
-        let figures = |rule| LogRule::named(rule, Rewrite::Never).map(|rule| (rule.slack, rule.near_files));
+        let figures = |rule| {
+            LogRule::named(rule, RewriteSource::Known(Rewrite::Never))
+                .map(|rule| (rule.slack, rule.near_files))
+        };
         assert_eq!(figures(Rule::ReleaseBehindWriter { slack: 7 }), Some((7, 0)));
         assert_eq!(figures(Rule::ReleaseBehindFollowers { near_files: 3, slack: 7 }), Some((7, 3)));
         assert_eq!(figures(Rule::Budget { bytes: 9 }), Some((9, 0)));
