@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::allowance::align_down;
+use crate::ranges::append;
 use crate::{READ_AHEAD, WINDOW};
 
 /// Ranges that are remembered of a file; more are joined with what lies between them.
@@ -131,10 +132,7 @@ impl ExternalStream {
     /// What is resident from the end of what was seen up to `end`: ascending.
     pub fn saw(&mut self, end: u64, resident: impl IntoIterator<Item = Range<u64>>) {
         for extent in resident {
-            match self.before.last_mut() {
-                Some(last) if last.end >= extent.start => last.end = last.end.max(extent.end),
-                _ => self.before.push(extent),
-            }
+            append(&mut self.before, extent, 0);
         }
         self.seen.end = self.seen.end.max(end);
         self.bound();
@@ -340,12 +338,7 @@ fn floor_or(position: u64, end: u64) -> u64 {
 fn close_gaps(ranges: &[Range<u64>], least: u64) -> Vec<Range<u64>> {
     let mut closed: Vec<Range<u64>> = Vec::new();
     for range in ranges {
-        match closed.last_mut() {
-            Some(previous) if range.start < previous.end.saturating_add(least) => {
-                previous.end = previous.end.max(range.end);
-            }
-            _ => closed.push(range.clone()),
-        }
+        append(&mut closed, range.clone(), least);
     }
     closed
 }

@@ -41,6 +41,8 @@ mod followed;
 mod history;
 pub mod log;
 pub mod names;
+#[cfg(feature = "std")]
+pub mod ranges;
 mod rule;
 #[cfg(feature = "std")]
 mod state;

@@ -44,6 +44,7 @@ use std::ops::Range;
 
 use crate::allowance::align_down;
 use crate::history::{History, ResidentWindow};
+use crate::ranges::append;
 use crate::{FileFacts, Rewrite, WINDOW};
 
 /// Steps with fresh windows elsewhere after which a window that is not hot is no longer taken for the tail.
@@ -168,10 +169,7 @@ impl TailInference {
                 let start = align_down(hot.range.start.saturating_sub(slack));
                 let end = hot.range.end.saturating_add(ahead);
                 wrapped = wrapped.max(end.saturating_sub(size));
-                match ranges.last_mut() {
-                    Some(last) if last.end >= start => last.end = last.end.max(end),
-                    _ => ranges.push(start..end),
-                }
+                append(&mut ranges, start..end, 0);
             }
             if wrapped > 0 {
                 ranges.push(0..wrapped);

@@ -16,6 +16,7 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, residency};
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
+use pagekeeper_policy::ranges::append;
 
 use super::Args;
 use crate::signals::Stop;
@@ -120,10 +121,7 @@ fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     ranges.sort_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges {
-        match joined.last_mut() {
-            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
+        append(&mut joined, range, 0);
     }
     joined
 }

@@ -13,6 +13,7 @@ use pagekeeper_kernel::{
     resident_extents, start_writeback,
 };
 use pagekeeper_policy::external_stream::{Acts, Explained, ExternalStream, Filled, Sample, StreamPosition};
+use pagekeeper_policy::ranges::append;
 use pagekeeper_policy::{READ_AHEAD, WINDOW};
 
 /// The fastest stream whose pages until the next tick are sampled ahead of it for sure, in bytes a second.
@@ -354,7 +355,7 @@ impl Ahead {
             let part = at..at.saturating_add(MAX_AHEAD).min(end);
             let (end, resident) = resident_in(file, part, None)?;
             for extent in resident {
-                add(&mut ahead.resident, extent);
+                append(&mut ahead.resident, extent, 0);
             }
             ahead.end = end;
             at += ahead.run(at);
@@ -403,10 +404,10 @@ fn resident_in(
         let end = ((start / piece + 1) * piece).min(range.end);
         let counts = residency(file, start..end)?;
         if counts.resident >= end - start || (counts.resident > 0 && piece == WINDOW) {
-            add(&mut found, start..end);
+            append(&mut found, start..end, 0);
         } else if counts.resident > 0 {
             for extent in resident_extents(file, start..end)? {
-                add(&mut found, extent?);
+                append(&mut found, extent?, 0);
             }
         }
         start = end;
@@ -415,14 +416,6 @@ fn resident_in(
         }
     }
     Ok((start, found))
-}
-
-/// Adds an extent behind all others.
-fn add(extents: &mut Vec<Range<u64>>, extent: Range<u64>) {
-    match extents.last_mut() {
-        Some(last) if last.end == extent.start => last.end = extent.end,
-        _ => extents.push(extent),
-    }
 }
 
 /// The extents as far as byte `end`.
