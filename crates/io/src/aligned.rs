@@ -1,8 +1,7 @@
-//! Memory of one's own for direct I/O.
+//! Owned, aligned memory for direct I/O.
 //!
-//! Invariants: it starts at a multiple of [`AlignedBuf::ALIGN`]; all of it up to the capacity is initialised from the
-//! start, so that no length shows memory that was never written. Where there is no memory the process ends, as with all
-//! of the standard library's collections.
+//! Invariants: it starts at a multiple of [`AlignedBuf::ALIGN`]; all of its capacity is initialised from the start, so no
+//! length exposes memory that was never written. Out of memory aborts the process, as in the standard library's collections.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The trait that all back-ends share, and what goes through it.
+//! The traits that all back-ends implement, and their requests.
 
 use std::ffi::OsString;
 use std::fmt;

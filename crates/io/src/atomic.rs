@@ -1,7 +1,8 @@
-//! Writes that are there as a whole or not at all: which sizes a file takes, who sees to it, and whether it works.
+//! Atomic writes, which are on the disk as a whole or not at all: which sizes a file takes, who guarantees it, and whether
+//! it works.
 //!
-//! Invariant: no file of a caller's is changed; a write is tried on a file of its own, without a name. What can't be tried
-//! or looked at is not believed.
+//! Invariant: no file of the caller is changed; writes are tried on an unnamed scratch file. What can't be tried or read is
+//! not believed.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,6 +1,6 @@
-//! What is done to directories and names: shared by the back-ends for real files.
+//! Operations on directories and names, shared by the back-ends for real files.
 //!
-//! Names are durable only after [`sync`] of their directory. Nothing here is tried again after an error.
+//! Names are durable only after [`sync`] of their directory. Nothing here retries after an error.
 
 use std::ffi::OsString;
 use std::io;

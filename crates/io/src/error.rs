@@ -1,4 +1,4 @@
-//! The one error of this crate. It is `Clone`, so that one failed read can be reported to all who waited for it.
+//! The only error type of this crate. It is `Clone`, so that one failed read can be reported to all who waited for it.
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,4 @@
-//! A read or write on its way, whichever way it came in.
+//! A read or write in progress, whichever call submitted it.
 
 use libc::iovec;
 

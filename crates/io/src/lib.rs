@@ -3,7 +3,7 @@
 //! [`Io`] opens files and reads them: alone and blocking ([`IoFile::read_at`]), many at once and wide
 //! ([`Io::read_batch`]), one after another and wide ([`Io::read_stream`]), or in the background ([`Io::submit`]). A result
 //! that is shorter than what was asked means end of file, on every back-end and nothing else: short counts, `EINTR` and
-//! `EAGAIN` are gone on with inside.
+//! `EAGAIN` are retried inside.
 //!
 //! | back-end | how | for |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! A lock on a file, held as long as its value lives.
+//! A file lock, held until its value is dropped.
 
 use std::any::Any;
 use std::fmt;

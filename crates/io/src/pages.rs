@@ -1,7 +1,7 @@
-//! A real file's pages: syncs, room, writeback and release, each by plain system calls of the caller.
+//! Pages of real files: sync, allocation, writeback and release, each by plain system calls of the calling thread.
 //!
 //! An error of a sync or of writeback is reported once by the kernel, to whoever asks first (`lib/errseq.c`), and the pages count
-//! as clean afterwards: it is final, and nothing here tries again but after a signal.
+//! as clean afterwards: it is final, and nothing here retries except after a signal.
 
 use std::ops::Range;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! Opening files past the page cache where that can be had, and through it else.
+//! Opening files for direct I/O where the file system has it, and for buffered I/O otherwise.
 
 use std::path::Path;
 use std::sync::Arc;

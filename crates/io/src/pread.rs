@@ -1,4 +1,4 @@
-//! A blocking read into pieces of memory: preadv(2) around which the common loop goes.
+//! A blocking read into pieces of memory: preadv(2), in the loop that all back-ends share.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,7 +1,7 @@
-//! What can be had here, found out by doing it: direct reads of a file, and the best back-end.
+//! What works here, found by trying it: direct reads of a file, and the best back-end.
 //!
-//! Nothing asks for the kernel's version or believes a flag alone. What can't be found out (residency may be reported to no
-//! one but the file's owner) counts as working, if the read itself did.
+//! Neither the kernel's version nor a flag alone is trusted. What can't be found out (residency may be reported to the file's
+//! owner only) counts as working if the read itself did.
 
 use std::fs::File;
 use std::io::Write;

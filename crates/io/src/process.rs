@@ -1,5 +1,5 @@
-//! Which process this is. What is made in one can't be used in a child that it forks: the child has none of its threads, and a
-//! ring (memory that the kernel shares) in common with it, which two must never use.
+//! Detects a fork. Back-ends can't be used in a forked child: it has none of the parent's threads, and shares the parent's
+//! rings (memory shared with the kernel), which two processes must never use.
 //!
 //! Facts: handlers of `pthread_atfork(3)` run in a child of fork(2), not in one of vfork(2) or `posix_spawn(3)`, which share the parent's
 //! memory until they execute another program. clone(2) called past the C library goes unnoticed.

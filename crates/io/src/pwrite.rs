@@ -1,4 +1,4 @@
-//! A blocking write: pwrite(2) around which the common loop goes.
+//! A blocking write: pwrite(2), in the loop that all back-ends share.
 
 use libc::iovec;
 use rustix::io::{Errno, ReadWriteFlags};

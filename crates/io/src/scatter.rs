@@ -1,6 +1,6 @@
-//! Lists of pieces of memory, in the shape in which the kernel takes them (`struct iovec`).
+//! Lists of pieces of memory in the form that the kernel takes (`struct iovec`).
 //!
-//! Nothing here reads or writes the memory; it only says where bytes go.
+//! Nothing here reads or writes the memory.
 
 use std::borrow::Cow;
 use std::io::IoSliceMut;

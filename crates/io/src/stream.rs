@@ -1,4 +1,4 @@
-//! Reads one after another, wide: as one ends the next begins, so that the device always has as many as it can use.
+//! A stream of reads: as one ends the next begins, so that the device always has as many in flight as it can use.
 //!
 //! Invariants: a read's memory is the read's alone from when [`ReadStream::next`] gave it until [`ReadStream::ended`] was
 //! called with its token; [`Io::read_stream`] does not return, also not by a panic, before that is so of all.

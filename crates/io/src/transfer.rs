@@ -3,7 +3,7 @@
 //!
 //! Invariants: [`Transfer::done`] bytes from the offset on are in a read's memory, or of a write's in the file; a read's
 //! result that is shorter than what was asked means end of file and nothing else, a write's is never shorter. `EINTR`,
-//! `EAGAIN` and short counts (but of an atomic write, which is one raw write or fails) are gone on with; after [`FRUITLESS_MAX`] attempts in a row that brought nothing the transfer
+//! `EAGAIN` and short counts (except of an atomic write, which is one raw write or fails) are retried; after [`MAX_FRUITLESS`] attempts in a row that brought nothing the transfer
 //! fails with the last of them, so that it always ends.
 
 use libc::iovec;
@@ -11,7 +11,7 @@ use libc::iovec;
 use crate::{Access, Error, IoFile, WriteMode, scatter};
 
 /// So many attempts in a row without a byte, and the read fails.
-const FRUITLESS_MAX: u32 = 1000;
+const MAX_FRUITLESS: u32 = 1000;
 /// From so many on the thread lets others run first.
 const FRUITLESS_PATIENT: u32 = 10;
 
@@ -126,7 +126,7 @@ impl Transfer {
 
     fn fruitless(&mut self, errno: i32, file: &dyn IoFile) -> Option<Result<usize, Error>> {
         self.fruitless += 1;
-        if self.fruitless >= FRUITLESS_MAX {
+        if self.fruitless >= MAX_FRUITLESS {
             return Some(Err(self.error(errno, file)));
         }
         if self.fruitless >= FRUITLESS_PATIENT {
@@ -238,7 +238,7 @@ mod tests {
         ] {
             let file = Sized(1 << 20, access);
             let mut transfer = Transfer::new(Kind::Read, 0, 4096);
-            let results = feed(&mut transfer, &file, &vec![got; FRUITLESS_MAX as usize]);
+            let results = feed(&mut transfer, &file, &vec![got; MAX_FRUITLESS as usize]);
             let (last, others) = results.split_last().unwrap();
             assert!(others.iter().all(Option::is_none));
             assert_eq!(last.as_ref().unwrap().as_ref().unwrap_err().errno(), Some(errno));

@@ -1,4 +1,4 @@
-//! What goes into a write, and what is known of written pages.
+//! Arguments of a write, and the state of written pages.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

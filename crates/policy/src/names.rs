@@ -8,7 +8,7 @@
 //! | `{n}` | a decimal number                                                                                  |
 //! | `{h}` | a hexadecimal number, in digits of either case                                                    |
 //! | `{x}` | a PostgreSQL WAL segment: 24 upper-case hexadecimal digits                                        |
-//! | `{_}` | hexadecimal digits of either case that neither order files nor tell logs apart; at most once      |
+//! | `{_}` | hexadecimal digits of either case that neither order files nor distinguish logs; at most once      |
 //!
 //! A name has at most one of `{n}`, `{h}` and `{x}`: it orders the files. The name without its numbers is its *stem*: files
 //! with equal stems in one directory are one log. Names of directories may stand before the file's, separated by `/`, in which

@@ -1,4 +1,4 @@
-//! What a simulated disk is to be like, and what it has done.
+//! Options of a simulated disk, and counts of what it did.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

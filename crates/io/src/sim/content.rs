@@ -1,4 +1,4 @@
-//! What simulated files hold: bytes where any were written, and elsewhere zeros or a pattern that is computed.
+//! Contents of simulated files: bytes where any were written, elsewhere zeros or a computed pattern.
 //!
 //! Invariants: bytes are kept in chunks that copies share until one of them writes, so that copying a disk costs a step per
 //! chunk and no byte; a chunk lies below the length at least in part, and what of it lies behind is as if never written.

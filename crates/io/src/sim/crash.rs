@@ -1,4 +1,4 @@
-//! What of all that was not synced is on the device when the power has gone.
+//! Which unsynced changes are on the device after a power cut.
 //!
 //! Invariant: a [`Fate`] is a function of the pattern, the seed and the numbers of the operations alone, so that a crash repeats.
 

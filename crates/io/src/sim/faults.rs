@@ -1,6 +1,6 @@
-//! What can go wrong with a raw read, a raw write or a sync, planned or at random.
+//! Faults of raw reads, raw writes and syncs, planned or at random.
 //!
-//! Invariant: a random number is a function of the disk's seed, the file, the offset and how often that was asked for there, so that
+//! Invariant: a random number is a function of the disk's seed, the file, the offset and the count of requests there, so that
 //! a schedule of faults repeats from its seed whatever the threads do.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! A gate for requests, with which tests put events of several threads in order.
+//! A gate for requests, by which tests order the events of several threads.
 
 use std::sync::Arc;
 

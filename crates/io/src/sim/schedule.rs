@@ -1,4 +1,4 @@
-//! Virtual time: when a request that comes now will have been served.
+//! Virtual time: when a request that arrives now will complete.
 //!
 //! Invariants: at most `width` requests are being served at any time; they are begun in the order in which they come; time
 //! never runs backwards. Nothing here knows what the requests are.

@@ -1,4 +1,4 @@
-//! Virtual time, faults and holds: all to be the same at each run.
+//! Virtual time, faults and holds: each run repeats exactly.
 
 #![expect(unsafe_code, reason = "reads in the background name their memory by address")]
 

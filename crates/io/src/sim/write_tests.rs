@@ -1,4 +1,4 @@
-//! Writes, syncs and what goes wrong with them: all to be the same at each run.
+//! Writes, syncs and their faults: each run repeats exactly.
 
 use std::sync::mpsc;
 

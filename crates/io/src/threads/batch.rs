@@ -2,7 +2,7 @@
 //!
 //! Invariants: each read is claimed once, by a count; who has claimed one hands in its result. The caller does not leave,
 //! also not by a panic, before all that was claimed has been handed in, and from then on nothing can be claimed: so no
-//! thread touches the batch after its time, however late it comes.
+//! thread touches the batch after its caller left, however late the thread comes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

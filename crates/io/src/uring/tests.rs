@@ -1,4 +1,4 @@
-//! Where `io_uring` is forbidden, from the start or later on: played with seccomp filters on single threads.
+//! `io_uring` that is forbidden from the start or later: simulated with seccomp filters on single threads.
 
 #![expect(unsafe_code, reason = "seccomp filters and targets")]
 
