@@ -97,7 +97,7 @@ fn measure(run: &mut Run, files: &Files<'_>) -> Result<Vec<Samples>> {
     let seed = seeds.next_u64();
     subjects.push(Subject::new("posix_fadvise(DONTNEED)", move || drop_pages(files, seed)));
     let seed = seeds.next_u64();
-    subjects.push(Subject::new("nothing: two looks at the clock", move || nothing(files, seed)));
+    subjects.push(Subject::new("nothing: two reads of the clock", move || nothing(files, seed)));
     run.rounds(&mut subjects, 42)
 }
 
@@ -151,7 +151,7 @@ fn close_ours(files: &Files<'_>, cache: &PageCache, other: &CachedFile, seed: u6
         took
     })?;
     ensure!(closed.read_at(0, &mut [0; 8]).is_err(), "a closed file can be read");
-    ensure!(closed.page(files.pages / 2).is_err(), "a page of a closed file can be looked at");
+    ensure!(closed.page(files.pages / 2).is_err(), "a page of a closed file can be read");
     Ok(took)
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn write_synced(path: &Path, size: u64) -> Result<()> {
     write().with_context(|| format!("can't write {}", path.display()))
 }
 
-/// Opens a file to look at it, or to read.
+/// Opens a file to inspect, or to read.
 pub(crate) fn open(path: &Path) -> Result<InspectedFile> {
     Ok(InspectedFile::open(path, Links::Refuse)?)
 }

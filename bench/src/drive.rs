@@ -125,7 +125,7 @@ impl Judge {
 
     /// Fails unless `bytes` may be what the file has at `offset`.
     #[inline]
-    pub(crate) fn look(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn check(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.seen += 1;
         if !self.seen.is_multiple_of(Self::IN_FULL) && self.ends_are_right(offset, bytes) {
             return Ok(());
@@ -199,10 +199,10 @@ mod tests {
         for offset in 4096..4104 {
             pattern::fill(7, offset, &mut bytes);
             for _ in 0..65 {
-                judge.look(offset, &bytes).unwrap();
+                judge.check(offset, &bytes).unwrap();
             }
-            assert!(Judge::new(7).look(offset + 4096, &bytes).is_err());
-            assert!(Judge::new(8).look(offset, &bytes).is_err());
+            assert!(Judge::new(7).check(offset + 4096, &bytes).is_err());
+            assert!(Judge::new(8).check(offset, &bytes).is_err());
         }
     }
 
@@ -211,7 +211,7 @@ mod tests {
         let (mut bytes, mut judge) = ([0; 500], Judge::new(7));
         pattern::fill(7, 4096, &mut bytes);
         bytes[250] ^= 1;
-        let failed = (0..64).filter(|_| judge.look(4096, &bytes).is_err()).count();
+        let failed = (0..64).filter(|_| judge.check(4096, &bytes).is_err()).count();
         assert_eq!(failed, 1);
     }
 
@@ -219,8 +219,8 @@ mod tests {
     fn reads_too_short_for_a_word_are_judged_in_full() {
         let mut bytes = [0; 5];
         pattern::fill(7, 4099, &mut bytes);
-        Judge::new(7).look(4099, &bytes).unwrap();
+        Judge::new(7).check(4099, &bytes).unwrap();
         bytes[2] ^= 1;
-        assert!(Judge::new(7).look(4099, &bytes).is_err());
+        assert!(Judge::new(7).check(4099, &bytes).is_err());
     }
 }

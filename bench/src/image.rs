@@ -82,8 +82,7 @@ impl Loop {
 
     /// As the kernel writes it: `7:0`.
     fn number(&self) -> Result<String> {
-        let dev =
-            self.node.metadata().with_context(|| format!("can't look at {}", self.node.display()))?.rdev();
+        let dev = self.node.metadata().with_context(|| format!("can't stat {}", self.node.display()))?.rdev();
         Ok(format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)))
     }
 }

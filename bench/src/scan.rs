@@ -144,7 +144,7 @@ fn touch_share(path: &Path, size: u64, share: f64, random: &mut Random) -> Resul
     })
 }
 
-/// What the subjects look at.
+/// What the subjects inspect.
 struct Lists<'a> {
     /// The tree, or the one file.
     root: &'a Path,

@@ -1,7 +1,7 @@
 //! What a run leaves behind: nothing. A scratch directory, a setting that is changed for a while, and the signals that
 //! end a run early but in order.
 //!
-//! Invariants: SIGINT and SIGTERM set a flag that is looked at between measurements, so everything is taken back by its
+//! Invariants: SIGINT and SIGTERM set a flag that is checked between measurements, so everything is taken back by its
 //! `Drop`; a second signal kills the process as it would without this module. SIGKILL leaves the directory behind.
 
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ impl Stop {
         Self(Arc::new(AtomicBool::new(false)))
     }
 
-    /// The wish itself, for what looks at it in between.
+    /// The flag itself, for what checks it in between.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.0
     }

@@ -307,11 +307,11 @@ fn a_watch_shows_changes_and_ends_on_a_signal() {
     for signal in [Signal::INT, Signal::TERM] {
         let mut child = watch(dir.path(), &["--bytes"]);
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        lines.find(|line| line.starts_with("1 file")).expect("a first look");
+        lines.find(|line| line.starts_with("1 file")).expect("a first sample");
         std::fs::write(dir.path().join("new"), vec![1; 1 << 20]).unwrap();
-        // The look before may have been in the middle of the writing.
+        // The sample before may have been in the middle of the writing.
         let grown = lines.find(|line| line.starts_with("2 files") && line.contains(" [+"));
-        assert!(grown.is_some(), "no look shows the growth");
+        assert!(grown.is_some(), "no sample shows the growth");
         kill_process(Pid::from_child(&child), signal).unwrap();
         let rest: Vec<String> = lines.collect();
         let output = child.wait_with_output().unwrap();

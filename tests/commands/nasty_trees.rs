@@ -1,5 +1,5 @@
-//! Trees that make peers hang, lie or eat memory: special files, loops, files that change or vanish while they are looked
-//! at, files of 15 TiB, names that are not text, files of others. None of it may hang, fail as a whole, or be guessed.
+//! Trees that make peers hang, lie or eat memory: special files, loops, files that change or vanish while they are
+//! read, files of 15 TiB, names that are not text, files of others. None of it may hang, fail as a whole, or be guessed.
 
 use crate::support;
 use std::ffi::{OsStr, OsString};

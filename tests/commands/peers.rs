@@ -112,16 +112,16 @@ fn none(tree: &BTreeMap<PathBuf, u64>) -> Residents {
     tree.keys().map(|path| (path.clone(), 0)).collect()
 }
 
-/// Asserts that both are equal. On a busy machine the kernel may take pages at any moment, so what brings them in and the looks
+/// Asserts that both are equal. On a busy machine the kernel may take pages at any moment, so what brings them in and the samples
 /// at them are tried a few times.
-fn same<T: PartialEq + std::fmt::Debug>(mut look: impl FnMut() -> (T, T)) {
+fn same<T: PartialEq + std::fmt::Debug>(mut counts: impl FnMut() -> (T, T)) {
     for _ in 0..4 {
-        let (left, right) = look();
+        let (left, right) = counts();
         if left == right {
             return;
         }
     }
-    let (left, right) = look();
+    let (left, right) = counts();
     assert_eq!(left, right);
 }
 
@@ -185,7 +185,7 @@ fn a_range_goes_alone(file: &Path) {
     });
 }
 
-/// Where ours differs, and why: vmtouch gives the advice and looks away, and the kernel drops only what is clean by then. How
+/// Where ours differs, and why: vmtouch gives the advice and does not check, and the kernel drops only what is clean by then. How
 /// much that is depends on the disk, so it is shown and not asserted.
 fn dirty_data_goes_too(kind: &str, file: &Path) {
     const SIZE: u64 = 32 * MIB;

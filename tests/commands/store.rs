@@ -120,7 +120,7 @@ fn many_inspections_do_not_fill_the_journal() {
         inspect(&["stat"], &dir).fine();
     }
     let last = of(&inspect(&["stat", "--json"], &dir).json());
-    // Each look takes up a block of the journal; where it gets full it is given up, as after a commit.
+    // Each open takes up a block of the journal; where it gets full it is given up, as after a commit.
     assert!(last <= first, "{last} bytes, {first} before");
     assert_eq!(inspect(&["stat", "--json"], &dir).json()["seq"], 3);
     commit(&dir);

@@ -196,15 +196,15 @@ fn one_look_explains_what_is_cached_and_shows_closed_files() {
     let _alone = alone();
     let dir = scratch();
     written(&dir.path().join("closed-by-all.dat"), 3);
-    let look = || -> Value {
+    let once = || -> Value {
         run(["top", "--once", "--json", "--interval", "200ms", "--filter", "closed-by-all"]).json()
     };
-    // Others may read and write files while it looks, and then the kernel's figure is of another moment; and the kernel may page
+    // Others may read and write files while it counts, and then the kernel's figure is of another moment; and the kernel may page
     // out what is idle.
     let path = dir.path().join("closed-by-all.dat");
     let last = support::eventually("nearly all is explained", std::time::Duration::from_secs(180), || {
         std::fs::read(&path).expect("read it again");
-        let last = look();
+        let last = once();
         let share = last["cached"]["explained_share"].as_f64().expect("a number");
         let whole = last["rows"][0]["resident"] == 3 << 20;
         println!("{share} explained: {}", last["cached"]);

@@ -1,5 +1,5 @@
 //! The guard's own life, without a database: how it starts and ends, reads its configuration again, and what it makes of files that change,
-//! vanish, or are not to be looked at.
+//! vanish, or are not to be opened.
 //!
 //! Needs root, `fincore` and `setpriv`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
@@ -223,7 +223,7 @@ fn files_and_directories_that_vanish_are_no_problem() {
     std::fs::remove_dir_all(goes.directory()).expect("remove a directory");
     wait_until_resident_below(&[stays.paths(1..=6), begins_anew.paths([1])].concat(), 1, SOON);
 
-    // A directory of the old name, after a look without.
+    // A directory of the old name, after a scan without.
     guard.wait_for_ticks(2);
     let came_back = Logs::filled(goes.directory(), 3);
     stays.append(8, MIB);
@@ -254,7 +254,7 @@ fn no_file_is_held_between_ticks() {
 fn ten_thousand_files_take_little_memory_and_time() {
     const FILES: u32 = 10_000;
     const DEFAULT_TICK: Duration = Duration::from_millis(500);
-    // Files that fell quiet are looked at every 32 ticks: two rounds, after all have fallen quiet.
+    // Files that fell quiet are sampled every 32 ticks: two rounds, after all have fallen quiet.
     const WARM_UP: u32 = 32;
     const TICKS: u32 = 64;
     const TRIES: u32 = 4;
@@ -293,9 +293,9 @@ fn ten_thousand_files_take_little_memory_and_time() {
     // processors can only make it look worse. Each tick counts: while a slow disk syncs there are many.
     let mut share = f64::INFINITY;
     for _ in 0..TRIES {
-        let (cpu, looked) = (guard.cpu_seconds(), guard.ticks());
+        let (cpu, before) = (guard.cpu_seconds(), guard.ticks());
         work(TICKS);
-        let made = u32::try_from(guard.ticks() - looked).expect("not that many");
+        let made = u32::try_from(guard.ticks() - before).expect("not that many");
         share = share.min((guard.cpu_seconds() - cpu) / (f64::from(made) * DEFAULT_TICK.as_secs_f64()));
         if share <= 0.02 {
             break;
@@ -338,7 +338,7 @@ fn one_file_out_of_reach_is_reported_once_and_keeps_no_other_from_being_released
             .args(["--dir", text(logs.directory())]),
     );
     wait_until_resident_below(&logs.paths([1, 2]), 1, SOON);
-    // More than it takes until a file that fails is looked at again.
+    // More than it takes until a file that fails is tried again.
     guard.wait_for_ticks(70);
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);

@@ -310,8 +310,8 @@ fn without_rights_it_says_once_what_is_missing() {
         "{exposition}"
     );
     assert!(exposition.contains("pagekeeper_unreadable_files"), "{exposition}");
-    // Another look, and nothing is said again.
-    eventually("it looks again", SOON, || {
+    // Another sample, and nothing is said again.
+    eventually("it samples again", SOON, || {
         get(port, "/metrics").body.lines().any(|line| line == "pagekeeper_samples_total 2").then_some(())
     });
     guard.wait_for_ticks(2);

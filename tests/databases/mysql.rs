@@ -49,7 +49,7 @@ fn assert_bounded(server: &Server, guard: &Guard) {
     let (binlogs, redo) = (resident_bytes(&server.binlogs()), resident_bytes(&server.redo()));
     assert!(
         binlogs + redo < BUSY_LIMIT && redo < REDO_LIMIT,
-        "{binlogs} bytes of binlogs are resident, {redo} of the redo log; the guard's last look: {:?}",
+        "{binlogs} bytes of binlogs are resident, {redo} of the redo log; the guard's last tick: {:?}",
         guard.latest_tick()
     );
 }
@@ -108,7 +108,7 @@ fn stay_bounded_with_a_far_follower(server: &Server, follower: &mut Follower, gu
         load.check();
         (lag(server, follower) <= 1).then_some(())
     });
-    // It brought in what it went through faster than the guard looks.
+    // It brought in what it went through faster than the guard samples.
     guard.wait_for_ticks(4);
     fill(&mut load, server, 2, || assert_bounded(server, guard));
     drop(load);

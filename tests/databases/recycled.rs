@@ -50,7 +50,7 @@ fn assert_kept_with_a_warning(ended: &Ended, directory: &Path, hint: &str) {
     assert!(warned, "no warning: {:#?}", ended.events);
 }
 
-/// How often something is looked at that the rest of the machine may spoil.
+/// How often something is tried that the rest of the machine may spoil.
 const PHASES: u32 = 5;
 
 /// What is read from a device while so many bytes are written: the least of some phases. What the kernel takes by itself and

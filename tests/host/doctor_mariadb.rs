@@ -2,7 +2,7 @@
 //! reported with its evidence, fixed as the report says, and gone.
 //!
 //! Needs root and Debian's `mariadb-server` and `util-linux`; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`. Only this server's findings are looked at: others may run on the host.
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Only this server's findings are read: others may run on the host.
 
 use crate::support;
 use std::fs::File;

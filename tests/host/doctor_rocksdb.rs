@@ -76,13 +76,13 @@ fn find<'a>(report: &'a Value, kind: &str) -> Option<&'a Value> {
     report["findings"].as_array().expect("findings").iter().find(|finding| finding["kind"] == kind)
 }
 
-/// Runs a load on an empty database, looks at it, and takes all away again.
-fn with_load<T>(disk: &SlowDisk, more: &[&str], look: impl FnOnce(&Load) -> T) -> T {
+/// Runs a load on an empty database, inspects it, and takes all away again.
+fn with_load<T>(disk: &SlowDisk, more: &[&str], inspect: impl FnOnce(&Load) -> T) -> T {
     let database = disk.path().join("database");
     let rate = disk.pace(DISK_RATE) * PUT_PART.0 / PUT_PART.1;
     let limits = LowLimits::new(LIMITS.0, LIMITS.1);
     let load = Load::start(&database, &disk.path().with_extension("out"), rate, more);
-    let seen = look(&load);
+    let seen = inspect(&load);
     drop(load);
     drop(limits);
     std::fs::remove_dir_all(&database).expect("remove the database");

@@ -21,7 +21,7 @@ const PROGRAMS: [&str; 3] = ["dd", "cat", "setpriv"];
 const SOON: Duration = Duration::from_secs(60);
 /// A stream's file.
 const SIZE: u64 = 128 * MIB;
-/// What a stream does between two looks of the test at what is resident.
+/// What a stream does between two samples of the test.
 const STEP: u64 = 8 * MIB;
 /// What may be resident of its file while it goes on.
 const AT_MOST: u64 = 32 * MIB;
@@ -57,19 +57,19 @@ fn warm(path: &Path, start: u64, end: u64) {
 
 fn resident(path: &Path) -> u64 {
     let file = InspectedFile::open(path, Links::Refuse).expect("open a file");
-    residency(&file, 0..u64::MAX).expect("root may look").resident
+    residency(&file, 0..u64::MAX).expect("root may read it").resident
 }
 
 fn extents(path: &Path) -> Vec<Range<u64>> {
     let file = InspectedFile::open(path, Links::Refuse).expect("open a file");
-    let extents = resident_extents(&file, 0..u64::MAX).expect("root may look");
-    extents.collect::<Result<_, _>>().expect("root may look")
+    let extents = resident_extents(&file, 0..u64::MAX).expect("root may read it");
+    extents.collect::<Result<_, _>>().expect("root may read it")
 }
 
 /// Bytes of a part of a file that are not resident, and that the kernel did not take.
 fn lost(path: &Path, start: u64, end: u64) -> u64 {
     let file = InspectedFile::open(path, Links::Refuse).expect("open a file");
-    let counts = residency(&file, start..end).expect("root may look");
+    let counts = residency(&file, start..end).expect("root may read it");
     (end - start).saturating_sub(counts.resident + counts.evicted.expect("cachestat is there"))
 }
 
@@ -198,7 +198,7 @@ fn what_others_read_behind_a_reader_stays() {
         if steps == 8 {
             // Also where what is before the reader can't count.
             let here = InspectedFile::open(&stream, Links::Refuse).expect("open a file");
-            let behind = || residency(&here, 0..warmed).expect("root may look").resident;
+            let behind = || residency(&here, 0..warmed).expect("root may read it").resident;
             let began = Instant::now();
             while behind() > 0 && began.elapsed() < SOON {
                 std::thread::sleep(Duration::from_millis(10));

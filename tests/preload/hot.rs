@@ -18,7 +18,7 @@ use crate::support::{MIB, evict};
 /// Bytes of the file that is read.
 const SIZE: u64 = 200 * MIB;
 
-/// Longer than what was looked at counts: two seconds.
+/// Longer than a sample counts: two seconds.
 const STALE: Duration = Duration::from_millis(2500);
 
 /// `tests/preload/programs_in_c/hot.c` on a file, as a stream.
@@ -225,7 +225,7 @@ fn on_an_overlay_hot_pages_stay_and_others_go() {
     for (layer, name) in [(lower, "low"), (upper, "up")] {
         let file = overlay.0.join(name);
         for how in ["read", "all"] {
-            // Where what is resident can't be counted, what is read before the helper first looks counts as others': on a busy machine
+            // Where what is resident can't be counted, what is read before the helper first samples counts as others': on a busy machine
             // it may come late.
             let left: Vec<u64> = (0..20)
                 .map(|_| {

@@ -290,7 +290,7 @@ int main(int count, char **arguments) {
 }
 ";
 
-/// What a command starts isn't looked at before: the library is loaded, and leaves the rules off.
+/// What a command starts isn't inspected before: the library is loaded, and leaves the rules off.
 #[test]
 fn programs_of_musl_that_a_command_starts_run() {
     if !can_start("programs_of_musl_that_a_command_starts_run", &["musl-gcc"]) {

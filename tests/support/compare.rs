@@ -182,7 +182,7 @@ fn take_down(directory: &Path, prefix: &str, hidden: &str, into: &mut BTreeMap<S
         let name = path.file_name().expect("a name").to_string_lossy();
         let name = name.strip_prefix(hidden).map_or_else(|| name.to_string(), |rest| format!("{NAME}{rest}"));
         let name = format!("{prefix}{name}");
-        let status = path.symlink_metadata().expect("look at a file");
+        let status = path.symlink_metadata().expect("stat a file");
         let mode = status.permissions().mode();
         if status.is_dir() {
             into.insert(name.clone(), format!("mode {mode:o}"));

@@ -103,7 +103,7 @@ impl Guard {
         events.iter().rfind(|event| event["event"] == "tick").cloned()
     }
 
-    /// Panics unless fewer bytes than `limit` are resident: `first`, or what is found once it has looked again. A guard that got no
+    /// Panics unless fewer bytes than `limit` are resident: `first`, or what is found at its next samples. A guard that got no
     /// processor for some seconds, or a disk that is slow, may leave more for a moment.
     pub(crate) fn assert_bounded(&self, limit: u64, first: u64, resident: impl Fn() -> u64) {
         let mut found = first;
@@ -117,7 +117,7 @@ impl Guard {
         let tick = self.latest_tick();
         assert!(
             found < limit,
-            "{found} bytes of logs are resident, more than {limit}; the guard's last look: {tick:?}"
+            "{found} bytes of logs are resident, more than {limit}; the guard's last tick: {tick:?}"
         );
     }
 
@@ -135,13 +135,13 @@ impl Guard {
         }
     }
 
-    /// How often it has looked so far.
+    /// How many ticks it has made so far.
     pub(crate) fn ticks(&self) -> usize {
         let events = self.said.events.lock().expect("no panic while held");
         events.iter().filter(|event| event["event"] == "tick").count()
     }
 
-    /// Waits until it has looked so many times more.
+    /// Waits for so many ticks more.
     pub(crate) fn wait_for_ticks(&self, count: usize) {
         let seconds = |event: &Value| event["seconds"].as_f64().expect("each tick says when");
         for _ in 0..count {

@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: skipping, a place for files, an independent look at the page cache, waiting.
+//! What the end-to-end tests share: skipping, a place for files, an independent count of the page cache, waiting.
 //!
 //! Invariants: nothing here asks the program under test for the truth; residency comes from util-linux's
 //! `fincore`. A missing package skips a test in plain words, or fails it where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -117,7 +117,7 @@ pub(crate) fn kept_bytes(files: &[PathBuf]) -> u64 {
     let present = files.iter().filter_map(|file| InspectedFile::open(file, Links::Follow).ok());
     present
         .map(|file| {
-            let counts = residency(&file, 0..u64::MAX).expect("root may look");
+            let counts = residency(&file, 0..u64::MAX).expect("root may read it");
             counts.resident + counts.evicted.expect("cachestat is there")
         })
         .sum()

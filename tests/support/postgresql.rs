@@ -88,7 +88,7 @@ impl Server {
         });
     }
 
-    /// Has `pg_amcheck` look at every table and index; panics with what it finds.
+    /// Has `pg_amcheck` check every table and index; panics with what it finds.
     pub(crate) fn check(&self) {
         self.query("CREATE EXTENSION IF NOT EXISTS amcheck");
         finish(self.client("pg_amcheck").args(["--heapallindexed", "--parent-check", "postgres"]));

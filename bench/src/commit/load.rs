@@ -26,8 +26,8 @@ pub(super) struct Room {
 /// What changes a value, given which page it is of.
 pub(super) type Change<'a> = dyn FnMut(u64, &mut [u8]) -> Result<()> + 'a;
 
-/// What looks at a value, given which page it is of.
-pub(super) type Look<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
+/// What checks a value, given which page it is of.
+pub(super) type Check<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
 
 /// One that keeps pages durably. Dropped, it is closed.
 pub(super) trait Pages: Send + Sync {
@@ -41,7 +41,7 @@ pub(super) trait Pages: Send + Sync {
     fn settle(&self) -> Result<()>;
 
     /// Shows the values of these pages.
-    fn look(&self, pages: std::ops::Range<u64>, see: &mut Look<'_>) -> Result<()>;
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()>;
 }
 
 /// One thread's way to commit.
@@ -151,15 +151,15 @@ fn draw(random: &mut Random, of: u64, each: usize, pages: &mut Vec<u64>) {
     }
 }
 
-/// Opens what `kind` has left in a directory, and looks at all pages.
+/// Opens what `kind` has left in a directory, and checks all pages.
 pub(super) fn verify(kind: Kind, dir: &Path, room: Room, ledger: &Ledger) -> Result<()> {
     const THREADS: u64 = 4;
     let subject = (kind.open)(dir, room)?;
     let share = room.pages.div_ceil(THREADS);
-    let look = |thread: u64| {
+    let check = |thread: u64| {
         let range = thread * share..((thread + 1) * share).min(room.pages);
         let mut next = range.start;
-        subject.look(range.clone(), &mut |page, value| {
+        subject.check(range.clone(), &mut |page, value| {
             anyhow::ensure!(page == next, "page {page} comes where {next} should");
             next += 1;
             ledger.check(page, value)
@@ -167,14 +167,14 @@ pub(super) fn verify(kind: Kind, dir: &Path, room: Room, ledger: &Ledger) -> Res
         anyhow::ensure!(next == range.end, "pages from {next} on are missing");
         Ok(())
     };
-    let looked: Vec<Result<()>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || look(thread))).collect();
+    let checked: Vec<Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || check(thread))).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         threads.into_iter().map(join).collect()
     });
-    looked.into_iter().collect::<Result<()>>().with_context(|| format!("{} opened again", kind.name))
+    checked.into_iter().collect::<Result<()>>().with_context(|| format!("{} opened again", kind.name))
 }
 
 #[cfg(test)]

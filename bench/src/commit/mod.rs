@@ -42,8 +42,8 @@ use load::{Kind, Load, Pages, Record, Room, commit_while, verify};
 const PAGE: u64 = 4096;
 /// The second of a quick run by which the last round ends.
 const QUICK_END: u64 = 35;
-/// Between two looks at whether a thread has failed.
-const LOOK: Duration = Duration::from_millis(50);
+/// Between two checks of whether a thread has failed.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// As tables name it.
 const LIMIT: &str = "the limit: fio's syncs, each for all threads";
 
@@ -208,7 +208,7 @@ fn one(subject: &Compared, load: Load, window: Duration, stop: &Stop) -> Result<
         |over| {
             let began = Instant::now();
             while began.elapsed() < window && !over.load(Ordering::Relaxed) {
-                stop.sleep(window.saturating_sub(began.elapsed()).min(LOOK))?;
+                stop.sleep(window.saturating_sub(began.elapsed()).min(CHECK_EVERY))?;
             }
             over.store(true, Ordering::Relaxed);
             seconds = began.elapsed().as_secs_f64();

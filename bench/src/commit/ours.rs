@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use pagekeeper_store::{Durability, Store, StoreOptions};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Committer, Kind, Look, Pages, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Room};
 
 /// It.
 pub(super) const KIND: Kind =
@@ -69,7 +69,7 @@ impl Pages for Ours {
         Ok(self.store.sync()?)
     }
 
-    fn look(&self, pages: std::ops::Range<u64>, see: &mut Look<'_>) -> Result<()> {
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
         let txn = self.store.begin_read()?;
         for page in pages {
             see(page, txn.read(self.first + page)?.get(..VALUE).context("a page is too short")?)?;

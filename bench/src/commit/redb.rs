@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use redb::{AccessGuard, Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Committer, Kind, Look, Pages, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Room};
 
 /// It.
 pub(super) const KIND: Kind = Kind { name: "redb", open: |dir, room| Ok(Box::new(Redb::open(dir, room)?)) };
@@ -70,7 +70,7 @@ impl Pages for Redb {
         Ok(())
     }
 
-    fn look(&self, pages: std::ops::Range<u64>, see: &mut Look<'_>) -> Result<()> {
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
         let table = self.database.begin_read()?.open_table(TABLE)?;
         for entry in table.range(pages)? {
             let (page, value) = entry?;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Committer, Kind, Look, Pages, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Room};
 use crate::log::rocksdb::{WORDS, text};
 
 /// It.
@@ -108,7 +108,7 @@ impl RocksDb {
     /// Puts values, one behind the other, for as many pages.
     fn put(&self, pages: &[u64], values: &[u8], sync: bool) -> Result<()> {
         assert_eq!(values.len(), pages.len() * VALUE, "a value for each page");
-        // SAFETY: the database is alive; as many numbers and values as there are pages are read, which was just looked at,
+        // SAFETY: the database is alive; as many numbers and values as there are pages are read, which was just checked,
         // and `words` is written within its length, before the call returns.
         done(|words| unsafe {
             bench_pages_put(
@@ -157,7 +157,7 @@ impl Pages for RocksDb {
         Ok(())
     }
 
-    fn look(&self, pages: std::ops::Range<u64>, see: &mut Look<'_>) -> Result<()> {
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
         let mut value = [0; VALUE];
         for page in pages {
             self.get(page, &mut value)?;

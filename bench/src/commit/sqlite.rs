@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Committer, Kind, Look, Pages, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Room};
 
 /// It.
 pub(super) const KIND: Kind =
@@ -81,7 +81,7 @@ impl Pages for Sqlite {
         Ok(())
     }
 
-    fn look(&self, pages: std::ops::Range<u64>, see: &mut Look<'_>) -> Result<()> {
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
         let connection = connect(&self.path)?;
         let mut all =
             connection.prepare("SELECT id, value FROM pages WHERE id >= ? AND id < ? ORDER BY id")?;

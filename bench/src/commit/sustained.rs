@@ -1,6 +1,6 @@
 //! `sustained`: commits of random pages for minutes, over much more data than there is memory for.
 //!
-//! Invariants: the bytes of the journal and of memory are looked at all the while, and latencies are kept for each
+//! Invariants: the bytes of the journal and of memory are sampled all the while, and latencies are kept for each
 //! sixtieth of the time, so that no stall hides in a mean. Fails when the journal or the memory is above its bound, and when
 //! a page does not have what was acknowledged.
 
@@ -24,7 +24,7 @@ use crate::rounds::Samples;
 
 /// Parts of the time that have figures of their own.
 const PARTS: u32 = 60;
-/// How often journal and memory are looked at.
+/// How often journal and memory are sampled.
 const EACH: Duration = Duration::from_millis(10);
 /// The budget of the store.
 const MEMORY: u64 = 512 * MIB;
@@ -34,7 +34,7 @@ const BESIDE: u64 = 32 * MIB;
 const THREADS: usize = 8;
 /// Pages of each commit.
 const PAGES: usize = 4;
-/// The second of a quick run by which commits end: what is left is for the look at all pages.
+/// The second of a quick run by which commits end: what is left is for the check of all pages.
 const QUICK_END: u64 = 37;
 
 /// What all threads' commits of one part took.
@@ -110,7 +110,7 @@ fn memory() -> Result<u64> {
     Ok(field("RssAnon")? + field("RssShmem")?)
 }
 
-/// Commits, and looks at the store meanwhile; gives what each part of the time has seen, and what all commits took.
+/// Commits, and samples the store meanwhile; gives what each part of the time has seen, and what all commits took.
 fn watch(
     run: &Run,
     ours: &Ours,
@@ -134,7 +134,7 @@ fn watch(
                 let start = Instant::now();
                 let mut now = Seen::default();
                 while Instant::now() < end && !over.load(Ordering::Relaxed) {
-                    look(&ours.store, before, &mut now)?;
+                    sample(&ours.store, before, &mut now)?;
                     run.stop.sleep(EACH)?;
                 }
                 let took = {
@@ -155,7 +155,7 @@ fn watch(
     Ok((seen, all))
 }
 
-fn look(store: &Store, before: u64, seen: &mut Seen) -> Result<()> {
+fn sample(store: &Store, before: u64, seen: &mut Seen) -> Result<()> {
     seen.journal = seen.journal.max(store.stat().journal_bytes);
     seen.memory = seen.memory.max(memory()?.saturating_sub(before));
     Ok(())

@@ -55,7 +55,7 @@ fn a_commit_that_fails_ends_all_threads() {
             found = value.to_vec();
             Ok(())
         };
-        subject.pages.look(5..6, &mut see).unwrap();
+        subject.pages.check(5..6, &mut see).unwrap();
         assert_eq!(found, fresh(5), "{}", kind.name);
         let load = Load { threads: 3, pages: ROOM.pages.try_into().unwrap(), seed: 1 };
         let wrong = Compared { ledger: Ledger::new(ROOM.pages + 1000), ..subject };

@@ -20,9 +20,9 @@ use crate::rounds::Random;
 pub(crate) const PAGE: usize = 4096;
 /// The seed of the file that all subjects have.
 pub(crate) const SEED: u64 = 1;
-/// Reads between two looks at whether to stop.
+/// Reads between two checks of whether to stop.
 const BATCH: u64 = 64;
-/// Batches between two reads whose every byte is looked at.
+/// Batches between two reads whose every byte is checked.
 const BATCHES_PER_CHECK: u64 = 4;
 
 /// What pages are read from.

@@ -18,7 +18,7 @@ use super::trace::Trace;
 use crate::scratch::Stop;
 
 const PAGE: usize = 4096;
-/// Reads between two looks at whether the run is to stop.
+/// Reads between two checks of whether the run is to stop.
 const READS_AT_ONCE: usize = 1 << 20;
 
 /// What a cache made of a trace.
@@ -192,7 +192,7 @@ mod tests {
         let again = replay(&stop, &trace, 2000).unwrap();
         assert_eq!((real.frames, real.hits), (again.frames, again.hits));
         let rule = hits(&mut Ours::new(trace.pages(), real.frames), &trace.reads);
-        // Within a point of the hit ratio; most of it is frames that wait for the next look at the readers.
+        // Within a point of the hit ratio; most of it is frames that wait for the next check of the readers.
         assert!(real.hits.abs_diff(rule) < trace.reads.len() as u64 / 100, "{} of {rule}", real.hits);
     }
 

@@ -115,9 +115,9 @@ fn one(kind: Kind, dir: &Path, threads: usize, duration: Duration) -> Result<Sam
 
 /// Whether each thread's records are there, in their order, but for those that were given up before.
 fn check(kind: Kind, dir: &Path, counts: &[u64]) -> Result<()> {
-    let Some(look) = kind.look else { return Ok(()) };
+    let Some(check) = kind.check else { return Ok(()) };
     let mut next = vec![None; counts.len()];
-    look(dir, &mut |body| {
+    check(dir, &mut |body| {
         ensure!(body.len() == RECORD, "a record of {} bytes", body.len());
         let number = u64::from_le_bytes(body[8..16].try_into()?);
         let thread = next.get_mut(usize::from(body[0])).context("a record of no thread")?;

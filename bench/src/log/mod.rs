@@ -1,7 +1,7 @@
 //! `log`: records through the redo log and the binlog beside plain files, raft-engine, `RocksDB`'s log, and fio.
 //!
 //! *Volume*: one thread, 64 KiB at a time, synced each MiB or never. *Commits*: threads that wait until 512 bytes are durable,
-//! again and again. Every sample has a log of its own in an empty directory; what it holds is looked at when it ends.
+//! again and again. Every sample has a log of its own in an empty directory; what it holds is checked when it ends.
 //! Invariants: a subject is set to sync exactly where the others are; records that were acknowledged are found again in
 //! ours; resident bytes are counted while the log is still open. Fails where a log fails or holds something else.
 
@@ -52,8 +52,8 @@ struct Load {
 /// Makes a log in an empty directory.
 type Make = fn(&Path, Load) -> Result<Box<dyn Log>>;
 
-/// Looks at what a log has left in its directory: all bodies in order of their appending, given to the closure.
-type Look = fn(&Path, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
+/// Checks what a log has left in its directory: all bodies in order of their appending, given to the closure.
+type Check = fn(&Path, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 
 /// A kind of log.
 #[derive(Clone, Copy)]
@@ -61,7 +61,7 @@ struct Kind {
     name: &'static str,
     make: Make,
     /// `None` where its own reading is not ours to call.
-    look: Option<Look>,
+    check: Option<Check>,
 }
 
 /// A directory that is made anew for each sample.

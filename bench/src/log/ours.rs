@@ -36,11 +36,11 @@ pub(super) const BIN_MODES: [Kind; 3] = [
 ];
 
 const fn redo(name: &'static str, make: Make) -> Kind {
-    Kind { name, make, look: Some(look_at_redo) }
+    Kind { name, make, check: Some(check_redo) }
 }
 
 const fn bin(name: &'static str, make: Make) -> Kind {
-    Kind { name, make, look: Some(look_at_bin) }
+    Kind { name, make, check: Some(check_bin) }
 }
 
 struct Redo {
@@ -82,7 +82,7 @@ impl Log for Redo {
     }
 }
 
-fn look_at_redo(dir: &Path, see: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+fn check_redo(dir: &Path, see: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let log = RedoLog::options().open(&dir.join("redo"))?;
     for record in log.read_from(log.checkpoint_lsn())? {
         see(&record?.body)?;
@@ -112,7 +112,7 @@ impl Log for Bin {
     }
 }
 
-fn look_at_bin(dir: &Path, see: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+fn check_bin(dir: &Path, see: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let log = BinLogOptions::new().max_segment_bytes(SEGMENT_BYTES).open(dir.join("binlog"))?;
     let mut follower = log.follow(log.first())?;
     while let Some(event) = follower.try_next()? {

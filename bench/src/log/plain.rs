@@ -17,14 +17,14 @@ use super::{Kind, Log};
 pub(super) const FILES: Kind = Kind {
     name: "plain files, write and fdatasync",
     make: |dir, _| Ok(Box::new(Plain::files(dir)?)),
-    look: None,
+    check: None,
 };
 
 /// Overwrites files in a ring.
 pub(super) const RING: Kind = Kind {
     name: "plain ring, write and fdatasync",
     make: |dir, _| Ok(Box::new(Plain::ring(dir)?)),
-    look: None,
+    check: None,
 };
 
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use super::{Kind, Log};
 
 /// It.
 pub(super) const KIND: Kind =
-    Kind { name: "raft-engine", make: |dir, _| Ok(Box::new(RaftEngine::open(dir)?)), look: None };
+    Kind { name: "raft-engine", make: |dir, _| Ok(Box::new(RaftEngine::open(dir)?)), check: None };
 
 /// An engine.
 struct RaftEngine {

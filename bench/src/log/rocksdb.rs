@@ -17,7 +17,7 @@ use super::{Kind, Log};
 
 /// It.
 pub(super) const KIND: Kind =
-    Kind { name: "RocksDB's log", make: |dir, _| Ok(Box::new(Wal::open(dir)?)), look: None };
+    Kind { name: "RocksDB's log", make: |dir, _| Ok(Box::new(Wal::open(dir)?)), check: None };
 
 /// Bytes of the memtable: more than a sample writes.
 const MEMTABLE: usize = 4 << 30;

@@ -24,9 +24,9 @@ fn every_log_holds_what_was_appended() {
                 }
                 log.hand_over()?;
                 drop(log);
-                let Some(look) = kind.look else { return Ok(()) };
+                let Some(check) = kind.check else { return Ok(()) };
                 let mut found = Vec::new();
-                look(dir, &mut |body| {
+                check(dir, &mut |body| {
                     found.push(body.to_vec());
                     Ok(())
                 })?;
@@ -48,9 +48,9 @@ fn records_that_are_missing_or_garbled_are_seen() {
     assert_eq!(sample.took.len(), 32);
     let forgetful = Kind {
         name: "forgetful",
-        look: Some(|dir, see| {
+        check: Some(|dir, see| {
             let mut skipped = false;
-            (ours::REDO.look.unwrap())(dir, &mut |body| {
+            (ours::REDO.check.unwrap())(dir, &mut |body| {
                 if std::mem::replace(&mut skipped, true) { see(body) } else { Ok(()) }
             })?;
             Ok(())
@@ -58,6 +58,6 @@ fn records_that_are_missing_or_garbled_are_seen() {
         ..ours::REDO
     };
     assert!(place.fresh(|dir| volume::one(forgetful, dir, load)).is_ok(), "what was given up may be gone");
-    let cut = Kind { name: "cut", look: Some(|_, _| Ok(())), ..ours::REDO };
+    let cut = Kind { name: "cut", check: Some(|_, _| Ok(())), ..ours::REDO };
     assert!(place.fresh(|dir| volume::one(cut, dir, load)).is_err());
 }

@@ -85,9 +85,9 @@ pub(super) fn one(kind: Kind, dir: &std::path::Path, load: Load) -> Result<Sampl
     let seconds = began.elapsed().as_secs_f64();
     let resident = resident_in(dir)?;
     drop(log);
-    if let Some(look) = kind.look {
+    if let Some(check) = kind.check {
         let mut last = None;
-        look(dir, &mut |body| {
+        check(dir, &mut |body| {
             ensure!(body.len() == RECORD, "a record of {} bytes", body.len());
             let number = u64::from_le_bytes(*body.first_chunk().unwrap_or(&[0; 8]));
             ensure!(last.is_none_or(|last| number == last + 1), "record {number} after {last:?}");

@@ -162,7 +162,7 @@ impl Setting<'_> {
             move || {
                 let offset = deck.draw()? * PAGE;
                 let read = file.read_at(offset, &mut page)?;
-                judge.look(offset, &page[..read])?;
+                judge.check(offset, &page[..read])?;
                 ensure!(read == page.len(), "a short read at {offset}");
                 Ok(1)
             }
@@ -178,14 +178,14 @@ impl Setting<'_> {
         self.drive(vec![move || {
             read_list(&file, deck, &mut offsets, &mut pages)?;
             for (offset, page) in offsets.iter().zip(pages.chunks_exact(PAGE_LEN)) {
-                judge.look(*offset, page)?;
+                judge.check(*offset, page)?;
             }
             Ok(count as u64)
         }])
     }
 
-    /// So many at once by one thread that the next begin as soon as others end. Each page is looked at as it is loaded, while
-    /// others are under way, since fio looks at none between two reads; of the copies each 64th is, and all of the last list.
+    /// So many at once by one thread that the next begin as soon as others end. Each page is checked as it is loaded, while
+    /// others are under way, since fio checks none between two reads; of the copies each 64th is, and all of the last list.
     fn read_lists(&self) -> Result<Cost> {
         // Not zeros: memory that was never touched would be made within.
         let mut pages = vec![1; LONG * PAGE_LEN];
@@ -216,7 +216,7 @@ impl Setting<'_> {
                 loop {
                     let offset = deck.draw()? * PAGE;
                     let found = file.read_at_async(offset, &mut page).await?;
-                    judge.look(offset, &page[..found])?;
+                    judge.check(offset, &page[..found])?;
                     ensure!(found == page.len(), "a short read at {offset}");
                     reads.fetch_add(1, Ordering::Relaxed);
                 }

@@ -1,6 +1,6 @@
 //! fio's random reads, by its own account: without its start and end.
 //!
-//! It reads the same file in blocks of 4 KiB at random places, as often anywhere, and looks at nothing it has read.
+//! It reads the same file in blocks of 4 KiB at random places, as often anywhere, and checks nothing it has read.
 //! Fails where fio fails or prints what is not understood.
 
 use std::path::Path;

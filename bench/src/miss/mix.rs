@@ -20,7 +20,7 @@ use crate::scratch::Stop;
 
 /// Bytes of a read.
 const READ_BYTES: usize = 500;
-/// Reads of a worker between two looks at the clock.
+/// Reads of a worker between two reads of the clock.
 const AT_ONCE: u64 = 64;
 
 const OURS: &str = "pagekeeper";
@@ -115,7 +115,7 @@ impl Load<'_> {
                 for _ in 0..AT_ONCE {
                     let offset = place(&mut random, size / PAGE, READ_BYTES);
                     ensure!(read(offset, &mut buf)? == READ_BYTES, "a short read at {offset}");
-                    judge.look(offset, &buf)?;
+                    judge.check(offset, &buf)?;
                 }
                 Ok(AT_ONCE)
             }

@@ -73,7 +73,7 @@ impl<'a> Tasks<'a> {
             }
             let mut thread = self.woken.thread.lock().unwrap_or_else(PoisonError::into_inner);
             if thread.is_none() {
-                // Known from now on; what was woken before is seen by the next look.
+                // Known from now on; what was woken before is seen by the next check.
                 *thread = Some(std::thread::current());
                 continue;
             }

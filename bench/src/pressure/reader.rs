@@ -120,7 +120,7 @@ where
     R: Fn(u64, &mut [u8]) -> Result<usize> + Sync,
 {
     let stop = Stop::on_signals()?;
-    let pages = arguments.file.metadata().context("can't look at the file")?.len() / PAGE;
+    let pages = arguments.file.metadata().context("can't stat the file")?.len() / PAGE;
     let bytes = arguments.bytes;
     ensure!(pages > 0 && (1..=PAGE).contains(&(bytes as u64)), "reads must fit into a page of the file");
     let mut random = Random::new(arguments.seed);
@@ -134,7 +134,7 @@ where
             let found = read(offset, &mut buf)?;
             let took = began.elapsed();
             ensure!(found == bytes, "a short read at {offset}");
-            judge.look(offset, &buf)?;
+            judge.check(offset, &buf)?;
             Ok(took)
         }
     };

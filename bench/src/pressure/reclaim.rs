@@ -6,16 +6,16 @@
 
 use super::group::field_of;
 
-/// Counters, or the difference of two looks at them.
+/// Counters, or the difference of two samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Reclaim {
-    /// Pages of files and others that reclaim looked at, in cgroups too.
+    /// Pages of files and others that reclaim scanned, in cgroups too.
     pub(super) scanned: u64,
     /// Pages that it took.
     pub(super) reclaimed: u64,
-    /// Pages that kswapd looked at.
+    /// Pages that kswapd scanned.
     pub(super) by_kswapd: u64,
-    /// Pages that those who wanted memory looked at themselves, because the machine had none.
+    /// Pages that those who wanted memory scanned themselves, because the machine had none.
     pub(super) direct: u64,
     /// Times that they had to.
     pub(super) stalls: u64,

@@ -88,10 +88,10 @@ pub(super) fn recover(dir: &Path, load: &Load, way: Way, part: u64, stop: &Stop)
     let scale = load.changes as f64 / done as f64;
     let open = prepared.as_secs_f64() + replayed.saturating_sub(prepared).as_secs_f64() * scale;
     let mut first = [0; 4096];
-    let looked = Instant::now();
+    let began_read = Instant::now();
     let (page, ..) = records().next().context("nothing was to be replayed")?;
     map.read(usize::try_from(page * PAGE)?, &mut first);
-    let first_read = open + looked.elapsed().as_secs_f64();
+    let first_read = open + began_read.elapsed().as_secs_f64();
     load.check(page, &first)?;
     let applied = if part == 1 {
         map.sync().context("msync")?;

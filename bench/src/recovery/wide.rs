@@ -1,6 +1,6 @@
 //! Reads as wide as the disk is: the limit of what reading a journal can take.
 //!
-//! Direct, all requests at once into memory that is there already; nothing is looked at.
+//! Direct, all requests at once into memory that is there already; nothing is checked.
 //! Fails where a read fails or comes short.
 
 use std::io::IoSliceMut;

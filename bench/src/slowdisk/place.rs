@@ -236,7 +236,7 @@ impl Drop for Mounts {
 fn unmount(path: &Path) -> Result<bool> {
     let umount = |lazy: bool| {
         let mut command = Command::new("umount");
-        // The path is whole; to look at it again would wait for a disk that may be gone.
+        // The path is whole; to resolve it again would wait for a disk that may be gone.
         command.process_group(0).arg("--no-canonicalize").args(lazy.then_some("--lazy")).arg(path);
         run(&mut command)
     };

@@ -249,10 +249,10 @@ impl Place<'_> {
     }
 }
 
-/// Looks at the length, and at some pieces: reading all would take as long as writing.
+/// Checks the length, and some pieces: reading all would take as long as writing.
 fn check(path: &Path, bytes: u64, seed: u64) -> Result<()> {
     let file = File::open(path).with_context(|| format!("can't open {}", path.display()))?;
-    let found = file.metadata().with_context(|| format!("can't look at {}", path.display()))?.len();
+    let found = file.metadata().with_context(|| format!("can't stat {}", path.display()))?.len();
     ensure!(found == bytes, "{} has {found} bytes instead of {bytes}", path.display());
     let mut piece = vec![0; PIECE];
     let pieces = bytes / PIECE as u64;

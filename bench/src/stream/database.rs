@@ -25,8 +25,7 @@ pub(super) fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
         let path = entry?.path();
-        let metadata =
-            path.symlink_metadata().with_context(|| format!("can't look at {}", path.display()))?;
+        let metadata = path.symlink_metadata().with_context(|| format!("can't stat {}", path.display()))?;
         if metadata.is_dir() {
             files.extend(files_below(&path)?);
         } else if metadata.is_file() && metadata.len() > 0 {

@@ -1,4 +1,4 @@
-//! `pagekeeper guard` that looks after streaming processes from outside, as a child process.
+//! `pagekeeper guard` that releases behind streaming processes from outside, as a child process.
 //!
 //! Ends with its handle, and with the thread that started it. Fails where it ended by itself.
 
@@ -14,7 +14,7 @@ use crate::peers::Program;
 
 /// The stream is this program, of whose name the kernel keeps 15 bytes.
 const CONFIG: &str = "[streams]\nprocesses = [\"pagekeeper-benc*\"]\n";
-/// It has its first look done by then.
+/// Its first scan is done by then.
 const BEGINS: Duration = Duration::from_millis(300);
 
 /// A running guard.
