@@ -6,8 +6,9 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::{ReleaseOptions, ReleaseReport, release};
 use serde::Serialize;
 
@@ -160,7 +161,7 @@ fn evict(args: &Args) -> anyhow::Result<Report> {
     {
         Ok((report, file)) => {
             let figures = Figures::from(report);
-            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut done = lock(&done);
             let (files, total) = &mut *done;
             total.files += 1;
             total.figures.add(&figures);
@@ -170,7 +171,7 @@ fn evict(args: &Args) -> anyhow::Result<Report> {
         }
         Err(error) => problems.note(&error),
     });
-    let (mut files, total) = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (mut files, total) = ignore_poison(done.into_inner());
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(Report { files, total, errors: problems.into_sorted() })
 }

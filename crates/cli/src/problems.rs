@@ -1,9 +1,10 @@
 //! Paths that failed: gathered while the rest goes on, then reported one a line, each with what went wrong and how to fix it.
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pagekeeper_kernel::Error;
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use serde::Serialize;
 
 use crate::output::{complain, printable_path};
@@ -28,12 +29,12 @@ impl Problems {
     /// Notes a failure in words.
     pub(crate) fn add(&self, path: &Path, error: String) {
         let problem = Problem { path: printable_path(path).into_owned(), error };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(problem);
+        lock(&self.0).push(problem);
     }
 
     /// All of them, by path.
     pub(crate) fn into_sorted(self) -> Vec<Problem> {
-        let mut problems = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut problems = ignore_poison(self.0.into_inner());
         problems.sort();
         problems
     }

@@ -11,10 +11,11 @@ mod work;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::{WarmOptions, WarmRate};
 
 use crate::output;
@@ -125,11 +126,11 @@ fn listed(args: &Args, problems: &Problems) -> anyhow::Result<Vec<Item>> {
                 bytes,
                 wanted: Wanted::Range { range: args.range.clone(), inode: file.inode() },
             };
-            found.lock().unwrap_or_else(PoisonError::into_inner).push(item);
+            lock(&found).push(item);
         }
         Err(error) => problems.note(&error),
     });
-    let mut items = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut items = ignore_poison(found.into_inner());
     // Small files first: they are read side by side in one go.
     items.sort_by(|a, b| (!a.is_small(), &a.path).cmp(&(!b.is_small(), &b.path)));
     Ok(items)

@@ -14,10 +14,11 @@ use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, FileType, RawDir, Stat};
 
+use crate::mutex::ignore_poison;
 use crate::open::open_beneath_quietly;
 use crate::work::WorkQueue;
 use crate::{Error, FileSystem, Inode, InspectedFile, Links, Result, open_directory, open_directory_in};
@@ -148,7 +149,7 @@ impl Walker<'_> {
     }
 
     fn first_sight(&self, inode: Inode) -> bool {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(inode)
+        ignore_poison(self.seen.lock()).insert(inode)
     }
 
     /// Lists a directory into jobs.

@@ -8,10 +8,9 @@
 //!
 //! A job that never returns keeps all workers.
 
-use std::sync::PoisonError;
-
 // Not of `crate`: the model has a `sync` of its own beside its copy of this file.
 use super::sync::{Condvar, Mutex, MutexGuard};
+use crate::mutex::ignore_poison;
 
 /// Jobs to be run by several threads, each of which calls [`work`](Self::work).
 pub(crate) struct WorkQueue<J> {
@@ -52,13 +51,13 @@ impl<J> WorkQueue<J> {
             } else if state.running == 0 {
                 return;
             } else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = ignore_poison(self.changed.wait(state));
             }
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState<J>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 }
 

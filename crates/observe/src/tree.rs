@@ -15,10 +15,11 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_catalog::Profile;
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, walk};
 use pagekeeper_policy::FileClass;
@@ -146,16 +147,16 @@ impl DirectoryTree {
             if !is_directory {
                 let is_known = known.contains_key(below);
                 if is_known {
-                    locked(&names).insert(below.to_path_buf());
+                    lock(&names).insert(below.to_path_buf());
                 }
                 return !is_known;
             }
             // What was entered before is entered again only if it changed itself.
             !context.excluded.contains(here.join(below).as_path())
-                && !locked(&directories).contains_key(below)
+                && !lock(&directories).contains_key(below)
                 && {
                     let settled = settled_change(path);
-                    locked(&directories).insert(below.to_path_buf(), settled).is_none()
+                    lock(&directories).insert(below.to_path_buf(), settled).is_none()
                 }
         };
         let found: Mutex<Vec<(PathBuf, TreeFile)>> = Mutex::default();
@@ -172,15 +173,15 @@ impl DirectoryTree {
                     Some(sample) => {
                         (error.path().to_path_buf(), sample, Some(GapReason::of(GapKind::File, &error)))
                     }
-                    None => return locked(&problems).push(error),
+                    None => return lock(&problems).push(error),
                 },
             };
             let Ok(below) = path.strip_prefix(&start.path) else { return };
             let class = class_of(context.profile, here, below, start);
             let known = TreeFile { sample, class, gap, sampled_in: context.number };
-            locked(&found).push((below.to_path_buf(), known));
+            lock(&found).push((below.to_path_buf(), known));
         });
-        let names = names.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let names = ignore_poison(names.into_inner());
         if !self.files.is_empty() {
             let changed: HashSet<&Path> = changed.iter().map(PathBuf::as_path).collect();
             let listed = |below: &Path| below.parent().is_some_and(|parent| changed.contains(parent));
@@ -191,8 +192,8 @@ impl DirectoryTree {
                 known.class = known.class.or_else(|| class_of(context.profile, here, below, start));
             }
         }
-        self.files.extend(found.into_inner().unwrap_or_else(PoisonError::into_inner));
-        for error in problems.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        self.files.extend(ignore_poison(found.into_inner()));
+        for error in ignore_poison(problems.into_inner()) {
             let Ok(below) = error.path().strip_prefix(&start.path) else { continue };
             if !error.is_gone() {
                 let gap = GapReason::of(GapKind::Directory, &error);
@@ -303,10 +304,6 @@ fn class_of(profile: &Profile, here: &Path, below: &Path, start: &Start) -> Opti
 fn settled_change(path: &Path) -> Option<SystemTime> {
     let changed = std::fs::metadata(path).and_then(|meta| meta.modified()).ok()?;
     (changed.elapsed().is_ok_and(|ago| ago > SETTLED)).then_some(changed)
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

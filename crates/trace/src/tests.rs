@@ -4,12 +4,13 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::programs::{Tables, program};
 use super::tracefs::{Event, Tracepoint};
 use super::*;
 use crate::testing::{as_nobody, disk_dir, evict_all, file_of, skip};
+use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size, residency};
@@ -25,7 +26,7 @@ const UNDISTURBED: usize = 20;
 /// One test at a time: a processor that is in one program, or in the midst of reading a table, runs no other.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&ALONE)
 }
 
 /// A tracer of exactly this level, of pages only unless the options say more; `None`, with a message, where it is not available.

@@ -8,9 +8,11 @@
 
 use std::path::Path;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
+
+use pagekeeper_kernel::mutex::lock;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
@@ -137,8 +139,4 @@ fn commit_for_ever(logs: &Logs, committer: u64, taken_us: &Mutex<Vec<u32>>) -> a
         lock(taken_us).push(u32::try_from(us).unwrap_or(u32::MAX));
     }
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

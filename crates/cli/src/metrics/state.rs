@@ -9,10 +9,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_guard::{Done, Event, Tick};
+use pagekeeper_kernel::mutex::lock;
 use pagekeeper_observe::VisibilityGap;
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, TraceLevel};
@@ -137,7 +138,7 @@ impl MetricsState {
 
     fn lock(&self) -> MutexGuard<'_, Known> {
         // No figure is left half written by a panic that would matter more than having none.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// A copy, without its history.

@@ -12,10 +12,11 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::{Error, InspectedFile, page_size, resident_extents};
 use serde::Serialize;
 
@@ -125,13 +126,13 @@ fn take(args: &Args) -> anyhow::Result<(Snapshot, u64, Problems)> {
     let created = Time::of(SystemTime::now());
     tree.walk(args.jobs.map(usize::from), &|visited| match visited.and_then(|file| entry_of(&file)) {
         Ok(entry) => {
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = lock(&seen);
             seen.1 += 1;
             seen.0.extend(entry);
         }
         Err(error) => problems.note(&error),
     });
-    let (mut files, files_seen) = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (mut files, files_seen) = ignore_poison(seen.into_inner());
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok((Snapshot { created, page_size: page_size(), files }, files_seen, problems))
 }

@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::{
     InspectedFile, Residency, ResidencyMap, WalkOptions, page_size, residency_map, residency_wide,
 };
@@ -76,7 +77,7 @@ pub(super) fn scan(tree: &Tree, choice: Choice, wanted: Wanted) -> Scan {
     {
         Ok(((residency, picture), file)) => {
             let row = Row { path: file.path().to_path_buf(), size: file.size(), residency, picture };
-            let mut scan = scan.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut scan = lock(&scan);
             scan.totals.add(&row);
             if wanted.remember && row.resident() > 0 {
                 scan.remembered.insert(row.path.clone(), row.resident());
@@ -85,7 +86,7 @@ pub(super) fn scan(tree: &Tree, choice: Choice, wanted: Wanted) -> Scan {
         }
         Err(error) => problems.note(&error),
     });
-    let scan = scan.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let scan = ignore_poison(scan.into_inner());
     Scan { problems: problems.into_sorted(), ..scan }
 }
 

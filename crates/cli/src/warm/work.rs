@@ -5,11 +5,12 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use pagekeeper_kernel::mutex::ignore_poison;
 use pagekeeper_kernel::{
     Error, Inode, InspectedFile, Links, Lock, WarmOptions, WarmReport, lock, warm, warm_extents,
 };
@@ -173,7 +174,7 @@ impl<'a> Work<'a> {
     }
 
     fn note(&self, done: Done, lock: Option<Lock>) {
-        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut results = ignore_poison(self.results.lock());
         results.total.add(&done);
         results.locks.extend(lock);
         if self.keep_all || done.is_worth_a_word() {
@@ -183,8 +184,7 @@ impl<'a> Work<'a> {
 
     /// What came of it, and the locks that hold while they are kept.
     pub(super) fn into_report(self, elapsed: Duration) -> (Report, Vec<Lock>) {
-        let Results { mut files, mut total, locks } =
-            self.results.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let Results { mut files, mut total, locks } = ignore_poison(self.results.into_inner());
         files.sort_by(|a, b| a.path.cmp(&b.path));
         total.seconds = elapsed.as_secs_f64();
         total.cancelled = self.stop.requested();

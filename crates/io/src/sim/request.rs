@@ -5,7 +5,9 @@
 //! also after the last handle of the disk is gone; then the thread ends.
 
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 use libc::iovec;
 
@@ -46,12 +48,12 @@ pub(super) struct Submitted {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Waits for a change.
     pub(super) fn wait<'s>(&self, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.changed.wait(state))
     }
 
     /// Notifies all who wait for a change.

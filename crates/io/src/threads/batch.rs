@@ -5,7 +5,9 @@
 //! thread touches the batch after its caller left, however late the thread comes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 use super::pool::{Job, Pool};
 use crate::{BatchRead, Error, pread, scatter};
@@ -55,7 +57,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, HandedIn> {
-        self.handed_in.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.handed_in)
     }
 }
 
@@ -107,7 +109,7 @@ impl Drop for Caller {
         let claimed = self.shared.next.swap(self.shared.count, Ordering::Relaxed).min(self.shared.count);
         let mut handed_in = self.shared.lock();
         while handed_in.count < claimed - self.claimed {
-            handed_in = self.shared.more.wait(handed_in).unwrap_or_else(PoisonError::into_inner);
+            handed_in = ignore_poison(self.shared.more.wait(handed_in));
         }
     }
 }
@@ -144,7 +146,7 @@ pub(super) fn run(
         {
             let mut handed_in = caller.shared.lock();
             while claimed.is_none() && handed_in.results.is_empty() {
-                handed_in = caller.shared.more.wait(handed_in).unwrap_or_else(PoisonError::into_inner);
+                handed_in = ignore_poison(caller.shared.more.wait(handed_in));
             }
             std::mem::swap(&mut results, &mut handed_in.results);
         }

@@ -6,7 +6,9 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 use super::batch::Help;
 use crate::job::Request;
@@ -64,7 +66,7 @@ struct Queue {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     fn serve(&self) {
@@ -79,7 +81,7 @@ impl Shared {
                 return;
             } else {
                 queue.idle += 1;
-                queue = self.added.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = ignore_poison(self.added.wait(queue));
                 queue.idle -= 1;
             }
         }

@@ -8,7 +8,9 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use pagekeeper_kernel::mutex::lock;
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -49,7 +51,7 @@ struct Queue {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     fn wake(&self) {
@@ -95,7 +97,7 @@ impl Background {
         if let Some(shared) = self.shared.get() {
             return Ok(shared);
         }
-        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _starting = lock(&self.starting);
         if let Some(shared) = self.shared.get() {
             return Ok(shared);
         }

@@ -20,7 +20,9 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{IoSliceMut, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use pagekeeper_kernel::mutex::lock;
 
 use background::Background;
 use ring::Ring;
@@ -92,7 +94,7 @@ impl Uring {
 
     fn check_out(&self) -> Result<Ring, Error> {
         self.process.require()?;
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = lock(&self.idle).pop();
         idle.map_or_else(|| Ring::new(self.depth), Ok)
     }
 
@@ -100,7 +102,7 @@ impl Uring {
         if ring.broken().is_some() || ring.in_flight() > 0 {
             return;
         }
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = lock(&self.idle);
         if idle.len() < IDLE_RINGS_MAX {
             idle.push(ring);
         } else {

@@ -8,13 +8,14 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{WarmMethod, WarmOptions, WarmProgress, call_error};
+use crate::mutex::{ignore_poison, lock};
 use crate::sys::mapping::FileMapping;
 use crate::{Error, InspectedFile, Result};
 
@@ -88,7 +89,7 @@ impl<'a> Loader<'a> {
             }
             self.work(&shared);
         });
-        match shared.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match ignore_poison(shared.error.into_inner()) {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -154,7 +155,7 @@ impl<'a> Loader<'a> {
         });
         if let Err(error) = done {
             shared.failed.store(true, Ordering::Relaxed);
-            let mut first = shared.error.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut first = lock(&shared.error);
             first.get_or_insert(error);
         }
     }
@@ -311,7 +312,7 @@ impl WarmRate {
     /// Takes the next turn and puts the one after it as late as the bytes ask for. Time that nobody used is lost.
     fn book(&self, bytes: u64) -> Instant {
         let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = lock(&self.next);
         let turn = (*next).max(Instant::now());
         *next = turn + cost;
         turn

@@ -6,12 +6,13 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -63,13 +64,13 @@ struct Mailbox {
 
 impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     /// Waits; returns whether it is to stop.
     fn wait(&self, time: Duration) -> bool {
         let waited = self.wakeup.wait_timeout_while(self.lock(), time, |queue| !queue.stop);
-        waited.unwrap_or_else(PoisonError::into_inner).0.stop
+        ignore_poison(waited).0.stop
     }
 }
 

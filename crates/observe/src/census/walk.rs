@@ -8,9 +8,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, Result, WalkOptions, open_directory, residency, walk};
 
@@ -84,16 +85,16 @@ impl WalkScope {
     }
 
     pub(super) fn directories(&self) -> MutexGuard<'_, Directories> {
-        self.directories.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.directories)
     }
 
     /// The file systems by the devices of their files.
     pub(super) fn devices(&self) -> MutexGuard<'_, HashMap<u64, u16>> {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.devices)
     }
 
     fn mounted(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        self.mounted.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mounted)
     }
 
     /// Finds what was mounted meanwhile; returns the mount points that a new walk would enter.
@@ -239,7 +240,7 @@ pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -
     });
     let mut result = WalkResult::default();
     for walker in walkers {
-        result.merge(walker.into_inner().unwrap_or_else(PoisonError::into_inner).result);
+        result.merge(ignore_poison(walker.into_inner()).result);
     }
     result
 }
@@ -251,18 +252,18 @@ pub(super) fn visit_directory(scope: &WalkScope, path: &Path) -> (WalkResult, Ve
     let below = Mutex::new(Vec::new());
     let enters = |path: &Path, is_directory: bool| {
         if is_directory && scope.enters(path) {
-            below.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
+            lock(&below).push(path.to_path_buf());
         }
         !is_directory
     };
     let options = WalkOptions { threads: 1, filter: Some(&enters), ..WalkOptions::default() };
     walk(&[path.to_path_buf()], &options, &|visited| {
-        walker.lock().unwrap_or_else(PoisonError::into_inner).visit(scope, visited);
+        lock(&walker).visit(scope, visited);
     });
     let (number, _) = scope.number(path);
     scope.stamp(number, changed);
-    let result = walker.into_inner().unwrap_or_else(PoisonError::into_inner).result;
-    (result, below.into_inner().unwrap_or_else(PoisonError::into_inner))
+    let result = ignore_poison(walker.into_inner()).result;
+    (result, ignore_poison(below.into_inner()))
 }
 
 /// The names in a directory of some files, by inode number.
