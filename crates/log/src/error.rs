@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::Position;
+use crate::position::Position;
 
 /// What went wrong with a log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -153,7 +153,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A group that is larger than a segment. Nothing of it was appended.
-    #[error("a group that takes up {bytes} bytes: a segment of this log takes at most {max}, a record {longest}", longest = crate::record::LONGEST)]
+    #[error("a group that takes up {bytes} bytes: a segment of this log takes at most {max}, a record {longest}", longest = crate::limits::LONGEST)]
     GroupTooLarge {
         /// Bytes that it takes up, 24 and a few for each record included.
         bytes: u64,

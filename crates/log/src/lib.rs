@@ -37,19 +37,22 @@ mod convert;
 mod error;
 mod injected_fault;
 mod layout;
+mod limits;
 mod mode;
+mod position;
 mod record;
 mod redo;
 #[cfg(test)]
 mod testing;
 
-pub use binlog::{BinLog, BinLogOptions, Event, Follower, Position, PositionError, Purge};
+pub use binlog::{BinLog, BinLogOptions, Event, Follower, Purge};
 pub use bulk::{BulkMode, BulkOptions, BulkReport, BulkWriter};
 pub use error::Error;
 #[cfg(feature = "injected-faults")]
 pub use injected_fault::InjectedFault;
 pub use layout::{Backing, Disk, DiskLayout};
 pub use mode::{Chosen, LogMode, Syncs, Use};
+pub use position::{Position, PositionError};
 pub use redo::{
     Backpressure, FlushPolicy, Lsn, Recovered, RedoLog, RedoMetrics, RedoOptions, RedoReader, RedoRecord,
 };

@@ -28,6 +28,7 @@ mod source;
 mod tests;
 
 use crate::convert::to_usize;
+use crate::limits::LONGEST;
 pub(crate) use buffered::Buffered;
 pub(crate) use reader::{Entry, EpochAt, Reader};
 pub(crate) use source::{Reach, Source};
@@ -40,9 +41,6 @@ pub(crate) const BLOCK_LEN: usize = 4096;
 
 /// Bytes of a record beside its body.
 pub(crate) const HEADER: usize = 24;
-
-/// The longest body, in bytes.
-pub(crate) const LONGEST: usize = (1 << 28) - 1;
 
 /// What a record is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

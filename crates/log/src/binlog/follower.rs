@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 use pagekeeper_io::{AlignedBuf, IoFile};
 use pagekeeper_policy::WINDOW;
 
-use super::position::Position;
 use super::progress::{ReadLimit, Registration, Segment};
 use super::segment::HEADER as START;
 use super::shared::Shared;
 use super::writer::Writer;
 use crate::Error;
 use crate::convert::to_usize;
+use crate::position::Position;
 use crate::record::{self, BLOCK, BLOCK_LEN, HEADER, Header, Kind};
 
 /// Bytes that a near follower reads at once at most; a far one reads up to the next multiple of 2 MiB.

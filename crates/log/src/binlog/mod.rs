@@ -21,7 +21,6 @@ mod injected_fault;
 mod model;
 mod options;
 mod page_releaser;
-mod position;
 mod progress;
 mod recover;
 mod segment;
@@ -38,12 +37,12 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, Lock, WriteMode};
 
-use crate::record::LONGEST;
+use crate::limits::LONGEST;
+use crate::position::Position;
 use crate::{Error, LogMode};
 pub use follower::{Event, Follower};
 use group_commit::{Leader, PlacedPart, Submitted};
 pub use options::BinLogOptions;
-pub use position::{Position, PositionError};
 use progress::Progress;
 use segment_store::SegmentStore;
 use shared::Shared;

@@ -77,7 +77,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 // There is nothing for loom in these.
-use super::{frame, position, segment};
+use super::{frame, segment};
 use world::Log;
 
 /// Of two threads, and of three: all orders are too many to try.

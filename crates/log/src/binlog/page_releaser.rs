@@ -27,7 +27,7 @@ use pagekeeper_policy::allowance::{Allowance, Follower, Followers, Writer};
 use pagekeeper_policy::exact::{Due, Watermarks, due};
 use pagekeeper_policy::{READ_AHEAD, Rule, WINDOW};
 
-use super::Position;
+use crate::position::Position;
 
 /// Bytes beside the slack that a writer may be ahead of writeback while another thread waits for it.
 const UNWRITTEN: u64 = 4 * WINDOW;

@@ -14,10 +14,10 @@ use std::time::Instant;
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
-use super::position::Position;
 use super::segment::HEADER;
 use super::sync::{Arc, AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::Error;
+use crate::position::Position;
 
 /// A segment of the log.
 #[derive(Debug, Clone, Copy)]

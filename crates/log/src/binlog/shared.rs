@@ -8,10 +8,10 @@ use pagekeeper_io::{Access, Error as IoError, IoFile};
 
 use super::group_commit::CommitQueue;
 use super::page_releaser::PageReleaser;
-use super::position::Position;
 use super::progress::{Progress, Segment};
 use super::segment_store::{Failure, SegmentStore};
 use crate::Error;
+use crate::position::Position;
 
 /// A log that is open, whose writer is a `W`.
 pub(super) struct Shared<W> {

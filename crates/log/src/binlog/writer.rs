@@ -23,13 +23,13 @@ use super::frame;
 use super::group_commit::{Batch, PlacedPart};
 use super::index::Index;
 use super::injected_fault::InjectedFault;
-use super::position::Position;
 use super::progress::Segment;
 use super::segment::HEADER;
 use super::segment_store::{Begun, Failure, SegmentStore};
 use super::shared::Shared;
 use crate::Error;
 use crate::convert::to_usize;
+use crate::position::Position;
 use crate::record::{BLOCK, BLOCK_LEN, encode_padding, padding_size};
 
 /// Writeback is started once so many bytes were written, and not only by the next sync.

@@ -41,6 +41,7 @@ use super::state::{
 };
 use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
+use crate::limits::LONGEST;
 use crate::record::{self, BLOCK, HEADER, Header, Kind};
 use crate::{Error, LogMode};
 
@@ -88,7 +89,7 @@ impl Core {
     pub(super) fn longest(&self) -> usize {
         let limit = self.buffer.capacity().min(self.ring.geometry.capacity()).min(self.config.max_unsynced);
         let room = limit - SLACK - 2 * BLOCK;
-        to_usize(room.saturating_sub(HEADER as u64).min(record::LONGEST as u64))
+        to_usize(room.saturating_sub(HEADER as u64).min(LONGEST as u64))
     }
 
     /// Fails once anything has.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-use super::position::Position;
 use super::progress::{ReadLimit, Registration};
 use super::segment::HEADER;
 use super::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use super::world::Log;
 use crate::Error;
+use crate::position::Position;
 
 /// A follower, and what it has read.
 pub(super) struct Follower<'a> {

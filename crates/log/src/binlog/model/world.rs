@@ -5,11 +5,11 @@ use std::mem;
 use std::sync::{Arc, Mutex};
 
 use super::group_commit::{CommitQueue, PlacedPart, Submitted};
-use super::position::Position;
 use super::progress::{Progress, Segment};
 use super::segment::HEADER;
 use super::writer::Writer;
 use crate::Error;
+use crate::position::Position;
 
 /// Bytes of a group of the models: one record of one byte.
 pub(super) const GROUP: u64 = 32;

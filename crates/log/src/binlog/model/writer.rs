@@ -1,11 +1,11 @@
 //! In place of the writer: segments are vectors, and a sync is a number.
 
 use super::group_commit::{Batch, PlacedPart};
-use super::position::Position;
 use super::progress::Segment;
 use super::segment::HEADER;
 use super::world::Log;
 use crate::Error;
+use crate::position::Position;
 
 /// The segment that is written to.
 #[derive(Debug)]
