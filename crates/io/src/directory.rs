@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::open::{call, require_regular};
+use crate::syscall::{call, require_regular};
 use crate::{Error, Lock};
 
 /// Who may do what with new files and directories, less the umask.

@@ -26,8 +26,10 @@
 mod aligned;
 mod api;
 mod atomic;
+mod atomic_limits;
 mod directory;
 mod error;
+mod file;
 mod job;
 mod lock;
 mod open;
@@ -37,9 +39,11 @@ mod pread;
 mod probe;
 mod process;
 mod pwrite;
+mod request;
 mod scatter;
 mod sim;
 mod stream;
+mod syscall;
 mod target;
 mod threads;
 mod transfer;
@@ -47,13 +51,15 @@ mod uring;
 mod write;
 
 pub use aligned::AlignedBuf;
-pub use api::{Access, BatchRead, FileStat, Io, IoFile, OwnedRead};
+pub use api::Io;
 pub use atomic::{AtomicWrites, writes_atomically};
 pub use error::{Error, FileKind};
+pub use file::{Access, FileStat, IoFile};
 pub use lock::Lock;
 pub use past_cache::{open_past_cache, open_writable_past_cache};
 pub use probe::{Alignment, Choice, Support, best};
 pub use process::Process;
+pub use request::{BatchRead, OwnedRead, OwnedWrite};
 pub use sim::{
     AnyFault, Fault, Hold, Persistence, RandomFaults, RandomWriteFaults, SimDisk, SimDiskBuilder, SimStats,
     Times, WriteFault, pattern,
@@ -62,4 +68,4 @@ pub use stream::{ReadStream, StreamRead};
 pub use target::Target;
 pub use threads::Threads;
 pub use uring::Uring;
-pub use write::{Create, OwnedWrite, Resident, WriteMode};
+pub use write::{Create, Resident, WriteMode};

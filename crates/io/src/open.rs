@@ -14,11 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use pagekeeper_kernel::InspectedFile;
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{CWD, Mode, OFlags, Stat};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use crate::syscall::{call, require_regular};
 use crate::{
-    Access, Create, Error, FileKind, FileStat, IoFile, Resident, WriteMode, atomic, directory, pages, pread,
+    Access, Create, Error, FileStat, IoFile, Resident, WriteMode, atomic_limits, directory, pages, pread,
     pwrite,
 };
 
@@ -188,7 +189,7 @@ impl IoFile for DiskFile {
 
     fn atomic_write_bytes(&self) -> Option<RangeInclusive<u64>> {
         // statx(2) looks at the file, not at how it was opened.
-        if self.access == Access::Direct { atomic::reported(&self.file) } else { None }
+        if self.access == Access::Direct { atomic_limits::reported(&self.file) } else { None }
     }
 
     fn residency(&self, range: Range<u64>) -> Result<Option<Resident>, Error> {
@@ -223,23 +224,6 @@ fn open_with(path: &Path, shown: &Path, how: OFlags, access: Access) -> Result<O
     Ok(fd)
 }
 
-pub(crate) fn call(call: &'static str, path: &Path, errno: Errno) -> Error {
-    Error::Call { call, path: path.to_path_buf(), errno: errno.raw_os_error() }
-}
-
-pub(crate) fn require_regular(stat: &Stat, path: &Path) -> Result<(), Error> {
-    let kind = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => return Ok(()),
-        FileType::Directory => FileKind::Directory,
-        FileType::Fifo => FileKind::Fifo,
-        FileType::Socket => FileKind::Socket,
-        FileType::CharacterDevice => FileKind::CharacterDevice,
-        FileType::BlockDevice => FileKind::BlockDevice,
-        FileType::Symlink | FileType::Unknown => FileKind::Other,
-    };
-    Err(Error::NotARegularFile { path: path.to_path_buf(), kind })
-}
-
 fn file_stat(stat: &Stat) -> FileStat {
     let time = |seconds, nanoseconds| (seconds, u32::try_from(nanoseconds).unwrap_or(0));
     FileStat {
@@ -255,7 +239,10 @@ fn file_stat(stat: &Stat) -> FileStat {
 mod tests {
     use std::os::unix::fs::OpenOptionsExt;
 
+    use rustix::fs::FileType;
+
     use super::*;
+    use crate::FileKind;
     use pagekeeper_testing::disk_dir;
 
     fn flags_of(file: &Arc<dyn IoFile>) -> OFlags {

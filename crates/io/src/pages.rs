@@ -13,7 +13,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use crate::directory::uninterrupted;
-use crate::open::call;
+use crate::syscall::call;
 use crate::{Error, Resident};
 
 pub(crate) fn sync_data(file: impl AsFd, path: &Path) -> Result<(), Error> {

@@ -13,7 +13,8 @@ use pagekeeper_kernel::{FileSystem, InspectedFile, residency};
 use rustix::fs::{Advice, AtFlags, StatxFlags};
 use rustix::io::Errno;
 
-use crate::open::{call, open_quietly, require_regular};
+use crate::open::open_quietly;
+use crate::syscall::{call, require_regular};
 use crate::{Access, Error, Io, Threads, Uring};
 
 /// To how many bytes direct reads must be aligned.

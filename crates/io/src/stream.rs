@@ -1,14 +1,14 @@
 //! A stream of reads: as one ends the next begins, so that the device always has as many in flight as it can use.
 //!
 //! Invariants: a read's memory is the read's alone from when [`ReadStream::next`] gave it until [`ReadStream::ended`] was
-//! called with its token; [`Io::read_stream`] does not return, also not by a panic, before that is so of all.
+//! called with its token; [`crate::Io::read_stream`] does not return, also not by a panic, before that is so of all.
 
 use std::io::IoSliceMut;
 
 use libc::iovec;
 
 use crate::job::Job;
-use crate::{BatchRead, Error, Io, IoFile, Target, scatter};
+use crate::{BatchRead, Error, IoFile, Target, scatter};
 
 /// Reads that are under way at once in a back-end that has no better way.
 const AT_ONCE: usize = 64;
@@ -38,7 +38,7 @@ impl std::fmt::Debug for StreamRead<'_> {
 }
 
 /// Who wants reads: asked for them as there is room, and notified how they ended, all on the thread that called
-/// [`Io::read_stream`].
+/// [`crate::Io::read_stream`].
 pub trait ReadStream<'a> {
     /// The next read; `None` where there is none now. With nothing under way that is the end of the stream; else it is
     /// asked again after others have ended.
@@ -70,8 +70,11 @@ unsafe impl Job for StreamRead<'_> {
     }
 }
 
-/// A stream as one batch after another.
-pub(crate) fn in_batches<'a>(io: &(impl Io + ?Sized), stream: &mut dyn ReadStream<'a>) {
+/// A stream as one batch after another, each read by `read_batch`.
+pub(crate) fn in_batches<'a>(
+    read_batch: impl Fn(&mut [BatchRead<'_>], &mut dyn FnMut(usize, Result<usize, Error>)),
+    stream: &mut dyn ReadStream<'a>,
+) {
     loop {
         let reads: Vec<StreamRead<'a>> = std::iter::from_fn(|| stream.next()).take(AT_ONCE).collect();
         if reads.is_empty() {
@@ -79,7 +82,7 @@ pub(crate) fn in_batches<'a>(io: &(impl Io + ?Sized), stream: &mut dyn ReadStrea
         }
         let tokens: Vec<usize> = reads.iter().map(|read| read.token).collect();
         let mut batch: Vec<BatchRead<'a>> = reads.iter().map(borrowed).collect();
-        io.read_batch(&mut batch, &mut |index, result| stream.ended(tokens[index], result));
+        read_batch(&mut batch, &mut |index, result| stream.ended(tokens[index], result));
         drop(batch);
         stream.turn();
     }

@@ -1,10 +1,4 @@
-//! Arguments of a write, and the state of written pages.
-
-use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-
-use crate::{AlignedBuf, Error, IoFile};
+//! How files are opened for writing and written, and the state of written pages.
 
 /// How a file comes to be when it is opened for writing.
 ///
@@ -48,11 +42,11 @@ pub enum WriteMode {
     /// write through its cache. An error may be the sync's as well.
     Durable,
     /// After a crash, a power cut included, all of the write is there or nothing of it (`RWF_ATOMIC`, Linux 6.11). It is not
-    /// durable by itself: a sync makes it so. For direct files; as many bytes as [`IoFile::atomic_write_bytes`] allows, a
+    /// durable by itself: a sync makes it so. For direct files; as many bytes as [`crate::IoFile::atomic_write_bytes`] allows, a
     /// power of two, at a multiple of that: pwritev2(2).
     ///
     /// Fails, with nothing written, with `EOPNOTSUPP` where the kernel or the file takes no such writes or the file is not
-    /// direct, with [`Error::Unaligned`] where the length is no power of two or the offset no multiple of it, and with
+    /// direct, with [`crate::Error::Unaligned`] where the length is no power of two or the offset no multiple of it, and with
     /// `EINVAL` where it is too short or too long.
     Atomic,
 }
@@ -76,67 +70,4 @@ pub struct Resident {
     pub resident: u64,
     /// The part of it that is dirty or under writeback.
     pub unwritten: u64,
-}
-
-/// One write in the background: it owns what it needs until its `done` has been called.
-///
-/// ```
-/// use std::sync::mpsc;
-/// use pagekeeper_io::{Access, AlignedBuf, Create, Io, OwnedWrite, SimDisk, WriteMode};
-///
-/// let io = SimDisk::new();
-/// let file = io.open_writable("/file".as_ref(), Access::Direct, Create::New)?;
-/// let (sender, ended) = mpsc::channel();
-/// io.submit_writes(vec![OwnedWrite {
-///     file: file.clone(),
-///     offset: 4096,
-///     buf: AlignedBuf::new(8192),
-///     mode: WriteMode::Plain,
-///     done: Box::new(move |buf, result| sender.send((buf, result)).unwrap()),
-/// }]);
-/// let (buf, result) = ended.recv().unwrap(); // the buffer comes back, to be filled again
-/// result?;
-/// assert_eq!((buf.len(), file.stat()?.size), (8192, 12_288));
-/// # Ok::<(), pagekeeper_io::Error>(())
-/// ```
-pub struct OwnedWrite {
-    /// The file.
-    pub file: Arc<dyn IoFile>,
-    /// Where the first byte goes.
-    pub offset: u64,
-    /// What is written: all that it shows.
-    pub buf: AlignedBuf,
-    /// What the write does besides.
-    pub mode: WriteMode,
-    /// Called once, from any thread (the submitter's too, where there is no other), when all is written or the write
-    /// failed; gives the buffer back. It should be short: other requests' completions wait behind it. A panic in it is
-    /// reported by the panic hook and goes no further.
-    pub done: Box<dyn FnOnce(AlignedBuf, Result<(), Error>) + Send>,
-}
-
-impl OwnedWrite {
-    /// The bytes that are written.
-    pub(crate) fn range(&self) -> std::ops::Range<u64> {
-        self.offset..self.offset.saturating_add(self.buf.len() as u64)
-    }
-
-    /// Reports the result. A panic of `done` goes no further than the panic hook: it must not end the thread that other
-    /// requests depend on.
-    pub(crate) fn finish(self, result: Result<(), Error>) {
-        let Self { file, done, buf, .. } = self;
-        let _ = catch_unwind(AssertUnwindSafe(|| {
-            done(buf, result);
-            drop(file);
-        }));
-    }
-}
-
-impl fmt::Debug for OwnedWrite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnedWrite")
-            .field("file", &self.file.path())
-            .field("range", &self.range())
-            .field("mode", &self.mode)
-            .finish_non_exhaustive()
-    }
 }
