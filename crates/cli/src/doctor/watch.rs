@@ -96,22 +96,31 @@ impl Judged {
 
     /// How much of each log is resident that the rules would release. A file that can't be read is left out.
     pub(super) fn releasable(&self, snapshot: &Snapshot) -> Vec<Releasable> {
-        let asked = |file: &&File| is_log(file) && self.asked.contains(&file.inode);
-        let releasable = |file: &File| {
-            let ranges = self.ranges.get(&file.inode).map_or(&[][..], Vec::as_slice);
-            Some(Releasable { file: file.inode, resident: resident(&file.reach, ranges)? })
-        };
-        snapshot.files.iter().filter(asked).filter_map(releasable).collect()
+        snapshot
+            .files
+            .iter()
+            .filter(|file| is_log(file))
+            .filter_map(|file| self.releasable_of(file))
+            .collect()
+    }
+
+    /// The same of one log; `None` if the guard does not watch it, or it can't be read.
+    ///
+    /// The guard knows a file by what stat shows, a snapshot by what tracing shows: on btrfs these are two devices. So the
+    /// file itself is asked.
+    fn releasable_of(&self, file: &File) -> Option<Releasable> {
+        let opened = InspectedFile::open(&file.reach, Links::Follow).ok()?;
+        if !self.asked.contains(&opened.inode()) {
+            return None;
+        }
+        let ranges = self.ranges.get(&opened.inode()).map_or(&[][..], Vec::as_slice);
+        Some(Releasable { file: file.inode, resident: resident(&opened, ranges)? })
     }
 }
 
 /// Bytes resident in any of the ranges; `None` if that can't be seen.
-fn resident(path: &Path, ranges: &[Range<u64>]) -> Option<u64> {
-    if ranges.is_empty() {
-        return Some(0);
-    }
-    let file = InspectedFile::open(path, Links::Follow).ok()?;
-    let sizes = joined(ranges).into_iter().map(|range| Some(residency(&file, range).ok()?.resident));
+fn resident(file: &InspectedFile, ranges: &[Range<u64>]) -> Option<u64> {
+    let sizes = joined(ranges).into_iter().map(|range| Some(residency(file, range).ok()?.resident));
     sizes.sum()
 }
 
@@ -175,8 +184,34 @@ mod tests {
         let path = dir.path().join("log");
         std::fs::write(&path, vec![1; 1 << 20]).unwrap();
         let page = pagekeeper_kernel::page_size();
-        assert_eq!(resident(&path, &[0..4 * page, 2 * page..8 * page]), Some(8 * page));
-        assert_eq!(resident(&path, &[]), Some(0));
-        assert_eq!(resident(&dir.path().join("none"), &[0..4096, 8192..12288]), None);
+        let file = InspectedFile::open(&path, Links::Refuse).unwrap();
+        assert_eq!(resident(&file, &[0..4 * page, 2 * page..8 * page]), Some(8 * page));
+        assert_eq!(resident(&file, &[]), Some(0));
+    }
+
+    #[test]
+    fn a_file_with_another_device_to_tracing_is_found() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let reach = dir.path().join("binlog.000001");
+        std::fs::write(&reach, vec![1; 1 << 20]).unwrap();
+        let stat = InspectedFile::open(&reach, Links::Refuse).unwrap().inode();
+        let traced = Inode { dev: stat.dev + 1, ino: stat.ino };
+        let file = |reach: PathBuf| File {
+            inode: traced,
+            path: reach.clone(),
+            reach,
+            size: 1 << 20,
+            database: None,
+            class: Some(FileClass::Binlog),
+            residency: None,
+            openers: Vec::new(),
+        };
+        let mut judged = Judged::default();
+        assert_eq!(judged.releasable_of(&file(reach.clone())), None, "the guard does not watch it");
+        judged.asked.insert(stat);
+        judged.ranges.insert(stat, vec![0..1 << 20]);
+        let found = judged.releasable_of(&file(reach)).unwrap();
+        assert_eq!((found.file, found.resident), (traced, 1 << 20));
+        assert_eq!(judged.releasable_of(&file(dir.path().join("none"))), None);
     }
 }
