@@ -106,7 +106,9 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
                 continue;
             }
             // It may be recycled: the next tick shows, and until then it is left alone.
-            let may_be_recycled = spec.rewrite == RewriteSource::Detect && rewrite == Rewrite::Never;
+            let may_be_recycled = spec.rewrite == RewriteSource::Detect
+                && spec.position == PositionSpec::Descriptor
+                && rewrite == Rewrite::Never;
             if may_be_recycled && short_of_end(entry, by_file).is_some() {
                 continue;
             }
@@ -295,19 +297,24 @@ mod tests {
         std::fs::write(wal.join(name), vec![0; 6 << 20]).unwrap();
         std::fs::write(wal.join("0000000000000000-0000000000000000.wal"), vec![0; 6 << 20]).unwrap();
         let text = include_str!("../../catalog/tests/etcd.toml");
-        let profile = Profile::parse(text, Path::new("etcd.toml")).unwrap();
-        let mut ids = Ids::default();
-        let mut directory = Directory::new(wal, None, None, Arc::new(profile), Vec::new());
-        take_samples(&mut directory, &mut ids);
-        take_samples(&mut directory, &mut ids);
-        for position in [70_000, 80_000, 4_323_816] {
-            let descriptors = [descriptor(&directory, name, Access::WriteOnly, position)];
-            assert_eq!(overwritten_logs(&mut directory, &by_file(descriptors.iter())), []);
-            let seen = facts(&directory, &descriptors);
-            let newest = seen.files.iter().find(|file| file.sequence == 1).unwrap();
-            assert_eq!((newest.rewrite, newest.writer), (Rewrite::Never, Some(Position::At(position))));
-            let oldest = seen.files.iter().find(|file| file.sequence == 0).unwrap();
-            assert_eq!((oldest.log, oldest.writer), (newest.log, None));
+        // A writer short of the end is what "preallocated" says, whether or not recycling is to be detected.
+        let detected = text.replace("rewrite = \"never\"", "rewrite = \"detect\"");
+        assert_ne!(text, detected);
+        for text in [text, &detected] {
+            let profile = Profile::parse(text, Path::new("etcd.toml")).unwrap();
+            let mut ids = Ids::default();
+            let mut directory = Directory::new(wal.clone(), None, None, Arc::new(profile), Vec::new());
+            take_samples(&mut directory, &mut ids);
+            take_samples(&mut directory, &mut ids);
+            for position in [70_000, 80_000, 4_323_816] {
+                let descriptors = [descriptor(&directory, name, Access::WriteOnly, position)];
+                assert_eq!(overwritten_logs(&mut directory, &by_file(descriptors.iter())), []);
+                let seen = facts(&directory, &descriptors);
+                let newest = seen.files.iter().find(|file| file.sequence == 1).unwrap();
+                assert_eq!((newest.rewrite, newest.writer), (Rewrite::Never, Some(Position::At(position))));
+                let oldest = seen.files.iter().find(|file| file.sequence == 0).unwrap();
+                assert_eq!((oldest.log, oldest.writer), (newest.log, None));
+            }
         }
     }
 
