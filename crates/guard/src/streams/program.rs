@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_catalog::workers_of;
-use pagekeeper_kernel::process::{Access, IoCounters, OpenFilesScan, ProcRoot, Selection};
+use pagekeeper_kernel::process::{Access, InodeSet, IoCounters, OpenFilesScan, ProcRoot, Selection};
 use pagekeeper_kernel::{Inode, InspectedFile, Result};
 use pagekeeper_policy::READ_AHEAD;
 use pagekeeper_policy::external_stream::{Acts, Explained, all_fetched};
@@ -132,10 +132,7 @@ impl Program {
         let mut files = std::mem::take(&mut self.files);
         let mut samples: Vec<Option<(InspectedFile, FileSample)>> = Vec::new();
         for file in &mut files {
-            let found = shown
-                .get(&file.inode)
-                .map_or(Ok(None), |shown| self.sample_file(context, file, shown, last, &databases));
-            samples.push(found.unwrap_or_else(|error| {
+            samples.push(self.sample_file(context, file, shown, last, &databases).unwrap_or_else(|error| {
                 context.problem(file.path.clone(), &error);
                 None
             }));
@@ -277,15 +274,17 @@ impl Program {
         &self,
         context: &StreamContext<'_>,
         file: &mut StreamFile,
-        shown: &Shown,
+        all: &BTreeMap<Inode, Shown>,
         last: &IoCounters,
         databases: &OnceCell<HashSet<Inode>>,
     ) -> Result<Option<(InspectedFile, FileSample)>> {
+        let Some(shown) = all.get(&file.inode) else { return Ok(None) };
         let Some(opened) = shown.open(context.proc, self.pid)? else { return Ok(None) };
         if opened.file_system()?.release_refusal().is_some() {
             return Ok(None);
         }
-        let shared = || databases.get_or_init(|| files_of_databases(context)).contains(&shown.file.inode);
+        let shared =
+            || databases.get_or_init(|| shared_with_databases(context, all)).contains(&shown.file.inode);
         let since = || context.proc.io_counters(self.pid).map_or(0, |now| brought(&now, last));
         let found = file.sample(&opened, shown, context.options.tick, since, shared)?;
         Ok(Some((opened, found)))
@@ -309,13 +308,19 @@ fn would(file: &StreamFile, acts: &Acts) -> Option<Event> {
     Some(Event::Would { path: file.path.clone(), action: Action::Release, start: first.start, end: last.end })
 }
 
-/// The files that the databases have open: by what they are, since in a container each goes by another name.
-fn files_of_databases(context: &StreamContext<'_>) -> HashSet<Inode> {
+/// Which of a program's files the databases have open: by what they are, since in a container each goes by another name. Of all
+/// other files nothing but a stat is made: a server may have ten thousands.
+fn shared_with_databases(context: &StreamContext<'_>, files: &BTreeMap<Inode, Shown>) -> HashSet<Inode> {
+    let mut wanted = InodeSet::default();
+    for inode in files.keys() {
+        wanted.insert(*inode, *inode);
+    }
+    let selection = Selection { inodes: Some(&wanted), ..Selection::default() };
     let pids = context.databases.iter().flat_map(|(database, profile)| {
         let workers = workers_of(context.proc, *database, profile).unwrap_or_default();
         workers.into_iter().chain([*database])
     });
-    let found = OpenFilesScan::of(context.proc, pids, Selection::default()).finish();
+    let found = OpenFilesScan::of(context.proc, pids, selection).finish();
     found.processes.iter().flat_map(|process| &process.open).map(|file| file.inode).collect()
 }
 
