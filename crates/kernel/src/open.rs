@@ -112,7 +112,8 @@ impl InspectedFile {
             file: fd.into(),
             path,
             inode: Inode::of(stat),
-            size: u64::try_from(stat.st_size).expect("a file's size is not negative"),
+            // Some file systems pass on what a server says, whatever that is: 0 for a size that none can be.
+            size: u64::try_from(stat.st_size).unwrap_or(0),
             file_system: file_system.map_or_else(OnceLock::new, OnceLock::from),
         }
     }

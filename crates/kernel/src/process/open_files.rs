@@ -174,7 +174,8 @@ impl ProcRoot {
         }
         let (path, stat) = self.behind_mapping(pid, &mapping)?;
         let inode = Inode::of(&stat);
-        let size = u64::try_from(stat.st_size).expect("a file's size is not negative");
+        // Some file systems pass on what a server says, whatever that is: 0 for a size that none can be.
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
         selection.has_inode(inode).then_some(MappedFile { mapping, inode, reached: Some((path, size)) })
     }
 }
