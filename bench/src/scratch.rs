@@ -14,7 +14,7 @@ use pagekeeper_kernel::FileSystem;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// The wish to stop.
+/// The request to stop.
 #[derive(Debug, Clone)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
@@ -33,13 +33,14 @@ impl std::error::Error for Interrupted {}
 impl Stop {
     /// From now on SIGINT and SIGTERM are caught.
     pub(crate) fn on_signals() -> Result<Self> {
-        let wish = Arc::new(AtomicBool::new(false));
+        let requested = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             // In this order: at the first signal the flag is not yet set when the default action is considered.
-            flag::register_conditional_default(signal, Arc::clone(&wish)).context("can't catch signals")?;
-            flag::register(signal, Arc::clone(&wish)).context("can't catch signals")?;
+            flag::register_conditional_default(signal, Arc::clone(&requested))
+                .context("can't catch signals")?;
+            flag::register(signal, Arc::clone(&requested)).context("can't catch signals")?;
         }
-        Ok(Self(wish))
+        Ok(Self(requested))
     }
 
     /// One that nothing sets.

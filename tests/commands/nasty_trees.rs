@@ -295,7 +295,7 @@ fn to_strangers_figures_are_unknown_and_never_all() {
 }
 
 #[test]
-fn on_tmpfs_stat_tells_and_evict_refuses_with_the_reason() {
+fn on_tmpfs_stat_says_so_and_evict_refuses_with_the_reason() {
     let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     std::fs::write(file.path(), vec![1; 1 << 20]).unwrap();
     assert_eq!(stat_of(file.path())["total"]["resident"], 1 << 20);

@@ -320,7 +320,7 @@ fn without_rights_it_says_once_what_is_missing() {
     let once: BTreeSet<String> = said.iter().map(ToString::to_string).collect();
     assert_eq!(said.len(), once.len(), "{said:#?}");
     let needless = said.iter().any(|event| event.to_string().contains("debugfs"));
-    assert!(!needless, "no metric is made of what debugfs tells: {said:#?}");
+    assert!(!needless, "no metric is made of what debugfs shows: {said:#?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `pagekeeper probe` on real file systems: what it tells, what it refuses, what it leaves (nothing), and that others can
+//! `pagekeeper probe` on real file systems: what it reports, what it refuses, what it leaves (nothing), and that others can
 //! read what it writes. No time is asserted.
 
 use crate::support;

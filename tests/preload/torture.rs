@@ -1,7 +1,7 @@
 //! The preloaded library in programs that make it hard: threads at random, forks, cancelled threads, signals, limits, small stacks,
 //! and calls that fail below it. All say and leave the same as they do plain.
 //!
-//! What is random goes by a seed, which a failure's message tells; `PAGEKEEPER_SEED` repeats it. Long runs are ignored here:
+//! What is random goes by a seed, which a failure's message names; `PAGEKEEPER_SEED` repeats it. Long runs are ignored here:
 //! `make test-preload` asks for them.
 
 use crate::support;

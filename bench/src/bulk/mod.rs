@@ -95,7 +95,7 @@ struct Pauses {
 }
 
 /// What samples are taken with.
-struct Place<'a> {
+struct SampleSetup<'a> {
     disk: SlowDisk,
     /// The disk's number, as the kernel names it where it pauses a writer: `7:0`.
     device: String,
@@ -139,7 +139,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
     let device = disk.device_number()?;
     let limits = Limits::lower(scale.limits.0, scale.limits.1)?;
     let stop = run.stop.clone();
-    let place = Place {
+    let place = SampleSetup {
         disk,
         device,
         pagekeeper: &run.pagekeeper,
@@ -179,7 +179,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
     Ok(())
 }
 
-impl Place<'_> {
+impl SampleSetup<'_> {
     /// Puts into a new database, which is gone at the end.
     fn sample(&self, case: &Case, puts: Puts) -> Result<Sample> {
         let database = self.disk.path().join("database");

@@ -12,7 +12,7 @@ use super::peers::Policy;
 
 /// Where a page is.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum PageRecord {
     Never,
     Resident,
     /// Evicted from a queue as its n-th.
@@ -34,12 +34,12 @@ pub(super) struct Ours {
     remembered: u64,
     /// A page that left a queue more recently than so many others counts for a longer queue.
     edge: u64,
-    /// The wished size of small, in quarters of a page, and its bounds.
+    /// The target size of small, in quarters of a page, and its bounds.
     target: usize,
     bounds: (usize, usize),
     /// By how much it changes, in pages.
     step: usize,
-    place: Vec<Place>,
+    place: Vec<PageRecord>,
     frequency: Vec<u8>,
 }
 
@@ -62,7 +62,7 @@ impl Ours {
             target: (frames * QUARTERS / 10).clamp(least, most),
             bounds: (least, most),
             step: (frames / 4096).max(1),
-            place: vec![Place::Never; pages],
+            place: vec![PageRecord::Never; pages],
             frequency: vec![0; pages],
         }
     }
@@ -82,7 +82,7 @@ impl Ours {
                 let Some(page) = self.small.pop_front() else { return };
                 let index = page as usize;
                 if self.frequency[index] == 0 {
-                    self.place[index] = Place::LeftSmall(self.left_small);
+                    self.place[index] = PageRecord::LeftSmall(self.left_small);
                     self.left_small += 1;
                     break;
                 }
@@ -92,7 +92,7 @@ impl Ours {
                 let Some(page) = self.main.pop_front() else { return };
                 let index = page as usize;
                 if self.frequency[index] == 0 {
-                    self.place[index] = Place::LeftMain(self.left_main);
+                    self.place[index] = PageRecord::LeftMain(self.left_main);
                     self.left_main += 1;
                     break;
                 }
@@ -109,23 +109,23 @@ impl Policy for Ours {
         let index = page as usize;
         let mut to_main = false;
         match self.place[index] {
-            Place::Resident => {
+            PageRecord::Resident => {
                 self.frequency[index] = MOST.min(self.frequency[index] + 1);
                 return true;
             }
-            Place::LeftSmall(stamp) => {
+            PageRecord::LeftSmall(stamp) => {
                 let since = self.left_small - stamp;
                 to_main = since < self.remembered;
                 if since < self.edge {
                     self.lengthen_small();
                 }
             }
-            Place::LeftMain(stamp) => {
+            PageRecord::LeftMain(stamp) => {
                 if self.left_main - stamp < self.edge {
                     self.shorten_small();
                 }
             }
-            Place::Never => {}
+            PageRecord::Never => {}
         }
         if self.free == 0 {
             while self.free < self.batch {
@@ -135,7 +135,7 @@ impl Policy for Ours {
         // While the cache fills, nobody is on probation for want of room.
         to_main |= self.left_small + self.left_main == 0 && self.small.len() * QUARTERS >= self.target;
         self.free -= 1;
-        self.place[index] = Place::Resident;
+        self.place[index] = PageRecord::Resident;
         self.frequency[index] = 0;
         if to_main {
             self.main.push_back(page);
@@ -165,7 +165,7 @@ mod tests {
         assert!(cache.read(0));
         cache.read(100);
         assert_eq!((cache.main.len(), cache.frequency[0], cache.small.len()), (1, 0, 99));
-        assert!(matches!(cache.place[1], Place::LeftSmall(1)));
+        assert!(matches!(cache.place[1], PageRecord::LeftSmall(1)));
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
         hits(&mut cache, &(0..100).collect::<Vec<u32>>());
         // 91 pages move to main, until small is shorter than 10; then 0 is evicted from main.
         cache.read(100);
-        assert!(matches!(cache.place[0], Place::LeftMain(0)));
+        assert!(matches!(cache.place[0], PageRecord::LeftMain(0)));
         assert_eq!((cache.main.len(), cache.small.len()), (90, 10));
         // Small is now to be shorter than 8.75: two more move, and 1 is evicted.
         cache.read(0);

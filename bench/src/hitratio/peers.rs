@@ -130,7 +130,7 @@ impl Policy for Sieve {
 
 /// Where S3-FIFO has a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum QueuePosition {
     Absent,
     Small,
     Main,
@@ -154,7 +154,7 @@ pub(super) struct S3Fifo {
     /// Those that count.
     ghosts_live: usize,
     ghost_number: u32,
-    place: Vec<Place>,
+    place: Vec<QueuePosition>,
     frequency: Vec<u8>,
     evicted: bool,
 }
@@ -172,7 +172,7 @@ impl S3Fifo {
             ghosts: VecDeque::new(),
             ghosts_live: 0,
             ghost_number: 0,
-            place: vec![Place::Absent; pages],
+            place: vec![QueuePosition::Absent; pages],
             frequency: vec![0; pages],
             evicted: false,
         }
@@ -197,11 +197,11 @@ impl S3Fifo {
             let index = page as usize;
             if self.frequency[index] >= self.promoted_at {
                 self.frequency[index] = 0;
-                self.place[index] = Place::Main;
+                self.place[index] = QueuePosition::Main;
                 self.main.push_back(page);
             } else {
                 self.ghost_number += 1;
-                self.place[index] = Place::Ghost(self.ghost_number);
+                self.place[index] = QueuePosition::Ghost(self.ghost_number);
                 self.ghosts.push_back((page, self.ghost_number));
                 self.ghosts_live += 1;
                 while self.ghosts_live > self.main_size() {
@@ -214,9 +214,9 @@ impl S3Fifo {
 
     fn forget_oldest_ghost(&mut self) {
         if let Some((page, number)) = self.ghosts.pop_front()
-            && self.place[page as usize] == Place::Ghost(number)
+            && self.place[page as usize] == QueuePosition::Ghost(number)
         {
-            self.place[page as usize] = Place::Absent;
+            self.place[page as usize] = QueuePosition::Absent;
             self.ghosts_live -= 1;
         }
     }
@@ -225,7 +225,7 @@ impl S3Fifo {
         while let Some(page) = self.main.pop_front() {
             let frequency = &mut self.frequency[page as usize];
             if *frequency == 0 {
-                self.place[page as usize] = Place::Absent;
+                self.place[page as usize] = QueuePosition::Absent;
                 return;
             }
             *frequency -= 1;
@@ -238,26 +238,26 @@ impl Policy for S3Fifo {
     fn read(&mut self, page: u32) -> bool {
         let index = page as usize;
         let remembered = match self.place[index] {
-            Place::Small | Place::Main => {
+            QueuePosition::Small | QueuePosition::Main => {
                 self.frequency[index] = MOST.min(self.frequency[index] + 1);
                 return true;
             }
-            Place::Ghost(_) => {
-                self.place[index] = Place::Absent;
+            QueuePosition::Ghost(_) => {
+                self.place[index] = QueuePosition::Absent;
                 self.ghosts_live -= 1;
                 true
             }
-            Place::Absent => false,
+            QueuePosition::Absent => false,
         };
         while self.small.len() + self.main.len() >= self.frames {
             self.evict();
         }
         self.frequency[index] = 0;
         if remembered || !self.evicted && self.small.len() >= self.small_size {
-            self.place[index] = Place::Main;
+            self.place[index] = QueuePosition::Main;
             self.main.push_back(page);
         } else {
-            self.place[index] = Place::Small;
+            self.place[index] = QueuePosition::Small;
             self.small.push_back(page);
         }
         false
@@ -426,13 +426,13 @@ mod tests {
         let mut cache = S3Fifo::new(100, 10, 2);
         hits(&mut cache, &(0..12).collect::<Vec<u32>>());
         // 0 and 10 are ghosts by now, 11 is in small. 10 comes to main in place of 11, which goes, and then stays in a scan.
-        assert_eq!(cache.place[10], Place::Ghost(2));
+        assert_eq!(cache.place[10], QueuePosition::Ghost(2));
         assert!(!cache.read(10));
-        assert_eq!((cache.place[10], cache.place[11]), (Place::Main, Place::Ghost(3)));
+        assert_eq!((cache.place[10], cache.place[11]), (QueuePosition::Main, QueuePosition::Ghost(3)));
         // Nine ghosts are kept: of thirteen the first four are forgotten, 0 and 11 among them, and 10 no longer counts.
         hits(&mut cache, &(20..31).collect::<Vec<u32>>());
-        assert_eq!((cache.place[0], cache.place[11]), (Place::Absent, Place::Absent));
-        let ghosts = cache.place.iter().filter(|place| matches!(place, Place::Ghost(_))).count();
+        assert_eq!((cache.place[0], cache.place[11]), (QueuePosition::Absent, QueuePosition::Absent));
+        let ghosts = cache.place.iter().filter(|place| matches!(place, QueuePosition::Ghost(_))).count();
         assert_eq!((ghosts, cache.ghosts_live), (9, 9));
     }
 
@@ -443,7 +443,7 @@ mod tests {
             hits(&mut cache, &(0..10).collect::<Vec<u32>>());
             cache.read(0);
             hits(&mut cache, &[20, 21, 22]);
-            assert_eq!(cache.place[0] == Place::Main, stays);
+            assert_eq!(cache.place[0] == QueuePosition::Main, stays);
         }
     }
 

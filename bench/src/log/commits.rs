@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Kind, Load, Place, Sample, add_figures, case_name, compare, fio, ours, plain};
+use super::{Kind, Load, Sample, SampleDirectory, add_figures, case_name, compare, fio, ours, plain};
 use crate::Run;
 use crate::data::resident_in;
 use crate::gauges::latencies;
@@ -22,7 +22,12 @@ use crate::rounds::{Samples, Subject};
 const RECORD: usize = 512;
 
 /// Measures all cases.
-pub(super) fn run(run: &mut Run, place: &Place, program: Option<&Program>, on: Option<&str>) -> Result<()> {
+pub(super) fn run(
+    run: &mut Run,
+    place: &SampleDirectory,
+    program: Option<&Program>,
+    on: Option<&str>,
+) -> Result<()> {
     let duration = Duration::from_millis(if run.quick { 400 } else { 2000 });
     let cases: [(usize, &'static str); 2] =
         [(32, "log_commits_32T_vs_best_peer"), (1, "log_commits_1T_vs_best_peer")];

@@ -65,11 +65,11 @@ struct Kind {
 }
 
 /// A directory that is made anew for each sample.
-struct Place {
+struct SampleDirectory {
     parent: PathBuf,
 }
 
-impl Place {
+impl SampleDirectory {
     /// Runs `measure` in an empty directory, which goes with its end.
     fn fresh<T>(&self, measure: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let dir = tempfile::tempdir_in(&self.parent)
@@ -95,7 +95,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     }
     run.note("raft-engine and RocksDB put each record into a memtable, too, as their users do; plain files, fio and ours do not");
     let fio = run.peer("fio");
-    let place = Place { parent };
+    let place = SampleDirectory { parent };
     volume::run(run, &place, fio.as_ref(), volume, None)?;
     commits::run(run, &place, fio.as_ref(), None)?;
     if run.quick {
@@ -104,7 +104,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     }
     match Image::new(&run.scratch, "xfs", 3 * volume) {
         Ok(image) => {
-            let place = Place { parent: image.path().to_path_buf() };
+            let place = SampleDirectory { parent: image.path().to_path_buf() };
             volume::run(run, &place, fio.as_ref(), volume, Some("XFS"))?;
             commits::run(run, &place, fio.as_ref(), Some("XFS"))?;
         }
@@ -131,7 +131,7 @@ type Compared = (Vec<Samples>, Vec<(&'static str, Vec<Sample>)>);
 /// Measures kinds of logs in turn, each sample in a directory of its own, and `limit` beside them.
 fn compare<'a>(
     run: &mut Run,
-    place: &'a Place,
+    place: &'a SampleDirectory,
     kinds: &[Kind],
     limit: Option<Subject<'a>>,
     quick_end: u64,

@@ -13,7 +13,7 @@ fn every_log_holds_what_was_appended() {
     kinds.push(raft::KIND);
     #[cfg(feature = "rocksdb")]
     kinds.push(rocksdb::KIND);
-    let place = Place { parent: scratch.path().to_path_buf() };
+    let place = SampleDirectory { parent: scratch.path().to_path_buf() };
     for kind in kinds {
         for bytes in [0, 1 << 20] {
             let dir = |dir: &Path| {
@@ -41,7 +41,7 @@ fn every_log_holds_what_was_appended() {
 #[test]
 fn records_that_are_missing_or_garbled_are_seen() {
     let scratch = Scratch::new(Path::new("/var/tmp")).unwrap();
-    let place = Place { parent: scratch.path().to_path_buf() };
+    let place = SampleDirectory { parent: scratch.path().to_path_buf() };
     let load = Load { bytes: 2 << 20, synced: true };
     let sample = place.fresh(|dir| volume::one(ours::REDO, dir, load)).unwrap();
     assert!(sample.rate > 0.0 && sample.took.max() > 0);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::{Kind, Load, Place, Sample, add_figures, case_name, compare, fio, ours, plain};
+use super::{Kind, Load, Sample, SampleDirectory, add_figures, case_name, compare, fio, ours, plain};
 use crate::Run;
 use crate::data::{MIB, resident_in};
 use crate::gauges::latencies;
@@ -21,7 +21,7 @@ pub(super) const RECORD: usize = 64 << 10;
 /// Measures all cases.
 pub(super) fn run(
     run: &mut Run,
-    place: &Place,
+    place: &SampleDirectory,
     program: Option<&Program>,
     volume: u64,
     on: Option<&str>,

@@ -44,7 +44,7 @@ const COUNTED: u32 = 100;
 const STARTED: u32 = 5;
 
 /// The files, and who is measured on them.
-struct Place<'a> {
+struct Fixture<'a> {
     pagekeeper: &'a Program,
     this: PathBuf,
     file: PathBuf,
@@ -71,7 +71,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
         .context("pagekeeper run does not work")?;
     let memory = tempfile::tempdir_in("/dev/shm").context("can't make a directory in /dev/shm")?;
     let pagekeeper = run.pagekeeper.clone();
-    let place = Place {
+    let place = Fixture {
         pagekeeper: &pagekeeper,
         this: std::env::current_exe().context("can't find this program")?,
         file: run.scratch.path().join("CURRENT"),
@@ -170,7 +170,7 @@ impl Times {
     }
 }
 
-impl Place<'_> {
+impl Fixture<'_> {
     /// This program again, as a child that can be timed, under what `arguments` has pagekeeper do, if anything.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("setpriv");
@@ -284,7 +284,7 @@ fn plain_figure(run: &mut Run, case: &str, values: &Values, name: &'static str) 
 }
 
 /// Where it is not allowed, it is said.
-fn count_instructions(run: &mut Run, place: &Place) {
+fn count_instructions(run: &mut Run, place: &Fixture) {
     let count = |arguments: &[&str], call: Call| {
         let mut command = place.command(arguments);
         command.args(["--counted", &call.word(), "--calls", &COUNTED.to_string()]);

@@ -113,7 +113,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     run.say("writing the file")?;
     pattern::make_file(&path, size, pattern)?;
     let cases = if run.quick { &CASES[..1] } else { &CASES };
-    let place = Place { groups, setting, path, pattern };
+    let place = SampleSetup { groups, setting, path, pattern };
     for &case in cases {
         run.say(&case.name())?;
         measure(run, &place, case)?;
@@ -122,7 +122,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 }
 
 /// Where all samples are taken.
-struct Place {
+struct SampleSetup {
     groups: Groups,
     setting: Setting,
     path: PathBuf,
@@ -139,7 +139,7 @@ struct Sample {
     limit_hits: u64,
 }
 
-fn measure(run: &mut Run, place: &Place, case: Case) -> Result<()> {
+fn measure(run: &mut Run, place: &SampleSetup, case: Case) -> Result<()> {
     let seen: [RefCell<Vec<Sample>>; 3] = Default::default();
     let alone = RefCell::new(Vec::new());
     let seeds: Vec<u64> = (0..run.rounds.max(1)).map(|_| run.random.next_u64()).collect();
@@ -173,7 +173,7 @@ fn measure(run: &mut Run, place: &Place, case: Case) -> Result<()> {
     Ok(())
 }
 
-impl Place {
+impl SampleSetup {
     fn sample(&self, way: Way, case: Case, seed: u64, stop: &Stop) -> Result<Sample> {
         make_cold(&self.path)?;
         let group = self.groups.create(self.setting.limit)?;

@@ -33,7 +33,7 @@ use crate::scratch::Stop;
 use crate::slowdisk::SlowDisk;
 use changes::{CHANGE, Load, PER_COMMIT};
 use replay::Way;
-use site::{LATENCY, Site, WIDTH};
+use site::{LATENCY, RecoveryDisk, WIDTH};
 
 pub(crate) use child::{Arguments as ChildArguments, run as be_killed};
 
@@ -127,7 +127,7 @@ pub(crate) fn run(run: &mut Run, xfs: bool) -> Result<()> {
         run.report.command.push_str(" --xfs");
     }
     note_peers(run);
-    let site = Site::new(&run.scratch, if run.quick { 4 } else { 11 } * GIB, xfs)?;
+    let site = RecoveryDisk::new(&run.scratch, if run.quick { 4 } else { 11 } * GIB, xfs)?;
     recover(run, &site)?;
     if !run.quick {
         sizes(run, &site)?;
@@ -154,7 +154,7 @@ type Figure = (&'static str, fn(&Account) -> f64);
 /// One who recovers.
 type Who<'a> = (&'static str, Box<dyn Fn(&Load) -> Result<Recovered> + 'a>);
 
-fn recover(run: &mut Run, site: &Site) -> Result<()> {
+fn recover(run: &mut Run, site: &RecoveryDisk) -> Result<()> {
     let (seed, stop) = (run.random.next_u64(), run.stop.clone());
     let few = if run.quick { 1 } else { ENGINES.len() };
     let mut all: Vec<Who<'_>> = Vec::new();
@@ -201,7 +201,7 @@ fn recover(run: &mut Run, site: &Site) -> Result<()> {
 fn killed_and_recovered(
     engine: Engine,
     name: &str,
-    site: &Site,
+    site: &RecoveryDisk,
     load: &Load,
     stop: &Stop,
 ) -> Result<Recovered> {
@@ -212,7 +212,7 @@ fn killed_and_recovered(
     Ok(recovered)
 }
 
-fn replayed(way: Way, part: u64, site: &Site, load: &Load, stop: &Stop) -> Result<Recovered> {
+fn replayed(way: Way, part: u64, site: &RecoveryDisk, load: &Load, stop: &Stop) -> Result<Recovered> {
     site.at_once("map", |dir| replay::prepare(dir, load))?;
     let recovered = site.on_disk("map", |_, dir| replay::recover(dir, load, way, part, stop))?;
     site.at_once("map", |dir| replay::check(dir, load, part))?;
@@ -238,7 +238,7 @@ fn report(run: &mut Run, open: &[Samples], seen: &[Vec<Recovered>]) {
     report.add_case("time to open", ms, open);
     report.add_case("time to the first read of a changed page", ms, &first);
     report.add_case("time until all is applied", ms, &applied);
-    let apply = [of_ours(ours::NAME, |ours| ours.apply), of_ours(LIMIT, |_| Site::limit_ms(CHANGES))];
+    let apply = [of_ours(ours::NAME, |ours| ours.apply), of_ours(LIMIT, |_| RecoveryDisk::limit_ms(CHANGES))];
     report.add_case("from open until all is applied", ms, &apply);
     let journal = [of_ours(ours::NAME, |ours| ours.journal), of_ours(WIDE, |ours| ours.wide)];
     report.add_case("reading the journal", ms, &journal);
@@ -264,7 +264,7 @@ fn report(run: &mut Run, open: &[Samples], seen: &[Vec<Recovered>]) {
 }
 
 /// Opening a store of a large and one of a small file, of which as many pages are changed.
-fn sizes(run: &mut Run, site: &Site) -> Result<()> {
+fn sizes(run: &mut Run, site: &RecoveryDisk) -> Result<()> {
     run.say("opening files of 1 GiB and 1 TiB")?;
     let (seed, stop) = (run.random.next_u64(), run.stop.clone());
     let of_size = |name: &'static str, bytes: u64| {

@@ -28,7 +28,7 @@ const KIND: &str = "xfs";
 
 /// The place.
 #[derive(Debug)]
-pub(super) struct Site {
+pub(super) struct RecoveryDisk {
     program: PathBuf,
     memory: Mounted,
     mount: PathBuf,
@@ -36,7 +36,7 @@ pub(super) struct Site {
     xfs: Option<PathBuf>,
 }
 
-impl Site {
+impl RecoveryDisk {
     /// One for `bytes` of files, on an XFS if wanted.
     pub(super) fn new(scratch: &Scratch, bytes: u64, xfs: bool) -> Result<Self> {
         ensure!(

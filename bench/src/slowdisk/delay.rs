@@ -27,13 +27,13 @@ pub(super) trait Answer: Send {
 #[derive(Debug)]
 pub(super) struct Delay<A> {
     zero: Instant,
-    state: Mutex<State<A>>,
+    state: Mutex<DelayState<A>>,
     /// There is a request, or the end has come.
     wake: Condvar,
 }
 
 #[derive(Debug)]
-struct State<A> {
+struct DelayState<A> {
     schedule: Schedule,
     waiting: VecDeque<(u64, A)>,
     counts: Counts,
@@ -43,7 +43,7 @@ struct State<A> {
 impl<A: Answer> Delay<A> {
     /// With no model yet: answers are given at once.
     pub(super) fn new() -> Self {
-        let state = State {
+        let state = DelayState {
             schedule: Schedule::new(Model::INSTANT),
             waiting: VecDeque::new(),
             counts: Counts::default(),
@@ -140,7 +140,7 @@ impl<A: Answer> Delay<A> {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<A>> {
+    fn state(&self) -> MutexGuard<'_, DelayState<A>> {
         // Whoever panicked left no half-made change that matters: the disk is taken down.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

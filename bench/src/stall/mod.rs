@@ -87,7 +87,7 @@ const SUBJECTS: [(&str, Bulk); 6] = [
 ];
 
 /// What a sample is taken with.
-struct Place<'a> {
+struct SampleSetup<'a> {
     disk: SlowDisk,
     window: Duration,
     io: Arc<dyn Io>,
@@ -132,7 +132,7 @@ pub(crate) fn run(run: &mut Run, kind: Kind) -> Result<()> {
         "the dirty limits are the whole machine's: whatever else writes during the run holds appends up, too",
     );
     let stop = run.stop.clone();
-    let place = Place { disk, window, io, stop: &stop };
+    let place = SampleSetup { disk, window, io, stop: &stop };
     let seen: Vec<RefCell<Vec<Sample>>> = subjects.iter().map(|_| RefCell::default()).collect();
     let content = run.random.next_u64();
     let place = &place;
@@ -167,15 +167,15 @@ fn subjects_here(run: &mut Run, disk: &SlowDisk, io: &Arc<dyn Io>) -> Result<Vec
     let mut found = Vec::new();
     let few = if run.quick { 4 } else { SUBJECTS.len() };
     for &(name, bulk) in &SUBJECTS[..few] {
-        let wish = match bulk {
+        let requested = match bulk {
             Bulk::Mode(mode) => mode,
             Bulk::Plain => BulkMode::Uncached,
             Bulk::None => BulkMode::Buffered,
         };
         let path = disk.path().join("probe");
-        let probe = BulkWriter::options().mode(wish).io(Arc::clone(io)).create(&path)?;
+        let probe = BulkWriter::options().mode(requested).io(Arc::clone(io)).create(&path)?;
         std::fs::remove_file(&path).context("can't remove a file")?;
-        if probe.mode() == wish {
+        if probe.mode() == requested {
             found.push((name, bulk));
         } else {
             run.note(&format!("left out: {name}: {}", probe.why()));
@@ -184,7 +184,7 @@ fn subjects_here(run: &mut Run, disk: &SlowDisk, io: &Arc<dyn Io>) -> Result<Vec
     Ok(found)
 }
 
-impl Place<'_> {
+impl SampleSetup<'_> {
     /// Appends beside the bulk writer.
     fn sample(&self, bulk: Bulk, seed: u64) -> Result<Sample> {
         let (log, output) = (self.disk.path().join("log"), self.disk.path().join("output"));

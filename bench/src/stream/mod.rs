@@ -28,7 +28,7 @@ use crate::rounds::{Better, Plan, Samples, Subject, ratio, run as run_rounds};
 use database::Database;
 use myrocks::MyRocks;
 use postgresql::PostgreSql;
-use site::{Case, ROOM, Seen, Setting, Site, Way};
+use site::{Case, ROOM, Seen, Setting, StreamSetup, Way};
 
 pub(crate) use child::{Arguments as ChildArguments, run as be_a_stream};
 
@@ -134,7 +134,7 @@ pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
         let group = groups.create(8 * GIB)?;
         let Some(database) = start(run, server, &home, &group)? else { continue };
         let pagekeeper = run.pagekeeper.clone();
-        let site = Site::new(&*database, &group, &pagekeeper, &home, setting, &run.stop)?;
+        let site = StreamSetup::new(&*database, &group, &pagekeeper, &home, setting, &run.stop)?;
         served += 1;
         run.note(&format!(
             "{}: {} MiB of files that its load reads, limit {} MiB",
@@ -193,7 +193,13 @@ fn start(
     }
 }
 
-fn windows(run: &mut Run, site: &Site<'_>, server: &'static str, plot: &Plot, nocache: bool) -> Result<()> {
+fn windows(
+    run: &mut Run,
+    site: &StreamSetup<'_>,
+    server: &'static str,
+    plot: &Plot,
+    nocache: bool,
+) -> Result<()> {
     let ways = if run.quick { QUICK } else { plot.ways };
     let ways: Vec<_> = ways.iter().filter(|(_, way)| nocache || *way != Way::Nocache).copied().collect();
     let seen: Vec<RefCell<Vec<Seen>>> = ways.iter().map(|_| RefCell::default()).collect();

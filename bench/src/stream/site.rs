@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::child::{BLOCK, check};
 use super::database::Database;
-use super::watch::Watch;
+use super::watch::GuardProcess;
 use crate::data::{MIB, make_cold, resident, write_synced};
 use crate::peers::{Program, run as run_process};
 use crate::pressure::group::Group;
@@ -88,7 +88,7 @@ pub(super) struct Seen {
 }
 
 /// The place.
-pub(super) struct Site<'a> {
+pub(super) struct StreamSetup<'a> {
     database: &'a dyn Database,
     group: &'a Group,
     pagekeeper: &'a Program,
@@ -103,7 +103,7 @@ pub(super) struct Site<'a> {
     home: PathBuf,
 }
 
-impl<'a> Site<'a> {
+impl<'a> StreamSetup<'a> {
     /// Limits the group to what its server takes when it is warm. `over`: also makes the file that is to be written over.
     pub(super) fn new(
         database: &'a dyn Database,
@@ -241,7 +241,8 @@ impl<'a> Site<'a> {
     pub(super) fn window(&self, case: Case, way: Way) -> Result<Seen> {
         self.prepare(case)?;
         self.stop.check()?;
-        let watch = (way == Way::Guard).then(|| Watch::start(self.pagekeeper, &self.home)).transpose()?;
+        let watch =
+            (way == Way::Guard).then(|| GuardProcess::start(self.pagekeeper, &self.home)).transpose()?;
         let mut stream = (way != Way::NoStream).then(|| self.stream(case, way)).transpose()?;
         self.database.load(self.setting.settle)?;
         self.stop.check()?;
@@ -254,7 +255,7 @@ impl<'a> Site<'a> {
         let hot_percent = self.hot_percent()?;
         self.stop.check()?;
         drop(stream);
-        watch.map(Watch::stop).transpose()?;
+        watch.map(GuardProcess::stop).transpose()?;
         let mut seen =
             Seen { transactions, hot_percent, back_mib: back as f64 / MIB as f64, ..Seen::default() };
         if let (Some(before), Some(after)) = (before, after) {

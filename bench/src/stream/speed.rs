@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::site::{Site, Way};
+use super::site::{StreamSetup, Way};
 use super::{PLAIN, UNDER_RUN};
 use crate::Run;
 use crate::data::{GIB, MIB, make_cold};
@@ -30,7 +30,7 @@ const TOOLS: [(&str, &str); 4] = [
 ];
 
 /// Runs it. In the group memory is short; outside it is not.
-pub(super) fn run(run: &mut Run, site: &Site<'_>) -> Result<()> {
+pub(super) fn run(run: &mut Run, site: &StreamSetup<'_>) -> Result<()> {
     for (where_to, ratio_name, in_group) in [
         ("in the group, no load", "stream_speed", true),
         ("outside of the group", "stream_speed_memory_free", false),
@@ -60,7 +60,7 @@ pub(super) fn run(run: &mut Run, site: &Site<'_>) -> Result<()> {
 }
 
 /// MiB/s of a GiB.
-fn one(site: &Site<'_>, way: Way, in_group: bool, line: &str, new: &Path) -> Result<f64> {
+fn one(site: &StreamSetup<'_>, way: Way, in_group: bool, line: &str, new: &Path) -> Result<f64> {
     let files = &site.tree()[..FILES];
     files.iter().try_for_each(|path| make_cold(path))?;
     let mut command = if in_group { site.command(way) } else { site.free_command(way) };

@@ -18,9 +18,9 @@ const CONFIG: &str = "[streams]\nprocesses = [\"pagekeeper-benc*\"]\n";
 const BEGINS: Duration = Duration::from_millis(300);
 
 /// A running guard.
-pub(super) struct Watch(Child);
+pub(super) struct GuardProcess(Child);
 
-impl Watch {
+impl GuardProcess {
     /// Starts one, with a configuration in this directory.
     pub(super) fn start(pagekeeper: &Program, home: &Path) -> Result<Self> {
         let config = home.join("guard.toml");
@@ -46,7 +46,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for GuardProcess {
     fn drop(&mut self) {
         // Both fail only if it has ended already.
         let _ = self.0.kill();

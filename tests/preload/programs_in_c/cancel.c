@@ -68,7 +68,7 @@ static void *blocked(void *descriptor)
     return (void *)1;
 }
 
-static void tell(const char *how, enum call call, void *(*thread)(void *), int fd, int cancel)
+static void report(const char *how, enum call call, void *(*thread)(void *), int fd, int cancel)
 {
     pthread_t id;
     void *result;
@@ -141,12 +141,12 @@ int main(int count, char **arguments)
         int own = call == CLOSE ? MUST(open(name, O_RDWR)) : fd;
         for (int i = 0; i < 40; i++)
             MUST(write(own, buffer, 64 * KIB));
-        tell("with a cancel pending", call, pending, own, 0);
+        report("with a cancel pending", call, pending, own, 0);
         MUST(lseek(fd, 0, SEEK_SET));
     }
-    tell("on an empty pipe", READ, blocked, ends[0], 1);
-    tell("on an empty pipe", READV, blocked, ends[0], 1);
-    tell("on a full pipe", WRITE, blocked, full[1], 1);
+    report("on an empty pipe", READ, blocked, ends[0], 1);
+    report("on an empty pipe", READV, blocked, ends[0], 1);
+    report("on a full pipe", WRITE, blocked, full[1], 1);
     where(fd);
     TRY(close(fd));
     anywhere();

@@ -4,7 +4,7 @@
 
 static char buffer[MIB];
 
-/* Reads on until so many bytes, and tells what they were. */
+/* Reads on until so many bytes, and prints what they were. */
 static void stream(int fd, size_t bytes)
 {
     unsigned sum = 2166136261u;
@@ -219,7 +219,7 @@ static void ranges(const char *name)
     TRY(close(3));
 }
 
-/* The program again, which tells what it was given. */
+/* The program again, which prints what it was given. */
 static void reported(void)
 {
     for (int fd = 3; fd < 12; fd++) {

@@ -62,7 +62,7 @@ static void sent_to_socket(const char *name)
         ;
     where(from);
     TRY(close(from));
-    /* Not reported: the child tells what it got as soon as this is done. */
+    /* Not reported: the child prints what it got as soon as this is done. */
     MUST(close(ends[1]));
     MUST(waitpid(child, NULL, 0));
 }

@@ -1,4 +1,4 @@
-/* What the programs here share: each tells every call that it makes, what it returned and what it left in errno, so that
+/* What the programs here share: each prints every call that it makes, what it returned and what it left in errno, so that
  * two runs can be compared line by line. They work in the current directory, and on the file that their first argument
  * names. Nothing that may differ from run to run is reported: no address, no time, no process id. */
 #ifndef SAY_H
@@ -56,7 +56,7 @@ __attribute__((unused)) static const char *errno_text(int number)
     return name ? name : "unknown";
 }
 
-/* Makes a call, tells it, and has its value. */
+/* Makes a call, prints it, and has its value. */
 #define TRY(call)                                                                                                      \
     ({                                                                                                                 \
         errno = UNTOUCHED;                                                                                             \
@@ -97,7 +97,7 @@ __attribute__((unused)) static unsigned checksum(const void *bytes, size_t count
     return checksum_on(2166136261u, bytes, count);
 }
 
-/* Bytes that tell where they belong. */
+/* Bytes that show where they belong. */
 __attribute__((unused)) static void fill(void *bytes, size_t count, uint64_t at, unsigned seed)
 {
     unsigned char *byte = bytes;
@@ -171,7 +171,7 @@ __attribute__((unused)) static void where(int fd)
     say("descriptor %d: at %lld %s, flags %o, own flags %d", fd, at, errno_text(at_errno), flags, own);
 }
 
-/* Does something in a child, and tells how it ended. */
+/* Does something in a child, and prints how it ended. */
 #define IN_CHILD(what)                                                                                                 \
     do {                                                                                                               \
         pid_t child_ = MUST(fork());                                                                                   \
