@@ -5,6 +5,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::sys;
+
 /// Says that a file is a report, and of which layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 1;
 /// Records of a report: processes beyond are counted in [`Header::claimed`] alone.
@@ -127,6 +129,24 @@ impl Mapped {
     }
 }
 
+/// Maps a report's file, for as long as the process lives.
+#[allow(unsafe_code, reason = "a system call, and the memory that it gives")]
+pub fn map_report(fd: libc::c_int) -> Result<&'static Mapped, sys::Errno> {
+    let size = size_of::<Mapped>();
+    let stat = sys::fstat(fd)?;
+    // Without its blocks, a page that there is no room for would end the process.
+    if stat.st_size < size as i64 || stat.st_blocks * 512 < size as i64 {
+        return Err(sys::Errno(libc::EINVAL));
+    }
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    // SAFETY: a new mapping, of a file that is long enough; it is never unmapped. All bits are valid, and all of it is atomic, so
+    // that other processes may change it.
+    unsafe {
+        let at = sys::call(libc::SYS_mmap, [0, size, protection, libc::MAP_SHARED as usize, fd as usize, 0])?;
+        Ok(&*(at as *const Mapped))
+    }
+}
+
 /// A report's file, as the launcher makes it before it starts the first process, and reads it afterwards.
 #[cfg(not(feature = "interpose"))]
 #[derive(Debug)]
@@ -160,7 +180,7 @@ impl Report {
     pub fn begin(file: std::fs::File) -> std::io::Result<Self> {
         use std::os::unix::fs::FileExt;
 
-        crate::sys::take_room(std::os::fd::AsRawFd::as_raw_fd(&file), size_of::<Mapped>() as u64)
+        sys::take_room(std::os::fd::AsRawFd::as_raw_fd(&file), size_of::<Mapped>() as u64)
             .map_err(|errno| std::io::Error::from_raw_os_error(errno.0))?;
         file.write_all_at(&MAGIC.to_ne_bytes(), 0)?;
         Ok(Self { file })
@@ -215,7 +235,7 @@ mod tests {
         let report = Report::begin(file.try_clone().unwrap()).unwrap();
         assert!(report.processes().unwrap().is_empty());
 
-        let mapped = crate::sys::map_report(std::os::fd::AsRawFd::as_raw_fd(&file)).unwrap();
+        let mapped = map_report(std::os::fd::AsRawFd::as_raw_fd(&file)).unwrap();
         let record = mapped.claim(77, b"a-name-that-is-too-long").unwrap();
         record.add(Count::StreamRead, 5);
         record.add(Count::Failures, 1);

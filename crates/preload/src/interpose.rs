@@ -117,7 +117,7 @@ fn map(path: &[u8]) -> Option<&'static counters::Mapped> {
     // One byte is left for the null behind it.
     name.split_last_mut()?.1.get_mut(..path.len())?.copy_from_slice(path);
     let fd = sys::open(CStr::from_bytes_until_nul(&name).ok()?, libc::O_RDWR).ok()?;
-    let mapped = sys::map_report(fd).ok();
+    let mapped = counters::map_report(fd).ok();
     sys::close(fd);
     mapped
 }

@@ -33,7 +33,9 @@ pub mod parts;
 pub mod process;
 #[cfg(feature = "interpose")]
 mod real;
+pub mod residency;
 pub mod rules;
 pub mod settings;
 pub mod sys;
 pub mod table;
+mod writeback;

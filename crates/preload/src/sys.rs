@@ -173,24 +173,6 @@ pub fn now() -> u64 {
     done.map_or(0, |_| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// Maps a report's file, for as long as the process lives.
-#[allow(unsafe_code, reason = "a system call, and the memory that it gives")]
-pub fn map_report(fd: c_int) -> Result<&'static crate::counters::Mapped, Errno> {
-    let size = size_of::<crate::counters::Mapped>();
-    let stat = fstat(fd)?;
-    // Without its blocks, a page that there is no room for would end the process.
-    if stat.st_size < size as i64 || stat.st_blocks * 512 < size as i64 {
-        return Err(Errno(libc::EINVAL));
-    }
-    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-    // SAFETY: a new mapping, of a file that is long enough; it is never unmapped. All bits are valid, and all of it is atomic, so
-    // that other processes may change it.
-    unsafe {
-        let at = call(libc::SYS_mmap, [0, size, protection, libc::MAP_SHARED as usize, of(fd), 0])?;
-        Ok(&*(at as *const crate::counters::Mapped))
-    }
-}
-
 /// Takes memory of the process's own, of all bits zero: private, by whole pages.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn take_memory(size: usize) -> Result<*mut u8, Errno> {

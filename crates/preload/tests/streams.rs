@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pagekeeper_preload::rules::reader::STALE;
+use pagekeeper_preload::residency::STALE;
 use pagekeeper_preload::rules::{self, How};
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::table::{self, Kind, Slot};

@@ -14,9 +14,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_preload::counters::Count;
-use pagekeeper_preload::helper::{self, Job};
-use pagekeeper_preload::rules::reader::STALE;
-use pagekeeper_preload::rules::watch;
+use pagekeeper_preload::helper::{self, Job, watch};
+use pagekeeper_preload::residency::STALE;
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::{process, sys};
 use pagekeeper_testing::skip;

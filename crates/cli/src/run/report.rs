@@ -336,7 +336,7 @@ mod tests {
     fn summary(processes: &[(&str, &[(Count, u64)])]) -> Summary {
         let file = tempfile::tempfile().unwrap();
         let report = Report::begin(file.try_clone().unwrap()).unwrap();
-        let mapped = pagekeeper_preload::sys::map_report(file.as_raw_fd()).unwrap();
+        let mapped = pagekeeper_preload::counters::map_report(file.as_raw_fd()).unwrap();
         for (pid, (name, counts)) in (100..).zip(processes) {
             let record = mapped.claim(pid, name.as_bytes()).unwrap();
             for (count, much) in *counts {

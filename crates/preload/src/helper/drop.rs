@@ -10,9 +10,9 @@ use libc::c_int;
 
 use crate::counters::Count;
 use crate::process;
-use crate::rules::reader::{PAGES, resident, resident_pages, sees_pages};
-use crate::rules::writer::wait_by_polling;
+use crate::residency::{PAGES, resident, resident_pages, sees_pages};
 use crate::sys::{self, Errno};
+use crate::writeback::wait_by_polling;
 
 /// Nanoseconds after which pages that stayed are dropped again, once.
 const AGAIN: u64 = 5_000_000;

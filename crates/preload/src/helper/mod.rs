@@ -24,6 +24,7 @@ mod handler;
 mod held;
 mod start;
 mod thread;
+pub mod watch;
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};

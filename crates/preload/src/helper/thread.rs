@@ -11,9 +11,9 @@ use libc::{c_int, c_void};
 use super::channel::{self, Received};
 use super::drop::{begin, drop_as_written, write_and_drop};
 use super::held::{FileHash, is_lost};
+use super::watch::{Subject, Watches};
 use super::{Job, OWN_TABLE, STARTING, STATE};
 use crate::counters::Count;
-use crate::rules::watch::{Subject, Watches};
 use crate::{process, sys};
 
 /// Closed files that are in hand at a time.

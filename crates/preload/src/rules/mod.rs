@@ -296,7 +296,7 @@ fn end(slot: &Slot, fd: c_int, may_wait: bool) {
     }
     slot.with(|state| {
         if state.is_watched {
-            watch::closing(fd);
+            helper::watch::closing(fd);
         }
         if kind == Kind::Stream {
             state.reader.leave(fd);
@@ -336,5 +336,4 @@ pub fn after_fork() {
 pub mod log;
 pub mod mixed;
 pub mod reader;
-pub mod watch;
 pub mod writer;

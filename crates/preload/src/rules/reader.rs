@@ -14,35 +14,27 @@
 //!    sampled more than [`STALE`] ago, or what its reads can't have had read ahead.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
-use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream, StreamOf};
+use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream};
 
 use super::How;
 use crate::counters::Count;
 use crate::process::count;
-use crate::sys::{self, Errno};
-use crate::table;
+use crate::residency::{ResidencyProbe, STALE};
+use crate::{sys, table};
 
 /// The file's position is asked for after so many bytes in small reads; larger ones have it asked each.
 const ASK: u64 = 64 << 10;
-/// Nanoseconds after which what lies further ahead is sampled again: others may have brought it in.
-pub const STALE: u64 = 2_000_000_000;
-/// ... and after which what was read by calls that are not seen isn't released any more as the file is closed.
+/// Nanoseconds after which what was read by calls that are not seen isn't released any more as the file is closed.
 const UNSEEN_MAX: u64 = 30_000_000_000;
-/// The largest number of pages in a window.
-pub(crate) const PAGES: usize = (WINDOW / 4096) as usize;
-
 /// Nanoseconds between attempts to drop what is read ahead yet; waits that were in vain, and from how many on there
 /// are no more.
 const PAUSES: [u64; 7] = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 1];
 const IN_VAIN_MAX: u32 = 8;
 static IN_VAIN: AtomicU32 = AtomicU32::new(0);
-
-/// cachestat(2) is not there, or is forbidden to the process.
-static NO_CACHESTAT: AtomicBool = AtomicBool::new(false);
 
 /// By what residency is seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,15 +45,6 @@ enum By {
     Uncached,
     /// Not at all.
     Nothing,
-}
-
-/// How the residency of a file can be sampled.
-#[derive(Debug, Clone, Copy)]
-pub struct ResidencyProbe {
-    /// Whether cachestat(2) counts its pages.
-    has_counts: bool,
-    /// Whether mincore(2) is right for this process, once that was tried.
-    sees: Option<bool>,
 }
 
 /// What is known of a file that a stream reads.
@@ -339,149 +322,6 @@ impl Reader {
             sys::now()
         });
     }
-}
-
-impl ResidencyProbe {
-    /// Nothing tried yet.
-    pub const NEW: Self = Self { has_counts: true, sees: None };
-
-    /// ... of a file whose pages are counted, or aren't.
-    pub fn with(has_counts: bool) -> Self {
-        Self { has_counts, ..Self::NEW }
-    }
-
-    /// Samples a part of a file of `size` bytes, for a stream. False if that can't be.
-    pub fn sample<const PARTLY: usize>(
-        &mut self,
-        stream: &mut StreamOf<PARTLY>,
-        fd: c_int,
-        range: &Range<u64>,
-        size: u64,
-    ) -> bool {
-        self.by_cachestat(stream, fd, range, size) || self.by_mincore(stream, fd, range, size)
-    }
-
-    /// Bytes of the range that are resident; `None` where that can't be seen.
-    pub fn resident(&mut self, fd: c_int, range: &Range<u64>) -> Option<u64> {
-        if self.has_counts {
-            return resident(fd, range).ok();
-        }
-        if self.sees != Some(true) {
-            return None;
-        }
-        windows(range)
-            .try_fold(0_u64, |sum, window| Some(sum + resident_pages(fd, &window, &mut [0; PAGES])?))
-    }
-
-    /// False if it can't be.
-    fn by_cachestat<const PARTLY: usize>(
-        &mut self,
-        stream: &mut StreamOf<PARTLY>,
-        fd: c_int,
-        range: &Range<u64>,
-        size: u64,
-    ) -> bool {
-        if !self.has_counts || NO_CACHESTAT.load(Ordering::Relaxed) {
-            return false;
-        }
-        match resident(fd, range) {
-            Ok(bytes) => {
-                count(Count::StreamWasResident, bytes.min(range.end - range.start));
-                if stream.saw(range, bytes) {
-                    return true;
-                }
-            }
-            Err(error) => {
-                // Forbidden for this file alone, or to the process.
-                if error == Errno(libc::ENOSYS) || (error == Errno(libc::EPERM) && self.sees_pages(fd, size))
-                {
-                    NO_CACHESTAT.store(true, Ordering::Relaxed);
-                }
-                return false;
-            }
-        }
-        for window in windows(range) {
-            let known = resident(fd, &window).is_ok_and(|bytes| stream.saw(&window, bytes));
-            if !known {
-                self.sample_pages(stream, fd, &window, size);
-            }
-        }
-        true
-    }
-
-    /// False if it can't be.
-    fn by_mincore<const PARTLY: usize>(
-        &mut self,
-        stream: &mut StreamOf<PARTLY>,
-        fd: c_int,
-        range: &Range<u64>,
-        size: u64,
-    ) -> bool {
-        let can = self.sees_pages(fd, size);
-        for window in windows(range).filter(|_| can) {
-            if let Some(bytes) = self.sample_pages(stream, fd, &window, size) {
-                count(Count::StreamWasResident, bytes);
-            }
-        }
-        can
-    }
-
-    /// The same as [`sees_pages`], asked once.
-    fn sees_pages(&mut self, fd: c_int, size: u64) -> bool {
-        *self.sees.get_or_insert_with(|| sees_pages(fd, size))
-    }
-
-    /// Page by page: how many bytes are resident; `None` if it can't be seen.
-    fn sample_pages<const PARTLY: usize>(
-        &mut self,
-        stream: &mut StreamOf<PARTLY>,
-        fd: c_int,
-        window: &Range<u64>,
-        size: u64,
-    ) -> Option<u64> {
-        let mut pages = [0_u8; PAGES];
-        let bytes = if self.sees_pages(fd, size) { resident_pages(fd, window, &mut pages) } else { None };
-        let Some(bytes) = bytes else {
-            count(Count::StreamUnseen, window.end - window.start);
-            return None;
-        };
-        if !stream.saw(window, bytes) {
-            let count = (window.end - window.start).div_ceil(sys::page_size()) as usize;
-            stream.saw_pages(window.start, sys::page_size(), pages.get(..count).unwrap_or_default());
-        }
-        Some(bytes.min(window.end - window.start))
-    }
-}
-
-/// The windows of a range, the first and the last as far as they lie within.
-fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let Range { mut start, end } = *range;
-    core::iter::from_fn(move || {
-        let window = start..(start / WINDOW + 1).saturating_mul(WINDOW).min(end);
-        start = window.end;
-        (!window.is_empty()).then_some(window)
-    })
-}
-
-/// Whether mincore(2) is right for this process: to one that has no right to it, it says that all is resident, even what lies behind the end.
-pub(crate) fn sees_pages(fd: c_int, size: u64) -> bool {
-    let page = sys::page_size();
-    let behind = size.saturating_add(1 << 30) / page * page;
-    let mut resident = [1];
-    sys::mincore(fd, &(behind..behind + page), &mut resident).is_ok() && resident[0] & 1 == 0
-}
-
-/// Bytes of a window's pages that are resident, by mincore(2), and which they are.
-pub(crate) fn resident_pages(fd: c_int, window: &Range<u64>, pages: &mut [u8; PAGES]) -> Option<u64> {
-    let page = sys::page_size();
-    let pages = pages.get_mut(..(window.end - window.start).div_ceil(page) as usize)?;
-    sys::mincore(fd, window, pages).ok()?;
-    Some(pages.iter().filter(|&&is| is & 1 == 1).count() as u64 * page)
-}
-
-/// Bytes of the range that are resident, by cachestat(2).
-pub(crate) fn resident(fd: c_int, range: &Range<u64>) -> Result<u64, Errno> {
-    sys::cachestat(fd, range.clone()).map(|seen| seen.cached * sys::page_size())
 }
 
 /// Counts the time that something slow takes.

@@ -20,6 +20,7 @@ use super::reader::inside;
 use crate::counters::Count;
 use crate::helper::{self, Job};
 use crate::process::{count, plan};
+use crate::writeback::{WAIT_MAX, wait_by_polling};
 use crate::{sys, table};
 
 /// Writeback is begun in steps of so much, or of a quarter of what may be unwritten if that is less.
@@ -31,14 +32,6 @@ const ASK: u64 = 64 << 10;
 const LARGE: u64 = 1 << 20;
 /// A wait that was shorter than this was none, in nanoseconds.
 const PAUSE: u64 = 50_000;
-/// Nanoseconds after which writeback that does not end is left to the kernel.
-const WAIT_MAX: u64 = 30_000_000_000;
-/// Times that writeback of what is waited for is begun again.
-const BEGUN_MAX: u32 = 3;
-/// Nanoseconds between two polls of writeback: first, and at most.
-const POLL: u64 = 50_000;
-const LOOK_MAX: u64 = 1_000_000;
-
 /// How far the writer that waited last may be ahead, which the next begins with.
 static LEAD: AtomicU64 = AtomicU64::new(0);
 /// Writers that have more than a step.
@@ -293,40 +286,6 @@ fn throttled(start: u64, wait: impl FnOnce() -> bool) -> bool {
         count(Count::PausedNs, waited);
     }
     was_seen
-}
-
-/// Waits, from `start` on, until the range is written, or `is_lost` says that nobody needs it: whether it is. `None`: cachestat(2) can't
-/// be had.
-pub fn wait_by_polling(
-    fd: c_int,
-    range: &Range<u64>,
-    start: u64,
-    is_lost: &dyn Fn() -> bool,
-) -> Option<bool> {
-    let (mut pause, mut begun) = (POLL, 0);
-    loop {
-        let seen = sys::cachestat(fd, range.clone()).ok()?;
-        if seen.dirty == 0 && seen.writeback == 0 {
-            return Some(true);
-        }
-        if is_lost() {
-            return Some(false);
-        }
-        if sys::now().saturating_sub(start) > WAIT_MAX {
-            count(Count::Failures, 1);
-            return Some(false);
-        }
-        if seen.writeback == 0 {
-            // Pages that were busy when writeback was begun are left out by it; or they are written anew all the time.
-            begun += 1;
-            let again = || sys::sync_file_range(fd, range.clone(), libc::SYNC_FILE_RANGE_WRITE);
-            if begun > BEGUN_MAX || again().is_err() {
-                return Some(false);
-            }
-        }
-        sys::sleep(pause);
-        pause = (pause * 2).min(LOOK_MAX);
-    }
 }
 
 /// Drops what is written, and counts it.

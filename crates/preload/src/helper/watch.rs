@@ -16,9 +16,9 @@ use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::allowance::align_down;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
-use super::reader::{ResidencyProbe, STALE};
+use super::{FileHash, drop_written, write_and_drop};
 use crate::counters::Count;
-use crate::helper::{self, FileHash, drop_written, write_and_drop};
+use crate::residency::{ResidencyProbe, STALE};
 use crate::{process, sys};
 
 /// Files that are watched at a time.
@@ -58,7 +58,7 @@ pub fn closing(fd: c_int) {
         if let Ok(stat) = sys::fstat(fd)
             && stat.st_nlink == 0
         {
-            helper::let_go(FileHash::of(&stat));
+            super::let_go(FileHash::of(&stat));
         }
     }
 }
@@ -398,7 +398,7 @@ impl Watch {
     /// The last of it: waits for what was written, and drops all that is to go.
     fn end(&mut self) {
         let (file, place) = (self.file, self.place);
-        let is_lost = || place.is_unwanted() || helper::has_no_name(file);
+        let is_lost = || place.is_unwanted() || super::has_no_name(file);
         if is_lost() {
             return self.close();
         }
