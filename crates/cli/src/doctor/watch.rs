@@ -209,7 +209,7 @@ mod tests {
         let mut judged = Judged::default();
         assert_eq!(judged.releasable_of(&file(reach.clone())), None, "the guard does not watch it");
         judged.asked.insert(stat);
-        judged.ranges.insert(stat, vec![0..1 << 20]);
+        judged.ranges.entry(stat).or_default().push(0..1 << 20);
         let found = judged.releasable_of(&file(reach)).unwrap();
         assert_eq!((found.file, found.resident), (traced, 1 << 20));
         assert_eq!(judged.releasable_of(&file(dir.path().join("none"))), None);
