@@ -116,7 +116,7 @@ fn place(settings: &Settings, name: &str) -> String {
             let file = path.file_name().unwrap_or_default().to_string_lossy();
             !file.starts_with("OPTIONS-") && file != "last_tikv.toml"
         }
-        _ => false,
+        Origin::Environment | Origin::Seen | Origin::Default => false,
     });
     if let Some(setting) = written {
         return format!("in {}, where it is {}", setting.from, setting.value);

@@ -113,7 +113,7 @@ impl DiskLayout {
             bulk.display(),
             match self.backing(log) {
                 Some(Backing::Disks(disks)) => format!("the disk {}", names(disks)),
-                _ => "a file system".to_owned(),
+                Some(Backing::Memory | Backing::Unknown(_)) | None => "a file system".to_owned(),
             }
         ))
     }
@@ -123,7 +123,7 @@ impl DiskLayout {
         let place = self.paths.get(path)?;
         Some(match &place.backing {
             Backing::Disks(disks) => DiskKey(disks.iter().map(|disk| disk.dev).collect()),
-            _ => DiskKey(vec![place.dev]),
+            Backing::Memory | Backing::Unknown(_) => DiskKey(vec![place.dev]),
         })
     }
 }

@@ -115,7 +115,14 @@ fn needs(error: &TraceError) -> Option<String> {
             let right = lacked(&[("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN)]);
             Some(right.map_or_else(|| mount.to_owned(), |right| format!("{right}, or {mount}")))
         }
-        _ => None,
+        TraceError::NotAsked
+        | TraceError::NoEvent { .. }
+        | TraceError::NoField { .. }
+        | TraceError::Format { .. }
+        | TraceError::Call { .. }
+        | TraceError::Rejected { .. }
+        | TraceError::TooMany { .. }
+        | TraceError::Kernel(_) => None,
     }
 }
 

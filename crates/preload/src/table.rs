@@ -106,6 +106,21 @@ pub enum Kind {
     Direct = 6,
 }
 
+impl Kind {
+    /// The kind with that number, if there is one.
+    const fn of(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::Stream),
+            2 => Some(Self::BulkKept),
+            3 => Some(Self::BulkReleased),
+            4 => Some(Self::Log),
+            5 => Some(Self::Data),
+            6 => Some(Self::Direct),
+            _ => None,
+        }
+    }
+}
+
 /// One open file. All bits are zero before it is taken for the first.
 #[repr(align(64))]
 pub struct Slot {
@@ -128,16 +143,12 @@ pub struct Slot {
 unsafe impl Sync for Slot {}
 
 impl Slot {
-    /// What it is.
-    pub fn kind(&self) -> Kind {
-        match self.kind.load(Ordering::Relaxed) {
-            2 => Kind::BulkKept,
-            3 => Kind::BulkReleased,
-            4 => Kind::Log,
-            5 => Kind::Data,
-            6 => Kind::Direct,
-            _ => Kind::Stream,
-        }
+    /// What it is; `None`, for which there is no rule, can't be of a slot that an entry names: its kind was stored before.
+    pub fn kind(&self) -> Option<Kind> {
+        let number = self.kind.load(Ordering::Relaxed);
+        let kind = Kind::of(number);
+        debug_assert!(kind.is_some(), "a slot of the kind {number}");
+        kind
     }
 
     /// Whether cachestat(2) counts the file's pages. Where it doesn't, it says that there are none, and isn't to be believed.
@@ -358,7 +369,7 @@ mod tests {
                 && slot_of(c_int::MAX).is_none()
         );
         let slot = enter(700, Kind::Stream, 1, 2).unwrap();
-        assert_eq!((slot.kind(), slot.inode.load(Ordering::Relaxed)), (Kind::Stream, 2));
+        assert_eq!((slot.kind(), slot.inode.load(Ordering::Relaxed)), (Some(Kind::Stream), 2));
         assert!(is_followed(700) && core::ptr::eq(slot_of(700).unwrap(), slot));
         assert!(is_last(slot));
         share(700, 701);

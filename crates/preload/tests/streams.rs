@@ -103,7 +103,7 @@ fn reads_leave_the_cache_as_it_was(dir: &Path) {
             }
             let before = pages(&path);
             let slot = opened(&file, libc::O_RDONLY);
-            assert_eq!(slot.kind(), Kind::Stream);
+            assert_eq!(slot.kind(), Some(Kind::Stream));
             assert!(!rules::leaves_out(slot, libc::POSIX_FADV_DONTNEED), "nothing was read yet");
             let mut sum = 0;
             loop {

@@ -263,7 +263,9 @@ impl Bench<'_, '_> {
                 check(&piece, &*self.file.buffered, 0)?;
             }
             // In memory from the start on, so that it is memory that they use and not the disk.
-            _ => bring(&*other_file.buffered, part_of(other_file))?,
+            Beside::ReaderElsewhere | Beside::Reader | Beside::WriterElsewhere | Beside::Writer => {
+                bring(&*other_file.buffered, part_of(other_file))?;
+            }
         }
         let before = self.file.resident(0..u64::MAX)?;
         self.events.take();

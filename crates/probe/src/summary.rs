@@ -126,7 +126,7 @@ pub(crate) fn notes(
         Some(DirectKind::Cached) => {
             notes.push("the file system takes O_DIRECT and answers from the page cache".to_owned());
         }
-        _ => {}
+        Some(DirectKind::Real | DirectKind::Refused) | None => {}
     }
     if let Some(direct) = direct
         && direct.kind != DirectKind::Refused

@@ -23,7 +23,6 @@ pub(crate) const PIECE: usize = 256 << 10;
 
 /// What a page is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum PageState {
     /// The user's.
     Data,

@@ -9,7 +9,6 @@ use rustix::thread::CapabilitySet;
 
 /// What went wrong with tracing.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum TraceError {
     /// The options ask for a lesser source.
     #[error("the options ask for less")]

@@ -29,7 +29,7 @@ impl PollingSource {
     pub(super) fn start(options: &TraceOptions) -> Result<Self, TraceError> {
         let paths = match &options.filter {
             PageFilter::Files(paths) if options.pages => paths.as_slice(),
-            _ => &[],
+            PageFilter::Files(_) | PageFilter::Devices(_) | PageFilter::Everything => &[],
         };
         let mut source = Self { roots: options.roots.clone(), files: Vec::new() };
         for path in paths {

@@ -227,7 +227,14 @@ fn write_mixed(out: &mut impl Write, mixed: &MixedReport) -> io::Result<()> {
             let first = match (beside, access) {
                 (Beside::Nothing, Access::Read) => "read",
                 (Beside::Nothing, Access::Write) => "write",
-                _ => "",
+                (
+                    Beside::Leftovers
+                    | Beside::ReaderElsewhere
+                    | Beside::Reader
+                    | Beside::WriterElsewhere
+                    | Beside::Writer,
+                    Access::Read | Access::Write,
+                ) => "",
             };
             let name = match beside {
                 Beside::Nothing => "alone",

@@ -138,7 +138,6 @@ impl From<&PageInfo> for Line {
             PageState::Trunk => ("trunk", None),
             PageState::NeverWritten => ("never-written", None),
             PageState::Damaged(reason) => ("damaged", Some(reason.clone())),
-            _ => ("unknown", None),
         };
         Self {
             page: info.page,

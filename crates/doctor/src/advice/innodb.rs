@@ -46,11 +46,19 @@ pub(crate) fn fixes(goal: Goal, settings: &Settings, fixes: &mut Vec<Fix>) {
 fn smaller_redo(settings: &Settings) -> Option<Fix> {
     let (name, effect, files) = match settings.engine {
         Engine::MariaDb => ("innodb_log_file_size", Effect::SetGlobalSince("MariaDB 10.9"), 1),
-        _ if settings.redo_directory => ("innodb_redo_log_capacity", Effect::SetGlobal, 1),
-        // It is the size of each of them.
-        _ => {
-            let files = settings.bytes("innodb_log_files_in_group").unwrap_or(2).max(1);
-            ("innodb_log_file_size", Effect::Restart, files)
+        Engine::MySql
+        | Engine::PostgreSql
+        | Engine::RocksDb
+        | Engine::TiKv
+        | Engine::MongoDb
+        | Engine::Other => {
+            if settings.redo_directory {
+                ("innodb_redo_log_capacity", Effect::SetGlobal, 1)
+            } else {
+                // It is the size of each of them.
+                let files = settings.bytes("innodb_log_files_in_group").unwrap_or(2).max(1);
+                ("innodb_log_file_size", Effect::Restart, files)
+            }
         }
     };
     let most = (REDO_MIB / files).max(4);

@@ -37,7 +37,9 @@ pub(super) fn set(engine: Engine, setting: &Setting, value: &str, effect: Effect
         (_, Effect::SetGlobal) => {
             (format!("SET PERSIST {name} = {}", of_mysql(value)), "at once, and to stay")
         }
-        _ => (format!("SET PERSIST_ONLY {name} = {}", of_mysql(value)), "needs a restart"),
+        (_, Effect::Restart | Effect::SetGlobalSince(_) | Effect::Reload) => {
+            (format!("SET PERSIST_ONLY {name} = {}", of_mysql(value)), "needs a restart")
+        }
     };
     let note = format!(
         "in SQL, by an administrator: it is {} in {}, which the server writes itself; {effect}; {why}",

@@ -285,14 +285,16 @@ fn evidence_of(setting: &Setting) -> Evidence {
         Origin::Seen if value == BUFFERED => "it has table files open without O_DIRECT".to_owned(),
         Origin::Seen => format!("{name} is {value} in effect: seen by how it has its files open"),
         Origin::Default => format!("{name} is {value}: the default, as it is set nowhere"),
-        _ => format!("{name} is {value}: {from}{doubt}"),
+        Origin::CommandLine | Origin::File { .. } | Origin::Environment => {
+            format!("{name} is {value}: {from}{doubt}")
+        }
     };
     let evidence = Evidence::new(text).with("setting", name.as_str()).with("value", value.as_str());
     match from {
         Origin::File { path, line } => {
             evidence.with("file", path.to_string_lossy().into_owned()).with("line", *line)
         }
-        _ => evidence,
+        Origin::CommandLine | Origin::Environment | Origin::Seen | Origin::Default => evidence,
     }
 }
 

@@ -172,7 +172,9 @@ impl Settings {
         match self.engine {
             Engine::PostgreSql => guc::size(&setting.name, &setting.value),
             Engine::TiKv => rocksdb::tikv_size(&setting.value),
-            _ => option_file::size(&setting.value),
+            Engine::MariaDb | Engine::MySql | Engine::RocksDb | Engine::MongoDb | Engine::Other => {
+                option_file::size(&setting.value)
+            }
         }
     }
 

@@ -177,7 +177,7 @@ impl Names {
         for Pending { number, change } in &self.pending {
             let possible = match change {
                 Change::Unlink { moved_to: Some(to), .. } => has_all_above(&tree, to),
-                _ => true,
+                Change::Unlink { moved_to: None, .. } | Change::Link { .. } | Change::Rename { .. } => true,
             };
             if possible && fate.keeps(*number) {
                 change.apply(&mut tree);

@@ -223,7 +223,10 @@ impl Writer {
         let SegmentStore { access, write_mode, .. } = shared.store;
         let written = match (access, write_mode) {
             (Access::Buffered, WriteMode::Plain) => self.file.write_at(self.end, bytes, write_mode),
-            _ => self.write_blocks(write_mode, bytes),
+            (Access::Direct, _)
+            | (Access::Buffered, WriteMode::Uncached | WriteMode::Durable | WriteMode::Atomic) => {
+                self.write_blocks(write_mode, bytes)
+            }
         };
         match written {
             Ok(()) => {

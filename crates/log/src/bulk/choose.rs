@@ -29,8 +29,10 @@ pub(super) fn choose(
         BulkMode::Auto if !is_real => {
             measured().map_or_else(|| choice(BulkMode::Direct, "a simulated disk, which is not probed"), Ok)
         }
-        _ if !is_real => choice(requested, "as asked for, on a simulated disk, which is not probed"),
-        _ => {
+        BulkMode::Direct | BulkMode::Paced | BulkMode::Uncached if !is_real => {
+            choice(requested, "as asked for, on a simulated disk, which is not probed")
+        }
+        BulkMode::Auto | BulkMode::Direct | BulkMode::Paced | BulkMode::Uncached => {
             let probed = Probed::of(directory)?;
             match (of_probed(requested, probed), measured()) {
                 // Found now to be without direct I/O, or without anything to choose: that counts, whatever was measured once.
@@ -48,7 +50,7 @@ fn is_there(mode: BulkMode, probed: Probed) -> bool {
     match mode {
         BulkMode::Uncached => probed.uncached_append == Offer::Real,
         BulkMode::Paced => probed.release == Offer::Real,
-        _ => true,
+        BulkMode::Auto | BulkMode::Direct | BulkMode::Buffered => true,
     }
 }
 
@@ -131,7 +133,7 @@ fn of_probed(requested: BulkMode, probed: Probed) -> Choice {
             probed.release,
             &format!("uncached writing {}", offer.why_not().unwrap_or_default()),
         ),
-        (_, offer, _) => {
+        (BulkMode::Auto | BulkMode::Direct | BulkMode::Buffered, offer, _) => {
             through_pages(probed.release, &format!("direct I/O {}", offer.why_not().unwrap_or_default()))
         }
     }
@@ -145,7 +147,9 @@ fn through_pages(release: Offer, why: &str) -> Choice {
             why: "the page cache is the file itself here: there is nothing to wait for, nor to release"
                 .to_owned(),
         },
-        _ => Choice { mode: BulkMode::Paced, why: why.to_owned() },
+        Offer::Real | Offer::Refused(_) | Offer::Unconfirmed | Offer::Unseen => {
+            Choice { mode: BulkMode::Paced, why: why.to_owned() }
+        }
     }
 }
 

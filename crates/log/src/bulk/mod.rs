@@ -185,7 +185,7 @@ impl BulkOptions {
                 };
                 Some(Budget::of(key, self.budget, disk.and_then(choose::budget)))
             }
-            _ => None,
+            BulkMode::Auto | BulkMode::Direct | BulkMode::Buffered => None,
         };
         let size = budget.as_ref().map(|budget| budget.limit());
         let way = match (mode, budget) {

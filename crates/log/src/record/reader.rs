@@ -143,9 +143,9 @@ impl<R: Reach> Reader<R> {
                 continue;
             }
             match found {
-                Some(header) if matches!(header.kind, Kind::Data | Kind::Part) => break header,
-                Some(header) if header.kind == Kind::Padding => self.lsn += header.size(),
-                _ => self.find_epoch()?,
+                Some(header @ Header { kind: Kind::Data | Kind::Part, .. }) => break header,
+                Some(header @ Header { kind: Kind::Padding, .. }) => self.lsn += header.size(),
+                Some(Header { kind: Kind::Epoch, .. }) | None => self.find_epoch()?,
             }
         };
         self.lsn += header.size();

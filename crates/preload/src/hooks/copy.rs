@@ -111,7 +111,8 @@ fn is_shared(end: &End, at: Option<u64>) -> bool {
 
 /// Whether a copy is made in parts: one of a stream or of bulk output, between two files, where the parts do what the whole would.
 fn are_parted(from: &End, to: &End) -> bool {
-    let is = |end: &End, kinds: &[Kind]| end.slot.is_some_and(|slot| kinds.contains(&slot.kind()));
+    let is =
+        |end: &End, kinds: &[Kind]| end.slot.and_then(Slot::kind).is_some_and(|kind| kinds.contains(&kind));
     if !is(from, &[Kind::Stream]) && !is(to, &[Kind::Stream, Kind::BulkKept, Kind::BulkReleased]) {
         return false;
     }

@@ -211,7 +211,7 @@ impl Log {
         }
         let others = table::entered(0, u32::MAX)
             .map(|(_, other)| other)
-            .filter(|other| !core::ptr::eq(*other, slot) && other.kind() == Kind::Log);
+            .filter(|other| !core::ptr::eq(*other, slot) && other.kind() == Some(Kind::Log));
         let place_of = |log: &Self| {
             let is_near = log.used == Use::Read
                 && log.series == self.series
@@ -231,7 +231,7 @@ impl Log {
 fn is_open_elsewhere(slot: &Slot, inode: u64) -> bool {
     table::entered(0, u32::MAX).any(|(_, other)| {
         !core::ptr::eq(other, slot)
-            && other.kind() == Kind::Log
+            && other.kind() == Some(Kind::Log)
             && other.inode.load(Ordering::Relaxed) == inode
     })
 }

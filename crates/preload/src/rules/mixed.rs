@@ -35,11 +35,11 @@ impl Mixed {
 pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     slot.with(|state| state.mixed = Mixed { writes, ..Mixed::NEW });
-    if slot.kind() == Kind::Data && DIRECT_OPENS.load(Ordering::Acquire) > 0 {
+    if slot.kind() == Some(Kind::Data) && DIRECT_OPENS.load(Ordering::Acquire) > 0 {
         // What it brings in is to go as it is closed.
         helper::prepare();
     }
-    if slot.kind() == Kind::Direct {
+    if slot.kind() == Some(Kind::Direct) {
         DIRECT_OPENS.fetch_add(1, Ordering::AcqRel);
         let is_written =
             has_other(slot, Kind::Data, |other| other.with(|state| state.mixed.writes).unwrap_or(true));
@@ -53,7 +53,7 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
 fn has_other(slot: &Slot, kind: Kind, wanted: impl Fn(&Slot) -> bool) -> bool {
     let of = |slot: &Slot| (slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed));
     table::entered(0, u32::MAX).any(|(_, other)| {
-        !core::ptr::eq(other, slot) && other.kind() == kind && of(other) == of(slot) && wanted(other)
+        !core::ptr::eq(other, slot) && other.kind() == Some(kind) && of(other) == of(slot) && wanted(other)
     })
 }
 
@@ -92,7 +92,7 @@ pub fn after_write(slot: &Slot) {
 
 /// Before the last descriptor of a data file is closed.
 pub fn before_close(slot: &Slot, fd: c_int) {
-    if slot.kind() == Kind::Data
+    if slot.kind() == Some(Kind::Data)
         && DIRECT_OPENS.load(Ordering::Acquire) > 0
         && has_other(slot, Kind::Direct, |_| true)
     {

@@ -173,7 +173,7 @@ fn output_of(kind: Kind) -> Option<Output> {
 
 /// Before a read of `length` bytes, at `at` or at the file's position.
 pub fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) -> How {
-    if slot.kind() != Kind::Stream {
+    if slot.kind() != Some(Kind::Stream) {
         return How::Plain;
     }
     slot.with(|state| state.reader.before(fd, at, length)).unwrap_or(How::Plain)
@@ -186,7 +186,7 @@ pub fn uncached_refused(slot: &Slot) {
 
 /// Before the program has a part of the file be read ahead.
 pub fn before_prefetch(slot: &Slot, fd: c_int, at: u64, length: u64) {
-    if slot.kind() == Kind::Stream {
+    if slot.kind() == Some(Kind::Stream) {
         slot.with(|state| state.reader.before_prefetch(fd, at, length));
     }
 }
@@ -194,27 +194,27 @@ pub fn before_prefetch(slot: &Slot, fd: c_int, at: u64, length: u64) {
 /// After a read (also by `sendfile`, `splice`, `copy_file_range`), which returned `done`.
 pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     match slot.kind() {
-        Kind::Stream => drop(slot.with(|state| {
+        Some(Kind::Stream) => drop(slot.with(|state| {
             state.is_used |= done > 0;
             state.reader.after(fd, at, done);
         })),
-        Kind::Log if done > 0 => log::after_read(slot, fd, at, done as u64),
-        Kind::Log | Kind::BulkKept | Kind::BulkReleased | Kind::Data | Kind::Direct => {}
+        Some(Kind::Log) if done > 0 => log::after_read(slot, fd, at, done as u64),
+        Some(Kind::Log | Kind::BulkKept | Kind::BulkReleased | Kind::Data | Kind::Direct) | None => {}
     }
 }
 
 /// After a write, which returned `done`.
 pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
-    if let Some(output) = output_of(slot.kind()) {
+    if let Some(output) = slot.kind().and_then(output_of) {
         slot.with(|state| {
             state.is_used |= done > 0;
             state.writer.after(fd, at, done, output);
         });
     } else if done > 0 {
         match slot.kind() {
-            Kind::Log => log::after_write(slot, fd, at, done as u64),
-            Kind::Data => mixed::after_write(slot),
-            Kind::Direct | Kind::Stream | Kind::BulkKept | Kind::BulkReleased => {}
+            Some(Kind::Log) => log::after_write(slot, fd, at, done as u64),
+            Some(Kind::Data) => mixed::after_write(slot),
+            Some(Kind::Direct | Kind::Stream | Kind::BulkKept | Kind::BulkReleased) | None => {}
         }
     }
 }
@@ -224,9 +224,9 @@ pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
     if done != 0 {
         return;
     }
-    if let Some(output) = output_of(slot.kind()) {
+    if let Some(output) = slot.kind().and_then(output_of) {
         slot.with(|state| state.writer.synced(fd, output));
-    } else if slot.kind() == Kind::Log {
+    } else if slot.kind() == Some(Kind::Log) {
         log::after_sync(slot, fd);
     }
 }
@@ -234,41 +234,42 @@ pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
 /// Whether advice of the program (`posix_fadvise`) is left out, with success: dropping pages that the rule itself sees to. Where the rule can't
 /// see what is resident, or the program did nothing else with the file (as one that evicts it), the program's own advice stands.
 pub fn leaves_out(slot: &Slot, advice: c_int) -> bool {
-    slot.kind() == Kind::Stream
+    slot.kind() == Some(Kind::Stream)
         && advice == libc::POSIX_FADV_DONTNEED
         && slot.with(|state| state.is_used && state.reader.is_covered() && !state.is_watched) == Some(true)
 }
 
 /// After the file was truncated or lengthened to `length`.
 pub fn after_truncate(slot: &Slot, length: u64) {
-    if output_of(slot.kind()).is_some() {
+    if slot.kind().and_then(output_of).is_some() {
         slot.with(|state| state.writer.truncated(length));
-    } else if slot.kind() == Kind::Log {
+    } else if slot.kind() == Some(Kind::Log) {
         log::after_truncate(slot, length);
     }
 }
 
 /// After a range of the file was mapped.
 pub fn after_map(slot: &Slot, range: Range<u64>) {
-    if slot.kind() == Kind::Stream {
+    if slot.kind() == Some(Kind::Stream) {
         // What comes in through it stays.
         slot.with(|state| state.reader.mapped());
         count(Count::StreamUnseen, range.end.saturating_sub(range.start));
-    } else if slot.kind() == Kind::Log {
+    } else if slot.kind() == Some(Kind::Log) {
         log::after_map(slot);
     }
 }
 
 /// The file is read or written by calls that are not seen (asynchronous I/O, `io_uring`, a stream of the C library).
 pub fn passed_by(slot: &Slot, fd: c_int) {
-    let released = match (slot.kind(), output_of(slot.kind())) {
-        (Kind::Log, _) => {
+    let released = match slot.kind() {
+        Some(Kind::Log) => {
             let may_go = slot.with(|state| state.log.goes_for_its_writer_alone()) == Some(true);
             may_go.then_some(Count::LogReleased)
         }
-        (_, output) => output.and_then(|output| output.released),
+        Some(kind) => output_of(kind).and_then(|output| output.released),
+        None => None,
     };
-    if slot.kind() == Kind::Stream
+    if slot.kind() == Some(Kind::Stream)
         && sys::flags(fd).is_ok_and(|flags| flags & libc::O_ACCMODE == libc::O_RDONLY)
         && slot.with(|state| !state.is_watched && state.reader.is_unseen(fd)) == Some(true)
     {
@@ -288,7 +289,7 @@ pub fn before_close(slot: &Slot, fd: c_int) {
 }
 
 fn end(slot: &Slot, fd: c_int, may_wait: bool) {
-    let kind = slot.kind();
+    let Some(kind) = slot.kind() else { return };
     match kind {
         Kind::Log => return log::before_close(slot, fd),
         Kind::Data | Kind::Direct => return mixed::before_close(slot, fd),
