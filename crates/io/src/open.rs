@@ -140,7 +140,7 @@ impl IoFile for DiskFile {
 
     fn stat(&self) -> Result<FileStat, Error> {
         let stat = rustix::fs::fstat(&self.file).map_err(|errno| call("fstat", &self.path, errno))?;
-        Ok(file_stat(&stat))
+        file_stat(&stat).ok_or_else(|| call("fstat", &self.path, Errno::OVERFLOW))
     }
 
     fn access(&self) -> Access {
@@ -224,15 +224,15 @@ fn open_with(path: &Path, shown: &Path, how: OFlags, access: Access) -> Result<O
     Ok(fd)
 }
 
-fn file_stat(stat: &Stat) -> FileStat {
-    let time = |seconds, nanoseconds| (seconds, u32::try_from(nanoseconds).unwrap_or(0));
-    FileStat {
-        size: u64::try_from(stat.st_size).unwrap_or(0),
+/// `None` where a file system gives a size below 0, or more nanoseconds than 32 bits hold.
+fn file_stat(stat: &Stat) -> Option<FileStat> {
+    Some(FileStat {
+        size: u64::try_from(stat.st_size).ok()?,
         device: stat.st_dev,
         inode: stat.st_ino,
-        modified: time(stat.st_mtime, stat.st_mtime_nsec),
-        changed: time(stat.st_ctime, stat.st_ctime_nsec),
-    }
+        modified: (stat.st_mtime, u32::try_from(stat.st_mtime_nsec).ok()?),
+        changed: (stat.st_ctime, u32::try_from(stat.st_ctime_nsec).ok()?),
+    })
 }
 
 #[cfg(test)]

@@ -379,7 +379,10 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
             }
         }
         self.used |= 1 << free;
-        self.seen[slot(window)] = SOME + u8::try_from(free).unwrap_or(0);
+        debug_assert!((free as usize) < PARTLY, "a free bit above those in use");
+        #[allow(clippy::cast_possible_truncation, reason = "an index of `bits`, which are few")]
+        let free = free as u8;
+        self.seen[slot(window)] = SOME + free;
     }
 
     /// Whether the stream brought in the page, if it is resident.

@@ -178,7 +178,8 @@ impl FileEntry {
 }
 
 impl Time {
-    /// From `stat`'s seconds and nanoseconds.
+    /// From `stat`'s seconds and nanoseconds. A file system may be damaged or hostile, and give nanoseconds that are none: no
+    /// reason to stop. They are brought into range, here and when they are compared later, so the same file has the same time.
     pub(crate) fn from_parts(seconds: i64, nanos: i64) -> Self {
         Self { seconds, nanos: u32::try_from(nanos).unwrap_or(0).min(999_999_999) }
     }

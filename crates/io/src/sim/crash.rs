@@ -82,9 +82,9 @@ impl Fate {
         pending.sort_unstable();
         pending.dedup();
         let random = mix(seed ^ 0x5eed);
-        let at = usize::try_from(random % (pending.len() as u64 + 1)).unwrap_or(0);
+        let at = usize::try_from(random % (pending.len() as u64 + 1)).expect("no more than a length");
         let split = pending.get(at).copied().unwrap_or(u64::MAX);
-        let share = [100, 500, 900][usize::try_from((random >> 32) % 3).unwrap_or(0)];
+        let share = [100, 500, 900][usize::try_from((random >> 32) % 3).expect("less than 3")];
         Self { persistence, seed, split, share }
     }
 
@@ -111,7 +111,13 @@ impl Fate {
         let unit = match self.persistence {
             Persistence::Random if !atomic => CHUNK as u64,
             Persistence::Torn | Persistence::TornGarbage if !atomic => SECTOR,
-            _ => {
+            Persistence::None
+            | Persistence::All
+            | Persistence::Prefix
+            | Persistence::Suffix
+            | Persistence::Random
+            | Persistence::Torn
+            | Persistence::TornGarbage => {
                 if self.keeps(operation) {
                     content.write(*offset, bytes);
                 }

@@ -128,7 +128,9 @@ impl Drop for Background {
 /// Processor time of this thread.
 pub(super) fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+    let seconds = time.tv_sec.try_into().expect("processor time counts up from 0");
+    let nanoseconds = time.tv_nsec.try_into().expect("less than a second");
+    Duration::new(seconds, nanoseconds)
 }
 
 struct Worker {

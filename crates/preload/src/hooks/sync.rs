@@ -26,6 +26,7 @@ fn advised(slot: &Slot, fd: c_int, at: i64, length: i64, advice: c_int) -> bool 
     if advice == libc::POSIX_FADV_WILLNEED {
         // Without a length, up to the end of the file; the kernel brings in less at a time.
         let length = if length == 0 { HORIZON as i64 } else { length };
+        // A negative one, which the kernel refuses, is none: nothing is brought in.
         prefetch(slot, fd, at, usize::try_from(length).unwrap_or(0));
     }
     // What the kernel refuses is refused.
