@@ -224,7 +224,7 @@ fn pages_are_listed() {
     assert_eq!(report["pages"].as_array().map(Vec::len), Some(10));
     assert_eq!(report["free_list"], json!({"pages": 2, "trunks": [{"page": 5, "names": 1}], "fault": null}));
     assert_eq!((&report["root"], &report["metadata"]), (&json!(3), &json!("747265650a")));
-    assert_eq!(report["pages"][0]["whence"], "journal");
+    assert_eq!(report["pages"][0]["source"], "journal");
 }
 
 #[test]

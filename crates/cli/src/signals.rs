@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM as a wish to stop.
+//! SIGINT and SIGTERM as a request to stop.
 //!
 //! Invariants: the first signal sets the flag and ends any [`Stop::wait`]; a second one kills the process as it would
 //! without this module, so that a stuck clean-up can be left.
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
-/// The wish, once for each process.
+/// The request to stop, once for each process.
 #[derive(Debug)]
 pub(crate) struct Stop {
     flag: Arc<AtomicBool>,
@@ -39,7 +39,7 @@ impl Stop {
         self.flag.load(Ordering::Relaxed)
     }
 
-    /// The wish itself, for what reads it in between.
+    /// The flag itself, for code that polls it.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.flag
     }

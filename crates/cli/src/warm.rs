@@ -24,7 +24,7 @@ use crate::problems::{self, Problems};
 use crate::signals::Stop;
 use crate::size::{parse_range, parse_size};
 use report::Report;
-use work::{Item, Wanted, Work};
+use work::{Item, Wanted, WarmRun};
 
 /// Read files into the page cache, or restore the pages of a snapshot
 #[derive(Debug, clap::Args)]
@@ -87,17 +87,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         ..WarmOptions::default()
     };
     let bar = progress_bar(&items);
-    let work = Work::new(&options, &stop, problems, &bar, args.lock, args.json || args.verbose);
-    work.run(&items);
+    let run = WarmRun::new(&options, &stop, problems, &bar, args.lock, args.json || args.verbose);
+    run.run(&items);
     bar.finish_and_clear();
-    let (report, locks) = work.into_report(start.elapsed());
+    let (report, locks) = run.into_report(start.elapsed());
 
     if args.json {
         output::json(&report)?;
     } else {
         report::show(&report, args.verbose)?;
         problems::report(&report.errors);
-        report::tell_unknown(&report.total);
+        report::print_unknown(&report.total);
     }
     if !locks.is_empty() && !stop.requested() {
         if !args.json {

@@ -31,7 +31,7 @@ pub(crate) enum Owner {
 
 /// What an owner wrote through the page cache to files of one class on one device.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Written<'a> {
+pub(crate) struct DeviceOutput<'a> {
     pub(crate) owner: Owner,
     pub(crate) class: Option<FileClass>,
     /// Bytes while watching.
@@ -40,7 +40,7 @@ pub(crate) struct Written<'a> {
     pub(crate) path: Option<&'a Path>,
 }
 
-impl Written<'_> {
+impl DeviceOutput<'_> {
     /// Whether it is a database's log, and not bulk output.
     pub(crate) fn is_log(&self) -> bool {
         matches!(self.owner, Owner::Database(_)) && self.class.is_some_and(FileClass::is_log)
@@ -59,8 +59,8 @@ pub(crate) fn device_name(observation: &Observation<'_>, dev: u64) -> String {
 }
 
 /// What was written to a device while watching, most first; `None` where pages were not traced.
-pub(crate) fn on_device<'a>(observation: &Observation<'a>, device: &str) -> Option<Vec<Written<'a>>> {
-    let mut all: BTreeMap<(Owner, Option<FileClass>), Written<'a>> = BTreeMap::new();
+pub(crate) fn on_device<'a>(observation: &Observation<'a>, device: &str) -> Option<Vec<DeviceOutput<'a>>> {
+    let mut all: BTreeMap<(Owner, Option<FileClass>), DeviceOutput<'a>> = BTreeMap::new();
     let mut most: BTreeMap<(Owner, Option<FileClass>), u64> = BTreeMap::new();
     let files = Files::new(observation);
     for counts in observation.trace()?.pages.as_ref()? {
@@ -76,14 +76,14 @@ pub(crate) fn on_device<'a>(observation: &Observation<'a>, device: &str) -> Opti
         let owner = owner(observation, task);
         let key = (owner.clone(), class);
         let path = file.map(|file| file.path.as_path());
-        let written = all.entry(key.clone()).or_insert(Written { owner, class, bytes: 0, path: None });
+        let written = all.entry(key.clone()).or_insert(DeviceOutput { owner, class, bytes: 0, path: None });
         written.bytes += bytes;
         let most = most.entry(key).or_default();
         if path.is_some() && bytes > *most {
             (written.path, *most) = (path, bytes);
         }
     }
-    let mut all: Vec<Written<'a>> = all.into_values().collect();
+    let mut all: Vec<DeviceOutput<'a>> = all.into_values().collect();
     all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.owner.cmp(&b.owner)));
     Some(all)
 }

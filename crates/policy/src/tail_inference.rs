@@ -6,7 +6,7 @@
 //! writer is.
 //!
 //! A window is *fresh* if its resident or its unwritten bytes grew since the last sample: something wrote (or
-//! read) there in between. It is *hot* if it is fresh, or still dirty. Hot windows are remembered.
+//! read) there in between. It is *active* if it is fresh, or still dirty. Active windows are remembered.
 //!
 //! Invariants:
 //! 1. Until a window other than the header's has been fresh, the tail is not known, and nothing of the file may
@@ -16,22 +16,22 @@
 //!    gone, nothing is resident there. At the end of the file it goes on at the start. Nothing is protected
 //!    after the header's window.
 //! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by remembered
-//!    windows, was fresh in a step after the one in which it was last hot. A log is written upwards, so the
+//!    windows, was fresh in a step after the one in which it was last active. A log is written upwards, so the
 //!    writer has left it. (Without this a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The
 //!    header's window is never passed: the next checkpoint comes back to it.
-//! 4. Any other is forgotten when it was not hot for [`QUIET_STEPS`] consecutive steps in each of which a
+//! 4. Any other is forgotten when it was not active for [`QUIET_STEPS`] consecutive steps in each of which a
 //!    window other than the header's was fresh: so the end of the ring is forgotten after a wraparound, and the old
 //!    place after a jump.
 //! 5. Time alone forgets nothing: but for invariant 7, the last window of an idle writer stays protected for as
 //!    long as it is idle, and the same sample twice changes nothing.
 //! 6. A window that the caller released and that has pages again is fresh, unless its figures are exactly those
 //!    of before (it refused). A window that shrank (reclaimed by the kernel) is not. A dirty window whose
-//!    writeback was started, and that has not changed since, is not hot: it would never be released if its writeback
+//!    writeback was started, and that has not changed since, is not active: it would never be released if its writeback
 //!    hung.
 //! 7. A writer of whole pages that has shown nothing since `retry` changed is idle: only dirty windows stay for
 //!    it, since it needs no old page to go on.
 //! 8. A window that was released in the last step and has the same figures as before has refused, or was filled again.
-//!    Where it joins what is protected the writer may be in it, so it is hot, though not fresh.
+//!    Where it joins what is protected the writer may be in it, so it is active, though not fresh.
 //!
 //! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages
 //! far ahead of the writer are released as soon as the tail is known, so this takes adjacent windows whose
@@ -47,7 +47,7 @@ use crate::history::{History, ResidentWindow};
 use crate::ranges::append;
 use crate::{FileFacts, Rewrite, WINDOW};
 
-/// Steps with fresh windows elsewhere after which a window that is not hot is no longer taken for the tail.
+/// Steps with fresh windows elsewhere after which a window that is not active is no longer taken for the tail.
 pub(crate) const QUIET_STEPS: u8 = 8;
 
 /// Bytes after a remembered window that stay with it (8 MiB).
@@ -59,7 +59,7 @@ pub(crate) struct TailInference {
     /// The windows of the last step, ascending; `None` before the first.
     samples: Option<Vec<Sample>>,
     /// The remembered windows, ascending.
-    hot: Vec<Trace>,
+    active: Vec<Trace>,
     /// Counts the steps in which some window was fresh.
     clock: u64,
     /// Whether the writer has shown itself (invariant 1).
@@ -85,11 +85,11 @@ struct Sample {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Trace {
     range: Range<u64>,
-    /// The clock when it was last hot.
-    last_hot: u64,
+    /// The clock when it was last active.
+    last_active: u64,
     /// The clock when it was last fresh, 0 if never.
     last_fresh: u64,
-    /// Consecutive steps in which it was not hot, but another window fresh.
+    /// Consecutive steps in which it was not active, but another window fresh.
     quiet: u8,
 }
 
@@ -122,22 +122,22 @@ impl TailInference {
         if heats.contains(&Heat::Fresh) {
             self.clock += 1;
         }
-        for hot in &mut self.hot {
-            hot.quiet += u8::from(writer_seen);
+        for active in &mut self.active {
+            active.quiet += u8::from(writer_seen);
         }
         for (heat, window) in heats.iter().zip(windows) {
             if *heat != Heat::Cold {
                 self.remember(window, *heat);
             }
         }
-        self.hot.retain(|hot| hot.quiet < QUIET_STEPS && hot.range.start < file.size);
+        self.active.retain(|active| active.quiet < QUIET_STEPS && active.range.start < file.size);
         self.forget_passed();
         if self.idle {
             let dirty = |start| windows.iter().any(|now| now.range.start == start && now.unwritten > 0);
-            self.hot.retain(|hot| dirty(hot.range.start));
+            self.active.retain(|active| dirty(active.range.start));
         }
-        let data = self.hot.iter().filter(|hot| hot.range.start != 0);
-        self.newest = data.map(|hot| hot.last_fresh).max().unwrap_or(0);
+        let data = self.active.iter().filter(|active| active.range.start != 0);
+        self.newest = data.map(|active| active.last_fresh).max().unwrap_or(0);
         self.samples = Some(
             windows
                 .iter()
@@ -164,10 +164,10 @@ impl TailInference {
         (self.known || self.idle).then(|| {
             let mut ranges: Vec<Range<u64>> = Vec::new();
             let mut wrapped = 0;
-            for hot in &self.hot {
-                let ahead = if hot.range.start == 0 { 0 } else { AHEAD };
-                let start = align_down(hot.range.start.saturating_sub(slack));
-                let end = hot.range.end.saturating_add(ahead);
+            for active in &self.active {
+                let ahead = if active.range.start == 0 { 0 } else { AHEAD };
+                let start = align_down(active.range.start.saturating_sub(slack));
+                let end = active.range.end.saturating_add(ahead);
                 wrapped = wrapped.max(end.saturating_sub(size));
                 append(&mut ranges, start..end, 0);
             }
@@ -181,8 +181,8 @@ impl TailInference {
     /// Whether a protected window shows less recent traces than the newest: its dirty pages need not wait
     /// there.
     pub(crate) fn left_behind(&self, start: u64) -> bool {
-        let own = self.hot.binary_search_by_key(&start, |hot| hot.range.start);
-        self.known && own.map_or(0, |at| self.hot[at].last_fresh) < self.newest
+        let own = self.active.binary_search_by_key(&start, |active| active.range.start);
+        self.known && own.map_or(0, |at| self.active[at].last_fresh) < self.newest
     }
 
     fn heat(&self, now: &ResidentWindow, history: &[History]) -> Heat {
@@ -225,22 +225,22 @@ impl TailInference {
     }
 
     fn remember(&mut self, window: &ResidentWindow, heat: Heat) {
-        let at = match self.hot.binary_search_by_key(&window.range.start, |hot| hot.range.start) {
+        let at = match self.active.binary_search_by_key(&window.range.start, |active| active.range.start) {
             Ok(at) => at,
             Err(at) => {
-                self.hot.insert(
+                self.active.insert(
                     at,
-                    Trace { range: window.range.clone(), last_hot: self.clock, last_fresh: 0, quiet: 0 },
+                    Trace { range: window.range.clone(), last_active: self.clock, last_fresh: 0, quiet: 0 },
                 );
                 at
             }
         };
-        let hot = &mut self.hot[at];
-        hot.range.end = window.range.end;
-        hot.last_hot = self.clock;
-        hot.quiet = 0;
+        let active = &mut self.active[at];
+        active.range.end = window.range.end;
+        active.last_active = self.clock;
+        active.quiet = 0;
         if heat == Heat::Fresh {
-            hot.last_fresh = self.clock;
+            active.last_fresh = self.clock;
         }
     }
 
@@ -248,17 +248,17 @@ impl TailInference {
     fn forget_passed(&mut self) {
         let mut above: Option<u64> = None;
         let mut freshest = 0;
-        let mut passed = vec![false; self.hot.len()];
-        for (hot, passed) in self.hot.iter().zip(&mut passed).rev() {
-            if above != Some(hot.range.end) {
+        let mut passed = vec![false; self.active.len()];
+        for (active, passed) in self.active.iter().zip(&mut passed).rev() {
+            if above != Some(active.range.end) {
                 freshest = 0;
             }
-            *passed = hot.range.start != 0 && freshest > hot.last_hot;
-            above = Some(hot.range.start);
-            freshest = freshest.max(hot.last_fresh);
+            *passed = active.range.start != 0 && freshest > active.last_active;
+            above = Some(active.range.start);
+            freshest = freshest.max(active.last_fresh);
         }
         let mut passed = passed.into_iter();
-        self.hot.retain(|_| !passed.next().unwrap_or(false));
+        self.active.retain(|_| !passed.next().unwrap_or(false));
     }
 }
 

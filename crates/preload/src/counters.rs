@@ -27,7 +27,7 @@ pub enum Count {
     /// Read by streams past the cache, by uncached reads.
     StreamUncached,
     /// Of streams' files: pages that nothing could be seen or done of.
-    StreamUnseen,
+    StreamUnobserved,
     /// Written in bulk.
     BulkWritten,
     /// Released of bulk output.
@@ -45,7 +45,7 @@ pub enum Count {
     /// Times that a writer was made to wait for its own writeback.
     Pauses,
     /// Nanoseconds that it waited.
-    PausedNs,
+    ThrottledNs,
     /// Nanoseconds spent in the rules in all, waiting included.
     InsideNs,
     /// Files that a rule was for, and that were not followed: too many, or a descriptor too high.

@@ -129,7 +129,7 @@ impl ResidencyProbe {
         let mut pages = [0_u8; PAGES];
         let bytes = if self.sees_pages(fd, size) { resident_pages(fd, window, &mut pages) } else { None };
         let Some(bytes) = bytes else {
-            count(Count::StreamUnseen, window.end - window.start);
+            count(Count::StreamUnobserved, window.end - window.start);
             return None;
         };
         if !stream.saw(window, bytes) {

@@ -58,10 +58,10 @@ impl Room {
         Self { from, next: AtomicUsize::new(from), used: AtomicUsize::new(0) }
     }
 
-    /// For files of that kind.
-    fn of(kind: Kind) -> &'static Self {
+    /// For files of that role.
+    fn of(role: FileRole) -> &'static Self {
         let [all, data] = &ROOMS;
-        if matches!(kind, Kind::Data | Kind::Direct) { data } else { all }
+        if matches!(role, FileRole::Data | FileRole::Direct) { data } else { all }
     }
 
     /// The indices, from the one on at which a free one is likely; none where all are in use.
@@ -91,7 +91,7 @@ fn given_up(index: usize) {
 /// What an open file is to the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FileRole {
     /// Read or written by a stream.
     Stream = 1,
     /// Bulk output that stays resident once it is written.
@@ -106,8 +106,8 @@ pub enum Kind {
     Direct = 6,
 }
 
-impl Kind {
-    /// The kind with that number, if there is one.
+impl FileRole {
+    /// The role with that number, if there is one.
     const fn of(number: u8) -> Option<Self> {
         match number {
             1 => Some(Self::Stream),
@@ -127,7 +127,7 @@ pub struct Slot {
     refs: AtomicU32,
     /// The thread that works on it ([`sys::thread`]); 0: none.
     busy: AtomicUsize,
-    kind: AtomicU8,
+    role: AtomicU8,
     counts: AtomicBool,
     /// Which of the plan's rules is for it.
     pub rule: AtomicU16,
@@ -143,12 +143,12 @@ pub struct Slot {
 unsafe impl Sync for Slot {}
 
 impl Slot {
-    /// What it is; `None`, for which there is no rule, can't be of a slot that an entry names: its kind was stored before.
-    pub fn kind(&self) -> Option<Kind> {
-        let number = self.kind.load(Ordering::Relaxed);
-        let kind = Kind::of(number);
-        debug_assert!(kind.is_some(), "a slot of the kind {number}");
-        kind
+    /// What it is; `None`, for which there is no rule, can't be of a slot that an entry names: its role is stored first.
+    pub fn role(&self) -> Option<FileRole> {
+        let number = self.role.load(Ordering::Relaxed);
+        let role = FileRole::of(number);
+        debug_assert!(role.is_some(), "a slot of role {number}");
+        role
     }
 
     /// Whether cachestat(2) counts the file's pages. Where it doesn't, it says that there are none, and isn't to be believed.
@@ -180,17 +180,17 @@ impl Slot {
 
     /// Takes a free slot, with a first reference: whether it was free.
     #[allow(unsafe_code, reason = "the data that `busy` guards")]
-    fn begin(&self, kind: Kind, device: u64, inode: u64) -> bool {
+    fn begin(&self, role: FileRole, device: u64, inode: u64) -> bool {
         // Nobody can be busy with a slot without references, but for who came too late: it is left alone then.
         if !self.set_busy() {
             return false;
         }
         let is_free = self.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if is_free {
-            // SAFETY: `busy` was ours to set, so that nobody else touches `state`, which was set if the slot was ever of a kind.
+            // SAFETY: `busy` was ours to set, so that nobody else touches `state`, which was set if the slot ever had a role.
             unsafe {
                 let state = &mut *self.state.get();
-                if self.kind.load(Ordering::Relaxed) == 0 {
+                if self.role.load(Ordering::Relaxed) == 0 {
                     state.write(FileState::NEW);
                 } else {
                     // What it held is dropped.
@@ -198,7 +198,7 @@ impl Slot {
                 }
             }
             // Released: a child of fork that finds it finds `state` set.
-            self.kind.store(kind as u8, Ordering::Release);
+            self.role.store(role as u8, Ordering::Release);
             self.counts.store(true, Ordering::Relaxed);
             self.rule.store(0, Ordering::Relaxed);
             self.device.store(device, Ordering::Relaxed);
@@ -238,12 +238,12 @@ pub fn highest() -> u32 {
 }
 
 /// Follows a file that was opened as `fd`. `None` if it can't be: too many are, the number is too high, or there is no memory.
-pub fn enter(fd: c_int, kind: Kind, device: u64, inode: u64) -> Option<&'static Slot> {
+pub fn enter(fd: c_int, role: FileRole, device: u64, inode: u64) -> Option<&'static Slot> {
     let entry = ENTRIES.take(fd as usize)?;
-    let room = Room::of(kind);
+    let room = Room::of(role);
     for index in room.indices() {
         let slot = ALL.take(index)?;
-        if slot.refs.load(Ordering::Relaxed) != 0 || !slot.begin(kind, device, inode) {
+        if slot.refs.load(Ordering::Relaxed) != 0 || !slot.begin(role, device, inode) {
             continue;
         }
         taken(index);
@@ -368,8 +368,8 @@ mod tests {
                 && slot_of(700).is_none()
                 && slot_of(c_int::MAX).is_none()
         );
-        let slot = enter(700, Kind::Stream, 1, 2).unwrap();
-        assert_eq!((slot.kind(), slot.inode.load(Ordering::Relaxed)), (Some(Kind::Stream), 2));
+        let slot = enter(700, FileRole::Stream, 1, 2).unwrap();
+        assert_eq!((slot.role(), slot.inode.load(Ordering::Relaxed)), (Some(FileRole::Stream), 2));
         assert!(is_followed(700) && core::ptr::eq(slot_of(700).unwrap(), slot));
         assert!(is_last(slot));
         share(700, 701);
@@ -384,24 +384,25 @@ mod tests {
         slot.set_counts(false);
         assert!(!has_counts(701) && has_counts(700));
         // Its number is handed out again.
-        let other = enter(701, Kind::Log, 1, 3).unwrap();
+        let other = enter(701, FileRole::Log, 1, 3).unwrap();
         assert!(!core::ptr::eq(other, slot));
         assert_eq!(in_use(), 1);
         share(5000, 701);
         assert_eq!(in_use(), 0);
-        assert!(core::ptr::eq(enter(700, Kind::Stream, 1, 2).unwrap(), slot) && slot.has_counts());
+        assert!(core::ptr::eq(enter(700, FileRole::Stream, 1, 2).unwrap(), slot) && slot.has_counts());
         forget(700);
-        assert!(enter(c_int::MAX, Kind::Log, 1, 3).is_none());
+        assert!(enter(c_int::MAX, FileRole::Log, 1, 3).is_none());
 
-        let (one, two) = (enter(700, Kind::Stream, 1, 2).unwrap(), enter(701, Kind::Stream, 1, 2).unwrap());
+        let (one, two) =
+            (enter(700, FileRole::Stream, 1, 2).unwrap(), enter(701, FileRole::Stream, 1, 2).unwrap());
         assert_eq!(busy_in_a_child(one, two), [false, true]);
         forget(700);
         forget(701);
 
         let base = 10_000;
-        let slots: Vec<_> = (0..SLOTS as c_int).map_while(|n| enter(base + n, Kind::Log, 1, 1)).collect();
+        let slots: Vec<_> = (0..SLOTS as c_int).map_while(|n| enter(base + n, FileRole::Log, 1, 1)).collect();
         assert_eq!(slots.len(), SLOTS);
-        assert!(enter(9000, Kind::Log, 1, 1).is_none());
+        assert!(enter(9000, FileRole::Log, 1, 1).is_none());
         // One that is busy leaves others out, and nobody waits for it.
         slots[0].with(|_| assert!(slots[0].with(|_| ()).is_none())).unwrap();
         for n in 0..SLOTS as c_int {
@@ -410,18 +411,19 @@ mod tests {
         assert_eq!(in_use(), 0);
 
         // Data files leave room for a log.
-        let taken = (0..5000).filter(|n| enter(base + n, Kind::Data, 1, 1).is_some()).count();
+        let taken = (0..5000).filter(|n| enter(base + n, FileRole::Data, 1, 1).is_some()).count();
         assert_eq!((taken, ROOMS[1].indices().count()), (SLOTS - RESERVED, 0));
         let logs: Vec<_> =
-            (0..RESERVED as c_int).map_while(|n| enter(base - 1 - n, Kind::Log, 1, 1)).collect();
-        assert!(logs.len() == RESERVED && enter(9, Kind::Stream, 1, 1).is_none());
+            (0..RESERVED as c_int).map_while(|n| enter(base - 1 - n, FileRole::Log, 1, 1)).collect();
+        assert!(logs.len() == RESERVED && enter(9, FileRole::Stream, 1, 1).is_none());
         // The next takes what has become free, and finds it at once.
         forget(base + 7);
         forget(base - 2);
         assert_eq!(ROOMS.each_ref().map(|room| room.indices().next()), [Some(1), Some(RESERVED + 7)]);
-        assert!(core::ptr::eq(enter(9, Kind::Log, 1, 1).unwrap(), logs[1]));
+        assert!(core::ptr::eq(enter(9, FileRole::Log, 1, 1).unwrap(), logs[1]));
         assert!(
-            enter(base + 7, Kind::Direct, 1, 1).is_some() && enter(base + 5000, Kind::Data, 1, 1).is_none()
+            enter(base + 7, FileRole::Direct, 1, 1).is_some()
+                && enter(base + 5000, FileRole::Data, 1, 1).is_none()
         );
         for fd in (0..base + 5000).filter(|&fd| is_followed(fd)) {
             forget(fd);

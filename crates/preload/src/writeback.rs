@@ -14,7 +14,7 @@ pub(crate) const WAIT_MAX: u64 = 30_000_000_000;
 const BEGUN_MAX: u32 = 3;
 /// Nanoseconds between two polls of writeback: first, and at most.
 const POLL: u64 = 50_000;
-const LOOK_MAX: u64 = 1_000_000;
+const POLL_MAX: u64 = 1_000_000;
 
 /// Waits, from `start` on, until the range is written, or `is_lost` says that nobody needs it: whether it is. `None`: cachestat(2) can't
 /// be had.
@@ -46,6 +46,6 @@ pub(crate) fn wait_by_polling(
             }
         }
         sys::sleep(pause);
-        pause = (pause * 2).min(LOOK_MAX);
+        pause = (pause * 2).min(POLL_MAX);
     }
 }

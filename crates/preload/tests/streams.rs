@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_preload::residency::STALE;
 use pagekeeper_preload::rules::{self, How};
 use pagekeeper_preload::settings::Plan;
-use pagekeeper_preload::table::{self, Kind, Slot};
+use pagekeeper_preload::table::{self, FileRole, Slot};
 use pagekeeper_preload::{process, sys};
 use pagekeeper_testing::{disk_dir, skip};
 
@@ -103,7 +103,7 @@ fn reads_leave_the_cache_as_it_was(dir: &Path) {
             }
             let before = pages(&path);
             let slot = opened(&file, libc::O_RDONLY);
-            assert_eq!(slot.kind(), Some(Kind::Stream));
+            assert_eq!(slot.role(), Some(FileRole::Stream));
             assert!(!rules::leaves_out(slot, libc::POSIX_FADV_DONTNEED), "nothing was read yet");
             let mut sum = 0;
             loop {

@@ -39,7 +39,7 @@ pub(super) struct Record<'a> {
 pub(super) enum What<'a> {
     Added { file: Inode, pages: u64 },
     Removed { file: Inode, pages: u64 },
-    Paused(Pause<'a>),
+    Throttled(Pause<'a>),
     ReclaimBegan(ReclaimKind),
     ReclaimEnded { kind: ReclaimKind, pages: u64 },
     Issued { dev: u64, sector: u64, sectors: u64, op: BlockOp },
@@ -104,7 +104,7 @@ fn parse_event(event: Event, fields: &str) -> Option<What<'_>> {
             let (file, pages) = parse_page(fields)?;
             What::Removed { file, pages }
         }
-        Event::Pause => What::Paused(parse_pause(fields)?),
+        Event::Pause => What::Throttled(parse_pause(fields)?),
         Event::ReclaimBegin => What::ReclaimBegan(ReclaimKind::Machine),
         Event::GroupReclaimBegin => What::ReclaimBegan(ReclaimKind::Group),
         Event::ReclaimEnd => {
@@ -209,7 +209,7 @@ mod tests {
 
         let pause = record(PAUSE).unwrap();
         assert_eq!(pause.name, b"kworker/u8:3+f");
-        let What::Paused(pause) = pause.what else { panic!("{pause:?}") };
+        let What::Throttled(pause) = pause.what else { panic!("{pause:?}") };
         assert_eq!((pause.device, pause.limit, pause.setpoint, pause.dirty), ("254:0", 5, 4, 6));
         assert_eq!((pause.device_setpoint, pause.device_dirty), (2, 3));
         assert_eq!(
@@ -232,7 +232,7 @@ mod tests {
         let with_process = ADD.replace("-1234    [", "-1234    (   1230) [");
         assert_eq!(record(&with_process).unwrap().thread, 1234);
         let bdi = PAUSE.replace("wb_", "bdi_").replace("pause=100", "pause=-3");
-        let What::Paused(pause) = record(&bdi).unwrap().what else { panic!("{bdi}") };
+        let What::Throttled(pause) = record(&bdi).unwrap().what else { panic!("{bdi}") };
         assert_eq!((pause.device_dirty, pause.length), (3, None));
         let complete = "          <idle>-0       [001] d.h1. 1.5: block_rq_complete: 8,0 WS () 77 + 8 [0]";
         assert_eq!(

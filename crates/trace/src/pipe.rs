@@ -174,7 +174,7 @@ impl Counter {
                 let flow = PageFlow { removed: totals(*pages), ..PageFlow::default() };
                 gathered.pages(*file, Some(self.task(record)), &flow);
             }
-            What::Paused(pause) => {
+            What::Throttled(pause) => {
                 if let Some(length) = pause.length {
                     gathered.pauses(self.task(record), pause.device.to_owned(), &pauses_of(pause, length));
                 }

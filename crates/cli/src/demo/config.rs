@@ -1,7 +1,7 @@
 //! The demo's sizes: all in one place, so that its report and its disk use follow from them.
 //!
 //! Bytes per commit are those of an update of a few dozen rows; files are smaller than a server's, so that rotation
-//! and laps are seen within seconds.
+//! and wraparounds are seen within seconds.
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. Its one thread never holds the guard up: it copies what is known and goes.
-//! 2. No client can make it grow: at most [`MOST_CONNECTIONS`], each with a bounded request head, a time for that, and a
+//! 2. No client can make it grow: at most [`MAX_CONNECTIONS`], each with a bounded request head, a time for that, and a
 //!    life's end. Bodies of requests are not read.
 //! 3. On a loopback address it answers only requests for this host: a page elsewhere that has its own name point
 //!    here (DNS rebinding) is refused.
@@ -31,17 +31,17 @@ use super::page::Page;
 use super::state::{MetricsState, POINT_EVERY};
 
 /// Connections at a time; more wait in the listener's queue.
-const MOST_CONNECTIONS: usize = 32;
+const MAX_CONNECTIONS: usize = 32;
 /// How long a request's head may take, and a connection may be idle.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
 /// How long a connection lives, then how long its last answer may take.
 const LIFE: Duration = Duration::from_secs(120);
 const LAST_ANSWER: Duration = Duration::from_secs(10);
 /// The largest head of a request, in bytes.
-const MOST_HEAD: usize = 16 << 10;
+const MAX_HEAD: usize = 16 << 10;
 
 /// All that an answer is made of.
-struct Site {
+struct MetricsService {
     state: Arc<MetricsState>,
     page: Page,
     /// Only requests for this host are answered.
@@ -55,17 +55,17 @@ pub(super) fn serve(
     state: Arc<MetricsState>,
 ) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    let site = Arc::new(Site { state, page: Page::new(), local: is_loopback(address) });
+    let service = Arc::new(MetricsService { state, page: Page::new(), local: is_loopback(address) });
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        tokio::spawn(sample(Arc::clone(&site.state)));
-        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        tokio::spawn(sample(Arc::clone(&service.state)));
+        let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {
             let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
                 return Ok(());
             };
             match listener.accept().await {
-                Ok((stream, _)) => drop(tokio::spawn(attend(stream, Arc::clone(&site), permit))),
+                Ok((stream, _)) => drop(tokio::spawn(attend(stream, Arc::clone(&service), permit))),
                 // Too many files are open, or the client left: neither ends the server.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
@@ -88,16 +88,16 @@ async fn sample(state: Arc<MetricsState>) {
     }
 }
 
-async fn attend(stream: TcpStream, site: Arc<Site>, _permit: OwnedSemaphorePermit) {
+async fn attend(stream: TcpStream, service: Arc<MetricsService>, _permit: OwnedSemaphorePermit) {
     let service = service_fn(|request| {
-        let response = answer(&request, &site);
+        let response = answer(&request, &service);
         async { Ok::<_, Infallible>(response) }
     });
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_WITHIN)
-            .max_buf_size(MOST_HEAD)
+            .max_buf_size(MAX_HEAD)
             .serve_connection(TokioIo::new(stream), service)
     );
     // How a connection ends is the client's affair.
@@ -107,12 +107,12 @@ async fn attend(stream: TcpStream, site: Arc<Site>, _permit: OwnedSemaphorePermi
     }
 }
 
-fn answer(request: &Request<Incoming>, site: &Site) -> Response<String> {
-    respond(request.method(), request.uri().path(), request.headers(), site)
+fn answer(request: &Request<Incoming>, service: &MetricsService) -> Response<String> {
+    respond(request.method(), request.uri().path(), request.headers(), service)
 }
 
-fn respond(method: &Method, path: &str, headers: &HeaderMap, site: &Site) -> Response<String> {
-    if site.local && !asks_for_this_host(headers) {
+fn respond(method: &Method, path: &str, headers: &HeaderMap, service: &MetricsService) -> Response<String> {
+    if service.local && !asks_for_this_host(headers) {
         return text(
             StatusCode::MISDIRECTED_REQUEST,
             "This is served to its own host only: ask for it by its address, or as localhost.\n",
@@ -128,17 +128,17 @@ fn respond(method: &Method, path: &str, headers: &HeaderMap, site: &Site) -> Res
         return response;
     }
     match path {
-        "/" => site.page.response(),
-        "/data.json" => data(site),
-        "/metrics" => metrics(headers, site),
-        _ => health(site),
+        "/" => service.page.response(),
+        "/data.json" => data(service),
+        "/metrics" => metrics(headers, service),
+        _ => health(service),
     }
 }
 
-fn metrics(headers: &HeaderMap, site: &Site) -> Response<String> {
+fn metrics(headers: &HeaderMap, service: &MetricsService) -> Response<String> {
     let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let format = wanted(accept);
-    match exposition::write(site.state.known(), Own::read(), format) {
+    match exposition::write(service.state.known(), Own::read(), format) {
         Ok(body) => {
             let response = builder(StatusCode::OK, format.content_type()).header(VARY, "Accept");
             made(response.body(body))
@@ -147,15 +147,15 @@ fn metrics(headers: &HeaderMap, site: &Site) -> Response<String> {
     }
 }
 
-fn data(site: &Site) -> Response<String> {
-    match super::data::write(&site.state) {
+fn data(service: &MetricsService) -> Response<String> {
+    match super::data::write(&service.state) {
         Ok(body) => made(builder(StatusCode::OK, "application/json").body(body)),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
     }
 }
 
-fn health(site: &Site) -> Response<String> {
-    match site.state.known().stuck() {
+fn health(service: &MetricsService) -> Response<String> {
+    match service.state.known().stuck() {
         None => text(StatusCode::OK, "ok\n"),
         Some(since) => text(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -205,14 +205,14 @@ fn is_this_host(host: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn site() -> Site {
+    fn service() -> MetricsService {
         let state = Arc::new(MetricsState::new(false, Duration::from_secs(60)));
-        Site { state, page: Page::new(), local: true }
+        MetricsService { state, page: Page::new(), local: true }
     }
 
     fn ask(method: &Method, path: &str, headers: &[(hyper::header::HeaderName, &str)]) -> Response<String> {
         let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
-        respond(method, path, &headers, &site())
+        respond(method, path, &headers, &service())
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
         ] {
             assert_eq!(ask(&Method::GET, "/data.json", &[(HOST, host)]).status(), status, "{host}");
         }
-        let everywhere = Site { local: false, ..site() };
+        let everywhere = MetricsService { local: false, ..service() };
         let headers = [(HOST, "db7.example".parse().unwrap())].into_iter().collect();
         assert_eq!(respond(&Method::GET, "/metrics", &headers, &everywhere).status(), StatusCode::OK);
     }
@@ -282,8 +282,8 @@ mod tests {
     fn a_guard_that_hangs_is_not_healthy() {
         let state = Arc::new(MetricsState::new(false, Duration::ZERO));
         std::thread::sleep(Duration::from_millis(2));
-        let site = Site { state, ..site() };
-        let response = respond(&Method::GET, "/healthz", &HeaderMap::new(), &site);
+        let service = MetricsService { state, ..service() };
+        let response = respond(&Method::GET, "/healthz", &HeaderMap::new(), &service);
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. The lock is held to copy figures in or out, never over I/O: nobody who asks can hold the guard up.
-//! 2. All is bounded: [`MOST_DATABASES`] names, [`MOST_POINTS`] points of history, no figure for each file but for as
+//! 2. All is bounded: [`MAX_DATABASES`] names, [`MAX_POINTS`] points of history, no figure for each file but for as
 //!    many as were asked for. Names that find no room are counted together, as `other`.
 //! 3. Counters never go down while their series lives. Of what can't be seen there is no figure, and figures of a sample
 //!    that failed are gone.
@@ -23,15 +23,15 @@ use super::histogram::Histogram;
 use super::host::Host;
 
 /// Databases with series of their own.
-const MOST_DATABASES: usize = 64;
+const MAX_DATABASES: usize = 64;
 /// Points of history: a quarter of an hour.
-pub(super) const MOST_POINTS: usize = 180;
+pub(super) const MAX_POINTS: usize = 180;
 /// Time between two points.
 pub(super) const POINT_EVERY: Duration = Duration::from_secs(5);
 /// How long the counters of a database that has ended are kept.
 const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
 /// Releases that wait for a sample to show whose they are.
-const MOST_PENDING: usize = 256;
+const MAX_PENDING: usize = 256;
 
 /// See the module.
 #[derive(Debug)]
@@ -222,7 +222,7 @@ impl MetricsState {
         let released = known.released.values().map(|released| released.bytes).sum::<u64>()
             + known.pending.iter().map(|done| done.released_bytes).sum::<u64>();
         let point = Point { at: SystemTime::now(), host: *host, resident, waited, released };
-        if known.history.len() == MOST_POINTS {
+        if known.history.len() == MAX_POINTS {
             known.history.pop_front();
         }
         known.history.push_back(point);
@@ -278,7 +278,7 @@ impl Known {
 
     /// The name under which a database's figures are kept.
     fn room_for(&mut self, name: &Name, now: Instant) -> Name {
-        let kept = if self.alive.contains_key(name) || self.alive.len() < MOST_DATABASES {
+        let kept = if self.alive.contains_key(name) || self.alive.len() < MAX_DATABASES {
             name.clone()
         } else {
             Name::others()
@@ -307,7 +307,7 @@ impl Known {
             other.acts += done.acts;
             other.released_bytes += done.released_bytes;
             other.kept_bytes += done.kept_bytes;
-        } else if self.pending.len() < MOST_PENDING {
+        } else if self.pending.len() < MAX_PENDING {
             self.pending.push(done.clone());
         } else {
             self.count_done(&Name::others(), done);
@@ -452,10 +452,10 @@ mod tests {
         let state = state();
         sample(&state, (0..200).map(|n| seen(n, &format!("/data/{n}"))).collect());
         let known = state.known();
-        assert_eq!(known.databases.len(), MOST_DATABASES + 1);
+        assert_eq!(known.databases.len(), MAX_DATABASES + 1);
         let others = known.databases.iter().find(|seen| seen.name == Name::others()).unwrap();
         let files = others.classes[&Class(Some(FileClass::Redo))];
-        let rest = 200 - MOST_DATABASES as u64;
+        let rest = 200 - MAX_DATABASES as u64;
         assert_eq!((files.count, files.resident, others.mixed), (rest, rest * 8192, rest));
         assert_eq!((files.dirty, files.unreadable), (Some(0), 0));
     }
@@ -497,10 +497,10 @@ mod tests {
     #[test]
     fn the_history_has_an_end() {
         let state = state();
-        for _ in 0..MOST_POINTS + 5 {
+        for _ in 0..MAX_POINTS + 5 {
             state.host_sampled(&Host::default());
         }
-        assert_eq!(state.history().1.len(), MOST_POINTS);
+        assert_eq!(state.history().1.len(), MAX_POINTS);
         assert!(state.known().history.is_empty());
     }
 

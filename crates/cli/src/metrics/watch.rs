@@ -22,8 +22,8 @@ use super::state::MetricsState;
 const SAMPLE_EVERY: Duration = Duration::from_secs(5);
 /// After a sample that took a second, the next is no sooner than after so many.
 const SHARE: u32 = 50;
-/// But not later.
-const LOOK_WITHIN: Duration = Duration::from_secs(5 * 60);
+/// But no later than this after it.
+const SAMPLE_EVERY_MAX: Duration = Duration::from_secs(5 * 60);
 /// Kinds of things said that are remembered.
 const SENTENCES: usize = 200;
 
@@ -102,7 +102,7 @@ pub(super) fn watch(
             Err(error) => {
                 state.failed();
                 sayings.fail(&error);
-                wait(LOOK_WITHIN, changes)
+                wait(SAMPLE_EVERY_MAX, changes)
             }
         };
         match ended {
@@ -170,7 +170,7 @@ fn metrics_lack(what: &str) -> bool {
 }
 
 fn pause_after(took: Duration) -> Duration {
-    SAMPLE_EVERY.saturating_sub(took).max(took.saturating_mul(SHARE)).min(LOOK_WITHIN)
+    SAMPLE_EVERY.saturating_sub(took).max(took.saturating_mul(SHARE)).min(SAMPLE_EVERY_MAX)
 }
 
 /// Says a thing of each kind once.

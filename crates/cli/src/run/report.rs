@@ -45,7 +45,7 @@ struct Sums {
     stream_uncached_bytes: u64,
     stream_released_bytes: u64,
     stream_left_resident_bytes: u64,
-    stream_unseen_bytes: u64,
+    stream_unobserved_bytes: u64,
     bulk_written_bytes: u64,
     bulk_released_bytes: u64,
     log_written_bytes: u64,
@@ -54,7 +54,7 @@ struct Sums {
     mixed_released_bytes: u64,
     mixed_writers: u64,
     pauses: u64,
-    paused_seconds: f64,
+    throttled_seconds: f64,
     inside_seconds: f64,
     files_not_followed: u64,
     failures: u64,
@@ -171,7 +171,7 @@ impl Sums {
         self.stream_uncached_bytes += process.get(Count::StreamUncached);
         self.stream_released_bytes += process.get(Count::StreamReleased);
         self.stream_left_resident_bytes += process.get(Count::StreamWasResident);
-        self.stream_unseen_bytes += process.get(Count::StreamUnseen);
+        self.stream_unobserved_bytes += process.get(Count::StreamUnobserved);
         self.bulk_written_bytes += process.get(Count::BulkWritten);
         self.bulk_released_bytes += process.get(Count::BulkReleased);
         self.log_written_bytes += process.get(Count::LogWritten);
@@ -180,7 +180,7 @@ impl Sums {
         self.mixed_released_bytes += process.get(Count::MixedReleased);
         self.mixed_writers += process.get(Count::MixedWriters);
         self.pauses += process.get(Count::Pauses);
-        self.paused_seconds += seconds(process.get(Count::PausedNs));
+        self.throttled_seconds += seconds(process.get(Count::ThrottledNs));
         self.inside_seconds += seconds(process.get(Count::InsideNs));
         self.files_not_followed += process.get(Count::NotFollowed);
         self.failures += process.get(Count::Failures);
@@ -239,9 +239,9 @@ impl Sums {
             ],
         );
         line(
-            "pauses",
+            "throttled",
             &[times(self.pauses, "pause", "pauses")
-                .map(|pauses| format!("{pauses} put in, {:.3} s in all", self.paused_seconds))],
+                .map(|pauses| format!("{pauses}, {:.3} s in all", self.throttled_seconds))],
         );
         if self.inside_seconds > 0.0 {
             line(INSIDE, &[Some(format!("{:.3} s spent in the rules", self.inside_seconds))]);
@@ -249,7 +249,7 @@ impl Sums {
         line(
             "not covered",
             &[
-                bytes("residency not seen of", self.stream_unseen_bytes),
+                bytes("residency not seen of", self.stream_unobserved_bytes),
                 times(self.files_not_followed, "file not followed", "files not followed"),
                 times(self.failures, "call of the rules failed", "calls of the rules failed"),
                 times(
@@ -356,12 +356,12 @@ mod tests {
                 (Count::StreamUncached, 4096),
                 (Count::StreamReleased, 96 << 20),
                 (Count::StreamWasResident, 1 << 20),
-                (Count::StreamUnseen, 2 << 20),
+                (Count::StreamUnobserved, 2 << 20),
                 (Count::BulkWritten, 3 << 20),
                 (Count::LogsKept, 1),
                 (Count::MixedWriters, 2),
                 (Count::Pauses, 1),
-                (Count::PausedNs, 1_500_000_000),
+                (Count::ThrottledNs, 1_500_000_000),
                 (Count::InsideNs, 2_000_000_000),
                 (Count::NotFollowed, 1),
             ],
@@ -374,7 +374,7 @@ mod tests {
              \x20 bulk        written 3 MiB\n\
              \x20 logs        1 kept, overwritten in parts of pages\n\
              \x20 mixed       2 writers through the page cache on files in direct I/O\n\
-             \x20 pauses      1 pause put in, 1.500 s in all\n\
+             \x20 throttled   1 pause, 1.500 s in all\n\
              \x20 inside      2.000 s spent in the rules\n\
              \x20 not covered residency not seen of 2 MiB, 1 file not followed\n"
         );

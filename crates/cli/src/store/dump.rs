@@ -125,7 +125,7 @@ struct Line {
     kind: &'static str,
     seq: u64,
     crc: String,
-    whence: &'static str,
+    source: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     fault: Option<String>,
 }
@@ -144,7 +144,7 @@ impl From<&PageInfo> for Line {
             kind,
             seq: info.seq,
             crc: format!("{:08x}", info.crc),
-            whence: if info.applied { "file" } else { "journal" },
+            source: if info.applied { "file" } else { "journal" },
             fault,
         }
     }
@@ -234,8 +234,8 @@ impl Listing<'_> {
         let width = count(self.pages.end).len().max(8);
         writeln!(out, "{:>width$}  {:<13}  {:>12}  {:<8}  WHERE", "PAGE", "KIND", "SEQ", "CRC")?;
         for line in self.lines() {
-            let Line { page, kind, seq, crc, whence, fault } = line?;
-            write!(out, "{:>width$}  {kind:<13}  {:>12}  {crc}  {whence}", count(page), count(seq))?;
+            let Line { page, kind, seq, crc, source, fault } = line?;
+            write!(out, "{:>width$}  {kind:<13}  {:>12}  {crc}  {source}", count(page), count(seq))?;
             match fault {
                 Some(fault) => writeln!(out, ": {fault}")?,
                 None => writeln!(out)?,
@@ -304,10 +304,10 @@ fn dump_page(store: &Store, page: u64, json: bool) -> anyhow::Result<u64> {
         return Ok(damaged);
     }
     let mut out = output::stdout();
-    let Line { kind, seq, crc, whence, fault, .. } = line;
+    let Line { kind, seq, crc, source, fault, .. } = line;
     let fault = fault.map_or_else(String::new, |fault| format!(": {fault}"));
     writeln!(out, "page {}: {kind}{fault}", count(page))?;
-    writeln!(out, "  changed last by commit {}, CRC-32C {crc}, from the {whence}", count(seq))?;
+    writeln!(out, "  changed last by commit {}, CRC-32C {crc}, from the {source}", count(seq))?;
     write_hex(payload, &mut out)?;
     out.flush()?;
     Ok(damaged)

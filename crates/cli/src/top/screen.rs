@@ -225,7 +225,7 @@ fn wait_lines<'a>(tick: &CensusTick, most: usize, theme: Theme) -> Vec<Line<'a>>
         .iter()
         .map(|paused| {
             format!(
-                "{} {} paused {} of the time for dirty pages of {}",
+                "{} {} throttled {} of the time for dirty pages of {}",
                 paused.task.name,
                 paused.task.process,
                 of_time(paused.pauses.total()),
@@ -365,7 +365,7 @@ fn foot_line<'a>(model: &Model, gaps: usize, theme: Theme) -> Line<'a> {
         return Line::styled(printable_path(Path::new(message)).into_owned(), theme.style(Color::Yellow));
     }
     let keys = if gaps > 0 {
-        format!("? help ({gaps} unseen)  q quit  s sort  f filter  Tab group  e evict  w warm")
+        format!("? help ({gaps} visibility gaps)  q quit  s sort  f filter  Tab group  e evict  w warm")
     } else {
         "? help  q quit  s sort  f filter  Tab group  Enter map  e evict  w warm".to_owned()
     };

@@ -147,9 +147,9 @@ fn who_is_paused_is_shown() {
     let tick = &mut model.seen.as_mut().unwrap().tick;
     tick.pauses = Some(vec![paused("mysqld"), paused("dd")]);
     let (text, _) = drawn(&mut model, 80, 24, PLAIN);
-    assert!(text.contains("mysqld 42 paused 25 % of the time for dirty pages of 8:0; 1 more"), "{text}");
+    assert!(text.contains("mysqld 42 throttled 25 % of the time for dirty pages of 8:0; 1 more"), "{text}");
     let (text, _) = drawn(&mut model, 80, 40, PLAIN);
-    assert!(text.contains("dd 42 paused 25 %"), "{text}");
+    assert!(text.contains("dd 42 throttled 25 %"), "{text}");
 }
 
 #[test]

@@ -157,7 +157,7 @@ pub(super) fn lock_error(error: &LockError) -> String {
 }
 
 /// One sentence on the figures that this user can't have.
-pub(super) fn tell_unknown(total: &Total) {
+pub(super) fn print_unknown(total: &Total) {
     if total.unknown_files > 0 {
         output::complain(format_args!(
             "the kernel shows what is in the page cache to a file's owner only: run as root, as the owner, or with \

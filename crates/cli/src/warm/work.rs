@@ -1,6 +1,6 @@
 //! The work: files in order, small ones side by side, large ones each by all threads.
 //!
-//! Invariants: files start in the order given; once a stop is wished for, no further file is started; each file ends in
+//! Invariants: files start in the order given; once a stop is requested, no further file is started; each file ends in
 //! the report, the problems, or (stopped before its turn) neither.
 
 use std::ops::Range;
@@ -49,7 +49,7 @@ impl Item {
 }
 
 /// One run of the command.
-pub(super) struct Work<'a> {
+pub(super) struct WarmRun<'a> {
     options: &'a WarmOptions,
     /// The same with one thread.
     narrow: WarmOptions,
@@ -69,7 +69,7 @@ struct Results {
     locks: Vec<Lock>,
 }
 
-impl<'a> Work<'a> {
+impl<'a> WarmRun<'a> {
     pub(super) fn new(
         options: &'a WarmOptions,
         stop: &'a Stop,

@@ -61,9 +61,9 @@ fn smaller_redo(settings: &Settings) -> Option<Fix> {
             }
         }
     };
-    let most = (REDO_MIB / files).max(4);
-    let larger = settings.bytes(name).is_none_or(|bytes| bytes > most << 20);
-    larger.then(|| set(settings, name, &format!("{most}M"), effect, SMALLER_REDO))
+    let max_mib = (REDO_MIB / files).max(4);
+    let larger = settings.bytes(name).is_none_or(|bytes| bytes > max_mib << 20);
+    larger.then(|| set(settings, name, &format!("{max_mib}M"), effect, SMALLER_REDO))
 }
 
 /// What keeps `MariaDB`'s redo log out of the page cache; `MySQL` has nothing.

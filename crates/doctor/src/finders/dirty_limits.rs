@@ -21,7 +21,7 @@ use crate::{Evidence, Finding, Fix, Kind, Observation, Severity};
 pub(crate) use device::is_own as is_devices_own;
 
 /// A limit that would take more of the memory than this, in percent of what can be dirty, is not advised.
-const MOST_PERCENT: u64 = 40;
+const MAX_PERCENT: u64 = 40;
 /// Limits are advised in steps of so many bytes.
 const STEP: u64 = 64 << 20;
 /// A limit that lasts longer than this is as good as one that lasts for ever.
@@ -145,7 +145,7 @@ impl Raise {
         let needed = level.saturating_add(level / 4);
         let limit = needed.saturating_mul(2).saturating_sub(thresholds.background);
         let limit = limit.max(thresholds.limit + 1).checked_next_multiple_of(STEP)?;
-        (limit <= report.dirtyable / 100 * MOST_PERCENT).then_some(Self { limit, burst, flow })
+        (limit <= report.dirtyable / 100 * MAX_PERCENT).then_some(Self { limit, burst, flow })
     }
 
     fn fix(&self) -> Fix {

@@ -21,7 +21,7 @@ use pagekeeper_trace::{DirtyLevels, PauseCounts, Task};
 
 use super::{Earlier, dirty_limits};
 use crate::advice::move_log;
-use crate::attribution::{self, Owner, Written};
+use crate::attribution::{self, DeviceOutput, Owner};
 use crate::observation::called;
 use crate::phrases::{file_name, number, percent, time};
 use crate::{Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
@@ -146,10 +146,10 @@ impl Throttled<'_> {
                 .collect();
             let largest = logs.iter().max_by_key(|file| file.size)?;
             let all = attribution::on_device(observation, device)?;
-            let (own, bulk): (Vec<&Written<'_>>, Vec<&Written<'_>>) = all
+            let (own, bulk): (Vec<&DeviceOutput<'_>>, Vec<&DeviceOutput<'_>>) = all
                 .iter()
                 .partition(|written| written.owner == Owner::Database(self.index) && written.is_log());
-            let sum = |of: &[&Written<'_>]| of.iter().map(|written| written.bytes).sum::<u64>();
+            let sum = |of: &[&DeviceOutput<'_>]| of.iter().map(|written| written.bytes).sum::<u64>();
             let log = own.iter().find_map(|written| written.path).unwrap_or(&largest.path);
             let fixes = self.moves(observation, &own, largest);
             let (own, output) = (sum(&own), sum(&bulk));
@@ -188,7 +188,7 @@ impl Throttled<'_> {
 
 impl Throttled<'_> {
     /// What moves the logs that were written to the device, or the largest where none was seen to be.
-    fn moves(&self, observation: &Observation<'_>, own: &[&Written<'_>], largest: &File) -> Vec<Fix> {
+    fn moves(&self, observation: &Observation<'_>, own: &[&DeviceOutput<'_>], largest: &File) -> Vec<Fix> {
         let Some(settings) = observation.settings_of(self.index) else { return Vec::new() };
         let all: u64 = own.iter().map(|written| written.bytes).sum();
         let mut logs: Vec<(FileClass, &Path)> = own
@@ -364,7 +364,7 @@ fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
 }
 
 /// "by rocksdb (process 7) to its data files".
-fn owner(observation: &Observation<'_>, written: &Written<'_>) -> String {
+fn owner(observation: &Observation<'_>, written: &DeviceOutput<'_>) -> String {
     match &written.owner {
         Owner::Database(index) => {
             let what = match written.class {
@@ -379,7 +379,7 @@ fn owner(observation: &Observation<'_>, written: &Written<'_>) -> String {
 }
 
 /// One kind of output to a shared device.
-fn output_of(observation: &Observation<'_>, written: &Written<'_>, total: u64) -> Evidence {
+fn output_of(observation: &Observation<'_>, written: &DeviceOutput<'_>, total: u64) -> Evidence {
     let path = written.path;
     let like = path.as_ref().map(|path| format!(", such as {}", file_name(path))).unwrap_or_default();
     let mut evidence = Evidence::new(format!(

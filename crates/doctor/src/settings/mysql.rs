@@ -25,7 +25,7 @@ const SHARED_GROUPS: [&str; 2] = ["client-server", "galera"];
 /// As deep as servers follow `!include`.
 const DEEPEST: u32 = 10;
 /// More option files than this are not read.
-const MOST_FILES: usize = 256;
+const MAX_FILES: usize = 256;
 /// No more of a program is searched for a group's name, in bytes.
 const LONGEST_PROGRAM: u64 = 1 << 29;
 
@@ -170,7 +170,7 @@ impl Reader<'_> {
                 .not_read(path, "named relative to where the server was started, which can't be seen");
             return;
         }
-        if depth > DEEPEST || self.settings.read_from.len() >= MOST_FILES {
+        if depth > DEEPEST || self.settings.read_from.len() >= MAX_FILES {
             self.settings.not_read(path, TOO_MANY);
             return;
         }

@@ -19,7 +19,7 @@ const LAST_START: &str = "postmaster.opts";
 /// As deep as the server follows includes (`CONF_FILE_MAX_DEPTH`).
 const DEEPEST: u32 = 10;
 /// More files than this are not read.
-const MOST_FILES: usize = 256;
+const MAX_FILES: usize = 256;
 
 /// Defaults that are the same from `PostgreSQL` 13 to 18 (guc.c of each; checked on 15 by `postgres --describe-config`).
 const DEFAULTS: [(&str, &str); 11] = [
@@ -154,7 +154,7 @@ impl Reader<'_> {
     }
 
     fn file(&mut self, path: &Path, depth: u32, must_be: bool) {
-        if depth > DEEPEST || self.settings.read_from.len() >= MOST_FILES {
+        if depth > DEEPEST || self.settings.read_from.len() >= MAX_FILES {
             return self.problem(path, TOO_MANY);
         }
         let text = match self.root.read(path) {

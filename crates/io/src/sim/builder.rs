@@ -9,7 +9,7 @@ use super::SimDisk;
 use super::crash::SECTOR;
 use super::faults::{RandomFaults, RandomWriteFaults};
 use super::request::Handle;
-use super::state::State;
+use super::state::DiskState;
 
 /// What a simulated disk is to be like.
 ///
@@ -27,7 +27,7 @@ pub struct SimDiskBuilder {
     pub(super) seed: u64,
     pub(super) alignment: usize,
     pub(super) direct: bool,
-    pub(super) atomic_most: u64,
+    pub(super) atomic_max: u64,
     pub(super) random: RandomFaults,
     pub(super) random_write: RandomWriteFaults,
     pub(super) by_steps: bool,
@@ -114,14 +114,14 @@ impl SimDiskBuilder {
     /// bytes or the alignment of direct writes on. None if not said: they fail with `EOPNOTSUPP`.
     #[must_use]
     pub fn atomic_writes(mut self, max_bytes: u64) -> Self {
-        self.atomic_most = max_bytes.checked_ilog2().map_or(0, |bits| 1 << bits);
+        self.atomic_max = max_bytes.checked_ilog2().map_or(0, |bits| 1 << bits);
         self
     }
 
     /// The smallest and largest atomic write.
     pub(super) fn atomic(&self) -> Option<RangeInclusive<u64>> {
         let least = (self.alignment as u64).next_power_of_two().max(SECTOR);
-        (least <= self.atomic_most).then_some(least..=self.atomic_most)
+        (least <= self.atomic_max).then_some(least..=self.atomic_max)
     }
 
     /// Faults of reads at random.
@@ -148,12 +148,12 @@ impl SimDiskBuilder {
 
     /// The disk, empty.
     pub fn build(self) -> SimDisk {
-        let state = State::new(&self);
+        let state = DiskState::new(&self);
         self.with(state)
     }
 
     /// A disk like this, with that on it.
-    pub(super) fn with(self, state: State) -> SimDisk {
+    pub(super) fn with(self, state: DiskState) -> SimDisk {
         // Unlike any disk of the machine: its major number would be 0xFFF.
         static DISKS: AtomicU64 = AtomicU64::new(0xfff << 32);
         let device = DISKS.fetch_add(1, Ordering::Relaxed);
@@ -170,7 +170,7 @@ impl Default for SimDiskBuilder {
             seed: 0,
             alignment: 512,
             direct: true,
-            atomic_most: 0,
+            atomic_max: 0,
             random: RandomFaults::default(),
             random_write: RandomWriteFaults::default(),
             by_steps: false,

@@ -43,7 +43,7 @@ use content::Content;
 use names::Node;
 use open_file::{Held, SimFile};
 use request::{Handle, Shared};
-use state::State;
+use state::DiskState;
 
 use crate::{Access, BatchRead, Create, Error, FileKind, Io, IoFile, Lock, OwnedRead, OwnedWrite};
 
@@ -254,12 +254,12 @@ impl SimDisk {
     /// durable as it was. No file is open or locked.
     #[must_use]
     pub fn after_kill(&self) -> Self {
-        self.restarted(State::after_kill)
+        self.restarted(DiskState::after_kill)
     }
 
-    fn restarted(&self, how: impl FnOnce(&State, State) -> State) -> Self {
+    fn restarted(&self, how: impl FnOnce(&DiskState, DiskState) -> DiskState) -> Self {
         let of = self.handle.of.clone();
-        let state = how(&self.shared().lock(), State::new(&of));
+        let state = how(&self.shared().lock(), DiskState::new(&of));
         of.with(state)
     }
 
@@ -287,7 +287,7 @@ impl Default for SimDisk {
 }
 
 /// The number of a file or directory.
-fn number_of(state: &State, path: &Path, for_what: &'static str) -> Result<u64, Error> {
+fn number_of(state: &DiskState, path: &Path, for_what: &'static str) -> Result<u64, Error> {
     match state.names.find(path) {
         Some(Node::File(number) | Node::Directory(number)) => Ok(number),
         None => Err(call(for_what, path, libc::ENOENT)),
@@ -297,7 +297,7 @@ fn number_of(state: &State, path: &Path, for_what: &'static str) -> Result<u64, 
 impl SimDisk {
     fn open_as(
         &self,
-        state: &mut State,
+        state: &mut DiskState,
         path: &Path,
         access: Access,
         writable: bool,
@@ -323,7 +323,7 @@ impl SimDisk {
 }
 
 /// Makes a file where there is none. An error where the power goes off with it.
-fn make(state: &mut State, path: &Path) -> Result<u64, i32> {
+fn make(state: &mut DiskState, path: &Path) -> Result<u64, i32> {
     state.names.parent(path)?;
     let number = state.operation()?;
     let file = state.new_file(Content::default());

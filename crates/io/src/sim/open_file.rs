@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::call;
 use super::request::Shared;
-use super::state::{ALL, State};
+use super::state::{ALL, DiskState};
 use crate::{Access, BatchRead, Error, FileStat, IoFile, Resident, WriteMode};
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl SimFile {
         Self { shared: Arc::clone(shared), path: path.to_path_buf(), inode, access, writable }
     }
 
-    fn sync(&self, what: impl FnOnce(&mut State) -> Result<(), i32>) -> Result<(), Error> {
+    fn sync(&self, what: impl FnOnce(&mut DiskState) -> Result<(), i32>) -> Result<(), Error> {
         self.shared
             .served(self.inode, ALL, what)
             .map_err(|errno| Error::Sync { path: self.path.clone(), errno })
@@ -35,7 +35,7 @@ impl SimFile {
     fn change(
         &self,
         name: &'static str,
-        what: impl FnOnce(&mut State) -> Result<(), i32>,
+        what: impl FnOnce(&mut DiskState) -> Result<(), i32>,
     ) -> Result<(), Error> {
         what(&mut self.shared.lock()).map_err(|errno| call(name, &self.path, errno))
     }

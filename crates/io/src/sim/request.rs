@@ -12,7 +12,7 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use libc::iovec;
 
 use super::builder::SimDiskBuilder;
-use super::state::{State, Ticket};
+use super::state::{DiskState, Ticket};
 use crate::job::{Job, Part, Request};
 use crate::transfer::{Kind, Transfer};
 use crate::{Access, BatchRead, Error, IoFile, WriteMode, scatter};
@@ -21,7 +21,7 @@ use crate::{Access, BatchRead, Error, IoFile, WriteMode, scatter};
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) device: u64,
-    state: Mutex<State>,
+    state: Mutex<DiskState>,
     /// A request came, a hold went, or the end came.
     changed: Condvar,
 }
@@ -47,12 +47,12 @@ pub(super) struct Submitted {
 }
 
 impl Shared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, DiskState> {
         lock(&self.state)
     }
 
     /// Waits for a change.
-    pub(super) fn wait<'s>(&self, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+    pub(super) fn wait<'s>(&self, state: MutexGuard<'s, DiskState>) -> MutexGuard<'s, DiskState> {
         ignore_poison(self.changed.wait(state))
     }
 
@@ -132,7 +132,7 @@ impl Shared {
         &self,
         inode: u64,
         range: Range<u64>,
-        what: impl FnOnce(&mut State) -> Result<(), i32>,
+        what: impl FnOnce(&mut DiskState) -> Result<(), i32>,
     ) -> Result<(), i32> {
         let (mut state, ticket) = self.waited_for(inode, range);
         state.served(ticket)?;
@@ -140,7 +140,7 @@ impl Shared {
     }
 
     /// Starts a request and waits for holds to let it go.
-    fn waited_for(&self, inode: u64, range: Range<u64>) -> (MutexGuard<'_, State>, Ticket) {
+    fn waited_for(&self, inode: u64, range: Range<u64>) -> (MutexGuard<'_, DiskState>, Ticket) {
         let mut state = self.lock();
         let ticket = state.start(inode, range);
         while state.is_held(ticket) {
@@ -216,25 +216,25 @@ struct Step {
 }
 
 /// Ends the submitted request that is next.
-fn serve_one(state: &mut State, held_too: bool) -> Option<Step> {
+fn serve_one(state: &mut DiskState, held_too: bool) -> Option<Step> {
     let at = next(state, &state.submitted.requests, held_too)?;
     let carried = state.submitted.requests.swap_remove(at);
     let got = finish(state, &carried);
     Some(Step { carried, got })
 }
 
-fn start<J: Job>(state: &mut State, job: &J, transfer: &Transfer, inode: u64) -> Ticket {
+fn start<J: Job>(state: &mut DiskState, job: &J, transfer: &Transfer, inode: u64) -> Ticket {
     let asked = scatter::total(&scatter::rest(job.pieces(), transfer.done()));
     state.start(inode, transfer.position()..transfer.position() + asked as u64)
 }
 
 /// Which of these ends next.
-fn next<J>(state: &State, carried: &[Carried<J>], held_too: bool) -> Option<usize> {
+fn next<J>(state: &DiskState, carried: &[Carried<J>], held_too: bool) -> Option<usize> {
     let free = carried.iter().enumerate().filter(|(_, c)| held_too || !state.is_held(c.ticket));
     free.min_by_key(|(_, carried)| carried.ticket).map(|(at, _)| at)
 }
 
-fn finish<J: Job>(state: &mut State, carried: &Carried<J>) -> Result<usize, i32> {
+fn finish<J: Job>(state: &mut DiskState, carried: &Carried<J>) -> Result<usize, i32> {
     let rest = scatter::rest(carried.job.pieces(), carried.transfer.done());
     match carried.job.kind() {
         // SAFETY: a part of the job's memory, which is valid for writes and the job's alone as long as it is carried.
@@ -272,7 +272,7 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    pub(super) fn new(of: SimDiskBuilder, state: State, device: u64) -> Self {
+    pub(super) fn new(of: SimDiskBuilder, state: DiskState, device: u64) -> Self {
         let shared = Arc::new(Shared { device, state: Mutex::new(state), changed: Condvar::new() });
         Self { shared, of }
     }

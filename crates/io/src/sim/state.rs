@@ -1,6 +1,6 @@
 //! The disk itself: names, inodes, requests in flight. All under one lock, all on virtual time.
 //!
-//! Invariants: a request is in flight from [`State::start`] to its finish; data are as of the finish; an inode lives as long
+//! Invariants: a request is in flight from [`DiskState::start`] to its finish; data are as of the finish; an inode lives as long
 //! as it has a name, could have one after a crash, or is open. Once the power is off nothing changes and all fails with `EIO`;
 //! an operation during which it goes off may have been done in part, and fails. Nothing here blocks or calls out.
 
@@ -25,7 +25,7 @@ use crate::{Access, WriteMode, scatter};
 pub(super) const ALL: Range<u64> = 0..u64::MAX;
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct DiskState {
     pub(super) names: Names,
     inodes: BTreeMap<u64, Inode>,
     last_inode: u64,
@@ -66,7 +66,7 @@ pub(super) struct Ticket {
     number: u64,
 }
 
-impl State {
+impl DiskState {
     pub(super) fn new(of: &SimDiskBuilder) -> Self {
         let nanoseconds = |time: std::time::Duration| Time::try_from(time.as_nanos()).unwrap_or(Time::MAX);
         Self {

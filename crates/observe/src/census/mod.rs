@@ -178,7 +178,7 @@ pub struct Census {
     files: KnownFiles,
     processes: KnownProcesses,
     clock: Clock,
-    unseen: Unseen,
+    gaps: VisibilityGaps,
     view: Option<rows::View>,
     /// The host has more dirty bytes than the known files have.
     dirty_elsewhere: bool,
@@ -238,7 +238,7 @@ struct Clock {
 
 /// What the census could not see.
 #[derive(Debug, Default)]
-struct Unseen {
+struct VisibilityGaps {
     /// Where file systems were mounted since it began.
     mounted: Vec<PathBuf>,
     denied_files: u64,
@@ -280,7 +280,11 @@ impl Census {
             devices: DeviceNames::default(),
             processes: KnownProcesses::default(),
             clock: Clock { tick: 0, ticked: Instant::now(), rescan: 1, rescan_took: None },
-            unseen: Unseen { denied_files: result.denied, failed_files: result.failed, ..Unseen::default() },
+            gaps: VisibilityGaps {
+                denied_files: result.denied,
+                failed_files: result.failed,
+                ..VisibilityGaps::default()
+            },
             view: None,
             tracer,
             background: None,
@@ -311,7 +315,7 @@ impl Census {
 
     /// Whether file systems were mounted since that only a new census would walk.
     pub fn is_outdated(&self) -> bool {
-        !self.unseen.mounted.is_empty()
+        !self.gaps.mounted.is_empty()
     }
 
     fn start_background(&self) -> Result<Background, ObserveError> {
@@ -493,7 +497,7 @@ impl Census {
         let file_systems = self.scope.file_systems.walked.iter().zip(sums);
         let file_systems = file_systems.map(|(file_system, sum)| sum_of(file_system, *sum)).collect();
         if let Some(counts) = &counts {
-            let (sum, new) = (&mut self.unseen.losses, counts.losses);
+            let (sum, new) = (&mut self.gaps.losses, counts.losses);
             sum.no_room += new.no_room;
             sum.skipped += new.skipped;
             sum.overrun += new.overrun;
@@ -515,7 +519,7 @@ impl Census {
             files: self.files.count,
             files_in_memory: self.files.table.len() as u64,
             visibility_gaps: self.visibility_gaps(),
-            losses: self.unseen.losses,
+            losses: self.gaps.losses,
             rescan: self.clock.rescan_took,
             machine: counts.as_ref().map(|counts| counts.machine),
             pauses: counts.as_ref().and_then(|counts| counts.pauses.clone()),
@@ -559,7 +563,7 @@ impl Census {
                     self.end_rescan();
                     ended = true;
                 }
-                Message::Mounted(points) => self.unseen.mounted = points,
+                Message::Mounted(points) => self.gaps.mounted = points,
                 Message::Searched => {
                     for searches in self.files.nameless.values_mut() {
                         *searches = searches.saturating_add(1);
@@ -622,18 +626,18 @@ impl Census {
         let mut add = |what: String, why: &str, needs: Option<&str>| {
             gaps.push(VisibilityGap { what, why: why.to_owned(), needs: needs.map(str::to_owned) });
         };
-        if self.unseen.denied_files > 0 {
+        if self.gaps.denied_files > 0 {
             add(
                 format!(
                     "what is in memory of {} files or directories of other users",
-                    self.unseen.denied_files
+                    self.gaps.denied_files
                 ),
                 "the kernel shows it to a file's owner only",
                 Some("root, or CAP_FOWNER and CAP_DAC_READ_SEARCH"),
             );
         }
-        if self.unseen.failed_files > 0 {
-            add(format!("{} files or directories", self.unseen.failed_files), "they can't be opened", None);
+        if self.gaps.failed_files > 0 {
+            add(format!("{} files or directories", self.gaps.failed_files), "they can't be opened", None);
         }
         if !self.processes.denied.is_empty() {
             let (why, needs) = of_denied_processes();
@@ -653,8 +657,8 @@ impl Census {
                 Some("--network"),
             );
         }
-        if let Some(point) = self.unseen.mounted.first() {
-            let more = self.unseen.mounted.len() - 1;
+        if let Some(point) = self.gaps.mounted.first() {
+            let more = self.gaps.mounted.len() - 1;
             add(
                 format!(
                     "files on {}{}",
@@ -677,8 +681,8 @@ impl Census {
             }
             _ => {}
         }
-        if self.unseen.losses.total() > 0 {
-            let losses = self.unseen.losses.to_string();
+        if self.gaps.losses.total() > 0 {
+            let losses = self.gaps.losses.to_string();
             add(
                 losses,
                 "more happened than could be counted; the background rescan corrects the figures",

@@ -22,7 +22,7 @@ const GIVE_UP: u64 = 1_000_000_000;
 const GIVE_UP_PART: u64 = 20_000_000;
 /// Nanoseconds between two polls: first, and at most.
 const POLL: u64 = 50_000;
-const LOOK_MAX: u64 = 1_000_000;
+const POLL_MAX: u64 = 1_000_000;
 
 /// Begins to write the range, whose pages go then (`release`), or stay. Where counts are of another file (overlayfs), so is what
 /// `sync_file_range(2)` writes: there it is begun by the advice to drop, which reaches the file below, and drops nothing that is not
@@ -146,7 +146,7 @@ fn drop_window(
         }
         if stay > 0 {
             sys::sleep(pause);
-            pause = (pause * 2).min(LOOK_MAX);
+            pause = (pause * 2).min(POLL_MAX);
         }
     }
     true

@@ -33,9 +33,9 @@ pub(super) fn is_there() -> bool {
         && unsafe { sys::call(libc::SYS_tgkill, [sys::getpid() as usize, number, 0, 0, 0, 0]) }.is_ok()
 }
 
-/// Says which thread this is.
+/// Stores the number of this thread.
 #[allow(unsafe_code, reason = "a system call")]
-fn tell_number() {
+fn store_number() {
     // SAFETY: no arguments.
     let number = unsafe { sys::call(libc::SYS_gettid, [0; 6]) };
     NUMBER.store(number.map_or(0, |number| number as u32), Ordering::Release);
@@ -46,7 +46,7 @@ pub(super) extern "C" fn body(argument: *mut c_void) -> *mut c_void {
     let argument = argument.addr();
     let (socket, starting) = (argument as u32 as c_int, (argument >> 32) as u32);
     sys::name_thread(c"pagekeeper");
-    tell_number();
+    store_number();
     // Before the maker goes on: what the program closes then must be closed.
     let is_apart = take_own_table(socket);
     let next = starting - STARTING + if is_apart { OWN_TABLE } else { super::OFF };
@@ -140,12 +140,12 @@ impl Queue {
 fn serve(socket: c_int) {
     let mut queue = Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 };
     let mut watches = Watches::none();
-    let mut looked_at = sys::now();
+    let mut sampled_at = sys::now();
     loop {
         // Where jobs keep coming, those that are deleted meanwhile would wait for a place in the queue to be needed.
-        if queue.length > 0 && sys::now().saturating_sub(looked_at) > IDLE {
+        if queue.length > 0 && sys::now().saturating_sub(sampled_at) > IDLE {
             queue.let_go();
-            looked_at = sys::now();
+            sampled_at = sys::now();
         }
         let idle = (queue.length > 0).then_some(IDLE);
         let wait = match (idle, watches.due(sys::now())) {

@@ -83,7 +83,7 @@ pub struct Subject {
 }
 
 /// One file.
-struct Watch {
+struct WatchedFile {
     /// Our own descriptor of it; -1 where there is none.
     file: c_int,
     /// The program's.
@@ -111,19 +111,19 @@ struct Watch {
     /// What is a reader's own, and when that was sampled.
     stream: WatchedStream,
     probe: ResidencyProbe,
-    looked_at: u64,
+    sampled_at: u64,
 }
 
 /// Files that are watched.
 pub struct Watches {
-    files: [Watch; WATCHES],
+    files: [WatchedFile; WATCHES],
     count: usize,
 }
 
 impl Watches {
     /// None: 70 KiB, made in place, since a constant of them would be in the library's file.
     pub fn none() -> Self {
-        Self { files: core::array::from_fn(|_| Watch::NONE), count: 0 }
+        Self { files: core::array::from_fn(|_| WatchedFile::NONE), count: 0 }
     }
 
     /// Nanoseconds until the next check; `None` while nothing is watched.
@@ -198,7 +198,7 @@ impl Watches {
     }
 }
 
-impl Watch {
+impl WatchedFile {
     const NONE: Self = Self {
         file: -1,
         fd: -1,
@@ -219,7 +219,7 @@ impl Watch {
         written: 0..0,
         stream: WatchedStream::NEW,
         probe: ResidencyProbe::NEW,
-        looked_at: 0,
+        sampled_at: 0,
     };
 
     fn begin(&mut self, subject: &Subject, stat: &libc::stat, has_counts: bool) {
@@ -361,15 +361,15 @@ impl Watch {
         if !rest.is_empty() {
             self.probe.sample(&mut self.stream, self.file, &rest, self.size);
         }
-        self.looked_at = sys::now();
+        self.sampled_at = sys::now();
     }
 
     /// Drops what the reader brought in on its way from `was`.
     fn behind_reader(&mut self, was: u64) {
         let now = sys::now();
-        if now.saturating_sub(self.looked_at) > STALE {
+        if now.saturating_sub(self.sampled_at) > STALE {
             self.stream.sample_again(was);
-            self.looked_at = now;
+            self.sampled_at = now;
         }
         if self.stream.jumps(self.position) {
             self.drop_left();
@@ -385,12 +385,12 @@ impl Watch {
 
     /// Drops what the reader leaves.
     fn drop_left(&mut self) {
-        if sys::now().saturating_sub(self.looked_at) > STALE {
+        if sys::now().saturating_sub(self.sampled_at) > STALE {
             // What lies ahead may be anybody's by now.
             self.stream.sample_again(u64::MAX);
         }
         for range in self.stream.doubtful() {
-            process::count(Count::StreamUnseen, self.probe.resident(self.file, &range).unwrap_or(0));
+            process::count(Count::StreamUnobserved, self.probe.resident(self.file, &range).unwrap_or(0));
         }
         release(self.file, self.stream.left(), self.count, self.release);
     }

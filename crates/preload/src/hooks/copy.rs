@@ -8,7 +8,7 @@ use core::ffi::{c_int, c_uint};
 
 use super::read::follow_copy;
 use crate::parts::{self, MAX_TRANSFER, PART};
-use crate::table::{self, Kind, Slot};
+use crate::table::{self, FileRole, Slot};
 use crate::{introspection, process, real, rules, sys};
 
 /// What a copy of several parts keeps as it was: `errno` of a success, and that the call is one point of cancellation, at its start.
@@ -111,9 +111,12 @@ fn is_shared(end: &End, at: Option<u64>) -> bool {
 
 /// Whether a copy is made in parts: one of a stream or of bulk output, between two files, where the parts do what the whole would.
 fn are_parted(from: &End, to: &End) -> bool {
-    let is =
-        |end: &End, kinds: &[Kind]| end.slot.and_then(Slot::kind).is_some_and(|kind| kinds.contains(&kind));
-    if !is(from, &[Kind::Stream]) && !is(to, &[Kind::Stream, Kind::BulkKept, Kind::BulkReleased]) {
+    let is = |end: &End, roles: &[FileRole]| {
+        end.slot.and_then(Slot::role).is_some_and(|role| roles.contains(&role))
+    };
+    if !is(from, &[FileRole::Stream])
+        && !is(to, &[FileRole::Stream, FileRole::BulkKept, FileRole::BulkReleased])
+    {
         return false;
     }
     let (Ok(a), Ok(b)) = (sys::fstat(from.fd), sys::fstat(to.fd)) else { return false };

@@ -16,7 +16,7 @@ use pagekeeper_policy::{DEFAULT_SLACK, Rewrite, RewriteSource, Rule, WINDOW};
 
 use crate::counters::Count;
 use crate::helper::{self, Job};
-use crate::table::{self, Kind, Slot};
+use crate::table::{self, FileRole, Slot};
 use crate::{process, sys};
 
 /// Bytes that a log has unsynced before writeback is begun for it: so much trails behind the writer.
@@ -211,7 +211,7 @@ impl Log {
         }
         let others = table::entered(0, u32::MAX)
             .map(|(_, other)| other)
-            .filter(|other| !core::ptr::eq(*other, slot) && other.kind() == Some(Kind::Log));
+            .filter(|other| !core::ptr::eq(*other, slot) && other.role() == Some(FileRole::Log));
         let place_of = |log: &Self| {
             let is_near = log.used == Use::Read
                 && log.series == self.series
@@ -231,7 +231,7 @@ impl Log {
 fn is_open_elsewhere(slot: &Slot, inode: u64) -> bool {
     table::entered(0, u32::MAX).any(|(_, other)| {
         !core::ptr::eq(other, slot)
-            && other.kind() == Some(Kind::Log)
+            && other.role() == Some(FileRole::Log)
             && other.inode.load(Ordering::Relaxed) == inode
     })
 }

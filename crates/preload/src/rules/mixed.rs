@@ -9,7 +9,7 @@ use libc::c_int;
 
 use crate::counters::Count;
 use crate::helper::{self, Job};
-use crate::table::{self, Kind, Slot};
+use crate::table::{self, FileRole, Slot};
 use crate::{process, sys};
 
 /// Grows whenever a file is opened for direct I/O: 0 while none was.
@@ -31,18 +31,18 @@ impl Mixed {
     pub const NEW: Self = Self { writes: false, counted: false, checked: 0 };
 }
 
-/// Begins to follow a data file, or one that is open for direct I/O ([`Kind::Data`], [`Kind::Direct`]).
+/// Begins to follow a data file, or one that is open for direct I/O ([`FileRole::Data`], [`FileRole::Direct`]).
 pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     slot.with(|state| state.mixed = Mixed { writes, ..Mixed::NEW });
-    if slot.kind() == Some(Kind::Data) && DIRECT_OPENS.load(Ordering::Acquire) > 0 {
+    if slot.role() == Some(FileRole::Data) && DIRECT_OPENS.load(Ordering::Acquire) > 0 {
         // What it brings in is to go as it is closed.
         helper::prepare();
     }
-    if slot.kind() == Some(Kind::Direct) {
+    if slot.role() == Some(FileRole::Direct) {
         DIRECT_OPENS.fetch_add(1, Ordering::AcqRel);
         let is_written =
-            has_other(slot, Kind::Data, |other| other.with(|state| state.mixed.writes).unwrap_or(true));
+            has_other(slot, FileRole::Data, |other| other.with(|state| state.mixed.writes).unwrap_or(true));
         if !is_written {
             process::count(Count::MixedReleased, release_all(slot, fd));
         }
@@ -50,10 +50,10 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
 }
 
 /// Whether another open file of the process is of the same inode, and as asked for.
-fn has_other(slot: &Slot, kind: Kind, wanted: impl Fn(&Slot) -> bool) -> bool {
+fn has_other(slot: &Slot, role: FileRole, wanted: impl Fn(&Slot) -> bool) -> bool {
     let of = |slot: &Slot| (slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed));
     table::entered(0, u32::MAX).any(|(_, other)| {
-        !core::ptr::eq(other, slot) && other.kind() == Some(kind) && of(other) == of(slot) && wanted(other)
+        !core::ptr::eq(other, slot) && other.role() == Some(role) && of(other) == of(slot) && wanted(other)
     })
 }
 
@@ -84,7 +84,7 @@ pub fn after_write(slot: &Slot) {
         mixed.checked = opens;
         is_due
     });
-    if is_due == Some(true) && has_other(slot, Kind::Direct, |_| true) {
+    if is_due == Some(true) && has_other(slot, FileRole::Direct, |_| true) {
         slot.with(|state| state.mixed.counted = true);
         process::count(Count::MixedWriters, 1);
     }
@@ -92,9 +92,9 @@ pub fn after_write(slot: &Slot) {
 
 /// Before the last descriptor of a data file is closed.
 pub fn before_close(slot: &Slot, fd: c_int) {
-    if slot.kind() == Some(Kind::Data)
+    if slot.role() == Some(FileRole::Data)
         && DIRECT_OPENS.load(Ordering::Acquire) > 0
-        && has_other(slot, Kind::Direct, |_| true)
+        && has_other(slot, FileRole::Direct, |_| true)
     {
         let job = Job::AfterClose { range: 0..u64::MAX, release: true, count: Count::MixedReleased };
         if !helper::send(fd, &job) {

@@ -17,7 +17,7 @@ use crate::helper::{self, Job};
 use crate::process::{count, plan};
 use crate::settings::{Action, Part};
 use crate::sys::{self, DescriptorPath};
-use crate::table::{self, Kind, Slot};
+use crate::table::{self, FileRole, Slot};
 use log::LogRule;
 use writer::Output;
 
@@ -71,21 +71,21 @@ pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
     let is_direct = flags & libc::O_DIRECT != 0;
     let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
     match plan().part {
-        Part::Stream if !is_direct => follow(fd, flags, Kind::Stream, 0),
-        Part::Bulk if is_written && !is_direct => follow(fd, flags, Kind::BulkKept, 0),
-        Part::Logs if is_written && !is_direct => follow(fd, flags, Kind::Log, 0),
+        Part::Stream if !is_direct => follow(fd, flags, FileRole::Stream, 0),
+        Part::Bulk if is_written && !is_direct => follow(fd, flags, FileRole::BulkKept, 0),
+        Part::Logs if is_written && !is_direct => follow(fd, flags, FileRole::Log, 0),
         Part::Files => {
             let Some((rule, action)) = rule_for(fd, path) else { return };
             match action {
-                Action::Log { .. } if !is_direct => follow(fd, flags, Kind::Log, rule),
+                Action::Log { .. } if !is_direct => follow(fd, flags, FileRole::Log, rule),
                 Action::Bulk(BulkPages::Keep) if is_written && !is_direct => {
-                    follow(fd, flags, Kind::BulkKept, rule);
+                    follow(fd, flags, FileRole::BulkKept, rule);
                 }
                 Action::Bulk(BulkPages::Release) if is_written && !is_direct => {
-                    follow(fd, flags, Kind::BulkReleased, rule);
+                    follow(fd, flags, FileRole::BulkReleased, rule);
                 }
-                Action::Data if is_direct => follow(fd, flags, Kind::Direct, rule),
-                Action::Data => follow(fd, flags, Kind::Data, rule),
+                Action::Data if is_direct => follow(fd, flags, FileRole::Direct, rule),
+                Action::Data => follow(fd, flags, FileRole::Data, rule),
                 Action::Log { .. } | Action::Bulk(_) | Action::Leave => {}
             }
         }
@@ -116,28 +116,28 @@ fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
 }
 
 /// Follows a regular file.
-fn follow(fd: c_int, flags: c_int, kind: Kind, rule: u16) {
+fn follow(fd: c_int, flags: c_int, file_role: FileRole, rule: u16) {
     let Ok(stat) = sys::fstat(fd) else { return };
     if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
         return;
     }
-    let Some(slot) = table::enter(fd, kind, stat.st_dev, stat.st_ino) else {
+    let Some(slot) = table::enter(fd, file_role, stat.st_dev, stat.st_ino) else {
         return count(Count::NotFollowed, 1);
     };
     slot.rule.store(rule, Ordering::Relaxed);
     slot.set_counts(sys::has_counts(fd));
     let size = stat.st_size as u64;
-    match kind {
-        Kind::Log => return follow_log(slot, fd, flags, size, rule),
-        Kind::Data | Kind::Direct => return mixed::opened(slot, fd, flags),
-        Kind::Stream | Kind::BulkKept | Kind::BulkReleased => {}
+    match file_role {
+        FileRole::Log => return follow_log(slot, fd, flags, size, rule),
+        FileRole::Data | FileRole::Direct => return mixed::opened(slot, fd, flags),
+        FileRole::Stream | FileRole::BulkKept | FileRole::BulkReleased => {}
     }
     slot.with(|state| {
         state.reader.open(size);
         state.writer.open(size);
     });
     // What is kept is begun and waited for without it.
-    if flags & libc::O_ACCMODE != libc::O_RDONLY && kind != Kind::BulkKept {
+    if flags & libc::O_ACCMODE != libc::O_RDONLY && file_role != FileRole::BulkKept {
         helper::prepare();
     }
 }
@@ -160,20 +160,22 @@ fn log_rule(rule: u16) -> Option<LogRule> {
 }
 
 /// How what is written to a file is treated, if it is a stream's or bulk output.
-fn output_of(kind: Kind) -> Option<Output> {
-    match kind {
-        Kind::Stream => Some(Output { written: Count::StreamWritten, released: Some(Count::StreamReleased) }),
-        Kind::BulkKept => Some(Output { written: Count::BulkWritten, released: None }),
-        Kind::BulkReleased => {
+fn output_of(role: FileRole) -> Option<Output> {
+    match role {
+        FileRole::Stream => {
+            Some(Output { written: Count::StreamWritten, released: Some(Count::StreamReleased) })
+        }
+        FileRole::BulkKept => Some(Output { written: Count::BulkWritten, released: None }),
+        FileRole::BulkReleased => {
             Some(Output { written: Count::BulkWritten, released: Some(Count::BulkReleased) })
         }
-        Kind::Log | Kind::Data | Kind::Direct => None,
+        FileRole::Log | FileRole::Data | FileRole::Direct => None,
     }
 }
 
 /// Before a read of `length` bytes, at `at` or at the file's position.
 pub fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) -> How {
-    if slot.kind() != Some(Kind::Stream) {
+    if slot.role() != Some(FileRole::Stream) {
         return How::Plain;
     }
     slot.with(|state| state.reader.before(fd, at, length)).unwrap_or(How::Plain)
@@ -186,35 +188,39 @@ pub fn uncached_refused(slot: &Slot) {
 
 /// Before the program has a part of the file be read ahead.
 pub fn before_prefetch(slot: &Slot, fd: c_int, at: u64, length: u64) {
-    if slot.kind() == Some(Kind::Stream) {
+    if slot.role() == Some(FileRole::Stream) {
         slot.with(|state| state.reader.before_prefetch(fd, at, length));
     }
 }
 
 /// After a read (also by `sendfile`, `splice`, `copy_file_range`), which returned `done`.
 pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
-    match slot.kind() {
-        Some(Kind::Stream) => drop(slot.with(|state| {
+    match slot.role() {
+        Some(FileRole::Stream) => drop(slot.with(|state| {
             state.is_used |= done > 0;
             state.reader.after(fd, at, done);
         })),
-        Some(Kind::Log) if done > 0 => log::after_read(slot, fd, at, done as u64),
-        Some(Kind::Log | Kind::BulkKept | Kind::BulkReleased | Kind::Data | Kind::Direct) | None => {}
+        Some(FileRole::Log) if done > 0 => log::after_read(slot, fd, at, done as u64),
+        Some(
+            FileRole::Log | FileRole::BulkKept | FileRole::BulkReleased | FileRole::Data | FileRole::Direct,
+        )
+        | None => {}
     }
 }
 
 /// After a write, which returned `done`.
 pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
-    if let Some(output) = slot.kind().and_then(output_of) {
+    if let Some(output) = slot.role().and_then(output_of) {
         slot.with(|state| {
             state.is_used |= done > 0;
             state.writer.after(fd, at, done, output);
         });
     } else if done > 0 {
-        match slot.kind() {
-            Some(Kind::Log) => log::after_write(slot, fd, at, done as u64),
-            Some(Kind::Data) => mixed::after_write(slot),
-            Some(Kind::Direct | Kind::Stream | Kind::BulkKept | Kind::BulkReleased) | None => {}
+        match slot.role() {
+            Some(FileRole::Log) => log::after_write(slot, fd, at, done as u64),
+            Some(FileRole::Data) => mixed::after_write(slot),
+            Some(FileRole::Direct | FileRole::Stream | FileRole::BulkKept | FileRole::BulkReleased)
+            | None => {}
         }
     }
 }
@@ -224,9 +230,9 @@ pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
     if done != 0 {
         return;
     }
-    if let Some(output) = slot.kind().and_then(output_of) {
+    if let Some(output) = slot.role().and_then(output_of) {
         slot.with(|state| state.writer.synced(fd, output));
-    } else if slot.kind() == Some(Kind::Log) {
+    } else if slot.role() == Some(FileRole::Log) {
         log::after_sync(slot, fd);
     }
 }
@@ -234,42 +240,42 @@ pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
 /// Whether advice of the program (`posix_fadvise`) is left out, with success: dropping pages that the rule itself sees to. Where the rule can't
 /// see what is resident, or the program did nothing else with the file (as one that evicts it), the program's own advice stands.
 pub fn leaves_out(slot: &Slot, advice: c_int) -> bool {
-    slot.kind() == Some(Kind::Stream)
+    slot.role() == Some(FileRole::Stream)
         && advice == libc::POSIX_FADV_DONTNEED
         && slot.with(|state| state.is_used && state.reader.is_covered() && !state.is_watched) == Some(true)
 }
 
 /// After the file was truncated or lengthened to `length`.
 pub fn after_truncate(slot: &Slot, length: u64) {
-    if slot.kind().and_then(output_of).is_some() {
+    if slot.role().and_then(output_of).is_some() {
         slot.with(|state| state.writer.truncated(length));
-    } else if slot.kind() == Some(Kind::Log) {
+    } else if slot.role() == Some(FileRole::Log) {
         log::after_truncate(slot, length);
     }
 }
 
 /// After a range of the file was mapped.
 pub fn after_map(slot: &Slot, range: Range<u64>) {
-    if slot.kind() == Some(Kind::Stream) {
+    if slot.role() == Some(FileRole::Stream) {
         // What comes in through it stays.
         slot.with(|state| state.reader.mapped());
-        count(Count::StreamUnseen, range.end.saturating_sub(range.start));
-    } else if slot.kind() == Some(Kind::Log) {
+        count(Count::StreamUnobserved, range.end.saturating_sub(range.start));
+    } else if slot.role() == Some(FileRole::Log) {
         log::after_map(slot);
     }
 }
 
 /// The file is read or written by calls that are not seen (asynchronous I/O, `io_uring`, a stream of the C library).
 pub fn passed_by(slot: &Slot, fd: c_int) {
-    let released = match slot.kind() {
-        Some(Kind::Log) => {
+    let released = match slot.role() {
+        Some(FileRole::Log) => {
             let may_go = slot.with(|state| state.log.goes_for_its_writer_alone()) == Some(true);
             may_go.then_some(Count::LogReleased)
         }
-        Some(kind) => output_of(kind).and_then(|output| output.released),
+        Some(role) => output_of(role).and_then(|output| output.released),
         None => None,
     };
-    if slot.kind() == Some(Kind::Stream)
+    if slot.role() == Some(FileRole::Stream)
         && sys::flags(fd).is_ok_and(|flags| flags & libc::O_ACCMODE == libc::O_RDONLY)
         && slot.with(|state| !state.is_watched && state.reader.is_unseen(fd)) == Some(true)
     {
@@ -289,20 +295,20 @@ pub fn before_close(slot: &Slot, fd: c_int) {
 }
 
 fn end(slot: &Slot, fd: c_int, may_wait: bool) {
-    let Some(kind) = slot.kind() else { return };
-    match kind {
-        Kind::Log => return log::before_close(slot, fd),
-        Kind::Data | Kind::Direct => return mixed::before_close(slot, fd),
-        Kind::Stream | Kind::BulkKept | Kind::BulkReleased => {}
+    let Some(role) = slot.role() else { return };
+    match role {
+        FileRole::Log => return log::before_close(slot, fd),
+        FileRole::Data | FileRole::Direct => return mixed::before_close(slot, fd),
+        FileRole::Stream | FileRole::BulkKept | FileRole::BulkReleased => {}
     }
     slot.with(|state| {
         if state.is_watched {
             helper::watch::closing(fd);
         }
-        if kind == Kind::Stream {
+        if role == FileRole::Stream {
             state.reader.leave(fd);
         }
-        if let Some(output) = output_of(kind) {
+        if let Some(output) = output_of(role) {
             state.writer.close(fd, output, may_wait);
         }
     });

@@ -68,7 +68,7 @@ pub struct Reader {
     /// Whether something was read that nothing was known of.
     has_missed: bool,
     /// When it was sampled last.
-    looked_at: u64,
+    sampled_at: u64,
     /// Where calls that are not seen began to read, and when; `None`: all calls are seen.
     unseen: Option<(u64, u64)>,
 }
@@ -87,7 +87,7 @@ impl Reader {
         stayed: 0,
         is_mapped: false,
         has_missed: false,
-        looked_at: 0,
+        sampled_at: 0,
         unseen: None,
     };
 
@@ -129,7 +129,7 @@ impl Reader {
             if let Some(range) = self.stream.sample_for_read(position, IN_ORDER, self.size) {
                 self.sample(fd, &range);
             }
-            self.unseen = Some((position, self.looked_at));
+            self.unseen = Some((position, self.sampled_at));
         }
         self.unseen.is_some()
     }
@@ -141,12 +141,12 @@ impl Reader {
         match self.by {
             By::Kernel => {}
             By::Uncached => return count(Count::StreamUncached, done),
-            By::Nothing => return count(Count::StreamUnseen, done),
+            By::Nothing => return count(Count::StreamUnobserved, done),
         }
         if done > 0 && self.stream.is_idle() {
             self.has_missed = true;
             // A file without a size is made as it is read, by the kernel.
-            count(Count::StreamUnseen, if self.size > 0 { done } else { 0 });
+            count(Count::StreamUnobserved, if self.size > 0 { done } else { 0 });
         }
         let Some((at, done)) = at.map(|at| (at, done)).or_else(|| self.was_read(fd, done)) else { return };
         let end = at.saturating_add(done);
@@ -184,9 +184,9 @@ impl Reader {
         let stays = seen.and_then(|range| self.probe.resident(fd, &range)).unwrap_or(0);
         count(Count::StreamReleased, (released + self.stayed).saturating_sub(stays));
         self.stayed = stays;
-        if start.saturating_sub(self.looked_at) > STALE {
+        if start.saturating_sub(self.sampled_at) > STALE {
             self.stream.sample_again(at.saturating_add(done));
-            self.looked_at = start;
+            self.sampled_at = start;
         }
         count(Count::InsideNs, sys::now().saturating_sub(start));
     }
@@ -200,7 +200,7 @@ impl Reader {
             let done = position - from;
             count(Count::StreamRead, done);
             if self.by != By::Kernel || sys::now().saturating_sub(since) > UNSEEN_MAX {
-                count(Count::StreamUnseen, done);
+                count(Count::StreamUnobserved, done);
                 self.stream.forget();
             } else {
                 self.passed(fd, from, done);
@@ -212,7 +212,7 @@ impl Reader {
 
     /// The reader leaves the place where it was: the rest of that is released.
     fn go_elsewhere(&mut self, fd: c_int) {
-        self.tell_unasked();
+        self.pass_unasked();
         // What was only read ahead so far is yet to be read.
         if (self.stream.has_read() || self.unseen.is_some()) && !self.stream.is_idle() {
             inside(|| self.drop_left(fd));
@@ -233,13 +233,13 @@ impl Reader {
 
     /// Drops all that is left; what is being read ahead yet is locked, and goes as soon as it has come.
     fn drop_left(&mut self, fd: c_int) {
-        if sys::now().saturating_sub(self.looked_at) > STALE {
+        if sys::now().saturating_sub(self.sampled_at) > STALE {
             // What lies ahead may be anybody's by now.
             self.stream.sample_again(u64::MAX);
         }
         let probe = &mut self.probe;
         let doubtful = self.stream.doubtful().map(|range| probe.resident(fd, &range).unwrap_or(0)).sum();
-        count(Count::StreamUnseen, doubtful);
+        count(Count::StreamUnobserved, doubtful);
         for pause in PAUSES {
             let mut stays = 0;
             for range in self.stream.left() {
@@ -278,7 +278,7 @@ impl Reader {
         if self.is_asked {
             let position = sys::position(fd).ok()?;
             if position != self.position + self.unasked {
-                self.tell_unasked();
+                self.pass_unasked();
                 self.position = position;
             }
             self.begun = true;
@@ -306,7 +306,7 @@ impl Reader {
     }
 
     /// The stream takes in the last small reads, which are less than a window: what they passed is left to be released.
-    fn tell_unasked(&mut self) {
+    fn pass_unasked(&mut self) {
         if self.unasked > 0 {
             self.stream.passed(self.position, self.unasked).for_each(drop);
             self.position = self.position.saturating_add(core::mem::take(&mut self.unasked));
@@ -314,7 +314,7 @@ impl Reader {
     }
 
     fn sample(&mut self, fd: c_int, range: &Range<u64>) {
-        self.looked_at = inside(|| {
+        self.sampled_at = inside(|| {
             self.probe.has_counts = table::has_counts(fd);
             if !self.probe.sample(&mut self.stream, fd, range, self.size) {
                 self.by = if sys::reads_uncached(fd, self.size) { By::Uncached } else { By::Nothing };

@@ -105,7 +105,7 @@ impl Writer {
         count(output.written, done);
         if output.released.is_none() && !table::has_counts(fd) {
             // Nothing begins to write it, but what drops it.
-            count(Count::StreamUnseen, done);
+            count(Count::StreamUnobserved, done);
         }
         self.is_synced = false;
         if let Some(at) = at {
@@ -283,7 +283,7 @@ fn throttled(start: u64, wait: impl FnOnce() -> bool) -> bool {
     let waited = sys::now().saturating_sub(start);
     if waited > PAUSE {
         count(Count::Pauses, 1);
-        count(Count::PausedNs, waited);
+        count(Count::ThrottledNs, waited);
     }
     was_seen
 }
