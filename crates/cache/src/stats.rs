@@ -1,4 +1,4 @@
-//! What a cache counts. Hits are counted by what their sections leave behind (see `readers`), so they pay nothing for it.
+//! What a cache counts. Hits are derived from the readers' section counters (see `readers`), so a hit pays nothing.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

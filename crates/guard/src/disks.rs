@@ -1,8 +1,8 @@
-//! What was measured of the disks that watched files are on, where a rule depends on it.
+//! What was measured of the disks that watched files are on.
 //!
-//! One does: pages of a file in direct I/O are leftovers, and are released on every disk; whether they cost anything but
-//! memory differs by file system and kernel, and the warning says what was measured, or is left out where they don't.
-//! Nothing measured: warned of. Nothing fails; a saved profile that can't be read counts as none.
+//! Only the direct-I/O rule depends on it. Leftover pages of a file in direct I/O are released on every disk; whether they cost more than
+//! memory differs by file system and kernel. The warning quotes the measurement, and is left out where they cost nothing else. Without
+//! a measurement the guard warns. Nothing fails: a saved profile that can't be read counts as none.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;

@@ -1,8 +1,7 @@
-//! The files that followers went through between two ticks, in which they left pages though nobody has them open now.
+//! The files that followers read between two ticks and closed again, in which their pages are left.
 //!
-//! A follower that catches up goes through several files in a tick, and has each open under another descriptor: which of those
-//! seen now is which of those seen before is guessed, so that it went forward as little as possible. What is missed is
-//! found a little later, when the file is sampled anyway.
+//! A follower that catches up reads several files in a tick, each under another descriptor. Old and new descriptors are matched so that
+//! the follower has moved the least. What this misses is found a little later, when the file is sampled anyway.
 
 use std::ops::RangeInclusive;
 

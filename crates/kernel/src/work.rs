@@ -2,7 +2,7 @@
 //!
 //! Invariants, checked in every order of threads by `model.rs`:
 //! 1. Every job is run exactly once, the last one added first, unless no worker is left to run it.
-//! 2. A worker returns when no job is left and none is being run that could add more: no sooner, and all of them do.
+//! 2. Workers return only when no job is left and none is being run that could add more. All return.
 //! 3. No lock is held while a job runs, so that it may add jobs.
 //! 4. A job that panics ends its worker only: the others run what is left and return.
 //!

@@ -1,13 +1,13 @@
-//! Streams seen from outside: what another process brought into the page cache of one file, and what of it is to be given back.
+//! Streams seen from outside: which pages another process brought into the page cache of one file, and which of them to release.
 //!
 //! The caller samples the file now and then (a tick). Before the stream gets to a position, it gives [`ExternalStream::saw`] the pages that are
-//! resident there: those are somebody else's. What is resident behind the stream and was not resident before is the stream's, once:
-//! what is there again after it was released, somebody else brought in.
+//! resident there: those belong to others. Pages behind the stream that were absent before belong to it. A page that returns after
+//! its release belongs to another process.
 //!
-//! Invariants: no page that was resident before the stream came near is ever given back; of what has not been sampled in time
-//! nothing is known, and it is left alone; the window at the stream's position stays; nothing is given back a second time but pages
-//! that resisted and have stayed since. Memory is bounded: of a file whose resident pages are scattered in too many places, whole
-//! ranges count as somebody else's.
+//! Invariants: no page that was resident before the stream came near is ever released; what was not sampled in time is unknown, and is
+//! left alone; the window at the stream's position stays; nothing is released a second time but pages that resisted and have stayed
+//! since. Memory is bounded: where the resident pages of a file are scattered over too many places, whole ranges count as those of
+//! others.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,10 +1,10 @@
-//! Static arrays whose memory is taken a chunk at a time, by the first who needs one, and kept: a process that no rule is for has none of
-//! it to lock (`mlockall(2)`) or to account for (`vm.overcommit_memory`).
+//! Static arrays whose memory is allocated a chunk at a time, on first use, and kept: a process without rules has none of it to lock
+//! (`mlockall(2)`) or to account for (`vm.overcommit_memory`).
 //!
 //! Invariants:
-//! 1. A chunk's pointer is null, or leads to memory that is never given back; it is set once, and has all bits zero then.
-//! 2. Nobody waits for who takes a chunk, and no allocator is called: a signal handler in the middle of it takes its own, and the first
-//!    to say so has it.
+//! 1. A chunk's pointer is null, or points to memory that is never freed; it is set once, to memory that is all zero.
+//! 2. Allocating a chunk waits for nobody and calls no allocator: a signal handler that interrupts it allocates its own, and the first to
+//!    publish wins.
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 

@@ -1,7 +1,7 @@
-//! What the rules did: one record for each process, in memory of its own, or in a file that all of a tree map.
+//! What the rules did: one record for each process, in its own memory, or in a file that all processes of a tree map.
 //!
 //! Invariants: counting is adding to an atomic; a record is claimed once and never given back; a process that finds no free one
-//! counts for itself alone. A killed process's counts stay.
+//! counts for itself alone. The counts of a killed process stay.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

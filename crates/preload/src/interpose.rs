@@ -1,12 +1,11 @@
-//! The library's beginning and end in a process, and what there is in place of the standard library.
+//! The library's start and end in a process, and its replacement for the standard library.
 //!
-//! The constructor reads the settings of the process before the program's own code runs, looks up the C library's functions, and takes
-//! up the descriptors that the process was started with. All of it is left out in a process without settings.
+//! Before the program's own code runs, the constructor reads the settings of the process, looks up the C library's functions, and
+//! follows the descriptors that the process was started with. In a process without settings it does nothing.
 //!
-//! How it fails: a text that isn't understood, a program that runs with rights of its own (set-user-ID) or has another C library, or a
-//! filter of system calls that kills for those of the rules (which the report says), leaves the rules off; a report that can't be mapped
-//! is not counted in. A panic can't be: the code has none. If there is one against all care, the rules are turned off and the process
-//! ends by a signal, since there is no way on from it.
+//! How it fails: the rules stay off where the settings are not understood, where the program is set-user-ID or has another C library,
+//! and where its filter of system calls kills it for those of the rules (the report says so). A report that can't be mapped gets no
+//! counts. The code should never panic. If it does, the rules are turned off and the process aborts.
 
 #![allow(unsafe_code, reason = "is entered by the C library, as the process starts and ends")]
 

@@ -1,6 +1,6 @@
 //! What the hooks read of the process and its memory: by system calls, which report a bad address.
 //!
-//! Invariants: nothing here reads the program's memory itself, so that a bad address of the program's fails in its own call.
+//! Invariant: nothing here reads the program's memory itself, so that a bad address of the program's fails in its own call.
 
 #![allow(unsafe_code, reason = "system calls with pointers")]
 

@@ -1,8 +1,8 @@
-//! A copy of many bytes by the kernel in parts, so that what a rule does comes in between. Reads and writes are never parted: the kernel
-//! holds the file and its position for the whole of one.
+//! Splits a large copy by the kernel into parts, so that a rule can act in between. Reads and writes are never split: the kernel
+//! holds the file and its position for the whole call.
 //!
-//! Invariants: the parts follow each other without a gap; a part that did less than it was asked to, or failed, is the last; what was
-//! done before a failure is what the whole did, as the kernel itself has it. A call of one part is the call itself.
+//! Invariants: the parts follow each other without a gap; a part that did less than it was asked to, or failed, is the last; after a
+//! failure the result is what was done before, as the kernel itself reports it. A copy of one part is the call itself.
 
 /// Bytes of a part.
 pub const PART: usize = 8 << 20;

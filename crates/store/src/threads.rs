@@ -1,7 +1,7 @@
 //! The background thread: checkpoints when there is much to apply, and the warm set.
 //!
-//! Invariants: it holds no lock while it waits, but that of the checkpoint request; what fails poisons the store and ends it. It is asked to stop
-//! before the store goes, and joined.
+//! Invariants: while it waits it holds no lock but that of the checkpoint request; a failure poisons the store and ends it. It is stopped
+//! and joined before the store is dropped.
 
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! A page as one commit left it, in memory.
 //!
-//! Invariants: a whole page has its header and checksum already; a replayed one becomes the page that its last checksum names, or
-//! an error.
+//! Invariants: a whole page has its header and checksum already; a replayed page must match its last checksum, else reading it is an
+//! error.
 
 use std::sync::Arc;
 

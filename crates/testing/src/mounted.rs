@@ -1,4 +1,4 @@
-//! File systems of one's own.
+//! File systems mounted for one test: from an image, or a tmpfs.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Processes that are not there: a `/proc` in a directory.
+//! A fake `/proc`, in a directory.
 
 use std::path::Path;
 

@@ -1,11 +1,11 @@
-//! What is known at the moment, for whoever asks: filled by the guard's loop, by the watching thread and by a clock.
+//! The current figures, for all who ask: filled by the guard's loop, by the watching thread and by a clock.
 //!
 //! Invariants:
 //! 1. The lock is held to copy figures in or out, never over I/O: nobody who asks can hold the guard up.
-//! 2. All is bounded: [`MAX_DATABASES`] names, [`MAX_POINTS`] points of history, no figure for each file but for as
-//!    many as were asked for. Names that find no room are counted together, as `other`.
-//! 3. Counters never go down while their series lives. Of what can't be seen there is no figure, and figures of a sample
-//!    that failed are gone.
+//! 2. All is bounded: [`MAX_DATABASES`] names, [`MAX_POINTS`] points of history, per-file figures only up to the requested number. Names
+//!    beyond that are counted together, as `other`.
+//! 3. Counters never go down while their series lives. There is no figure for what can't be seen, and the figures of a sample that failed
+//!    are removed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
-//! Which processes are called as a streaming program.
+//! Finds processes named like a known streaming program.
 //!
-//! A process's name changes only as it becomes another program, and that soon after it began as a rule: so the name of each new
-//! process is read in its first passes, and seldom afterwards. One pass costs a microsecond for each old process.
+//! A process's name changes only when it executes another program, as a rule soon after it began. So the name of each new process is
+//! read in its first passes, and seldom afterwards. One pass costs a microsecond for each old process.
 
 use std::collections::HashMap;
 

@@ -3,8 +3,8 @@
 //! Invariants:
 //! 1. It returns what was appended, in order, without a gap: reading stops where there is no valid record, and goes on
 //!    after that only where an epoch names that very LSN as the end of the one before.
-//! 2. An end is taken for one only if no block start past it has a record under the same salt that knows it as durable; of a
-//!    log with a bound B on what is not synced ([`Reader::with_max_unsynced`]), none of those up to 3 B past it.
+//! 2. An end is accepted only if no later block start holds a record with the same salt that reports it durable; of a
+//!    log with a bound B on what is not synced ([`Reader::with_max_unsynced`]), no block start up to 3 B past it.
 //! 3. The bytes are asked for in whole blocks, forwards.
 //!
 //! # Why 3 B are enough

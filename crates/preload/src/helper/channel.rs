@@ -1,7 +1,7 @@
-//! The way to the helper: a socket pair, over which a message comes with the file that it is about.
+//! The channel to the helper: a socket pair, over which each message carries the file that it is about.
 //!
-//! Invariants: a message that is not understood is left aside; sending never blocks, and never reaches another socket than ours, but
-//! for a program that gives our number to one by a system call of its own between the check and the sending.
+//! Invariants: a message that is not understood is ignored; sending never blocks, and never reaches a socket other than ours, unless
+//! the program reuses our number by a system call of its own between the check and the sending.
 
 use core::sync::atomic::Ordering;
 

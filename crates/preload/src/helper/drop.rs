@@ -1,8 +1,7 @@
 //! How pages are written and dropped: by counts where cachestat(2) has them, or by dropping until they are gone.
 //!
-//! Invariant: nothing here takes a write error. `sync_file_range(2)` with a wait would get it, and who opens the file next and
-//! syncs it no more; to wait as `FIEMAP` does would clear what FUSE and NFS report at close(2). So writeback is only begun, and then
-//! polled.
+//! Invariant: nothing here takes a write error. A waiting `sync_file_range(2)` would, and whoever opens and syncs the file next would not
+//! get it; waiting as `FIEMAP` does would clear what FUSE and NFS report at close(2). So writeback is only begun, and then polled.
 
 use core::ops::Range;
 

@@ -1,10 +1,10 @@
-//! Forks, and descriptors that are in the program's table for a moment: what names a file while it is sent, and the helper's own before it
-//! is made. A child of fork would have them for good, so who forks waits until there is none, and none comes until the child is there.
+//! Short-lived descriptors that a forked child must not inherit: what names a file while it is sent, and the helper's own before it has
+//! its own table. fork(2) waits until none is open, and none is opened until the child exists.
 //!
-//! Not seen: forks by the system call itself, and by `_Fork`. Programs that are started (`posix_spawn`, vfork and exec) have none: each is
-//! close-on-exec.
+//! Not covered: forks by the system call itself, and by `_Fork`. Started programs (`posix_spawn`, vfork and exec) inherit none: each
+//! descriptor is close-on-exec.
 //!
-//! Invariant: no wait is longer than [`MOMENT_MAX`]: a signal's handler may fork or close files where the thread that it interrupts
+//! Invariant: no wait is longer than [`MOMENT_MAX`]: a signal handler may fork or close files while the thread that it interrupts
 //! is in the middle of the other.
 
 use core::sync::atomic::{AtomicU32, Ordering};

@@ -1,11 +1,11 @@
-//! Whether a signal handler is under way on the calling thread: a handler may open files, but what it interrupted may hold the C
-//! library's allocator, which making a thread takes.
+//! Whether a signal handler is running on the calling thread. A handler may open files, but the code that it interrupted may hold the C
+//! library's allocator, which creating a thread needs.
 //!
-//! Neither the mask of blocked signals shows it (`SA_NODEFER` blocks none, and servers block some all the time) nor the handlers that
-//! are set (`SA_RESETHAND` takes one away first). What the kernel leaves on the stack does: the frame that the handler returns to.
-//! Those that handlers left behind lie below, where calls leave bytes unused as well: then one is seen that is no more.
+//! Neither the mask of blocked signals shows it (`SA_NODEFER` blocks none, and servers block some all the time) nor the installed
+//! handlers (`SA_RESETHAND` removes one first). The frame that the kernel puts on the stack, to which the handler returns, does. Frames of
+//! earlier handlers stay below, in stack space that calls leave unused: then a handler is found that has ended.
 //!
-//! How it fails: what can't be read, or is seen without being there, is a handler: there is no helper, for that call.
+//! How it fails: what can't be read, and a handler that has ended, count as one that runs: that call makes no helper.
 
 #![allow(unsafe_code, reason = "system calls, and the read of a register")]
 

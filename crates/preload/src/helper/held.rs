@@ -1,12 +1,11 @@
-//! Which files the helper has in hand, and which of them it is to let go of before it is done with them.
+//! Files the helper has open, and which of them it must close early.
 //!
-//! An open file keeps its room on the disk when its last name is taken away, and keeps its file system from being unmounted. So who is
-//! about to do either has the helper let go first: of that file, or of all. What then stays in memory of a file that is deleted goes with
-//! it.
+//! An open file keeps its disk space after its last name is removed, and keeps its file system from being unmounted. Before either,
+//! the helper closes that file, or all files. The pages of a deleted file go with it.
 //!
-//! Files are counted by a hash of their device and inode: one that shares it with an unwanted one is given up with it, and its pages stay.
+//! Files are counted by a hash of their device and inode. A hash collision closes both files, and the other's pages stay.
 //!
-//! Invariant: a file is counted before it is sent, until the helper has closed it.
+//! Invariant: a file is counted from before it is sent until the helper has closed it.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,8 +1,8 @@
-//! The making of the helper, and its end where the process's first thread leaves.
+//! Starts the helper, and ends it when the process's first thread leaves.
 //!
-//! It is a thread of the C library's, so that setuid(2) and its like reach it; it takes no signal. The C library takes memory for
-//! it, so that it is never made where a signal handler may be under way. Where the first thread ends alone (`pthread_exit` in `main`),
-//! the C library ends the process with its last thread, which must not be the helper, whose table of descriptors is empty: so it is
+//! It is a thread of the C library's, so that setuid(2) and its like reach it; it takes no signal. The C library allocates memory for
+//! it, so it is never started where a signal handler may be running. Where the first thread ends alone (`pthread_exit` in `main`), the
+//! C library ends the process with its last thread. That must not be the helper, whose table of descriptors is empty: so the helper is
 //! ended, and waited for, as the first thread leaves.
 
 use core::cell::UnsafeCell;

@@ -1,6 +1,6 @@
-//! What the helper does: jobs as they come, files that were closed a little later, watches from time to time.
+//! The helper's loop: jobs as they come, closed files a little later, watched files from time to time.
 //!
-//! Invariants: nothing is allocated; each descriptor that it got is closed; it ends when nobody can send any more.
+//! Invariants: nothing is allocated; each descriptor that it received is closed; it ends when nobody can send any more.
 
 use core::ops::Range;
 use core::ptr;

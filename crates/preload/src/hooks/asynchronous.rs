@@ -1,4 +1,4 @@
-//! Calls that pass by: asynchronous I/O, system calls by their number, and those that the helper's thread would be in the way of.
+//! Hooks of calls that bypass the others: asynchronous I/O, system calls by number, and calls that the helper's thread would disturb.
 
 #![allow(clippy::many_single_char_names, reason = "the arguments of any system call")]
 

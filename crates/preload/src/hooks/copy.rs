@@ -1,8 +1,8 @@
-//! Files are copied by the kernel: sendfile, `copy_file_range`, splice.
+//! Hooks of copies by the kernel: sendfile, `copy_file_range`, splice.
 //!
-//! Large copies between files are made in parts, so that what the rules do comes in between: the kernel itself holds neither file's
-//! position over such a call (as it does over a read or a write). To all else a copy is one call, which a signal interrupts where it
-//! would have: between two parts it would interrupt nothing, and the second may wait for ever.
+//! Large copies between files are made in parts, so that the rules can act in between: the kernel itself holds neither file's
+//! position over such a call (as it does over a read or a write). All other copies stay one call, which a signal interrupts as it would
+//! have: between two parts a signal would interrupt nothing, and the second part may wait for ever.
 
 use core::ffi::{c_int, c_uint};
 

@@ -1,4 +1,4 @@
-//! Descriptors are closed, duplicated and changed; and the process ends.
+//! Hooks that close, duplicate and change descriptors; and the end of the process.
 
 use core::ffi::{c_int, c_long, c_uint};
 

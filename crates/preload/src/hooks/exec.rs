@@ -1,8 +1,7 @@
-//! The process becomes another program, which ends the helper: what it was given is done before, or the pages of files that were written
-//! and closed would stay.
+//! Hooks of exec, which ends the helper: its jobs are finished first, or the pages of files that were written and closed would stay.
 //!
-//! Not covered: `execl` and its like, whose variable arguments can't be handed on, and calls by their number. Where the call fails, the
-//! process goes on with its helper, which watches no file any more that it watched before.
+//! Not covered: `execl` and its like, whose variable arguments can't be passed on, and calls by number. Where the call fails, the
+//! process keeps its helper, but files that it watched before are no longer watched.
 
 use core::ffi::{c_char, c_int};
 

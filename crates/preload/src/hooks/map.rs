@@ -1,4 +1,4 @@
-//! Files are mapped.
+//! Hooks of file mappings.
 
 use core::ffi::{c_int, c_void};
 

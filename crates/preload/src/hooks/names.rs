@@ -1,7 +1,7 @@
-//! Names of files are taken away, and file systems: a file that the helper holds would keep its room, and its file system busy. (NFS and
-//! FUSE would give a file that is open another name, so that its directory isn't empty: so the helper lets go before the call.)
+//! Hooks that remove names of files, or unmount: a file that the helper has open would keep its disk space, and its file system busy. (NFS
+//! and FUSE would rename a file that is open, so that its directory isn't empty: so the helper closes it before the call.)
 //!
-//! Not seen: names that other processes take away, and file systems that they unmount. The helper checks for the first from time to time.
+//! Not covered: names that other processes remove, and file systems that they unmount. The helper checks for the first from time to time.
 
 use core::ffi::{c_char, c_int, c_uint};
 

@@ -1,4 +1,4 @@
-//! Files are opened and made.
+//! Hooks that open and create files.
 
 use core::ffi::{c_char, c_int};
 

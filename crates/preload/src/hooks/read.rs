@@ -1,4 +1,4 @@
-//! Files are read.
+//! Hooks that read files.
 
 use core::ffi::{c_int, c_void};
 

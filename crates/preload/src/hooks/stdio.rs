@@ -1,7 +1,8 @@
-//! Streams of the C library, which read and write by calls of its own that no hook sees: the rules take their files for ones whose calls are not seen.
+//! Hooks of the C library's streams (`FILE`), which read and write by internal calls that no hook sees: the rules treat their files as
+//! read or written by such calls.
 //!
-//! Those that the program opens are noted then. Of the three that it is started with, it is not known whether they are used: the
-//! first call that reads or writes one shows it.
+//! Streams that the program opens are noted then. Whether the three that it is started with are used is not known: the first call that
+//! reads or writes one shows it.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering};

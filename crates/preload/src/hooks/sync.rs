@@ -1,4 +1,4 @@
-//! Files are synced, and the program gives advice of its own.
+//! Hooks that sync files, and those by which the program gives its own advice.
 
 use core::ffi::c_int;
 

@@ -1,4 +1,4 @@
-//! Files are written, truncated and lengthened.
+//! Hooks that write, truncate and extend files.
 
 use core::ffi::{c_int, c_void};
 

@@ -1,9 +1,9 @@
-//! Logs: released behind the flush, or, where none comes, behind the writer; by the helper.
+//! Logs: released by the helper behind the flush, or behind the writer if it never flushes.
 //!
-//! How far is `pagekeeper_policy::log`'s to say. Readers of the process that are near hold back what they have yet to read.
+//! `pagekeeper_policy::log` decides how far. Pages that a near reader of the process has yet to read are kept.
 //!
-//! Invariants: the window that the writer is in stays; a log whose writer overwrites parts of pages stays, and all of its series with
-//! it. A failed sync releases nothing.
+//! Invariants: the window at the writer's position stays; a log whose writer overwrites parts of pages stays, and so does its whole
+//! series. A failed sync releases nothing.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

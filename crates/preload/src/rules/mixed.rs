@@ -1,7 +1,7 @@
-//! Files in direct I/O: what is resident of them goes as they are opened for it, and after a buffered use; a buffered writer beside
-//! direct I/O is counted.
+//! Files in direct I/O: resident pages are released when the file is opened for direct I/O, and after a buffered use; buffered writers
+//! beside direct I/O are counted.
 //!
-//! Invariants: nothing goes while the process has the file open for writing through the cache; what is dirty is written first.
+//! Invariants: nothing is released while the process has the file open for buffered writing; dirty pages are written first.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

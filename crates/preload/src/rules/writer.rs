@@ -1,12 +1,12 @@
-//! What is written by streams and in bulk: written behind the writer, who waits for it; released then, or kept.
+//! Output of streams and bulk writers: written back behind the writer, which waits for it; then released, or kept.
 //!
-//! Each writer may have as much unwritten as its disk writes in a short time, and all that have more than a step the process's budget
-//! together.
+//! Each writer may have as much unwritten as its disk writes in a short time; all writers with more than a step share the process's
+//! budget.
 //!
 //! Invariants:
-//! 1. A write error stays the program's: `sync_file_range(2)` would take it if it waited, from the open file, and from who opens it later.
-//!    So writeback is only begun, and waited for by polling: counts (cachestat(2)), or, where there are none, the pages that are to
-//!    go, which the helper drops until they are gone. What is kept is not waited for there: nothing shows when it is written.
+//! 1. A write error stays the program's: a waiting `sync_file_range(2)` would take it from the open file, and from those who open it later.
+//!    So writeback is only begun, and waited for by polling: counts (cachestat(2)), or, where there are none, the pages to release, which
+//!    the helper drops until they are gone. Output that is kept is not waited for there: nothing shows when it is written.
 //! 2. A wait is bounded: a disk that hangs holds the writer up in the kernel, not here.
 
 use core::ops::Range;
