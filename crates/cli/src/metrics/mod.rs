@@ -9,6 +9,7 @@
 
 mod accept;
 pub(crate) mod address;
+mod answer;
 mod data;
 mod digest;
 mod exposition;

@@ -7,7 +7,7 @@ use hyper::header::{CONTENT_SECURITY_POLICY, HeaderValue};
 use hyper::{Response, StatusCode};
 use sha2::{Digest as _, Sha256};
 
-use super::server::{builder, made};
+use super::answer::{builder, made};
 
 const PAGE: &str = include_str!("page.html");
 

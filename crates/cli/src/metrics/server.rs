@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, VARY};
+use hyper::header::{ACCEPT, ALLOW, HOST, VARY};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
@@ -24,6 +24,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::accept::wanted;
+use super::answer::{builder, made};
 use super::exposition;
 use super::host::Host;
 use super::own::Own;
@@ -168,26 +169,6 @@ fn text(status: StatusCode, body: &str) -> Response<String> {
     made(builder(status, "text/plain; charset=utf-8").body(body.to_owned()))
 }
 
-/// An answer that nobody is to keep, or to take for something else than it says.
-pub(super) fn builder(status: StatusCode, content_type: &str) -> hyper::http::response::Builder {
-    Response::builder()
-        .status(status)
-        .header(CONTENT_TYPE, content_type)
-        .header(CACHE_CONTROL, "no-store")
-        .header(CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'")
-        .header("X-Content-Type-Options", "nosniff")
-        .header("Cross-Origin-Resource-Policy", "same-origin")
-}
-
-/// The builder fails on headers that are none; those here are constants.
-pub(super) fn made(response: Result<Response<String>, hyper::http::Error>) -> Response<String> {
-    response.unwrap_or_else(|_| {
-        let mut response = Response::new(String::new());
-        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-        response
-    })
-}
-
 /// Whether a request names this host by an address, or as `localhost`. One without a `Host` comes from no browser.
 fn asks_for_this_host(headers: &HeaderMap) -> bool {
     headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(is_this_host))
@@ -203,6 +184,8 @@ fn is_this_host(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
+
     use super::*;
 
     fn service() -> MetricsService {

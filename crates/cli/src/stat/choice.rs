@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use std::path::Path;
 
 use super::columns::Sort;
-use super::scan::Row;
+use super::row::Row;
 
 impl Sort {
     /// Greatest figure first, then by path: no two rows are alike.

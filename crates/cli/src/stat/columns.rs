@@ -2,7 +2,7 @@
 //!
 //! To add one: an entry in [`COLUMNS`]. The table, `--sort`, the total and the JSON follow from it.
 
-use super::scan::Row;
+use super::row::Row;
 
 /// One figure of a file: a column of the table, a key of the JSON, and a sum in the total.
 #[derive(Debug)]

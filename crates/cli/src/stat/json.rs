@@ -5,7 +5,7 @@ use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
 use super::columns::COLUMNS;
-use super::scan::Row;
+use super::row::Row;
 use super::totals::Totals;
 use crate::problems::Problem;
 

@@ -7,6 +7,7 @@
 mod choice;
 mod columns;
 mod json;
+mod row;
 mod scan;
 mod table;
 mod totals;

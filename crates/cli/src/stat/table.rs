@@ -8,7 +8,7 @@ use pagekeeper_kernel::page_size;
 
 use super::choice::LeftOut;
 use super::columns::{COLUMNS, Column};
-use super::scan::{FULL, Picture, Row};
+use super::row::{FULL, Picture, Row};
 use super::totals::Totals;
 use crate::output::{self, Screen, percent};
 use crate::size::Size;

@@ -3,7 +3,7 @@
 use pagekeeper_kernel::page_size;
 
 use super::columns::{COLUMNS, Column};
-use super::scan::Row;
+use super::row::Row;
 
 /// The sum of all files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

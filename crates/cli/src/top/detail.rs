@@ -8,9 +8,9 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 
-use super::figures::{cut_front, figure, rate, size};
+use super::figures::{cut_front, figure, percent, rate, size};
 use super::model::Model;
-use super::screen::{Theme, percent};
+use super::theme::Theme;
 use crate::output::printable_path;
 
 /// Columns of a map, and its lines at most.

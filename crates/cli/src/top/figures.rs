@@ -83,6 +83,11 @@ pub(super) fn cut_front(text: &str, width: usize, mark: &str) -> String {
     mark.chars().take(width).chain(kept.chars()).collect()
 }
 
+/// A share as text.
+pub(super) fn percent(part: u64, whole: u64) -> String {
+    format!("{:.0} %", share(part, whole))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

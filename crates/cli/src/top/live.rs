@@ -22,7 +22,8 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use super::detail;
 use super::figures::size;
 use super::model::{Act, Action, Key, Model, Seen, Target};
-use super::screen::{self, MIN_SIZE, Theme};
+use super::screen::{self, MIN_SIZE};
+use super::theme::Theme;
 use crate::output::{Screen, UsageError};
 use crate::problems::in_words;
 use crate::signals::Stop;

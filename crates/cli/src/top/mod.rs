@@ -16,6 +16,7 @@ mod screen;
 mod screen_tests;
 #[cfg(test)]
 mod testing;
+mod theme;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -15,46 +15,14 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Paragraph, Wrap};
 
 use super::detail;
-use super::figures::{cut_front, explained, figure, rate, share, size, time};
+use super::figures::{cut_front, explained, figure, rate, size, time};
 use super::model::{HISTORY, Model, Over};
 use super::report::{heading, in_words};
+use super::theme::Theme;
 use crate::output::{self, printable_path};
 
 /// Columns and rows that are needed.
 pub(super) const MIN_SIZE: (u16, u16) = (60, 14);
-
-/// What the terminal can show.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Theme {
-    /// Colours are welcome.
-    pub(super) colour: bool,
-    /// Its characters are those of Unicode.
-    pub(super) unicode: bool,
-}
-
-impl Theme {
-    pub(super) fn style(self, colour: Color) -> Style {
-        if self.colour { Style::new().fg(colour) } else { Style::new() }
-    }
-
-    fn mark(self) -> &'static str {
-        if self.unicode { "…" } else { "..." }
-    }
-
-    /// Signs of growing height.
-    fn heights(self) -> &'static [char] {
-        if self.unicode {
-            &['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
-        } else {
-            &['_', '.', '-', '=', '+', '*', '%', '#']
-        }
-    }
-
-    /// Signs of growing share, the first for none and the last for all.
-    pub(super) fn shades(self) -> &'static [char] {
-        if self.unicode { &['·', '░', '▒', '▓', '█'] } else { &['.', '-', '+', '*', '#'] }
-    }
-}
 
 /// A part of memory: its letter, name, colour and size.
 type Part = (char, &'static str, Color, u64);
@@ -409,9 +377,4 @@ pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
-}
-
-/// A share as text.
-pub(super) fn percent(part: u64, whole: u64) -> String {
-    format!("{:.0} %", share(part, whole))
 }

@@ -7,8 +7,9 @@ use ratatui::backend::TestBackend;
 use ratatui::style::Color;
 
 use super::model::{Key, Model};
-use super::screen::{Theme, draw};
+use super::screen::draw;
 use super::testing::{file_row, model_with};
+use super::theme::Theme;
 
 const PLAIN: Theme = Theme { colour: false, unicode: false };
 
