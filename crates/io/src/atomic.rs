@@ -1,8 +1,8 @@
 //! Atomic writes, which are on the disk as a whole or not at all: which sizes a file takes, who guarantees it, and whether
 //! it works.
 //!
-//! Invariant: no file of the caller is changed; writes are tried on an unnamed scratch file. What can't be tried or read is
-//! not believed.
+//! Invariant: no file of the caller is changed; writes are tried on an unnamed scratch file. What can't be tried or read does not
+//! count as supported.
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;

@@ -1,9 +1,9 @@
-//! Opening regular files, and taking over open ones: shared by the back-ends for real files.
+//! Opens regular files, and adopts open ones: shared by the back-ends for real files.
 //!
-//! Invariants: close-on-exec; read-only, and nothing created, unless it is asked for; nothing is truncated; a FIFO or device is not opened, and if one comes
-//! in between the check and the open it does not block (`O_NONBLOCK`, taken off again afterwards, since `io_uring` gives
-//! `EAGAIN` for it on some file systems); the access time is left alone where the kernel allows it (`O_NOATIME`, for
-//! owners and `CAP_FOWNER`: open(2)). For [`Access::Direct`] the file is direct from its first open on.
+//! Invariants: close-on-exec; read-only, and nothing created, unless it is asked for; nothing is truncated. A FIFO or device is not opened;
+//! one that appears between the check and the open does not block (`O_NONBLOCK`, cleared afterwards, since `io_uring` returns
+//! `EAGAIN` for it on some file systems). The access time is left alone where the kernel allows it (`O_NOATIME`, for
+//! owners and `CAP_FOWNER`: open(2)). With [`Access::Direct`] the file is direct from its first open on.
 
 use std::fs::File;
 use std::io::IoSliceMut;

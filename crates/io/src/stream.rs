@@ -1,7 +1,7 @@
 //! A stream of reads: as one ends the next begins, so that the device always has as many in flight as it can use.
 //!
-//! Invariants: a read's memory is the read's alone from when [`ReadStream::next`] gave it until [`ReadStream::ended`] was
-//! called with its token; [`crate::Io::read_stream`] does not return, also not by a panic, before that is so of all.
+//! Invariants: a read owns its memory from when [`ReadStream::next`] returned it until [`ReadStream::ended`] is called with its token;
+//! [`Io::read_stream`] does not return or unwind before all reads have ended.
 
 use std::io::IoSliceMut;
 

@@ -1,7 +1,7 @@
 //! Memory that a read in flight fills, named by address: the reader neither owns nor borrows it.
 //!
-//! Invariant: whoever makes a [`Target`] promises that the memory is valid and the read's alone until the read's `done` (of a
-//! stream: `ended`) has been called. Everything that writes through one rests on that promise.
+//! Invariant: whoever makes a [`Target`] promises that the memory is valid, and that nobody else uses it until the read's `done` (of a
+//! stream: `ended`) has been called. All writes through it rest on that promise.
 
 use std::fmt;
 use std::ptr::NonNull;

@@ -1,10 +1,10 @@
-//! The one loop around raw reads and writes, shared by all back-ends: a read goes on until its memory is full, the file
-//! ends, or an error that means something; a write until all is written or such an error.
+//! The one loop around raw reads and writes, shared by all back-ends. A read goes on until its memory is full, the file ends, or
+//! a final error; a write until all is written, or a final error.
 //!
-//! Invariants: [`Transfer::done`] bytes from the offset on are in a read's memory, or of a write's in the file; a read's
-//! result that is shorter than what was asked means end of file and nothing else, a write's is never shorter. `EINTR`,
-//! `EAGAIN` and short counts (except of an atomic write, which is one raw write or fails) are retried; after [`MAX_FRUITLESS`] attempts in a row that brought nothing the transfer
-//! fails with the last of them, so that it always ends.
+//! Invariants: the first [`Transfer::done`] bytes from the offset on are in a read's memory, or in a write's file. A read that
+//! returns less than was asked means end of file and nothing else; a write never returns less. `EINTR`, `EAGAIN` and short counts
+//! are retried (except of an atomic write, which is one raw write or fails). After [`MAX_FRUITLESS`] attempts in a row without
+//! progress the transfer fails with the last error, so it always ends.
 
 use libc::iovec;
 

@@ -1,8 +1,8 @@
-//! How a log's pages are kept from staying: released after each sync, never left there, or never made. Which of it is
-//! real on a file system is found out by doing it, on a file without a name in the directory itself; what a kernel's
-//! version or a flag promises is not believed.
+//! How a log leaves no pages in the cache: released after each sync, dropped by the kernel, or never made. Which of these works
+//! on a file system is found out by trying it, on an unnamed file in the directory itself; neither the kernel's version nor a
+//! flag is trusted.
 //!
-//! What was measured (Linux 6.18, ext4 and XFS on a virtual disk, writes at depth 1) and stands behind `Auto`:
+//! What was measured (Linux 6.18, ext4 and XFS on a virtual disk, writes at depth 1) and decides `Auto`:
 //!
 //! | | overwriting a ring | appending |
 //! |---|---|---|

@@ -11,11 +11,11 @@
 //! | 20..24 | how far behind the LSN the log was known to be durable, in units of 8 bytes |
 //!
 //! Invariants:
-//! 1. A record is taken for one only where it says itself that it stands, under the salt that is in force there, and with its
-//!    checksum: neither what was there before a wraparound nor what a crash left past the end is mistaken for it.
-//! 2. Each sync begins with padding up to the next block, and no block that was synced is written again: a write that is
-//!    torn by a crash hurts nothing that was acknowledged.
-//! 3. Whoever opens a log to write begins a new epoch: a record at the first block start past the end, under the old salt,
+//! 1. A record is accepted only at the LSN that its header names, with the salt in force there, and with a matching
+//!    checksum: neither data from before a wraparound nor what a crash left past the end is mistaken for a record.
+//! 2. Each sync begins with padding up to the next block, and no synced block is written again: a write that a crash
+//!    tears damages nothing that was acknowledged.
+//! 3. Opening a log to write begins a new epoch: a record at the first block start past the end, under the old salt,
 //!    that names the end and the new salt.
 //!
 //! Reading ([`Reader`]) ends at the first place where no record stands, unless the epoch that begins behind it names that

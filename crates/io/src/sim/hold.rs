@@ -1,4 +1,4 @@
-//! A gate for requests, by which tests order the events of several threads.
+//! Holds requests back, so that tests order the events of several threads.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
 //! A file of the simulated disk: what is seen of it, what would survive a power cut, and which of its pages are in the
 //! kernel's cache.
 //!
-//! Invariants. `content` is what a buffered read gives. A page is *lost* when a sync failed with it in the cache: it counts
-//! as clean and still shows what was written, and the device never got that; elsewhere `content` is what the device gives a
-//! direct read, be it on its medium or in its own volatile cache. `durable` is what is there after a power cut for sure;
-//! each byte in which `content` differs from it is either in a pending change or on a lost page.
+//! Invariants. `content` is what a buffered read returns. A page is *lost* when a sync failed with it in the cache: it counts as clean
+//! and still shows what was written, which the device never got. Elsewhere `content` is what a direct read returns from the device,
+//! from its medium or its volatile cache. `durable` is what certainly survives a power cut; each byte in which `content` differs
+//! from it is in a pending change or on a lost page.
 
 use std::ops::Range;
 use std::sync::Arc;

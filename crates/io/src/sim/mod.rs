@@ -1,11 +1,9 @@
 //! A simulated disk on virtual time: deterministic, with faults on demand, for tests.
 //!
-//! No clock is read and no time passes: a call returns as soon as the disk's own clock has been put forward to when it
-//! would have ended. One thread's calls repeat exactly. With several threads each request gets its time when it comes;
-//! contents and faults repeat all the same.
+//! No clock is read and no time passes: a call advances the disk's own clock to when it would have ended, and returns at once. The calls
+//! of one thread repeat exactly. With several threads, a request's time depends on when it arrives; contents and faults still repeat.
 //!
-//! What is written, sized and named is not on the medium before it has been synced: what a power cut leaves of it is for
-//! [`Persistence`] to say.
+//! Data, sizes and names are not on the medium before they are synced: [`Persistence`] decides what of them survives a power cut.
 
 #[cfg(test)]
 mod atomic_tests;

@@ -1,10 +1,9 @@
-//! The directory tree of the simulated disk: as it is seen, as it would be after a power cut, and what lies between.
+//! The directory tree of the simulated disk: as it is seen, as it would be after a power cut, and the pending changes between.
 //!
-//! Invariants: each name but the root's has a directory above it, in what is seen and in what is found after a crash; what
-//! was asked of a directory is durable once that directory has been synced, and before that may persist or not, each operation by
-//! itself and in any order; but a rename is one operation, and no file is without a name in between (but where another has
-//! taken its old one), also when it moves between directories: a sync of the new one gives it its new name, a sync of the
-//! old one takes the old name as well.
+//! Invariants: each name but the root's has a directory above it, both now and after a crash. A change of a directory is durable once
+//! that directory has been synced. Before that it may persist or not, each operation by itself and in any order. But a rename is one
+//! operation: no file is without a name in between (unless another has taken its old one), also when it moves between directories. Syncing
+//! the new directory makes the new name durable; syncing the old one removes the old name as well.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -1,8 +1,8 @@
-//! Who carries requests through the simulated disk: the caller of a blocking call or batch itself; for what was submitted a
-//! thread of the disk, or whoever calls [`super::SimDisk::step`].
+//! Who carries requests through the simulated disk: the caller of a blocking call or batch itself; for submitted requests a
+//! thread of the disk, or the caller of [`super::SimDisk::step`].
 //!
-//! Invariants: the lock is never held over `completed`, `done` or a file's methods; each submitted request is done once,
-//! also after the last handle of the disk is gone; then the thread ends.
+//! Invariants: the lock is never held over `completed`, `done` or a file's methods; each submitted request is completed once,
+//! also after the last handle of the disk is dropped; then the thread ends.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

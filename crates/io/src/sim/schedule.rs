@@ -1,7 +1,7 @@
 //! Virtual time: when a request that arrives now will complete.
 //!
-//! Invariants: at most `width` requests are being served at any time; they are begun in the order in which they come; time
-//! never runs backwards. Nothing here knows what the requests are.
+//! Invariants: at most `width` requests are served at any time; they begin in the order of their arrival; time never runs backwards.
+//! What the requests are is not known here.
 
 /// Nanoseconds since the disk was made.
 pub(super) type Time = u64;

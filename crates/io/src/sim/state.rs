@@ -1,8 +1,8 @@
 //! The disk itself: names, inodes, requests in flight. All under one lock, all on virtual time.
 //!
-//! Invariants: a request is in flight from [`DiskState::start`] to its finish; data are as of the finish; an inode lives as long
-//! as it has a name, could have one after a crash, or is open. Once the power is off nothing changes and all fails with `EIO`;
-//! an operation during which it goes off may have been done in part, and fails. Nothing here blocks or calls out.
+//! Invariants: a request is in flight from [`DiskState::start`] to its finish, and takes effect at the finish; an inode lives as long
+//! as it has a name, could have one after a crash, or is open. After the power is cut nothing changes and every call fails with `EIO`;
+//! an operation during the cut may have been done in part, and fails. Nothing here blocks or calls out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeInclusive};

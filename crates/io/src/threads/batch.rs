@@ -1,8 +1,8 @@
-//! A batch of reads, shared out to the threads of a pool and to its caller.
+//! A batch of reads, shared by the threads of a pool and its caller.
 //!
-//! Invariants: each read is claimed once, by a count; who has claimed one hands in its result. The caller does not leave,
-//! also not by a panic, before all that was claimed has been handed in, and from then on nothing can be claimed: so no
-//! thread touches the batch after its caller left, however late the thread comes.
+//! Invariants: each read is claimed once, by a counter; its claimant reports its result. The caller does not leave, also not by a
+//! panic, before all claimed reads are reported, and from then on nothing can be claimed: so no thread touches the batch after its
+//! caller left, however late the thread comes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

@@ -1,7 +1,7 @@
 //! Reads and writes by a pool of threads, each in a blocking preadv(2) or pwrite(2): where there is no `io_uring`.
 //!
-//! The threads start when there is work for them and none is idle, up to a bound, and end when the [`Threads`] is gone
-//! and all work is done. A batch is spread over the pool, and its caller helps: it ends also when no thread can be had.
+//! A thread starts when there is work and none is idle, up to a bound. The threads end when the [`Threads`] is dropped and all work is
+//! done. A batch is spread over the pool, and its caller helps, so it also completes when no thread can be started.
 
 mod batch;
 mod pool;

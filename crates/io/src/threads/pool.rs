@@ -1,7 +1,7 @@
 //! A pool of threads that take jobs from one queue.
 //!
-//! Invariants: the lock is never held over a job; each job that was taken in is run once, also after the [`Pool`] is
-//! gone; a thread ends when the pool is gone and the queue empty.
+//! Invariants: the lock is never held over a job; each accepted job runs once, also after the [`Pool`] is dropped; a thread ends when
+//! the pool is dropped and the queue is empty.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,10 +1,10 @@
 //! Reads and writes in the background: one ring, and a thread that serves it.
 //!
-//! Invariants: submitters only ever wait for the lock around the queue, which is never held over I/O or a `done`; each
-//! request that was submitted is done once, also after the [`Background`] is gone; then the thread ends by itself.
+//! Invariants: submitters wait only for the queue's lock, which is never held over I/O or a `done`; each submitted request is completed
+//! once, also after the [`Background`] is dropped; then the thread ends by itself.
 //!
-//! The thread waits in the ring; a submitter wakes it through an eventfd, but only if the thread has said, under the
-//! same lock, that it found the queue empty.
+//! The thread waits in the ring. A submitter wakes it through an eventfd, but only if the thread noted, under the same lock, that it
+//! found the queue empty.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,8 +1,8 @@
-//! The reads and writes that are in a ring, each in a slot whose number is its token.
+//! The reads and writes in a ring, each in a slot whose number is its token.
 //!
-//! Invariants: a slot is taken from the moment its transfer is put into the ring until the result is known, over any
-//! number of raw transfers; there are no more slots than the ring is deep, so a taken slot always has room there. A
-//! [`Flight`] never ends, also not by a panic, before the kernel has let go of all memory.
+//! Invariants: a slot is taken from when its transfer is submitted until the result is known, over any number of raw transfers. There are
+//! no more slots than the ring is deep, so a taken slot always has room there. A [`Flight`] never ends, also not by a panic, while the
+//! kernel may still use its memory.
 
 use libc::iovec;
 

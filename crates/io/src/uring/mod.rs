@@ -1,12 +1,12 @@
 //! Reads and writes through `io_uring`: many in flight from one thread.
 //!
-//! A batch runs on a ring of its own, checked out of a pool: the calling thread itself puts reads in and takes
-//! completions out, with no other thread in between. Reads and writes in the background go through one more ring, which a
-//! thread of its own serves. Single blocking reads and writes are plain pread(2) and pwrite(2), and so is all else.
+//! A batch runs on a ring of its own, taken from a pool: the calling thread itself submits reads and reaps completions. Reads and
+//! writes in the background go through one more ring, served by its own thread. Single blocking reads and writes are plain pread(2)
+//! and pwrite(2), and so is all else.
 //!
-//! In a child of fork(2), reads and writes go past the rings, which are its parent's, and background reads fail ([`Process`]).
+//! In a child of fork(2), reads and writes bypass the rings, which are its parent's, and background reads fail ([`Process`]).
 //!
-//! Fails where `io_uring` is missing, forbidden or does not really work: found out by [`Uring::new`], which does a read.
+//! Fails where `io_uring` is missing, forbidden or does not really work: [`Uring::new`] finds out by reading.
 
 mod background;
 mod batch;

@@ -1,7 +1,8 @@
-//! One ring: transfers are put in, completions are taken out.
+//! One ring: submits transfers and reaps completions.
 //!
-//! Invariants: at most `depth` transfers are in the ring, so that neither queue overflows; each that was put in comes out
-//! exactly once, as a completion or, once the ring has broken, by being given up. Its memory is the kernel's until then. A ring is used by one thread at a time.
+//! Invariants: at most `depth` transfers are in the ring, so that neither queue overflows. Each submitted transfer comes back exactly
+//! once, as a completion or, once the ring has broken, as given up. Until then its memory is the kernel's. Only one thread at a time uses
+//! a ring.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -4,8 +4,8 @@
 //! kernel is not asked about a page before that. What a release leaves (a page that is mapped, or locked by read-ahead) stays on
 //! the list, and is tried again later.
 //!
-//! It is called by whoever has just made something releasable: the writer whose records begin a new window or segment, after its
-//! turn; a follower that goes on to the next window. No lock is held over I/O. One thread at a time does it; a writer that
+//! It is called by whoever has just made something releasable: the leader whose records begin a new window or segment, after it
+//! has handed over; a follower that goes on to the next window. No lock is held over I/O. One thread at a time does it; a writer that
 //! comes meanwhile goes on, unless too much is unwritten: then it waits.
 //!
 //! Invariants:

@@ -1,9 +1,9 @@
 //! Progress of the log: how far it is written and synced, which segments it has, and where its followers are.
 //!
 //! Invariants:
-//! 1. `durable <= end`; both only go up, and move to a new segment only when the one before is sealed here.
+//! 1. `durable <= end`; both only grow, and move to a new segment only when the one before is sealed here.
 //! 2. A follower's position here is never ahead of what it has yet to read.
-//! 3. A segment with a follower in it, or before it, is here; only a forced purge takes it away, and then the follower is
+//! 3. A segment is listed here while a follower is in it or before it; only a forced purge removes it, and then the follower is
 //!    cut off.
 //! 4. No waker is called under the lock.
 

@@ -1,4 +1,4 @@
-//! Opening and recovery: all that is in the directory is checked first, and nothing is changed unless all of it is valid.
+//! Opening and recovery: the whole directory is checked first, and nothing is changed unless all of it is valid.
 //!
 //! In order: the names, the lock, the index, each segment's header and length, the records of the last segment if it was
 //! left open. Its end is found as [`Reader`] says; a group whose end is missing is dropped. What is kept is synced before

@@ -1,8 +1,8 @@
 //! A segment's name and its header block.
 //!
-//! The header is the first 4096 bytes and never changes. It names the log, so that a file that came from another one is
-//! known; the segment's number, so that a renamed file is; the salt of its records; and where the segment before
-//! it ended, so that it shows when that one was cut.
+//! The header is the first 4096 bytes and never changes. It holds the log's id, which exposes a file of another log; the segment's
+//! number, which exposes a renamed file; the salt of its records; and the end of the segment before, which exposes one that was
+//! truncated.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
-//! The directory of a binlog: what is made, named and replaced there, and in what order.
+//! The directory of a binlog: which files are created, renamed and replaced there, and in what order.
 //!
-//! A new segment: its header is written and synced, then the directory, then the index that lists it is put in place
-//! ([`super::index`]) and the directory synced again. After a crash between any two of these there is the old index, and
-//! perhaps an empty segment that it does not list (removed by who opens next), or the new index and all that it lists.
+//! A new segment: its header is written and synced, then the directory; then the index that lists it replaces the old one
+//! ([`super::index`]), and the directory is synced again. A crash between any two steps leaves the old index, and perhaps an empty
+//! segment that it does not list (the next open removes it), or the new index and all that it lists.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;

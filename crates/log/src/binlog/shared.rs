@@ -1,4 +1,4 @@
-//! What the handle of a log, its followers and all who append share.
+//! What a log's handle, its followers and its appenders share.
 //!
 //! Locks are taken one at a time: the queue's ([`CommitQueue`]), the followers' ([`Progress`]), the releaser's ([`PageReleaser`]).
 

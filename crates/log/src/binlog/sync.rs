@@ -1,6 +1,6 @@
-//! What the queue and the followers' progress take of the standard library to coordinate threads.
+//! The primitives of the standard library by which the queue and the followers' progress coordinate threads.
 //!
-//! It is named here alone, so that the models can compile the same sources with loom's in its place.
+//! They are named only here, so that the models compile the same sources with loom's instead.
 
 pub(super) use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};

@@ -1,9 +1,9 @@
 //! The budget of unwritten bytes that all paced writers of one disk in this process share.
 //!
 //! A writer is admitted before it makes pages dirty. While there is no room, it waits for the writeback of the oldest step
-//! there is, whichever writer's: so an idle writer holds nobody up. Writeback was started when the step was handed over.
+//! there is, of any writer: so an idle writer holds nobody up. Writeback was started when the step was handed over.
 //!
-//! Invariants: `unwritten` counts each step from its admission until its writeback was waited for, and is never above the
+//! Invariants: `unwritten` counts each step from its admission until its writeback has ended, and is never above the
 //! limit; the lock is never held over I/O; a failed wait is reported by the step's own writer, for good: the kernel
 //! reports it once only.
 //!

@@ -1,4 +1,4 @@
-//! Which mode, and why: of what was requested, and what a probe found to be real.
+//! Chooses the mode, and says why: by what was requested, and what a probe found to work.
 
 use std::path::Path;
 

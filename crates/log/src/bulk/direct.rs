@@ -1,8 +1,8 @@
-//! Past the page cache: buffers of 1 MiB, of which several are in flight while the next is filled.
+//! Bulk writes that bypass the page cache: buffers of 1 MiB, several in flight while the next is filled.
 //!
 //! Invariants: there are at most [`DEPTH`] buffers, one of them being filled. Writes are whole blocks at multiples of the
-//! buffer's size; the last one is padded with zeros, which are cut off when all is written. Room is taken ahead, since
-//! writes that lengthen a file go one after the other on ext4 and XFS; where room can't be allocated, the write reports it.
+//! buffer's size; the last one is padded with zeros, which are cut off when all is written. Space is allocated ahead, since
+//! writes that extend a file run one after another on ext4 and XFS; where it can't be allocated, the write reports it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};

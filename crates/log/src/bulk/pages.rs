@@ -1,7 +1,7 @@
-//! Through the page cache, in steps: paced, uncached, or plainly buffered.
+//! Bulk writes through the page cache, in steps: paced, uncached, or plainly buffered.
 //!
 //! Invariants: a step is written in one call, at a multiple of its length, so that the kernel can build large folios and
-//! a release takes whole ones. A paced step is admitted to the budget before it becomes dirty, and writeback of it is
+//! a release covers whole ones. A paced step is admitted to the budget before it becomes dirty, and its writeback is
 //! started before anybody waits for it.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! On a simulated disk: what fails, and how much is unwritten at a time.
+//! Bulk writes on a simulated disk: failures, and how much is unwritten at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,4 +1,4 @@
-//! Stories on real files, and on a simulated disk that fails.
+//! Bulk writes on real files, and on a simulated disk that fails.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! The part of a log that a reader has in memory, where it reads as it goes.
+//! The part of a log that a reader has in memory.
 //!
 //! Invariant: the source is read in whole blocks, forwards, into memory that is aligned for direct reads. Fails as the source does.
 

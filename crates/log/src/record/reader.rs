@@ -5,18 +5,18 @@
 //!    after that only where an epoch names that very LSN as the end of the one before.
 //! 2. An end is accepted only if no later block start holds a record with the same salt that reports it durable; of a
 //!    log with a bound B on what is not synced ([`Reader::with_max_unsynced`]), no block start up to 3 B past it.
-//! 3. The bytes are asked for in whole blocks, forwards.
+//! 3. Bytes are read in whole blocks, forwards.
 //!
 //! # Why 3 B are enough
 //!
-//! Of a log with a bound its writer sees to three things:
+//! The writer of a log with a bound guarantees three things:
 //!
 //! - (a) All that was ever appended ends at most B past what was durable at that time. So does the padding of a sync.
 //! - (b) Each sync ends at a block start, and the next record stands there. By (a) these places d₀ < d₁ < … are at most B apart.
-//! - (c) The record at dᵢ₊₁ says that dᵢ was durable at least: its room was taken after that of the padding before it, whose sync
-//!   began after dᵢ was known, since one syncs at a time.
+//! - (c) The record at dᵢ₊₁ says that dᵢ was durable at least: it was reserved after the padding before it, whose sync
+//!   began after dᵢ was known, since only one thread syncs at a time.
 //!
-//! A log that is opened goes on with them: what it keeps is durable then, and the epoch's record, under the old salt and at the
+//! Reopening a log keeps these guarantees: what it keeps is durable then, and the epoch's record, under the old salt and at the
 //! first block start past the end, says so. It is the next of the places of (b): the end was at most B past the last one.
 //!
 //! Let E be a place where no record stands though it was durable, and dᵢ the first of the places behind it; by (b) it is at
@@ -29,7 +29,7 @@
 //! So a record that would be found by reading up to the end of the log is missed only if, beside what stands at E, R is
 //! damaged, and all other block starts up to 3 B past E as far as they have records that know of E.
 //!
-//! Fails where the bytes can't be had, and with [`Error::Corrupt`].
+//! Fails where the bytes can't be read, and with [`Error::Corrupt`].
 
 use super::buffered::Buffered;
 use super::source::{Reach, Source};

@@ -1,4 +1,4 @@
-//! What a reader of records stands on: a source of bytes, and memory that they are read into.
+//! A source of bytes for a reader of records, and the memory that they are read into.
 
 use std::path::PathBuf;
 

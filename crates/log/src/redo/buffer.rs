@@ -1,18 +1,18 @@
 //! The log buffer: where records wait to be written. Any number of threads reserve room and fill it at once, without a lock;
-//! one, the [`Taker`], takes what is whole, in order.
+//! one, the [`Taker`], takes whole blocks, in order.
 //!
 //! The buffer is a ring of its own: the byte of LSN x is at x modulo the capacity.
 //!
 //! Invariants:
-//! 1. A range of LSNs belongs to one [`Span`]: it comes out of one compare-and-swap of `reserved`, which only grows.
+//! 1. A range of LSNs belongs to one [`Span`]: one compare-and-swap of `reserved`, which only grows, reserves it.
 //! 2. `taken <= reserved <= taken + capacity`: no two ranges that are in use share a byte of memory.
-//! 3. A block's count is the number of its bytes that were filled since it was given back. The taker reads blocks only
+//! 3. A block's count is the number of its bytes that were filled since it was freed. The taker reads blocks only
 //!    whose count is [`BLOCK`]: all who fill it are done. The counts' adds release and the taker's load acquires, so it sees
 //!    what they wrote.
-//! 4. A block is given back (its count zeroed, then `taken` raised by a releasing store) by the taker alone, when
-//!    nobody reads it any more. Who reserves acquires `taken`, so that what it writes comes after that.
-//! 5. Between reserving and filling nothing can fail, panic or wait: the taker comes by sooner or later.
-//! 6. Data leaves [`SLACK`] bytes of room, so that there is always room for the padding that a sync begins with.
+//! 4. Only the taker frees a block (zeroes its count, then raises `taken` by a releasing store), when nobody reads it any
+//!    more. A thread that reserves acquires `taken`, so that its writes come after that.
+//! 5. Between reserving and filling nothing can fail, panic or wait, so the taker never waits for ever.
+//! 6. Data leaves [`SLACK`] bytes free, so that there is always room for the padding that a sync begins with.
 
 #![allow(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! Moving the checkpoint: what the ring may be written over.
+//! Moves the checkpoint, up to which the ring may be overwritten.
 //!
-//! Invariant: the new place is durable in the control file before anything is appended over what it gives up, and what stands
-//! at it is durable, and a record, before the control file names it.
+//! Invariant: the new checkpoint is durable in the control file before anything is appended over the space that it frees. A durable
+//! record stands at it before the control file names it.
 
 use std::sync::atomic::Ordering;
 

@@ -1,10 +1,9 @@
-//! Making a log.
+//! Creates a log.
 //!
 //! The control file comes first and says that the log is being made; then the files, written with zeros from end to end; then the
-//! control file says that it is in use. So a directory with files of a ring and no control file is never taken for one that
-//! may be made anew.
+//! control file says that it is in use. So a directory with ring files but no control file is never overwritten by a new log.
 //!
-//! Fails with what was there before unchanged, and what was made removed but for an empty directory.
+//! A failure leaves what was there before unchanged, and removes what was made except for an empty directory.
 
 use std::path::{Path, PathBuf};
 

@@ -6,11 +6,11 @@
 //!
 //! Invariants:
 //! 1. The chunks in memory are contiguous: from an LSN that the reader has not passed, up to `read`.
-//! 2. From the start of `checked` to its end the records follow each other under `salt`, and each of them is whole. So whether
-//!    the record that the reader comes to is whole is not checked again; what it means is for the reader alone to say.
+//! 2. From the start of `checked` to its end the records follow each other under `salt`, and each of them is whole. The reader does not
+//!    verify them again; only it interprets them.
 //! 3. No more than a few steps are read ahead of what the reader asks for, and nothing at or past its limit.
 //!
-//! Fails as the disk does, where the reader needs what could not be read: not for what was read ahead and not needed.
+//! Fails as the disk does, where the reader needs what could not be read; a failed read-ahead that is not needed is no error.
 
 use std::collections::VecDeque;
 use std::ops::Range;

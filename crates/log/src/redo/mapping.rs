@@ -1,8 +1,8 @@
 //! Large memory: allocated as it is touched, in huge pages where the kernel has them. Touching a small page for the first time
 //! takes as long as reading it from a fast disk.
 //!
-//! Invariant: a mapping is `len` bytes from `start` on that were mapped by it, are readable and writable, zero at first, and its own.
-//! Where there is no memory the process ends, as with all of the standard library's collections.
+//! Invariant: a mapping is `len` bytes from `start` on, mapped here and used by nobody else, readable and writable, zero at first.
+//! Without memory the process ends, as with all of the standard library's collections.
 
 #![allow(unsafe_code)]
 

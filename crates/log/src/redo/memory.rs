@@ -1,6 +1,6 @@
 //! The bytes of the log buffer, written by many threads at once and read by one.
 //!
-//! Nothing here knows who may touch what: the log buffer states that. Memory is taken up as it is touched.
+//! Which thread may access which bytes is not checked here: the log buffer guarantees it. Memory is allocated as it is touched.
 
 #![allow(unsafe_code)]
 

@@ -1,10 +1,10 @@
-//! Opening a log: where it ends, what of it is kept, and the new epoch.
+//! Opens a log: finds where it ends, what of it is kept, and begins the new epoch.
 //!
 //! Invariants:
-//! 1. Nothing is written before all was found to be in order.
-//! 2. What is kept is read from the device, where that can be had, and synced before anything is appended: after a kill, or a
-//!    sync that failed, the page cache may show what the device does not have. A file of which nothing is kept needs no sync:
-//!    what it has is given up or past the end, where the new epoch disowns it.
+//! 1. Nothing is written before everything was checked.
+//! 2. What is kept is read from the device, where direct reads work, and synced before anything is appended: after a kill, or a sync that
+//!    failed, the page cache may show what the device does not have. A file of which nothing is kept needs no sync: its content is
+//!    before the checkpoint, or past the end, where the new epoch makes it invalid.
 //! 3. Nothing is appended before the new epoch is durable: what a crash left past the end has another salt.
 
 use std::ops::Range;

@@ -1,7 +1,7 @@
-//! Reading the log while it is open.
+//! Reads the log while it is open.
 //!
-//! Reads go past the page cache where that can be had, wide, up to where the log was durable (or written, where commits don't
-//! wait for syncs) when the reader was made. Fails where a checkpoint gave up what was to be read, and it was written over.
+//! Reads bypass the page cache where they can, with many requests in flight, up to where the log was durable (or written, where commits
+//! don't wait for syncs) when the reader was made. Fails where a checkpoint freed the range to be read and it was overwritten.
 
 use std::path::PathBuf;
 use std::sync::Arc;

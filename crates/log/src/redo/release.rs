@@ -1,11 +1,11 @@
-//! Giving back the pages of what was written: by the exact rule of `pagekeeper-policy`.
+//! Releases the pages of what was written, by the exact rule of `pagekeeper-policy`.
 //!
 //! The rule is *release behind the writer*, of a log that overwrites whole pages: a released page costs nothing when the ring
-//! comes back to it. Windows that are written and not yet released are remembered until they are gone, or were tried
-//! [`TRIES`] times (somebody else maps or locks them). A window goes once it is synced, or its writeback was started; else that
-//! is started, and it goes a step later. What the kernel says of residency counts what is left, and shows what resisted.
+//! comes back to it. Windows that are written and not yet released are remembered until they are released, or were tried
+//! [`TRIES`] times (another process maps or locks them). A window is released once it is synced or its writeback was started; else
+//! writeback is started, and the next step releases it. The kernel's residency counts show what is left and what resisted.
 //!
-//! The kernel reports a failed writeback once, to whoever asks first: where that is here, it ends the log as a failed sync does.
+//! The kernel reports a failed writeback once, to whoever asks first: if that is the releaser, the log ends as after a failed sync.
 //! What can't be released for another reason stays, and does no other harm.
 
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The ring of files: where an LSN stands, and reading, writing and syncing by LSN.
+//! The ring of files: maps LSNs to files, and reads, writes and syncs by LSN.
 //!
 //! Invariant: LSN x is byte x modulo the file's size of file (x / size) modulo their number. Fails as the disk does.
 

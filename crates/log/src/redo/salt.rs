@@ -1,4 +1,4 @@
-//! Random numbers by which epochs, and logs, differ.
+//! Random numbers that distinguish epochs and logs.
 
 use std::hash::{BuildHasher, RandomState};
 

@@ -1,4 +1,4 @@
-//! A follower of the models: as the real one, but that it reads all that it may at once.
+//! The follower of the models: like the real one, but it reads everything available at once.
 
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};

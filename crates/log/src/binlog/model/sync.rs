@@ -1,4 +1,4 @@
-//! In place of `sync`: loom's atomics, locks and conditions.
+//! Replaces `sync` in the models: loom's atomics, locks and conditions.
 
 pub(super) use loom::sync::atomic::{AtomicBool, Ordering};
 pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};

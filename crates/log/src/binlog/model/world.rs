@@ -1,4 +1,4 @@
-//! What the models stand on: a log whose segments are in memory, and calls that do as those of the real one.
+//! The log of the models: its segments are in memory, and its calls act as those of the real one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;

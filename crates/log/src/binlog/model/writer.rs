@@ -1,4 +1,4 @@
-//! In place of the writer: segments are vectors, and a sync is a number.
+//! Replaces the writer in the models: segments are vectors, and a sync is a number.
 
 use super::group_commit::{Batch, PlacedPart};
 use super::progress::Segment;

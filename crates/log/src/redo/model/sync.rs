@@ -1,4 +1,4 @@
-//! In place of `sync`: loom's atomics and locks, and memory that loom watches.
+//! Replaces `sync` in the models: loom's atomics and locks, and memory that loom watches.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A log on a simulated disk, what was appended of it, and what must therefore be found after a crash.
+//! A log on a simulated disk, what was appended to it, and what must therefore be found after a crash.
 
 use pagekeeper_io::{Persistence, SimDisk, Times, WriteFault};
 
