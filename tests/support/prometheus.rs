@@ -39,7 +39,7 @@ pub(crate) fn ask(port: u16, method: &str, path: &str, headers: &[(&str, &str)])
         write!(head, "{name}: {value}\r\n").expect("memory");
     }
     head.push_str("\r\n");
-    // Who refuses a head may close before all of it is sent: the answer tells.
+    // Who refuses a head may close before all of it is sent: the answer shows it.
     let sent = stream.write_all(head.as_bytes());
     let mut text = String::new();
     // Then the end is a reset, behind the answer.
