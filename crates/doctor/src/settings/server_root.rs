@@ -109,11 +109,11 @@ impl<'a> ServerRoot<'a> {
         })
     }
 
-    /// Reads at most `most` bytes at an offset of a file.
-    pub(crate) fn read_at(&self, path: &Path, offset: u64, most: usize) -> Result<Vec<u8>, Unread> {
+    /// Reads at most `max` bytes at an offset of a file.
+    pub(crate) fn read_at(&self, path: &Path, offset: u64, max: usize) -> Result<Vec<u8>, Unread> {
         use std::os::unix::fs::FileExt as _;
         let file = self.open(path)?;
-        let mut bytes = vec![0; most];
+        let mut bytes = vec![0; max];
         let read =
             file.file().read_at(&mut bytes, offset).map_err(|error| Unread::Because(error.to_string()))?;
         bytes.truncate(read);

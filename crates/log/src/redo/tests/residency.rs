@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const RECORD: usize = 256 << 10;
 
 /// What a log may keep resident while it is open, in bytes.
-const MOST: u64 = 16 * MIB;
+const MAX_RESIDENT: u64 = 16 * MIB;
 
 /// What the kernel may hold references to just as it is advised to drop pages, in bytes.
 const HELD: u64 = 256 << 10;
@@ -24,7 +24,7 @@ fn settled(dir: &Path) -> Option<u64> {
     let begun = Instant::now();
     loop {
         let found = resident(dir)?;
-        if found <= MOST || begun.elapsed().as_secs() >= 60 {
+        if found <= MAX_RESIDENT || begun.elapsed().as_secs() >= 60 {
             return Some(found);
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -51,7 +51,7 @@ fn rounds_of_the_ring(dir: &Path) {
         }
         let Some(found) = settled(dir) else { return };
         eprintln!("{}, {mode}, {policy:?}: {} KiB", dir.display(), found >> 10);
-        assert!(found <= MOST, "{}, {mode}, {policy:?}: {found} bytes are resident", dir.display());
+        assert!(found <= MAX_RESIDENT, "{}, {mode}, {policy:?}: {found} bytes are resident", dir.display());
         log.close().unwrap();
         let left = resident(dir).unwrap();
         // The control file's two slots are written through the page cache where there is no other way.
