@@ -110,7 +110,7 @@ enum Completed {
     /// Nothing in the range is dirty any more.
     Written(u64, Range<u64>),
     /// Released, but for the windows that begin here and still have pages.
-    Released(u64, Range<u64>, Vec<u64>),
+    Released(u64, Vec<u64>),
 }
 
 impl PageReleaser {
@@ -250,10 +250,15 @@ impl PageReleaser {
             let marks = Watermarks { written: size, started: pages.started, clean: pages.clean };
             let Due { start, wait, release } = due(&allowance, marks, pages.windows_to_try(retry));
             let started = start.as_ref().map_or(pages.started, |range| range.end);
+            let release: Vec<_> = release.collect();
+            // Off the list before the lock is let go: whoever uses a window while it is being released puts it back.
+            for range in &release {
+                pages.windows.retain(|start, _| !range.contains(start));
+            }
             let mut add = |what| actions.push(PageAction::new(pages, segment, what));
             start.map(PageOperation::StartWriteback).into_iter().for_each(&mut add);
             wait.map(PageOperation::WaitForWriteback).into_iter().for_each(&mut add);
-            release.map(PageOperation::Release).for_each(add);
+            release.into_iter().map(PageOperation::Release).for_each(add);
             pages.started = started;
         }
         actions
@@ -281,11 +286,12 @@ impl ReleaserState {
                     pages.clean = pages.clean.max(range.end);
                 }
             }
-            Completed::Released(segment, range, stayed) => {
+            Completed::Released(segment, stayed) => {
                 let retry = self.retry();
                 if let Some(pages) = self.segments.get_mut(&segment) {
-                    pages.windows.retain(|start, _| !range.contains(start));
-                    pages.windows.extend(stayed.into_iter().map(|start| (start, Some(retry))));
+                    for start in stayed {
+                        pages.windows.entry(start).or_insert(Some(retry));
+                    }
                 }
             }
         }
@@ -324,7 +330,7 @@ impl PageAction {
                         .collect(),
                     Err(_) => windows(&range).map(|window| window.start).collect(),
                 };
-                Ok(Completed::Released(segment, range, stayed))
+                Ok(Completed::Released(segment, stayed))
             }
         }
     }
@@ -348,4 +354,109 @@ fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let end = range.end;
     let starts = std::iter::successors(Some(range.start), |start| start.checked_add(WINDOW));
     starts.take_while(move |start| *start < end).map(move |start| start..end.min(start + WINDOW))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use pagekeeper_io::{Access, FileStat, Resident};
+
+    use super::*;
+
+    /// A file that is only given advice.
+    #[derive(Default)]
+    struct Advised {
+        resists: AtomicBool,
+        released: Mutex<Vec<Range<u64>>>,
+        /// Done once, while pages are being released.
+        meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    }
+
+    impl IoFile for Advised {
+        fn read_at(&self, _: u64, _: &mut [u8]) -> Result<usize, IoError> {
+            unreachable!("the releaser reads nothing")
+        }
+
+        fn stat(&self) -> Result<FileStat, IoError> {
+            unreachable!("the releaser is given the size")
+        }
+
+        fn access(&self) -> Access {
+            Access::Buffered
+        }
+
+        fn path(&self) -> &Path {
+            Path::new("segment")
+        }
+
+        fn fd(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+
+        fn start_writeback(&self, _: Range<u64>) -> Result<(), IoError> {
+            Ok(())
+        }
+
+        fn wait_writeback(&self, _: Range<u64>) -> Result<(), IoError> {
+            Ok(())
+        }
+
+        fn release(&self, range: Range<u64>) -> Result<(), IoError> {
+            lock(&self.released).push(range);
+            let meanwhile = lock(&self.meanwhile).take();
+            if let Some(act) = meanwhile {
+                act();
+            }
+            Ok(())
+        }
+
+        fn residency(&self, _: Range<u64>) -> Result<Option<Resident>, IoError> {
+            let resident = if self.resists.load(Ordering::Relaxed) { PAGE } else { 0 };
+            Ok(Some(Resident { resident, unwritten: 0 }))
+        }
+    }
+
+    const SIZE: u64 = 3 * WINDOW + 5;
+    const BEHIND: Range<u64> = 0..3 * WINDOW;
+
+    /// A segment that is written up to [`SIZE`], nobody follows it, and nothing stays behind its writer.
+    fn written() -> (Arc<Advised>, Arc<PageReleaser>) {
+        let (file, releaser) = (Arc::new(Advised::default()), Arc::new(PageReleaser::new(3, 0)));
+        releaser.begun(1, Arc::clone(&file) as Arc<dyn IoFile>, 0);
+        releaser.wrote(SIZE);
+        (file, releaser)
+    }
+
+    #[test]
+    fn what_is_read_while_it_is_released_is_released_again() {
+        let (file, releaser) = written();
+        let (read, by) = (Arc::clone(&file) as Arc<dyn IoFile>, Arc::clone(&releaser));
+        *lock(&file.meanwhile) = Some(Box::new(move || by.reads(1, &read, &(0..100), SIZE)));
+        releaser.run(Vec::new).unwrap();
+        assert_eq!(*lock(&file.released), [BEHIND]);
+        releaser.run(Vec::new).unwrap();
+        assert_eq!(*lock(&file.released), [BEHIND, BEHIND]);
+        releaser.run(Vec::new).unwrap();
+        assert_eq!(lock(&file.released).len(), 2, "nothing is left");
+    }
+
+    #[test]
+    fn what_resists_is_tried_again_later_or_when_it_was_used() {
+        let (file, releaser) = written();
+        file.resists.store(true, Ordering::Relaxed);
+        let releases_after = |passes: u64| {
+            for _ in 0..passes {
+                releaser.run(Vec::new).unwrap();
+            }
+            lock(&file.released).len()
+        };
+        assert_eq!(releases_after(6), 1);
+        releaser.reads(1, &(Arc::clone(&file) as Arc<dyn IoFile>), &(0..100), SIZE);
+        assert_eq!(releases_after(2), 2);
+        assert_eq!(releases_after(RETRY), 3);
+        assert_eq!(releases_after(RETRY), 4);
+    }
 }
