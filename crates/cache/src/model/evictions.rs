@@ -67,7 +67,7 @@ fn the_first_read_of_a_thread_against_an_eviction() {
 /// Others go on while a reader is stopped; its frame is not used again; when the rest is used up, pages are read past the
 /// cache.
 #[test]
-fn limbo_against_a_reader_that_is_stopped() {
+fn retired_frames_against_a_reader_that_is_stopped() {
     type Stopped = (Option<u32>, Option<Section>);
 
     fn stops(world: &World, slot: &Slot) -> Stopped {
