@@ -294,8 +294,9 @@ mod tests {
         let wal = dir.path().join("wal");
         std::fs::create_dir(&wal).unwrap();
         let name = "0000000000000001-0000000000000225.wal";
-        std::fs::write(wal.join(name), vec![0; 6 << 20]).unwrap();
+        // The older one first: a file that is older than the one before it in number is a recycled one.
         std::fs::write(wal.join("0000000000000000-0000000000000000.wal"), vec![0; 6 << 20]).unwrap();
+        std::fs::write(wal.join(name), vec![0; 6 << 20]).unwrap();
         let text = include_str!("../../catalog/tests/etcd.toml");
         // A writer short of the end is what "preallocated" says, whether or not recycling is to be detected.
         let detected = text.replace("rewrite = \"never\"", "rewrite = \"detect\"");
