@@ -6,6 +6,7 @@
 //! measurements of a file system. What can't be read is refused with file, line and key; what can't be seen of a process
 //! counts as not there.
 
+pub mod checkpoint;
 mod discover;
 pub mod disks;
 mod finder;

@@ -1,0 +1,296 @@
+//! The headers of InnoDB's redo log files: which part of the log a file has, and where the last checkpoint is.
+//!
+//! Three layouts, all big-endian, each block with a CRC-32C of its own (`log0log.h`, `log0constants.h` of each version):
+//!
+//! - MariaDB 10.8 and later: one file, a ring behind 12 KiB of header; the checkpoint in two blocks at 4 KiB and 8 KiB, written in turn,
+//!   of which the larger LSN counts. There is no other sign of which is newer, and one may be torn.
+//! - MySQL 8.0.30 and later: a series of files that each say at which LSN they start; the checkpoint in two blocks, at 512 and 1536, of
+//!   the file that it lies in. Of all files the largest LSN counts.
+//! - Before (MySQL 5.7 to 8.0.29, MariaDB 10.2 to 10.7): a ring of one or more files of one size; the checkpoint, with its offset in the
+//!   ring, in two blocks at 512 and 1536 of the first. The higher number counts.
+//!
+//! A log that is encrypted has its headers in plain text.
+
+use super::{CheckpointError, array};
+
+/// Bytes of a file that are needed, from its start; of a file that is shorter, all.
+pub const LEN: usize = 12 << 10;
+
+/// The smallest block, in bytes: headers have their checksum at its end.
+const BLOCK: usize = 512;
+/// Bytes before the log itself, before MariaDB 10.8 and in MySQL.
+const SHORT_HEADER: u64 = 2048;
+/// The same since MariaDB 10.8.
+const LONG_HEADER: u64 = 12 << 10;
+/// MariaDB says by this bit of the format that the log is encrypted.
+const ENCRYPTED: u32 = 1 << 31;
+/// MariaDB 10.4: 104, which it has encrypted, too.
+const MARIADB_10_4: u32 = 0x68;
+/// `PHYS`: MariaDB 10.5.
+const MARIADB_10_5: u32 = 0x5048_5953;
+/// `Phys`: MariaDB 10.8.
+const MARIADB_10_8: u32 = 0x5068_7973;
+
+/// How a log is laid out in its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// MariaDB 10.8 and later: one file, a ring.
+    Ring,
+    /// MySQL 8.0.30 and later: a series of files, each with its own part of the log.
+    Series,
+    /// Before: one or more files of one size, a ring.
+    OldRing,
+}
+
+/// What the header of a redo log file says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RedoHeader {
+    /// How the log is laid out.
+    pub layout: Layout,
+    /// At which LSN the file starts, in bytes; of a ring, where it once started.
+    pub start: u64,
+    /// The last checkpoint that this file has a record of: an LSN, in bytes. Recovery starts to read there.
+    pub checkpoint: Option<u64>,
+    /// Where that is in the files of an [`Layout::OldRing`], one after the other, in bytes.
+    old_offset: u64,
+}
+
+impl RedoHeader {
+    /// Reads the first [`LEN`] bytes of a file, or all of a shorter one.
+    ///
+    /// A header without a block that is whole and has a checkpoint is no error: of a series most files have none.
+    pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let number = u32::from_be_bytes(array(bytes, 0)?);
+        let layout = match number {
+            1..=5 | 103 => Layout::OldRing,
+            6 => Layout::Series,
+            other => match other & !ENCRYPTED {
+                MARIADB_10_8 => Layout::Ring,
+                MARIADB_10_5 | MARIADB_10_4 => Layout::OldRing,
+                _ => return Err(CheckpointError::UnknownFormat { format: number }),
+            },
+        };
+        block(bytes, 0, BLOCK - 4)?;
+        let start = word(bytes, 8)?;
+        let found = match layout {
+            Layout::Ring => ring_checkpoint(bytes)?,
+            Layout::Series => series_checkpoint(bytes)?,
+            Layout::OldRing => old_checkpoint(bytes)?,
+        };
+        let before = |&(lsn, _): &(u64, u64)| layout != Layout::OldRing && lsn < start;
+        if found.as_ref().is_some_and(before) {
+            return Err(CheckpointError::Implausible { what: "checkpoint" });
+        }
+        let (checkpoint, old_offset) = found.map_or((None, 0), |(lsn, offset)| (Some(lsn), offset));
+        Ok(Self { layout, start, checkpoint, old_offset })
+    }
+
+    /// Where in the file recovery starts to read, in bytes, if that is known and in this file: of `size` bytes, and the only one of its
+    /// log if it is a ring.
+    pub fn checkpoint_offset(&self, size: u64) -> Option<u64> {
+        let lsn = self.checkpoint?;
+        match self.layout {
+            Layout::Ring => {
+                let capacity = size.checked_sub(LONG_HEADER).filter(|capacity| *capacity > 0)?;
+                Some(LONG_HEADER + (lsn - self.start) % capacity)
+            }
+            Layout::Series => {
+                let offset = (lsn - self.start).checked_add(SHORT_HEADER)?;
+                (offset < size).then_some(offset)
+            }
+            Layout::OldRing => (SHORT_HEADER..size).contains(&self.old_offset).then_some(self.old_offset),
+        }
+    }
+}
+
+/// The last checkpoint in the header of MariaDB 10.8, and 0.
+fn ring_checkpoint(bytes: &[u8]) -> Result<Option<(u64, u64)>, CheckpointError> {
+    latest(bytes, [4 << 10, 8 << 10], 60, |at| Ok((word(bytes, at)?, (word(bytes, at)?, 0))))
+}
+
+/// The last checkpoint in the header of MySQL 8.0.30, and 0.
+fn series_checkpoint(bytes: &[u8]) -> Result<Option<(u64, u64)>, CheckpointError> {
+    latest(bytes, [BLOCK, 3 * BLOCK], BLOCK - 4, |at| Ok((word(bytes, at + 8)?, (word(bytes, at + 8)?, 0))))
+}
+
+/// The last checkpoint in an older header, and its offset.
+fn old_checkpoint(bytes: &[u8]) -> Result<Option<(u64, u64)>, CheckpointError> {
+    latest(bytes, [BLOCK, 3 * BLOCK], BLOCK - 4, |at| {
+        Ok((word(bytes, at)?, (word(bytes, at + 8)?, word(bytes, at + 16)?)))
+    })
+}
+
+/// What `read` finds in the later of two blocks, by the figure that it gives first; of those that are whole, with their checksum
+/// after `len` bytes, and have an LSN.
+fn latest(
+    bytes: &[u8],
+    blocks: [usize; 2],
+    len: usize,
+    read: impl Fn(usize) -> Result<(u64, (u64, u64)), CheckpointError>,
+) -> Result<Option<(u64, u64)>, CheckpointError> {
+    let mut found = None;
+    for at in blocks {
+        match block(bytes, at, len) {
+            Ok(()) => found = found.max(Some(read(at)?).filter(|(_, (lsn, _))| *lsn > 0)),
+            Err(CheckpointError::Checksum) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found.map(|(_, checkpoint)| checkpoint))
+}
+
+/// Whether the block at `at` is whole: it has `len` bytes, and their checksum after them.
+fn block(bytes: &[u8], at: usize, len: usize) -> Result<(), CheckpointError> {
+    let sum = u32::from_be_bytes(array(bytes, at + len)?);
+    let content = bytes.get(at..at + len).unwrap_or_default();
+    if crc32c::crc32c(content) == sum { Ok(()) } else { Err(CheckpointError::Checksum) }
+}
+
+fn word(bytes: &[u8], at: usize) -> Result<u64, CheckpointError> {
+    array(bytes, at).map(u64::from_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn put(bytes: &mut [u8], at: usize, value: u64) {
+        bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
+    }
+
+    fn seal(bytes: &mut [u8], at: usize, len: usize) {
+        let sum = crc32c::crc32c(&bytes[at..at + len]);
+        bytes[at + len..at + len + 4].copy_from_slice(&sum.to_be_bytes());
+    }
+
+    fn header(format: u32, start: u64) -> Vec<u8> {
+        let mut bytes = vec![0; LEN];
+        bytes[..4].copy_from_slice(&format.to_be_bytes());
+        put(&mut bytes, 8, start);
+        seal(&mut bytes, 0, 508);
+        bytes
+    }
+
+    /// A file of MariaDB 10.8 with these checkpoints in its blocks.
+    fn ring(start: u64, checkpoints: [u64; 2]) -> Vec<u8> {
+        let mut bytes = header(MARIADB_10_8, start);
+        for (at, lsn) in [4096, 8192].into_iter().zip(checkpoints) {
+            put(&mut bytes, at, lsn);
+            put(&mut bytes, at + 8, lsn + 340);
+            seal(&mut bytes, at, 60);
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_ring_of_mariadb_has_two_checkpoints_and_the_later_counts() {
+        let bytes = ring(0xad74, [0xad84, 0xad74]);
+        let header = RedoHeader::parse(&bytes).unwrap();
+        assert_eq!((header.layout, header.start, header.checkpoint), (Layout::Ring, 0xad74, Some(0xad84)));
+        assert_eq!(header.checkpoint_offset(64 << 20), Some(12288 + 16));
+        let turn = (64 << 20) - 12288;
+        let header = RedoHeader::parse(&ring(0xad74, [0xad84, 0xad74 + 3 * turn + 77])).unwrap();
+        assert_eq!(header.checkpoint_offset(64 << 20), Some(12288 + 77));
+        assert_eq!(header.checkpoint_offset(12288), None, "there is no log in it");
+    }
+
+    #[test]
+    fn of_a_torn_checkpoint_the_one_before_counts() {
+        let mut bytes = ring(0x3000, [0x9000, 0x8000]);
+        bytes[4096 + 7] ^= 1;
+        assert_eq!(RedoHeader::parse(&bytes).unwrap().checkpoint, Some(0x8000));
+        bytes[8192 + 7] ^= 1;
+        assert_eq!(RedoHeader::parse(&bytes).unwrap().checkpoint, None);
+        bytes[9] ^= 1;
+        assert_eq!(RedoHeader::parse(&bytes), Err(CheckpointError::Checksum));
+    }
+
+    #[test]
+    fn an_encrypted_log_is_read_as_a_plain_one() {
+        let mut bytes = ring(0x3000, [0x9000, 0x8000]);
+        bytes[0] |= 0x80;
+        seal(&mut bytes, 0, 508);
+        assert_eq!(RedoHeader::parse(&bytes).unwrap().checkpoint, Some(0x9000));
+    }
+
+    #[test]
+    fn a_file_of_mysqls_series_says_where_it_starts() {
+        let mut bytes = header(6, 1 << 30);
+        let parsed = RedoHeader::parse(&bytes).unwrap();
+        assert_eq!((parsed.layout, parsed.start, parsed.checkpoint), (Layout::Series, 1 << 30, None));
+        assert_eq!(parsed.checkpoint_offset(1 << 20), None);
+        for (at, lsn) in [(512, (1 << 30) + 100), (1536, (1 << 30) + 70_000)] {
+            put(&mut bytes, at + 8, lsn);
+            seal(&mut bytes, at, 508);
+        }
+        let parsed = RedoHeader::parse(&bytes[..2048]).unwrap();
+        assert_eq!(parsed.checkpoint, Some((1 << 30) + 70_000));
+        assert_eq!(parsed.checkpoint_offset(1 << 20), Some(72_048));
+        assert_eq!(parsed.checkpoint_offset(72_048), None, "in the next file");
+    }
+
+    #[test]
+    fn an_old_ring_has_the_offset_beside_the_checkpoint_and_the_number_counts() {
+        for format in
+            [1, 5, 103, MARIADB_10_4, MARIADB_10_4 | ENCRYPTED, MARIADB_10_5, MARIADB_10_5 | ENCRYPTED]
+        {
+            let mut bytes = header(format, 0);
+            for (at, number, lsn, offset) in [(512, 8, 9000, 5000), (1536, 7, 9999, 6000)] {
+                put(&mut bytes, at, number);
+                put(&mut bytes, at + 8, lsn);
+                put(&mut bytes, at + 16, offset);
+                seal(&mut bytes, at, 508);
+            }
+            let parsed = RedoHeader::parse(&bytes).unwrap();
+            assert_eq!((parsed.layout, parsed.checkpoint), (Layout::OldRing, Some(9000)));
+            assert_eq!(parsed.checkpoint_offset(1 << 20), Some(5000));
+            assert_eq!(parsed.checkpoint_offset(5000), None, "in another file of the ring");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_or_cannot_be_is_refused() {
+        for format in [0, 7, 102, 105, 6 | ENCRYPTED, 0xffff_ffff] {
+            assert_eq!(RedoHeader::parse(&header(format, 0)), Err(CheckpointError::UnknownFormat { format }));
+        }
+        let early = RedoHeader::parse(&ring(0x9000, [0x8000, 0x7000]));
+        assert_eq!(early, Err(CheckpointError::Implausible { what: "checkpoint" }));
+        let bytes = ring(0x3000, [0x9000, 0x8000]);
+        for len in [0, 3, 500, 4096, 4155, 8192 + 63] {
+            let error = RedoHeader::parse(&bytes[..len]).unwrap_err();
+            assert!(matches!(error, CheckpointError::TooShort { .. }), "{len}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_flipped_bit_never_brings_a_later_checkpoint(bit in 0..LEN * 8) {
+            let mut bytes = ring(0x3000, [0x9000, 0x8000]);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let parsed = RedoHeader::parse(&bytes);
+            prop_assert!(!parsed.is_ok_and(|header| header.checkpoint.is_some_and(|lsn| lsn > 0x9000)));
+        }
+
+        #[test]
+        fn no_bytes_are_too_odd(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..LEN + 9),
+            format: u8,
+            seals: bool,
+            size: u64,
+        ) {
+            if seals && bytes.len() >= LEN {
+                let all = [1, 6, 104, MARIADB_10_5, MARIADB_10_8];
+                let format = all[usize::from(format) % all.len()];
+                bytes[..4].copy_from_slice(&format.to_be_bytes());
+                for (at, len) in [(0, 508), (512, 508), (1536, 508), (4096, 60), (8192, 60)] {
+                    seal(&mut bytes, at, len);
+                }
+            }
+            if let Ok(header) = RedoHeader::parse(&bytes) {
+                let offset = header.checkpoint_offset(size);
+                prop_assert!(offset.is_none_or(|offset| offset < size));
+            }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! PostgreSQL's `global/pg_control`: where its last checkpoint starts.
+//!
+//! One C structure in the machine's own byte order, written as a whole and followed by zeros up to 8 KiB, with a CRC-32C at its end
+//! (`src/include/catalog/pg_control.h` of each version). A reader can see a write half done, as PostgreSQL's own tools do: then
+//! the checksum does not match, and a moment later it does.
+
+use pagekeeper_policy::names::SegmentSize;
+
+use super::{CheckpointError, array};
+
+/// Bytes of the file that are needed, from its start: no version has its structure reach further.
+pub const LEN: usize = 512;
+
+/// What `pg_control` says of the last checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ControlFile {
+    /// The number of the file's format: 1300 for PostgreSQL 13 to 16, 1700 for 17, 1800 for 18.
+    pub format: u32,
+    /// What tells this database from all others.
+    pub system_identifier: u64,
+    /// Where the checkpoint's record is: an LSN, in bytes.
+    pub checkpoint: u64,
+    /// Where crash recovery starts to read the WAL: an LSN, in bytes; at or before [`Self::checkpoint`].
+    pub redo: u64,
+    /// The timeline of the checkpoint.
+    pub timeline: u32,
+    /// The size of the WAL's segments.
+    pub segment_size: SegmentSize,
+}
+
+/// Where the checksum is, by the number of the format.
+const CHECKSUMS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
+
+impl ControlFile {
+    /// Reads the first [`LEN`] bytes of the file, or more.
+    ///
+    /// Fails for versions other than 13 to 18, and for a file of a machine of the other byte order, with
+    /// [`CheckpointError::UnknownFormat`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let format = u32::from_le_bytes(array(bytes, 8)?);
+        let known = CHECKSUMS.iter().find(|(number, _)| *number == format);
+        let &(_, end) = known.ok_or(CheckpointError::UnknownFormat { format })?;
+        let sum = u32::from_le_bytes(array(bytes, end)?);
+        if crc32c::crc32c(bytes.get(..end).unwrap_or_default()) != sum {
+            return Err(CheckpointError::Checksum);
+        }
+        let word = |at| array(bytes, at).map(u64::from_le_bytes);
+        let (checkpoint, redo) = (word(32)?, word(40)?);
+        if redo > checkpoint {
+            return Err(CheckpointError::Implausible { what: "redo position" });
+        }
+        let segment_bytes = u32::from_le_bytes(array(bytes, 228)?);
+        Ok(Self {
+            format,
+            system_identifier: word(0)?,
+            checkpoint,
+            redo,
+            timeline: u32::from_le_bytes(array(bytes, 48)?),
+            segment_size: SegmentSize::of_file(segment_bytes.into())
+                .ok_or(CheckpointError::Implausible { what: "segment size" })?,
+        })
+    }
+
+    /// Which segment recovery starts in ([`WalSegment::sequence`](pagekeeper_policy::names::WalSegment::sequence)), and where in
+    /// it, in bytes.
+    pub const fn place(&self) -> (u64, u64) {
+        self.segment_size.place_of(self.redo)
+    }
+
+    /// How much WAL recovery would read if the server wrote up to the end of the segment of this sequence, in bytes: what it would
+    /// read at most, and up to a segment less.
+    pub const fn recovery_bytes(&self, newest_segment: u64) -> u64 {
+        let end = newest_segment.saturating_add(1).saturating_mul(self.segment_size.bytes());
+        end.saturating_sub(self.redo)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A file as PostgreSQL of that format writes it.
+    fn file(format: u32, redo: u64, segment_bytes: u32) -> Vec<u8> {
+        let mut bytes = vec![0; 8192];
+        let end = CHECKSUMS.iter().find(|(number, _)| *number == format).map_or(288, |known| known.1);
+        bytes[..8].copy_from_slice(&7_711_394_114_605_313_163_u64.to_le_bytes());
+        bytes[8..12].copy_from_slice(&format.to_le_bytes());
+        bytes[32..40].copy_from_slice(&(redo + 56).to_le_bytes());
+        bytes[40..48].copy_from_slice(&redo.to_le_bytes());
+        bytes[48..52].copy_from_slice(&3_u32.to_le_bytes());
+        bytes[228..232].copy_from_slice(&segment_bytes.to_le_bytes());
+        seal(&mut bytes, end);
+        bytes
+    }
+
+    fn seal(bytes: &mut [u8], end: usize) {
+        let sum = crc32c::crc32c(&bytes[..end]);
+        bytes[end..end + 4].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    /// `pg_control` after `initdb` of PostgreSQL 15.18: its 292 bytes that are not zero.
+    const INITDB_15: &str = "8b6c162c1760046b140500002577 0d0c0100000000000000 1860046b00000000 1807500100000000 \
+        1807500100000000 0100000001000000 0100000000000000 d402000000000000 0435000001000000 00000000cc020000 \
+        0100000001000000 0100000000000000 1860046b00000000 0000000000000000 0000000000000000 e803000000000000 \
+        0000000000000000 0000000000000000 0000000000000000 0000000000000000 0000000001000000 0000000064000000 \
+        080000000a000000 0000000040000000 0000000008000000 0000000087d63241 0020000000000200 0020000000000001 \
+        4000000020000000 cc07000000080000 0100000000000000 71844c6c14f6abf0e3cff a13c307245aa29d5dff1edaaee62330 \
+        63d213cf54e2 6b066005";
+
+    fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u32> = text.chars().filter_map(|digit| digit.to_digit(16)).collect();
+        digits.chunks(2).map(|pair| u8::try_from(pair[0] * 16 + pair[1]).unwrap()).collect()
+    }
+
+    #[test]
+    fn what_initdb_wrote_is_read() {
+        let control = ControlFile::parse(&hex(INITDB_15)).unwrap();
+        // As pg_controldata says.
+        assert_eq!((control.format, control.system_identifier), (1300, 7_711_394_114_605_313_163));
+        assert_eq!((control.redo, control.checkpoint, control.timeline), (0x150_0718, 0x150_0718, 1));
+        assert_eq!((control.segment_size, control.place()), (SegmentSize::DEFAULT, (1, 0x50_0718)));
+        assert_eq!(control.recovery_bytes(1), (16 << 20) - 0x50_0718);
+        assert_eq!(control.recovery_bytes(0), 0, "no such segment is there yet");
+    }
+
+    #[test]
+    fn each_format_has_its_checksum_where_its_structure_ends() {
+        for (format, _) in CHECKSUMS {
+            let bytes = file(format, 0x16_b374_d848, 1 << 30);
+            let control = ControlFile::parse(&bytes[..LEN]).unwrap();
+            assert_eq!((control.format, control.redo, control.timeline), (format, 0x16_b374_d848, 3));
+            assert_eq!(control.place(), (0x16_b374_d848 >> 30, 0x3374_d848));
+        }
+    }
+
+    #[test]
+    fn other_versions_and_the_other_byte_order_are_not_known() {
+        for format in [0, 1201, 1301, 1902, u32::MAX, 1300_u32.swap_bytes()] {
+            let error = ControlFile::parse(&file(format, 1, 1 << 24)).unwrap_err();
+            assert_eq!(error, CheckpointError::UnknownFormat { format });
+        }
+    }
+
+    #[test]
+    fn a_torn_file_is_an_error() {
+        let (old, new) = (file(1300, 0x100_0000, 1 << 24), file(1300, 0x900_0000, 1 << 24));
+        for torn in 41..292 {
+            let bytes = [&new[..torn], &old[torn..]].concat();
+            let parsed = ControlFile::parse(&bytes);
+            let whole = bytes[..292] == old[..292] || bytes[..292] == new[..292];
+            assert_eq!(parsed.is_ok(), whole, "{torn}");
+        }
+        for len in 0..292 {
+            assert!(ControlFile::parse(&new[..len]).is_err(), "{len}");
+        }
+    }
+
+    #[test]
+    fn figures_that_cannot_be_are_refused() {
+        let mut late = file(1300, 0x100_0000, 1 << 24);
+        late[32..40].copy_from_slice(&0xff_ffff_u64.to_le_bytes());
+        seal(&mut late, 288);
+        assert_eq!(ControlFile::parse(&late), Err(CheckpointError::Implausible { what: "redo position" }));
+        for size in [0, 1 << 19, (16 << 20) + 1, 1 << 31] {
+            let error = ControlFile::parse(&file(1300, 1, size)).unwrap_err();
+            assert_eq!(error, CheckpointError::Implausible { what: "segment size" });
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn one_flipped_bit_is_an_error(bit in 0_usize..292 * 8) {
+            let mut bytes = file(1300, 0x100_0000, 1 << 24);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(ControlFile::parse(&bytes).is_err());
+        }
+
+        #[test]
+        fn no_bytes_are_too_odd(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), seals: bool) {
+            if seals && bytes.len() >= 292 {
+                bytes[8..12].copy_from_slice(&1300_u32.to_le_bytes());
+                seal(&mut bytes, 288);
+            }
+            if let Ok(control) = ControlFile::parse(&bytes) {
+                let _ = (control.place(), control.recovery_bytes(u64::MAX));
+            }
+        }
+    }
+}
