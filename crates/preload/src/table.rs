@@ -8,7 +8,7 @@
 //! 2. A slot's `refs` is the number of entries that name it; at 0 it is free again, or will be once `busy` is given up.
 //! 3. What is known of a file ([`Slot::with`]) is touched only by who set `busy`. Nobody waits for it: who finds it set leaves the
 //!    rule aside for this call. So a signal handler in the middle of a rule, or a thread that was ended there, holds nobody up. A child
-//!    of fork takes it from threads that it doesn't have ([`after_fork`]).
+//!    of fork takes it from threads that it doesn't have ([`Table::after_fork`]).
 //! 4. A program that closes descriptors behind our back leaves stale entries. What a rule then does to another file is advice that
 //!    loses no byte; an entry is set anew whenever its number is handed out by a call that is seen.
 
@@ -19,7 +19,6 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, 
 use libc::c_int;
 
 use crate::chunks::Chunks;
-use crate::rules::FileState;
 use crate::sys;
 
 /// Descriptors that are followed: the kernel's usual highest limit (`fs.nr_open`).
@@ -33,16 +32,21 @@ pub const RESERVED: usize = 1024;
 const ENTRIES_EACH: usize = 4096;
 const SLOTS_EACH: usize = 16;
 
-// SAFETY: numbers.
-#[allow(unsafe_code, reason = "memory of zeros")]
-static ENTRIES: Chunks<AtomicU16, ENTRIES_EACH, { DESCRIPTORS / ENTRIES_EACH }> = unsafe { Chunks::new() };
-/// The highest that was ever followed.
-static HIGHEST: AtomicU32 = AtomicU32::new(0);
-// SAFETY: numbers, flags that are not set, and `state`, which may be anything; nothing of it needs a drop.
-#[allow(unsafe_code, reason = "memory of zeros")]
-static ALL: Chunks<Slot, SLOTS_EACH, { SLOTS / SLOTS_EACH }> = unsafe { Chunks::new() };
-/// All slots, and those that data files may take.
-static ROOMS: [Room; 2] = [Room::from(0), Room::from(RESERVED)];
+/// What is known of a file before anything was seen of it.
+pub trait Fresh: Send {
+    /// That.
+    const FRESH: Self;
+}
+
+/// The table: `S` is what is known of an open file.
+pub struct Table<S: 'static> {
+    entries: Chunks<AtomicU16, ENTRIES_EACH, { DESCRIPTORS / ENTRIES_EACH }>,
+    /// The highest that was ever followed.
+    highest: AtomicU32,
+    slots: Chunks<Slot<S>, SLOTS_EACH, { SLOTS / SLOTS_EACH }>,
+    /// All slots, and those that data files may take.
+    rooms: [Room; 2],
+}
 
 /// The slots from one index on.
 struct Room {
@@ -58,33 +62,12 @@ impl Room {
         Self { from, next: AtomicUsize::new(from), used: AtomicUsize::new(0) }
     }
 
-    /// For files of that role.
-    fn of(role: FileRole) -> &'static Self {
-        let [all, data] = &ROOMS;
-        if matches!(role, FileRole::Data | FileRole::Direct) { data } else { all }
-    }
-
     /// The indices, from the one on at which a free one is likely; none where all are in use.
     fn indices(&self) -> impl Iterator<Item = usize> {
         let is_full = self.used.load(Ordering::Relaxed) >= SLOTS - self.from;
         let next = self.next.load(Ordering::Relaxed).max(self.from).min(SLOTS);
         let (ahead, again) = if is_full { (0..0, 0..0) } else { (next..SLOTS, self.from..next) };
         ahead.chain(again)
-    }
-}
-
-/// The slot of that index is taken.
-fn taken(index: usize) {
-    for room in ROOMS.iter().filter(|room| room.from <= index) {
-        room.used.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// ... and is free again.
-fn given_up(index: usize) {
-    for room in ROOMS.iter().filter(|room| room.from <= index) {
-        room.used.fetch_sub(1, Ordering::Relaxed);
-        room.next.fetch_min(index, Ordering::Relaxed);
     }
 }
 
@@ -123,7 +106,7 @@ impl FileRole {
 
 /// One open file. All bits are zero before it is taken for the first.
 #[repr(align(64))]
-pub struct Slot {
+pub struct Slot<S> {
     refs: AtomicU32,
     /// The thread that works on it ([`sys::thread`]); 0: none.
     busy: AtomicUsize,
@@ -135,14 +118,14 @@ pub struct Slot {
     pub device: AtomicU64,
     /// Its inode.
     pub inode: AtomicU64,
-    state: UnsafeCell<MaybeUninit<FileState>>,
+    state: UnsafeCell<MaybeUninit<S>>,
 }
 
 // SAFETY: `state` is touched only by who set `busy` (invariant 3); all else is atomic.
 #[allow(unsafe_code, reason = "shared by the threads of the process")]
-unsafe impl Sync for Slot {}
+unsafe impl<S: Send> Sync for Slot<S> {}
 
-impl Slot {
+impl<S: Fresh> Slot<S> {
     /// What it is; `None`, for which there is no rule, can't be of a slot that an entry names: its role is stored first.
     pub fn role(&self) -> Option<FileRole> {
         let number = self.role.load(Ordering::Relaxed);
@@ -161,13 +144,18 @@ impl Slot {
         self.counts.store(has, Ordering::Relaxed);
     }
 
+    /// Whether no other descriptor that is followed names it.
+    pub fn is_last(&self) -> bool {
+        self.refs.load(Ordering::Acquire) <= 1
+    }
+
     fn set_busy(&self) -> bool {
         self.busy.compare_exchange(0, sys::thread(), Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Works on what is known of the file, unless somebody else does now.
     #[allow(unsafe_code, reason = "the data that `busy` guards")]
-    pub fn with<R>(&self, act: impl FnOnce(&mut FileState) -> R) -> Option<R> {
+    pub fn with<R>(&self, act: impl FnOnce(&mut S) -> R) -> Option<R> {
         if !self.set_busy() {
             return None;
         }
@@ -191,10 +179,10 @@ impl Slot {
             unsafe {
                 let state = &mut *self.state.get();
                 if self.role.load(Ordering::Relaxed) == 0 {
-                    state.write(FileState::NEW);
+                    state.write(S::FRESH);
                 } else {
                     // What it held is dropped.
-                    *state.assume_init_mut() = FileState::NEW;
+                    *state.assume_init_mut() = S::FRESH;
                 }
             }
             // Released: a child of fork that finds it finds `state` set.
@@ -209,111 +197,149 @@ impl Slot {
     }
 }
 
-/// Whether a descriptor has a slot: two loads, or one where none near it has.
-#[inline]
-pub fn is_followed(fd: c_int) -> bool {
-    ENTRIES.get(fd as usize).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
-}
-
-/// The slot of a descriptor.
-pub fn slot_of(fd: c_int) -> Option<&'static Slot> {
-    let entry = ENTRIES.get(fd as usize)?.load(Ordering::Acquire);
-    if entry == 0 { None } else { named(entry) }
-}
-
-/// Whether cachestat(2) counts the pages of the file that the program's descriptor names ([`Slot::has_counts`]).
-pub fn has_counts(fd: c_int) -> bool {
-    slot_of(fd).is_none_or(Slot::has_counts)
-}
-
-/// The slot that an entry names.
-#[inline]
-fn named(entry: u16) -> Option<&'static Slot> {
-    ALL.get(usize::from(entry).checked_sub(1)?)
-}
-
-/// The highest descriptor that was ever followed.
-pub fn highest() -> u32 {
-    HIGHEST.load(Ordering::Relaxed)
-}
-
-/// Follows a file that was opened as `fd`. `None` if it can't be: too many are, the number is too high, or there is no memory.
-pub fn enter(fd: c_int, role: FileRole, device: u64, inode: u64) -> Option<&'static Slot> {
-    let entry = ENTRIES.take(fd as usize)?;
-    let room = Room::of(role);
-    for index in room.indices() {
-        let slot = ALL.take(index)?;
-        if slot.refs.load(Ordering::Relaxed) != 0 || !slot.begin(role, device, inode) {
-            continue;
-        }
-        taken(index);
-        room.next.store(index.saturating_add(1), Ordering::Relaxed);
-        let old = entry.swap((index as u16).wrapping_add(1), Ordering::AcqRel);
-        release(old);
-        HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
-        return Some(slot);
-    }
-    None
-}
-
-/// Has `to` name what `from` names, as after dup: nothing, if that is nothing.
-pub fn share(from: c_int, to: c_int) {
-    let number = to as u32;
-    let index = ENTRIES.get(from as usize).map_or(0, |from| from.load(Ordering::Acquire));
-    // Nothing is taken for nothing.
-    let to = if index == 0 { ENTRIES.get(to as usize) } else { ENTRIES.take(to as usize) };
-    let Some(to) = to else { return };
-    if let Some(slot) = named(index) {
-        if slot.refs.fetch_add(1, Ordering::AcqRel) == 0 {
-            // It was given up just now.
-            taken(usize::from(index).saturating_sub(1));
-        }
-        HIGHEST.fetch_max(number, Ordering::Relaxed);
-    }
-    release(to.swap(index, Ordering::AcqRel));
-}
-
-/// Forgets a descriptor: it is about to be closed, or its number was handed out for something that no rule is for.
-pub fn forget(fd: c_int) {
-    if let Some(entry) = ENTRIES.get(fd as usize) {
-        // Most are empty: a load is cheaper than a swap.
-        if entry.load(Ordering::Relaxed) != 0 {
-            release(entry.swap(0, Ordering::AcqRel));
-        }
+impl<S: Fresh> Default for Table<S> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
-/// Whether no other descriptor that is followed names the slot of this one.
-pub fn is_last(slot: &Slot) -> bool {
-    slot.refs.load(Ordering::Acquire) <= 1
-}
-
-/// Followed descriptors from `from` to `to`, both included, ascending.
-pub fn entered(from: u32, to: u32) -> impl Iterator<Item = (c_int, &'static Slot)> {
-    let end = (to.min(highest()) as usize).saturating_add(1).min(DESCRIPTORS);
-    (from as usize..end).filter_map(|fd| {
-        let fd = fd as c_int;
-        slot_of(fd).map(|slot| (fd, slot))
-    })
-}
-
-/// This is a child of fork: what other threads of the parent were at is given up, as it was then. What the caller is at itself, in whose
-/// middle a signal handler forked, is left to it.
-pub fn after_fork() {
-    for (_, slot) in ALL.taken() {
-        let at_work = slot.busy.load(Ordering::Relaxed);
-        if at_work != 0 && at_work != sys::thread() {
-            slot.busy.store(0, Ordering::Release);
+impl<S: Fresh> Table<S> {
+    /// Follows nothing, and has no memory yet.
+    #[allow(unsafe_code, reason = "memory of zeros")]
+    pub const fn new() -> Self {
+        const { assert!(align_of::<Slot<S>>() <= 4096) };
+        Self {
+            // SAFETY: numbers.
+            entries: unsafe { Chunks::new() },
+            highest: AtomicU32::new(0),
+            // SAFETY: numbers, flags that are not set, and `state`, which may be anything; nothing of it needs a drop.
+            slots: unsafe { Chunks::new() },
+            rooms: [Room::from(0), Room::from(RESERVED)],
         }
     }
-}
 
-/// Takes a reference off the slot of an entry.
-fn release(entry: u16) {
-    if let Some(slot) = named(entry)
-        && slot.refs.fetch_sub(1, Ordering::AcqRel) == 1
-    {
-        given_up(usize::from(entry).saturating_sub(1));
+    /// Whether a descriptor has a slot: two loads, or one where none near it has.
+    #[inline]
+    pub fn is_followed(&self, fd: c_int) -> bool {
+        self.entries.get(fd as usize).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
+    }
+
+    /// The slot of a descriptor.
+    pub fn slot_of(&self, fd: c_int) -> Option<&Slot<S>> {
+        let entry = self.entries.get(fd as usize)?.load(Ordering::Acquire);
+        if entry == 0 { None } else { self.named(entry) }
+    }
+
+    /// Whether cachestat(2) counts the pages of the file that the program's descriptor names ([`Slot::has_counts`]).
+    pub fn has_counts(&self, fd: c_int) -> bool {
+        self.slot_of(fd).is_none_or(Slot::has_counts)
+    }
+
+    /// The slot that an entry names.
+    #[inline]
+    fn named(&self, entry: u16) -> Option<&Slot<S>> {
+        self.slots.get(usize::from(entry).checked_sub(1)?)
+    }
+
+    /// The highest descriptor that was ever followed.
+    pub fn highest(&self) -> u32 {
+        self.highest.load(Ordering::Relaxed)
+    }
+
+    /// Follows a file that was opened as `fd`. `None` if it can't be: too many are, the number is too high, or there is no memory.
+    pub fn enter(&self, fd: c_int, role: FileRole, device: u64, inode: u64) -> Option<&Slot<S>> {
+        let entry = self.entries.take(fd as usize)?;
+        let room = self.room_for(role);
+        for index in room.indices() {
+            let slot = self.slots.take(index)?;
+            if slot.refs.load(Ordering::Relaxed) != 0 || !slot.begin(role, device, inode) {
+                continue;
+            }
+            self.taken(index);
+            room.next.store(index.saturating_add(1), Ordering::Relaxed);
+            let old = entry.swap((index as u16).wrapping_add(1), Ordering::AcqRel);
+            self.release(old);
+            self.highest.fetch_max(fd as u32, Ordering::Relaxed);
+            return Some(slot);
+        }
+        None
+    }
+
+    /// Has `to` name what `from` names, as after dup: nothing, if that is nothing.
+    pub fn share(&self, from: c_int, to: c_int) {
+        let number = to as u32;
+        let index = self.entries.get(from as usize).map_or(0, |from| from.load(Ordering::Acquire));
+        // Nothing is taken for nothing.
+        let to = if index == 0 { self.entries.get(to as usize) } else { self.entries.take(to as usize) };
+        let Some(to) = to else { return };
+        if let Some(slot) = self.named(index) {
+            if slot.refs.fetch_add(1, Ordering::AcqRel) == 0 {
+                // It was given up just now.
+                self.taken(usize::from(index).saturating_sub(1));
+            }
+            self.highest.fetch_max(number, Ordering::Relaxed);
+        }
+        self.release(to.swap(index, Ordering::AcqRel));
+    }
+
+    /// Forgets a descriptor: it is about to be closed, or its number was handed out for something that no rule is for.
+    pub fn forget(&self, fd: c_int) {
+        if let Some(entry) = self.entries.get(fd as usize) {
+            // Most are empty: a load is cheaper than a swap.
+            if entry.load(Ordering::Relaxed) != 0 {
+                self.release(entry.swap(0, Ordering::AcqRel));
+            }
+        }
+    }
+
+    /// Followed descriptors from `from` to `to`, both included, ascending.
+    pub fn entered(&self, from: u32, to: u32) -> impl Iterator<Item = (c_int, &Slot<S>)> {
+        let end = (to.min(self.highest()) as usize).saturating_add(1).min(DESCRIPTORS);
+        (from as usize..end).filter_map(|fd| {
+            let fd = fd as c_int;
+            self.slot_of(fd).map(|slot| (fd, slot))
+        })
+    }
+
+    /// This is a child of fork: what other threads of the parent were at is given up, as it was then. What the caller is at itself, in whose
+    /// middle a signal handler forked, is left to it.
+    pub fn after_fork(&self) {
+        for (_, slot) in self.slots.taken() {
+            let at_work = slot.busy.load(Ordering::Relaxed);
+            if at_work != 0 && at_work != sys::thread() {
+                slot.busy.store(0, Ordering::Release);
+            }
+        }
+    }
+
+    /// Takes a reference off the slot of an entry.
+    fn release(&self, entry: u16) {
+        if let Some(slot) = self.named(entry)
+            && slot.refs.fetch_sub(1, Ordering::AcqRel) == 1
+        {
+            self.given_up(usize::from(entry).saturating_sub(1));
+        }
+    }
+
+    /// The room for files of that role.
+    fn room_for(&self, role: FileRole) -> &Room {
+        let [all, data] = &self.rooms;
+        if matches!(role, FileRole::Data | FileRole::Direct) { data } else { all }
+    }
+
+    /// The slot of that index is taken.
+    fn taken(&self, index: usize) {
+        for room in self.rooms.iter().filter(|room| room.from <= index) {
+            room.used.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// ... and is free again.
+    fn given_up(&self, index: usize) {
+        for room in self.rooms.iter().filter(|room| room.from <= index) {
+            room.used.fetch_sub(1, Ordering::Relaxed);
+            room.next.fetch_min(index, Ordering::Relaxed);
+        }
     }
 }
 
@@ -321,15 +347,26 @@ fn release(entry: u16) {
 mod tests {
     use super::*;
 
+    struct Nothing;
+
+    impl Fresh for Nothing {
+        const FRESH: Self = Self;
+    }
+
+    static FILES: Table<Nothing> = Table::new();
+
     fn in_use() -> usize {
-        let used = ROOMS[0].used.load(Ordering::Relaxed);
-        assert_eq!(used, ALL.taken().filter(|(_, slot)| slot.refs.load(Ordering::Relaxed) > 0).count());
+        let used = FILES.rooms[0].used.load(Ordering::Relaxed);
+        assert_eq!(
+            used,
+            FILES.slots.taken().filter(|(_, slot)| slot.refs.load(Ordering::Relaxed) > 0).count()
+        );
         used
     }
 
     /// Forks while another thread is busy with one slot, and this one on another: what the child finds is busy.
     #[allow(unsafe_code, reason = "forks")]
-    fn busy_in_a_child(theirs: &'static Slot, ours: &'static Slot) -> [bool; 2] {
+    fn busy_in_a_child(theirs: &'static Slot<Nothing>, ours: &'static Slot<Nothing>) -> [bool; 2] {
         let (begun, is_begun) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || {
@@ -344,7 +381,7 @@ mod tests {
         ours.with(|_| unsafe {
             let child = libc::fork();
             if child == 0 {
-                after_fork();
+                FILES.after_fork();
                 libc::_exit(
                     i32::from(theirs.with(|_| ()).is_none()) + 2 * i32::from(ours.with(|_| ()).is_none()),
                 );
@@ -362,71 +399,74 @@ mod tests {
     #[test]
     fn descriptors_lead_to_their_files() {
         assert!(
-            !is_followed(-1)
-                && !is_followed(700)
-                && slot_of(-1).is_none()
-                && slot_of(700).is_none()
-                && slot_of(c_int::MAX).is_none()
+            !FILES.is_followed(-1)
+                && !FILES.is_followed(700)
+                && FILES.slot_of(-1).is_none()
+                && FILES.slot_of(700).is_none()
+                && FILES.slot_of(c_int::MAX).is_none()
         );
-        let slot = enter(700, FileRole::Stream, 1, 2).unwrap();
+        let slot = FILES.enter(700, FileRole::Stream, 1, 2).unwrap();
         assert_eq!((slot.role(), slot.inode.load(Ordering::Relaxed)), (Some(FileRole::Stream), 2));
-        assert!(is_followed(700) && core::ptr::eq(slot_of(700).unwrap(), slot));
-        assert!(is_last(slot));
-        share(700, 701);
-        share(700, 701);
-        share(700, 700);
-        assert!(!is_last(slot));
-        assert_eq!(entered(690, 710).map(|(fd, _)| fd).collect::<Vec<_>>(), [700, 701]);
-        forget(700);
-        forget(700);
-        assert!(is_last(slot) && slot_of(700).is_none());
+        assert!(FILES.is_followed(700) && core::ptr::eq(FILES.slot_of(700).unwrap(), slot));
+        assert!(slot.is_last());
+        FILES.share(700, 701);
+        FILES.share(700, 701);
+        FILES.share(700, 700);
+        assert!(!slot.is_last());
+        assert_eq!(FILES.entered(690, 710).map(|(fd, _)| fd).collect::<Vec<_>>(), [700, 701]);
+        FILES.forget(700);
+        FILES.forget(700);
+        assert!(slot.is_last() && FILES.slot_of(700).is_none());
         // What is known of a file isn't taken for the next that its slot is for.
         slot.set_counts(false);
-        assert!(!has_counts(701) && has_counts(700));
+        assert!(!FILES.has_counts(701) && FILES.has_counts(700));
         // Its number is handed out again.
-        let other = enter(701, FileRole::Log, 1, 3).unwrap();
+        let other = FILES.enter(701, FileRole::Log, 1, 3).unwrap();
         assert!(!core::ptr::eq(other, slot));
         assert_eq!(in_use(), 1);
-        share(5000, 701);
+        FILES.share(5000, 701);
         assert_eq!(in_use(), 0);
-        assert!(core::ptr::eq(enter(700, FileRole::Stream, 1, 2).unwrap(), slot) && slot.has_counts());
-        forget(700);
-        assert!(enter(c_int::MAX, FileRole::Log, 1, 3).is_none());
+        assert!(core::ptr::eq(FILES.enter(700, FileRole::Stream, 1, 2).unwrap(), slot) && slot.has_counts());
+        FILES.forget(700);
+        assert!(FILES.enter(c_int::MAX, FileRole::Log, 1, 3).is_none());
 
-        let (one, two) =
-            (enter(700, FileRole::Stream, 1, 2).unwrap(), enter(701, FileRole::Stream, 1, 2).unwrap());
+        let (one, two) = (
+            FILES.enter(700, FileRole::Stream, 1, 2).unwrap(),
+            FILES.enter(701, FileRole::Stream, 1, 2).unwrap(),
+        );
         assert_eq!(busy_in_a_child(one, two), [false, true]);
-        forget(700);
-        forget(701);
+        FILES.forget(700);
+        FILES.forget(701);
 
         let base = 10_000;
-        let slots: Vec<_> = (0..SLOTS as c_int).map_while(|n| enter(base + n, FileRole::Log, 1, 1)).collect();
+        let slots: Vec<_> =
+            (0..SLOTS as c_int).map_while(|n| FILES.enter(base + n, FileRole::Log, 1, 1)).collect();
         assert_eq!(slots.len(), SLOTS);
-        assert!(enter(9000, FileRole::Log, 1, 1).is_none());
+        assert!(FILES.enter(9000, FileRole::Log, 1, 1).is_none());
         // One that is busy leaves others out, and nobody waits for it.
         slots[0].with(|_| assert!(slots[0].with(|_| ()).is_none())).unwrap();
         for n in 0..SLOTS as c_int {
-            forget(base + n);
+            FILES.forget(base + n);
         }
         assert_eq!(in_use(), 0);
 
         // Data files leave room for a log.
-        let taken = (0..5000).filter(|n| enter(base + n, FileRole::Data, 1, 1).is_some()).count();
-        assert_eq!((taken, ROOMS[1].indices().count()), (SLOTS - RESERVED, 0));
+        let taken = (0..5000).filter(|n| FILES.enter(base + n, FileRole::Data, 1, 1).is_some()).count();
+        assert_eq!((taken, FILES.rooms[1].indices().count()), (SLOTS - RESERVED, 0));
         let logs: Vec<_> =
-            (0..RESERVED as c_int).map_while(|n| enter(base - 1 - n, FileRole::Log, 1, 1)).collect();
-        assert!(logs.len() == RESERVED && enter(9, FileRole::Stream, 1, 1).is_none());
+            (0..RESERVED as c_int).map_while(|n| FILES.enter(base - 1 - n, FileRole::Log, 1, 1)).collect();
+        assert!(logs.len() == RESERVED && FILES.enter(9, FileRole::Stream, 1, 1).is_none());
         // The next takes what has become free, and finds it at once.
-        forget(base + 7);
-        forget(base - 2);
-        assert_eq!(ROOMS.each_ref().map(|room| room.indices().next()), [Some(1), Some(RESERVED + 7)]);
-        assert!(core::ptr::eq(enter(9, FileRole::Log, 1, 1).unwrap(), logs[1]));
+        FILES.forget(base + 7);
+        FILES.forget(base - 2);
+        assert_eq!(FILES.rooms.each_ref().map(|room| room.indices().next()), [Some(1), Some(RESERVED + 7)]);
+        assert!(core::ptr::eq(FILES.enter(9, FileRole::Log, 1, 1).unwrap(), logs[1]));
         assert!(
-            enter(base + 7, FileRole::Direct, 1, 1).is_some()
-                && enter(base + 5000, FileRole::Data, 1, 1).is_none()
+            FILES.enter(base + 7, FileRole::Direct, 1, 1).is_some()
+                && FILES.enter(base + 5000, FileRole::Data, 1, 1).is_none()
         );
-        for fd in (0..base + 5000).filter(|&fd| is_followed(fd)) {
-            forget(fd);
+        for fd in (0..base + 5000).filter(|&fd| FILES.is_followed(fd)) {
+            FILES.forget(fd);
         }
         assert_eq!(in_use(), 0);
     }

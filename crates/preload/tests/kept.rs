@@ -20,8 +20,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pagekeeper_preload::counters::{Count, Record};
 use pagekeeper_preload::helper;
+use pagekeeper_preload::rules::{FILES, Slot};
 use pagekeeper_preload::settings::Plan;
-use pagekeeper_preload::table::{self, Slot};
 use pagekeeper_preload::{process, rules, sys};
 use pagekeeper_testing::skip;
 use support::comes;
@@ -86,7 +86,7 @@ impl Followed {
             .unwrap();
         let name = CString::new(path.as_os_str().as_bytes()).unwrap();
         rules::opened(file.as_raw_fd(), Some(&name), flags);
-        let slot = table::slot_of(file.as_raw_fd()).unwrap();
+        let slot = FILES.slot_of(file.as_raw_fd()).unwrap();
         Self { file, slot }
     }
 
@@ -108,7 +108,7 @@ impl Followed {
     fn close(self) {
         let fd = self.file.as_raw_fd();
         rules::before_close(self.slot, fd);
-        table::forget(fd);
+        FILES.forget(fd);
     }
 }
 

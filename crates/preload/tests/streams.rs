@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pagekeeper_preload::residency::STALE;
-use pagekeeper_preload::rules::{self, How};
+use pagekeeper_preload::rules::{self, FILES, How, Slot};
 use pagekeeper_preload::settings::Plan;
-use pagekeeper_preload::table::{self, FileRole, Slot};
+use pagekeeper_preload::table::FileRole;
 use pagekeeper_preload::{process, sys};
 use pagekeeper_testing::{disk_dir, skip};
 
@@ -60,12 +60,12 @@ fn pages(path: &Path) -> Vec<u8> {
 
 fn opened(file: &File, flags: i32) -> &'static Slot {
     rules::opened(file.as_raw_fd(), None, flags);
-    table::slot_of(file.as_raw_fd()).unwrap()
+    FILES.slot_of(file.as_raw_fd()).unwrap()
 }
 
 fn closed(slot: &Slot, file: File) {
     rules::before_close(slot, file.as_raw_fd());
-    table::forget(file.as_raw_fd());
+    FILES.forget(file.as_raw_fd());
     drop(file);
 }
 
@@ -191,7 +191,7 @@ fn what_cannot_be_seen_is_left_or_read_uncached(dir: &Path) {
             file.read_at(&mut vec![0; 65536], 0).unwrap();
             rules::after_read(slot, fd, Some(0), 65536);
             rules::before_close(slot, fd);
-            table::forget(fd);
+            FILES.forget(fd);
         });
     });
     assert!(pages(&path)[..16].iter().all(|&page| page == 1), "it can't be known whose it is");

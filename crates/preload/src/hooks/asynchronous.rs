@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use super::descriptors::closing_all;
 use super::{closing, duplicated, keeping_errno, names, opened};
 use crate::process::Concern;
+use crate::rules::FILES;
 use crate::settings::Part;
-use crate::table;
 use crate::{helper, introspection, process, real, rules};
 
 /// Requests of a call that are inspected.
@@ -31,7 +31,7 @@ fn submitting(count: c_long, list: usize) {
     for request in requests.into_iter().take(count) {
         // SAFETY: all bits are valid for numbers: a `struct iocb`, whose descriptor lies at 20.
         let Some([.., fd]) = (unsafe { introspection::peek::<c_int, 6>(request, 6) }) else { return };
-        if let Some(slot) = table::slot_of(fd) {
+        if let Some(slot) = FILES.slot_of(fd) {
             keeping_errno(|| rules::passed_by(slot, fd));
         }
     }
@@ -208,7 +208,7 @@ unsafe extern "C" fn hooked(
 /// Before a call is made.
 fn before_call(number: c_long, [a, b, c]: [c_long; 3]) {
     match number {
-        libc::SYS_close if table::is_followed(a as c_int) => closing(a as c_int),
+        libc::SYS_close if FILES.is_followed(a as c_int) => closing(a as c_int),
         libc::SYS_close_range if c == 0 => closing_all(a as c_uint, b as c_uint),
         libc::SYS_io_submit => submitting(b, c as usize),
         libc::SYS_seccomp if filters([a, b, c]) => filtering(),
@@ -224,7 +224,7 @@ fn made_uring() {
         return;
     }
     process::found_uring();
-    for (fd, slot) in table::entered(0, table::highest()) {
+    for (fd, slot) in FILES.entered(0, FILES.highest()) {
         keeping_errno(|| rules::passed_by(slot, fd));
     }
 }
@@ -262,7 +262,7 @@ fn after_call(number: c_long, [a, b, c, d]: [c_long; 4], done: c_long) {
     if number == libc::SYS_io_uring_setup && done >= 0 {
         return made_uring();
     }
-    let Some(slot) = table::slot_of(fd) else { return };
+    let Some(slot) = FILES.slot_of(fd) else { return };
     let at = u64::try_from(d).ok();
     match number {
         libc::SYS_read | libc::SYS_readv => rules::after_read(slot, fd, None, done as isize),

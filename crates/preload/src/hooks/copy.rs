@@ -8,7 +8,8 @@ use core::ffi::{c_int, c_uint};
 
 use super::read::follow_copy;
 use crate::parts::{self, MAX_TRANSFER, PART};
-use crate::table::{self, FileRole, Slot};
+use crate::rules::{FILES, Slot};
+use crate::table::FileRole;
 use crate::{introspection, process, real, rules, sys};
 
 /// What a copy of several parts keeps as it was: `errno` of a success, and that the call is one point of cancellation, at its start.
@@ -57,7 +58,7 @@ struct End {
 
 impl End {
     fn new(fd: c_int, given: *mut i64) -> Self {
-        Self { fd, given, slot: table::slot_of(fd) }
+        Self { fd, given, slot: FILES.slot_of(fd) }
     }
 
     /// Where it starts; `None` where it has no position that can be known (a pipe, a bad address).
@@ -134,7 +135,7 @@ macro_rules! send {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(to: c_int, from: c_int, at: *mut i64, length: usize) -> isize {
             let next = real::$name.get();
-            if !table::is_followed(from) && !table::is_followed(to) {
+            if !FILES.is_followed(from) && !FILES.is_followed(to) {
                 // SAFETY: with what the program gave.
                 return unsafe { next(to, from, at, length) };
             }
@@ -159,7 +160,7 @@ macro_rules! copy {
             flags: c_uint,
         ) -> isize {
             let next = real::$name.get();
-            if !table::is_followed(from) && !table::is_followed(to) {
+            if !FILES.is_followed(from) && !FILES.is_followed(to) {
                 // SAFETY: with what the program gave.
                 return unsafe { next(from, from_at, to, to_at, length, flags) };
             }

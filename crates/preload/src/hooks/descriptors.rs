@@ -4,12 +4,12 @@ use core::ffi::{c_int, c_long, c_uint};
 
 use super::{closing, duplicated, opened};
 use crate::process::Concern;
-use crate::table;
+use crate::rules::FILES;
 use crate::{helper, process, real, rules, sys};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if table::is_followed(fd) {
+    if FILES.is_followed(fd) {
         closing(fd);
     }
     if helper::is_ours(fd) && helper::is_really_ours(fd) {
@@ -22,10 +22,10 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 /// All of a range are closed.
 pub(super) fn closing_all(first: u32, last: u32) {
-    if table::highest() < first || !process::is_on() {
+    if FILES.highest() < first || !process::is_on() {
         return;
     }
-    for (fd, _) in table::entered(first, last) {
+    for (fd, _) in FILES.entered(first, last) {
         closing(fd);
     }
 }
@@ -104,7 +104,7 @@ unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 fn replacing(from: c_int, to: c_int) {
     helper::make_room(to);
     if from != to
-        && table::is_followed(to)
+        && FILES.is_followed(to)
         // What isn't open replaces nothing.
         && sys::flags(from).is_ok()
     {

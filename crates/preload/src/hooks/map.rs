@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 
-use crate::table::Slot;
+use crate::rules::Slot;
 use crate::{process, rules};
 
 /// What mmap returns where it fails.

@@ -14,7 +14,7 @@ use core::ffi::{CStr, c_char, c_int};
 use core::num::TryFromIntError;
 
 use crate::process::Concern;
-use crate::table;
+use crate::rules::FILES;
 use crate::{process, real, rules};
 
 /// Defines functions that notify a rule where their descriptor is followed: `|slot, next| …` then makes the call, by `next`. Where
@@ -28,12 +28,12 @@ macro_rules! hook {
             unsafe extern "C" fn followed($($arg: $type),*) -> $result {
                 // SAFETY: with what the program gave, or parts of it.
                 let $next = |$($arg: $type),*| unsafe { crate::real::$name.get()($($arg),*) };
-                match crate::table::slot_of($fd) {
+                match crate::rules::FILES.slot_of($fd) {
                     Some($slot) => $body,
                     None => $next($($arg),*),
                 }
             }
-            if crate::table::is_followed($fd) {
+            if crate::rules::FILES.is_followed($fd) {
                 // SAFETY: the caller keeps the contract of the C library's function.
                 unsafe { followed($($arg),*) }
             } else {
@@ -85,8 +85,8 @@ unsafe fn opened(fd: c_int, path: *const c_char, flags: c_int) {
     if concern == Concern::Nothing {
         return;
     }
-    if table::is_followed(fd) && process::is_on() {
-        table::forget(fd);
+    if FILES.is_followed(fd) && process::is_on() {
+        FILES.forget(fd);
     }
     if path.is_null() {
         return opened_file(fd, None, flags);
@@ -107,7 +107,7 @@ fn opened_file(fd: c_int, path: Option<&CStr>, flags: c_int) {
     keeping_errno(|| {
         rules::opened(fd, path, flags);
         if process::has_uring()
-            && let Some(slot) = table::slot_of(fd)
+            && let Some(slot) = FILES.slot_of(fd)
         {
             rules::passed_by(slot, fd);
         }
@@ -118,18 +118,18 @@ fn opened_file(fd: c_int, path: Option<&CStr>, flags: c_int) {
 #[cold]
 #[inline(never)]
 fn closing(fd: c_int) {
-    if let Some(slot) = table::slot_of(fd)
+    if let Some(slot) = FILES.slot_of(fd)
         && process::is_on()
     {
         keeping_errno(|| rules::before_close(slot, fd));
-        table::forget(fd);
+        FILES.forget(fd);
     }
 }
 
 /// A descriptor was duplicated.
 #[inline]
 fn duplicated(from: c_int, to: c_int) {
-    if to >= 0 && from != to && (table::is_followed(from) || table::is_followed(to)) && process::is_on() {
-        table::share(from, to);
+    if to >= 0 && from != to && (FILES.is_followed(from) || FILES.is_followed(to)) && process::is_on() {
+        FILES.share(from, to);
     }
 }

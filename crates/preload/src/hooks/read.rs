@@ -6,8 +6,7 @@ use libc::iovec;
 
 use super::place;
 use crate::parts::MAX_TRANSFER;
-use crate::rules::How;
-use crate::table::Slot;
+use crate::rules::{How, Slot};
 use crate::{introspection, process, real, rules};
 
 /// `RWF_DONTCACHE` of preadv2(2), Linux 6.14.

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::{closing, keeping_errno, opened};
 use crate::process::Concern;
-use crate::table::{self, Slot};
+use crate::rules::{FILES, Slot};
 use crate::{process, real, rules};
 
 type Stream = *mut c_void;
@@ -21,7 +21,7 @@ const STARTED_COUNT: c_int = 3;
 
 /// The process was started with a descriptor.
 pub(crate) fn started_with(fd: c_int) {
-    if (0..STARTED_COUNT).contains(&fd) && table::is_followed(fd) {
+    if (0..STARTED_COUNT).contains(&fd) && FILES.is_followed(fd) {
         STARTED.fetch_or(1 << fd, Ordering::Relaxed);
     }
 }
@@ -54,7 +54,7 @@ fn used_descriptor(fd: c_int) {
     }
     let bit = 1 << fd;
     if STARTED.fetch_and(!bit, Ordering::Relaxed) & bit != 0
-        && let Some(slot) = table::slot_of(fd)
+        && let Some(slot) = FILES.slot_of(fd)
     {
         keeping_errno(|| rules::passed_by(slot, fd));
     }
@@ -103,7 +103,7 @@ unsafe fn began(stream: Stream, path: *const c_char, mode: *const c_char) {
     let flags = flags_of(mode.to_bytes());
     // SAFETY: likewise.
     unsafe { opened(fd, path, flags) };
-    if let Some(slot) = table::slot_of(fd) {
+    if let Some(slot) = FILES.slot_of(fd) {
         unseen(slot, fd);
     }
 }
@@ -149,7 +149,7 @@ unsafe fn ends(stream: Stream) {
     }
     // SAFETY: by this function's contract.
     let fd = unsafe { descriptor(stream) };
-    if table::is_followed(fd) {
+    if FILES.is_followed(fd) {
         closing(fd);
     }
 }
@@ -159,7 +159,7 @@ unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> Stream {
     // SAFETY: with what the program gave.
     let stream = unsafe { real::fdopen.get()(fd, mode) };
     if !stream.is_null()
-        && let Some(slot) = table::slot_of(fd)
+        && let Some(slot) = FILES.slot_of(fd)
     {
         unseen(slot, fd);
     }

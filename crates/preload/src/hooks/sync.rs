@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use pagekeeper_policy::stream::HORIZON;
 
 use super::read::prefetch;
-use crate::table::Slot;
+use crate::rules::Slot;
 use crate::{process, rules, sys};
 
 macro_rules! sync {

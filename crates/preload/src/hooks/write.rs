@@ -6,7 +6,7 @@ use libc::iovec;
 
 use super::place;
 use super::read::OWN;
-use crate::table::Slot;
+use crate::rules::Slot;
 use crate::{process, rules, sys};
 
 /// A write of so many bytes that a rule may be for: `plain` makes it. Always in one call: the kernel holds the file, and its position,

@@ -14,9 +14,10 @@ use pagekeeper_policy::log::Run;
 use pagekeeper_policy::names::{self, SegmentSize};
 use pagekeeper_policy::{DEFAULT_SLACK, Rewrite, RewriteSource, Rule, WINDOW};
 
+use super::{FILES, Slot};
 use crate::counters::Count;
 use crate::helper::{self, Job};
-use crate::table::{self, FileRole, Slot};
+use crate::table::FileRole;
 use crate::{process, sys};
 
 /// Bytes that a log has unsynced before writeback is begun for it: so much trails behind the writer.
@@ -209,7 +210,8 @@ impl Log {
         if near_files == 0 || FOLLOWERS.load(Ordering::Acquire) == 0 {
             return u64::MAX;
         }
-        let others = table::entered(0, u32::MAX)
+        let others = FILES
+            .entered(0, u32::MAX)
             .map(|(_, other)| other)
             .filter(|other| !core::ptr::eq(*other, slot) && other.role() == Some(FileRole::Log));
         let place_of = |log: &Self| {
@@ -229,7 +231,7 @@ impl Log {
 
 /// Whether another open file of the process is a log's of that inode.
 fn is_open_elsewhere(slot: &Slot, inode: u64) -> bool {
-    table::entered(0, u32::MAX).any(|(_, other)| {
+    FILES.entered(0, u32::MAX).any(|(_, other)| {
         !core::ptr::eq(other, slot)
             && other.role() == Some(FileRole::Log)
             && other.inode.load(Ordering::Relaxed) == inode

@@ -7,9 +7,10 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::c_int;
 
+use super::{FILES, Slot};
 use crate::counters::Count;
 use crate::helper::{self, Job};
-use crate::table::{self, FileRole, Slot};
+use crate::table::FileRole;
 use crate::{process, sys};
 
 /// Grows whenever a file is opened for direct I/O: 0 while none was.
@@ -52,7 +53,7 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
 /// Whether another open file of the process is of the same inode, and as asked for.
 fn has_other(slot: &Slot, role: FileRole, wanted: impl Fn(&Slot) -> bool) -> bool {
     let of = |slot: &Slot| (slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed));
-    table::entered(0, u32::MAX).any(|(_, other)| {
+    FILES.entered(0, u32::MAX).any(|(_, other)| {
         !core::ptr::eq(other, slot) && other.role() == Some(role) && of(other) == of(slot) && wanted(other)
     })
 }

@@ -17,7 +17,7 @@ use crate::helper::{self, Job};
 use crate::process::{count, plan};
 use crate::settings::{Action, Part};
 use crate::sys::{self, DescriptorPath};
-use crate::table::{self, FileRole, Slot};
+use crate::table::{FileRole, Fresh, Table};
 use log::LogRule;
 use writer::Output;
 
@@ -40,10 +40,9 @@ pub struct FileState {
     is_used: bool,
 }
 
-impl FileState {
-    /// Nothing known.
+impl Fresh for FileState {
     #[allow(clippy::declare_interior_mutable_const, reason = "what a slot begins with")]
-    pub const NEW: Self = Self {
+    const FRESH: Self = Self {
         reader: reader::Reader::NEW,
         writer: writer::Writer::NEW,
         log: log::Log::NEW,
@@ -52,6 +51,12 @@ impl FileState {
         is_used: false,
     };
 }
+
+/// The files that rules are for.
+pub static FILES: Table<FileState> = Table::new();
+
+/// One of them.
+pub type Slot = crate::table::Slot<FileState>;
 
 /// How a read is to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +126,7 @@ fn follow(fd: c_int, flags: c_int, file_role: FileRole, rule: u16) {
     if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
         return;
     }
-    let Some(slot) = table::enter(fd, file_role, stat.st_dev, stat.st_ino) else {
+    let Some(slot) = FILES.enter(fd, file_role, stat.st_dev, stat.st_ino) else {
         return count(Count::NotFollowed, 1);
     };
     slot.rule.store(rule, Ordering::Relaxed);
@@ -289,7 +294,7 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
 
 /// Before a descriptor is closed; the caller forgets it afterwards.
 pub fn before_close(slot: &Slot, fd: c_int) {
-    if table::is_last(slot) {
+    if slot.is_last() {
         end(slot, fd, true);
     }
 }
@@ -316,7 +321,7 @@ fn end(slot: &Slot, fd: c_int, may_wait: bool) {
 
 /// The process is about to end, in order.
 pub fn before_exit() {
-    for (fd, slot) in table::entered(0, table::highest()) {
+    for (fd, slot) in FILES.entered(0, FILES.highest()) {
         end(slot, fd, false);
     }
     helper::drain();
@@ -326,8 +331,8 @@ pub fn before_exit() {
 /// finish: the child begins anew, with what it reads and writes itself.
 pub fn after_fork() {
     helper::after_fork();
-    table::after_fork();
-    for (_, slot) in table::entered(0, table::highest()) {
+    FILES.after_fork();
+    for (_, slot) in FILES.entered(0, FILES.highest()) {
         slot.with(|state| {
             state.reader.forget();
             state.writer.forget();

@@ -20,11 +20,11 @@ use libc::c_int;
 use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream};
 
-use super::How;
+use super::{FILES, How};
 use crate::counters::Count;
 use crate::process::count;
 use crate::residency::{ResidencyProbe, STALE};
-use crate::{sys, table};
+use crate::sys;
 
 /// The file's position is asked for after so many bytes in small reads; larger ones have it asked each.
 const ASK: u64 = 64 << 10;
@@ -315,7 +315,7 @@ impl Reader {
 
     fn sample(&mut self, fd: c_int, range: &Range<u64>) {
         self.sampled_at = inside(|| {
-            self.probe.has_counts = table::has_counts(fd);
+            self.probe.has_counts = FILES.has_counts(fd);
             if !self.probe.sample(&mut self.stream, fd, range, self.size) {
                 self.by = if sys::reads_uncached(fd, self.size) { By::Uncached } else { By::Nothing };
             }

@@ -16,12 +16,13 @@ use libc::c_int;
 use pagekeeper_policy::exact::Due;
 use pagekeeper_policy::write_behind::{Lead, Pace, WriteBehind};
 
+use super::FILES;
 use super::reader::inside;
 use crate::counters::Count;
 use crate::helper::{self, Job};
 use crate::process::{count, plan};
+use crate::sys;
 use crate::writeback::{WAIT_MAX, wait_by_polling};
-use crate::{sys, table};
 
 /// Writeback is begun in steps of so much, or of a quarter of what may be unwritten if that is less.
 const STEP: u64 = 1 << 20;
@@ -103,7 +104,7 @@ impl Writer {
             _ => return,
         };
         count(output.written, done);
-        if output.released.is_none() && !table::has_counts(fd) {
+        if output.released.is_none() && !FILES.has_counts(fd) {
             // Nothing begins to write it, but what drops it.
             count(Count::StreamUnobserved, done);
         }
@@ -264,7 +265,7 @@ fn pace(lead: u64, release: bool) -> Pace {
 
 /// Begins to write the range.
 fn begin(fd: c_int, range: &Range<u64>, output: Output) -> bool {
-    let has_counts = table::has_counts(fd);
+    let has_counts = FILES.has_counts(fd);
     let begun = helper::begin(fd, range, has_counts, output.released.is_some());
     if begun.is_err() {
         count(Count::Failures, 1);
@@ -274,7 +275,7 @@ fn begin(fd: c_int, range: &Range<u64>, output: Output) -> bool {
 
 /// Waits from `start` on until the range is written, as long as there is hope. `false`: where that can't be seen.
 fn wait(fd: c_int, range: &Range<u64>, start: u64) -> bool {
-    table::has_counts(fd) && throttled(start, || wait_by_polling(fd, range, start, &|| false).is_some())
+    FILES.has_counts(fd) && throttled(start, || wait_by_polling(fd, range, start, &|| false).is_some())
 }
 
 /// Counts the pause that a writer makes from `start` on.
