@@ -166,6 +166,18 @@ pub fn saved(directory: &Path) -> Result<Option<DiskProfile>> {
     saved_in(Path::new(DIRECTORY), directory)
 }
 
+/// What is known of the file system that a directory is on: the profile among those given that is of it, else the saved one.
+///
+/// Fails as [`saved`] does.
+pub fn of(given: &[DiskProfile], directory: &Path) -> Result<Option<DiskProfile>> {
+    for profile in given {
+        if is_of(profile, directory)? {
+            return Ok(Some(profile.clone()));
+        }
+    }
+    saved(directory)
+}
+
 /// As [`saved`], among other profiles than those of this machine.
 pub fn saved_in(disks: &Path, directory: &Path) -> Result<Option<DiskProfile>> {
     // Where there is no disk, nothing can have been measured.

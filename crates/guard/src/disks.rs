@@ -7,7 +7,6 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 
-use pagekeeper_catalog::disks::{is_of, saved};
 use pagekeeper_policy::DiskProfile;
 
 /// From this share of the rate on what leftovers cost is within the noise.
@@ -17,8 +16,7 @@ const FREE: f64 = 0.9;
 pub(crate) fn of(given: &[DiskProfile], directory: impl AsFd) -> Option<DiskProfile> {
     // By its descriptor: the path may be one of another namespace.
     let link = PathBuf::from(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd()));
-    let given = given.iter().find(|disk| is_of(disk, &link).unwrap_or(false));
-    given.cloned().or_else(|| saved(&link).ok().flatten())
+    pagekeeper_catalog::disks::of(given, &link).ok().flatten()
 }
 
 /// What leftover pages of a file in direct I/O come to.

@@ -72,12 +72,7 @@ pub(super) fn disks(
     let mut seen = BTreeSet::new();
     for file in snapshot.files.iter().filter(|file| seen.insert(file.inode.dev)) {
         let Some(directory) = file.reach.parent() else { continue };
-        let profile = match given {
-            Some(given) => {
-                pagekeeper_catalog::disks::is_of(given, directory).map(|same| same.then(|| given.clone()))
-            }
-            None => pagekeeper_catalog::disks::saved(directory),
-        };
+        let profile = pagekeeper_catalog::disks::of(given.map_or(&[], std::slice::from_ref), directory);
         let why = match profile {
             Ok(Some(profile)) => {
                 disks.insert(file.inode.dev, profile);
