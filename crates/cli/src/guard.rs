@@ -371,10 +371,11 @@ fn summary_text(summary: &Summary) -> String {
     );
     let _ = write!(
         text,
-        "\nthe guard itself: {:.2} s of CPU time ({:.2} % of a core), {} of memory at most",
-        summary.cpu_seconds,
-        summary.cpu_percent,
-        Size(summary.memory_peak_bytes)
+        "\nthe guard itself: {:.2} s of CPU time ({:.2} % of a core)",
+        summary.cpu_seconds, summary.cpu_percent
     );
+    if let Some(bytes) = summary.memory_peak_bytes {
+        let _ = write!(text, ", {} of memory at most", Size(bytes));
+    }
     text
 }

@@ -165,8 +165,8 @@ pub struct Summary {
     pub cpu_seconds: f64,
     /// The same in percent of one core.
     pub cpu_percent: f64,
-    /// The most memory the guard used.
-    pub memory_peak_bytes: u64,
+    /// The most memory the guard used, where the kernel says it.
+    pub memory_peak_bytes: Option<u64>,
 }
 
 fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {

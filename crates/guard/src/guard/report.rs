@@ -134,7 +134,7 @@ impl Report {
             seconds,
             cpu_seconds,
             cpu_percent: cpu_seconds / seconds.max(f64::MIN_POSITIVE) * 100.0,
-            memory_peak_bytes: usage::memory_peak().unwrap_or(0),
+            memory_peak_bytes: usage::memory_peak(),
             released_behind_streams_bytes: streams.released().clone(),
             kept_bytes: self.summary.kept_bytes + streams.kept(),
             ..self.summary.clone()
