@@ -20,6 +20,7 @@ mod sync;
 mod sys;
 #[cfg(test)]
 mod testing;
+pub mod text;
 mod walk;
 mod warm;
 mod work;

@@ -1,0 +1,294 @@
+//! The one way out for text that others chose: paths, names and titles of processes, options, names of devices and
+//! groups.
+//!
+//! Any local user may put line feeds and terminal sequences into such a name, and a shell's syntax too. So nothing
+//! of it is printed as it is: [`escaped`] is for people and logs, [`shell_quoted`] for commands that are offered for
+//! pasting, [`for_json`] for JSON, whose writer escapes by itself. Nothing here fails.
+
+use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::fmt::{self, Display, Formatter, Write as _};
+use std::os::unix::ffi::OsStrExt;
+
+/// Text of others for messages, tables and logs, on one line whatever it holds.
+///
+/// Printable text stays as it is, spaces and all scripts included. Where there is anything else, it is written as
+/// `\n`, `\r` and `\t`, `\x1b` (control characters of ASCII, and bytes that are not UTF-8), or `\u{202e}` (other
+/// control characters, and characters that can't be seen or that turn the direction of text), and a backslash
+/// beside it as `\\`. A name without any of these keeps its backslashes, as systemd's units have them: so what is
+/// escaped once can be escaped again without a change, and a name that spells `\x1b` out looks like one that has
+/// that byte. What has to be exact is in JSON.
+///
+/// Takes paths, strings and what the kernel gives; for bytes see [`escaped_bytes`].
+///
+/// ```
+/// use pagekeeper_kernel::text::escaped;
+/// # use std::path::Path;
+/// assert_eq!(escaped("/srv/données/db 1").to_string(), "/srv/données/db 1");
+/// assert_eq!(escaped(Path::new("a\n\x1b[2J")).to_string(), r"a\n\x1b[2J");
+/// ```
+pub fn escaped<T: AsRef<OsStr> + ?Sized>(text: &T) -> Escaped<'_> {
+    Escaped(text.as_ref().as_bytes())
+}
+
+/// The same as [`escaped`], of bytes.
+pub fn escaped_bytes(text: &[u8]) -> Escaped<'_> {
+    Escaped(text)
+}
+
+/// See [`escaped`]. Width, alignment and precision are those of a string.
+#[derive(Debug, Clone, Copy)]
+pub struct Escaped<'a>(&'a [u8]);
+
+impl<'a> Escaped<'a> {
+    /// The text, without a copy where nothing had to be escaped.
+    pub fn into_cow(self) -> Cow<'a, str> {
+        if let Some(plain) = self.plain() {
+            return plain.into();
+        }
+        let mut text = String::new();
+        // Writing to a String can't fail.
+        let _ = self.write_to(&mut text);
+        text.into()
+    }
+
+    /// The text, if there is nothing to escape.
+    fn plain(self) -> Option<&'a str> {
+        std::str::from_utf8(self.0).ok().filter(|text| text.chars().all(is_plain))
+    }
+
+    fn write_to(self, out: &mut impl fmt::Write) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                match c {
+                    '\\' => out.write_str(r"\\")?,
+                    '\n' => out.write_str(r"\n")?,
+                    '\r' => out.write_str(r"\r")?,
+                    '\t' => out.write_str(r"\t")?,
+                    _ if is_plain(c) => out.write_char(c)?,
+                    _ if c.is_ascii() => write!(out, r"\x{:02x}", u32::from(c))?,
+                    _ => write!(out, r"\u{{{:x}}}", u32::from(c))?,
+                }
+            }
+            for byte in chunk.invalid() {
+                write!(out, r"\x{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.plain() {
+            Some(plain) => f.pad(plain),
+            None if f.width().is_none() && f.precision().is_none() => self.write_to(f),
+            None => f.pad(&self.into_cow()),
+        }
+    }
+}
+
+/// Whether a character is shown as it is: it can be seen, and stays where it was put.
+fn is_plain(c: char) -> bool {
+    if c.is_ascii() {
+        return !c.is_ascii_control();
+    }
+    !c.is_control()
+        && !matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' // soft hyphen, Arabic letter mark, Mongolian vowel separator
+            | '\u{200b}'..='\u{200f}'         // zero width, marks of direction
+            | '\u{2028}'..='\u{202e}'         // line and paragraph separator, embeddings and overrides
+            | '\u{2060}'..='\u{206f}'         // word joiner, invisible operators, isolates
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' // byte order mark, annotations
+            | '\u{e0000}'..='\u{e007f}'       // tags
+        )
+}
+
+/// Text of others as one word of a command line that is offered for pasting.
+///
+/// A word of letters, digits and `_./:@%+=,-` stays as it is; others stand in single quotes as POSIX has them. What
+/// [`escaped`] would not show as it is can't be pasted or read safely either: such a word becomes `$'…'` with octal
+/// escapes, which POSIX has since 2024, and bash, zsh, ksh and busybox know, dash (0.5.12) and fish do not. To these
+/// it is a word with a dollar sign and backslashes in it: the wrong name, but nothing that is run.
+///
+/// ```
+/// use pagekeeper_kernel::text::shell_quoted;
+/// assert_eq!(shell_quoted("/var/lib/mysql").to_string(), "/var/lib/mysql");
+/// assert_eq!(shell_quoted("/srv/db$(id>x)").to_string(), "'/srv/db$(id>x)'");
+/// assert_eq!(shell_quoted("it's\n").to_string(), r"$'it\047s\012'");
+/// ```
+pub fn shell_quoted<T: AsRef<OsStr> + ?Sized>(word: &T) -> ShellQuoted<'_> {
+    ShellQuoted(word.as_ref().as_bytes())
+}
+
+/// See [`shell_quoted`].
+#[derive(Debug, Clone, Copy)]
+pub struct ShellQuoted<'a>(&'a [u8]);
+
+impl Display for ShellQuoted<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let bare = |c: char| c.is_ascii_alphanumeric() || "_./:@%+=,-".contains(c);
+        match escaped_bytes(self.0).plain() {
+            Some(word) if !word.is_empty() && word.chars().all(bare) => f.write_str(word),
+            Some(word) => write!(f, "'{}'", word.replace('\'', r"'\''")),
+            None => {
+                f.write_str("$'")?;
+                for chunk in self.0.utf8_chunks() {
+                    for c in chunk.valid().chars() {
+                        // `\'` would end the quotes for the history of an interactive bash, which then expands
+                        // what follows an exclamation mark.
+                        match c {
+                            '\\' => f.write_str(r"\\")?,
+                            _ if is_plain(c) && c != '\'' && c != '!' => f.write_char(c)?,
+                            _ => octal(f, c.encode_utf8(&mut [0; 4]).as_bytes())?,
+                        }
+                    }
+                    octal(f, chunk.invalid())?;
+                }
+                f.write_str("'")
+            }
+        }
+    }
+}
+
+fn octal(f: &mut Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, r"\{byte:03o}"))
+}
+
+/// Text of others for a string of JSON: as it is, with U+FFFD for what is not UTF-8. Never for anything else: it is
+/// the writer of JSON that escapes it.
+pub fn for_json<T: AsRef<OsStr> + ?Sized>(text: &T) -> Cow<'_, str> {
+    text.as_ref().to_string_lossy()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Bytes in which what matters is likely: control characters, quotes, syntax of shells, Unicode's odd ones.
+    fn nasty() -> impl Strategy<Value = Vec<u8>> {
+        let piece = prop_oneof![
+            any::<u8>().prop_map(|byte| vec![byte]),
+            (0_u8..0x20).prop_map(|byte| vec![byte]),
+            prop::sample::select(vec![
+                "'", "\"", "\\", "$(id>x)", "`id`", "!!", " ", "*", "~", "#", "a", "\\'", "x1b"
+            ])
+            .prop_map(|text| text.as_bytes().to_vec()),
+            any::<char>().prop_map(|c| c.to_string().into_bytes()),
+            prop::sample::select(vec![
+                '\u{85}', '\u{9b}', '\u{202e}', '\u{2066}', '\u{2028}', '\u{200b}', 'é'
+            ])
+            .prop_map(|c| c.to_string().into_bytes()),
+        ];
+        prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+    }
+
+    fn is_safe(text: &str) -> bool {
+        !text.chars().any(|c| {
+            c.is_control()
+                || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}')
+        })
+    }
+
+    #[test]
+    fn ordinary_names_stay_as_they_are() {
+        for name in [
+            "/var/lib/mysql",
+            "",
+            "with space",
+            r"dev-disk\x2dby.slice",
+            "données",
+            "データ",
+            "e\u{301}",
+            "🐬",
+        ] {
+            assert_eq!(escaped(name).to_string(), name);
+            assert!(matches!(escaped(name).into_cow(), Cow::Borrowed(_)));
+        }
+    }
+
+    #[test]
+    fn what_steers_a_terminal_or_forges_a_line_is_spelled_out() {
+        for (bytes, shown) in [
+            (&b"a\nb\r\tc"[..], r"a\nb\r\tc"),
+            (b"\x1b[2J\x07\x00\x7f", r"\x1b[2J\x07\x00\x7f"),
+            (b"\xff\xfe.ibd", r"\xff\xfe.ibd"),
+            ("\u{9b}31m \u{85}".as_bytes(), r"\u{9b}31m \u{85}"),
+            ("gpj.\u{202e}x\u{2069}\u{2028}\u{200b}".as_bytes(), r"gpj.\u{202e}x\u{2069}\u{2028}\u{200b}"),
+            (b"C:\\dir\n", r"C:\\dir\n"),
+        ] {
+            assert_eq!(escaped_bytes(bytes).to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn width_counts_what_is_shown() {
+        assert_eq!(format!("{:<6}|", escaped("a\n")), r"a\n   |");
+        assert_eq!(format!("{:>4}|", escaped("ab")), "  ab|");
+    }
+
+    #[test]
+    fn words_without_syntax_are_not_quoted() {
+        for (word, quoted) in [
+            ("/var/lib/mysql-8.0", "/var/lib/mysql-8.0"),
+            ("", "''"),
+            ("~root", "'~root'"),
+            ("it's", r"'it'\''s'"),
+            ("a b", "'a b'"),
+            ("\u{202e}!", r"$'\342\200\256\041'"),
+        ] {
+            assert_eq!(shell_quoted(word).to_string(), quoted);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn escaped_text_is_one_safe_line_and_escaping_it_again_changes_nothing(bytes in nasty()) {
+            let once = escaped_bytes(&bytes).to_string();
+            prop_assert!(is_safe(&once), "{once:?}");
+            prop_assert_eq!(escaped(&once).to_string(), &*once);
+            prop_assert_eq!(escaped_bytes(&bytes).into_cow(), &*once);
+        }
+
+        #[test]
+        fn names_that_need_escapes_are_told_apart(a in nasty(), b in nasty()) {
+            let needs = |bytes: &[u8]| escaped_bytes(bytes).plain().is_none();
+            if needs(&a) && needs(&b) && a != b {
+                prop_assert_ne!(escaped_bytes(&a).to_string(), escaped_bytes(&b).to_string());
+            }
+        }
+    }
+
+    /// What a shell makes of words, each given back with a NUL behind it.
+    fn shell(name: &str, words: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let quoted: Vec<_> =
+            words.iter().map(|word| shell_quoted(OsStr::from_bytes(word)).to_string()).collect();
+        assert!(quoted.iter().all(|word| is_safe(word)), "{quoted:?}");
+        let script = format!("printf '%s\\0' {}", quoted.join(" "));
+        let output = Command::new(name).args(["-c", &script]).env("LC_ALL", "C.UTF-8").output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        output.stdout.strip_suffix(b"\0").unwrap().split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn a_shell_gives_back_every_word(words in prop::collection::vec(nasty(), 1..20)) {
+            // No word of a command line and no path has a NUL.
+            let words: Vec<Vec<u8>> =
+                words.into_iter().map(|word| word.into_iter().filter(|byte| *byte != 0).collect()).collect();
+            prop_assert_eq!(shell("bash", &words), &*words);
+            // Any POSIX shell knows the plain quotes.
+            let plain = |word: &&Vec<u8>| escaped_bytes(word).plain().is_some();
+            let plain: Vec<Vec<u8>> = words.iter().filter(plain).cloned().collect();
+            if !plain.is_empty() {
+                prop_assert_eq!(shell("sh", &plain), plain);
+            }
+        }
+    }
+}
