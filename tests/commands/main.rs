@@ -6,6 +6,7 @@ mod support;
 mod demo;
 mod habits;
 mod nasty_trees;
+mod odd_proc;
 mod peers;
 mod store;
 mod top;

@@ -43,10 +43,11 @@ pub fn are_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec: &Recycl
     if file.size() > MAX_LEN {
         return false;
     }
-    let Ok(text) = std::io::read_to_string(file.file().take(MAX_LEN)) else {
+    let mut text = Vec::new();
+    if file.file().take(MAX_LEN).read_to_end(&mut text).is_err() {
         return false;
-    };
-    text.lines().any(|line| {
+    }
+    String::from_utf8_lossy(&text).lines().any(|line| {
         line.split_once('=')
             .is_some_and(|(key, value)| key.trim() == spec.key && !matches!(value.trim(), "" | "0" | "false"))
     })

@@ -9,7 +9,9 @@
 //! never taken for apart. Fails only where a path can't be examined.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -271,8 +273,9 @@ impl Follow<'_> {
             Some(disk) if directory.join("partition").exists() => disk,
             _ => directory,
         };
-        if let Ok(file) = std::fs::read_to_string(disk.join("loop/backing_file")) {
-            return self.loop_file(Path::new(file.trim_end_matches('\n')), depth + 1);
+        if let Ok(mut file) = std::fs::read(disk.join("loop/backing_file")) {
+            file.pop_if(|last| *last == b'\n');
+            return self.loop_file(Path::new(OsStr::from_bytes(&file)), depth + 1);
         }
         match targets(&disk.join("slaves")) {
             Some(parts) if !parts.is_empty() => self.blocks(&parts, depth + 1),

@@ -46,8 +46,8 @@ pub(crate) fn of_processes(roots: &SysRoots, gaps: &mut VisibilityGaps) {
     }
     let point = roots.proc.path();
     let hides = roots.proc.own_mounts().unwrap_or_default().into_iter().find_map(|mount| {
-        let value = mount.options.split(',').find_map(|option| option.strip_prefix("hidepid="))?;
-        (mount.point == point && !matches!(value, "0" | "off")).then(|| value.to_owned())
+        let value = mount.option("hidepid")?.to_string_lossy().into_owned();
+        (mount.point == point && !matches!(value.as_str(), "0" | "off")).then_some(value)
     });
     let may_inspect = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));

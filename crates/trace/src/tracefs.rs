@@ -177,7 +177,7 @@ mod tests {
             point: point.into(),
             kind: kind.into(),
             source: kind.into(),
-            options: String::new(),
+            options: kind.into(),
         }
     }
 

@@ -268,7 +268,7 @@ mod tests {
             point: "/mnt".into(),
             kind: kind.to_string(),
             source: source.into(),
-            options: String::new(),
+            options: std::ffi::OsString::new(),
         };
         let found = BackingDevice::for_mount(&roots, &mount("btrfs", "/dev/loop1")).unwrap().unwrap();
         assert_eq!(

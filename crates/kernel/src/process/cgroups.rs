@@ -1,5 +1,7 @@
 //! Which control groups a process is in (cgroups(7)): one line a hierarchy of version 1, one for version 2.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use super::{ProcRoot, malformed};
@@ -27,24 +29,28 @@ impl ProcRoot {
     /// The control groups of the process, as the kernel lists them.
     pub fn cgroup_paths(&self, pid: u32) -> Result<Vec<CgroupPath>> {
         let content = self.read_optional(pid, "cgroup", "this kernel has no control groups")?;
-        let text = String::from_utf8_lossy(&content);
-        text.lines()
-            .map(|line| parse_line(line).ok_or_else(|| malformed(&self.of(pid, "cgroup"), line)))
-            .collect()
+        let lines = || content.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let paths: Vec<CgroupPath> = lines().filter_map(parse_line).collect();
+        match lines().next() {
+            Some(first) if paths.is_empty() => Err(malformed(&self.of(pid, "cgroup"), first)),
+            _ => Ok(paths),
+        }
     }
 }
 
-fn parse_line(line: &str) -> Option<CgroupPath> {
-    // The group's name may hold colons.
-    let mut fields = line.splitn(3, ':');
-    let hierarchy = fields.next()?.parse().ok()?;
-    let controllers = fields.next()?.split(',').filter(|name| !name.is_empty()).map(String::from).collect();
-    Some(CgroupPath { hierarchy, controllers, path: PathBuf::from(fields.next()?) })
+fn parse_line(line: &[u8]) -> Option<CgroupPath> {
+    // The group's name may hold colons, and bytes of any kind but newlines.
+    let mut fields = line.splitn(3, |byte| *byte == b':');
+    let mut text = || std::str::from_utf8(fields.next()?).ok();
+    let hierarchy = text()?.parse().ok()?;
+    let controllers = text()?.split(',').filter(|name| !name.is_empty()).map(String::from).collect();
+    Some(CgroupPath { hierarchy, controllers, path: OsString::from_vec(fields.next()?.to_vec()).into() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::ffi::OsStrExt;
 
     #[test]
     fn both_versions_and_colons_in_names() {
@@ -58,6 +64,9 @@ mod tests {
         assert_eq!(paths[2].controllers, ["cpu", "cpuacct"]);
         assert!(paths[3].is_v2() && !paths[1].is_v2());
         assert_eq!(paths[3].path, PathBuf::from("/pod:1/x"));
+        std::fs::write(&file, b"9:name=\xff:/a\n0::/pod\xff\n").unwrap();
+        let paths = proc.cgroup_paths(3).unwrap();
+        assert_eq!((paths.len(), paths[0].path.as_os_str().as_bytes()), (1, &b"/pod\xff"[..]));
         std::fs::write(&file, "nonsense\n").unwrap();
         assert!(proc.cgroup_paths(3).unwrap_err().to_string().contains("nonsense"));
     }

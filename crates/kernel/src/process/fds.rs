@@ -244,10 +244,11 @@ fn parse_fd_info(content: &[u8]) -> Option<FdInfo> {
         };
         let value = value.trim();
         match key {
-            "pos" => position = value.parse().ok(),
-            "flags" => flags = u32::from_str_radix(value, 8).ok(),
-            "mnt_id" => mount_id = value.parse().ok(),
-            "ino" => inode_number = value.parse().ok(),
+            // The kernel's own lines come first; those of a driver or of locks may be called the same.
+            "pos" if position.is_none() => position = value.parse().ok(),
+            "flags" if flags.is_none() => flags = u32::from_str_radix(value, 8).ok(),
+            "mnt_id" if mount_id.is_none() => mount_id = value.parse().ok(),
+            "ino" if inode_number.is_none() => inode_number = value.parse().ok(),
             _ => {}
         }
     }

@@ -9,7 +9,8 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::{ProcRoot, deleted, malformed, mounts, read};
+use super::reading::each_line;
+use super::{ProcRoot, deleted, mounts};
 use crate::{Inode, Result};
 
 /// A part of a file that a process has mapped.
@@ -122,15 +123,13 @@ impl ProcRoot {
     }
 
     fn each_mapping(&self, pid: u32, mut each: impl FnMut(MapsLine<'_>)) -> Result<()> {
-        let path = self.of(pid, "maps");
-        let content = read(&path)?;
-        for line in content.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let parsed = parse_line(line).ok_or_else(|| malformed(&path, line))?;
+        each_line(&self.of(pid, "maps"), |line| {
+            let parsed = parse_line(line)?;
             if parsed.inode.ino != 0 && !deleted::is_no_file(parsed.text) {
                 each(parsed);
             }
-        }
-        Ok(())
+            Some(())
+        })
     }
 }
 

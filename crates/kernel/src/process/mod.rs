@@ -25,6 +25,7 @@ mod maps;
 mod mounts;
 mod namespace;
 mod open_files;
+mod reading;
 mod status;
 
 use std::path::{Path, PathBuf};
@@ -35,6 +36,7 @@ pub use io::IoCounters;
 pub use maps::{MappedBy, Mapping};
 pub use mounts::Mount;
 pub use open_files::{InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection};
+pub(crate) use reading::{malformed, read, read_text};
 pub use status::ProcessStat;
 
 use crate::{Error, Result};
@@ -105,21 +107,6 @@ impl ProcRoot {
             }
         })
     }
-}
-
-/// Reads a whole file of `/proc` or `/sys`.
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|e| Error::call("read", path, e))
-}
-
-/// Reads a whole file of `/proc` or `/sys` that is text by its nature.
-pub(crate) fn read_text(path: &Path) -> Result<String> {
-    Ok(String::from_utf8_lossy(&read(path)?).into_owned())
-}
-
-/// An [`Error::Malformed`] about a line or field.
-pub(crate) fn malformed(path: &Path, what: impl AsRef<[u8]>) -> Error {
-    Error::Malformed { path: path.to_path_buf(), what: String::from_utf8_lossy(what.as_ref()).into_owned() }
 }
 
 #[cfg(test)]

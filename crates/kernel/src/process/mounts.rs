@@ -1,11 +1,15 @@
 //! The mounts a process sees (`proc_pid_mountinfo(5)`).
+//!
+//! Who may mount, be it in a user namespace of their own or by fusermount(1), chooses names and options, which need
+//! not be UTF-8.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::{ProcRoot, malformed, read};
+use super::ProcRoot;
+use super::reading::each_line;
 use crate::Result;
 
 /// One mounted file system.
@@ -19,18 +23,29 @@ pub struct Mount {
     pub root: PathBuf,
     /// Where it is mounted, as the process sees it.
     pub point: PathBuf,
-    /// The file system's type: `ext4`, `cgroup2` …
+    /// The file system's type: `ext4`, `cgroup2` … What is not UTF-8 (of `fuse.NAME`) is replaced.
     pub kind: String,
     /// The device or other source: `/dev/sda1`.
     pub source: OsString,
-    /// The file system's own options, by commas.
-    pub options: String,
+    /// The file system's own options, by commas, as the kernel escapes them.
+    pub options: OsString,
 }
 
 impl Mount {
     /// Whether the file system has this option.
     pub fn has_option(&self, name: &str) -> bool {
-        self.options.split(',').any(|option| option == name)
+        self.each_option().any(|option| option == name.as_bytes())
+    }
+
+    /// The value of an option that is written `NAME=VALUE`.
+    pub fn option(&self, name: &str) -> Option<OsString> {
+        let value =
+            self.each_option().find_map(|option| option.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+        Some(OsString::from_vec(unescape(value)))
+    }
+
+    fn each_option(&self) -> impl Iterator<Item = &[u8]> {
+        self.options.as_bytes().split(|byte| *byte == b',')
     }
 }
 
@@ -53,11 +68,12 @@ impl ProcRoot {
 }
 
 fn read_mounts(path: &Path) -> Result<Vec<Mount>> {
-    read(path)?
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-        .map(|line| parse_line(line).ok_or_else(|| malformed(path, line)))
-        .collect()
+    let mut mounts = Vec::new();
+    each_line(path, |line| {
+        mounts.push(parse_line(line)?);
+        Some(())
+    })?;
+    Ok(mounts)
 }
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
@@ -71,9 +87,9 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         dev: rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?),
         root: OsString::from_vec(unescape(fields.get(3)?)).into(),
         point: OsString::from_vec(unescape(fields.get(4)?)).into(),
-        kind: text(fields.get(dash + 1)?)?,
+        kind: String::from_utf8_lossy(fields.get(dash + 1)?).into_owned(),
         source: OsString::from_vec(unescape(fields.get(dash + 2)?)),
-        options: text(fields.get(dash + 3).copied().unwrap_or_default())?,
+        options: OsString::from_vec(fields.get(dash + 3)?.to_vec()),
     })
 }
 
@@ -125,6 +141,25 @@ mod tests {
         {
             assert_eq!(parse_line(line), None);
         }
+    }
+
+    #[test]
+    fn what_is_not_utf_8_is_bytes_and_an_odd_line_hides_no_other() {
+        let tree = tempfile::tempdir().unwrap();
+        std::fs::create_dir(tree.path().join("3")).unwrap();
+        let lines = b"36 35 0:40 / /a\xff rw - overlay over\xfflay rw,lowerdir=/l\xff,workdir=/w\\054\n\
+            what is this\n37 35 0:41 / /x rw - fuse.\xff f rw\n";
+        std::fs::write(tree.path().join("3/mountinfo"), lines).unwrap();
+        let mounts = ProcRoot::at(tree.path()).mounts(3).unwrap();
+        assert_eq!(mounts.len(), 2);
+        assert_eq!(mounts[0].point.as_os_str().as_bytes(), b"/a\xff");
+        assert_eq!(mounts[0].source.as_bytes(), b"over\xfflay");
+        assert_eq!(mounts[0].option("lowerdir").unwrap().as_bytes(), b"/l\xff");
+        assert_eq!((mounts[0].option("workdir").unwrap(), mounts[0].option("rw")), ("/w,".into(), None));
+        assert_eq!(mounts[1].kind, "fuse.\u{fffd}");
+        // A kernel that says something else altogether.
+        std::fs::write(tree.path().join("3/mountinfo"), "what is this\n").unwrap();
+        assert!(ProcRoot::at(tree.path()).mounts(3).unwrap_err().to_string().contains("what is this"));
     }
 
     #[test]

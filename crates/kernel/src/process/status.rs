@@ -7,9 +7,13 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use super::reading::read_start;
 use super::{ProcRoot, malformed, read};
 use crate::{Error, Result};
 
+/// No more of a command line is read, in bytes. A process may declare all of its memory to be its arguments
+/// (`PR_SET_MM_MAP`, prctl(2)).
+const LONGEST_COMMAND_LINE: u64 = 256 << 10;
 /// `PF_KTHREAD` of `linux/sched.h`.
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
@@ -50,8 +54,9 @@ impl ProcRoot {
     ///
     /// A server that writes a title over its arguments (`postgres: walsender …`) shows the title as the
     /// first element. Empty arguments at the very end look the same as such a title's padding and are left out.
+    /// What comes after 256 KiB is left out, too.
     pub fn command_line(&self, pid: u32) -> Result<Vec<OsString>> {
-        let content = read(&self.of(pid, "cmdline"))?;
+        let content = read_start(&self.of(pid, "cmdline"), LONGEST_COMMAND_LINE)?;
         let end = content.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         if end == 0 {
             return Ok(Vec::new());
@@ -160,6 +165,18 @@ mod tests {
         assert_eq!(proc.command_line(1).unwrap(), ["postgres: walsender repl streaming 0/3000148"]);
         let (_tree, proc) = tree(1, &[("cmdline", b"")]);
         assert!(proc.command_line(1).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_title_without_an_end_is_cut() {
+        let (tree, proc) = tree(1, &[("cmdline", b"mysqld\0--sync-binlog=1\0")]);
+        // As a process that says that all of its memory is its arguments: much of it, then a letter.
+        let title = std::fs::File::options().append(true).open(tree.path().join("1/cmdline")).unwrap();
+        title.set_len(1 << 40).unwrap();
+        assert_eq!(proc.command_line(1).unwrap(), ["mysqld", "--sync-binlog=1"]);
+        let words = vec![b'x'; 1 << 20];
+        std::fs::write(tree.path().join("1/cmdline"), words).unwrap();
+        assert_eq!(proc.command_line(1).unwrap()[0].len() as u64, LONGEST_COMMAND_LINE);
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! answer) is not entered; nor is an overlay whose layers are walked, since its pages are theirs.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
@@ -69,14 +71,17 @@ fn use_of(kind: &str) -> FileSystemUse {
 
 /// A layer of an overlay that can be seen from here, where it is walked itself: the upper one if there is one.
 fn visible_layer(mount: &Mount) -> Option<PathBuf> {
-    let option = |name: &str| mount.options.split(',').find_map(|option| option.strip_prefix(name));
-    let (upper, work) = (option("upperdir="), option("workdir="));
-    let lowers: Vec<&str> = option("lowerdir=").into_iter().flat_map(|dirs| dirs.split(':')).collect();
-    let layer = Path::new(upper.or(lowers.first().copied())?);
+    let directory = |bytes| Path::new(OsStr::from_bytes(bytes));
+    let (upper, work) = (mount.option("upperdir"), mount.option("workdir"));
+    let lowers = mount.option("lowerdir");
+    let (upper, work) = (upper.as_deref().map(Path::new), work.as_deref().map(Path::new));
+    let lowers = lowers.iter().flat_map(|lowers| lowers.as_bytes().split(|byte| *byte == b':'));
+    let lowers: Vec<&Path> = lowers.map(directory).collect();
+    let layer = upper.or(lowers.first().copied())?;
     if layer.is_absolute() {
         return layer.is_dir().then(|| layer.to_path_buf());
     }
-    let relative: Vec<&Path> = upper.into_iter().chain(work).chain(lowers).map(Path::new).collect();
+    let relative: Vec<&Path> = upper.into_iter().chain(work).chain(lowers).collect();
     let base = mount.point.ancestors().find(|base| is_base_of(mount, base, &relative))?;
     Some(base.join(layer))
 }
@@ -363,11 +368,11 @@ mod tests {
         let options = ProcRoot::default().own_mounts().unwrap().into_iter().find(|mount| mount.dev == dev);
         let file_systems = FileSystems::of_host(&ProcRoot::default(), false);
         assert!(std::process::Command::new("umount").arg(&point).status().unwrap().success());
-        let (file_systems, options) = (file_systems.unwrap(), options.unwrap().options);
-        if !options.contains("upperdir=up,") {
+        let (file_systems, options) = (file_systems.unwrap(), options.unwrap());
+        if options.option("upperdir").is_none_or(|upper| upper != "up") {
             crate::testing::skip("mount(8) made the paths absolute");
         }
-        assert!(!file_systems.walked.iter().any(|file_system| file_system.traced == dev), "{options}");
+        assert!(!file_systems.walked.iter().any(|file_system| file_system.traced == dev), "{options:?}");
         let layer = point.parent().and_then(Path::parent).unwrap().join("up");
         assert!(file_systems.overlays.contains(&(dev, layer)), "{:?}", file_systems.overlays);
     }

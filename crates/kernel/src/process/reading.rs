@@ -1,0 +1,100 @@
+//! How files of `/proc` and `/sys` are read. Others choose part of what stands in them (names, paths, mount options, titles),
+//! and how much of it there is.
+//!
+//! Invariants: text is bytes, valid UTF-8 or not; no file takes more memory than [`LONGEST`] says; a line that can't be
+//! understood hides no other line.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// No more of a file is read, in bytes. The kernel's own words are far shorter; a title or a list of locks need not be.
+const LONGEST: u64 = 4 << 20;
+/// No more of a list with a line for each mapping or mount is read, in bytes: a quarter of a million usual ones.
+const LONGEST_LIST: u64 = 32 << 20;
+/// Longer lines are passed over, in bytes.
+const LONGEST_LINE: u64 = 1 << 20;
+
+/// Reads a file of `/proc` or `/sys`, at most [`LONGEST`] bytes of it.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    read_start(path, LONGEST)
+}
+
+/// Reads the first `max` bytes of a file of `/proc` or `/sys`.
+pub(super) fn read_start(path: &Path, max: u64) -> Result<Vec<u8>> {
+    let mut content = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(max).read_to_end(&mut content));
+    read.map_err(|error| Error::call("read", path, error))?;
+    Ok(content)
+}
+
+/// Reads a file of `/proc` or `/sys` that is text by its nature.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    Ok(String::from_utf8_lossy(&read(path)?).into_owned())
+}
+
+/// Gives each line to `parse`, without its end, and passes over those that it does not understand (`None`). An
+/// [`Error::Malformed`] with the first of them where it understands none: then it is the kernel that speaks otherwise.
+pub(super) fn each_line(path: &Path, mut parse: impl FnMut(&[u8]) -> Option<()>) -> Result<()> {
+    let failed = |error| Error::call("read", path, error);
+    let mut reader = BufReader::with_capacity(64 << 10, File::open(path).map_err(failed)?.take(LONGEST_LIST));
+    let (mut line, mut understood, mut odd) = (Vec::new(), false, None);
+    loop {
+        line.clear();
+        let read = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(failed)?;
+        if read == 0 {
+            break;
+        }
+        let whole = line.pop_if(|last| *last == b'\n').is_some();
+        if !whole && read as u64 == LONGEST_LINE {
+            reader.skip_until(b'\n').map_err(failed)?;
+        } else if line.is_empty() {
+            continue;
+        } else if parse(&line).is_some() {
+            understood = true;
+            continue;
+        }
+        odd.get_or_insert_with(|| malformed(path, &line[..line.len().min(200)]));
+    }
+    odd.filter(|_| !understood).map_or(Ok(()), Err)
+}
+
+/// An [`Error::Malformed`] about a line or field.
+pub(crate) fn malformed(path: &Path, what: impl AsRef<[u8]>) -> Error {
+    Error::Malformed { path: path.to_path_buf(), what: String::from_utf8_lossy(what.as_ref()).into_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(content: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), content).unwrap();
+        let mut lines = Vec::new();
+        each_line(file.path(), |line| (!line.starts_with(b"!")).then(|| lines.push(line.to_vec())))?;
+        Ok(lines)
+    }
+
+    #[test]
+    fn a_line_that_is_not_understood_hides_no_other() {
+        assert_eq!(lines(b"a\n\n!\n\xff b\nc").unwrap(), [&b"a"[..], b"\xff b", b"c"]);
+        assert_eq!(lines(b"").unwrap(), [&b""[..]; 0]);
+        let error = lines(b"!x\n!y\n").unwrap_err();
+        assert!(error.to_string().ends_with("can't read !x"), "{error}");
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_passed_over_and_a_file_without_an_end_is_cut() {
+        let long = vec![b'x'; usize::try_from(LONGEST_LINE).unwrap() + 5];
+        assert_eq!(lines(&[b"a\n", &long[..], b"\nb\n"].concat()).unwrap(), [b"a", b"b"]);
+        assert!(lines(&long).is_err());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(LONGEST + 1).unwrap();
+        assert_eq!(read(file.path()).unwrap().len() as u64, LONGEST);
+        file.as_file().set_len(LONGEST_LIST * 4).unwrap();
+        assert!(each_line(file.path(), |_| Some(())).is_err());
+    }
+}
