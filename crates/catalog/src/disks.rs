@@ -319,7 +319,7 @@ mod tests {
             assert!(error.contains(said) && error.contains("disk.toml"), "{error}");
         }
         let missing = read(Path::new("/nowhere.toml")).unwrap_err().to_string();
-        assert_eq!(missing, "stat /nowhere.toml: No such file or directory (os error 2)");
+        assert_eq!(missing, "open /nowhere.toml: No such file or directory (os error 2)");
         std::fs::write(&path, vec![b'#'; (2 << 20) as usize]).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("longer than"));
         let pipe = dir.path().join("pipe");

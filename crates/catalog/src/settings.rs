@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use pagekeeper_kernel::InspectedFile;
+use pagekeeper_kernel::{Expected, InspectedFile};
 use pagekeeper_policy::names::Pattern;
 
 use crate::profile::RecycledIf;
@@ -37,7 +37,9 @@ pub fn are_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec: &Recycl
     let Some(name) = newest(names, &spec.file) else {
         return false;
     };
-    let Ok(file) = InspectedFile::open_in(directory.as_fd(), name, Path::new(name).to_path_buf()) else {
+    let Ok(file) =
+        InspectedFile::open_in(directory.as_fd(), name, Expected::Any, Path::new(name).to_path_buf())
+    else {
         return false;
     };
     if file.size() > MAX_LEN {

@@ -23,7 +23,7 @@ use pagekeeper_catalog::settings::{are_recycled, size_option};
 use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{
-    Error, Inode, InspectedFile, Links, Result, open_directory, page_size, physical_block_size,
+    Error, Expected, Inode, InspectedFile, Links, Result, open_directory, page_size, physical_block_size,
 };
 use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource};
@@ -355,7 +355,7 @@ impl Directory {
                 continue;
             }
             let path = self.path.join(name);
-            let sampled = InspectedFile::open_in(fd, name.as_os_str(), path.clone())
+            let sampled = InspectedFile::open_in(fd, name.as_os_str(), Expected::Any, path.clone())
                 .and_then(|file| Ok((sample(&file)?, file)));
             match sampled {
                 Ok((found, file)) => {
@@ -399,8 +399,10 @@ impl Directory {
     ) -> Result<Option<InspectedFile>> {
         let Some(name) = path.file_name() else { return Ok(None) };
         let fd = self.open(proc)?;
-        let file = InspectedFile::open_in(fd.as_fd(), name, path.to_path_buf())?;
-        Ok((file.inode() == inode).then_some(file))
+        match InspectedFile::open_in(fd.as_fd(), name, Expected::Inode(inode), path.to_path_buf()) {
+            Err(Error::OtherFile { .. }) => Ok(None),
+            opened => opened.map(Some),
+        }
     }
 
     /// Takes a new sample of a file after an act on it.

@@ -32,7 +32,19 @@ pub enum Error {
         /// The path as given.
         path: PathBuf,
     },
-    /// The file system can't do what was asked.
+    /// Something is mounted over a name inside a directory: what is meant lies hidden beneath it.
+    #[error("{}: something is mounted over it, not opened", path.display())]
+    MountPoint {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The path leads to another file than the one that was meant.
+    #[error("{}: another file has its name now, not opened", path.display())]
+    OtherFile {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// What was asked can't be done, by the file system or where this process runs.
     #[error("{}: {reason}", path.display())]
     Unsupported {
         /// The file.
@@ -65,6 +77,8 @@ impl Error {
             Self::Call { path, .. }
             | Self::NotRegular { path, .. }
             | Self::SymbolicLink { path }
+            | Self::MountPoint { path }
+            | Self::OtherFile { path }
             | Self::Unsupported { path, .. }
             | Self::Malformed { path, .. } => path,
         }

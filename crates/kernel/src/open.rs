@@ -1,9 +1,12 @@
-//! Opening files to inspect them, without harm.
+//! Opening files of others to inspect them, without harm: the one way in.
 //!
-//! Invariants: read-only; never created, never truncated; a FIFO or device never blocks the caller (`O_NONBLOCK`, and
-//! only regular files are returned); a symbolic link is followed only where the caller says so; the access time is
-//! left alone where the kernel allows it (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)).
-//! Fails with [`Error::NotRegular`], [`Error::SymbolicLink`] or the call's own error.
+//! Invariants: nothing but regular files and directories is ever opened, whatever takes the place of a name meanwhile,
+//! and none but the expected file where that is known ([`Expected`]): a name is resolved first, and what was found is
+//! opened then (see [`Handle`]); read-only; never created, never truncated; without waiting (`O_NONBLOCK`); a symbolic
+//! link is followed only where the caller says so; the access time is left alone where the kernel allows it
+//! (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)).
+//! Fails with [`Error::NotRegular`], [`Error::SymbolicLink`], [`Error::MountPoint`], [`Error::OtherFile`] or the call's
+//! own error.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,10 +14,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
-use rustix::io::Errno;
+use rustix::fs::{FileType, Stat};
+use rustix::path::Arg;
 
 use crate::{Error, FileSystem, Result};
+
+mod handle;
+#[cfg(test)]
+mod tests;
+
+pub use handle::Handle;
+pub(crate) use handle::descend;
 
 /// Device and inode number: the identity of a file while it exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,13 +42,27 @@ impl Inode {
     }
 }
 
-/// Whether a symbolic link at the end of a path is followed.
+/// Which file a name is to lead to.
+///
+/// Whoever has seen a file before knows its identity, and opens it by that: a name may lead to another by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// Any regular file: the name is all that is known of it.
+    Any,
+    /// This one. Another is not opened: [`Error::OtherFile`].
+    Inode(Inode),
+}
+
+/// Whether symbolic links in a path are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// Follow it: the user named it, or asked for links to be followed.
+    /// Follow them: the user named the path, or asked for links to be followed.
     Follow,
-    /// Refuse it with [`Error::SymbolicLink`].
+    /// Refuse one at the end with [`Error::SymbolicLink`]; follow those in the directories above.
     Refuse,
+    /// Refuse them anywhere: for paths that the kernel showed or a walk put together, which hold none but perhaps
+    /// `/proc/PID/root` or `/proc/PID/cwd` at their beginning.
+    RefuseAll,
 }
 
 /// A regular file opened for inspection and advice.
@@ -52,7 +76,7 @@ pub struct InspectedFile {
 }
 
 impl InspectedFile {
-    /// Opens a regular file read-only, as the module says.
+    /// Opens a regular file that the user named, as the module says. [`Handle::at`] opens one whose identity is known.
     ///
     /// ```
     /// use pagekeeper_kernel::{InspectedFile, Links};
@@ -61,61 +85,59 @@ impl InspectedFile {
     /// # Ok::<(), pagekeeper_kernel::Error>(())
     /// ```
     pub fn open(path: impl AsRef<Path>, links: Links) -> Result<Self> {
-        let path = path.as_ref();
-        let nofollow = if links == Links::Refuse { OFlags::NOFOLLOW } else { OFlags::empty() };
-        // Stat first: opening a device node can act on the device (rewind a tape, raise a modem line).
-        let stat = if links == Links::Refuse { rustix::fs::lstat(path) } else { rustix::fs::stat(path) }
-            .map_err(|e| Error::call("stat", path, e))?;
-        require_regular(&stat, path)?;
-        let fd = open_quietly(|flags| rustix::fs::open(path, flags | nofollow, Mode::empty()))
-            .map_err(|e| link_error(e, path))?;
-        Self::from_fd(fd, path.to_path_buf())
+        Handle::at(path, links)?.open(Expected::Any)
     }
 
-    /// Opens `name` inside the directory `dir`, following no link whatever in between
-    /// (openat2(2) `RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH`, or `O_NOFOLLOW` where a sandbox forbids openat2).
+    /// Opens the file of one name inside the directory `dir`: no link, and nothing that is mounted over the name
+    /// ([`Error::MountPoint`]).
     ///
     /// `path` is the whole path, for errors.
-    pub fn open_in(dir: BorrowedFd<'_>, name: impl rustix::path::Arg + Copy, path: PathBuf) -> Result<Self> {
-        let fd = open_beneath_quietly(dir, name).map_err(|e| link_error(e, &path))?;
-        Self::from_fd(fd, path)
+    pub fn open_in(dir: BorrowedFd<'_>, name: impl Arg, expected: Expected, path: PathBuf) -> Result<Self> {
+        Handle::in_directory(dir, name, path)?.open(expected)
+    }
+
+    /// Opens a file by its path beneath the directory `dir`, following no link whatever in between; mounts are crossed.
+    ///
+    /// `path` is the whole path, for errors.
+    pub fn open_below(
+        dir: BorrowedFd<'_>,
+        relative: impl Arg,
+        expected: Expected,
+        path: PathBuf,
+    ) -> Result<Self> {
+        Handle::below(dir, relative, path)?.open(expected)
     }
 
     /// Opens the very file behind a link of `/proc/PID/fd` or `/proc/PID/map_files`, deleted or in another mount
     /// namespace though it may be.
     ///
     /// `shown` is the name for errors and reports.
-    pub fn open_magic_link(link: &Path, shown: PathBuf) -> Result<Self> {
-        let stat = rustix::fs::stat(link).map_err(|e| Error::call("stat", &shown, e))?;
-        require_regular(&stat, &shown)?;
-        let fd = open_quietly(|flags| rustix::fs::open(link, flags, Mode::empty()))
-            .map_err(|e| Error::call("open", &shown, e))?;
-        Self::from_fd(fd, shown)
+    pub fn open_magic_link(link: &Path, expected: Expected, shown: PathBuf) -> Result<Self> {
+        Handle::of_magic_link(link, shown)?.open(expected)
     }
 
-    /// Takes a file that is open already; `path` is its name for errors and reports.
+    /// Takes a file that is open already, of this process's own; `path` is its name for errors and reports.
     pub fn from_fd(fd: impl Into<OwnedFd>, path: PathBuf) -> Result<Self> {
         let file = File::from(fd.into());
         let stat = rustix::fs::fstat(&file).map_err(|e| Error::call("fstat", &path, e))?;
         require_regular(&stat, &path)?;
-        Ok(Self::from_stat(file.into(), path, &stat, None))
+        Ok(Self::from_stat(file.into(), path, &stat))
     }
 
-    /// As [`Self::from_fd`], for callers that have the file's stat already and may know its file system.
-    pub(crate) fn from_stat(
-        fd: OwnedFd,
-        path: PathBuf,
-        stat: &Stat,
-        file_system: Option<FileSystem>,
-    ) -> Self {
+    fn from_stat(fd: OwnedFd, path: PathBuf, stat: &Stat) -> Self {
         Self {
             file: fd.into(),
             path,
             inode: Inode::of(stat),
             // Some file systems pass on what a server says, whatever that is: 0 for a size that none can be.
             size: u64::try_from(stat.st_size).unwrap_or(0),
-            file_system: file_system.map_or_else(OnceLock::new, OnceLock::from),
+            file_system: OnceLock::new(),
         }
+    }
+
+    /// For callers that may know its file system already.
+    pub(crate) fn on(self, file_system: Option<FileSystem>) -> Self {
+        Self { file_system: file_system.map_or(self.file_system, OnceLock::from), ..self }
     }
 
     /// The name it was opened by.
@@ -159,62 +181,16 @@ impl AsFd for InspectedFile {
     }
 }
 
-/// Opens a directory for listing, following a link at its end or not.
+/// Opens a directory for listing, following links or not.
 pub fn open_directory(path: &Path, links: Links) -> Result<OwnedFd> {
-    let nofollow = if links == Links::Refuse { OFlags::NOFOLLOW } else { OFlags::empty() };
-    open_quietly(|flags| rustix::fs::open(path, flags | OFlags::DIRECTORY | nofollow, Mode::empty()))
-        .map_err(|e| link_error(e, path))
+    Handle::at(path, links)?.open_directory(Expected::Any)
 }
 
-/// Opens the directory `name` inside `dir`, following no link.
+/// Opens the directory `name` inside `dir`, following no link; one that is mounted there is entered.
 ///
 /// `path` is the whole path, for errors.
-pub fn open_directory_in(
-    dir: BorrowedFd<'_>,
-    name: impl rustix::path::Arg + Copy,
-    path: &Path,
-) -> Result<OwnedFd> {
-    open_quietly(|flags| open_beneath(dir, name, flags | OFlags::DIRECTORY)).map_err(|e| link_error(e, path))
-}
-
-/// Opens `name` inside `dir` as [`InspectedFile::open_in`] does, whatever kind of file it is.
-pub(crate) fn open_beneath_quietly(
-    dir: BorrowedFd<'_>,
-    name: impl rustix::path::Arg + Copy,
-) -> rustix::io::Result<OwnedFd> {
-    open_quietly(|flags| open_beneath(dir, name, flags))
-}
-
-fn open_beneath(
-    dir: BorrowedFd<'_>,
-    name: impl rustix::path::Arg + Copy,
-    flags: OFlags,
-) -> rustix::io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    match rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve) {
-        // Before Linux 5.6, and under seccomp filters that do not know openat2.
-        Err(Errno::NOSYS | Errno::PERM) => {
-            rustix::fs::openat(dir, name, flags | OFlags::NOFOLLOW, Mode::empty())
-        }
-        other => other,
-    }
-}
-
-/// Opens with the flags of the module's invariants; once more without `O_NOATIME` where that is refused.
-fn open_quietly(open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    match open(flags | OFlags::NOATIME) {
-        Err(Errno::PERM) => open(flags),
-        other => other,
-    }
-}
-
-fn link_error(errno: Errno, path: &Path) -> Error {
-    if errno == Errno::LOOP && rustix::fs::readlinkat(CWD, path, Vec::new()).is_ok() {
-        Error::SymbolicLink { path: path.to_path_buf() }
-    } else {
-        Error::call("open", path, errno)
-    }
+pub fn open_directory_in(dir: BorrowedFd<'_>, name: impl Arg, path: &Path) -> Result<OwnedFd> {
+    Handle::below(dir, name, path.to_path_buf())?.open_directory(Expected::Any)
 }
 
 fn require_regular(stat: &Stat, path: &Path) -> Result<()> {
@@ -231,71 +207,4 @@ fn require_regular(stat: &Stat, path: &Path) -> Result<()> {
         FileType::Unknown => "of unknown type",
     };
     Err(Error::NotRegular { path: path.to_path_buf(), found })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::symlink;
-
-    #[test]
-    fn a_fifo_is_refused_at_once_without_a_writer() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("pipe");
-        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-        let error = InspectedFile::open(&path, Links::Follow).unwrap_err();
-        assert!(error.to_string().contains("a FIFO, not a regular file"), "{error}");
-        // Without the stat before the open, too: O_NONBLOCK opens the FIFO, fstat refuses it.
-        let parent = open_directory(dir.path(), Links::Refuse).unwrap();
-        let error = InspectedFile::open_in(parent.as_fd(), "pipe", path).unwrap_err();
-        assert!(matches!(error, Error::NotRegular { .. }), "{error}");
-    }
-
-    #[test]
-    fn a_device_is_refused() {
-        let error = InspectedFile::open("/dev/null", Links::Follow).unwrap_err();
-        assert!(error.to_string().contains("a character device"), "{error}");
-    }
-
-    #[test]
-    fn links_are_followed_only_when_asked() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("real"), b"x").unwrap();
-        let link = dir.path().join("link");
-        symlink("real", &link).unwrap();
-        assert!(matches!(InspectedFile::open(&link, Links::Refuse).unwrap_err(), Error::SymbolicLink { .. }));
-        assert_eq!(InspectedFile::open(&link, Links::Follow).unwrap().size(), 1);
-        let parent = open_directory(dir.path(), Links::Refuse).unwrap();
-        assert!(InspectedFile::open_in(parent.as_fd(), "link", link).is_err());
-    }
-
-    #[test]
-    fn nothing_beneath_a_directory_leads_out_of_it() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("in")).unwrap();
-        std::fs::write(dir.path().join("out"), b"x").unwrap();
-        symlink("..", dir.path().join("in/up")).unwrap();
-        let parent = open_directory(&dir.path().join("in"), Links::Refuse).unwrap();
-        assert!(InspectedFile::open_in(parent.as_fd(), "up/out", dir.path().join("in/up/out")).is_err());
-        assert!(InspectedFile::open_in(parent.as_fd(), "../out", dir.path().join("out")).is_err());
-    }
-
-    #[test]
-    fn a_missing_file_is_gone() {
-        let error = InspectedFile::open("/nonexistent/file", Links::Refuse).unwrap_err();
-        assert!(error.is_gone());
-        assert!(!error.is_denied());
-    }
-
-    #[test]
-    fn the_access_time_is_left_alone() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), vec![1; 8192]).unwrap();
-        let before = std::fs::metadata(file.path()).unwrap();
-        let opened = InspectedFile::open(file.path(), Links::Refuse).unwrap();
-        let mut byte = [0];
-        std::os::unix::fs::FileExt::read_exact_at(opened.file(), &mut byte, 0).unwrap();
-        let after = std::fs::metadata(file.path()).unwrap();
-        assert_eq!((before.atime(), before.atime_nsec()), (after.atime(), after.atime_nsec()));
-    }
 }

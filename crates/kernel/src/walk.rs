@@ -19,9 +19,8 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{AtFlags, FileType, RawDir, Stat};
 
 use crate::mutex::ignore_poison;
-use crate::open::open_beneath_quietly;
 use crate::work::WorkQueue;
-use crate::{Error, FileSystem, Inode, InspectedFile, Links, Result, open_directory, open_directory_in};
+use crate::{Error, Expected, FileSystem, Handle, Inode, InspectedFile, Links, Result, open_directory_in};
 
 /// Decides by path and "is a directory" whether an entry below a named path is visited or entered.
 pub type Filter<'a> = &'a (dyn Fn(&Path, bool) -> bool + Sync);
@@ -137,11 +136,11 @@ impl Walker<'_> {
 
     /// A path the caller named: a link is followed, and what is neither file nor directory is an error.
     fn enter_root(&self, path: &Path) -> Result<()> {
-        let stat = rustix::fs::stat(path).map_err(|e| Error::call("stat", path, e))?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            return self.enter(open_directory(path, Links::Follow)?, path.to_path_buf(), None);
+        let handle = Handle::at(path, Links::Follow)?;
+        if handle.kind() == FileType::Directory {
+            return self.enter(handle.open_directory(Expected::Any)?, path.to_path_buf(), None);
         }
-        let file = InspectedFile::open(path, Links::Follow)?;
+        let file = handle.open(Expected::Any)?;
         if self.first_sight(file.inode()) {
             (self.visit)(Ok(file));
         }
@@ -217,45 +216,41 @@ impl Walker<'_> {
     }
 
     fn visit_file(&self, parent: &Directory, name: &CStr) {
-        let path = parent.join(name);
-        match open_beneath_quietly(parent.fd.as_fd(), name).and_then(|fd| {
-            let stat = rustix::fs::fstat(&fd)?;
-            Ok((fd, stat))
-        }) {
-            // Became something else since it was listed.
-            Ok((_, stat)) if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile => {}
-            Ok((fd, stat)) => {
-                if stat.st_nlink < 2 || self.first_sight(Inode::of(&stat)) {
-                    // Not of files of another device: below an overlay's directory they may be of a layer.
-                    let file_system = parent.file_system.filter(|_| stat.st_dev == parent.dev);
-                    (self.visit)(Ok(InspectedFile::from_stat(fd, path, &stat, file_system)));
-                }
+        let visited = Handle::below(parent.fd.as_fd(), name, parent.join(name)).and_then(|handle| {
+            let stat = handle.stat();
+            // It may have become something else since it was listed.
+            let regular = handle.kind() == FileType::RegularFile;
+            if regular && (stat.st_nlink < 2 || self.first_sight(handle.inode())) {
+                // Not of files of another device: below an overlay's directory they may be of a layer.
+                let file_system = parent.file_system.filter(|_| stat.st_dev == parent.dev);
+                (self.visit)(Ok(handle.open(Expected::Any)?.on(file_system)));
             }
-            Err(errno) => self.report_unless_gone(Err(Error::call("open", path, errno))),
-        }
+            Ok(())
+        });
+        self.report_unless_gone(visited);
     }
 
     /// A link found below, when links are to be followed.
     fn follow(&self, parent: &Directory, name: &CStr) {
         let path = parent.join(name);
-        let followed = rustix::fs::stat(&path).map_err(|e| Error::call("stat", &path, e)).and_then(|stat| {
-            match FileType::from_raw_mode(stat.st_mode) {
+        let followed =
+            Handle::following(parent.fd.as_fd(), name, path.clone()).and_then(|handle| match handle.kind() {
                 FileType::Directory if self.wanted(parent, name, true) => {
-                    self.enter(open_directory(&path, Links::Follow)?, path.clone(), Some(parent))
+                    self.enter(handle.open_directory(Expected::Any)?, path, Some(parent))
                 }
                 FileType::RegularFile if self.wanted(parent, name, false) => {
-                    if self.options.one_file_system && stat.st_dev != parent.root_dev {
+                    let inode = handle.inode();
+                    if self.options.one_file_system && inode.dev != parent.root_dev {
                         return Ok(());
                     }
-                    let file = InspectedFile::open(&path, Links::Follow)?;
-                    if self.first_sight(file.inode()) {
+                    let file = handle.open(Expected::Any)?;
+                    if self.first_sight(inode) {
                         (self.visit)(Ok(file));
                     }
                     Ok(())
                 }
                 _ => Ok(()),
-            }
-        });
+            });
         if let Err(error) = followed {
             // A dangling link was there to be followed: unlike a vanished file, worth a word.
             (self.visit)(Err(error));

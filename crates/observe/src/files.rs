@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::InodeSet;
-use pagekeeper_kernel::{Inode, InspectedFile};
+use pagekeeper_kernel::{Expected, Inode, InspectedFile};
 
 use crate::devices::Devices;
 use crate::directory_trees::DirectoryTrees;
@@ -162,19 +162,20 @@ fn file_of(
 ) -> File {
     let reach_it = || reach(&roots.proc, pid, &held.path);
     let reach = if held.deleted { held.link.clone() } else { reach_it() };
-    let residency = match InspectedFile::open_magic_link(&held.link, held.path.clone()) {
-        Ok(file) => {
-            let (sample, gap) = FileSample::of(&file);
-            if let Some(gap) = gap {
-                gaps.count(gap.kind, &held.path.display().to_string(), &gap.why);
+    let residency =
+        match InspectedFile::open_magic_link(&held.link, Expected::Inode(held.inode), held.path.clone()) {
+            Ok(file) => {
+                let (sample, gap) = FileSample::of(&file);
+                if let Some(gap) = gap {
+                    gaps.count(gap.kind, &held.path.display().to_string(), &gap.why);
+                }
+                sample.residency
             }
-            sample.residency
-        }
-        Err(error) => {
-            gaps.failed(GapKind::File, &error);
-            None
-        }
-    };
+            Err(error) => {
+                gaps.failed(GapKind::File, &error);
+                None
+            }
+        };
     let exists = |beside: &Path| {
         beside.file_name().is_some_and(|name| rustix::fs::lstat(reach_it().with_file_name(name)).is_ok())
     };

@@ -21,7 +21,9 @@ use std::time::{Duration, Instant, SystemTime};
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, walk};
+use pagekeeper_kernel::{
+    Error, Expected, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, walk,
+};
 use pagekeeper_policy::FileClass;
 
 use crate::sample::{FileSample, GapReason};
@@ -238,7 +240,13 @@ impl DirectoryTree {
             if began.elapsed() > context.time {
                 return;
             }
-            let opened = InspectedFile::open_in(start.fd.as_fd(), below.as_path(), start.path.join(&below));
+            // Whatever has the name now: on some file systems the identity of a file changes while it is there.
+            let opened = InspectedFile::open_below(
+                start.fd.as_fd(),
+                below.as_path(),
+                Expected::Any,
+                start.path.join(&below),
+            );
             let Some(known) = self.files.get_mut(&below) else { continue };
             known.sampled_in = context.number;
             match opened {

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use pagekeeper_kernel::{
-    Inode, InspectedFile, Links, ReleaseOptions, ResidencyMap, WarmOptions, release, residency_map, warm,
+    Expected, Handle, Inode, InspectedFile, Links, ReleaseOptions, ResidencyMap, WarmOptions, release,
+    residency_map, warm,
 };
 use pagekeeper_observe::{Census, CensusOptions, Progress, Query};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -328,13 +329,12 @@ impl Shown {
 
 /// Opens the very file that was on the screen.
 fn open(target: &Target) -> Result<InspectedFile, String> {
-    let file = if target.path.starts_with("/proc") {
-        InspectedFile::open_magic_link(&target.path, target.label.clone().into())
+    let handle = if target.path.starts_with("/proc") {
+        Handle::of_magic_link(&target.path, target.label.clone().into())
     } else {
-        InspectedFile::open(&target.path, Links::Refuse)
+        Handle::at(&target.path, Links::Refuse)
     };
-    let file = file.map_err(|error| in_words(&error))?;
-    if file.inode() == target.inode { Ok(file) } else { Err("another file has its name now".to_owned()) }
+    handle.and_then(|handle| handle.open(Expected::Inode(target.inode))).map_err(|error| in_words(&error))
 }
 
 fn evict(target: &Target) -> Result<String, String> {

@@ -12,7 +12,8 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use pagekeeper_kernel::mutex::ignore_poison;
 use pagekeeper_kernel::{
-    Error, Inode, InspectedFile, Links, Lock, WarmOptions, WarmReport, lock, warm, warm_extents,
+    Error, Expected, Handle, Inode, InspectedFile, Links, Lock, WarmOptions, WarmReport, lock, warm,
+    warm_extents,
 };
 
 use super::bar_name;
@@ -136,13 +137,14 @@ impl<'a> WarmRun<'a> {
         let (file, report) = match &item.wanted {
             Wanted::Range { range, inode } => {
                 // A link was followed when it was listed, if at all: it must lead to the same file still.
-                let file = InspectedFile::open(&item.path, Links::Follow)?;
-                if file.inode() != *inode {
-                    return Err(Error::Unsupported {
-                        path: item.path.clone(),
+                let opened = Handle::at(&item.path, Links::Follow)?.open(Expected::Inode(*inode));
+                let file = opened.map_err(|error| match error {
+                    Error::OtherFile { path } => Error::Unsupported {
+                        path,
                         reason: "another file took its place while files were listed: run it again",
-                    });
-                }
+                    },
+                    error => error,
+                })?;
                 let report = warm(&file, range.clone(), options, &progress, cancel)?;
                 (file, report)
             }

@@ -10,8 +10,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::InspectedFile;
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::{Expected, InspectedFile};
 use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
 
 use super::option_file::{self, Entry, option};
@@ -278,7 +278,7 @@ enum Counts {
 /// Whether a program holds a group's name as a string: the groups that a server reads are written in it, its own
 /// version's among them. `None` if it can't be read.
 fn holds(exe: &Path, group: &str) -> Option<bool> {
-    let program = InspectedFile::open_magic_link(exe, exe.to_path_buf()).ok()?;
+    let program = InspectedFile::open_magic_link(exe, Expected::Any, exe.to_path_buf()).ok()?;
     let needle = [b"\0", group.as_bytes(), b"\0"].concat();
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;

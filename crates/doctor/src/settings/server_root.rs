@@ -6,16 +6,14 @@
 
 use std::ffi::OsStr;
 use std::io::Read;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::{Error, InspectedFile, Links};
+use pagekeeper_kernel::{Error, Expected, InspectedFile, Links};
 use pagekeeper_observe::{Database, Snapshot};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
@@ -143,33 +141,11 @@ impl<'a> ServerRoot<'a> {
         let Some(pid) = self.pid else {
             return InspectedFile::open(path, Links::Follow).map_err(|error| unread(&error));
         };
-        let root = self.roots.proc.root(pid);
-        let call = |call: &'static str, errno: Errno| unread(&Error::call(call, path, errno));
-        let handle = OFlags::PATH | OFlags::CLOEXEC;
-        let base =
-            rustix::fs::openat(CWD, &root, handle | OFlags::DIRECTORY, Mode::empty()).map_err(|errno| {
-                match Error::call("open", &root, errno) {
-                    error if error.is_denied() => Unread::Because(of_process(&error)),
-                    _ => call("open", errno),
-                }
-            })?;
-        let wanted = self.absolute(path);
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        match rustix::fs::openat2(&base, &wanted, handle, Mode::empty(), resolve) {
-            // The handle only names the file: what it is, is seen before it is opened.
-            Ok(named) => {
-                let link = PathBuf::from(format!("/proc/self/fd/{}", named.as_raw_fd()));
-                InspectedFile::open_magic_link(&link, wanted).map_err(|error| unread(&error))
-            }
-            // Without openat2 (before Linux 5.6, or forbidden) links can't be held inside another's root.
-            Err(Errno::NOSYS | Errno::PERM) => {
-                let own = self.roots.proc.same_root(pid).unwrap_or(false);
-                let reach = self.roots.proc.in_namespace(pid, &wanted).map_err(|error| unread(&error))?;
-                InspectedFile::open(reach, if own { Links::Follow } else { Links::Refuse })
-                    .map_err(|error| unread(&error))
-            }
-            Err(errno) => Err(call("open", errno)),
-        }
+        let opened = self.roots.proc.handle_in_namespace(pid, &self.absolute(path));
+        opened.and_then(|handle| handle.open(Expected::Any)).map_err(|error| {
+            let of_its_own = error.path().starts_with(self.roots.proc.path());
+            if error.is_denied() && of_its_own { Unread::Because(of_process(&error)) } else { unread(&error) }
+        })
     }
 }
 
@@ -220,6 +196,7 @@ pub(crate) fn newest_numbered<'n>(names: &'n [std::ffi::OsString], prefix: &str)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{CWD, Mode};
 
     fn root(roots: &SysRoots, pid: Option<u32>) -> ServerRoot<'_> {
         ServerRoot { roots, pid, started: Some(SystemTime::now() - Duration::from_secs(60)) }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot};
 use pagekeeper_kernel::{
-    FileSystem, Flush, Inode, InspectedFile, Links, ReleaseOptions, Result, page_size, release, residency,
-    resident_extents, start_writeback,
+    Error, Expected, FileSystem, Flush, Handle, Inode, InspectedFile, Links, ReleaseOptions, Result,
+    page_size, release, residency, resident_extents, start_writeback,
 };
 use pagekeeper_policy::external_stream::{Acts, Explained, ExternalStream, Filled, Sample, StreamPosition};
 use pagekeeper_policy::ranges::append;
@@ -51,10 +51,14 @@ impl Shown {
         self.writes |= other.access != Access::ReadOnly;
     }
 
-    /// The file behind the descriptor; none if it is another by now.
+    /// The file behind the descriptor; none if it is another by now, which is not opened.
     pub(super) fn open(&self, proc: &ProcRoot, pid: u32) -> Result<Option<InspectedFile>> {
-        let file = InspectedFile::open_magic_link(&proc.fd_path(pid, self.file.fd), self.file.path.clone())?;
-        Ok((file.inode() == self.file.inode).then_some(file))
+        let link = proc.fd_path(pid, self.file.fd);
+        let expected = Expected::Inode(self.file.inode);
+        match InspectedFile::open_magic_link(&link, expected, self.file.path.clone()) {
+            Err(Error::OtherFile { .. }) => Ok(None),
+            opened => opened.map(Some),
+        }
     }
 }
 
@@ -322,10 +326,7 @@ impl StreamFile {
     }
 
     fn find(&self, proc: &ProcRoot, parent: u32) -> Option<InspectedFile> {
-        let same = |path: &Path| {
-            let file = InspectedFile::open(path, Links::Refuse).ok()?;
-            (file.inode() == self.inode).then_some(file)
-        };
+        let same = |path: &Path| Handle::at(path, Links::Refuse).ok()?.open(Expected::Inode(self.inode)).ok();
         same(&self.path).or_else(|| same(&proc.in_namespace(parent, &self.path).ok()?))
     }
 }

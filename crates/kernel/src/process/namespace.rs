@@ -8,14 +8,15 @@
 //! [`ProcRoot::open_directory_in_namespace`] serves all others: it resolves links inside the process's root and can't
 //! be led out of it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::{ProcRoot, malformed};
-use crate::{Error, Inode, Result, open_directory_in};
+use crate::open::descend;
+use crate::{Error, Expected, Handle, Inode, Result};
 
 impl ProcRoot {
     /// The id of the mount namespace the process lives in.
@@ -39,6 +40,12 @@ impl ProcRoot {
             rustix::fs::stat(&path).map(|stat| Inode::of(&stat)).map_err(|e| Error::call("stat", path, e))
         };
         Ok(self.same_mount_namespace(pid)? && inode(self.root(pid))? == inode(self.path().join("self/root"))?)
+    }
+
+    /// The process itself, if its paths are to be opened through its root; `None` only where it is certain that they mean
+    /// the same to this process. That can't be seen of some processes: their paths are no paths of ours then.
+    pub fn through(&self, pid: u32) -> Option<u32> {
+        (!self.same_root(pid).is_ok_and(|same| same)).then_some(pid)
     }
 
     /// A path that the kernel shows of the process (of a descriptor, of its working directory), as the process itself
@@ -86,56 +93,47 @@ impl ProcRoot {
     /// inside its root, never out of it (openat2(2) `RESOLVE_IN_ROOT`, Linux 5.6).
     ///
     /// A relative path starts at the process's working directory and may not lead out of that. Where openat2 is
-    /// missing or forbidden by a sandbox, no symbolic link is followed.
+    /// missing or forbidden by a sandbox, no symbolic link is followed, unless the process has this one's root.
     ///
     /// ```
     /// # use pagekeeper_kernel::process::ProcRoot;
     /// # use std::path::Path;
-    /// use pagekeeper_kernel::InspectedFile;
+    /// use pagekeeper_kernel::{Expected, InspectedFile};
     /// use std::os::fd::AsFd;
     ///
     /// let pid = std::process::id();
     /// let directory = ProcRoot::default().open_directory_in_namespace(pid, Path::new("/etc"))?;
-    /// let file = InspectedFile::open_in(directory.as_fd(), "passwd", "/etc/passwd".into())?;
+    /// let file = InspectedFile::open_in(directory.as_fd(), "passwd", Expected::Any, "/etc/passwd".into())?;
     /// # Ok::<(), pagekeeper_kernel::Error>(())
     /// ```
     pub fn open_directory_in_namespace(&self, pid: u32, path: &Path) -> Result<OwnedFd> {
+        self.handle_in_namespace(pid, path)?.open_directory(Expected::Any)
+    }
+
+    /// Resolves a path as the process sees it, of a file or a directory, and opens nothing: as
+    /// [`ProcRoot::open_directory_in_namespace`] does, also with a link at the end.
+    pub fn handle_in_namespace(&self, pid: u32, path: &Path) -> Result<Handle> {
         let (start, resolve) = if path.is_absolute() {
             (self.root(pid), ResolveFlags::IN_ROOT)
         } else {
             (self.of(pid, "cwd"), ResolveFlags::BENEATH)
         };
-        let handle = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let base = rustix::fs::openat(CWD, &start, handle, Mode::empty())
+        let handle = OFlags::PATH | OFlags::CLOEXEC;
+        let base = rustix::fs::openat(CWD, &start, handle | OFlags::DIRECTORY, Mode::empty())
             .map_err(|e| Error::call("open", start, e))?;
-        let found = match rustix::fs::openat2(
-            &base,
-            path,
-            handle,
-            Mode::empty(),
-            resolve | ResolveFlags::NO_MAGICLINKS,
-        ) {
-            Err(Errno::NOSYS | Errno::PERM) => open_without_links(base.as_fd(), path),
+        let resolve = resolve | ResolveFlags::NO_MAGICLINKS;
+        let found = match rustix::fs::openat2(&base, path, handle, Mode::empty(), resolve) {
+            // Where links end is certain without openat2 in one case only: the process sees what this one does.
+            Err(Errno::NOSYS | Errno::PERM)
+                if path.is_absolute() && self.same_root(pid).is_ok_and(|same| same) =>
+            {
+                rustix::fs::openat(CWD, path, handle, Mode::empty())
+            }
+            Err(Errno::NOSYS | Errno::PERM) => descend(base, path),
             other => other,
-        }
-        .map_err(|e| Error::call("openat2", path, e))?;
-        // The handle only names the directory; this opens it for listing.
-        open_directory_in(found.as_fd(), ".", path)
+        };
+        Handle::of(found.map_err(|e| Error::call("openat2", path, e))?, path.to_path_buf())
     }
-}
-
-/// Goes down one name at a time, following no link and no `..`.
-fn open_without_links(base: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
-    let handle = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut at = rustix::fs::openat(base, ".", handle, Mode::empty())?;
-    for component in path.components() {
-        match component {
-            Component::Normal(name) => at = rustix::fs::openat(&at, name, handle, Mode::empty())?,
-            Component::ParentDir => return Err(Errno::XDEV),
-            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
-        }
-    }
-    Ok(at)
 }
 
 /// The id in a namespace link, `mnt:[4026531841]`.
@@ -150,6 +148,7 @@ fn namespace(link: &Path) -> Result<u64> {
 mod tests {
     use super::*;
     use crate::{InspectedFile, Links, open_directory};
+    use std::os::fd::AsFd;
     use std::os::unix::fs::symlink;
 
     /// A process 5 with its own root, beside a `self` with another.
@@ -192,6 +191,18 @@ mod tests {
     }
 
     #[test]
+    fn an_error_about_a_root_is_never_a_yes() {
+        let (tree, proc) = tree(("mnt:[1]", "mnt:[1]"));
+        std::fs::remove_dir_all(tree.path().join("self/root")).unwrap();
+        symlink(tree.path().join("5/root"), tree.path().join("self/root")).unwrap();
+        assert_eq!(proc.through(5), None, "it is known to be the same");
+        std::fs::remove_file(tree.path().join("5/ns/mnt")).unwrap();
+        assert!(proc.same_root(5).is_err());
+        assert_eq!(proc.through(5), Some(5));
+        assert!(proc.in_namespace(5, Path::new("/data")).is_err());
+    }
+
+    #[test]
     fn shown_paths_begin_at_the_root_of_their_process() {
         let tree = tempfile::tempdir().unwrap();
         for (pid, root) in [("5", "/jail/inner"), ("6", "/")] {
@@ -215,7 +226,7 @@ mod tests {
         let (_tree, proc) = tree(("mnt:[1]", "mnt:[2]"));
         for path in ["/data/real", "/link", "/climbing", "/../../link"] {
             let directory = proc.open_directory_in_namespace(5, Path::new(path)).unwrap();
-            InspectedFile::open_in(directory.as_fd(), "theirs", path.into()).unwrap();
+            InspectedFile::open_in(directory.as_fd(), "theirs", Expected::Any, path.into()).unwrap();
         }
         assert!(proc.open_directory_in_namespace(5, Path::new("sub")).is_ok());
         assert!(proc.open_directory_in_namespace(5, Path::new("../root")).is_err());
@@ -226,9 +237,14 @@ mod tests {
     fn without_openat2_links_are_not_followed() {
         let (tree, _proc) = tree(("mnt:[1]", "mnt:[2]"));
         let base = open_directory(&tree.path().join("5/root"), Links::Refuse).unwrap();
-        assert!(open_without_links(base.as_fd(), Path::new("/data/./real")).is_ok());
+        let open = |path: &str| {
+            let found = descend(base.try_clone().unwrap(), Path::new(path))
+                .map_err(|errno| Error::call("open", path, errno))?;
+            Handle::of(found, path.into())?.open_directory(Expected::Any)
+        };
+        open("/data/./real").unwrap();
         for path in ["/link", "/climbing", "/data/../data"] {
-            assert!(open_without_links(base.as_fd(), Path::new(path)).is_err());
+            assert!(open(path).is_err());
         }
     }
 
@@ -265,7 +281,7 @@ mod tests {
         if entered {
             assert!(!path.exists());
             assert!(seen.unwrap().exists());
-            InspectedFile::open_in(opened.unwrap().as_fd(), "theirs", path).unwrap();
+            InspectedFile::open_in(opened.unwrap().as_fd(), "theirs", Expected::Any, path).unwrap();
         } else {
             crate::testing::skip("a_real_container_and_chroot: a mount namespace can't be made here");
         }

@@ -84,7 +84,7 @@ impl Census {
     fn named(&mut self, name: Name) {
         let Name::In(number, file) = &name else { return };
         let path = self.scope.directories().get(*number).map(|directory| directory.path.join(file.as_ref()));
-        let Some(Ok(file)) = path.map(|path| InspectedFile::open(path, Links::Refuse)) else { return };
+        let Some(Ok(file)) = path.map(|path| InspectedFile::open(path, Links::RefuseAll)) else { return };
         let inode = file.inode();
         let Some(file_system) = self.scope.file_system_of(inode.dev) else { return };
         match count(&file, name, file_system) {

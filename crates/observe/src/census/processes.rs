@@ -13,7 +13,7 @@ use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::process::{
     Access, CgroupPath, MappedFile, Mappings, OpenFile, ProcRoot, ProcessFiles, Selection,
 };
-use pagekeeper_kernel::{Inode, InspectedFile};
+use pagekeeper_kernel::{Expected, Inode, InspectedFile};
 
 use super::table::{FoundFile, Name};
 use super::walk::{WalkScope, count};
@@ -90,10 +90,10 @@ pub(super) fn snapshot(
         }
     }
     let mut held: HashMap<Inode, Use> = HashMap::new();
-    let mut nameless = |inode: Inode, path: &Path, reach: PathBuf| {
+    let mut nameless = |inode: Inode, expected: Expected, path: &Path, reach: PathBuf| {
         let file_system = scope.file_system_of(inode.dev).filter(|_| scope.file_systems.covers(path));
         let Some(file_system) = file_system else { return };
-        let found = InspectedFile::open_magic_link(&reach, path.to_path_buf())
+        let found = InspectedFile::open_magic_link(&reach, expected, path.to_path_buf())
             .and_then(|file| count(&file, Name::Deleted(path.into()), file_system));
         if let Ok(Some(found)) = found {
             snapshot.deleted.push((found, reach));
@@ -105,7 +105,7 @@ pub(super) fn snapshot(
         used.writes |= matches!(file.access, Access::WriteOnly | Access::ReadWrite);
         used.direct |= file.direct;
         if file.deleted && !known {
-            nameless(file.inode, &file.path, proc.fd_path(pid, file.fd));
+            nameless(file.inode, Expected::Inode(file.inode), &file.path, proc.fd_path(pid, file.fd));
         } else if counts && !known {
             snapshot.counted.extend(counted(proc, pid, file, scope));
         }
@@ -116,7 +116,8 @@ pub(super) fn snapshot(
         used.mapped = true;
         used.writes |= mapping.shared && mapping.writable;
         if mapping.deleted && !known {
-            nameless(mapping.inode, &mapping.path, proc.mapping_path(pid, &mapping.addresses));
+            // As the kernel shows it, which on some file systems is not as stat(2) does.
+            nameless(mapping.inode, Expected::Any, &mapping.path, proc.mapping_path(pid, &mapping.addresses));
         }
     }
     snapshot.files = held.into_iter().collect();
@@ -140,11 +141,8 @@ fn homes(proc: &ProcRoot, pid: u32, open: &[OpenFile]) -> Vec<PathBuf> {
     let written = open.iter().filter(|file| file.access == Access::ReadWrite);
     homes.extend(written.filter_map(|file| file.path.parent().map(Path::to_path_buf)));
     homes.retain(|home| !SHARED.iter().any(|shared| home == Path::new(shared)) && !home.starts_with("/proc"));
-    for home in &mut homes {
-        if let Ok(reach) = proc.in_namespace(pid, home) {
-            *home = reach;
-        }
-    }
+    // One that can't be placed is not taken for one of ours.
+    homes = homes.iter().filter_map(|home| proc.in_namespace(pid, home).ok()).collect();
     homes.sort();
     homes.dedup();
     homes
@@ -155,7 +153,8 @@ fn counted(proc: &ProcRoot, pid: u32, file: &OpenFile, scope: &WalkScope) -> Opt
     let file_system =
         scope.file_system_of(file.inode.dev).filter(|_| scope.file_systems.covers(&file.path))?;
     let name = named(proc, pid, &file.path, scope)?;
-    let opened = InspectedFile::open_magic_link(&proc.fd_path(pid, file.fd), file.path.clone()).ok()?;
+    let (link, expected) = (proc.fd_path(pid, file.fd), Expected::Inode(file.inode));
+    let opened = InspectedFile::open_magic_link(&link, expected, file.path.clone()).ok()?;
     count(&opened, name, file_system).ok()?
 }
 

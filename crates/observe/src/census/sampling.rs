@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size};
+use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links, page_size};
 use pagekeeper_trace::TraceCounts;
 
 use super::background::processor_time;
@@ -147,10 +147,11 @@ impl Census {
         let (inode, file_system) = (entry.inode, entry.file_system);
         let opened = match (self.files.reach.get(&inode), entry.path(&self.scope.directories())) {
             (Some(reach), path) => {
-                InspectedFile::open_magic_link(reach, path.unwrap_or_else(|| reach.clone()))
+                let shown = path.unwrap_or_else(|| reach.clone());
+                InspectedFile::open_magic_link(reach, Expected::Inode(inode), shown)
             }
             (None, Some(path)) if !matches!(entry.name, Name::Deleted(_)) => {
-                InspectedFile::open(path, Links::Refuse)
+                InspectedFile::open(path, Links::RefuseAll)
             }
             _ => return,
         };
@@ -173,6 +174,7 @@ impl Census {
                 }
                 self.lost_name(id);
             }
+            Err(Error::OtherFile { .. }) => self.lost_name(id),
             Err(error) if error.is_gone() => self.lost_name(id),
             Err(_) => {}
         }

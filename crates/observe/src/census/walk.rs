@@ -268,7 +268,7 @@ pub(super) fn visit_directory(scope: &WalkScope, path: &Path) -> (WalkResult, Ve
 
 /// The names in a directory of some files, by inode number.
 pub(super) fn names_in(path: &Path, numbers: &[u64]) -> Vec<(u64, Box<OsStr>)> {
-    let Ok(directory) = open_directory(path, Links::Refuse) else { return Vec::new() };
+    let Ok(directory) = open_directory(path, Links::RefuseAll) else { return Vec::new() };
     let mut buffer = Vec::with_capacity(64 << 10);
     let mut entries = rustix::fs::RawDir::new(&directory, buffer.spare_capacity_mut());
     let mut names = Vec::new();

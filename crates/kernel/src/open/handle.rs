@@ -1,0 +1,285 @@
+//! A name that was resolved and not opened: what it leads to is seen before anything is opened.
+//!
+//! Invariants:
+//! 1. Resolving opens nothing: the descriptor is one of `O_PATH`, for which no driver, FIFO or socket is called.
+//! 2. What is opened is the very object that was looked at, by whatever name it has by then: a file through its
+//!    descriptor in `/proc/thread-self/fd`, a directory through its `.`. No race can put another in its place.
+//! 3. Only regular files and directories are opened, and none but the expected one where that is known.
+//!
+//! Where `/proc` is not mounted no file can be opened this way, and none is: that is an error with a sentence of its
+//! own, since every other way first opens and then asks. Directories don't need `/proc`.
+
+use std::ffi::{CStr, OsStr};
+use std::io::Write as _;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, Stat, StatxFlags};
+use rustix::io::Errno;
+use rustix::path::Arg;
+
+use super::{Expected, Inode, InspectedFile, Links};
+use crate::{Error, Result};
+
+/// For names that are only looked at: nothing is opened, and a link at the end is what is found.
+const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Beneath a directory, following no link.
+const BENEATH: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+
+/// What a name led to when it was resolved, not opened: its identity and kind can be asked, and the same object be
+/// opened then, whatever happened to the name meanwhile.
+///
+/// ```
+/// use pagekeeper_kernel::{Expected, Handle, Links};
+/// let handle = Handle::at("/etc/passwd", Links::Follow)?;
+/// let inode = handle.inode();
+/// let file = handle.open(Expected::Inode(inode))?;
+/// assert_eq!(file.inode(), inode);
+/// # Ok::<(), pagekeeper_kernel::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Handle {
+    fd: OwnedFd,
+    stat: Stat,
+    path: PathBuf,
+}
+
+impl Handle {
+    /// Resolves a path. A link that is refused is an error, [`Error::SymbolicLink`].
+    pub fn at(path: impl AsRef<Path>, links: Links) -> Result<Self> {
+        let path = path.as_ref();
+        let found = match links {
+            Links::Follow => rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()),
+            Links::Refuse => rustix::fs::openat(CWD, path, HANDLE, Mode::empty()),
+            Links::RefuseAll => without_links(path),
+        };
+        let found = found.map_err(|errno| match (links, errno) {
+            (Links::RefuseAll, Errno::LOOP) => Error::SymbolicLink { path: path.to_path_buf() },
+            _ => Error::call("open", path, errno),
+        })?;
+        let handle = Self::of(found, path.to_path_buf())?;
+        match handle.kind() {
+            FileType::Symlink => Err(Error::SymbolicLink { path: handle.path }),
+            _ => Ok(handle),
+        }
+    }
+
+    /// Resolves one name inside a directory that is open. No link is followed, and nothing that is mounted over the name
+    /// is entered: that is an error, [`Error::MountPoint`].
+    ///
+    /// `path` is the whole path, for errors and reports.
+    pub fn in_directory(dir: BorrowedFd<'_>, name: impl Arg, path: PathBuf) -> Result<Self> {
+        let found = name.into_with_c_str(|name| {
+            if name.to_bytes().contains(&b'/') || name == c".." {
+                return Err(Errno::INVAL);
+            }
+            match rustix::fs::openat2(dir, name, HANDLE, Mode::empty(), BENEATH | ResolveFlags::NO_XDEV) {
+                Err(Errno::NOSYS | Errno::PERM) => {
+                    let found = rustix::fs::openat(dir, name, HANDLE, Mode::empty())?;
+                    if same_mount(dir, found.as_fd())? { Ok(found) } else { Err(Errno::XDEV) }
+                }
+                other => other,
+            }
+        });
+        match found {
+            Ok(found) => Self::of(found, path),
+            Err(Errno::XDEV) => Err(Error::MountPoint { path }),
+            Err(errno) => Err(Error::call("open", path, errno)),
+        }
+    }
+
+    /// Resolves a relative path beneath a directory that is open, also into what is mounted there. No link is followed,
+    /// and no `..` leads out of the directory.
+    ///
+    /// `path` is the whole path, for errors and reports.
+    pub fn below(dir: BorrowedFd<'_>, relative: impl Arg, path: PathBuf) -> Result<Self> {
+        match relative.into_with_c_str(|relative| beneath(dir, relative)) {
+            Ok(found) => Self::of(found, path),
+            Err(Errno::LOOP) => Err(Error::SymbolicLink { path }),
+            Err(errno) => Err(Error::call("open", path, errno)),
+        }
+    }
+
+    /// Resolves one name inside a directory that is open, following a link there wherever it leads.
+    pub(crate) fn following(dir: BorrowedFd<'_>, name: &CStr, path: PathBuf) -> Result<Self> {
+        match rustix::fs::openat(dir, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(found) => Self::of(found, path),
+            Err(errno) => Err(Error::call("open", path, errno)),
+        }
+    }
+
+    /// The very object behind a link of `/proc/PID/fd`, `map_files`, `exe` or `cwd`, deleted or in another mount namespace
+    /// though it may be.
+    ///
+    /// `shown` is the name for errors and reports.
+    pub fn of_magic_link(link: &Path, shown: PathBuf) -> Result<Self> {
+        match rustix::fs::openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(found) => Self::of(found, shown),
+            Err(errno) => Err(Error::call("open", shown, errno)),
+        }
+    }
+
+    /// Takes a descriptor of `O_PATH`.
+    pub(crate) fn of(fd: OwnedFd, path: PathBuf) -> Result<Self> {
+        match rustix::fs::fstat(&fd) {
+            Ok(stat) => Ok(Self { fd, stat, path }),
+            Err(errno) => Err(Error::call("fstat", path, errno)),
+        }
+    }
+
+    /// Its identity.
+    pub fn inode(&self) -> Inode {
+        Inode::of(&self.stat)
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.stat.st_mode)
+    }
+
+    /// What stat(2) showed of it.
+    pub fn stat(&self) -> &Stat {
+        &self.stat
+    }
+
+    /// The name it was resolved by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens it read-only if it is a regular file, and the expected one.
+    ///
+    /// Fails with [`Error::NotRegular`], [`Error::SymbolicLink`] or [`Error::OtherFile`], and nothing was opened then;
+    /// with [`Error::Unsupported`] where `/proc` is not mounted; else with the call's own error.
+    pub fn open(self, expected: Expected) -> Result<InspectedFile> {
+        super::require_regular(&self.stat, &self.path)?;
+        self.require(expected)?;
+        let fd = self.reopen()?;
+        Ok(InspectedFile::from_stat(fd, self.path, &self.stat))
+    }
+
+    /// Opens it for listing if it is a directory, and the expected one.
+    ///
+    /// Fails with [`Error::OtherFile`], or the call's own error (ENOTDIR).
+    pub fn open_directory(self, expected: Expected) -> Result<OwnedFd> {
+        self.require(expected)?;
+        open_quietly(|flags| rustix::fs::openat(&self.fd, c".", flags | OFlags::DIRECTORY, Mode::empty()))
+            .map_err(|errno| Error::call("open", self.path, errno))
+    }
+
+    fn require(&self, expected: Expected) -> Result<()> {
+        match expected {
+            Expected::Inode(inode) if inode != self.inode() => {
+                Err(Error::OtherFile { path: self.path.clone() })
+            }
+            Expected::Inode(_) | Expected::Any => Ok(()),
+        }
+    }
+
+    fn reopen(&self) -> Result<OwnedFd> {
+        require_proc(&self.path)?;
+        // Of this thread: it may have a table of descriptors of its own (unshare(2) CLONE_FILES).
+        let mut link = [0; 48];
+        write!(&mut link[..], "/proc/thread-self/fd/{}\0", self.fd.as_raw_fd()).expect("48 bytes hold it");
+        let link = CStr::from_bytes_until_nul(&link).expect("it ends in a nul");
+        open_quietly(|flags| rustix::fs::openat(CWD, link, flags, Mode::empty()))
+            .map_err(|errno| Error::call("open", &self.path, errno))
+    }
+}
+
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Opens read-only, without waiting, and without a change to the access time where that may be asked for.
+fn open_quietly(open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    match open(flags | OFlags::NOATIME) {
+        Err(Errno::PERM) => open(flags),
+        other => other,
+    }
+}
+
+/// Fails unless `/proc` is the kernel's own: through anything else the reopened file could be another. Asked until it
+/// is so once.
+fn require_proc(path: &Path) -> Result<()> {
+    static FOUND: OnceLock<()> = OnceLock::new();
+    if FOUND.get().is_none() {
+        let is_proc =
+            rustix::fs::statfs(c"/proc/thread-self/fd").is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC);
+        if !is_proc {
+            let reason = "files of others are opened through /proc, which is not mounted here";
+            return Err(Error::Unsupported { path: path.to_path_buf(), reason });
+        }
+        // Another thread may have been first.
+        let _ = FOUND.set(());
+    }
+    Ok(())
+}
+
+/// Resolves a path that holds no links, but for one of `/proc/PID/root` or `cwd` that it may begin with.
+fn without_links(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let start = start_of(path);
+    let base = rustix::fs::openat(CWD, &start, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    match path.strip_prefix(&start).unwrap_or(path) {
+        rest if rest.as_os_str().is_empty() => Ok(base),
+        rest => rest.into_with_c_str(|rest| beneath(base.as_fd(), rest)),
+    }
+}
+
+/// The part of a path that leads to where it begins: `/`, `.`, or the root or working directory of a process.
+fn start_of(path: &Path) -> PathBuf {
+    let names: Vec<Component<'_>> = path.components().take(4).collect();
+    let is = |at: usize, wanted: &[&str]| {
+        names.get(at).is_some_and(|name| wanted.iter().any(|wanted| name.as_os_str() == *wanted))
+    };
+    let of_process = |name: &Component<'_>| name.as_os_str().as_bytes().iter().all(u8::is_ascii_digit);
+    match path.has_root() {
+        false => PathBuf::from("."),
+        true if is(1, &["proc"]) && names.get(2).is_some_and(of_process) && is(3, &["root", "cwd"]) => {
+            names.iter().collect()
+        }
+        true => PathBuf::from("/"),
+    }
+}
+
+/// Resolves a path beneath a directory without following a link: one name at a time where openat2 is missing (before
+/// Linux 5.6) or forbidden by a filter that does not know it. With `O_PATH` it says EPERM for nothing else.
+fn beneath(dir: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<OwnedFd> {
+    match rustix::fs::openat2(dir, path, HANDLE, Mode::empty(), BENEATH) {
+        Err(Errno::NOSYS | Errno::PERM) => {
+            let start = rustix::fs::openat(dir, c".", HANDLE, Mode::empty())?;
+            descend(start, Path::new(OsStr::from_bytes(path.to_bytes())))
+        }
+        other => other,
+    }
+}
+
+/// Goes down one name at a time, following no link and no `..`; an absolute path begins at `at`, too.
+pub(crate) fn descend(mut at: OwnedFd, path: &Path) -> rustix::io::Result<OwnedFd> {
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => at = rustix::fs::openat(&at, name, HANDLE, Mode::empty())?,
+            Component::ParentDir => return Err(Errno::XDEV),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    Ok(at)
+}
+
+/// Whether two descriptors lead into the same mount: by its number, or before Linux 5.8 by the device alone.
+fn same_mount(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+    let mount = |fd| {
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+        let found = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted)?;
+        let id = (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(found.stx_mnt_id);
+        Ok((id, found.stx_dev_major, found.stx_dev_minor))
+    };
+    Ok(mount(one)? == mount(other)?)
+}
