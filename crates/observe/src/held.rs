@@ -73,7 +73,9 @@ pub(crate) fn kind_of_mapping(mapping: &Mapping) -> OpenerKind {
 
 /// The path by which this process can open a file that another one names so.
 pub(crate) fn reach(proc: &ProcRoot, pid: u32, path: &Path) -> PathBuf {
-    proc.in_namespace(pid, path).unwrap_or_else(|_| path.to_path_buf())
+    // What can't be seen of the process is no reason to take its path for one of ours.
+    proc.in_namespace(pid, path)
+        .unwrap_or_else(|_| proc.root(pid).join(path.strip_prefix("/").unwrap_or(path)))
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub(crate) struct Subject {
 impl Subject {
     /// The process through whose root its directories are reached, if that is another than this process's.
     pub(crate) fn through(&self, proc: &ProcRoot) -> Option<u32> {
-        self.pid.filter(|pid| !proc.same_root(*pid).unwrap_or(true))
+        self.pid.and_then(|pid| proc.through(pid))
     }
 
     /// Its processes.

@@ -134,7 +134,7 @@ impl Watched {
         let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else {
             return;
         };
-        let through = if self.proc.same_root(pid).unwrap_or(true) { None } else { Some(pid) };
+        let through = self.proc.through(pid);
         let command_line = self.proc.command_line(pid).unwrap_or_default();
         let mut directory =
             Directory::new(path, Some(pid), through, Arc::clone(&database.profile), command_line);
