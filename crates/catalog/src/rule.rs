@@ -15,7 +15,7 @@ use crate::spelled::Spelled;
 use crate::units::Size;
 
 /// Every rule by its name, with the figures of one that names none. A budget has to be given.
-const RULES: [(&str, Rule); 6] = {
+const RULES: [(&str, Rule); 7] = {
     const fn named(rule: Rule) -> (&'static str, Rule) {
         (rule.name(), rule)
     }
@@ -24,11 +24,12 @@ const RULES: [(&str, Rule); 6] = {
         named(Rule::ReleaseBehindWriter { slack: DEFAULT_SLACK }),
         named(Rule::ReleaseOnRotation),
         named(Rule::ReleaseBehindFollowers { near_files: DEFAULT_NEAR_FILES, slack: DEFAULT_SLACK }),
+        named(Rule::ReleaseBeforeCheckpoint { near_files: DEFAULT_NEAR_FILES, slack: DEFAULT_SLACK }),
         named(Rule::Budget { bytes: 0 }),
         named(Rule::Direct),
     ]
 };
-const NAMES: &[&str] = &[RULES[0].0, RULES[1].0, RULES[2].0, RULES[3].0, RULES[4].0, RULES[5].0];
+const NAMES: &[&str] = &[RULES[0].0, RULES[1].0, RULES[2].0, RULES[3].0, RULES[4].0, RULES[5].0, RULES[6].0];
 
 /// A rule by its name alone.
 #[derive(Clone, Copy)]
@@ -59,7 +60,8 @@ impl RuleKeys {
         match &mut rule {
             Rule::Keep | Rule::ReleaseOnRotation | Rule::Direct => {}
             Rule::ReleaseBehindWriter { slack } => *slack = self.slack.take().map_or(*slack, |size| size.0.0),
-            Rule::ReleaseBehindFollowers { near_files, slack } => {
+            Rule::ReleaseBehindFollowers { near_files, slack }
+            | Rule::ReleaseBeforeCheckpoint { near_files, slack } => {
                 *slack = self.slack.take().map_or(*slack, |size| size.0.0);
                 *near_files = self.near_files.take().unwrap_or(*near_files);
             }
@@ -214,6 +216,10 @@ mod tests {
             (
                 "rule = \"release-behind-followers\"\nnear_files = 7\nslack = \"0\"",
                 Rule::ReleaseBehindFollowers { near_files: 7, slack: 0 },
+            ),
+            (
+                "rule = \"release-before-checkpoint\"\nslack = \"1M\"",
+                Rule::ReleaseBeforeCheckpoint { near_files: 3, slack: 1 << 20 },
             ),
             ("rule = \"budget\"\nbudget = \"64M\"", Rule::Budget { bytes: 64 << 20 }),
         ] {

@@ -10,11 +10,13 @@
 //!    direct I/O, which has no page that the writer would come back to).
 //! 2. Nothing at or above the lowest near follower's place in the log goes.
 //! 3. A far follower holds nothing, but for [`READ_AHEAD`] bytes ahead of it while it moves.
-//! 4. The last window of a file, if short, stays while a writer is known to be at or beyond it, even if the size was
+//! 4. Under [`Rule::ReleaseBeforeCheckpoint`] nothing goes that crash recovery would read, and nothing at all until that is known.
+//! 5. The last window of a file, if short, stays while a writer is known to be at or beyond it, even if the size was
 //!    read before the place and lies below it.
 
 use core::ops::Range;
 
+use crate::recovery::Needed;
 use crate::{READ_AHEAD, Rule, WINDOW};
 
 /// The last multiple of [`WINDOW`] at or below `offset`.
@@ -162,6 +164,8 @@ pub struct Allowance<'a> {
     followers: Followers<'a>,
     sequence: u64,
     near_files: u64,
+    /// What crash recovery would read.
+    recovery: Needed,
     /// Bytes that may stay, for a budget.
     budget: Option<u64>,
 }
@@ -177,7 +181,8 @@ impl<'a> Allowance<'a> {
                 Writer::At(_) | Writer::Within(_) | Writer::Somewhere => (Reserve::Everything, 0, None),
             },
             Rule::ReleaseBehindWriter { slack } => (Reserve::behind_writer(writer, size, slack), 0, None),
-            Rule::ReleaseBehindFollowers { near_files, slack } => {
+            Rule::ReleaseBehindFollowers { near_files, slack }
+            | Rule::ReleaseBeforeCheckpoint { near_files, slack } => {
                 (Reserve::behind_writer(writer, size, slack), near_files, None)
             }
             Rule::Budget { bytes } => {
@@ -188,15 +193,40 @@ impl<'a> Allowance<'a> {
                 (reserve, 0, Some(bytes))
             }
         };
+        let recovery = match rule {
+            Rule::ReleaseBeforeCheckpoint { .. } => Needed::EVERYTHING,
+            Rule::Keep
+            | Rule::ReleaseBehindWriter { .. }
+            | Rule::ReleaseOnRotation
+            | Rule::ReleaseBehindFollowers { .. }
+            | Rule::Budget { .. }
+            | Rule::Direct => Needed::NOTHING,
+        };
         let followers = Followers { writer: 0, all: &[] };
-        Self { reserve, needed_from: u64::MAX, followers, sequence: 0, near_files, budget }
+        Self { reserve, needed_from: u64::MAX, followers, sequence: 0, near_files, recovery, budget }
     }
 
-    /// The same for the file of that sequence in a log that is followed. Only [`Rule::ReleaseBehindFollowers`] goes by it.
+    /// The same where it is known what crash recovery would read of the file. Only [`Rule::ReleaseBeforeCheckpoint`] goes by it.
+    #[must_use]
+    pub fn recovered(self, rule: Rule, recovery: Needed) -> Self {
+        match rule {
+            Rule::ReleaseBeforeCheckpoint { .. } => Self { recovery, ..self },
+            Rule::Keep
+            | Rule::ReleaseBehindWriter { .. }
+            | Rule::ReleaseOnRotation
+            | Rule::ReleaseBehindFollowers { .. }
+            | Rule::Budget { .. }
+            | Rule::Direct => self,
+        }
+    }
+
+    /// The same for the file of that sequence in a log that is followed. Only [`Rule::ReleaseBehindFollowers`] and
+    /// [`Rule::ReleaseBeforeCheckpoint`] go by it.
     #[must_use]
     pub fn followed(self, rule: Rule, sequence: u64, followers: Followers<'a>) -> Self {
         match rule {
-            Rule::ReleaseBehindFollowers { near_files, .. } => {
+            Rule::ReleaseBehindFollowers { near_files, .. }
+            | Rule::ReleaseBeforeCheckpoint { near_files, .. } => {
                 let needed_from = followers.needed_from(sequence, near_files);
                 Self { needed_from, followers, sequence, ..self }
             }
@@ -217,7 +247,11 @@ impl<'a> Allowance<'a> {
     /// Up to which byte all may go, but for what a far follower is about to read. 0 where nothing is known to be behind
     /// the writer, and under a budget, which counts what is resident: who knows places alone gives it as slack.
     pub fn limit(&self) -> u64 {
-        if self.budget.is_some() { 0 } else { self.clean_limit().min(self.needed_from) }
+        let recovered_from = match self.recovery.start() {
+            u64::MAX => u64::MAX,
+            start => align_down(start),
+        };
+        if self.budget.is_some() { 0 } else { self.clean_limit().min(self.needed_from).min(recovered_from) }
     }
 
     /// Up to which byte all is to be clean, whether it goes or a follower has yet to read it.
@@ -255,7 +289,7 @@ impl<'a> Allowance<'a> {
     /// What may become of a window: aligned, or up to the end of the file. `newer` is, for a budget, what the log has
     /// resident in this window and all newer ones, in bytes.
     pub fn verdict(&self, window: &Range<u64>, newer: u64) -> Verdict {
-        let needed = window.end > self.needed_from;
+        let needed = window.end > self.needed_from || self.recovery.overlaps(window);
         if self.is_writers(window) {
             let left = match self.reserve {
                 Reserve::From { tail, .. } => window.end <= tail,

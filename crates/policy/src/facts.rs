@@ -3,7 +3,7 @@
 //! The guard observes them from outside; an engine's own logs know them exactly. Nothing here does I/O.
 //! Offsets and sizes are in bytes.
 
-use crate::{FileClass, Rewrite, Rule};
+use crate::{Checkpoint, FileClass, Rewrite, Rule};
 
 /// Names one file for as long as the caller watches it; never reused for another file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,6 +78,15 @@ pub struct FollowerFacts {
     pub position: Position,
 }
 
+/// Where crash recovery would start to read a log, as its database says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CheckpointFacts {
+    /// The log.
+    pub log: LogId,
+    /// Where. Of a ring it has to be seen after the residency of its file was.
+    pub at: Checkpoint,
+}
+
 /// Everything seen at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
@@ -85,6 +94,8 @@ pub struct Facts {
     pub files: Vec<FileFacts>,
     /// The followers, in any order.
     pub followers: Vec<FollowerFacts>,
+    /// The checkpoints that are known, in any order; only [`Rule::ReleaseBeforeCheckpoint`] asks for them.
+    pub checkpoints: Vec<CheckpointFacts>,
     /// A counter that the caller raises now and then (every few seconds): pages that resisted a release are
     /// tried again when it has changed, and left alone while it stands.
     pub retry: u64,

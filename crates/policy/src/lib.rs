@@ -6,6 +6,8 @@
 //! the writer's place in them). The inferring half is [`step()`], for an observer: it has windows with their resident and dirty bytes, finds a
 //! writer's place by its traces where none is shown, and remembers what it did, since windows may resist or fill again.
 //!
+//! What crash recovery would read of a log ([`recovery`]) follows from its checkpoint, which only the database knows.
+//!
 //! *Bulk output* ([`write_behind`]) is another question: not what may go, but how far a writer may run ahead of its disk. It shares the form of
 //! what is due ([`exact::Due`]) with the exact half, and no more.
 //!
@@ -43,6 +45,7 @@ pub mod log;
 pub mod names;
 #[cfg(feature = "std")]
 pub mod ranges;
+pub mod recovery;
 mod rule;
 #[cfg(feature = "std")]
 mod state;
@@ -58,7 +61,10 @@ pub use act::{Act, Warning};
 #[cfg(feature = "std")]
 pub use disk::{BulkProfile, DepthProfile, DirectProfile, DiskProfile, MixedProfile, UncachedProfile};
 #[cfg(feature = "std")]
-pub use facts::{Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Window};
+pub use facts::{
+    CheckpointFacts, Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Window,
+};
+pub use recovery::Checkpoint;
 pub use rule::{
     BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rewrite, RewriteSource, Rule, number,
 };

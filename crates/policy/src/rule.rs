@@ -85,6 +85,14 @@ pub enum Rule {
         /// Bytes behind the writer that stay resident.
         slack: u64,
     },
+    /// As [`Rule::ReleaseBehindFollowers`], but leave what crash recovery would read, too: from the last checkpoint on. Where that
+    /// is not known, leave everything.
+    ReleaseBeforeCheckpoint {
+        /// A follower at most this many files behind the writer's file is near: pages wait for it.
+        near_files: u64,
+        /// Bytes behind the writer that stay resident.
+        slack: u64,
+    },
     /// Let the log keep `bytes` resident, newest first; release the oldest beyond it.
     Budget {
         /// Bytes of the whole log that may stay resident.
@@ -102,6 +110,7 @@ impl Rule {
             Self::ReleaseBehindWriter { .. } => "release-behind-writer",
             Self::ReleaseOnRotation => "release-on-rotation",
             Self::ReleaseBehindFollowers { .. } => "release-behind-followers",
+            Self::ReleaseBeforeCheckpoint { .. } => "release-before-checkpoint",
             Self::Budget { .. } => "budget",
             Self::Direct => "direct",
         }
@@ -124,6 +133,7 @@ impl Rule {
             b"release-behind-writer" => Self::ReleaseBehindWriter { slack: 0 },
             b"release-on-rotation" => Self::ReleaseOnRotation,
             b"release-behind-followers" => Self::ReleaseBehindFollowers { near_files: 0, slack: 0 },
+            b"release-before-checkpoint" => Self::ReleaseBeforeCheckpoint { near_files: 0, slack: 0 },
             b"budget" => Self::Budget { bytes: 0 },
             b"direct" => Self::Direct,
             _ => return None,
@@ -131,7 +141,8 @@ impl Rule {
         match &mut rule {
             Self::Keep | Self::ReleaseOnRotation | Self::Direct => {}
             Self::ReleaseBehindWriter { slack } => *slack = number(words.next()?)?,
-            Self::ReleaseBehindFollowers { near_files, slack } => {
+            Self::ReleaseBehindFollowers { near_files, slack }
+            | Self::ReleaseBeforeCheckpoint { near_files, slack } => {
                 *near_files = number(words.next()?)?;
                 *slack = number(words.next()?)?;
             }
@@ -147,7 +158,8 @@ impl fmt::Display for Rule {
         match self {
             Self::Keep | Self::ReleaseOnRotation | Self::Direct => Ok(()),
             Self::ReleaseBehindWriter { slack } => write!(f, ":{slack}"),
-            Self::ReleaseBehindFollowers { near_files, slack } => write!(f, ":{near_files}:{slack}"),
+            Self::ReleaseBehindFollowers { near_files, slack }
+            | Self::ReleaseBeforeCheckpoint { near_files, slack } => write!(f, ":{near_files}:{slack}"),
             Self::Budget { bytes } => write!(f, ":{bytes}"),
         }
     }
@@ -296,6 +308,8 @@ mod tests {
             any::<u64>().prop_map(|slack| Rule::ReleaseBehindWriter { slack }),
             any::<(u64, u64)>()
                 .prop_map(|(near_files, slack)| Rule::ReleaseBehindFollowers { near_files, slack }),
+            any::<(u64, u64)>()
+                .prop_map(|(near_files, slack)| Rule::ReleaseBeforeCheckpoint { near_files, slack }),
             any::<u64>().prop_map(|bytes| Rule::Budget { bytes }),
         ]
     }

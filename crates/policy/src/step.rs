@@ -19,9 +19,10 @@ use std::mem;
 use crate::allowance::{Allowance, Verdict, Writer, align_down};
 use crate::followed::FollowedLog;
 use crate::history::{Action, History, ResidentWindow, decide};
+use crate::recovery::Needed;
 use crate::state::{FileHistory, FollowerPosition, StepState};
 use crate::tail_inference::TailInference;
-use crate::{Act, Facts, FileFacts, LogId, Position, Rule, WINDOW, Warning};
+use crate::{Act, Checkpoint, Facts, FileFacts, LogId, Position, Rule, WINDOW, Warning};
 
 /// Decides what to do now.
 ///
@@ -88,10 +89,16 @@ pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
     busy.sort_unstable_by_key(|file| (file.log, file.sequence, file.id));
 
     let newer = resident_in_newer(&busy);
+    let checkpoints = checkpoints(facts);
     let mut acts = Vec::new();
     for (file, newer) in busy.into_iter().zip(newer) {
         let mut known = past.remove(&file.id).unwrap_or_default();
-        step_file(&mut known, file, logs.get(&file.log), newer, facts.retry, &mut acts);
+        let log = LogFacts {
+            followed: logs.get(&file.log),
+            checkpoint: checkpoints.get(&file.log).copied(),
+            newer,
+        };
+        step_file(&mut known, file, &log, facts.retry, &mut acts);
         if !known.is_empty() {
             state.files.insert(file.id, known);
         }
@@ -103,7 +110,10 @@ pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
 fn infers_tail(file: &FileFacts) -> bool {
     let by_position = matches!(
         file.rule,
-        Rule::ReleaseBehindWriter { .. } | Rule::ReleaseBehindFollowers { .. } | Rule::Budget { .. }
+        Rule::ReleaseBehindWriter { .. }
+            | Rule::ReleaseBehindFollowers { .. }
+            | Rule::ReleaseBeforeCheckpoint { .. }
+            | Rule::Budget { .. }
     );
     by_position && file.writer == Some(Position::Unknown)
 }
@@ -120,6 +130,53 @@ fn resident_in_newer(files: &[&FileFacts]) -> Vec<u64> {
         }
     }
     newer
+}
+
+/// What is known of the log that a file is of.
+struct LogFacts<'a> {
+    followed: Option<&'a FollowedLog>,
+    checkpoint: Option<CheckpointOfLog>,
+    /// What newer files under a budget have resident.
+    newer: u64,
+}
+
+/// Where recovery of a log starts, and the newest file that its writer may be in.
+#[derive(Clone, Copy)]
+struct CheckpointOfLog {
+    at: Checkpoint,
+    writer: Option<u64>,
+}
+
+fn checkpoints(facts: &Facts) -> BTreeMap<LogId, CheckpointOfLog> {
+    let mut known: BTreeMap<LogId, CheckpointOfLog> = facts
+        .checkpoints
+        .iter()
+        .map(|seen| (seen.log, CheckpointOfLog { at: seen.at, writer: None }))
+        .collect();
+    for file in facts.files.iter().filter(|file| file.writer.is_some()) {
+        if let Some(log) = known.get_mut(&file.log) {
+            log.writer = log.writer.max(Some(file.sequence));
+        }
+    }
+    known
+}
+
+/// What crash recovery would read of a file.
+fn needed_by_recovery(file: &FileFacts, log: &LogFacts<'_>, tail: Option<&TailInference>) -> Needed {
+    let Some(CheckpointOfLog { at, writer }) = log.checkpoint else { return Needed::EVERYTHING };
+    match at {
+        Checkpoint::InSeries { sequence, offset } => {
+            Needed::in_series((sequence, offset), writer, file.sequence)
+        }
+        Checkpoint::InRing { offset } => {
+            let end = match file.writer {
+                None => None,
+                Some(Position::At(end)) => Some(end),
+                Some(Position::Unknown) => tail.and_then(|tail| tail.end_in_ring(offset, file.size)),
+            };
+            Needed::in_ring(offset, end, file.size)
+        }
+    }
 }
 
 /// The windows of a file that can be worked with.
@@ -140,14 +197,7 @@ fn windows(file: &FileFacts) -> Vec<ResidentWindow> {
     all
 }
 
-fn step_file(
-    known: &mut FileHistory,
-    file: &FileFacts,
-    log: Option<&FollowedLog>,
-    newer: u64,
-    retry: u64,
-    acts: &mut Vec<Act>,
-) {
+fn step_file(known: &mut FileHistory, file: &FileFacts, log: &LogFacts<'_>, retry: u64, acts: &mut Vec<Act>) {
     if file.rule == Rule::Keep {
         known.forget_windows();
         return;
@@ -156,7 +206,8 @@ fn step_file(
     let mut tail =
         known.tail.take().filter(|_| infers_tail(file)).or_else(|| infers_tail(file).then(Default::default));
     if let Some(tail) = &mut tail {
-        tail.observe(&windows, &known.history, file, retry);
+        let in_ring = log.checkpoint.is_some_and(|known| matches!(known.at, Checkpoint::InRing { .. }));
+        tail.observe(&windows, &known.history, file, retry, in_ring);
     }
     let traces = tail.as_ref().and_then(|tail| tail.protected(slack(file.rule), file.size));
     let writer = match file.writer {
@@ -165,10 +216,11 @@ fn step_file(
         Some(Position::Unknown) => traces.as_deref().map_or(Writer::Somewhere, Writer::Within),
     };
     let mut allowance = Allowance::new(file.rule, writer, file.size);
-    if let Some(log) = log {
-        allowance = allowance.followed(file.rule, file.sequence, log.followers());
+    if let Some(followed) = log.followed {
+        allowance = allowance.followed(file.rule, file.sequence, followed.followers());
     }
-    let verdicts = verdicts(&allowance, tail.as_ref(), &windows, newer);
+    allowance = allowance.recovered(file.rule, needed_by_recovery(file, log, tail.as_ref()));
+    let verdicts = verdicts(&allowance, tail.as_ref(), &windows, log.newer);
 
     if file.rule == Rule::Direct && !windows.is_empty() && known.warn_once(Warning::DirectButResident) {
         acts.push(Act::Warn { file: file.id, warning: Warning::DirectButResident });
@@ -201,7 +253,9 @@ fn step_file(
 /// Bytes behind the writer that a rule keeps for it.
 fn slack(rule: Rule) -> u64 {
     match rule {
-        Rule::ReleaseBehindWriter { slack } | Rule::ReleaseBehindFollowers { slack, .. } => slack,
+        Rule::ReleaseBehindWriter { slack }
+        | Rule::ReleaseBehindFollowers { slack, .. }
+        | Rule::ReleaseBeforeCheckpoint { slack, .. } => slack,
         Rule::Keep | Rule::ReleaseOnRotation | Rule::Budget { .. } | Rule::Direct => 0,
     }
 }

@@ -17,7 +17,7 @@
 //!    after the header's window.
 //! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by remembered
 //!    windows, was fresh in a step after the one in which it was last active. A log is written upwards, so the
-//!    writer has left it. (Without this a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The
+//!    writer has left it. In a ring whose checkpoint is known this holds around the end of the file, too. (Without this a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The
 //!    header's window is never passed: the next checkpoint comes back to it.
 //! 4. Any other is forgotten when it was not active for [`QUIET_STEPS`] consecutive steps in each of which a
 //!    window other than the header's was fresh: so the end of the ring is forgotten after a wraparound, and the old
@@ -29,7 +29,8 @@
 //!    writeback was started, and that has not changed since, is not active: it would never be released if its writeback
 //!    hung.
 //! 7. A writer of whole pages that has shown nothing since `retry` changed is idle: only dirty windows stay for
-//!    it, since it needs no old page to go on.
+//!    it, since it needs no old page to go on. Not so in a ring whose checkpoint is known: there the last place of an idle
+//!    writer says where that ends which recovery would read.
 //! 8. A window that was released in the last step and has the same figures as before has refused, or was filled again.
 //!    Where it joins what is protected the writer may be in it, so it is active, though not fresh.
 //!
@@ -45,6 +46,7 @@ use std::ops::Range;
 use crate::allowance::align_down;
 use crate::history::{History, ResidentWindow};
 use crate::ranges::append;
+use crate::recovery::further;
 use crate::{FileFacts, Rewrite, WINDOW};
 
 /// Steps with fresh windows elsewhere after which a window that is not active is no longer taken for the tail.
@@ -108,6 +110,7 @@ impl TailInference {
         history: &[History],
         file: &FileFacts,
         retry: u64,
+        in_ring: bool,
     ) {
         let mut heats: Vec<Heat> = windows.iter().map(|now| self.heat(now, history)).collect();
         self.suspect_filled_again(windows, &mut heats, file.size);
@@ -118,7 +121,7 @@ impl TailInference {
         if writer_seen || self.seen_at.is_none() {
             self.seen_at = Some(retry);
         }
-        self.idle = file.rewrite == Rewrite::WholePages && self.seen_at != Some(retry);
+        self.idle = file.rewrite == Rewrite::WholePages && self.seen_at != Some(retry) && !in_ring;
         if heats.contains(&Heat::Fresh) {
             self.clock += 1;
         }
@@ -132,6 +135,9 @@ impl TailInference {
         }
         self.active.retain(|active| active.quiet < QUIET_STEPS && active.range.start < file.size);
         self.forget_passed();
+        if in_ring {
+            self.forget_end_of_file(file.size);
+        }
         if self.idle {
             let dirty = |start| windows.iter().any(|now| now.range.start == start && now.unwritten > 0);
             self.active.retain(|active| dirty(active.range.start));
@@ -176,6 +182,17 @@ impl TailInference {
             }
             ranges
         })
+    }
+
+    /// Up to which byte a ring of `size` bytes with a checkpoint at this one was written: the furthest end of remembered windows that
+    /// join. The header's window says nothing of that. `None` while there is none.
+    pub(crate) fn end_in_ring(&self, checkpoint: u64, size: u64) -> Option<u64> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for active in self.active.iter().filter(|active| active.range.start != 0) {
+            append(&mut runs, active.range.clone(), 0);
+        }
+        let ends = runs.iter().map(|run| run.end).filter(|_| self.known);
+        ends.reduce(|one, other| further(checkpoint, size, one, other))
     }
 
     /// Whether a protected window shows less recent traces than the newest: its dirty pages need not wait
@@ -244,6 +261,17 @@ impl TailInference {
         }
     }
 
+    /// Invariant 3 around the end of the file: a window at its start was fresh later than those at the end were active.
+    fn forget_end_of_file(&mut self, size: u64) {
+        let at_start =
+            self.active.iter().filter(|active| active.range.start != 0 && active.range.start < AHEAD);
+        let fresh = at_start.map(|active| active.last_fresh).max().unwrap_or(0);
+        let mut end = size;
+        while let Some(last) = self.active.pop_if(|last| last.range.end >= end && last.last_active < fresh) {
+            end = last.range.start;
+        }
+    }
+
     /// Invariant 3.
     fn forget_passed(&mut self) {
         let mut above: Option<u64> = None;
@@ -263,207 +291,4 @@ impl TailInference {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::QUIET_STEPS;
-    use crate::examples::{MIB, clean, dirty, file, flush, log_of, release, written_at};
-    use crate::{Act, Facts, FileFacts, Position, Rewrite, Rule, StepState, Window, step};
-
-    /// One file of 20 windows, written with `pwrite`, and what the executor made of the acts so far.
-    struct Ring {
-        state: StepState,
-        rule: Rule,
-        windows: Vec<Window>,
-    }
-
-    impl Ring {
-        fn new(slack: u64, windows: impl IntoIterator<Item = Window>) -> Self {
-            let rule = Rule::ReleaseBehindWriter { slack };
-            Self { state: StepState::default(), rule, windows: windows.into_iter().collect() }
-        }
-
-        fn facts(&self) -> FileFacts {
-            written_at(Position::Unknown, file(1, self.rule, 40 * MIB, &self.windows))
-        }
-
-        /// The writer writes all of window `number`, and has not synced it.
-        fn write(&mut self, number: u64) {
-            self.windows.retain(|window| window.start != dirty(number).start);
-            self.windows.push(dirty(number));
-            self.windows.sort_by_key(|window| window.start);
-        }
-
-        fn sync(&mut self) {
-            for window in &mut self.windows {
-                window.unwritten = 0;
-            }
-        }
-
-        /// A step whose releases drop the pages.
-        fn step(&mut self) -> Vec<Act> {
-            let facts = log_of([self.facts()]);
-            let acts = step(&mut self.state, &facts);
-            for act in &acts {
-                if let Act::Release { range, .. } = act {
-                    self.windows.retain(|window| !range.contains(&window.start));
-                }
-            }
-            acts
-        }
-    }
-
-    #[test]
-    fn nothing_goes_until_the_writer_has_shown_itself() {
-        let mut ring =
-            Ring::new(0, [dirty(0), clean(1), clean(2), dirty(3), clean(4), clean(5), clean(8), clean(9)]);
-        assert_eq!(ring.step(), [], "dirt in the first sample may be old");
-        ring.write(0);
-        ring.windows[1].resident -= MIB;
-        assert_eq!(ring.step(), [], "no growth: the header again, and the kernel took a page");
-        ring.windows[4].unwritten = MIB;
-        assert_eq!(
-            ring.step(),
-            [flush(1, 0..1), release(1, 1..3), flush(1, 3..4), release(1, 9..10)],
-            "the writer is in window 4, or has gone on a little"
-        );
-    }
-
-    #[test]
-    fn an_idle_writer_of_whole_pages_holds_nothing_that_is_clean() {
-        let mut ring = Ring::new(0, [clean(1), clean(2), dirty(7), clean(19)]);
-        let facts = |ring: &Ring, retry| {
-            let file = FileFacts { rewrite: Rewrite::WholePages, ..ring.facts() };
-            Facts { retry, ..log_of([file]) }
-        };
-        for _ in 0..100 {
-            let facts = facts(&ring, 0);
-            assert_eq!(step(&mut ring.state, &facts), [], "it may be about to write");
-        }
-        let later = facts(&ring, 1);
-        assert_eq!(step(&mut ring.state, &later), [release(1, 1..3), release(1, 19..20)]);
-        let appends = Facts { retry: 1, ..log_of([ring.facts()]) };
-        assert_eq!(step(&mut StepState::default(), &appends), [], "one that appends needs its tail page");
-    }
-
-    #[test]
-    fn a_writer_of_whole_pages_that_falls_idle_lets_its_last_windows_go() {
-        let mut ring = Ring::new(2 * MIB, []);
-        let step_at = |ring: &mut Ring, retry| {
-            let file = FileFacts { rewrite: Rewrite::WholePages, ..ring.facts() };
-            step(&mut ring.state, &Facts { retry, ..log_of([file]) })
-        };
-        step_at(&mut ring, 0);
-        ring.write(4);
-        ring.write(5);
-        ring.sync();
-        assert_eq!(step_at(&mut ring, 0), [], "it is here");
-        ring.write(5);
-        assert_eq!(step_at(&mut ring, 1), [], "and still writes");
-        ring.sync();
-        assert_eq!(step_at(&mut ring, 1), []);
-        assert_eq!(step_at(&mut ring, 2), [release(1, 4..6)], "idle");
-    }
-
-    #[test]
-    fn what_the_writer_has_passed_goes_and_its_last_window_stays() {
-        let mut ring = Ring::new(0, []);
-        assert_eq!(ring.step(), []);
-        ring.write(4);
-        ring.write(5);
-        ring.sync();
-        assert_eq!(ring.step(), [], "written in one step: which is last is not known");
-        ring.write(6);
-        ring.sync();
-        assert_eq!(ring.step(), [release(1, 4..6)]);
-        for _ in 0..100 {
-            assert_eq!(ring.step(), [], "idle");
-        }
-        ring.write(7);
-        assert_eq!(ring.step(), [release(1, 6..7)]);
-    }
-
-    #[test]
-    fn slack_stays_behind_the_writer() {
-        let mut ring = Ring::new(2 * MIB + 1, []);
-        ring.step();
-        for number in 4..8 {
-            ring.write(number);
-            ring.sync();
-            let gone = if number < 7 { vec![] } else { vec![release(1, 4..5)] };
-            assert_eq!(ring.step(), gone);
-        }
-    }
-
-    #[test]
-    fn what_was_left_dirty_is_flushed_then_released() {
-        let mut ring = Ring::new(0, []);
-        ring.step();
-        ring.write(4);
-        assert_eq!(ring.step(), [], "the newest may be dirty");
-        ring.write(5);
-        assert_eq!(ring.step(), [flush(1, 4..5)]);
-        ring.write(6);
-        assert_eq!(ring.step(), [release(1, 4..5), flush(1, 5..6)], "written or not");
-    }
-
-    #[test]
-    fn the_end_of_the_ring_is_forgotten_after_a_lap() {
-        let mut ring = Ring::new(0, []);
-        ring.step();
-        ring.write(19);
-        ring.sync();
-        ring.step();
-        for number in 1..=u64::from(QUIET_STEPS) {
-            assert!(ring.windows.contains(&clean(19)), "kept in step {number}");
-            ring.write(number);
-            ring.sync();
-            ring.step();
-        }
-        assert_eq!(ring.windows, [clean(u64::from(QUIET_STEPS))]);
-    }
-
-    #[test]
-    fn checkpoints_alone_do_not_unprotect_an_idle_writer() {
-        let mut ring = Ring::new(0, []);
-        ring.step();
-        ring.write(4);
-        ring.sync();
-        ring.step();
-        for _ in 0..3 * QUIET_STEPS {
-            ring.write(0);
-            assert_eq!(ring.step(), []);
-            ring.sync();
-            assert_eq!(ring.step(), []);
-        }
-    }
-
-    #[test]
-    fn pages_in_a_window_just_released_are_the_writers() {
-        let mut ring = Ring::new(0, [clean(1), clean(2)]);
-        ring.step();
-        ring.write(8);
-        assert_eq!(ring.step(), [release(1, 1..3)]);
-        ring.windows.insert(0, Window { resident: MIB, ..clean(2) });
-        ring.sync();
-        assert_eq!(ring.step(), [], "less than was released, but new");
-    }
-
-    #[test]
-    fn a_refused_release_is_no_writer() {
-        let mut ring = Ring::new(0, [clean(1), clean(2)]);
-        ring.step();
-        ring.write(8);
-        assert_eq!(ring.step(), [release(1, 1..3)]);
-        ring.windows.insert(0, clean(2));
-        assert_eq!(ring.step(), []);
-        ring.windows[0].resident -= MIB;
-        assert_eq!(ring.step(), [release(1, 2..3)], "not protected: it is tried again when it has changed");
-    }
-
-    #[test]
-    fn a_file_the_writer_leaves_goes_whole() {
-        let mut ring = Ring::new(0, [clean(1), clean(2)]);
-        ring.step();
-        let left = log_of([FileFacts { writer: None, ..ring.facts() }]);
-        assert_eq!(step(&mut ring.state, &left), [release(1, 1..3)]);
-    }
-}
+mod tests;

@@ -164,7 +164,8 @@ fn log_action(rule: Rule, log: &LogSpec) -> Action {
         | Rule::Budget { .. }
         | Rule::ReleaseOnRotation => Action::Log { rule, rewrite: log.rewrite },
         Rule::Direct => Action::Data,
-        Rule::Keep => Action::Leave,
+        // The library sees no checkpoint: what recovery would read is not known to it, and so all stays.
+        Rule::Keep | Rule::ReleaseBeforeCheckpoint { .. } => Action::Leave,
     }
 }
 

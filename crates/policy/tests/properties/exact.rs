@@ -102,7 +102,7 @@ impl Log {
             sequence: follower.sequence,
             position: follower.offset.map_or(Position::Unknown, Position::At),
         });
-        Facts { files: files.collect(), followers: followers.collect(), retry: 0 }
+        Facts { files: files.collect(), followers: followers.collect(), ..Facts::default() }
     }
 
     /// What a step makes of it, in which the followers are known to have moved or not.
@@ -168,7 +168,11 @@ proptest! {
         let (slack, near_files) = match log.rule {
             Rule::ReleaseBehindWriter { slack } => (slack, None),
             Rule::ReleaseBehindFollowers { near_files, slack } => (slack, Some(near_files)),
-            Rule::Keep | Rule::ReleaseOnRotation | Rule::Direct | Rule::Budget { .. } => return Ok(()),
+            Rule::Keep
+            | Rule::ReleaseOnRotation
+            | Rule::ReleaseBeforeCheckpoint { .. }
+            | Rule::Direct
+            | Rule::Budget { .. } => return Ok(()),
         };
         let released: BTreeMap<(u64, u64), u64> =
             log.released().into_iter().map(|(sequence, range)| ((sequence, range.start), range.end)).collect();

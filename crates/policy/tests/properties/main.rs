@@ -4,6 +4,7 @@
 mod exact;
 mod followed;
 mod model;
+mod recovery;
 mod ring;
 mod series;
 mod stream;

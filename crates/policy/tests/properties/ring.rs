@@ -1,9 +1,11 @@
 //! A ring written with `pwrite`: the writer's position is never shown, only what it does to the pages.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use pagekeeper_policy::{
-    Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, StepState, WINDOW, step,
+    Checkpoint, CheckpointFacts, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule,
+    StepState, WINDOW, step,
 };
 use proptest::prelude::*;
 
@@ -18,8 +20,8 @@ const HEADER: u64 = 12 << 10;
 #[derive(Debug, Clone)]
 enum Op {
     Write(u64),
-    /// The header is written.
-    Checkpoint,
+    /// The header is written: so many hundredths of what recovery would read are left of it.
+    Checkpoint(u64),
     Sync,
     /// The kernel writes so many of the longest dirty cells.
     WriteBack(usize),
@@ -32,7 +34,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         5 => (1..REACH).prop_map(Op::Write),
         5 => (1..20 * 1024_u64).prop_map(Op::Write),
-        2 => Just(Op::Checkpoint),
+        2 => (0..100_u64).prop_map(Op::Checkpoint),
         6 => Just(Op::Sync),
         2 => (0..16_usize).prop_map(Op::WriteBack),
         1 => (0..WINDOWS).prop_map(Op::Reclaim),
@@ -66,6 +68,8 @@ struct Ring {
     dirtied: VecDeque<u64>,
     /// The last byte written.
     last: u64,
+    /// Bytes from the checkpoint to the last byte written.
+    age: u64,
     /// How far the writer has gone since the last step.
     gone: u64,
     retry: u64,
@@ -80,7 +84,18 @@ impl Ring {
         }
         let dirtied =
             (0..).zip(&pages.cells).filter(|(_, cell)| **cell == Cell::Dirty).map(|(at, _)| at).collect();
-        Self { rule, rewrite, slow, pages, dirtied, last, gone: 0, retry: 0, state: StepState::default() }
+        Self {
+            rule,
+            rewrite,
+            slow,
+            pages,
+            dirtied,
+            last,
+            age: 0,
+            gone: 0,
+            retry: 0,
+            state: StepState::default(),
+        }
     }
 
     fn dirty(&mut self, offset: u64) {
@@ -95,6 +110,8 @@ impl Ring {
             Op::Write(bytes) => {
                 let bytes = bytes.min(REACH - self.gone);
                 self.gone += bytes;
+                // The writer waits until it does not reach its checkpoint.
+                self.age = (self.age + bytes).min(self.pages.size - HEADER - REACH);
                 for _ in 0..bytes.div_ceil(CELL) {
                     self.last += bytes / bytes.div_ceil(CELL);
                     if self.last >= self.pages.size {
@@ -103,7 +120,10 @@ impl Ring {
                     self.dirty(self.last);
                 }
             }
-            Op::Checkpoint => self.dirty(0),
+            Op::Checkpoint(left) => {
+                self.age = self.age * left / 100;
+                self.dirty(0);
+            }
             Op::Sync => {
                 self.dirtied.clear();
                 self.pages.write_back(&(0..u64::MAX), 0);
@@ -120,6 +140,16 @@ impl Ring {
         Ok(())
     }
 
+    /// The ranges of the file from the checkpoint to the last byte.
+    #[allow(clippy::single_range_in_vec_init, reason = "a list of ranges, which may have one")]
+    fn needed(&self) -> Vec<Range<u64>> {
+        if self.age <= self.last - HEADER {
+            return vec![self.last - self.age..self.last + 1];
+        }
+        let start = self.pages.size - (self.age - (self.last - HEADER));
+        vec![start..self.pages.size, HEADER..self.last + 1]
+    }
+
     fn facts(&self) -> Facts {
         let file = FileFacts {
             id: FileId(1),
@@ -132,7 +162,9 @@ impl Ring {
             writer: Some(Position::Unknown),
             windows: self.pages.windows(),
         };
-        Facts { files: vec![file], followers: vec![], retry: self.retry }
+        let at = Checkpoint::InRing { offset: self.needed()[0].start };
+        let checkpoints = vec![CheckpointFacts { log: LogId(1), at }];
+        Facts { files: vec![file], checkpoints, retry: self.retry, ..Facts::default() }
     }
 
     fn step(&mut self) -> Result<(), TestCaseError> {
@@ -140,6 +172,13 @@ impl Ring {
         let acts = step(&mut self.state, &facts);
         check_ranges(&facts, &acts)?;
         check_repeats(&self.state, &facts, &acts, false)?;
+        if matches!(self.rule, Rule::ReleaseBeforeCheckpoint { .. }) {
+            for (_, range) in releases(&acts) {
+                let needed = self.needed();
+                let hit = needed.iter().any(|needed| range.start < needed.end && needed.start < range.end);
+                prop_assert!(!hit, "{range:?} released, recovery reads {needed:?}");
+            }
+        }
         // A writer of whole pages needs no old page: losing sight of it costs nothing.
         let needed = releases(&acts).filter(|_| self.rewrite != Rewrite::WholePages);
         for (_, range) in needed {
@@ -208,6 +247,62 @@ proptest! {
         let limit = 2 * (slack + paces) + 1 + 4 + if synced { 0 } else { paces };
         let left = ring.pages.windows();
         prop_assert!(left.len() as u64 <= limit, "{left:?} left, expected at most {limit} windows");
+    }
+}
+
+proptest! {
+    #![proptest_config(config(8))]
+
+    #[test]
+    fn what_recovery_would_read_is_never_released(
+        slack in 0..2 * WINDOW,
+        rewrite in prop_oneof![Just(Rewrite::Never), Just(Rewrite::WholePages)],
+        slow in 0..3_u8,
+        last in HEADER..WINDOWS * WINDOW,
+        held in prop::collection::vec((0..WINDOWS / 2, prop_oneof![Just(Grip::Part), Just(Grip::Whole)]), 0..4),
+        ops in prop::collection::vec(op(), 1..150),
+    ) {
+        // Pages that were there before would hide what is written over them and synced between two samples.
+        let rule = Rule::ReleaseBeforeCheckpoint { near_files: 0, slack };
+        let mut ring = Ring::new(rule, rewrite, slow, &[], last);
+        ring.pages.grips = held.into_iter().map(|(number, grip)| (2 * number, grip)).collect();
+        for op in &ops {
+            ring.apply(op)?;
+        }
+        step(&mut ring.state, &Facts::default());
+        prop_assert_eq!(ring.state, StepState::default());
+    }
+
+    #[test]
+    fn what_lies_before_the_checkpoint_goes(
+        age in 0..10 * WINDOW,
+        rewrite in prop_oneof![Just(Rewrite::Never), Just(Rewrite::WholePages)],
+        cells in cells(),
+        last in HEADER..WINDOWS * WINDOW,
+        ops in prop::collection::vec(op(), 0..100),
+        pace in WINDOW / 2..REACH,
+    ) {
+        let rule = Rule::ReleaseBeforeCheckpoint { near_files: 0, slack: 0 };
+        let mut ring = Ring::new(rule, rewrite, 0, &cells, last);
+        for op in &ops {
+            ring.apply(op)?;
+        }
+        let paces = pace.div_ceil(WINDOW) + 1;
+        // What recovery reads, what one step wrote, what lies ahead at the end of the file, and the header.
+        let limit = age.div_ceil(WINDOW) + 1 + 2 * paces + 4 + 1;
+        // Two times around. Where the writer left no trace at the start of the file, what it left at the end is taken to be its place
+        // for some steps, and all stays: but not always.
+        let mut least = u64::MAX;
+        for _ in 0..2 * WINDOWS * WINDOW / pace + 20 {
+            ring.apply(&Op::Write(pace))?;
+            ring.age = ring.age.min(age);
+            ring.apply(&Op::Checkpoint(100))?;
+            // What it writes is seen before it is synced: over pages that are there it leaves no other trace.
+            ring.step()?;
+            ring.apply(&Op::Sync)?;
+            least = least.min(ring.pages.windows().len() as u64);
+        }
+        prop_assert!(least <= limit, "{least} left, expected at most {limit} windows");
     }
 }
 

@@ -233,6 +233,7 @@ impl Log {
             files: self.files.iter().map(file).collect(),
             followers: (0..).zip(self.places()).map(follower).collect(),
             retry: self.retry,
+            ..Facts::default()
         }
     }
 

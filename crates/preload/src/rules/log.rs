@@ -57,7 +57,8 @@ impl LogRule {
             Rule::Budget { bytes } => (bytes, 0),
             // Nothing is gained by waiting for the rotation: a helper releases, and the writer goes on.
             Rule::ReleaseOnRotation => (DEFAULT_SLACK, 0),
-            Rule::Keep | Rule::Direct => return None,
+            // Where the checkpoint is can't be seen from inside a write.
+            Rule::Keep | Rule::ReleaseBeforeCheckpoint { .. } | Rule::Direct => return None,
         };
         Some(Self { slack, near_files, rewrite, is_named: true })
     }
@@ -452,6 +453,8 @@ mod tests {
         assert_eq!(figures(Rule::Budget { bytes: 9 }), Some((9, 0)));
         assert_eq!(figures(Rule::ReleaseOnRotation), Some((DEFAULT_SLACK, 0)));
         assert_eq!((figures(Rule::Keep), figures(Rule::Direct)), (None, None));
+        let before_checkpoint = Rule::ReleaseBeforeCheckpoint { near_files: 3, slack: 7 };
+        assert_eq!(figures(before_checkpoint), None, "nobody knows the checkpoint");
     }
 
     #[test]

@@ -1,0 +1,134 @@
+//! What crash recovery would read of a log: from its last checkpoint to where the writer is.
+//!
+//! For [`Rule::ReleaseBeforeCheckpoint`](crate::Rule::ReleaseBeforeCheckpoint). Invariant: what is not known to be of no use to
+//! recovery is taken to be read by it. A checkpoint only moves on, so one that was seen a while ago keeps too much of a series of
+//! files; of a ring it must have been seen after the writer's place was, since a writer that has gone around could not be told from
+//! one just behind the checkpoint.
+
+use core::ops::Range;
+
+/// Where crash recovery would start to read a log. Offsets are in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Checkpoint {
+    /// In a log of files that follow each other: from this byte on, to the end of the writer's file.
+    InSeries {
+        /// The sequence of the file that it is in.
+        sequence: u64,
+        /// Where in that.
+        offset: u64,
+    },
+    /// In a log of one file that is a ring: from this byte on, around the end of the file if need be, to the writer's place.
+    InRing {
+        /// Where in the file.
+        offset: u64,
+    },
+}
+
+/// What recovery would read of one file: up to two ranges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needed([(u64, u64); 2]);
+
+impl Needed {
+    /// Nothing of it.
+    pub const NOTHING: Self = Self([(0, 0); 2]);
+    /// All of it, or nobody knows.
+    pub const EVERYTHING: Self = Self([(0, u64::MAX), (0, 0)]);
+
+    /// Of the file of that sequence in a series, whose checkpoint is at this offset of that file, and whose writer is in the file of
+    /// the sequence `writer`, or in none that is known.
+    ///
+    /// ```
+    /// use pagekeeper_policy::recovery::Needed;
+    ///
+    /// let of = |sequence| Needed::in_series((7, 4096), Some(9), sequence);
+    /// assert_eq!((of(6), of(8), of(10)), (Needed::NOTHING, Needed::EVERYTHING, Needed::NOTHING));
+    /// assert!(!of(7).overlaps(&(0..4096)) && of(7).overlaps(&(4096..8192)));
+    /// ```
+    pub const fn in_series(checkpoint: (u64, u64), writer: Option<u64>, sequence: u64) -> Self {
+        let beyond = match writer {
+            // Files for later, which were recycled: what they have is from before.
+            Some(writer) => sequence > writer,
+            None => false,
+        };
+        if sequence < checkpoint.0 || beyond {
+            Self::NOTHING
+        } else if sequence == checkpoint.0 {
+            Self([(checkpoint.1, u64::MAX), (0, 0)])
+        } else {
+            Self::EVERYTHING
+        }
+    }
+
+    /// Of a ring of `size` bytes with its checkpoint at this offset, written up to `end`, if that is known.
+    ///
+    /// ```
+    /// use pagekeeper_policy::recovery::Needed;
+    ///
+    /// let needed = Needed::in_ring(8000, Some(2000), 10_000);
+    /// assert!(needed.overlaps(&(8000..10_000)) && needed.overlaps(&(0..2000)));
+    /// assert!(!needed.overlaps(&(2000..8000)));
+    /// assert_eq!(Needed::in_ring(8000, None, 10_000), Needed::EVERYTHING);
+    /// ```
+    pub const fn in_ring(checkpoint: u64, end: Option<u64>, size: u64) -> Self {
+        match end {
+            Some(end) if end > checkpoint => Self([(checkpoint, end), (0, 0)]),
+            Some(end) => Self([(checkpoint, size), (0, end)]),
+            None => Self::EVERYTHING,
+        }
+    }
+
+    /// Whether recovery would read some of the range.
+    pub const fn overlaps(&self, range: &Range<u64>) -> bool {
+        let [a, b] = self.0;
+        (range.start < a.1 && a.0 < range.end) || (range.start < b.1 && b.0 < range.end)
+    }
+
+    /// The first byte that it would read; `u64::MAX` if there is none.
+    pub const fn start(&self) -> u64 {
+        let [a, b] = self.0;
+        let first = if a.0 < a.1 { a.0 } else { u64::MAX };
+        if b.0 < b.1 && b.0 < first { b.0 } else { first }
+    }
+}
+
+/// Which of two ends of what was written to a ring of `size` bytes is the further one from its checkpoint on.
+pub(crate) const fn further(checkpoint: u64, size: u64, one: u64, other: u64) -> u64 {
+    if distance(checkpoint, size, one) < distance(checkpoint, size, other) { other } else { one }
+}
+
+const fn distance(checkpoint: u64, size: u64, end: u64) -> u64 {
+    match end.checked_sub(checkpoint) {
+        Some(ahead) if ahead > 0 => ahead,
+        _ => end.saturating_add(size.saturating_sub(checkpoint)),
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_that_is_just_full_is_needed_whole() {
+        let needed = Needed::in_ring(3000, Some(3000), 10_000);
+        assert!((0..10_000).all(|at| needed.overlaps(&(at..at + 1))));
+        let gone_on = Needed::in_ring(3000, Some(2999), 10_000);
+        assert!(!gone_on.overlaps(&(2999..3000)) && gone_on.overlaps(&(3000..3001)));
+    }
+
+    #[test]
+    fn the_further_end_is_the_one_that_the_writer_reaches_later() {
+        for (one, other, expected) in
+            [(5000, 4000, 5000), (4000, 5000, 5000), (2000, 5000, 2000), (3000, 9000, 3000), (1, 2, 2)]
+        {
+            assert_eq!(further(3000, 10_000, one, other), expected, "{one} or {other}");
+        }
+    }
+
+    #[test]
+    fn no_writer_is_known_and_so_later_files_are_needed() {
+        assert_eq!(Needed::in_series((7, 0), None, 100), Needed::EVERYTHING);
+        assert_eq!(Needed::in_series((7, 5), None, 7).start(), 5);
+        assert_eq!(Needed::NOTHING.start(), u64::MAX);
+        assert_eq!(Needed::in_ring(8000, Some(2000), 10_000).start(), 0);
+    }
+}
