@@ -284,6 +284,9 @@ impl Printer {
                 format!("would {action} {}..{} of {}", Size(*start), Size(*end), path.display())
             }
             Event::Summary(summary) => summary_text(summary),
+            Event::InPart { pid: _, profile: _, path, budget } => {
+                return self.complain(&format!("{}: {budget}", path.display()));
+            }
             Event::VisibilityGap { gap } => return self.complain(gap),
             Event::Warning { path, warning } => {
                 return self.complain(&format!("{}: {warning}", path.display()));

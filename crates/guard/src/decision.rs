@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_policy::{FileClass, Rule, Warning};
+use pagekeeper_policy::{FileClass, FileId, Rule, Warning};
 use serde::Serialize;
 
 /// What is to be done to a range of a file. Neither can lose a byte.
@@ -42,6 +42,8 @@ pub struct FileAct {
     pub class: FileClass,
     /// Why: the rule for its log.
     pub rule: Rule,
+    /// The same to the policy.
+    pub(crate) file: FileId,
     /// Which of the watched directories it is in.
     pub(crate) directory: usize,
 }

@@ -14,28 +14,34 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
+use std::ops::{Bound, Range};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::settings::{are_recycled, size_option};
 use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{
-    Error, Expected, Inode, InspectedFile, Links, Result, open_directory, page_size, physical_block_size,
-};
+use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links, Result, open_directory};
 use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource};
-use rustix::fs::{AtFlags, RawDir, StatxFlags};
 
-use crate::sample::{Sample, sample};
+use crate::budget::Turn;
+use crate::listing::{Inspection, Listing, NewFile};
+use crate::sample::{Due, FileSample, Room, Sample, Sampled, sample_again, sample_due};
 
 /// Ticks between samples of a file where nothing happens.
 const SELDOM: u32 = 32;
 /// In a directory of more log files than this, one with nothing resident and no process at it is sampled
 /// seldom from the first.
 const MANY: usize = 256;
+/// A listing that takes a millisecond is not repeated for so many, whatever comes and goes.
+const LIST_SHARE: u32 = 50;
+/// Changes between two ticks from which on a directory is listed at intervals instead.
+pub(crate) const STORM: usize = 1000;
+/// That interval.
+const AFTER_STORM: Duration = Duration::from_secs(10);
 
 /// Gives out ids that are never used twice.
 #[derive(Debug, Default)]
@@ -46,6 +52,15 @@ impl Ids {
         self.0 += 1;
         self.0
     }
+}
+
+/// Which database a directory is of: the unit of budgets.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum DatabaseKey {
+    /// A process.
+    Process(u32),
+    /// A directory that was named.
+    Named(PathBuf),
 }
 
 /// A watched directory.
@@ -67,6 +82,40 @@ pub(crate) struct Directory {
     command_line: Vec<OsString>,
     /// To be listed again at the next tick.
     pub(crate) stale: bool,
+    /// The listing under way.
+    listing: Option<Listing>,
+    /// Names of the last listing whose files were not taken up yet, the newest last.
+    new_names: Vec<OsString>,
+    /// Names of files that say whether logs are recycled.
+    settings: Vec<OsString>,
+    /// How many more log files there are than may be watched.
+    pub(crate) left_out: u64,
+    /// What the listing under way took so far.
+    list_cost: Duration,
+    /// No listing begins before.
+    list_earliest: Instant,
+    /// Behind which name sampling goes on, where there was no time for all.
+    sampled_to: Option<OsString>,
+}
+
+/// What came of going on with a listing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Listed {
+    /// Whether files were taken up.
+    pub(crate) grown: bool,
+    /// Whether there are more log files than may be watched.
+    pub(crate) left_out: bool,
+}
+
+/// What came of sampling.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SampledFiles {
+    /// Whether anything has changed.
+    pub(crate) changed: bool,
+    /// Whether there was no time for all.
+    pub(crate) unfinished: bool,
+    /// Whether there was no room for all windows.
+    pub(crate) no_room: bool,
 }
 
 /// One log in a directory.
@@ -102,6 +151,8 @@ pub(crate) struct Entry {
     due: u32,
     /// Ticks between samples.
     interval: u32,
+    /// Where the next sample begins, if the last one did not come to the end.
+    from: u64,
 }
 
 impl Entry {
@@ -112,9 +163,11 @@ impl Entry {
     }
 
     /// Takes in what was seen; whether it is another than before.
-    fn take(&mut self, file: &InspectedFile, found: Sample, among_many: bool) -> bool {
+    fn take(&mut self, seen: FileSample, among_many: bool) -> bool {
         let before = self.interval;
-        let same = found == self.sample && file.size() == self.size;
+        let FileSample { size, sample: found, next, .. } = seen;
+        let same = found == self.sample && size == self.size && next.is_none() && self.from == 0;
+        self.from = next.unwrap_or(0);
         self.interval = if !same {
             1
         } else if among_many && found.resident == 0 {
@@ -123,7 +176,7 @@ impl Entry {
             (self.interval * 2).min(SELDOM)
         };
         self.previous_size = self.size;
-        self.size = file.size();
+        self.size = size;
         self.sample = found;
         self.due = if before < SELDOM && self.interval == SELDOM {
             // Files that fell quiet together are spread over the ticks.
@@ -154,6 +207,13 @@ impl Directory {
             by_stem: HashMap::new(),
             command_line,
             stale: true,
+            listing: None,
+            new_names: Vec::new(),
+            settings: Vec::new(),
+            left_out: 0,
+            list_cost: Duration::ZERO,
+            list_earliest: Instant::now(),
+            sampled_to: None,
         }
     }
 
@@ -173,9 +233,35 @@ impl Directory {
         self.path.join(name)
     }
 
+    /// Which database it is of.
+    pub(crate) fn database(&self) -> DatabaseKey {
+        match self.owner {
+            Some(pid) => DatabaseKey::Process(pid),
+            None => DatabaseKey::Named(self.path.clone()),
+        }
+    }
+
     /// What its notifications go by: a path alone may be that of another directory in another namespace.
     pub(crate) fn key(&self) -> (Option<u32>, PathBuf) {
         (self.owner, self.path.clone())
+    }
+
+    /// Takes note that so much comes and goes in it that its notifications were given up.
+    pub(crate) fn in_storm(&mut self, now: Instant) {
+        self.stale = true;
+        self.list_earliest = self.list_earliest.max(now + AFTER_STORM);
+    }
+
+    /// Forgets its files: it is gone, or out of reach for now.
+    pub(crate) fn forget_files(&mut self) {
+        self.entries.clear();
+        self.listing = None;
+        self.new_names.clear();
+    }
+
+    /// How many windows with resident pages are kept of its files.
+    pub(crate) fn windows(&self) -> usize {
+        self.entries.values().map(|entry| entry.sample.windows.len()).sum()
     }
 
     /// Takes note that a name in it came or went, or, without a name, that it went itself.
@@ -192,29 +278,77 @@ impl Directory {
         self.stale |= known || relevant();
     }
 
-    /// Lists it anew: names that are gone are forgotten, new ones taken up. Whether there are new ones.
-    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &mut Ids) -> Result<bool> {
-        let mut names = Vec::new();
-        let mut buffer = Vec::with_capacity(32 << 10);
-        let mut listing = RawDir::new(fd, buffer.spare_capacity_mut());
-        while let Some(entry) = listing.next() {
-            let entry = entry.map_err(|e| Error::call("getdents64", &self.path, e))?;
-            names.push(OsStr::from_bytes(entry.file_name().to_bytes()).to_os_string());
+    /// Begins to list it anew if it is stale, unless that was just done at some cost. Whether a listing is under way.
+    pub(crate) fn begin_listing(&mut self, limit: usize, now: Instant) -> bool {
+        let due = self.stale || self.entries.len() > limit;
+        if !self.is_listed_now() && due && now >= self.list_earliest {
+            self.stale = false;
+            self.listing = Some(Listing::new(limit));
+            self.list_cost = Duration::ZERO;
         }
-        names.sort_unstable();
-        self.entries.retain(|name, _| names.binary_search(name).is_ok());
-        let mut grown = BTreeSet::new();
-        for name in &names {
-            if !self.entries.contains_key(name) {
-                grown.extend(self.add(fd, name, &names, ids));
+        self.is_listed_now()
+    }
+
+    /// Whether a listing is under way.
+    pub(crate) fn is_listed_now(&self) -> bool {
+        self.listing.is_some() || !self.new_names.is_empty()
+    }
+
+    /// Goes on with the listing that is under way while the turn lasts. Names that are gone are forgotten, new ones taken
+    /// up.
+    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &mut Ids, turn: &Turn) -> Result<Listed> {
+        let before = turn.spent();
+        let listed = self.list_on(fd, ids, turn);
+        self.list_cost += turn.spent().saturating_sub(before);
+        if listed.is_err() {
+            self.listing = None;
+            self.new_names.clear();
+        }
+        if !self.is_listed_now() {
+            self.list_earliest = Instant::now() + self.list_cost * LIST_SHARE;
+        }
+        listed
+    }
+
+    fn list_on(&mut self, fd: BorrowedFd<'_>, ids: &mut Ids, turn: &Turn) -> Result<Listed> {
+        let mut listed = Listed::default();
+        if let Some(listing) = &mut self.listing {
+            if !listing.read(fd, &self.path, &self.profile, turn)? {
+                return Ok(listed);
             }
+            let names = self.listing.take().map(Listing::finish).unwrap_or_default();
+            self.left_out = names.left_out;
+            listed.left_out = names.left_out > 0;
+            self.entries.retain(|name, _| names.logs.contains(name));
+            self.new_names = names.logs.into_iter().filter(|name| !self.entries.contains_key(name)).collect();
+            self.settings = names.settings;
+            // The newest last, which are taken up first: none is taken for the writer's while newer ones wait.
+            let number = |name: &OsString| {
+                let path = self.path.join(name);
+                let matched = self.profile.log_of(&path);
+                matched.map(|(_, matched)| matched.number.sequence(None))
+            };
+            self.new_names.sort_by_cached_key(number);
         }
-        for &log in &grown {
-            self.set_sequences(log);
-            self.recognise_recycling(log);
+        let inspection = Inspection {
+            fd,
+            path: &self.path,
+            profile: &self.profile,
+            command_line: &self.command_line,
+            settings: &self.settings,
+        };
+        let found = inspection.run(&mut self.new_names, turn);
+        let mut grown = BTreeSet::new();
+        for file in found {
+            grown.insert(self.add(file, ids));
         }
-        self.forget_empty_logs();
-        Ok(!grown.is_empty())
+        self.set_sequences(&grown);
+        self.recognise_recycling(&grown);
+        if self.new_names.is_empty() {
+            self.forget_empty_logs();
+        }
+        listed.grown = !grown.is_empty();
+        Ok(listed)
     }
 
     fn forget_empty_logs(&mut self) {
@@ -223,105 +357,78 @@ impl Directory {
         self.by_stem.retain(|_, id| used.contains(id));
     }
 
-    /// Takes up a name if it is a log file, and says of which log; `names` are all names of the directory.
-    fn add(&mut self, fd: BorrowedFd<'_>, name: &OsStr, names: &[OsString], ids: &mut Ids) -> Option<LogId> {
-        let path = self.path.join(name);
-        let (spec, matched) = self.profile.log_of(&path)?;
-        if self.profile.logs[spec].indexed && names.binary_search(&matched.index_name()).is_err() {
-            return None;
-        }
-        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-        let stat = rustix::fs::statx(fd, name, AtFlags::SYMLINK_NOFOLLOW, wanted).ok()?;
-        let regular =
-            rustix::fs::FileType::from_raw_mode(stat.stx_mode.into()) == rustix::fs::FileType::RegularFile;
-        if !regular {
-            return None;
-        }
-        let nanoseconds = |time: rustix::fs::StatxTimestamp| {
-            i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
-        };
-        let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-        let log = *self.by_stem.entry((spec, matched.stem().concat())).or_insert_with(|| LogId(ids.next()));
-        if !self.logs.contains_key(&log) {
-            let rewrite = self.rewrite_at_first(&self.profile.logs[spec], dev, fd, names);
-            self.logs.insert(log, Log { spec, rewrite, segment_size: None });
-        }
-        let born = (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| nanoseconds(stat.stx_btime));
+    /// Takes up a log file; of which log.
+    fn add(&mut self, file: NewFile, ids: &mut Ids) -> LogId {
+        let log = *self.by_stem.entry((file.spec, file.stem)).or_insert_with(|| LogId(ids.next()));
+        let (spec, rewrite) = (file.spec, file.rewrite);
+        self.logs.entry(log).or_insert(Log { spec, rewrite, segment_size: None });
         let entry = Entry {
             id: FileId(ids.next()),
             log,
-            number: matched.number,
-            sequence: matched.number.sequence(None),
-            inode: Inode { dev, ino: stat.stx_ino },
-            born,
-            changed: nanoseconds(stat.stx_mtime),
-            size: stat.stx_size,
+            number: file.number,
+            sequence: file.number.sequence(None),
+            inode: file.inode,
+            born: file.born,
+            changed: file.changed,
+            size: file.size,
             previous_size: 0,
             writer_was_at: None,
             sample: Sample::default(),
             due: 0,
             interval: 1,
+            from: 0,
         };
-        self.entries.insert(name.to_os_string(), entry);
-        Some(log)
+        self.entries.insert(file.name, entry);
+        log
     }
 
-    /// What is known of a log before anything was seen of its writer.
-    fn rewrite_at_first(&self, spec: &LogSpec, dev: u64, fd: BorrowedFd<'_>, names: &[OsString]) -> Rewrite {
-        match spec.rewrite {
-            RewriteSource::Known(rewrite) => rewrite,
-            RewriteSource::DeviceBlocks => {
-                let device = physical_block_size(Path::new("/sys"), dev).unwrap_or(512);
-                let option =
-                    spec.block_option.as_ref().and_then(|name| size_option(&self.command_line, name));
-                if device.max(option.unwrap_or(0)) >= page_size() {
-                    Rewrite::WholePages
-                } else {
-                    Rewrite::SubPages
-                }
-            }
-            RewriteSource::Detect => match &spec.recycled_if {
-                Some(recycled) if are_recycled(fd, names, recycled) => Rewrite::SubPages,
-                _ => Rewrite::Never,
-            },
-        }
-    }
-
-    /// Finds the size of a log's segments, and with it which file of the log each is. The size is the one that most of its files
-    /// have: one that is just being copied has another, or none that a segment can have.
-    fn set_sequences(&mut self, log: LogId) {
+    /// Finds the size of each log's segments, and with it which file of the log each is. The size is the one that most of its
+    /// files have: one that is just being copied has another, or none that a segment can have.
+    fn set_sequences(&mut self, logs: &BTreeSet<LogId>) {
         let is_segment =
-            |entry: &&mut Entry| entry.log == log && matches!(entry.number, Number::WalSegment(_));
-        let mut counts: BTreeMap<SegmentSize, usize> = BTreeMap::new();
+            |entry: &&mut Entry| matches!(entry.number, Number::WalSegment(_)) && logs.contains(&entry.log);
+        let mut counts: BTreeMap<(LogId, SegmentSize), usize> = BTreeMap::new();
         for entry in self.entries.values_mut().filter(is_segment) {
             if let Some(size) = SegmentSize::of_file(entry.size) {
-                *counts.entry(size).or_default() += 1;
+                *counts.entry((entry.log, size)).or_default() += 1;
             }
         }
-        let size = counts.into_iter().max_by_key(|(_, count)| *count).map(|(size, _)| size);
-        for entry in self.entries.values_mut().filter(is_segment) {
-            entry.sequence = entry.number.sequence(size);
+        let mut most: BTreeMap<LogId, (usize, SegmentSize)> = BTreeMap::new();
+        for ((log, size), count) in counts {
+            let best = most.entry(log).or_insert((count, size));
+            if count >= best.0 {
+                *best = (count, size);
+            }
         }
-        if let Some(log) = self.logs.get_mut(&log) {
-            log.segment_size = size;
+        let size_of = |log: LogId| most.get(&log).map(|(_, size)| *size);
+        for entry in self.entries.values_mut().filter(is_segment) {
+            entry.sequence = entry.number.sequence(size_of(entry.log));
+        }
+        for id in logs {
+            if let Some(log) = self.logs.get_mut(id) {
+                log.segment_size = size_of(*id);
+            }
         }
     }
 
     /// A log that only appends makes its files in the order of their numbers. One that is older than a file
     /// before it was renamed: it is recycled.
-    fn recognise_recycling(&mut self, log: LogId) {
-        if self.logs[&log].rewrite != Rewrite::Never || self.spec(log).rewrite != RewriteSource::Detect {
-            return;
-        }
-        let mut files: Vec<(u64, i128)> = self
+    fn recognise_recycling(&mut self, logs: &BTreeSet<LogId>) {
+        let may_be = |id: &LogId| {
+            self.logs[id].rewrite == Rewrite::Never && self.spec(*id).rewrite == RewriteSource::Detect
+        };
+        let logs: BTreeSet<LogId> = logs.iter().copied().filter(may_be).collect();
+        let mut files: Vec<(LogId, u64, i128)> = self
             .entries
             .values()
-            .filter(|entry| entry.log == log)
-            .filter_map(|entry| Some((entry.sequence, entry.born?)))
+            .filter(|entry| logs.contains(&entry.log))
+            .filter_map(|entry| Some((entry.log, entry.sequence, entry.born?)))
             .collect();
         files.sort_unstable();
-        if files.windows(2).any(|pair| pair[1].1 < pair[0].1) {
-            self.overwrites(log);
+        for pair in files.windows(2) {
+            if pair[0].0 == pair[1].0 && pair[1].2 < pair[0].2 {
+                self.overwrites(pair[1].0);
+            }
         }
     }
 
@@ -334,44 +441,71 @@ impl Directory {
         }
     }
 
-    /// Samples the files that are due, and those that some process is at (`busy`). `problem` is given those that can't be inspected.
-    /// Whether anything has changed.
+    /// The files to be sampled now: those that are due, and those that some process is at (`busy`). The one behind the last
+    /// that was sampled comes first.
+    pub(crate) fn due(&mut self, busy: &HashSet<FileId>) -> Vec<Due> {
+        for entry in self.entries.values_mut() {
+            entry.due = entry.due.saturating_sub(1);
+            if busy.contains(&entry.id) {
+                entry.sample_now();
+            }
+        }
+        let due = |(name, entry): (&OsString, &Entry)| {
+            let windows = entry.sample.windows.len();
+            (entry.due == 0).then(|| Due { name: name.clone(), from: entry.from, windows })
+        };
+        let Some(last) = &self.sampled_to else { return self.entries.iter().filter_map(due).collect() };
+        let behind = self.entries.range::<OsString, _>((Bound::Excluded(last), Bound::Unbounded));
+        let before = self.entries.range::<OsString, _>((Bound::Unbounded, Bound::Included(last)));
+        behind.chain(before).filter_map(due).collect()
+    }
+
+    /// Samples the files that are due while the turn lasts. `problem` is given those that can't be inspected.
     pub(crate) fn sample(
         &mut self,
         fd: BorrowedFd<'_>,
         busy: &HashSet<FileId>,
         ids: &mut Ids,
+        room: &mut Room,
+        turn: &Turn,
+        problem: impl FnMut(&Path, &Error),
+    ) -> SampledFiles {
+        let due = self.due(busy);
+        let wanted = due.len();
+        let sampled = sample_due(fd, &self.path, due, room, turn);
+        self.take_samples(sampled, wanted, ids, problem)
+    }
+
+    /// Takes in what was seen of files, of so many that were to be sampled.
+    fn take_samples(
+        &mut self,
+        sampled: Vec<Sampled>,
+        wanted: usize,
+        ids: &mut Ids,
         mut problem: impl FnMut(&Path, &Error),
-    ) -> bool {
-        let mut changed = false;
+    ) -> SampledFiles {
+        let mut all = SampledFiles { unfinished: sampled.len() < wanted, ..SampledFiles::default() };
+        self.sampled_to = sampled.last().filter(|_| all.unfinished).map(|last| last.name.clone());
         let mut resized = BTreeSet::new();
         let among_many = self.entries.len() > MANY;
-        for (name, entry) in &mut self.entries {
-            entry.due = entry.due.saturating_sub(1);
-            if busy.contains(&entry.id) {
-                entry.sample_now();
-            }
-            if entry.due > 0 {
-                continue;
-            }
-            let path = self.path.join(name);
-            let sampled = InspectedFile::open_in(fd, name.as_os_str(), Expected::Any, path.clone())
-                .and_then(|file| Ok((sample(&file)?, file)));
-            match sampled {
-                Ok((found, file)) => {
-                    if file.inode() != entry.inode {
+        for Sampled { name, seen } in sampled {
+            let Some(entry) = self.entries.get_mut(&name) else { continue };
+            match seen {
+                Ok(seen) => {
+                    if seen.inode != entry.inode {
                         entry.id = FileId(ids.next());
-                        entry.inode = file.inode();
+                        entry.inode = seen.inode;
                         self.stale = true;
                     }
-                    if let Ok(stat) = rustix::fs::fstat(&file) {
-                        entry.changed =
-                            i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
+                    if let Some(changed) = seen.changed {
+                        entry.changed = changed;
                     }
-                    if file.size() != entry.size && matches!(entry.number, Number::WalSegment(_)) {
+                    if seen.size != entry.size && matches!(entry.number, Number::WalSegment(_)) {
                         resized.insert(entry.log);
                     }
-                    changed |= entry.take(&file, found, among_many);
+                    all.unfinished |= seen.next.is_some();
+                    all.no_room |= seen.no_room;
+                    all.changed |= entry.take(seen, among_many);
                 }
                 Err(error) => {
                     entry.sample = Sample::default();
@@ -379,15 +513,13 @@ impl Directory {
                     if error.is_gone() {
                         self.stale = true;
                     } else {
-                        problem(&path, &error);
+                        problem(&self.path.join(&name), &error);
                     }
                 }
             }
         }
-        for log in resized {
-            self.set_sequences(log);
-        }
-        changed
+        self.set_sequences(&resized);
+        all
     }
 
     /// Opens a file of it for an act, if the path still leads to that file.
@@ -405,12 +537,12 @@ impl Directory {
         }
     }
 
-    /// Takes a new sample of a file after an act on it.
-    pub(crate) fn take_sample(&mut self, path: &Path, file: &InspectedFile) -> Result<()> {
-        let found = sample(file)?;
+    /// Takes a new sample of a range of a file after an act on it.
+    pub(crate) fn take_sample(&mut self, path: &Path, file: &InspectedFile, range: Range<u64>) -> Result<()> {
+        let found = sample_again(file, range.clone())?;
         if let Some(entry) = path.file_name().and_then(|name| self.entries.get_mut(name)) {
-            entry.sample = found;
-            entry.sample_now();
+            entry.sample.replace(&range, found);
+            entry.interval = 1;
             entry.due = 1;
         }
         Ok(())

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_policy::FileClass;
 use serde::{Serialize, Serializer};
 
+use crate::budget::Budget;
 use crate::decision::Action;
 
 /// One thing that happened. Sizes in bytes, times in seconds.
@@ -43,6 +44,19 @@ pub enum Event {
         pid: u32,
         /// The profile it went by.
         profile: String,
+    },
+    /// A database has more files, or takes more time, than the guard gives to one: it is served in part; said once for each
+    /// budget.
+    InPart {
+        /// Its process; none for a directory that was named.
+        pid: Option<u32>,
+        /// The profile it goes by.
+        profile: String,
+        /// The directory where that was seen, as the database sees it.
+        #[serde(serialize_with = "lossy")]
+        path: PathBuf,
+        /// What it has or takes too much of.
+        budget: Budget,
     },
     /// A streaming process with large files was found; what it brings into the page cache is released behind it.
     Stream {
@@ -119,6 +133,8 @@ pub struct Tick {
     pub acts: usize,
     /// Followers seen.
     pub followers: usize,
+    /// Log files that are not watched, since their databases have too many.
+    pub left_out_files: u64,
 }
 
 /// What one tick did to the files of one class in one directory. Sizes in bytes.

@@ -194,13 +194,17 @@ pub(crate) fn follower_in_title(directory: &Directory, pid: u32, title: &str) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::{Slice, Turn};
     use crate::directory::Ids;
+    use crate::sample::Room;
     use pagekeeper_catalog::{Profile, find_profile};
     use pagekeeper_kernel::Inode;
     use pagekeeper_policy::Rule;
+    use std::collections::HashSet;
     use std::os::fd::AsFd;
     use std::path::Path;
     use std::sync::Arc;
+    use std::time::{Duration, Instant};
 
     fn directory(path: &Path, profile: &str, ids: &mut Ids) -> Directory {
         let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
@@ -211,8 +215,13 @@ mod tests {
 
     fn take_samples(directory: &mut Directory, ids: &mut Ids) {
         let fd = std::fs::File::open(&directory.path).unwrap();
-        directory.list(fd.as_fd(), ids).unwrap();
-        directory.sample(fd.as_fd(), &std::collections::HashSet::new(), ids, |path, error| {
+        let endless = Duration::from_secs(3600);
+        let turn = Turn::begin(Slice { cpu: endless, wall: endless });
+        directory.stale = true;
+        assert!(directory.begin_listing(usize::MAX, Instant::now() + endless));
+        directory.list(fd.as_fd(), ids, &turn).unwrap();
+        let mut room = Room { left: usize::MAX, least: 1 };
+        directory.sample(fd.as_fd(), &HashSet::new(), ids, &mut room, &turn, |path, error| {
             panic!("{}: {error}", path.display())
         });
     }

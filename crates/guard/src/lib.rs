@@ -4,6 +4,7 @@
 //! their files are; the rules are those of `pagekeeper-policy`, the acts those of `pagekeeper-kernel`. Nothing
 //! it does can change a byte of a watched file.
 
+mod budget;
 mod config;
 mod decision;
 mod descriptors;
@@ -13,6 +14,7 @@ mod event;
 mod facts;
 mod follower_history;
 mod guard;
+mod listing;
 mod notify;
 mod sample;
 mod streams;
@@ -20,6 +22,7 @@ mod streams;
 mod usage;
 mod visibility;
 
+pub use budget::Budget;
 pub use config::{Options, Streams};
 pub use decision::{Action, Decision, FileAct, FileWarning};
 pub use event::{Done, Event, Summary, Tick};

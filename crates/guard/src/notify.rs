@@ -9,6 +9,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
 
+/// Reads of 16 KiB in one call: 1 MiB, of some thousand events.
+const MOST_READS: usize = 64;
+
 /// The watches. The key of a directory is the caller's.
 pub(crate) struct Notifications<K> {
     inotify: Option<Inotify>,
@@ -20,6 +23,8 @@ pub(crate) struct Notifications<K> {
 pub(crate) enum Change<'a, K> {
     /// This name came or went in this directory; without a name, the directory itself went.
     In(&'a K, Option<&'a OsStr>),
+    /// So much came and went in this directory that it is not watched any more.
+    Storm(&'a K),
     /// Events were lost: anything may have changed.
     Anywhere,
 }
@@ -62,16 +67,30 @@ impl<K: PartialEq> Notifications<K> {
         }
     }
 
-    /// Gives what happened since the last call to `each`; never waits.
-    pub(crate) fn changes(&mut self, mut each: impl FnMut(Change<'_, K>)) {
+    /// Gives what happened since the last call to `each`; never waits. A directory with more than `storm` changes since then
+    /// is not watched any more: who makes them keeps the guard from all else.
+    pub(crate) fn changes(&mut self, storm: usize, mut each: impl FnMut(Change<'_, K>)) {
         let Some(inotify) = &mut self.inotify else { return };
         let mut buffer = [0; 16 << 10];
-        while let Ok(events) = inotify.read_events(&mut buffer) {
+        let mut counts: HashMap<WatchDescriptor, usize> = HashMap::new();
+        // More are left for the next call, or are lost and reported so.
+        for _ in 0..MOST_READS {
+            let Ok(events) = inotify.read_events(&mut buffer) else { break };
             for event in events {
+                let count = counts.entry(event.wd.clone()).or_default();
+                *count += 1;
                 if event.mask.contains(EventMask::Q_OVERFLOW) {
                     each(Change::Anywhere);
                 } else if let Some(key) = self.keys.get(&event.wd) {
-                    each(Change::In(key, event.name));
+                    if *count <= storm {
+                        each(Change::In(key, event.name));
+                    } else {
+                        each(Change::Storm(key));
+                    }
+                }
+                if *count > storm && self.keys.remove(&event.wd).is_some() {
+                    // The kernel has ended it already if the directory is gone.
+                    let _ = inotify.watches().remove(event.wd.clone());
                 }
                 if event.mask.contains(EventMask::IGNORED) {
                     self.keys.remove(&event.wd);
@@ -89,7 +108,7 @@ mod tests {
 
     fn changes_of<K: Debug + PartialEq>(notifications: &mut Notifications<K>) -> Vec<String> {
         let mut changes = Vec::new();
-        notifications.changes(|change| changes.push(format!("{change:?}")));
+        notifications.changes(1000, |change| changes.push(format!("{change:?}")));
         changes
     }
 
@@ -111,6 +130,30 @@ mod tests {
         notifications.unwatch(&7);
         std::fs::write(&name, b"x").unwrap();
         assert_eq!(changes_of(&mut notifications), [""; 0]);
+    }
+
+    #[test]
+    fn a_storm_of_changes_ends_the_watch_of_its_directory_alone() {
+        let (calm, stormy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut notifications = Notifications::new();
+        for (dir, key) in [(&calm, "calm"), (&stormy, "stormy")] {
+            assert!(notifications.watch(std::fs::File::open(dir.path()).unwrap().as_fd(), key));
+        }
+        let change = |dir: &tempfile::TempDir| {
+            for number in 0..200 {
+                std::fs::write(dir.path().join(number.to_string()), b"").unwrap();
+            }
+        };
+        change(&stormy);
+        std::fs::write(calm.path().join("a"), b"").unwrap();
+        let mut seen = Vec::new();
+        notifications.changes(100, |change| seen.push(format!("{change:?}")));
+        assert_eq!(seen.len(), 102);
+        assert_eq!(seen[100..], ["Storm(\"stormy\")", "In(\"calm\", Some(\"a\"))"]);
+        change(&stormy);
+        assert_eq!(changes_of(&mut notifications), [""; 0]);
+        std::fs::write(calm.path().join("b"), b"").unwrap();
+        assert_eq!(changes_of(&mut notifications).len(), 1);
     }
 
     #[test]

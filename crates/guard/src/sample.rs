@@ -1,12 +1,18 @@
 //! Samples: what of a file is resident now, window by window.
 //!
 //! The cost follows what is resident: a file without resident pages takes one call, an empty stretch of a large
-//! one too. Fails as [`residency`] does: without permission the state is unknown, never "nothing".
+//! one too. A sample may stop short, where it takes too long or has more windows than there is room for; the next one goes on
+//! from there. Fails as [`residency`] does: without permission the state is unknown, never "nothing".
 
+use std::ffi::OsString;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
 
-use pagekeeper_kernel::{InspectedFile, Residency, Result, residency};
+use pagekeeper_kernel::{Expected, Inode, InspectedFile, Residency, Result, residency};
 use pagekeeper_policy::{WINDOW, Window};
+
+use crate::budget::Turn;
 
 /// Parts that a stretch is cut into while looking for resident windows.
 const FAN_OUT: u64 = 16;
@@ -22,56 +28,210 @@ pub(crate) struct Sample {
     pub(crate) windows: Vec<Window>,
 }
 
-/// Takes a sample of the whole file.
-pub(crate) fn sample(file: &InspectedFile) -> Result<Sample> {
-    let size = file.size();
-    let whole = residency(file, 0..u64::MAX)?;
-    let mut found = Sample { resident: whole.resident, unwritten: whole.unwritten(), windows: Vec::new() };
-    if whole.resident > 0 && size > 0 {
-        let mut width = WINDOW;
-        while width < size {
-            width *= FAN_OUT;
-        }
-        descend(file, 0..size, width, &whole, &mut found.windows)?;
+impl Sample {
+    /// Puts windows that were seen anew in the place of all in that range.
+    pub(crate) fn replace(&mut self, range: &Range<u64>, new: Vec<Window>) {
+        let first = self.windows.partition_point(|window| window.end <= range.start);
+        let last = self.windows.partition_point(|window| window.start < range.end).max(first);
+        let sums = |windows: &[Window]| {
+            windows.iter().fold((0, 0), |(resident, unwritten), window| {
+                (resident + window.resident, unwritten + window.unwritten)
+            })
+        };
+        let (was, is) = (sums(&self.windows[first..last]), sums(&new));
+        self.resident = self.resident.saturating_sub(was.0) + is.0;
+        self.unwritten = self.unwritten.saturating_sub(was.1) + is.1;
+        self.windows.splice(first..last, new);
     }
-    Ok(found)
 }
 
-/// Adds the windows of `range`, which is `width` wide but for the end of the file and has the counts `seen`.
-fn descend(
-    file: &InspectedFile,
-    range: Range<u64>,
-    width: u64,
-    seen: &Residency,
-    windows: &mut Vec<Window>,
-) -> Result<()> {
-    if width <= WINDOW {
-        windows.push(Window {
-            start: range.start,
-            end: range.end,
-            resident: seen.resident,
-            unwritten: seen.unwritten().min(seen.resident),
+/// A file that is to be sampled.
+#[derive(Debug)]
+pub(crate) struct Due {
+    pub(crate) name: OsString,
+    /// Where the sample begins.
+    pub(crate) from: u64,
+    /// How many windows are kept of it already.
+    pub(crate) windows: usize,
+}
+
+/// Room for windows, of all files of a database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// For how many more.
+    pub(crate) left: usize,
+    /// What each file may have in any case, so that none fills it for good.
+    pub(crate) least: usize,
+}
+
+/// What was seen of one file.
+#[derive(Debug)]
+pub(crate) struct Sampled {
+    pub(crate) name: OsString,
+    pub(crate) seen: Result<FileSample>,
+}
+
+/// A sample, and of which file it is.
+#[derive(Debug)]
+pub(crate) struct FileSample {
+    pub(crate) inode: Inode,
+    pub(crate) size: u64,
+    /// Time of the last change, in nanoseconds of the epoch.
+    pub(crate) changed: Option<i128>,
+    pub(crate) sample: Sample,
+    /// Where the next sample goes on, if this one did not come to the end.
+    pub(crate) next: Option<u64>,
+    /// Whether that was for want of room.
+    pub(crate) no_room: bool,
+}
+
+/// Samples files of a directory while the turn lasts, but at least one.
+pub(crate) fn sample_due(
+    fd: BorrowedFd<'_>,
+    path: &Path,
+    due: Vec<Due>,
+    room: &mut Room,
+    turn: &Turn,
+) -> Vec<Sampled> {
+    let mut all = Vec::new();
+    for due in due {
+        let all_room = room.left.saturating_add(due.windows);
+        let opened = InspectedFile::open_in(fd, due.name.as_os_str(), Expected::Any, path.join(&due.name));
+        let seen = opened.and_then(|file| {
+            let reach = Reach { from: due.from, room: all_room.max(room.least), turn };
+            let scan = sample(&file, &reach)?;
+            let stat = rustix::fs::fstat(&file).ok();
+            let changed =
+                stat.map(|stat| i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec));
+            let Scan { sample, next, no_room } = scan;
+            Ok(FileSample { inode: file.inode(), size: file.size(), changed, sample, next, no_room })
         });
-        return Ok(());
-    }
-    let width = width / FAN_OUT;
-    let mut start = range.start;
-    while start < range.end {
-        let part = start..(start + width).min(range.end);
-        start = part.end;
-        let counts = residency(file, part.clone())?;
-        if counts.resident > 0 {
-            descend(file, part, width, &counts, windows)?;
+        let taken = seen.as_ref().map_or(0, |seen| seen.sample.windows.len());
+        room.left = all_room.saturating_sub(taken);
+        all.push(Sampled { name: due.name, seen });
+        if turn.is_over() {
+            break;
         }
     }
-    Ok(())
+    all
+}
+
+/// How far a sample goes.
+#[derive(Debug)]
+pub(crate) struct Reach<'a> {
+    /// Where it begins, in bytes.
+    pub(crate) from: u64,
+    /// How many windows it may have.
+    pub(crate) room: usize,
+    pub(crate) turn: &'a Turn,
+}
+
+/// A sample, and how far it came.
+#[derive(Debug)]
+pub(crate) struct Scan {
+    pub(crate) sample: Sample,
+    /// Where it stopped, if that is not the end.
+    pub(crate) next: Option<u64>,
+    /// Whether it stopped for want of room.
+    pub(crate) no_room: bool,
+}
+
+/// Takes a sample of a file. The sums are of all of it, the windows of what is reached.
+pub(crate) fn sample(file: &InspectedFile, reach: &Reach<'_>) -> Result<Scan> {
+    let size = file.size();
+    let whole = residency(file, 0..u64::MAX)?;
+    let sample = Sample { resident: whole.resident, unwritten: whole.unwritten(), windows: Vec::new() };
+    let mut scan = Scan { sample, next: None, no_room: false };
+    if whole.resident > 0 && size > 0 {
+        scan.descend(file, 0..size, width_of(size), &whole, Some(reach))?;
+    }
+    Ok(scan)
+}
+
+/// The windows of a range of a file that have resident pages.
+pub(crate) fn sample_again(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Window>> {
+    let mut scan = Scan { sample: Sample::default(), next: None, no_room: false };
+    let counts = residency(file, range.clone())?;
+    if counts.resident > 0 && !range.is_empty() {
+        let width = width_of(range.end - range.start);
+        scan.descend(file, range, width, &counts, None)?;
+    }
+    Ok(scan.sample.windows)
+}
+
+fn width_of(size: u64) -> u64 {
+    let mut width = WINDOW;
+    while width < size {
+        width = width.saturating_mul(FAN_OUT);
+    }
+    width
+}
+
+impl Scan {
+    /// Adds the windows of `range`, which is `width` wide but for the end of the file and has the counts `seen`.
+    fn descend(
+        &mut self,
+        file: &InspectedFile,
+        range: Range<u64>,
+        width: u64,
+        seen: &Residency,
+        reach: Option<&Reach<'_>>,
+    ) -> Result<()> {
+        if width <= WINDOW {
+            self.sample.windows.push(Window {
+                start: range.start,
+                end: range.end,
+                resident: seen.resident,
+                unwritten: seen.unwritten().min(seen.resident),
+            });
+            return Ok(());
+        }
+        let width = width / FAN_OUT;
+        let mut start = range.start;
+        while start < range.end {
+            let part = start..start.saturating_add(width).min(range.end);
+            start = part.end;
+            if let Some(reach) = reach {
+                if part.end <= reach.from {
+                    continue;
+                }
+                self.no_room = self.sample.windows.len() >= reach.room;
+                if self.no_room || reach.turn.step() {
+                    self.next = Some(part.start.max(reach.from));
+                    break;
+                }
+            }
+            let counts = residency(file, part.clone())?;
+            if counts.resident > 0 {
+                self.descend(file, part, width, &counts, reach)?;
+            }
+            if self.next.is_some() {
+                break;
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Slice;
     use pagekeeper_kernel::Links;
+    use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
+    use std::time::Duration;
+
+    fn turn(cpu: Duration) -> Turn {
+        Turn::begin(Slice { cpu, wall: Duration::from_secs(3600) })
+    }
+
+    fn whole(file: &InspectedFile) -> Sample {
+        let turn = turn(Duration::from_secs(3600));
+        let scan = sample(file, &Reach { from: 0, room: usize::MAX, turn: &turn }).unwrap();
+        assert_eq!((scan.next, scan.no_room), (None, false));
+        scan.sample
+    }
 
     #[test]
     fn windows_add_up_and_lie_where_the_pages_are() {
@@ -83,7 +243,7 @@ mod tests {
             out.write_all_at(b"x", offset).unwrap();
         }
         let file = InspectedFile::open(&path, Links::Refuse).unwrap();
-        let found = sample(&file).unwrap();
+        let found = whole(&file);
         let starts: Vec<u64> = found.windows.iter().map(|window| window.start / WINDOW).collect();
         assert_eq!(starts, [0, 1500, 3 * 1024]);
         assert_eq!(found.windows.last().unwrap().end, file.size());
@@ -91,7 +251,7 @@ mod tests {
         assert_eq!(found.windows.iter().map(|window| window.resident).sum::<u64>(), found.resident);
         assert!(found.unwritten > 0);
         out.sync_all().unwrap();
-        assert_eq!(sample(&file).unwrap().unwritten, 0);
+        assert_eq!(whole(&file).unwritten, 0);
     }
 
     #[test]
@@ -100,6 +260,77 @@ mod tests {
         let path = dir.path().join("empty");
         std::fs::File::create(&path).unwrap();
         let file = InspectedFile::open(&path, Links::Refuse).unwrap();
-        assert_eq!(sample(&file).unwrap(), Sample::default());
+        assert_eq!(whole(&file), Sample::default());
+    }
+
+    /// A sparse file with a page in each of so many windows.
+    fn sparse(path: &Path, windows: u64) -> InspectedFile {
+        let out = std::fs::File::create(path).unwrap();
+        for window in 0..windows {
+            out.write_all_at(b"x", window * WINDOW).unwrap();
+        }
+        InspectedFile::open(path, Links::Refuse).unwrap()
+    }
+
+    #[test]
+    fn a_sample_for_which_there_is_no_room_or_time_goes_on_where_it_stopped() {
+        let dir = pagekeeper_testing::disk_dir();
+        let file = sparse(&dir.path().join("log"), 100);
+        let expected: Vec<u64> = (0..100).collect();
+        for (room, cpu) in [(30, Duration::from_secs(3600)), (usize::MAX, Duration::ZERO)] {
+            let (mut from, mut seen, mut samples) = (0, Vec::new(), 0);
+            loop {
+                let turn = turn(cpu);
+                let scan = sample(&file, &Reach { from, room, turn: &turn }).unwrap();
+                assert_eq!(scan.sample.resident, 100 * 4096, "the sums are of all of it");
+                assert!(scan.sample.windows.len() <= room.min(32));
+                assert_eq!(scan.no_room, scan.next.is_some() && room == 30);
+                seen.extend(scan.sample.windows.iter().map(|window| window.start / WINDOW));
+                samples += 1;
+                let Some(next) = scan.next else { break };
+                from = next;
+            }
+            assert_eq!(seen, expected);
+            assert!(samples >= 4, "{samples}");
+        }
+    }
+
+    #[test]
+    fn one_file_does_not_take_the_room_of_the_others() {
+        let dir = pagekeeper_testing::disk_dir();
+        let names: Vec<OsString> = ["a", "b", "c"].map(OsString::from).to_vec();
+        for name in &names {
+            sparse(&dir.path().join(name), 50);
+        }
+        let fd = pagekeeper_kernel::open_directory(dir.path(), Links::Refuse).unwrap();
+        let due = |windows: [usize; 3]| {
+            let both = names.iter().zip(windows);
+            both.map(|(name, windows)| Due { name: name.clone(), from: 0, windows }).collect::<Vec<_>>()
+        };
+        let windows = |all: Vec<Sampled>| -> Vec<usize> {
+            all.into_iter().map(|sampled| sampled.seen.unwrap().sample.windows.len()).collect()
+        };
+        let turn = turn(Duration::from_secs(3600));
+        let mut room = Room { left: 60, least: 20 };
+        let first = windows(sample_due(fd.as_fd(), dir.path(), due([0; 3]), &mut room, &turn));
+        assert_eq!(first, [50, 20, 20]);
+        assert_eq!(room.left, 0);
+    }
+
+    #[test]
+    fn a_range_that_was_seen_anew_takes_the_place_of_the_old() {
+        let window = |index: u64, resident| Window {
+            start: index * WINDOW,
+            end: (index + 1) * WINDOW,
+            resident,
+            unwritten: 1,
+        };
+        let windows = vec![window(1, 10), window(2, 20), window(5, 50), window(9, 90)];
+        let mut sample = Sample { resident: 170, unwritten: 4, windows };
+        sample.replace(&(2 * WINDOW..9 * WINDOW), vec![window(5, 7)]);
+        assert_eq!((sample.resident, sample.unwritten), (107, 3));
+        assert_eq!(sample.windows, [window(1, 10), window(5, 7), window(9, 90)]);
+        sample.replace(&(3 * WINDOW..4 * WINDOW), Vec::new());
+        assert_eq!((sample.resident, sample.windows.len()), (107, 3));
     }
 }

@@ -5,6 +5,7 @@
 //! windows are tried once more, and the tail of a writer whose position is unknown has to show itself again.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::history::History;
 use crate::tail_inference::TailInference;
@@ -20,6 +21,15 @@ pub struct StepState {
     pub(crate) files: BTreeMap<FileId, FileHistory>,
     /// Where each follower was in the last step.
     pub(crate) followers: BTreeMap<FollowerId, FollowerPosition>,
+}
+
+impl StepState {
+    /// Forgets what was decided of a range of a file and then not done: it is decided anew in the next step.
+    pub fn not_done(&mut self, file: FileId, range: &Range<u64>) {
+        if let Some(known) = self.files.get_mut(&file) {
+            known.history.retain(|history| !range.contains(&history.start));
+        }
+    }
 }
 
 /// Where a follower was.
@@ -94,5 +104,18 @@ mod tests {
 
         step(&mut state, &Facts::default());
         assert_eq!(state, StepState::default());
+    }
+
+    #[test]
+    fn what_was_not_done_is_decided_again() {
+        let rule = Rule::ReleaseBehindWriter { slack: 0 };
+        let facts = log_of([file(1, rule, 6 * MIB, &[clean(0), clean(2)])]);
+        let mut state = StepState::default();
+        let acts = step(&mut state, &facts);
+        assert_eq!(acts.len(), 2);
+        assert_eq!(step(&mut state, &facts), []);
+        state.not_done(FileId(1), &(4 * MIB..6 * MIB));
+        state.not_done(FileId(2), &(0..6 * MIB));
+        assert_eq!(step(&mut state, &facts), acts[1..]);
     }
 }

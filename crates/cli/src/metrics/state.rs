@@ -165,6 +165,7 @@ impl MetricsState {
             | Event::VisibilityGap { .. }
             | Event::Found { .. }
             | Event::Lost { .. }
+            | Event::InPart { .. }
             | Event::Stream { .. }
             | Event::StreamEnded { .. }
             | Event::Would { .. }

@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
-use pagekeeper_policy::{Act, Facts, FileId, StepState, Warning, step};
+use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
 
 use super::watched::{Watched, title};
 use crate::config::Settings;
@@ -40,15 +41,17 @@ impl Decider {
         now >= self.retry_due
     }
 
-    /// What failed is tried again at the next decision.
-    pub(super) fn try_again(&mut self) {
-        self.retry += 1;
+    /// Takes back what was decided and not done.
+    pub(super) fn not_done(&mut self, acts: &[(FileId, Range<u64>)]) {
+        for (file, range) in acts {
+            self.policy.not_done(*file, range);
+        }
     }
 
     /// What was seen, for the policy.
     pub(super) fn facts(&mut self, watched: &mut Watched, now: Instant) -> Facts {
         if self.is_retry_due(now) {
-            self.try_again();
+            self.retry += 1;
             self.retry_due = now + RETRY;
         }
         let mut facts = Facts { retry: self.retry, ..Facts::default() };
@@ -70,11 +73,17 @@ impl Decider {
             }
         }
         // What followers went through since the last tick holds pages that nothing else shows.
-        for (log, passed) in self.followers.passed(&facts.followers) {
+        let mut passed: HashMap<LogId, Vec<RangeInclusive<u64>>> = HashMap::new();
+        for (log, sequences) in self.followers.passed(&facts.followers) {
+            passed.entry(log).or_default().push(sequences);
+        }
+        if !passed.is_empty() {
+            let is_passed = |entry: &&mut Entry| {
+                let of = passed.get(&entry.log);
+                of.is_some_and(|all| all.iter().any(|sequences| sequences.contains(&entry.sequence)))
+            };
             let entries = watched.directories.iter_mut().flat_map(|directory| directory.entries.values_mut());
-            entries
-                .filter(|entry| entry.log == log && passed.contains(&entry.sequence))
-                .for_each(Entry::sample_now);
+            entries.filter(is_passed).for_each(Entry::sample_now);
         }
         facts
     }
@@ -112,7 +121,16 @@ impl Decider {
                 }
             };
             let (class, rule) = (spec.class, spec.rule);
-            decision.acts.push(FileAct { path, inode, range, action, class, rule, directory: index });
+            decision.acts.push(FileAct {
+                path,
+                inode,
+                range,
+                action,
+                class,
+                rule,
+                file: entry.id,
+                directory: index,
+            });
         }
         decision
     }

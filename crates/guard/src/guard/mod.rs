@@ -4,7 +4,8 @@
 //! 1. It only reads, asks for writeback and gives advice: no byte of a file that it watches can change.
 //! 2. No descriptor of a watched file is held between ticks.
 //! 3. What fails for one file or database is reported once and does not keep the others from being watched.
-//! 4. Its cost is bounded: expensive scans (of all processes, of all descriptors of a process) are repeated at intervals
+//! 4. Each database has a budget, and they take turns: what one has too much of costs the others nothing.
+//! 5. Its cost is bounded: expensive scans (of all processes, of all descriptors of a process) are repeated at intervals
 //!    that follow what the last one took.
 
 mod carry_out;
@@ -13,6 +14,7 @@ mod report;
 mod sampling;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod watched;
 
 use std::collections::BTreeMap;
@@ -200,6 +202,7 @@ impl Guard {
             databases: self.watched.databases.len(),
             files: directories.iter().map(|directory| directory.entries.len()).sum(),
             followers: facts.followers.len(),
+            left_out_files: directories.iter().map(|directory| directory.left_out).sum(),
             ..Tick::default()
         };
         self.report.resident_before(tick.files, facts.resident());
@@ -209,9 +212,7 @@ impl Guard {
         let idle = !moved && decision == Decision::default();
         self.quiet_ticks = if idle { self.quiet_ticks.saturating_add(1) } else { 0 };
         let done = carry_out(decision, &mut self.watched, &self.settings, &mut self.report);
-        if done.unfinished {
-            self.decider.try_again();
-        }
+        self.decider.not_done(&done.not_done);
 
         for entry in self.watched.directories.iter().flat_map(|directory| directory.entries.values()) {
             tick.resident_bytes += entry.sample.resident;

@@ -5,8 +5,9 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use crate::budget::Budget;
 use crate::decision::{Action, FileAct};
-use crate::directory::Directory;
+use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Done, Event, Summary};
 use crate::streams::StreamWatch;
 use crate::usage;
@@ -26,6 +27,7 @@ pub(super) struct Report {
     /// Whether the figures of the summary have a first sample.
     sampled: bool,
     problems: HashSet<(PathBuf, String)>,
+    in_part: HashSet<(DatabaseKey, Budget)>,
     began: Instant,
     cpu_before: Duration,
 }
@@ -39,6 +41,7 @@ impl Report {
             summary: Summary::default(),
             sampled: false,
             problems: HashSet::new(),
+            in_part: HashSet::new(),
             began: now,
             cpu_before: usage::cpu_time(),
         }
@@ -53,9 +56,22 @@ impl Report {
         }
     }
 
+    /// Reports that a database is served in part, once for each budget.
+    pub(super) fn in_part(&mut self, directory: &Directory, budget: Budget) {
+        if self.in_part.len() < PROBLEMS_REMEMBERED && self.in_part.insert((directory.database(), budget)) {
+            self.events.push(Event::InPart {
+                pid: directory.owner,
+                profile: directory.profile.name.clone(),
+                path: directory.path.clone(),
+                budget,
+            });
+        }
+    }
+
     /// Problems are reported once more.
     pub(super) fn forget_problems(&mut self) {
         self.problems.clear();
+        self.in_part.clear();
     }
 
     /// Gives the caller all events since the last call.

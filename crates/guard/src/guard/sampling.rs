@@ -12,49 +12,76 @@ use pagekeeper_policy::FileId;
 
 use super::report::Report;
 use super::watched::{Database, LIST_AGAIN, Watched};
+use crate::budget::{Budget, Turn};
 use crate::descriptors::Descriptor;
-use crate::directory::Directory;
+use crate::directory::{Directory, Listed, STORM};
 use crate::event::Event;
 use crate::notify::Change;
+use crate::sample::Room;
 
 impl Watched {
     /// Lists the directories in which names came or went.
     pub(super) fn list_directories(&mut self, report: &mut Report, now: Instant) {
-        let all = now >= self.list_due;
-        if all {
+        self.turns.begin_tick(&self.directories, now);
+        if now >= self.list_due {
             self.list_due = now + LIST_AGAIN;
+            self.directories.iter_mut().for_each(|directory| directory.stale = true);
         }
         let directories = &mut self.directories;
-        self.notifications.changes(|change| match change {
-            Change::In((owner, path), name) => directories
-                .iter_mut()
-                .filter(|directory| directory.owner == *owner && directory.path == *path)
-                .for_each(|directory| directory.changed(name)),
-            Change::Anywhere => directories.iter_mut().for_each(|directory| directory.stale = true),
+        let mut of = |(owner, path): &(Option<u32>, PathBuf), what: &mut dyn FnMut(&mut Directory)| {
+            let same = |directory: &&mut Directory| directory.owner == *owner && directory.path == *path;
+            directories.iter_mut().filter(same).for_each(what);
+        };
+        let mut anywhere = false;
+        self.notifications.changes(STORM, |change| match change {
+            Change::In(key, name) => of(key, &mut |directory| directory.changed(name)),
+            Change::Storm(key) => of(key, &mut |directory| directory.in_storm(now)),
+            Change::Anywhere => anywhere = true,
         });
         let mut problems = Vec::new();
         let mut new_files = false;
-        for directory in &mut self.directories {
-            if !std::mem::take(&mut directory.stale) && !all {
+        for (key, indices) in self.turns.order(&self.directories) {
+            let limit = self.turns.names(indices.len());
+            let mut listed_now = indices;
+            listed_now.retain(|&index| {
+                let directory = &mut self.directories[index];
+                directory.stale |= anywhere;
+                directory.begin_listing(limit, now)
+            });
+            if listed_now.is_empty() {
                 continue;
             }
-            let listed = directory.open(&self.proc).and_then(|fd| {
-                directory.inode = rustix::fs::fstat(&fd).ok().map(|stat| Inode::of(&stat));
-                // Again: it may be another directory of that name.
-                self.notifications.watch(fd.as_fd(), directory.key());
-                directory.list(fd.as_fd(), &mut self.ids)
-            });
-            match listed {
-                Ok(new) => new_files |= new,
-                Err(error) => {
-                    directory.entries.clear();
-                    if error.is_gone() {
-                        directory.stale = true;
-                    } else {
-                        problems.push((directory.path.clone(), error));
+            let Some(slice) = self.turns.slice(&key) else { continue };
+            let turn = Turn::begin(slice);
+            for index in listed_now {
+                let directory = &mut self.directories[index];
+                let listed = directory.open(&self.proc).and_then(|fd| {
+                    directory.inode = rustix::fs::fstat(&fd).ok().map(|stat| Inode::of(&stat));
+                    // Again: it may be another directory of that name.
+                    self.notifications.watch(fd.as_fd(), directory.key());
+                    directory.list(fd.as_fd(), &mut self.ids, &turn)
+                });
+                match listed {
+                    Ok(listed) => {
+                        new_files |= listed.grown;
+                        if listed.left_out {
+                            report.in_part(directory, Budget::Names);
+                        }
+                    }
+                    Err(error) => {
+                        directory.forget_files();
+                        if error.is_gone() {
+                            directory.stale = true;
+                        } else {
+                            problems.push((directory.path.clone(), error));
+                        }
                     }
                 }
+                if turn.is_over() {
+                    break;
+                }
             }
+            self.turns.spend(&key, turn.spent());
         }
         if new_files {
             // Their writers and followers are to be seen at once.
@@ -146,11 +173,20 @@ impl Watched {
             database.shared.insert(directory.path);
             return;
         }
+        let key = directory.database();
+        let siblings = self.directories.iter().filter(|other| other.owner == Some(pid)).count();
+        directory.begin_listing(self.turns.names(siblings + 1), Instant::now());
         let listed = opened.and_then(|fd| {
             self.notifications.watch(fd.as_fd(), directory.key());
-            directory.list(fd.as_fd(), &mut self.ids)
+            let Some(slice) = self.turns.slice(&key) else { return Ok(Listed::default()) };
+            let turn = Turn::begin(slice);
+            let listed = directory.list(fd.as_fd(), &mut self.ids, &turn);
+            self.turns.spend(&key, turn.spent());
+            listed
         });
-        directory.stale = false;
+        if listed.as_ref().is_ok_and(|listed| listed.left_out) {
+            report.in_part(&directory, Budget::Names);
+        }
         let path = directory.path.clone();
         self.directories.push(directory);
         if let Err(error) = listed {
@@ -171,16 +207,41 @@ impl Watched {
         let mut changed = false;
         let busy: HashSet<FileId> = self.descriptors().map(|descriptor| descriptor.file).collect();
         let mut problems = Vec::new();
-        for directory in &mut self.directories {
-            if let Ok(fd) = directory.open(&self.proc) {
-                changed |= directory.sample(fd.as_fd(), &busy, &mut self.ids, |path, error| {
-                    problems.push((path.to_path_buf(), unknown(error)));
-                });
-            } else {
-                // Gone, or out of reach for now.
-                directory.entries.clear();
-                directory.stale = true;
+        for (key, indices) in self.turns.order(&self.directories) {
+            let Some(slice) = self.turns.slice(&key) else {
+                if self.turns.has_waited(&key) {
+                    report.in_part(&self.directories[indices[0]], Budget::Time);
+                }
+                continue;
+            };
+            let of = |index: &usize| &self.directories[*index];
+            let files: usize = indices.iter().map(of).map(|directory| directory.entries.len()).sum();
+            let windows: usize = indices.iter().map(of).map(Directory::windows).sum();
+            let limit = self.turns.windows();
+            let mut room = Room { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
+            let turn = Turn::begin(slice);
+            for index in indices {
+                let directory = &mut self.directories[index];
+                if let Ok(fd) = directory.open(&self.proc) {
+                    let ids = &mut self.ids;
+                    let sampled =
+                        directory.sample(fd.as_fd(), &busy, ids, &mut room, &turn, |path, error| {
+                            problems.push((path.to_path_buf(), unknown(error)));
+                        });
+                    changed |= sampled.changed;
+                    if sampled.no_room {
+                        report.in_part(directory, Budget::Windows);
+                    }
+                } else {
+                    // Gone, or out of reach for now.
+                    directory.forget_files();
+                    directory.stale = true;
+                }
+                if turn.is_over() {
+                    break;
+                }
             }
+            self.turns.spend(&key, turn.spent());
         }
         for (path, problem) in problems {
             report.problem(path, &problem);

@@ -11,6 +11,7 @@ use pagekeeper_catalog::{Discovery, Profile, Recognised, logs_below, recognise};
 use pagekeeper_kernel::process::ProcRoot;
 
 use super::report::Report;
+use super::turns::Turns;
 use crate::config::Settings;
 use crate::descriptors::Descriptors;
 use crate::directory::{Directory, Ids};
@@ -49,6 +50,7 @@ pub(super) struct Watched {
     pub(super) ids: Ids,
     pub(super) notifications: Notifications<(Option<u32>, PathBuf)>,
     pub(super) list_due: Instant,
+    pub(super) turns: Turns,
     discovery: Discovery,
     scan_due: Instant,
 }
@@ -64,6 +66,7 @@ impl Watched {
             ids: Ids::default(),
             notifications: Notifications::new(),
             list_due: now + LIST_AGAIN,
+            turns: Turns::new(now),
             discovery: Discovery::default(),
             scan_due: now,
         }

@@ -1,0 +1,271 @@
+//! The names of log files in a directory, read in slices, and what is asked of each file that is new.
+//!
+//! A directory may hold any number of names. They are read as long as a turn lasts and from there on in the next one: the
+//! directory is not held open in between, and the kernel's own position of the last name serves. What comes or goes meanwhile may be
+//! missed, and is in the next listing.
+//!
+//! Invariants: no more names are kept than the limit, whatever the directory holds. Where there are more, the largest logs
+//! lose those with the lowest numbers: what is written and followed now has high ones.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use pagekeeper_catalog::settings::{are_recycled, size_option};
+use pagekeeper_catalog::{LogSpec, Profile};
+use pagekeeper_kernel::{Error, Inode, Result, page_size, physical_block_size};
+use pagekeeper_policy::names::Number;
+use pagekeeper_policy::{Rewrite, RewriteSource};
+use rustix::fs::{AtFlags, FileType, RawDir, SeekFrom, StatxFlags};
+
+use crate::budget::Turn;
+
+/// A listing under way.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    limit: usize,
+    /// The kernel's position behind the last name that was read.
+    position: u64,
+    logs: Vec<BTreeSet<(u64, OsString)>>,
+    by_stem: HashMap<(usize, Box<[u8]>), usize>,
+    /// The logs by how many names they have.
+    by_len: BTreeSet<(usize, usize)>,
+    kept: usize,
+    /// Of files that say whether logs are recycled, the newest, by log of the profile.
+    settings: Vec<Option<(u64, OsString)>>,
+    /// Names of logs that there was no room for.
+    left_out: u64,
+}
+
+/// The names that a listing found.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    /// Those of log files, ascending.
+    pub(crate) logs: BTreeSet<OsString>,
+    /// Those of files that say whether logs are recycled.
+    pub(crate) settings: Vec<OsString>,
+    /// How many more log files there are than may be watched.
+    pub(crate) left_out: u64,
+}
+
+impl Listing {
+    /// One from the beginning, of at most so many names.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            limit: limit.max(1),
+            position: 0,
+            logs: Vec::new(),
+            by_stem: HashMap::new(),
+            by_len: BTreeSet::new(),
+            kept: 0,
+            settings: Vec::new(),
+            left_out: 0,
+        }
+    }
+
+    /// Reads on while the turn lasts; whether the end was reached. `path` is the directory's.
+    pub(crate) fn read(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        path: &Path,
+        profile: &Profile,
+        turn: &Turn,
+    ) -> Result<bool> {
+        if self.position > 0 {
+            let failed = |errno| Error::call("lseek", path, errno);
+            rustix::fs::seek(fd, SeekFrom::Start(self.position)).map_err(failed)?;
+        }
+        self.settings.resize(profile.logs.len(), None);
+        // Patterns may name the directory, too.
+        let mut whole = path.join("").into_os_string().into_encoded_bytes();
+        let above = whole.len();
+        let mut buffer = Vec::with_capacity(32 << 10);
+        let mut listing = RawDir::new(fd, buffer.spare_capacity_mut());
+        while let Some(entry) = listing.next() {
+            let entry = entry.map_err(|errno| Error::call("getdents64", path, errno))?;
+            self.position = entry.next_entry_cookie();
+            if matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown) {
+                whole.truncate(above);
+                whole.extend_from_slice(entry.file_name().to_bytes());
+                self.take(Path::new(OsStr::from_bytes(&whole)), profile);
+            }
+            if turn.step() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn take(&mut self, path: &Path, profile: &Profile) {
+        let Some(name) = path.file_name() else { return };
+        for (log, newest) in profile.logs.iter().zip(&mut self.settings) {
+            let Some(recycled) = &log.recycled_if else { continue };
+            let Some(matched) = recycled.file.matches_name(name) else { continue };
+            let number = matched.number.sequence(None);
+            if newest.as_ref().is_none_or(|(other, _)| *other < number) {
+                *newest = Some((number, name.to_os_string()));
+            }
+        }
+        let Some((spec, matched)) = profile.log_of(path) else { return };
+        let key = (spec, matched.stem().concat().into_boxed_slice());
+        let name = (matched.number.sequence(None), name.to_os_string());
+        let full = self.kept >= self.limit;
+        if full {
+            self.left_out += 1;
+        }
+        let known = self.by_stem.get(&key).copied();
+        if full && !self.make_room(known, &name) {
+            return;
+        }
+        let log = known.unwrap_or_else(|| {
+            self.logs.push(BTreeSet::new());
+            self.by_stem.insert(key, self.logs.len() - 1);
+            self.logs.len() - 1
+        });
+        let before = self.logs[log].len();
+        if self.logs[log].insert(name) {
+            self.kept += 1;
+            self.by_len.remove(&(before, log));
+            self.by_len.insert((before + 1, log));
+        }
+    }
+
+    /// Drops a name for another of the log `of`, if any; not where the other is the one to go without.
+    fn make_room(&mut self, of: Option<usize>, other: &(u64, OsString)) -> bool {
+        let Some(&(len, largest)) = self.by_len.last() else { return true };
+        let own = of.map_or(0, |log| self.logs[log].len());
+        // A log is not emptied for another, and in the largest one the numbers decide.
+        let from = if own + 1 >= len { of } else { Some(largest) };
+        let Some(from) = from else { return false };
+        if Some(from) == of && self.logs[from].first().is_none_or(|lowest| *lowest > *other) {
+            return false;
+        }
+        let before = self.logs[from].len();
+        if self.logs[from].pop_first().is_some() {
+            self.kept -= 1;
+            self.by_len.remove(&(before, from));
+            if before > 1 {
+                self.by_len.insert((before - 1, from));
+            }
+        }
+        true
+    }
+
+    /// What was found, once the end was reached.
+    pub(crate) fn finish(self) -> Names {
+        Names {
+            logs: self.logs.into_iter().flatten().map(|(_, name)| name).collect(),
+            settings: self.settings.into_iter().flatten().map(|(_, name)| name).collect(),
+            left_out: self.left_out,
+        }
+    }
+}
+
+/// A log file that is new in its directory.
+#[derive(Debug)]
+pub(crate) struct NewFile {
+    pub(crate) name: OsString,
+    /// Which of the profile's logs it is of.
+    pub(crate) spec: usize,
+    /// What its name has beside the number.
+    pub(crate) stem: Vec<u8>,
+    pub(crate) number: Number,
+    pub(crate) inode: Inode,
+    /// Time of birth, in nanoseconds of the epoch, where the file system records it.
+    pub(crate) born: Option<i128>,
+    /// Time of the last change, in nanoseconds of the epoch.
+    pub(crate) changed: i128,
+    pub(crate) size: u64,
+    /// What is known of its log before anything was seen of the writer.
+    pub(crate) rewrite: Rewrite,
+}
+
+/// Asks the files of a directory what they are, one after another while a turn lasts.
+pub(crate) struct Inspection<'a> {
+    /// The directory.
+    pub(crate) fd: BorrowedFd<'a>,
+    pub(crate) path: &'a Path,
+    pub(crate) profile: &'a Profile,
+    /// The command line of the database, for settings.
+    pub(crate) command_line: &'a [OsString],
+    /// Names of files that say whether logs are recycled.
+    pub(crate) settings: &'a [OsString],
+}
+
+impl Inspection<'_> {
+    /// Takes names off the end of `names` while the turn lasts, and gives those of them that are log files.
+    pub(crate) fn run(&self, names: &mut Vec<OsString>, turn: &Turn) -> Vec<NewFile> {
+        let mut found = Vec::new();
+        let mut indexed = HashMap::new();
+        let mut rewrites = HashMap::new();
+        while let Some(name) = names.pop() {
+            found.extend(self.inspect(&name, &mut indexed, &mut rewrites));
+            if turn.step() {
+                break;
+            }
+        }
+        found
+    }
+
+    fn inspect(
+        &self,
+        name: &OsStr,
+        indexed: &mut HashMap<OsString, bool>,
+        rewrites: &mut HashMap<usize, Rewrite>,
+    ) -> Option<NewFile> {
+        let path = self.path.join(name);
+        let (spec, matched) = self.profile.log_of(&path)?;
+        let log = &self.profile.logs[spec];
+        if log.indexed {
+            let exists = |index: &OsString| {
+                rustix::fs::statat(self.fd, index.as_os_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+            };
+            if !*indexed.entry(matched.index_name()).or_insert_with_key(exists) {
+                return None;
+            }
+        }
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let stat = rustix::fs::statx(self.fd, name, AtFlags::SYMLINK_NOFOLLOW, wanted).ok()?;
+        if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
+            return None;
+        }
+        let nanoseconds = |time: rustix::fs::StatxTimestamp| {
+            i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
+        };
+        let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+        let rewrite = *rewrites.entry(spec).or_insert_with(|| self.rewrite_at_first(log, dev));
+        Some(NewFile {
+            name: name.to_os_string(),
+            spec,
+            stem: matched.stem().concat(),
+            number: matched.number,
+            inode: Inode { dev, ino: stat.stx_ino },
+            born: (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| nanoseconds(stat.stx_btime)),
+            changed: nanoseconds(stat.stx_mtime),
+            size: stat.stx_size,
+            rewrite,
+        })
+    }
+
+    /// What is known of a log before anything was seen of its writer.
+    fn rewrite_at_first(&self, spec: &LogSpec, dev: u64) -> Rewrite {
+        match spec.rewrite {
+            RewriteSource::Known(rewrite) => rewrite,
+            RewriteSource::DeviceBlocks => {
+                let device = physical_block_size(Path::new("/sys"), dev).unwrap_or(512);
+                let option = spec.block_option.as_ref().and_then(|name| size_option(self.command_line, name));
+                if device.max(option.unwrap_or(0)) >= page_size() {
+                    Rewrite::WholePages
+                } else {
+                    Rewrite::SubPages
+                }
+            }
+            RewriteSource::Detect => match &spec.recycled_if {
+                Some(recycled) if are_recycled(self.fd, self.settings, recycled) => Rewrite::SubPages,
+                _ => Rewrite::Never,
+            },
+        }
+    }
+}
