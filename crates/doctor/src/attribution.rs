@@ -1,8 +1,9 @@
 //! Attributes dirty pages: who made how much dirty on which device, as far as page-cache adds show it.
 //!
-//! The kernel does not say who dirtied a page; it says who brought it into the page cache. What came to a file that
-//! grew, or that somebody may write, is taken for written. Pages that were there already and were written again are
-//! not in it, nor are direct writes, which make nothing dirty.
+//! The kernel does not say who dirtied a page; it says who brought it into the page cache. What comes through a
+//! descriptor that can only write was written. One that can read as well may have read it (a server opens its tables
+//! so): of such a file no more counts than it grew by and has dirty or under writeback. Pages that were there already
+//! and were written again are not in it, nor are direct writes, which make nothing dirty.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -16,9 +17,8 @@ use pagekeeper_trace::{PageCounts, Task};
 use crate::Observation;
 
 /// Says how it was got, for evidence.
-pub(crate) const HOW: &str = "counted from pages added to files that grew or are open for writing; a second \
-write to a resident \
-                              page is not counted";
+pub(crate) const HOW: &str = "counted from pages added to files that are new, that grew, that have dirty pages or are \
+                              open for writing only; a second write to a resident page is not counted";
 
 /// Whose output it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,13 +62,14 @@ pub(crate) fn device_name(observation: &Observation<'_>, dev: u64) -> String {
 pub(crate) fn on_device<'a>(observation: &Observation<'a>, device: &str) -> Option<Vec<DeviceOutput<'a>>> {
     let mut all: BTreeMap<(Owner, Option<FileClass>), DeviceOutput<'a>> = BTreeMap::new();
     let mut most: BTreeMap<(Owner, Option<FileClass>), u64> = BTreeMap::new();
-    let files = Files::new(observation);
+    let mut files = Files::new(observation);
     for counts in observation.trace()?.pages.as_ref()? {
-        let bytes = counts.flow.added.bytes;
-        let Some(task) = counts.task.as_ref().filter(|_| bytes > 0) else { continue };
-        if device_name(observation, counts.file.dev) != device
-            || !files.was_written(observation, counts, task)
-        {
+        let Some(task) = counts.task.as_ref().filter(|_| counts.flow.added.bytes > 0) else { continue };
+        if device_name(observation, counts.file.dev) != device {
+            continue;
+        }
+        let bytes = files.written(observation, counts, task);
+        if bytes == 0 {
             continue;
         }
         let file = files.after.get(&counts.file).or_else(|| files.before.get(&counts.file));
@@ -134,51 +135,64 @@ fn owner(observation: &Observation<'_>, task: &Task) -> Owner {
 struct Files<'a> {
     before: HashMap<Inode, &'a File>,
     after: HashMap<Inode, &'a File>,
+    /// What may still be counted of a file that its openers may as well have read, in bytes.
+    left: HashMap<Inode, u64>,
 }
 
 impl<'a> Files<'a> {
     fn new(observation: &Observation<'a>) -> Self {
         let of = |snapshot: &'a Snapshot| snapshot.files.iter().map(|file| (file.inode, file)).collect();
-        Self { before: of(observation.before), after: of(observation.after) }
+        Self { before: of(observation.before), after: of(observation.after), left: HashMap::new() }
     }
 
-    /// Whether the pages came by writing.
-    fn was_written(&self, observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> bool {
-        match (self.before.get(&counts.file), self.after.get(&counts.file)) {
-            (Some(before), Some(after)) if after.path == before.path => {
-                after.size > before.size || may_write(after, task)
-            }
-            // It is new, though the number may be used again.
-            (_, Some(_)) => true,
-            // It has been removed: what was merged, or a log that was done with.
-            (Some(before), None) => may_write(before, task),
+    /// How much of what a task brought in of a file came by writing, in bytes.
+    fn written(&mut self, observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> u64 {
+        let added = counts.flow.added.bytes;
+        let before = self.before.get(&counts.file).copied();
+        let after = self.after.get(&counts.file).copied();
+        let most = match (before, after) {
+            // It was written while it was watched, though the number may be used again.
+            (None, Some(_)) => return added,
+            (Some(before), Some(after)) if after.path != before.path => return added,
             // It came and went, or it is a file of nobody who was inspected.
-            (None, None) => !reads(observation, counts, task),
-        }
+            (None, None) => return if may_read(observation, counts, task) { 0 } else { added },
+            (Some(file), _) if only_writes(file, task) => return added,
+            (Some(before), Some(after)) => {
+                after.size.saturating_sub(before.size) + unwritten(after).max(unwritten(before))
+            }
+            // It has been removed: what was merged, or a log that was done with.
+            (Some(before), None) => unwritten(before),
+        };
+        let left = self.left.entry(counts.file).or_insert(most);
+        let written = added.min(*left);
+        *left -= written;
+        written
     }
 }
 
-fn may_write(file: &File, task: &Task) -> bool {
-    let writes = |opener: &Opener| match opener.kind {
-        OpenerKind::Buffered(access) => matches!(access, Access::WriteOnly | Access::ReadWrite),
-        OpenerKind::Direct(_) => false,
-        OpenerKind::Mapped { writable } => writable,
-    };
-    file.openers.iter().any(|opener| opener.pid == task.process && writes(opener))
+/// Whether a process has a file open through the page cache for writing, and nowhere for reading.
+fn only_writes(file: &File, task: &Task) -> bool {
+    let mut own = file.openers.iter().filter(|opener| opener.pid == task.process).peekable();
+    own.peek().is_some() && own.all(|opener| opener.kind == OpenerKind::Buffered(Access::WriteOnly))
 }
 
-/// Whether another process is known to have the file open for reading only.
-fn reads(observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> bool {
+/// What of a file is still to be written, in bytes.
+fn unwritten(file: &File) -> u64 {
+    file.residency.map_or(0, |residency| residency.unwritten())
+}
+
+/// Whether another process is known to have the file open so that it can read it.
+fn may_read(observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> bool {
     let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     streamer
         .and_then(|streamer| streamer.open(counts.file))
-        .is_some_and(|file| file.access == Access::ReadOnly)
+        .is_some_and(|file| matches!(file.access, Access::ReadOnly | Access::ReadWrite))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{DEV, MIB, database, file, opener, pages, sample};
+    use crate::testing::{DEV, MIB, database, file, opener, pages, residency, sample};
     use crate::{Streamer, StreamerFile};
 
     fn traced(snapshot: &mut Snapshot, pages: Vec<PageCounts>) {
@@ -288,5 +302,31 @@ mod tests {
         let mut blind = after.clone();
         blind.change.as_mut().unwrap().trace = None;
         assert_eq!(on_device(&Observation::new(&before, &blind), "8:0"), None);
+    }
+
+    #[test]
+    fn what_is_read_through_a_descriptor_that_may_write_is_no_output() {
+        let both = opener(100, "db", OpenerKind::Buffered(Access::ReadWrite));
+        let table = |size: u64, dirty: u64| File {
+            size: size * MIB,
+            openers: vec![both.clone()],
+            residency: Some(residency(400 * MIB, dirty * MIB)),
+            ..file("/var/lib/postgresql/base/5/1", FileClass::Data, 0, 0)
+        };
+        let written = |before: File, after: Option<File>| {
+            let (mut first, mut second) = (sample(), sample());
+            let inode = before.inode;
+            first.files = vec![before];
+            second.files = after.into_iter().collect();
+            let added = vec![pages(inode, 100, "db", 300 * MIB, 0), pages(inode, 100, "db", 100 * MIB, 0)];
+            traced(&mut second, added);
+            let found = on_device(&Observation::new(&first, &second), "8:0").unwrap();
+            found.iter().map(|output| output.bytes / MIB).sum::<u64>()
+        };
+        assert_eq!(written(table(1000, 0), Some(table(1000, 0))), 0, "a scan of a table");
+        assert_eq!(written(table(1000, 0), Some(table(1000, 7))), 7, "and what is dirty of it");
+        assert_eq!(written(table(1000, 0), Some(table(1010, 0))), 10, "and what it grew by");
+        assert_eq!(written(table(0, 0), Some(table(800, 0))), 400, "a file that is filled");
+        assert_eq!(written(table(1000, 3), None), 3, "one that is gone");
     }
 }
