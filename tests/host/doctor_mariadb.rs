@@ -111,7 +111,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
     assert!(figure(releasable, "releasable_bytes") > 48 * MIB, "{logs:#}");
     assert!(figure(releasable, "releasable_bytes") <= figure(releasable, "resident_bytes"), "{logs:#}");
     assert!(figure(figures(logs, |figures| figures["growth_bytes"].is_u64()), "growth_bytes") > MIB);
-    assert!(logs["cost"].as_str().unwrap().contains("No throughput"), "{logs:#}");
+    assert!(logs["cost"]["text"].as_str().unwrap().contains("No throughput"), "{logs:#}");
     assert!(fixes(logs).iter().any(|fix| fix.contains("innodb_log_file_buffering=OFF")), "{logs:#}");
     let guard = format!("pagekeeper guard --pid {}", server.pid());
     assert!(logs["pagekeeper"].as_str().unwrap().starts_with(&guard), "{logs:#}");
@@ -246,7 +246,7 @@ fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
     });
     let mixed = the(&report, "mixed-io");
     assert_eq!(mixed["severity"], "warning", "not measured: {mixed:#}");
-    assert!(mixed["cost"].as_str().unwrap().contains("pagekeeper probe --save"), "{mixed:#}");
+    assert!(mixed["cost"]["text"].as_str().unwrap().contains("pagekeeper probe --save"), "{mixed:#}");
     let openers = &figures(mixed, |figures| figures["path"].is_string())["openers"];
     let openers = openers.as_array().expect("a list");
     let has = |pid: u32, how: &str| {
@@ -257,7 +257,7 @@ fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
     let report = doctor_of(&data, &["--disk-profile", profile]);
     let mixed = the(&report, "mixed-io");
     assert_eq!(mixed["severity"], "serious", "{mixed:#}");
-    assert!(mixed["cost"].as_str().unwrap().starts_with("Direct reads ran at 42 %"), "{mixed:#}");
+    assert!(mixed["cost"]["text"].as_str().unwrap().starts_with("Direct reads ran at 42 %"), "{mixed:#}");
     // What somebody writes is left alone.
     let report = doctor_of(&data, &["--fix"]);
     let fixed = &report["fixed"][0];

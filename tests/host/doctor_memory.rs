@@ -68,7 +68,10 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
         found["title"].as_str().is_some_and(|title| title.contains("at its limit of 260 MiB")),
         "{found:#}"
     );
-    assert!(found["cost"].as_str().is_some_and(|cost| cost.contains("read from storage again")), "{found:#}");
+    assert!(
+        found["cost"]["text"].as_str().is_some_and(|cost| cost.contains("read from storage again")),
+        "{found:#}"
+    );
 
     // The fix that it names; where that was seen to be too little yet, once more.
     assert!(fix(&group, &found), "no other limit is named: {found:#}");

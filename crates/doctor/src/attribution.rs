@@ -10,7 +10,7 @@ use std::path::Path;
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
-use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot};
+use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{PageCounts, Task};
 
@@ -194,6 +194,7 @@ mod tests {
     use super::*;
     use crate::testing::{DEV, MIB, database, file, opener, pages, residency, sample};
     use crate::{Streamer, StreamerFile};
+    use pagekeeper_observe::Opener;
 
     fn traced(snapshot: &mut Snapshot, pages: Vec<PageCounts>) {
         snapshot.change.as_mut().unwrap().trace.as_mut().unwrap().pages = Some(pages);

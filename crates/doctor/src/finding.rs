@@ -1,6 +1,10 @@
 //! What was found: its severity, evidence, cost, and fixes.
+//!
+//! Invariant: evidence, cost and fixes are told apart, and each says how it is known.
 
 use serde::Serialize;
+
+use crate::{Confidence, Fix};
 
 /// What kind of thing was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -56,10 +60,12 @@ pub struct Finding {
     pub title: String,
     /// What was seen.
     pub evidence: Vec<Evidence>,
-    /// One sentence: what it costs.
-    pub cost: String,
+    /// What it costs.
+    pub cost: Cost,
     /// How to fix it, the database's own settings first.
     pub fixes: Vec<Fix>,
+    /// What no setting fixes, and why some advice that may be looked for is not given.
+    pub remarks: Vec<String>,
     /// What pagekeeper can do about it now: a command, and what that will and won't do. `None`: nothing.
     pub pagekeeper: Option<String>,
 }
@@ -82,20 +88,50 @@ pub struct Subject {
     pub index: usize,
 }
 
+/// What a finding costs, in a sentence.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Cost {
+    /// The sentence.
+    pub text: String,
+    /// How it is known.
+    pub confidence: Confidence,
+}
+
+impl Cost {
+    /// What was seen or counted on this host.
+    pub fn measured(text: impl Into<String>) -> Self {
+        Self { text: text.into(), confidence: Confidence::Measured }
+    }
+
+    /// What was reckoned, or measured elsewhere.
+    pub fn estimated(text: impl Into<String>) -> Self {
+        Self { text: text.into(), confidence: Confidence::Estimated }
+    }
+}
+
 /// One thing that was seen.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Evidence {
     /// The sentence for people.
     pub text: String,
+    /// How it is known.
+    pub confidence: Confidence,
     /// Its figures, by name with the unit last (`resident_bytes`), for programs.
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
     pub figures: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Evidence {
-    /// A sentence without figures.
+    /// A sentence without figures, about what was seen or counted.
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), figures: serde_json::Map::new() }
+        Self { text: text.into(), confidence: Confidence::Measured, figures: serde_json::Map::new() }
+    }
+
+    /// The same, known in another way.
+    #[must_use]
+    pub fn known(mut self, confidence: Confidence) -> Self {
+        self.confidence = confidence;
+        self
     }
 
     /// With a figure; its name has the unit last.
@@ -110,54 +146,4 @@ impl Evidence {
         self.figures.insert(name.to_owned(), figure.into());
         self
     }
-}
-
-/// One way to fix it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Fix {
-    /// What kind of act it is.
-    pub kind: FixKind,
-    /// The setting of the database that it sets, by its name there; `None` for what is no [`FixKind::Setting`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub setting: Option<String>,
-    /// The command or setting, ready to be copied: `innodb_log_file_buffering=OFF`, `sysctl vm.dirty_bytes=…`.
-    pub act: String,
-    /// Where it goes and what it does: "in my.cnf, needs a restart", "at once".
-    pub note: String,
-}
-
-impl Fix {
-    /// Sets a setting of the database.
-    pub(crate) fn setting(name: &str, act: String, note: String) -> Self {
-        Self { kind: FixKind::Setting, setting: Some(name.to_owned()), act, note }
-    }
-
-    /// Sets a setting of the system.
-    pub(crate) fn system(act: impl Into<String>, note: impl Into<String>) -> Self {
-        Self { kind: FixKind::System, setting: None, act: act.into(), note: note.into() }
-    }
-
-    /// Runs a command.
-    pub(crate) fn command(act: impl Into<String>, note: impl Into<String>) -> Self {
-        Self { kind: FixKind::Command, setting: None, act: act.into(), note: note.into() }
-    }
-
-    /// What can't be put into one line.
-    pub(crate) fn advice(act: impl Into<String>, note: impl Into<String>) -> Self {
-        Self { kind: FixKind::Advice, setting: None, act: act.into(), note: note.into() }
-    }
-}
-
-/// What kind of act a fix is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FixKind {
-    /// A setting of the database.
-    Setting,
-    /// A setting of the system.
-    System,
-    /// A command to run.
-    Command,
-    /// What can't be put into one line.
-    Advice,
 }

@@ -8,6 +8,7 @@ mod advice;
 mod attribution;
 mod finders;
 mod finding;
+mod fix;
 mod journal;
 mod observation;
 mod phrases;
@@ -18,9 +19,10 @@ mod streamers;
 #[cfg(test)]
 mod testing;
 
-pub use advice::{Goal, fixes};
+pub use advice::{Advice, Advised, Against, Effect, Goal, Offer, Product, TABLE, advise};
 pub use finders::{MixedWith, examine, lacks_snapshot, mixed_with};
-pub use finding::{Evidence, Finding, Fix, FixKind, Kind, Severity, Subject};
+pub use finding::{Cost, Evidence, Finding, Kind, Severity, Subject};
+pub use fix::{Confidence, Fix, FixKind, HoldsFor, Restart, Risk, Terms};
 pub use journal::{Journal, journal};
 pub use observation::{Observation, Releasable, SavedFile, SavedSnapshot, called};
 pub use pagekeeper_observe::VisibilityGap;

@@ -14,7 +14,7 @@ use pagekeeper_policy::DiskProfile;
 use pagekeeper_trace::{PauseCounts, TraceCounts};
 
 use crate::settings::Settings;
-use crate::{Fix, Goal, Journal, Streamer, Subject};
+use crate::{Advised, Goal, Journal, Streamer, Subject};
 
 /// What is known when findings are made.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub struct Observation<'a> {
     pub snapshot: Option<SavedSnapshot>,
     /// What a recovery of each database of [`Self::after`] would read, in its order; none for those past its end.
     pub journals: Vec<Option<Journal>>,
+    /// How long a recovery may take, as the operator wants it; `None`: any time.
+    pub recovery_target: Option<Duration>,
 }
 
 /// Pages of a log that nobody will read again, as the guard's rules have it: they lie behind its writer and behind all
@@ -65,6 +67,7 @@ impl<'a> Observation<'a> {
             streamers: Vec::new(),
             snapshot: None,
             journals: Vec::new(),
+            recovery_target: None,
         }
     }
 
@@ -112,8 +115,8 @@ impl<'a> Observation<'a> {
     }
 
     /// The settings of a database that serve a goal; none if its settings were not read.
-    pub fn fixes(&self, goal: Goal, database: usize) -> Vec<Fix> {
-        self.settings_of(database).map(|settings| crate::advice::fixes(goal, settings)).unwrap_or_default()
+    pub fn advise(&self, goal: Goal, database: usize) -> Advised {
+        self.settings_of(database).map(|settings| crate::advise(goal, settings)).unwrap_or_default()
     }
 
     /// A file as it was when the watch began; `None` if it was not there.

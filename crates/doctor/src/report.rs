@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::observation::{Observation, called};
 use crate::phrases::{number, time};
 use crate::settings::Settings;
-use crate::{Finding, FixKind, Severity};
+use crate::{Confidence, Finding, FixKind, Severity, Terms};
 
 /// Columns of the text.
 const COLUMNS: usize = 80;
@@ -215,7 +215,11 @@ impl fmt::Display for Finding {
         for evidence in &self.evidence {
             wrapped(f, "  - ", 4, &evidence.text)?;
         }
-        labelled(f, "costs", &self.cost)?;
+        let sure = match self.cost.confidence {
+            Confidence::Measured => String::new(),
+            other => format!("({}) ", other.in_words()),
+        };
+        labelled(f, "costs", &format!("{sure}{}", self.cost.text))?;
         for fix in &self.fixes {
             if fix.kind == FixKind::Advice {
                 labelled(f, "fix", &fix.act)?;
@@ -223,9 +227,22 @@ impl fmt::Display for Finding {
                 // One that is to be copied stands alone on its line, whatever its length.
                 writeln!(f, "  {:<width$}{}", "fix", fix.act, width = INDENT - 2)?;
             }
-            if !fix.note.is_empty() {
-                wrapped(f, &" ".repeat(INDENT), INDENT, &fix.note)?;
+            let mut beside = |text: &str| wrapped(f, &" ".repeat(INDENT), INDENT, text);
+            if !fix.does.is_empty() {
+                beside(&fix.does)?;
             }
+            let Terms { holds_for, risk, undo, evidence, confidence, source: _ } = &fix.terms;
+            beside(&format!("why: {evidence} ({})", confidence.in_words()))?;
+            if fix.kind == FixKind::Setting {
+                beside(&format!("holds for: {} {}", holds_for.product, holds_for.versions))?;
+                beside(&format!("costs: {}; {}", risk.costs, risk.touches()))?;
+            } else {
+                beside(&format!("costs: {}", risk.costs))?;
+            }
+            beside(&format!("take back: {undo}"))?;
+        }
+        for remark in &self.remarks {
+            labelled(f, "note", remark)?;
         }
         if let Some(pagekeeper) = &self.pagekeeper {
             labelled(f, "pagekeeper", pagekeeper)?;
@@ -326,24 +343,25 @@ fn is_unit(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::{Engine, Origin, Settings};
     use crate::testing::{opener, sample};
-    use crate::{Evidence, Fix, Kind, Subject};
+    use crate::{Cost, Evidence, Fix, Goal, Kind, Subject};
     use pagekeeper_observe::OpenerKind;
     use pagekeeper_policy::FileClass;
 
     fn finding(severity: Severity, title: &str) -> Finding {
+        let mut settings = Settings::new(Engine::MariaDb);
+        let from = Origin::File { path: "/etc/my.cnf".into(), line: 7 };
+        settings.add("innodb_log_file_buffering", "ON", from);
         Finding {
             kind: Kind::LogsInCache,
             severity,
             database: Some(Subject { name: "mariadb (process 100)".to_owned(), index: 0 }),
             title: title.to_owned(),
             evidence: vec![Evidence::new("binlog: ".to_owned() + &"many words ".repeat(12))],
-            cost: "memory that counts as used ".repeat(6),
-            fixes: vec![Fix::setting(
-                "innodb_log_file_buffering",
-                "innodb_log_file_buffering=OFF".to_owned(),
-                "in my.cnf; needs a restart".to_owned(),
-            )],
+            cost: Cost::estimated("memory that counts as used ".repeat(6)),
+            fixes: crate::advise(Goal::LogsOutOfCache, &settings).fixes,
+            remarks: vec!["no setting does ".repeat(8)],
             pagekeeper: Some("pagekeeper guard --pid 100".to_owned()),
         }
     }
@@ -364,7 +382,18 @@ mod tests {
         assert_eq!(report.worst(), Some(Severity::Serious));
         let text = report.to_string();
         assert!(text.starts_with("SERIOUS mariadb (process 100): the worst\n"), "{text}");
-        assert!(text.contains("\n  fix         innodb_log_file_buffering=OFF\n"), "{text}");
+        let fix = "\n  fix         innodb_log_file_buffering=OFF
+              in /etc/my.cnf, line 7, where it is ON; needs a restart; the redo
+              log then uses direct I/O; syncs are as before
+              why: innodb_log_file_buffering is ON: /etc/my.cnf, line 7 (from
+              settings)
+              holds for: MariaDB 10.8.4 and later
+              costs: each write of the log goes to the disk at once: where
+              commits don't wait for a sync, they may wait for that; durability,
+              recovery and replication as before
+              take back: innodb_log_file_buffering=ON, and restart
+  note        no setting does";
+        assert!(text.contains(fix), "{text}");
         assert!(
             text.contains("Inspected 1 database for 10.0 s: 1 file, 8 MiB, 4 MiB of it resident."),
             "{text}"
@@ -383,8 +412,12 @@ mod tests {
         let command = "echo ".to_owned() + &"long-word ".repeat(12) + "end";
         let prose = "many words ".repeat(15);
         let mut finding = finding(Severity::Note, "a note");
-        finding.fixes =
-            vec![Fix::command(command.as_str(), prose.as_str()), Fix::advice(prose.as_str(), prose.as_str())];
+        let terms =
+            Terms::anywhere(Confidence::Measured, prose.as_str(), prose.as_str(), "nothing to take back");
+        finding.fixes = vec![
+            Fix::command(command.as_str(), prose.as_str(), terms.clone()),
+            Fix::advice(prose.as_str(), "", terms),
+        ];
         let text = finding.to_string();
         let (whole, wrapped): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.contains("echo"));
         assert_eq!(whole, [format!("  fix         {command}")]);

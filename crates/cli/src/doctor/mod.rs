@@ -60,6 +60,9 @@ pub(crate) struct Args {
     /// Exit with 1 if there is a warning or something serious, or if no database could be inspected
     #[arg(long)]
     check: bool,
+    /// How long a recovery after a crash may take: names what shortens one that would take longer
+    #[arg(long, value_name = "TIME", value_parser = parse_period)]
+    recovery_target: Option<Duration>,
     /// Disk profile that pagekeeper probe --output wrote, instead of the saved one
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     disk_profile: Option<PathBuf>,
@@ -114,6 +117,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         kept: judged.kept,
         stretches: gather::stretches(&after),
         streamers: pagekeeper_doctor::streamers(&after, &roots),
+        recovery_target: args.recovery_target,
         ..Observation::new(&before, &after)
     };
     let mut report = Report::new(&observation, examine(&observation), traced);

@@ -1,86 +1,66 @@
-//! The settings of InnoDB in `MariaDB` and `MySQL` for each goal.
-//!
-//! Invariant: no setting is named that this version may not have, where the version is known: a server with a line
-//! that it does not know does not start.
+//! When which setting of InnoDB in `MariaDB` and `MySQL` is offered.
 
-use super::{Effect, set};
+use super::row::Advice;
+use super::table::innodb::{
+    MARIADB_DATA_FILE_BUFFERING, MARIADB_FLUSH_METHOD, MARIADB_LOG_FILE_BUFFERING, MARIADB_POOL_DUMP,
+    MARIADB_POOL_LOAD, MYSQL_FLUSH_METHOD, MYSQL_POOL_DUMP, MYSQL_POOL_LOAD,
+};
+use super::{Advised, Goal};
+use crate::Fix;
 use crate::settings::mysql::BUFFERED;
 use crate::settings::{Engine, Setting, Settings};
-use crate::{Fix, Goal};
 
-/// The redo log that a recovery is bounded to, in MiB.
-const REDO_MIB: u64 = 512;
-
-const TABLES_DIRECT: &str =
-    "tables then bypass the page cache, and size innodb_buffer_pool_size to hold what it held";
-const SMALLER_REDO: &str = "a smaller redo log bounds a recovery; pages are written more often";
-
-pub(crate) fn fixes(goal: Goal, settings: &Settings, fixes: &mut Vec<Fix>) {
+pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
     match goal {
         Goal::LessPageCache | Goal::NoMixedIo | Goal::SteadyWriteback => {
-            fixes.extend(tables(settings).and_then(|tables| tables.fix(settings)));
+            advised.fixes.extend(tables(settings).and_then(|tables| tables.fix(settings)));
         }
         Goal::LogsOutOfCache => {
-            redo(settings, fixes);
+            advised.fixes.extend(redo(settings));
             let what = if settings.engine == Engine::MariaDb {
+                advised.remarks.extend(by_commit(settings));
                 "no setting keeps MariaDB's binary log out of the page cache; pagekeeper guard releases it"
             } else {
                 "no setting keeps MySQL's redo log or binary log out of the page cache; pagekeeper guard releases them"
             };
-            fixes.push(Fix::advice(what, ""));
+            advised.remarks.push(what.to_owned());
         }
         Goal::WarmStart => {
-            for name in ["innodb_buffer_pool_dump_at_shutdown", "innodb_buffer_pool_load_at_startup"] {
-                if settings.is_on(name) == Some(false) {
-                    let why = "InnoDB then loads its buffer pool again by itself";
-                    fixes.push(set(settings, name, "ON", Effect::Restart, why));
-                }
-            }
-        }
-        // How much of the redo log is before the last checkpoint can't be seen: what bounds it is its size.
-        Goal::ShortRecovery => fixes.extend(smaller_redo(settings)),
-    }
-}
-
-/// Bounds the redo log, by the setting that this server has for it.
-fn smaller_redo(settings: &Settings) -> Option<Fix> {
-    let (name, effect, files) = match settings.engine {
-        Engine::MariaDb => ("innodb_log_file_size", Effect::SetGlobalSince("MariaDB 10.9"), 1),
-        Engine::MySql
-        | Engine::PostgreSql
-        | Engine::RocksDb
-        | Engine::TiKv
-        | Engine::MongoDb
-        | Engine::Other => {
-            if settings.redo_directory {
-                ("innodb_redo_log_capacity", Effect::SetGlobal, 1)
+            let rows = if settings.engine == Engine::MariaDb {
+                [&MARIADB_POOL_DUMP, &MARIADB_POOL_LOAD]
             } else {
-                // It is the size of each of them.
-                let files = settings.bytes("innodb_log_files_in_group").unwrap_or(2).max(1);
-                ("innodb_log_file_size", Effect::Restart, files)
+                [&MYSQL_POOL_DUMP, &MYSQL_POOL_LOAD]
+            };
+            for row in rows.into_iter().filter(|row| settings.is_on(row.setting) == Some(false)) {
+                advised.fixes.extend(row.fix(settings));
             }
         }
-    };
-    let max_mib = (REDO_MIB / files).max(4);
-    let larger = settings.bytes(name).is_none_or(|bytes| bytes > max_mib << 20);
-    larger.then(|| set(settings, name, &format!("{max_mib}M"), effect, SMALLER_REDO))
+        Goal::LessDoubleCaching | Goal::LogOnItsOwnDisk | Goal::ShortRecovery => {}
+    }
 }
 
-/// What keeps `MariaDB`'s redo log out of the page cache; `MySQL` has nothing.
-pub(crate) fn redo(settings: &Settings, fixes: &mut Vec<Fix>) {
-    if settings.engine != Engine::MariaDb {
-        return;
-    }
-    if settings.get("innodb_flush_log_at_trx_commit").is_some_and(|setting| setting.value == "2") {
-        let why = "with 2 the redo log goes through the page cache (MariaDB 10.8 and later); 1 syncs at each commit, \
-            which is safer and slower";
-        fixes.push(set(settings, "innodb_flush_log_at_trx_commit", "1", Effect::Restart, why));
-    }
+/// What keeps `MariaDB`'s redo log out of the page cache, where its own setting has it there; `MySQL` has none.
+pub(crate) fn redo(settings: &Settings) -> Option<Fix> {
+    let row = &MARIADB_LOG_FILE_BUFFERING;
     // Where it is only seen to be so, it is not for this setting.
-    if settings.written("innodb_log_file_buffering").is_some_and(|setting| setting.is_on() == Some(true)) {
-        let why = "the redo log then uses direct I/O; a server that runs keeps its descriptor";
-        fixes.push(set(settings, "innodb_log_file_buffering", "OFF", Effect::Restart, why));
-    }
+    let on = settings.written(row.setting).is_some_and(|setting| setting.is_on() == Some(true));
+    (settings.engine == Engine::MariaDb && on && settings.engine_doubt.is_none())
+        .then(|| row.fix(settings))
+        .flatten()
+}
+
+/// That `MariaDB`'s redo log is in the page cache for a setting that is about durability, which no page cache is a
+/// reason to change.
+pub(crate) fn by_commit(settings: &Settings) -> Option<String> {
+    let setting = settings.get("innodb_flush_log_at_trx_commit").filter(|setting| setting.value == "2")?;
+    (settings.engine == Engine::MariaDb).then(|| {
+        format!(
+            "its redo log goes through the page cache because innodb_flush_log_at_trx_commit is 2 ({}; MariaDB 10.8 and \
+             later): that is a choice of durability against speed, and the page cache no reason to change it; pagekeeper \
+             guard releases the log where it is written in whole pages",
+            setting.from
+        )
+    })
 }
 
 /// Why InnoDB reads and writes its tables through the page cache.
@@ -115,14 +95,12 @@ fn is_direct(setting: &Setting) -> bool {
 impl Tables {
     /// The setting that fixes it; `None` where none does.
     pub(crate) fn fix(self, settings: &Settings) -> Option<Fix> {
-        match self {
-            Self::FlushMethod => {
-                Some(set(settings, "innodb_flush_method", "O_DIRECT", Effect::Restart, TABLES_DIRECT))
-            }
-            Self::DataFileBuffering => {
-                Some(set(settings, "innodb_data_file_buffering", "OFF", Effect::Restart, TABLES_DIRECT))
-            }
-            Self::Refused => None,
-        }
+        let row: &Advice = match (self, settings.engine) {
+            (Self::FlushMethod, Engine::MySql) => &MYSQL_FLUSH_METHOD,
+            (Self::FlushMethod, _) => &MARIADB_FLUSH_METHOD,
+            (Self::DataFileBuffering, _) => &MARIADB_DATA_FILE_BUFFERING,
+            (Self::Refused, _) => return None,
+        };
+        if settings.engine_doubt.is_some() { None } else { row.fix(settings) }
     }
 }

@@ -4,41 +4,71 @@ use std::path::Path;
 
 use pagekeeper_policy::FileClass;
 
-use super::{Effect, rocksdb, set};
-use crate::Fix;
+use super::rocksdb;
+use super::row::Product;
+use super::table::innodb::{
+    MARIADB_ARIA_DIRECTORY, MARIADB_BINLOG, MARIADB_REDO_DIRECTORY, MARIADB_RELAY_LOG, MYSQL_BINLOG,
+    MYSQL_REDO_DIRECTORY, MYSQL_RELAY_LOG,
+};
+use super::table::rocksdb::TIKV_RAFT_DIRECTORY;
 use crate::phrases::file_name;
 use crate::settings::{Engine, Settings};
+use crate::{Confidence, Fix, HoldsFor, Restart, Risk, Terms};
 
 const DISK: &str = "/ANOTHER/DISK";
 
 /// What moves the log that a file is part of; `None` where nothing is known that does.
 pub(crate) fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
-    let name = file_name(log);
-    let put = |setting: &str, value: &str, why: &str| set(settings, setting, value, Effect::Restart, why);
+    if settings.engine_doubt.is_some() {
+        return None;
+    }
+    let mariadb = settings.engine == Engine::MariaDb;
     match (settings.engine, class) {
         (Engine::MariaDb | Engine::MySql, FileClass::Redo) => {
-            let aria = name.starts_with("aria_log");
-            let setting = if aria { "aria_log_dir_path" } else { "innodb_log_group_home_dir" };
-            let why = "on a disk of its own; move the log's files there while the server is stopped";
-            Some(put(setting, DISK, why))
+            let aria = file_name(log).starts_with("aria_log");
+            let row = match (mariadb, aria) {
+                (true, true) => &MARIADB_ARIA_DIRECTORY,
+                (true, false) => &MARIADB_REDO_DIRECTORY,
+                (false, _) => &MYSQL_REDO_DIRECTORY,
+            };
+            row.fix_to(settings, DISK)
         }
         (Engine::MariaDb | Engine::MySql, FileClass::Binlog | FileClass::Relay) => {
-            let setting = if class == FileClass::Binlog { "log_bin" } else { "relay_log" };
+            let row = match (mariadb, class) {
+                (true, FileClass::Binlog) => &MARIADB_BINLOG,
+                (true, _) => &MARIADB_RELAY_LOG,
+                (false, FileClass::Binlog) => &MYSQL_BINLOG,
+                (false, _) => &MYSQL_RELAY_LOG,
+            };
             let base = log.file_stem().unwrap_or_default().to_string_lossy();
-            let why = "on a disk of its own; move its files there while the server is stopped, and name their new places \
-                in its .index file";
-            Some(put(setting, &format!("{DISK}/{base}"), why))
+            row.fix_to(settings, &format!("{DISK}/{base}"))
         }
         (Engine::PostgreSql, FileClass::Wal) => Some(Fix::advice(
             "move pg_wal to a disk of its own while the server is stopped, and leave a symbolic link in its place \
              (initdb --waldir does so for a new cluster)",
             "",
+            Terms {
+                holds_for: HoldsFor {
+                    product: Product::PostgreSql.name().to_owned(),
+                    versions: "all".to_owned(),
+                },
+                risk: Risk {
+                    recovery: Some(
+                        "needs the files in their new place: shut it down cleanly before they are moved",
+                    ),
+                    restart: Restart::Database,
+                    ..Risk::none_but("another disk, and a stop while the files are moved")
+                },
+                undo: "move it back while the server is stopped, in the place of the link".to_owned(),
+                evidence: format!("{} shares its device with what fills it with dirty pages", file_name(log)),
+                confidence: Confidence::Measured,
+                source: Some("https://www.postgresql.org/docs/current/wal-internals.html"),
+            },
         )),
         (Engine::TiKv, FileClass::Wal) if log.extension().is_none_or(|ending| ending != "log") => {
-            let why = "on a disk of its own; move its files there while it is stopped";
-            Some(put("raft-engine.dir", DISK, why))
+            TIKV_RAFT_DIRECTORY.fix_to(settings, DISK)
         }
-        (_, FileClass::Wal) if settings.holds_rocksdb() => Some(rocksdb::move_wal(settings, DISK)),
+        (_, FileClass::Wal) if settings.holds_rocksdb() => rocksdb::move_wal(settings, DISK),
         _ => None,
     }
 }
@@ -48,7 +78,11 @@ mod tests {
     use super::*;
 
     fn act(engine: Engine, class: FileClass, log: &str) -> Option<String> {
-        move_log(&Settings::new(engine), class, Path::new(log)).map(|fix| fix.act)
+        let mut settings = Settings::new(engine);
+        if engine == Engine::TiKv {
+            settings.version = Some("8.1.0".to_owned());
+        }
+        move_log(&settings, class, Path::new(log)).map(|fix| fix.act)
     }
 
     #[test]

@@ -3,9 +3,11 @@
 //! Invariants: such a file is not to be edited, and what it says counts more than the files of the administrator: what
 //! stands there is set by the server's own statement. A statement sets the value that was meant, in the syntax of SQL.
 
-use super::{Effect, RELOAD};
-use crate::Fix;
+use super::row::Effect;
 use crate::settings::{Engine, Origin, Setting, Settings, option_file};
+
+/// What is said of a setting of `PostgreSQL` that a reload puts in force.
+pub(super) const RELOAD: &str = "SELECT pg_reload_conf() puts it in force";
 
 /// Settings of `PostgreSQL` that are lists: in a statement each of their parts is quoted by itself.
 const LISTS: [&str; 1] = ["shared_preload_libraries"];
@@ -21,12 +23,17 @@ pub(super) fn of<'a>(settings: &'a Settings, name: &str) -> Option<&'a Setting> 
     settings.written(name).filter(is_own)
 }
 
-/// A fix that sets it by statement.
-pub(super) fn set(engine: Engine, setting: &Setting, value: &str, effect: Effect, why: &str) -> Fix {
+/// The statement that sets it, where it is given, and when it takes effect.
+pub(super) fn set(
+    engine: Engine,
+    setting: &Setting,
+    value: &str,
+    effect: Effect,
+) -> (String, String, String) {
     let name = &setting.name;
     let (act, effect) = match (engine, effect) {
         (Engine::PostgreSql, effect) => {
-            let effect = if matches!(effect, Effect::Reload) { RELOAD } else { "needs a restart" };
+            let effect = if effect == Effect::Reload { RELOAD } else { "needs a restart" };
             let value = if LISTS.contains(&name.as_str()) {
                 value.split(',').map(|part| quoted(part.trim())).collect::<Vec<_>>().join(", ")
             } else {
@@ -37,15 +44,15 @@ pub(super) fn set(engine: Engine, setting: &Setting, value: &str, effect: Effect
         (_, Effect::SetGlobal) => {
             (format!("SET PERSIST {name} = {}", of_mysql(value)), "at once, and to stay")
         }
-        (_, Effect::Restart | Effect::SetGlobalSince(_) | Effect::Reload) => {
+        (_, Effect::Restart | Effect::SetDbOptions | Effect::Reload) => {
             (format!("SET PERSIST_ONLY {name} = {}", of_mysql(value)), "needs a restart")
         }
     };
-    let note = format!(
-        "in SQL, by an administrator: it is {} in {}, which the server writes itself; {effect}; {why}",
+    let place = format!(
+        "in SQL, by an administrator: it is {} in {}, which the server writes itself",
         setting.value, setting.from
     );
-    Fix::setting(name, act, note)
+    (act, place, effect.to_owned())
 }
 
 /// A statement of `MySQL` takes a size in bytes alone.

@@ -1,12 +1,15 @@
 use super::*;
-use crate::FixKind;
+use crate::settings::Origin;
+use crate::{Confidence, FixKind, Restart};
 
-const GOALS: [Goal; 6] = [
+const GOALS: [Goal; 8] = [
     Goal::LogsOutOfCache,
     Goal::LessPageCache,
+    Goal::LessDoubleCaching,
     Goal::NoMixedIo,
     Goal::SteadyWriteback,
     Goal::WarmStart,
+    Goal::LogOnItsOwnDisk,
     Goal::ShortRecovery,
 ];
 
@@ -19,8 +22,89 @@ fn settings(engine: Engine, pairs: &[(&str, &str)]) -> Settings {
     settings
 }
 
+fn fixes(goal: Goal, settings: &Settings) -> Vec<Fix> {
+    advise(goal, settings).fixes
+}
+
 fn acts(goal: Goal, settings: &Settings) -> Vec<String> {
     fixes(goal, settings).into_iter().filter(|fix| fix.kind == FixKind::Setting).map(|fix| fix.act).collect()
+}
+
+#[test]
+fn wal_that_a_standby_may_need_is_not_let_go() {
+    let keeps = [("wal_keep_size", "4GB"), ("max_wal_size", "16GB"), ("wal_level", "logical")];
+    let advised = advise(Goal::LogsOutOfCache, &settings(Engine::PostgreSql, &keeps));
+    assert_eq!(advised.fixes, []);
+    assert!(advised.remarks[0].contains("pagekeeper guard releases it"), "{:?}", advised.remarks);
+}
+
+#[test]
+fn a_recovery_is_not_shortened_without_a_target() {
+    let large = [("max_wal_size", "2GB"), ("innodb_log_file_size", "2G"), ("checkpoint_timeout", "1h")];
+    for engine in [Engine::PostgreSql, Engine::MariaDb, Engine::MySql, Engine::RocksDb, Engine::TiKv] {
+        assert_eq!(acts(Goal::ShortRecovery, &settings(engine, &large)), [""; 0]);
+    }
+}
+
+#[test]
+fn what_durability_rests_on_is_left_as_it_is() {
+    for engine in [Engine::MariaDb, Engine::MySql] {
+        let commit = settings(engine, &[("innodb_flush_log_at_trx_commit", "2")]);
+        assert_eq!(fixes(Goal::LogsOutOfCache, &commit), []);
+    }
+    let commit = settings(Engine::MariaDb, &[("innodb_flush_log_at_trx_commit", "2")]);
+    let remark = &advise(Goal::LogsOutOfCache, &commit).remarks[0];
+    assert!(remark.contains("a choice of durability against speed"), "{remark}");
+}
+
+#[test]
+fn where_the_engine_is_not_certain_no_setting_is_named() {
+    let pairs = [("innodb_flush_method", "fsync"), ("innodb_log_file_buffering", "ON")];
+    let mut either = settings(Engine::MariaDb, &pairs);
+    either.engine_doubt = Some("it is one of two".to_owned());
+    for goal in GOALS {
+        let advised = advise(goal, &either);
+        assert_eq!((advised.fixes.len(), advised.remarks.len()), (0, 1), "{goal:?}");
+        assert_eq!(advised.remarks[0], "no setting is named: it is one of two");
+    }
+    assert_eq!(shorten(&either, 1 << 30).fixes, []);
+}
+
+#[test]
+fn a_version_without_the_setting_is_not_given_it() {
+    let named = |version: Option<&str>, pairs| {
+        let mut settings = settings(Engine::MariaDb, pairs);
+        settings.version = version.map(str::to_owned);
+        acts(Goal::LessPageCache, &settings).len() + acts(Goal::LogsOutOfCache, &settings).len()
+    };
+    let buffering: &[(&str, &str)] = &[("innodb_log_file_buffering", "ON")];
+    assert_eq!(named(Some("10.11.14"), buffering), 1);
+    assert_eq!(named(Some("10.6.21"), buffering), 0);
+    assert_eq!(named(None, buffering), 1, "it is set, so the server has it");
+    let method: &[(&str, &str)] = &[("innodb_flush_method", "fsync")];
+    assert_eq!((named(None, method), named(Some("5.5.68"), method)), (1, 0));
+}
+
+#[test]
+fn each_fix_says_why_it_applies_what_it_costs_and_how_it_is_taken_back() {
+    let mut set = settings(Engine::MariaDb, &[("innodb_flush_method", "fsync")]);
+    set.version = Some("10.11.14".to_owned());
+    let fix = &fixes(Goal::LessPageCache, &set)[0];
+    assert_eq!(fix.id, Some("mariadb-flush-method"));
+    assert_eq!(fix.terms.evidence, "innodb_flush_method is fsync: /etc/my.cnf, line 7");
+    assert_eq!((fix.terms.confidence, fix.terms.risk.restart), (Confidence::FromSettings, Restart::Database));
+    assert_eq!(fix.terms.undo, "innodb_flush_method=fsync, and restart");
+    let json = serde_json::to_value(fix).unwrap();
+    assert_eq!(json["confidence"], "from-settings");
+    assert_eq!(json["holds_for"]["product"], "MariaDB");
+    assert_eq!(json["holds_for"]["versions"], "10.5 and later");
+    assert_eq!(json["risk"]["restart"], "database");
+    assert_eq!(json["risk"]["durability"], serde_json::Value::Null);
+    assert!(json["source"].as_str().unwrap().starts_with("https://mariadb.com/"), "{json}");
+    // What is not known to be set is taken out again.
+    let fix = &fixes(Goal::SteadyWriteback, &Settings::new(Engine::RocksDb))[0];
+    assert_eq!(fix.terms.undo, "remove it (the default is false), and restart");
+    assert_eq!(fix.terms.confidence, Confidence::Estimated);
 }
 
 #[test]
@@ -48,7 +132,7 @@ fn what_is_set_so_already_is_left_out() {
     // The later two stand in for the first.
     let instead = |settings: &Settings| {
         let fixes = fixes(Goal::SteadyWriteback, settings);
-        fixes.iter().map(|fix| fix.note.starts_with("or, if direct I/O can't be: ")).collect::<Vec<_>>()
+        fixes.iter().map(|fix| fix.does.starts_with("or, if direct I/O can't be: ")).collect::<Vec<_>>()
     };
     assert_eq!(instead(&bad), [false, true, true]);
     let direct = settings(Engine::RocksDb, &[("use_direct_io_for_flush_and_compaction", "true")]);
@@ -68,7 +152,7 @@ fn each_engine_has_its_own_words() {
             "rocksdb_wal_bytes_per_sync=524288"
         ]
     );
-    let note = &fixes(Goal::SteadyWriteback, &myrocks)[1].note;
+    let note = &fixes(Goal::SteadyWriteback, &myrocks)[1].does;
     let place = "or, if direct I/O can't be: in /etc/my.cnf, line 7, where it is 0; SET GLOBAL";
     assert!(note.starts_with(place), "{note}");
     let tikv = settings(Engine::TiKv, &[("rocksdb.bytes-per-sync", "0KB")]);
@@ -81,10 +165,7 @@ fn each_engine_has_its_own_words() {
         ]
     );
     let postgresql = settings(Engine::PostgreSql, &[("checkpoint_flush_after", "0")]);
-    assert_eq!(
-        acts(Goal::SteadyWriteback, &postgresql),
-        ["checkpoint_flush_after = '256kB'", "backend_flush_after = '256kB'"]
-    );
+    assert_eq!(acts(Goal::SteadyWriteback, &postgresql), ["checkpoint_flush_after = '256kB'"]);
 }
 
 #[test]
@@ -95,12 +176,9 @@ fn innodb_shows_what_makes_it_buffered() {
     assert_eq!(acts(Goal::LessPageCache, &direct), [""; 0]);
     let redo = settings(Engine::MariaDb, &[("innodb_log_file_buffering", "1")]);
     assert_eq!(acts(Goal::LogsOutOfCache, &redo), ["innodb_log_file_buffering=OFF"]);
-    let commit = settings(Engine::MariaDb, &[("innodb_flush_log_at_trx_commit", "2")]);
-    assert_eq!(acts(Goal::LogsOutOfCache, &commit), ["innodb_flush_log_at_trx_commit=1"]);
     // MySQL has no such setting.
-    let mysql = settings(Engine::MySql, &[("innodb_flush_log_at_trx_commit", "2")]);
+    let mysql = settings(Engine::MySql, &[("innodb_log_file_buffering", "1")]);
     assert_eq!(acts(Goal::LogsOutOfCache, &mysql), [""; 0]);
-    assert_eq!(fixes(Goal::LogsOutOfCache, &mysql).len(), 1);
 }
 
 #[test]
@@ -120,13 +198,11 @@ fn what_a_server_keeps_itself_is_set_by_its_own_statement() {
     };
     let postgresql = |name, value| kept(Engine::PostgreSql, "postgresql.auto.conf", name, value);
     let mysql = |name, value| kept(Engine::MySql, "mysqld-auto.cnf", name, value);
-    let mut redo = mysql("innodb_redo_log_capacity", "8589934592");
-    redo.redo_directory = true;
     for (kind, settings, act, effect) in [
         (
-            Goal::ShortRecovery,
-            postgresql("max_wal_size", "8GB"),
-            "ALTER SYSTEM SET max_wal_size = '512MB'",
+            Goal::SteadyWriteback,
+            postgresql("checkpoint_flush_after", "0"),
+            "ALTER SYSTEM SET checkpoint_flush_after = '256kB'",
             "; SELECT pg_reload_conf() puts it in force; ",
         ),
         (
@@ -135,7 +211,6 @@ fn what_a_server_keeps_itself_is_set_by_its_own_statement() {
             "ALTER SYSTEM SET shared_preload_libraries = 'a', 'b', 'pg_prewarm'",
             "; needs a restart; ",
         ),
-        (Goal::ShortRecovery, redo, "SET PERSIST innodb_redo_log_capacity = 536870912", "; at once, "),
         (
             Goal::LessPageCache,
             mysql("innodb_flush_method", "fsync"),
@@ -151,13 +226,20 @@ fn what_a_server_keeps_itself_is_set_by_its_own_statement() {
     ] {
         let fixes = fixes(kind, &settings);
         assert_eq!(fixes[0].act, act);
-        assert!(fixes[0].note.contains(", line 3, which the server writes itself; "), "{fixes:?}");
-        assert!(fixes[0].note.contains(effect), "{fixes:?}");
+        assert!(fixes[0].does.contains(", line 3, which the server writes itself; "), "{fixes:?}");
+        assert!(fixes[0].does.contains(effect), "{fixes:?}");
     }
     // The command line counts more.
-    let mut settings = postgresql("max_wal_size", "8GB");
-    settings.add("max_wal_size", "9GB", Origin::CommandLine);
-    assert_eq!(acts(Goal::ShortRecovery, &settings), ["max_wal_size = '512MB'"]);
+    let mut settings = postgresql("checkpoint_flush_after", "0");
+    settings.add("checkpoint_flush_after", "0", Origin::CommandLine);
+    assert_eq!(acts(Goal::SteadyWriteback, &settings), ["checkpoint_flush_after = '256kB'"]);
+    // A size is given in bytes there.
+    let mut redo = mysql("innodb_redo_log_capacity", "8589934592");
+    redo.redo_directory = true;
+    redo.version = Some("8.0.36".to_owned());
+    let fix = &shorten(&redo, 512 << 20).fixes[0];
+    assert_eq!(fix.act, "SET PERSIST innodb_redo_log_capacity = 536870912");
+    assert!(fix.does.contains("; at once, "), "{fix:?}");
 }
 
 #[test]
@@ -176,7 +258,11 @@ fn every_fix_says_where_it_goes() {
             empty.myrocks = myrocks && matches!(engine, Engine::MariaDb | Engine::MySql);
             for fix in GOALS.into_iter().flat_map(|goal| fixes(goal, &empty)) {
                 assert!(!fix.act.is_empty());
-                assert!(fix.kind == FixKind::Advice || fix.note.contains(';'), "{fix:?}");
+                assert!(fix.kind == FixKind::Advice || fix.does.contains(';'), "{fix:?}");
+                let terms = &fix.terms;
+                for text in [&terms.undo, &terms.evidence, &terms.risk.costs, &terms.holds_for.versions] {
+                    assert!(!text.is_empty(), "{fix:?}");
+                }
             }
         }
     }
@@ -215,38 +301,11 @@ fn only_options_that_the_program_has_are_named() {
         let (name, _) = act.split_once('=').unwrap();
         assert!(known.contains(&name), "{act}");
     }
-    assert!(
-        fixes(Goal::ShortRecovery, &myrocks)
-            .iter()
-            .any(|fix| fix.kind == FixKind::Advice && fix.act.contains("rocksdb_default_cf_options")),
-        "{:?}",
-        fixes(Goal::ShortRecovery, &myrocks)
-    );
     let tikv = settings(Engine::TiKv, &pairs);
     assert_eq!(acts(Goal::LogsOutOfCache, &tikv), [""; 0]);
-    assert_eq!(
-        acts(Goal::ShortRecovery, &tikv),
-        ["[rocksdb] max-total-wal-size = \"256MB\"", "[rocksdb.defaultcf] write-buffer-size = \"64MB\""]
-    );
-    assert_eq!(
-        acts(Goal::ShortRecovery, &settings(Engine::RocksDb, &pairs)),
-        ["max_total_wal_size=268435456", "write_buffer_size=67108864", "avoid_flush_during_shutdown=false"]
-    );
-}
-
-#[test]
-fn a_recovery_is_bounded_by_what_the_version_has() {
-    let recovery = |settings: &Settings| fixes(Goal::ShortRecovery, settings);
-    let large = [("innodb_log_file_size", "2G"), ("innodb_redo_log_capacity", "2G")];
-    let mut mysql = settings(Engine::MySql, &large);
-    assert_eq!(recovery(&mysql)[0].act, "innodb_log_file_size=256M");
-    assert!(recovery(&mysql)[0].note.contains("needs a restart"));
-    mysql.redo_directory = true;
-    assert_eq!(recovery(&mysql)[0].act, "innodb_redo_log_capacity=512M");
-    let mariadb = settings(Engine::MariaDb, &large);
-    assert_eq!(recovery(&mariadb).len(), 1);
-    assert_eq!(recovery(&mariadb)[0].act, "innodb_log_file_size=512M");
-    let note = &recovery(&mariadb)[0].note;
-    assert!(note.contains("MariaDB 10.9 and later; before, it needs a restart"), "{note}");
-    assert_eq!(recovery(&settings(Engine::MariaDb, &[("innodb_log_file_size", "512M")])), []);
+    // It has no use-direct-reads.
+    let mixed = [("rocksdb.use-direct-io-for-flush-and-compaction", "true"), ("use_direct_reads", "false")];
+    let advised = advise(Goal::NoMixedIo, &settings(Engine::TiKv, &mixed));
+    assert_eq!(advised.fixes, []);
+    assert!(advised.remarks[0].starts_with("TiKV has no setting that makes its reads direct"), "{advised:?}");
 }

@@ -16,7 +16,7 @@ use super::Earlier;
 use crate::attribution::database_of;
 use crate::observation::called;
 use crate::phrases::{per_second, rate, time};
-use crate::{Evidence, Finding, Fix, Kind, Observation, Severity};
+use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
 pub(crate) use device::is_own as is_devices_own;
 
@@ -130,6 +130,8 @@ struct Raise {
     /// How long the burst was that it is reckoned for.
     burst: Duration,
     flow: Flow,
+    /// What sets the limit that is in force now.
+    undo: String,
 }
 
 impl Raise {
@@ -145,7 +147,12 @@ impl Raise {
         let needed = level.saturating_add(level / 4);
         let limit = needed.saturating_mul(2).saturating_sub(thresholds.background);
         let limit = limit.max(thresholds.limit + 1).checked_next_multiple_of(STEP)?;
-        (limit <= report.dirtyable / 100 * MAX_PERCENT).then_some(Self { limit, burst, flow })
+        (limit <= report.dirtyable / 100 * MAX_PERCENT).then(|| Self {
+            limit,
+            burst,
+            flow,
+            undo: undo_of(report.parameters.limit, "dirty"),
+        })
     }
 
     fn fix(&self) -> Fix {
@@ -170,6 +177,16 @@ impl Raise {
                 rate(wanted),
                 rate(written),
                 time(self.burst)
+            ),
+            Terms::anywhere(
+                Confidence::Estimated,
+                format!("{} made dirty against {} written while it was watched", rate(wanted), rate(written)),
+                format!(
+                    "up to {} has to be written before a sync or an unmount returns; a power failure loses as much of \
+                     what was never synced",
+                    Size(self.limit)
+                ),
+                self.undo.clone(),
             ),
         )
     }
@@ -220,7 +237,7 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
             Size(fullest)
         ),
         evidence,
-        cost: if unknown {
+        cost: Cost::measured(if unknown {
             "every writer through the page cache is slowed to the speed of the disk; whether a database is \
              among them is not known without tracing"
                 .to_owned()
@@ -234,8 +251,9 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
                 time(throttled),
                 time(observation.period())
             )
-        },
+        }),
         fixes: fix.into_iter().collect(),
+        remarks: Vec::new(),
         pagekeeper: None,
     }
 }
@@ -409,6 +427,16 @@ fn no_limit_will_do(flow: &Flow) -> Fix {
             rate(flow.wanted),
             rate(flow.written)
         ),
+        Terms::anywhere(
+            Confidence::Measured,
+            format!(
+                "{} made dirty against {} written while it was watched",
+                rate(flow.wanted),
+                rate(flow.written)
+            ),
+            "what bypasses the page cache runs at the speed of the disk",
+            "nothing is set",
+        ),
     )
 }
 
@@ -425,13 +453,24 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
         database: None,
         title,
         evidence: vec![evidence],
-        cost: cost.to_owned(),
+        cost: Cost::estimated(cost),
         fixes: vec![fix],
+        remarks: Vec::new(),
         pagekeeper: None,
     };
     let lower = Fix::system(
         format!("sysctl -w vm.dirty_background_bytes={}", thresholds.limit / 4 / 4096 * 4096),
         "at once, until the next start; it sets vm.dirty_background_ratio to 0: a quarter of the limit",
+        Terms::anywhere(
+            Confidence::Measured,
+            format!(
+                "background writeback is set to {}, the limit to {}",
+                Size(background),
+                Size(thresholds.limit)
+            ),
+            "pages are written earlier: what is soon overwritten is written more than once",
+            undo_of(parameters.background, "dirty_background"),
+        ),
     );
     let report = |what: &str| {
         Evidence::new(format!(
@@ -467,10 +506,24 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
             Fix::system(
                 "sysctl -w vm.dirty_writeback_centisecs=500",
                 "at once, until the next start; the kernel's default",
+                Terms::anywhere(
+                    Confidence::Measured,
+                    "vm.dirty_writeback_centisecs is 0",
+                    "the disk is woken up more often",
+                    "sysctl -w vm.dirty_writeback_centisecs=0",
+                ),
             ),
         ));
     }
     findings
+}
+
+/// What sets one of a pair of limits to what it is now.
+fn undo_of(limit: Limit, name: &str) -> String {
+    match limit {
+        Limit::Bytes(bytes) => format!("sysctl -w vm.{name}_bytes={bytes}"),
+        Limit::Ratio(percent) => format!("sysctl -w vm.{name}_ratio={percent}"),
+    }
 }
 
 /// "30 s".

@@ -15,7 +15,7 @@ use super::Earlier;
 use super::settings::redo_settings;
 use crate::observation::Observation;
 use crate::phrases::{file_name, largest, number, percent};
-use crate::{Evidence, Finding, Fix, Goal, Kind, Severity};
+use crate::{Advised, Cost, Evidence, Finding, Goal, Kind, Severity};
 
 /// Less than this that nobody will read again is not worth a word (16 MiB): the rules themselves keep a few MiB.
 pub(crate) const RELEASABLE_MIN: u64 = 16 << 20;
@@ -79,11 +79,8 @@ impl<'a> Logs<'a> {
 }
 
 /// One finding for each database whose logs hold much for nobody.
-pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
-    observation
-        .databases()
-        .filter_map(|(index, database)| find_in(observation, earlier, index, database))
-        .collect()
+pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+    observation.databases().filter_map(|(index, database)| find_in(observation, index, database)).collect()
 }
 
 fn is_much(observation: &Observation<'_>, logs: &Logs<'_>) -> bool {
@@ -92,12 +89,7 @@ fn is_much(observation: &Observation<'_>, logs: &Logs<'_>) -> bool {
     much_releasable || (resident_much && (logs.releasable.is_none() || !kept(observation, logs).is_empty()))
 }
 
-fn find_in(
-    observation: &Observation<'_>,
-    earlier: Earlier<'_>,
-    index: usize,
-    database: &Database,
-) -> Option<Finding> {
+fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
     let logs = Logs::of(observation, index);
     if !is_much(observation, &logs) {
         return None;
@@ -128,15 +120,21 @@ fn find_in(
     }
     evidence.extend(kept(observation, &logs).into_iter().map(Evidence::new));
     evidence.extend(observation.settings_of(index).map(redo_settings).into_iter().flatten());
+    // There is nothing to fix about what the next start reads.
+    let advised = if logs.next_start == 0 {
+        observation.advise(Goal::LogsOutOfCache, index)
+    } else {
+        Advised::default()
+    };
     Some(Finding {
         kind: Kind::LogsInCache,
         severity,
         database: Some(observation.subject(index)),
         title: format!("log files hold {} of page cache{share}", Size(logs.resident)),
         evidence,
-        cost: cost(&logs, database, memory),
-        // There is nothing to fix about what the next start reads.
-        fixes: if logs.next_start == 0 { fixes(observation, earlier, index) } else { Vec::new() },
+        cost: Cost::measured(cost(&logs, database, memory)),
+        fixes: advised.fixes,
+        remarks: advised.remarks,
         pagekeeper: logs.guard_may_release().filter(|_| much_releasable).map(|_| {
             format!(
                 "{} releases what lies behind the writer and all followers, for as long as it runs. It frees memory, \
@@ -145,21 +143,6 @@ fn find_in(
             )
         }),
     })
-}
-
-/// What is to be set for this; where a recovery is to be bounded, too, to the value that does both.
-fn fixes(observation: &Observation<'_>, earlier: Earlier<'_>, index: usize) -> Vec<Fix> {
-    let mut fixes = observation.fixes(Goal::LogsOutOfCache, index);
-    let recovery = earlier.of(Kind::LongRecovery, index);
-    let bounds = recovery.map(|finding| finding.fixes.as_slice()).unwrap_or_default();
-    for fix in &mut fixes {
-        if let Some(bound) =
-            bounds.iter().find(|bound| bound.setting.is_some() && bound.setting == fix.setting)
-        {
-            fix.clone_from(bound);
-        }
-    }
-    fixes
 }
 
 /// The guard for this database alone.
@@ -285,9 +268,8 @@ fn cost(logs: &Logs<'_>, database: &Database, memory: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Journal;
     use crate::observation::Releasable;
-    use crate::settings::{Engine, Origin, Settings};
+    use crate::settings::{Engine, Settings};
     use crate::testing::{GIB, MIB, file, opener, residency, sample};
     use pagekeeper_kernel::process::Access;
     use pagekeeper_observe::Snapshot;
@@ -341,25 +323,7 @@ mod tests {
         assert_eq!(texts[2], "100 MiB more than 10 s before");
         assert_eq!(found.evidence[1].figures["releasable_bytes"], 10 * (128 * MIB * 90 / 100));
         assert!(found.pagekeeper.as_ref().unwrap().starts_with("pagekeeper guard --pid 100 "));
-        assert!(found.cost.contains("No throughput"));
-    }
-
-    #[test]
-    fn one_report_sets_one_value() {
-        let (before, after) = logs_of(30);
-        let mut observation = Observation::new(&before, &after);
-        observation.releasable = releasable(&after, 100);
-        let mut settings = Settings::new(Engine::PostgreSql);
-        settings.add("max_wal_size", "8GB", Origin::CommandLine);
-        observation.settings = vec![settings];
-        let values = |observation: &Observation<'_>| -> Vec<String> {
-            let fixes = crate::examine(observation).into_iter().flat_map(|finding| finding.fixes);
-            let acts = fixes.map(|fix| fix.act);
-            acts.filter(|act| act.starts_with("max_wal_size")).collect()
-        };
-        assert_eq!(values(&observation), ["max_wal_size = '4GB'"]);
-        observation.journals = vec![Some(Journal { bytes: GIB, exact: true, how: "how".to_owned() })];
-        assert_eq!(values(&observation), ["max_wal_size = '512MB'", "max_wal_size = '512MB'"]);
+        assert!(found.cost.text.contains("No throughput"));
     }
 
     #[test]
@@ -453,6 +417,6 @@ mod tests {
         observation.releasable = releasable(&after, 100);
         let found = find(&observation);
         assert_eq!(found[0].severity, Severity::Warning, "a quarter of the cgroup");
-        assert!(found[0].cost.contains("110 MiB of it are not written yet"), "{}", found[0].cost);
+        assert!(found[0].cost.text.contains("110 MiB of it are not written yet"), "{}", found[0].cost.text);
     }
 }

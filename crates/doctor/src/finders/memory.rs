@@ -20,7 +20,7 @@ use super::logs::{Logs, RELEASABLE_MIN, UNWRITTEN_PART, guard_command};
 use crate::observation::Observation;
 use crate::phrases::{number, percent, time};
 use crate::phrases::{per_second, rate};
-use crate::{Evidence, Finding, Fix, Goal, Kind, Severity};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Terms};
 
 /// Waiting below this share of the time is not reported: a busy host never has none …
 const WAITED_LEAST: f64 = 0.01;
@@ -157,12 +157,22 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
         database: None,
         title: "tasks wait for memory".to_owned(),
         evidence,
-        cost: if counted {
+        cost: Cost::measured(if counted {
             "Each time a task waits until it has reclaimed memory; how long is not known.".to_owned()
         } else {
             format!("Tasks waited for memory {} of the time.", percent_of(share))
-        },
-        fixes: vec![Fix::advice("give the database's own cache less memory, or the host more", "the other findings and pagekeeper top show what fills the page cache")],
+        }),
+        fixes: vec![Fix::advice(
+            "give the database's own cache less memory, or the host more",
+            "the other findings and pagekeeper top show what fills the page cache",
+            Terms::anywhere(
+                Confidence::Estimated,
+                "the kernel counted tasks that waited for memory; whose memory is to spare it does not",
+                "what a smaller cache no longer holds is read from the page cache or the disk",
+                "give it back what it had",
+            ),
+        )],
+        remarks: Vec::new(),
         pagekeeper: (releasable >= RELEASABLE_MIN).then(|| {
             format!(
                 "pagekeeper guard releases {} of log pages that nobody will read again, before any task has to \
@@ -261,6 +271,16 @@ fn group(
     if costs.is_empty() {
         costs.push("Little now: clean pages of files are reclaimed in well under a millisecond.".to_owned());
     }
+    let counted = much_again.is_some();
+    let Advised { mut fixes, mut remarks } = observation.advise(Goal::LessPageCache, index);
+    match (counted, stream) {
+        (false, _) => {}
+        (true, Some(stream)) => remarks.push(format!(
+            "first fix the stream ({}): how much memory the data needs shows only without it",
+            stream.title
+        )),
+        (true, None) => fixes.push(more(observation, index, group, limit, refaulted.unwrap_or(0))),
+    }
     let releasable = logs.guard_may_release().filter(|releasable| *releasable >= RELEASABLE_MIN);
     Some(Finding {
         kind: Kind::MemoryShort,
@@ -268,21 +288,9 @@ fn group(
         database: Some(observation.subject(index)),
         title: format!("its memory cgroup is at its limit of {}", Size(limit)),
         evidence,
-        cost: costs.join(" "),
-        fixes: observation
-            .fixes(Goal::LessPageCache, index)
-            .into_iter()
-            .chain(much_again.map(|_| match stream {
-                Some(stream) => Fix::advice(
-                    format!(
-                        "first fix the stream ({}): how much memory the data needs shows only without it",
-                        stream.title
-                    ),
-                    "",
-                ),
-                None => more(observation, index, group, limit, refaulted.unwrap_or(0)),
-            }))
-            .collect(),
+        cost: if counted { Cost::measured(costs.join(" ")) } else { Cost::estimated(costs.join(" ")) },
+        fixes,
+        remarks,
         pagekeeper: releasable.map(|releasable| {
             format!(
                 "{} writes out and releases {} of log pages that nobody will read again.",
@@ -326,7 +334,13 @@ fn more(
         Size(enough),
         Size(missed)
     );
-    Fix::system(act, note)
+    let terms = Terms::anywhere(
+        Confidence::Estimated,
+        format!("{} of its files were taken away a while ago or came back since", Size(missed)),
+        "memory that the rest of the host does not have any more",
+        format!("echo {} > {}/{setting}", group.limit.unwrap_or(limit), group.directory.display()),
+    );
+    Fix::system(act, note, terms)
 }
 
 /// Waits for memory that was not the host's.
@@ -448,7 +462,7 @@ mod tests {
              cc1 (process 7) 2 times, 150.0 ms in all, 100.0 ms at most"
         );
         assert!(found[0].evidence[0].text.contains("below what starts background reclaim"), "{found:?}");
-        assert_eq!(found[0].cost, "Tasks waited for memory 7.5 % of the time.");
+        assert_eq!(found[0].cost.text, "Tasks waited for memory 7.5 % of the time.");
         assert!(found[0].pagekeeper.as_ref().unwrap().contains("1 GiB"));
     }
 
@@ -467,7 +481,7 @@ mod tests {
         after.change.as_mut().unwrap().machine.memory_stalled = None;
         let found = find(&Observation::new(&before, &after));
         assert_eq!(found[0].severity, Severity::Note);
-        assert!(found[0].cost.contains("not known"), "{found:?}");
+        assert!(found[0].cost.text.contains("not known"), "{found:?}");
     }
 
     #[test]
@@ -515,7 +529,7 @@ mod tests {
         assert_eq!((found.len(), found[0].severity), (1, Severity::Warning));
         assert!(found[0].evidence[2].text.starts_with("3.0 s of 10.0 s at least one task"), "{found:?}");
         assert_eq!(found[0].evidence[3].figures["refaulted_bytes"], 20 * MIB);
-        assert_eq!(found[0].cost, "2 MiB/s are read from storage again because the data does not fit.");
+        assert_eq!(found[0].cost.text, "2 MiB/s are read from storage again because the data does not fit.");
         let more = found[0].fixes.last().unwrap();
         assert_eq!(more.kind, FixKind::System);
         assert!(more.act.starts_with(&format!("echo {} > ", GIB + 256 * MIB)), "{more:?}");
@@ -532,7 +546,7 @@ mod tests {
         let found = find(&Observation::new(&before, &after));
         let more = found[0].fixes.last().unwrap();
         assert!(more.act.starts_with(&format!("echo {} > ", GIB + 448 * MIB)), "{more:?}");
-        assert!(more.note.contains("room for 448 MiB of its files"), "{more:?}");
+        assert!(more.does.contains("room for 448 MiB of its files"), "{more:?}");
         let again = &mut after.databases[0].cgroup.as_mut().unwrap().file_refaults;
         *again = Some(2 * GIB / pagekeeper_kernel::page_size());
         let found = find(&Observation::new(&before, &after));
@@ -545,7 +559,7 @@ mod tests {
         after.databases[0].cgroup.as_mut().unwrap().file_refaults = Some(pages / 20);
         let found = find(&Observation::new(&before, &after));
         assert_eq!(found[0].severity, Severity::Note);
-        assert!(found[0].cost.starts_with("Little now"), "{found:?}");
+        assert!(found[0].cost.text.starts_with("Little now"), "{found:?}");
 
         after.change.as_mut().unwrap().machine.allocation_stalls = None;
         let found = find(&Observation::new(&before, &after));
@@ -583,10 +597,13 @@ mod tests {
         let streams = examine(&observation).into_iter().filter(|finding| finding.kind == Kind::Stream);
         assert_eq!(streams.count(), 1);
         let found = find(&observation);
-        assert_eq!(found[0].cost, "52 MiB/s are read from storage again because a stream took its memory.");
+        assert_eq!(
+            found[0].cost.text,
+            "52 MiB/s are read from storage again because a stream took its memory."
+        );
         assert!(!found[0].fixes.iter().any(|fix| fix.kind == FixKind::System), "{found:?}");
-        let first = found[0].fixes.last().unwrap();
-        assert!(first.act.starts_with("first fix the stream (tar (process 77) reads"), "{first:?}");
+        let first = found[0].remarks.last().unwrap();
+        assert!(first.starts_with("first fix the stream (tar (process 77) reads"), "{first:?}");
         observation.streamers.clear();
         let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
         trace.pages.as_mut().unwrap().remove(0);

@@ -13,10 +13,10 @@ use pagekeeper_observe::{File, Opener, OpenerKind};
 use pagekeeper_policy::MixedProfile;
 
 use super::Earlier;
-use crate::advice::{self, rocksdb::is_rocksdb};
+use crate::advice::rocksdb::is_rocksdb;
 use crate::observation::Observation;
 use crate::phrases::{file_name, number};
-use crate::{Evidence, Finding, Fix, Goal, Kind, Severity};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Terms, advise};
 
 /// Files that are listed of each database and kind.
 const NAMED: usize = 5;
@@ -136,8 +136,9 @@ fn found(
         },
         None => String::new(),
     };
-    let mut all_fixes = index.map(|index| settings_for(observation, index, &files)).unwrap_or_default();
-    all_fixes.extend(fix(mixed_with, &files));
+    let Advised { mut fixes, remarks } =
+        index.map(|index| settings_for(observation, index, &files)).unwrap_or_default();
+    fixes.extend(fix(mixed_with, &files));
     Finding {
         kind: Kind::MixedIo,
         severity,
@@ -145,7 +146,8 @@ fn found(
         title,
         evidence,
         cost,
-        fixes: all_fixes,
+        fixes,
+        remarks,
         pagekeeper: match mixed_with {
             MixedWith::Leftover => Some(format!(
                 "pagekeeper doctor{scope} --fix evicts them, and reports what stayed and why; it leaves files \
@@ -158,14 +160,14 @@ fn found(
 }
 
 /// The settings that fix it; those of `MyRocks` only where a file is its own.
-fn settings_for(observation: &Observation<'_>, index: usize, files: &[&File]) -> Vec<Fix> {
-    let Some(settings) = observation.settings_of(index) else { return Vec::new() };
+fn settings_for(observation: &Observation<'_>, index: usize, files: &[&File]) -> Advised {
+    let Some(settings) = observation.settings_of(index) else { return Advised::default() };
     if settings.myrocks && !files.iter().any(|file| is_rocksdb(file)) {
         let mut without = settings.clone();
         without.myrocks = false;
-        return advice::fixes(Goal::NoMixedIo, &without);
+        return advise(Goal::NoMixedIo, &without);
     }
-    advice::fixes(Goal::NoMixedIo, settings)
+    advise(Goal::NoMixedIo, settings)
 }
 
 /// One file: who has it and how, and where its pages are.
@@ -258,7 +260,7 @@ fn cost(
     mixed_with: MixedWith,
     files: &[&File],
     measured: Option<MixedProfile>,
-) -> (Severity, String) {
+) -> (Severity, Cost) {
     let share = |share: Option<f64>| share.map(|share| format!("{:.0} %", share * 100.0));
     let least = |a: Option<f64>, b: Option<f64>| match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -273,7 +275,8 @@ fn cost(
     // One of them was not measured: the other alone does not show all of the cost.
     let is_half = mixed_with != MixedWith::Reader && (read.is_none() || write.is_none());
     let Some(worst) = least(read, write).filter(|worst| !is_half || *worst < CHEAP) else {
-        return unmeasured(mixed_with, files);
+        let (severity, text) = unmeasured(mixed_with, files);
+        return (severity, Cost::estimated(text));
     };
     let beside = match mixed_with {
         MixedWith::Writer => "beside a buffered writer",
@@ -297,7 +300,7 @@ fn cost(
     } else {
         Severity::Warning
     };
-    (severity, sentence(&text))
+    (severity, Cost::measured(sentence(&text)))
 }
 
 /// With a capital letter at its start.
@@ -351,8 +354,13 @@ fn fix(mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
         match mixed_with {
             MixedWith::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
             MixedWith::Reader | MixedWith::Leftover => "at once; a backup can read a snapshot instead",
-        }
-        .to_owned(),
+        },
+        Terms::anywhere(
+            Confidence::Measured,
+            "it was seen to have the same file open through the page cache",
+            "it reads and writes at the speed of the disk",
+            "start it again as before",
+        ),
     ))
 }
 
@@ -434,10 +442,16 @@ mod tests {
             found[0].evidence[0].text,
             "a.ibd: O_DIRECT by mariadbd (process 100); 64 KiB resident (16 KiB from 0 B, 48 KiB from 1 MiB)"
         );
-        assert!(found[0].cost.contains("pagekeeper probe --save /var/lib/mysql/test does that"), "{found:?}");
+        assert!(
+            found[0].cost.text.contains("pagekeeper probe --save /var/lib/mysql/test does that"),
+            "{found:?}"
+        );
         assert!(found[0].pagekeeper.as_ref().unwrap().contains("doctor --pid 100 --fix"), "{found:?}");
         let half = MixedProfile { leftover_write: Some(1.0), ..MixedProfile::default() };
-        assert!(find_in(&after, Some(half))[0].cost.starts_with("Not measured"), "of reads nothing is known");
+        assert!(
+            find_in(&after, Some(half))[0].cost.text.starts_with("Not measured"),
+            "of reads nothing is known"
+        );
         for (read, write, severity, words) in [
             (1.0, 0.99, Severity::Note, "Next to nothing: direct reads ran at 100 %"),
             (0.8, 1.0, Severity::Warning, "Direct reads ran at 80 % of their rate"),
@@ -450,7 +464,7 @@ mod tests {
             };
             let found = find_in(&after, Some(mixed));
             assert_eq!(found[0].severity, severity, "{found:?}");
-            assert!(found[0].cost.starts_with(words), "{found:?}");
+            assert!(found[0].cost.text.starts_with(words), "{found:?}");
         }
     }
 
@@ -472,7 +486,7 @@ mod tests {
         let found = find_in(&after, Some(mixed));
         assert_eq!(found[0].severity, Severity::Serious);
         assert_eq!(
-            found[0].cost,
+            found[0].cost.text,
             "Direct reads ran at 42 % of their rate and direct writes ran at 48 % of their rate beside a buffered \
              writer, as pagekeeper probe measured on this file system."
         );
@@ -485,7 +499,7 @@ mod tests {
         assert_eq!(found[0].pagekeeper, None);
         let found = find_in(&after, None);
         assert_eq!(found[0].severity, Severity::Warning);
-        assert!(found[0].cost.starts_with("Not measured on this file system; "), "{found:?}");
+        assert!(found[0].cost.text.starts_with("Not measured on this file system; "), "{found:?}");
     }
 
     #[test]

@@ -8,11 +8,13 @@ use pagekeeper_policy::FileClass;
 
 use super::Earlier;
 use crate::advice::innodb::{self, Tables};
-use crate::advice::rocksdb::{self, is_on, is_rocksdb, own_option, rocks_setting, size};
-use crate::advice::{Effect, set};
+use crate::advice::postgresql::shared_buffers;
+use crate::advice::postgresql_rows::{CHECKPOINT_FLUSH_AFTER, WAL_RECYCLE};
+use crate::advice::rocksdb::{is_on, is_rocksdb, recycled, rocks_setting, size};
+use crate::advice::uncertain;
 use crate::settings::mysql::BUFFERED;
 use crate::settings::{Engine, Origin, Setting, Settings};
-use crate::{Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Severity, advise};
 
 /// Pages of a log or of tables are worth a word from so many bytes on.
 const WORTH_A_WORD: u64 = 16 << 20;
@@ -64,8 +66,9 @@ impl About<'_> {
             database: Some(self.observation.subject(self.index)),
             title: title.to_owned(),
             evidence: Vec::new(),
-            cost: cost.to_owned(),
+            cost: Cost::estimated(cost),
             fixes: Vec::new(),
+            remarks: uncertain(self.settings).into_iter().collect(),
             pagekeeper: None,
         }
     }
@@ -101,7 +104,10 @@ impl About<'_> {
             Evidence::new(format!("{} of its table files are resident", Size(resident)))
                 .with("resident_bytes", resident),
         );
-        finding.fixes = vec![tables.fix(self.settings).unwrap_or_else(|| Fix::advice(REFUSED, ""))];
+        finding.fixes = tables.fix(self.settings).into_iter().collect();
+        if tables == Tables::Refused {
+            finding.remarks.push(REFUSED.to_owned());
+        }
         Some(finding)
     }
 
@@ -109,14 +115,16 @@ impl About<'_> {
         if self.settings.engine != Engine::MariaDb {
             return None;
         }
-        let mut fixes = Vec::new();
-        innodb::redo(self.settings, &mut fixes);
+        let (fix, by_commit) = (innodb::redo(self.settings), innodb::by_commit(self.settings));
         let buffering = self.settings.get("innodb_log_file_buffering");
         // What is seen counts: a server that has it open O_DIRECT is well whatever is configured.
         let seen_direct =
             buffering.is_some_and(|setting| setting.from == Origin::Seen && setting.value == "OFF");
         // A finding about all of its logs names the same settings and the same fixes.
-        if fixes.is_empty() || seen_direct || self.earlier.of(Kind::LogsInCache, self.index).is_some() {
+        if (fix.is_none() && by_commit.is_none())
+            || seen_direct
+            || self.earlier.of(Kind::LogsInCache, self.index).is_some()
+        {
             return None;
         }
         let resident = self.resident(|file| file.class == Some(FileClass::Redo) && is_innodb_redo(file));
@@ -127,7 +135,8 @@ impl About<'_> {
             Evidence::new(format!("{} of the redo log are resident", Size(resident)))
                 .with("resident_bytes", resident),
         );
-        finding.fixes = fixes;
+        finding.fixes = fix.into_iter().collect();
+        finding.remarks.extend(by_commit);
         finding.pagekeeper = Some(
             "pagekeeper guard releases the redo log's pages behind its writer where it writes whole pages"
                 .to_owned(),
@@ -152,7 +161,8 @@ impl About<'_> {
         for option in [direct, "bytes_per_sync", "wal_bytes_per_sync"] {
             finding.evidence.extend(rocks_setting(settings, option).map(evidence_of));
         }
-        rocksdb::fixes(Goal::SteadyWriteback, settings, &mut finding.fixes);
+        let Advised { fixes, remarks } = advise(Goal::SteadyWriteback, settings);
+        (finding.fixes, finding.remarks) = (fixes, remarks);
         Some(finding)
     }
 
@@ -181,8 +191,7 @@ impl About<'_> {
         finding.evidence.push(
             Evidence::new(format!("{} of WAL are resident", Size(resident))).with("resident_bytes", resident),
         );
-        let why = "the guard can then release them; a sync of a file that grows takes longer than of a recycled one";
-        finding.fixes = own_option(self.settings, "recycle_log_file_num", "0", why).into_iter().collect();
+        finding.fixes = recycled(self.settings).into_iter().collect();
         Some(finding)
     }
 
@@ -197,8 +206,7 @@ impl About<'_> {
             "Dirty pages pile up until the checkpoint's end, where writers wait for the disk.",
         );
         finding.evidence.extend(settings.get("checkpoint_flush_after").map(evidence_of));
-        let why = "the default: what a checkpoint writes is sent to the disk as it goes";
-        finding.fixes = vec![set(settings, "checkpoint_flush_after", "256kB", Effect::Reload, why)];
+        finding.fixes = CHECKPOINT_FLUSH_AFTER.fix(settings).into_iter().collect();
         Some(finding)
     }
 
@@ -218,12 +226,7 @@ impl About<'_> {
         finding.evidence.extend(
             ["wal_recycle", "wal_init_zero"].iter().filter_map(|name| settings.get(name)).map(evidence_of),
         );
-        let recycle = "segments are then used again; the default";
-        let zero = "for a copy-on-write file system (btrfs, ZFS), where recycling gains nothing";
-        finding.fixes = vec![
-            set(settings, "wal_recycle", "on", Effect::Reload, recycle),
-            set(settings, "wal_init_zero", "off", Effect::Reload, zero),
-        ];
+        finding.fixes = WAL_RECYCLE.fix(settings).into_iter().collect();
         Some(finding)
     }
 
@@ -255,18 +258,14 @@ impl About<'_> {
             Evidence::new(format!("{} of memory are there for it", Size(memory)))
                 .with("memory_bytes", memory),
         );
-        let value = format!("{}MB", (memory / 4) >> 20);
-        let why = "a quarter of the memory is where PostgreSQL's manual says to begin";
-        finding.fixes = vec![set(settings, "shared_buffers", &value, Effect::Restart, why)];
+        finding.fixes = shared_buffers(settings, memory).into_iter().collect();
         Some(finding)
     }
 }
 
 /// The settings that have `MariaDB`'s redo log go through the page cache, as far as they are known, where they do.
 pub(super) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
-    let mut fixes = Vec::new();
-    innodb::redo(settings, &mut fixes);
-    if fixes.is_empty() {
+    if innodb::redo(settings).is_none() && innodb::by_commit(settings).is_none() {
         return Vec::new();
     }
     let names = ["innodb_flush_log_at_trx_commit", "innodb_log_file_buffering"];
@@ -289,7 +288,9 @@ fn evidence_of(setting: &Setting) -> Evidence {
             format!("{name} is {value}: {from}{doubt}")
         }
     };
-    let evidence = Evidence::new(text).with("setting", name.as_str()).with("value", value.as_str());
+    let confidence = if *from == Origin::Seen { Confidence::Measured } else { Confidence::FromSettings };
+    let evidence =
+        Evidence::new(text).known(confidence).with("setting", name.as_str()).with("value", value.as_str());
     match from {
         Origin::File { path, line } => {
             evidence.with("file", path.to_string_lossy().into_owned()).with("line", *line)
@@ -355,10 +356,10 @@ mod tests {
         let said: Vec<&str> = all[0].evidence.iter().map(|evidence| evidence.text.as_str()).collect();
         assert_eq!(said[0], "innodb_flush_method is O_DIRECT: /etc/my.cnf, line 7");
         assert_eq!(said[1], "it has table files open without O_DIRECT");
-        assert_eq!(all[0].fixes.len(), 1);
-        assert!(all[0].fixes[0].act.starts_with("no setting helps"), "{:?}", all[0].fixes);
+        assert_eq!(all[0].fixes, []);
+        assert!(all[0].remarks[0].starts_with("no setting helps"), "{:?}", all[0].remarks);
         // Nor do other findings offer what is set already.
-        assert_eq!(crate::fixes(Goal::NoMixedIo, &observation.settings[0]), []);
+        assert_eq!(advise(Goal::NoMixedIo, &observation.settings[0]).fixes, []);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! After a restart: is the data as resident as before; and what would the next recovery read?
 //!
 //! [`journal`](crate::journal) gathers what the second needs. A comparison needs a snapshot of before the
-//! restart: without one little can be said, and that is said.
+//! restart: without one little can be said, and that is said. How long a recovery may take is the operator's to say:
+//! without a target a long one is reported, and no setting named.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,21 +13,24 @@ use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 
 use super::Earlier;
+use crate::advice::shorten;
 use crate::journal::kind_of_log;
 use crate::phrases::{percent, time};
-use crate::{Evidence, Finding, Fix, Goal, Journal, Kind, Observation, Severity};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity, Terms};
 
 /// A database that has been running for less has just been started.
 const JUST_STARTED: Duration = Duration::from_secs(15 * 60);
 /// Less data than this is loaded before anybody notices, in bytes.
 const LITTLE: u64 = 16 << 20;
-/// A recovery that reads more than this is worth to know, in bytes: 512 MiB, which is what the fixes bound it to, and the
-/// two segments of WAL by which it may be missed.
-const LONG: u64 = (512 + 32) << 20;
+/// A recovery that reads more than this is worth to know, in bytes: twice what `PostgreSQL` lets WAL grow to by default,
+/// which is the most of any vendor's default but `TiKV`'s.
+const LONG: u64 = 2 << 30;
+/// Or one that takes longer than this.
+const LONG_TIME: Duration = Duration::from_secs(5 * 60);
+/// For so much of a journal one page of data is taken to be read, in bytes.
+const BYTES_PER_PAGE: u64 = 8 << 10;
 /// So many files of a journal are named one by one.
 const FEW: usize = 3;
-/// And one that surely reads this much costs time.
-const VERY_LONG: u64 = 4 << 30;
 
 /// Databases that were started with little of their data resident, and those whose recovery would be long.
 pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
@@ -74,8 +78,15 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
     let mut fixes = vec![Fix::command(
         format!("pagekeeper warm --from {}", snapshot.path.display()),
         "at once: loads the pages that were resident, most recently used files first",
+        Terms::anywhere(
+            Confidence::Measured,
+            format!("{} that were resident are not", Size(lost)),
+            "reads beside the database's own, at the speed of the disk",
+            "pagekeeper evict releases them again",
+        ),
     )];
-    fixes.extend(observation.fixes(Goal::WarmStart, index));
+    let advised = observation.advise(Goal::WarmStart, index);
+    fixes.extend(advised.fixes);
     let age = observation.after.at.duration_since(snapshot.taken).unwrap_or_default();
     Some(Finding {
         kind: Kind::ColdStart,
@@ -94,8 +105,9 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
             .with("resident_bytes", kept)
             .with("missing_bytes", lost),
         ],
-        cost: "Until these pages are back each first read of one waits for the disk.".to_owned(),
+        cost: Cost::estimated("Until these pages are back each first read of one waits for the disk."),
         fixes,
+        remarks: advised.remarks,
         pagekeeper: Some(format!(
             "pagekeeper warm --from {} reads {} now, in parallel and in file order",
             snapshot.path.display(),
@@ -109,38 +121,93 @@ fn bypassed(file: &File) -> bool {
     !file.openers.is_empty() && file.openers.iter().all(|opener| matches!(opener.kind, OpenerKind::Direct(_)))
 }
 
-/// What its recovery would read, if that is long.
-fn long_journal<'a>(observation: &'a Observation<'_>, index: usize) -> Option<&'a Journal> {
-    observation.journals.get(index)?.as_ref().filter(|journal| journal.bytes > LONG)
+/// How long a recovery is reckoned to take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Estimate {
+    time: Duration,
+    /// One cold read, in microseconds, as the disk was measured.
+    read_us: f64,
 }
 
-/// The settings that bound a long recovery; none where it is not long.
-fn recovery_fixes(observation: &Observation<'_>, index: usize) -> Vec<Fix> {
-    long_journal(observation, index)
-        .map(|_| observation.fixes(Goal::ShortRecovery, index))
-        .unwrap_or_default()
+impl Estimate {
+    /// Of a journal of so many bytes; `None` where the disk of the database's files was not measured.
+    fn of(observation: &Observation<'_>, index: usize, bytes: u64) -> Option<Self> {
+        let mut disks = observation.files_of(index).filter_map(|file| observation.disk(file));
+        let read_us = disks.find_map(|disk| disk.reads.first())?.p50_us;
+        let microseconds = (bytes / BYTES_PER_PAGE) as f64 * read_us;
+        Some(Self { time: Duration::try_from_secs_f64(microseconds / 1e6).ok()?, read_us })
+    }
+
+    /// How much of a journal can be recovered in so much time, in bytes.
+    fn bytes_in(self, target: Duration) -> u64 {
+        let read = Duration::from_secs_f64(self.read_us / 1e6).as_nanos().max(1);
+        let pages = u64::try_from(target.as_nanos() / read).unwrap_or(u64::MAX);
+        pages.saturating_mul(BYTES_PER_PAGE)
+    }
+
+    fn evidence(self) -> Evidence {
+        Evidence::new(format!(
+            "about {}: one page of data read for each {} of the journal, one after another, {} each, as the disk was \
+             measured; less where the data is resident or the server reads ahead",
+            time(self.time),
+            Size(BYTES_PER_PAGE),
+            time(Duration::from_secs_f64(self.read_us / 1e6))
+        ))
+        .known(Confidence::Estimated)
+        .with("recovery_seconds", self.time.as_secs_f64())
+        .with("read_microseconds", self.read_us)
+    }
 }
 
 fn long_recovery(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
-    let journal = long_journal(observation, index)?;
-    let severity =
-        if journal.exact && journal.bytes >= VERY_LONG { Severity::Warning } else { Severity::Note };
+    let journal = observation.journals.get(index)?.as_ref()?;
+    let estimate = Estimate::of(observation, index, journal.bytes);
+    let target = observation.recovery_target;
+    let is_long = match (target, estimate) {
+        (Some(target), Some(estimate)) => estimate.time > target,
+        (None, Some(estimate)) => journal.bytes > LONG || estimate.time > LONG_TIME,
+        (_, None) => journal.bytes > LONG,
+    };
+    if !is_long {
+        return None;
+    }
     let most = if journal.exact { "" } else { "at most " };
+    let amount = Evidence::new(format!("{most}{}: {}", Size(journal.bytes), journal.how))
+        .with("journal_bytes", journal.bytes)
+        .with("exact", journal.exact);
+    let takes = estimate.map(|estimate| format!(", about {}", time(estimate.time))).unwrap_or_default();
+    let wanted = target.map(|target| format!("; the target is {}", time(target))).unwrap_or_default();
+    let Advised { fixes, remarks } = bounds(observation, index, estimate);
     Some(Finding {
         kind: Kind::LongRecovery,
-        severity,
+        severity: if target.is_some() && estimate.is_some() { Severity::Warning } else { Severity::Note },
         database: Some(observation.subject(index)),
-        title: format!("a recovery would read {most}{} of its journal", Size(journal.bytes)),
-        evidence: vec![
-            Evidence::new(format!("{most}{}: {}", Size(journal.bytes), journal.how))
-                .with("journal_bytes", journal.bytes)
-                .with("exact", journal.exact),
-        ],
-        cost: "After a crash the database answers only once it has read that and changed the pages that it names."
-            .to_owned(),
-        fixes: recovery_fixes(observation, index),
+        title: format!("a recovery would read {most}{} of its journal{takes}{wanted}", Size(journal.bytes)),
+        evidence: [amount].into_iter().chain(estimate.map(Estimate::evidence)).collect(),
+        cost: Cost::estimated(
+            "After a crash the database answers only once it has read that and changed the pages that it names.",
+        ),
+        fixes,
+        remarks,
         pagekeeper: warmed(observation, index, database),
     })
+}
+
+/// What makes its recovery fit the target; without one nothing does.
+fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<Estimate>) -> Advised {
+    let remark = |text: &str| Advised { remarks: vec![text.to_owned()], ..Advised::default() };
+    match (observation.recovery_target, estimate, observation.settings_of(index)) {
+        (Some(target), Some(estimate), Some(settings)) => shorten(settings, estimate.bytes_in(target)),
+        (Some(_), Some(_), None) => Advised::default(),
+        (Some(_), None, _) => remark(
+            "how long that takes is not known, so no setting is named for the target: pagekeeper probe --save measures \
+             the disk",
+        ),
+        (None, _, _) => remark(
+            "no setting is named: fewer checkpoints are what a longer recovery pays for, and which is wanted is yours to \
+             say; doctor --recovery-target TIME names what fits it",
+        ),
+    }
 }
 
 /// What can be warmed for a recovery: all that it reads through the page cache. `None` where it reads nothing so.
@@ -197,10 +264,12 @@ fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{GIB, MIB, file, opener, sample};
-    use crate::{SavedFile, SavedSnapshot};
+    use crate::settings::{Engine, Origin, Settings};
+    use crate::testing::{DEV, GIB, MIB, file, opener, sample};
+    use crate::{Journal, SavedFile, SavedSnapshot};
     use pagekeeper_kernel::process::Access;
     use pagekeeper_observe::Snapshot;
+    use pagekeeper_policy::{DepthProfile, DiskProfile};
     use std::time::SystemTime;
 
     fn find(observation: &Observation<'_>) -> Vec<Finding> {
@@ -264,28 +333,68 @@ mod tests {
         assert_eq!(find(&observation), []);
     }
 
+    /// Of a disk that takes so long for one cold read, in microseconds.
+    fn reads_in(p50_us: f64) -> DiskProfile {
+        let reads = vec![DepthProfile { depth: 1, per_second: 1e6 / p50_us, p50_us, p99_us: p50_us }];
+        DiskProfile { reads, ..DiskProfile::default() }
+    }
+
     #[test]
-    fn a_long_journal_is_reported_as_what_it_is() {
+    fn a_long_journal_is_reported_as_what_it_is_and_no_setting_is_named() {
         let after = sample();
         let mut observation = Observation::new(&after, &after);
         let journal = |bytes, exact| vec![Some(Journal { bytes, exact, how: "how".to_owned() })];
-        observation.journals = journal(100 * MIB, true);
-        assert_eq!(find(&observation), []);
-        // What a fix bounds it to, is no finding.
-        observation.journals = journal(512 * MIB, false);
-        assert_eq!(find(&observation), []);
-        observation.journals = journal(512 * MIB + 16 * MIB + 8192, true);
-        assert_eq!(find(&observation), []);
-        observation.journals = journal(GIB, false);
-        let found = find(&observation);
-        assert_eq!(found[0].title, "a recovery would read at most 1 GiB of its journal");
-        assert_eq!(found[0].severity, Severity::Note);
-        observation.journals = journal(5 * GIB, false);
-        assert_eq!(find(&observation)[0].severity, Severity::Note);
-        observation.journals = journal(5 * GIB, true);
-        assert_eq!(find(&observation)[0].severity, Severity::Warning);
+        let mut settings = Settings::new(Engine::PostgreSql);
+        settings.add("max_wal_size", "2GB", Origin::CommandLine);
+        observation.settings = vec![settings];
+        // What servers at the default or twice it have, is no finding.
+        for bytes in [100 * MIB, 612 * MIB, GIB, 2 * GIB] {
+            observation.journals = journal(bytes, true);
+            assert_eq!(find(&observation), []);
+        }
+        for exact in [false, true] {
+            observation.journals = journal(5 * GIB, exact);
+            let found = find(&observation);
+            let most = if exact { "" } else { "at most " };
+            assert_eq!(found[0].title, format!("a recovery would read {most}5 GiB of its journal"));
+            assert_eq!((found[0].severity, &found[0].fixes), (Severity::Note, &Vec::new()));
+            assert!(found[0].remarks[0].contains("--recovery-target"), "{:?}", found[0].remarks);
+        }
         observation.journals = vec![None];
         assert_eq!(find(&observation), []);
+    }
+
+    #[test]
+    fn a_recovery_is_shortened_for_a_target_alone_and_never_below_a_default() {
+        let mut after = sample();
+        after.files = vec![file("/var/lib/postgresql/base/1", FileClass::Data, GIB, 0)];
+        let mut observation = Observation::new(&after, &after);
+        observation.journals = vec![Some(Journal { bytes: 4 * GIB, exact: true, how: "how".to_owned() })];
+        let mut settings = Settings::new(Engine::PostgreSql);
+        settings.add("max_wal_size", "8GB", Origin::CommandLine);
+        observation.settings = vec![settings];
+        observation.recovery_target = Some(Duration::from_secs(60));
+        let unmeasured = find(&observation);
+        assert_eq!((unmeasured[0].severity, &unmeasured[0].fixes), (Severity::Note, &Vec::new()));
+        assert!(unmeasured[0].remarks[0].contains("probe --save"), "{:?}", unmeasured[0].remarks);
+        // 524,288 pages of 200 µs.
+        observation.disks = vec![(DEV, reads_in(200.0))];
+        let found = find(&observation);
+        assert_eq!(found[0].severity, Severity::Warning);
+        assert_eq!(
+            found[0].title,
+            "a recovery would read 4 GiB of its journal, about 104.9 s; the target is 60.0 s"
+        );
+        assert_eq!(found[0].evidence[1].confidence, Confidence::Estimated);
+        assert_eq!(found[0].evidence[1].figures["read_microseconds"], 200.0);
+        // 300,000 pages of 8 KiB, in whole segments.
+        assert_eq!(found[0].fixes[0].act, "max_wal_size = '2336MB'");
+        observation.recovery_target = Some(Duration::from_secs(1));
+        assert_eq!(find(&observation)[0].fixes[0].act, "max_wal_size = '1GB'");
+        observation.recovery_target = Some(Duration::from_secs(110));
+        assert_eq!(find(&observation), []);
+        observation.recovery_target = None;
+        assert_eq!(find(&observation)[0].fixes, []);
     }
 
     #[test]
@@ -299,7 +408,8 @@ mod tests {
         let advised = |files: Vec<File>| {
             let after = Snapshot { files, ..sample() };
             let mut observation = Observation::new(&after, &after);
-            observation.journals = vec![Some(Journal { bytes: GIB, exact: false, how: "how".to_owned() })];
+            observation.journals =
+                vec![Some(Journal { bytes: 3 * GIB, exact: false, how: "how".to_owned() })];
             find(&observation).remove(0).pagekeeper
         };
         let table = |openers| with("/var/lib/mysql/db/t.ibd", FileClass::Data, openers);

@@ -20,11 +20,11 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{DirtyLevels, PauseCounts, Task};
 
 use super::{Earlier, dirty_limits};
-use crate::advice::move_log;
+use crate::advice::{move_log, uncertain};
 use crate::attribution::{self, DeviceOutput, Owner};
 use crate::observation::called;
 use crate::phrases::{file_name, number, percent, time};
-use crate::{Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
+use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
 /// So many tasks are listed, the others counted together.
 const TASKS: usize = 4;
@@ -90,20 +90,19 @@ impl Throttled<'_> {
         }
         evidence.extend(losses(observation));
         let database = &observation.after.databases[self.index];
-        let mut fixes = observation.fixes(Goal::SteadyWriteback, self.index);
+        let Advised { mut fixes, mut remarks } = observation.advise(Goal::SteadyWriteback, self.index);
         let other = help::most_by_another(observation, self.devices().into_keys());
         fixes.extend(other.iter().flat_map(|name| help::of_another(name)));
         // The command, with what it would change, is in the finding about the limits, which comes with this one.
         let (own_limit, whole): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
             self.pauses.iter().partition(|pause| dirty_limits::is_devices_own(pause));
         if !own_limit.is_empty() {
-            fixes.push(Fix::advice("the device has a limit of its own: see the finding on it", ""));
+            remarks.push("the device has a limit of its own: see the finding on it".to_owned());
         }
         if !whole.is_empty() && dirty_limits::raise(observation).is_some() {
-            fixes.push(Fix::advice(
-                "a higher limit on dirty pages bridges a burst: see the finding on the limits",
-                "",
-            ));
+            remarks.push(
+                "a higher limit on dirty pages bridges a burst: see the finding on the limits".to_owned(),
+            );
         }
         Finding {
             kind: Kind::WritersThrottled,
@@ -117,7 +116,7 @@ impl Throttled<'_> {
                 time(observation.period())
             ),
             evidence,
-            cost: if own.is_empty() {
+            cost: Cost::measured(if own.is_empty() {
                 "its background threads are slowed to the speed of the disk, which is what the limits are for; \
                  none of its other threads had to wait"
                     .to_owned()
@@ -129,8 +128,9 @@ impl Throttled<'_> {
                     time(observation.period()),
                     time(all.longest)
                 )
-            },
+            }),
             fixes,
+            remarks,
             pagekeeper: Some(help::pagekeeper(database, other.as_deref())),
         }
     }
@@ -176,10 +176,12 @@ impl Throttled<'_> {
                 database: Some(observation.subject(self.index)),
                 title: format!("its log shares device {device} with the output that fills the limits on dirty pages"),
                 evidence,
-                cost: "the kernel limits dirty pages per device: what accumulates for a device delays every write to it, \
-                       the log's too"
-                    .to_owned(),
+                cost: Cost::estimated(
+                    "the kernel limits dirty pages per device: what accumulates for a device delays every write to \
+                     it, the log's too",
+                ),
                 fixes,
+                remarks: self.remarks(observation),
                 pagekeeper: None,
             })
         })
@@ -187,6 +189,11 @@ impl Throttled<'_> {
 }
 
 impl Throttled<'_> {
+    /// Why nothing is named that moves a log.
+    fn remarks(&self, observation: &Observation<'_>) -> Vec<String> {
+        observation.settings_of(self.index).and_then(uncertain).into_iter().collect()
+    }
+
     /// What moves the logs that were written to the device, or the largest where none was seen to be.
     fn moves(&self, observation: &Observation<'_>, own: &[&DeviceOutput<'_>], largest: &File) -> Vec<Fix> {
         let Some(settings) = observation.settings_of(self.index) else { return Vec::new() };

@@ -16,6 +16,7 @@ pub(crate) mod mysql;
 pub mod option_file;
 pub mod options;
 mod postgresql;
+mod program;
 pub(crate) mod rocksdb;
 pub(crate) mod server_root;
 
@@ -30,6 +31,9 @@ pub use rocksdb::keys as toml_keys;
 /// Longest settings file that is read, in bytes. Real ones are a few KiB.
 pub const LONGEST_FILE: u64 = 1 << 20;
 
+/// What is said of a server that is one of two.
+const NOT_CERTAIN: &str = "whether this is MySQL or MariaDB is not certain: its program could not be read, or says \
+                           neither";
 /// What is said of a file that was changed after the server started.
 const CHANGED_SINCE: &str = "changed after the server started: what it runs with may differ";
 /// What is said of files past the limits.
@@ -61,6 +65,8 @@ pub enum Engine {
 pub struct Settings {
     /// Whose they are.
     pub engine: Engine,
+    /// Why it is not certain whose they are: then no setting is offered.
+    pub engine_doubt: Option<String>,
     /// The server's version where it is certain: "15", "10.11.14", "7.8.3".
     pub version: Option<String>,
     /// A `MariaDB` or `MySQL` server holds a `MyRocks` database (`#rocksdb`) too.
@@ -139,6 +145,7 @@ impl Settings {
     pub fn new(engine: Engine) -> Self {
         Self {
             engine,
+            engine_doubt: None,
             version: None,
             myrocks: false,
             redo_directory: false,
@@ -227,6 +234,10 @@ pub fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots) -> Setti
     let mut settings = Settings::new(engine_of(database));
     match settings.engine {
         Engine::MariaDb | Engine::MySql => {
+            match program::of(database, snapshot, roots) {
+                Some(program) => (settings.engine, settings.version) = (program.engine, program.version),
+                None => settings.engine_doubt = Some(NOT_CERTAIN.to_owned()),
+            }
             mysql::read(database, snapshot, roots, &mut settings);
             if settings.myrocks {
                 rocksdb::read(database, snapshot, roots, &mut settings);

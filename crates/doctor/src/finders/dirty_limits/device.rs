@@ -10,7 +10,7 @@ use pagekeeper_trace::PauseCounts;
 
 use crate::attribution::database_of;
 use crate::phrases::time;
-use crate::{Evidence, Finding, Fix, Kind, Observation, Severity};
+use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
 /// Whether these pauses came from the device's own limit: the whole was below where it pauses anybody.
 pub(crate) fn is_own(pause: &PauseCounts) -> bool {
@@ -54,13 +54,14 @@ fn limited(observation: &Observation<'_>, name: &str, pauses: &[&PauseCounts]) -
         database: None,
         title: format!("device {name} has a limit on dirty pages of its own, and that was full"),
         evidence: vec![whole, in_force(name, device)],
-        cost: format!(
+        cost: Cost::measured(format!(
             "the databases' tasks were throttled for {} in {}, however few pages were dirty elsewhere; a higher limit \
              on the whole (vm.dirty_bytes, vm.dirty_ratio) changes next to nothing",
             time(total),
             time(observation.period())
-        ),
+        )),
         fixes: fixes(name, device),
+        remarks: Vec::new(),
         pagekeeper: None,
     }
 }
@@ -92,22 +93,32 @@ fn in_force(name: &str, device: Option<&BackingDevice>) -> Evidence {
 }
 
 fn fixes(name: &str, device: Option<&BackingDevice>) -> Vec<Fix> {
-    let set = |setting: &str, value: u64, why: &str| {
+    let set = |setting: &str, value: u64, before: Option<u64>, why: &str| {
         Fix::system(
             format!("echo {value} >/sys/class/bdi/{name}/{setting}"),
             format!("at once, until the device comes anew (of FUSE: until it is mounted again); {why}"),
+            Terms::anywhere(
+                Confidence::Measured,
+                "its limit was full while the limits on the whole were not",
+                "more of the memory may be dirty for this device, and takes as long to write as the device takes",
+                match before {
+                    Some(before) => format!("echo {before} >/sys/class/bdi/{name}/{setting}"),
+                    None => "write back what it holds now".to_owned(),
+                },
+            ),
         )
     };
     let mut fixes = Vec::new();
     if device.is_none_or(|device| device.strict_limit == Some(true)) {
         let why = "its writers are then throttled only where the limits on the whole are full. Such a limit may be meant: it \
                    keeps a slow or untrusted device, as FUSE's, from filling memory with pages that take long to write";
-        fixes.push(set("strict_limit", 0, why));
+        let before = device.and_then(|device| device.strict_limit).map(u64::from);
+        fixes.push(set("strict_limit", 0, before, why));
     }
     if let Some(ratio) = device.map(|device| device.max_ratio).filter(|ratio| *ratio < 100) {
         let why = "or a larger share of the limit, in percent, where it is to keep a limit of its own; max_bytes sets the \
                    same in bytes (Linux 6.2)";
-        fixes.push(set("max_ratio", (ratio.max(1) * 4).min(100), why));
+        fixes.push(set("max_ratio", (ratio.max(1) * 4).min(100), Some(ratio), why));
     }
     fixes
 }

@@ -95,7 +95,7 @@ fn full_limits_with_what_others_would_change() {
     assert_eq!(said.matches("for device 8:0").count(), 1, "partitions have one device: {said}");
     // 12 MiB/s more than is written for 10 s: 120 MiB, a quarter to spare: throttling would begin at 150 MiB.
     assert_eq!(found.fixes[0].act, format!("sysctl -w vm.dirty_bytes={}", 320 * MIB));
-    let note = &found.fixes[0].note;
+    let note = &found.fixes[0].does;
     for part in [
         "estimate",
         "320 MiB",
@@ -216,7 +216,7 @@ fn without_tracing_it_is_reported_once_and_no_task_is_blamed() {
     let findings = crate::examine(&observation);
     assert_eq!(findings.len(), 1, "{findings:?}");
     assert_eq!((findings[0].severity, &findings[0].database), (Severity::Warning, &None));
-    assert!(findings[0].cost.contains("is not known without tracing"), "{}", findings[0].cost);
+    assert!(findings[0].cost.text.contains("is not known without tracing"), "{}", findings[0].cost.text);
     assert!(
         text(&findings[0]).contains("waited for storage during 2.0 s of 10.0 s"),
         "{}",
@@ -227,6 +227,7 @@ fn without_tracing_it_is_reported_once_and_no_task_is_blamed() {
 #[test]
 fn what_is_written_within_a_second_takes_no_zero_seconds() {
     let flow = Flow { dirtied: 0, written: 1 << 30, wanted: 0 };
-    let note = Raise { limit: 64 * MIB, burst: Duration::from_secs(10), flow }.fix().note;
+    let note =
+        Raise { limit: 64 * MIB, burst: Duration::from_secs(10), flow, undo: String::new() }.fix().does;
     assert!(note.contains(", 62.5 ms at the rate that was watched,"), "{note}");
 }

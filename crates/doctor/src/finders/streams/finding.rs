@@ -10,7 +10,7 @@ use super::fixes::{fixes, pagekeeper};
 use super::{Loss, Stream, data_files};
 use crate::phrases::time;
 use crate::phrases::{per_second, rate};
-use crate::{Evidence, Finding, Kind, Observation, Severity};
+use crate::{Cost, Evidence, Finding, Kind, Observation, Severity};
 
 /// From so many bytes a second on that a database reads again, it is serious.
 pub(super) const MISSED: u64 = 1 << 20;
@@ -64,12 +64,13 @@ pub(super) fn finding(
             )
         },
         evidence,
-        cost: format!(
-            "estimated {} that it has to read from storage again; in a measurement, a stream of 200 to 400 MiB/s \
+        cost: Cost::estimated(format!(
+            "{} that it has to read from storage again; in a measurement, a stream of 200 to 400 MiB/s \
              beside a hot set that just fitted halved the throughput or worse",
             rate(missed)
-        ),
+        )),
         fixes: fixes(main),
+        remarks: Vec::new(),
         pagekeeper: Some(pagekeeper(main, &data)),
     }
 }

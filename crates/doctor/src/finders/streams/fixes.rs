@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
+use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::CgroupVersion;
 use pagekeeper_observe::File;
 
 use super::Stream;
-use crate::Fix;
 use crate::programs::{STATIC, usual};
+use crate::{Confidence, Fix, Terms};
 
 /// What a group of its own is given, as `memory.limit_in_bytes` and systemd take it. Streams need a few MiB of read-ahead
 /// and what is dirty.
@@ -18,8 +19,8 @@ const GROUP: &str = "256M";
 pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
     let mut fixes = Vec::new();
     let title = stream.streamer.map(|streamer| streamer.title.as_str()).unwrap_or_default();
-    let mut command = |act: &str, note: &str| {
-        fixes.push(Fix::command(act.to_owned(), note.to_owned()));
+    let mut command = |act: &str, does: &str, costs: &str| {
+        fixes.push(Fix::command(act, does, terms(stream, costs, "start it as before")));
     };
     // What a server's own worker does is not the program's that asked for it.
     if !stream.worker && !STATIC.contains(&stream.name) {
@@ -28,6 +29,7 @@ pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
             &format!("pagekeeper run {role}-- {} ...", stream.name),
             "start it this way next time: it then releases what it brought into the page cache as it goes, and \
              nothing that was there before",
+            "what it brought in is read again by whoever wants it next",
         );
     }
     match stream.name {
@@ -35,26 +37,35 @@ pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
             "dd iflag=direct oflag=direct bs=1M ...",
             "iflag for what it reads, oflag for what it writes: both bypass the page cache, where the \
              file system allows that",
+            "without read-ahead: give it a large bs",
         ),
         _ if stream.worker && title.contains("backup") => command(
             "pg_basebackup --max-rate=32M ...",
             "it can't bypass the page cache; at a lower rate it leaves the database more time to use its pages \
              again. The \
              server reads for it, in the server's own memory",
+            "the backup takes longer",
         ),
         "mariabackup" | "mariadb-backup" => command(
             "mariabackup --backup --throttle=100 ...",
             "so many reads and writes a second; it drops the pages of what it has read whoever uses \
              them, and has no option against that",
+            "the backup takes longer, and keeps up with the redo log less easily",
         ),
         "rsync" => command(
             "rsync --bwlimit=32M ...",
             "it can't bypass the page cache; at a lower rate it leaves the database more time to use its pages again",
+            "it takes longer",
         ),
         _ => {}
     }
     fixes.extend(own_group(stream));
     fixes
+}
+
+fn terms(stream: &Stream<'_>, costs: &str, undo: &str) -> Terms {
+    let evidence = format!("it brought {} into the page cache while it was watched", Size(stream.added));
+    Terms::anywhere(Confidence::Measured, evidence, costs, undo)
 }
 
 /// A memory cgroup of the stream's own, in which it reclaims its own pages.
@@ -75,12 +86,22 @@ fn own_group(stream: &Stream<'_>) -> Option<Fix> {
                 ),
                 "at once, for this run of it: what it brings in from now on evicts only its own pages. \
                        Remove the group when it has ended (rmdir)",
+                terms(
+                    stream,
+                    "it can hold no more than that of the page cache, and may run slower",
+                    &format!("move it back: echo {} into cgroup.procs of the group it came from", stream.pid),
+                ),
             )
         }
         _ => Fix::command(
             format!("systemd-run --scope -p MemoryHigh={GROUP} -- {} ...", stream.name),
             "start it this way next time: in a memory cgroup of its own what it brings in evicts only its \
              own pages. Pages that are there already stay with whoever brought them in",
+            terms(
+                stream,
+                "it can hold no more than that of the page cache, and may run slower",
+                "start it as before",
+            ),
         ),
     })
 }

@@ -14,7 +14,7 @@ use super::{Loss, PUSHED, named, reclaimed_by};
 use crate::attribution::database_of;
 use crate::phrases::time;
 use crate::phrases::{per_second, rate};
-use crate::{Evidence, Finding, Fix, Kind, Observation, Severity};
+use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
 /// Who took how much of a database's data so, the most first.
 pub(super) struct Takers<'a> {
@@ -106,8 +106,9 @@ impl<'a> Takers<'a> {
                 rate(per_second(taken, period).unwrap_or_default())
             ),
             evidence,
-            cost: format!("estimated {} at most that it has to read from storage again", rate(missed)),
+            cost: Cost::estimated(format!("{} at most that it has to read from storage again", rate(missed))),
             fixes: vec![main.fix()],
+            remarks: Vec::new(),
             pagekeeper: None,
         })
     }
@@ -133,6 +134,11 @@ impl Taker<'_> {
 
     fn fix(&self) -> Fix {
         let pid = self.task.process;
+        let terms = |undo: &str| {
+            let evidence = format!("it removed {} of the database's data", Size(self.bytes));
+            let costs = "pages that nobody uses stay resident until memory is short";
+            Terms::anywhere(Confidence::Measured, evidence, costs, undo)
+        };
         if self.damon {
             return Fix::system(
                 "echo off >/sys/kernel/mm/damon/admin/kdamonds/N/state",
@@ -141,11 +147,13 @@ impl Taker<'_> {
                      instead (schemes/*/filters, type memcg), or raise the age from which on pages are taken. Where no \
                      directory has that pid it is DAMON_RECLAIM: echo N >/sys/module/damon_reclaim/parameters/enabled"
                 ),
+                terms("echo on into the same file (of DAMON_RECLAIM: echo Y)"),
             );
         }
         Fix::advice(
             format!("have {} leave the database's memory cgroup alone", named(&self.task.name, pid)),
             "it asks the kernel to reclaim (memory.reclaim), as tools for idle memory and container managers do",
+            terms("have it take the group in again"),
         )
     }
 }

@@ -286,9 +286,9 @@ fn what_is_taken_for_being_idle_is_no_streams_doing() {
     );
     assert!(text(found).contains("removed 39 MiB of the database's data"), "{}", text(found));
     // Not what its processes brought in, first reads among it, but what the kernel knows to have come back.
-    assert!(found.cost.starts_with("estimated 409.6 KiB/s"), "{}", found.cost);
+    assert!(found.cost.text.starts_with("409.6 KiB/s"), "{}", found.cost.text);
     assert!(found.fixes[0].act.contains("/sys/kernel/mm/damon/admin/kdamonds"), "{:?}", found.fixes);
-    assert!(found.fixes[0].note.contains("whose pid is 57"), "{:?}", found.fixes);
+    assert!(found.fixes[0].does.contains("whose pid is 57"), "{:?}", found.fixes);
     // A program that has the name.
     host.streamers[0].title = "kdamond --from user space".to_owned();
     host.streamers[0].pid = 57;
@@ -312,7 +312,7 @@ fn the_kernels_background_reclaim_is_no_stream() {
     assert!(findings[0].title.starts_with("dd (process 77) reads"), "{findings:?}");
     // Of 200 MiB that its processes brought in the kernel had reclaimed half.
     host.after.change.as_mut().unwrap().machine.refaulted = Some(100 * MIB);
-    assert!(host.find()[0].cost.starts_with("estimated 10 MiB/s"), "{}", host.find()[0].cost);
+    assert!(host.find()[0].cost.text.starts_with("10 MiB/s"), "{}", host.find()[0].cost.text);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use pagekeeper_observe::Database;
 
 use crate::attribution::{self, Owner};
 use crate::programs::{STATIC, usual};
-use crate::{Fix, Observation};
+use crate::{Confidence, Fix, Observation, Terms};
 
 /// Where nothing of it is known to help.
 const NOTHING: &str = "nothing from outside: the guard can start writeback, but can't slow writers down, and \
@@ -54,17 +54,23 @@ pub(super) fn most_by_another<'a>(
 
 /// What is worth a try on such a program.
 pub(super) fn of_another(name: &str) -> Vec<Fix> {
-    let command = |act: String, note: &str| Fix::command(act, note.to_owned());
+    let command = |act: String, does: &str, costs: &str| {
+        let evidence = format!("{name} brought in most of what came to the device by writing");
+        let undo = "start it as before";
+        Fix::command(act, does, Terms::anywhere(Confidence::Estimated, evidence, costs, undo))
+    };
     let role = if usual(name) { "" } else { "--as bulk " };
     let mut fixes = vec![command(
         format!("pagekeeper run {role}-- {name} ..."),
         "to try: start it this way next time; it wrote most of that, which is then written out as it goes, and \
          does not pile up",
+        "it runs at the speed of the disk, not of memory",
     )];
     if name == "dd" {
         fixes.push(command(
             "dd oflag=direct bs=1M ...".to_owned(),
             "to try: it bypasses the page cache, where the file system allows that, and leaves no dirty pages",
+            "it runs at the speed of the disk, and what it wrote is not resident when it is read",
         ));
     }
     fixes

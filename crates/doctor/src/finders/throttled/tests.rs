@@ -64,7 +64,7 @@ fn a_writer_that_waits_for_its_own_tables() {
     // 70 ms in 10 s, and none of 50 ms.
     assert_eq!(throttled.severity, Severity::Warning);
     assert_eq!(throttled.title, "its writers were throttled 3 times for dirty pages, for 70.0 ms in 10.0 s");
-    assert!(throttled.cost.contains("the longest write 40.0 ms"), "{}", throttled.cost);
+    assert!(throttled.cost.text.contains("the longest write 40.0 ms"), "{}", throttled.cost.text);
     let said = text(throttled);
     for part in [
         "db_bench (thread 100) was throttled 3 times, in 3 writes, for 70.0 ms in all, the longest write for \
@@ -142,8 +142,8 @@ fn no_higher_limit_is_named_for_a_device_with_its_own() {
     (machine.dirtied, machine.written) = (Some(100 * MIB), Some(90 * MIB));
     let named = |after: &Snapshot| {
         let found = find_in(&before, after).into_iter().find(|found| found.kind == Kind::WritersThrottled);
-        let fixes = found.unwrap().fixes.into_iter().map(|fix| fix.act);
-        fixes.filter(|act| act.contains("see the finding")).collect::<Vec<_>>()
+        let remarks = found.unwrap().remarks.into_iter();
+        remarks.filter(|remark| remark.contains("see the finding")).collect::<Vec<_>>()
     };
     assert!(named(&after)[0].starts_with("a higher limit"), "{:?}", named(&after));
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();

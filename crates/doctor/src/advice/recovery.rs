@@ -1,0 +1,195 @@
+//! Settings that shorten a recovery, for a target that the operator gave.
+//!
+//! Invariants: no value is below the vendor's default, however short the target is; where the defaults don't reach it,
+//! that is said. Without a target nothing here is asked: longer recoveries are the price of fewer checkpoints, which is
+//! the operator's to choose.
+
+use super::row::{Advice, bytes_of};
+use super::table::innodb::{
+    MARIADB_LOG_FILE_SIZE, MARIADB_LOG_FILE_SIZE_AT_START, MYSQL_LOG_FILE_SIZE, MYSQL_REDO_LOG_CAPACITY,
+};
+use super::table::postgresql::{CHECKPOINT_TIMEOUT, MAX_WAL_SIZE, RECOVERY_PREFETCH};
+use super::table::rocksdb::{
+    FLUSH_AT_SHUTDOWN, MAX_TOTAL_WAL_SIZE, MYROCKS_MAX_TOTAL_WAL_SIZE, TIKV_MAX_TOTAL_WAL_SIZE,
+    TIKV_WRITE_BUFFER_SIZE, WRITE_BUFFER_SIZE,
+};
+use super::{Advised, rocksdb, uncertain};
+use crate::Fix;
+use crate::settings::{Engine, Settings};
+
+/// Sizes are multiples of it: a segment of WAL (16 MiB).
+const STEP: u64 = 16 << 20;
+
+const NOTHING_LEFT: &str = "no setting shortens it further: none is offered below the vendor's default";
+const MEMTABLES: &str = "a memtable that is flushed earlier bounds its log, too: write_buffer_size in \
+                         rocksdb_default_cf_options, whose default is 64m";
+
+/// What makes a recovery read no more than about so many bytes.
+pub(crate) fn shorten(settings: &Settings, most: u64) -> Advised {
+    let mut advised = Advised::default();
+    if let Some(remark) = uncertain(settings) {
+        advised.remarks.push(remark);
+        return advised;
+    }
+    match settings.engine {
+        Engine::MariaDb => {
+            let row = if MARIADB_LOG_FILE_SIZE.holds(settings) && settings.version.is_some() {
+                &MARIADB_LOG_FILE_SIZE
+            } else {
+                &MARIADB_LOG_FILE_SIZE_AT_START
+            };
+            advised.fixes.extend(bounded(settings, row, most));
+        }
+        Engine::MySql if settings.redo_directory => {
+            advised.fixes.extend(bounded(settings, &MYSQL_REDO_LOG_CAPACITY, most));
+        }
+        Engine::MySql => {
+            // It is the size of each of them.
+            let files = settings.bytes("innodb_log_files_in_group").unwrap_or(2).max(1);
+            advised.fixes.extend(bounded(settings, &MYSQL_LOG_FILE_SIZE, most / files));
+        }
+        Engine::PostgreSql => {
+            if settings.seconds(CHECKPOINT_TIMEOUT.setting).is_some_and(|seconds| seconds > 300) {
+                advised.fixes.extend(CHECKPOINT_TIMEOUT.fix(settings));
+            }
+            advised.fixes.extend(bounded(settings, &MAX_WAL_SIZE, most));
+            if settings.get(RECOVERY_PREFETCH.setting).is_some_and(|setting| setting.value == "off") {
+                advised.fixes.extend(RECOVERY_PREFETCH.fix(settings));
+            }
+        }
+        Engine::RocksDb | Engine::TiKv | Engine::MongoDb | Engine::Other => {}
+    }
+    if settings.holds_rocksdb() {
+        logs_of_rocksdb(settings, most, &mut advised);
+    }
+    if advised.fixes.is_empty() {
+        advised.remarks.push(NOTHING_LEFT.to_owned());
+    }
+    advised
+}
+
+fn logs_of_rocksdb(settings: &Settings, most: u64, advised: &mut Advised) {
+    let rows = [&MAX_TOTAL_WAL_SIZE, &MYROCKS_MAX_TOTAL_WAL_SIZE, &TIKV_MAX_TOTAL_WAL_SIZE];
+    let row = rocksdb::of(settings, rows);
+    let now = rocksdb::size(settings, "max_total_wal_size").filter(|bytes| *bytes > 0);
+    advised.fixes.extend(bounded_from(settings, row, now, most));
+    let buffer = rocksdb::size(settings, "default.write_buffer_size");
+    if matches!(settings.engine, Engine::MariaDb | Engine::MySql) {
+        if buffer.is_some_and(|bytes| bytes > most.max(64 << 20)) {
+            advised.remarks.push(MEMTABLES.to_owned());
+        }
+    } else if buffer.is_some() {
+        let row = rocksdb::of(settings, [&WRITE_BUFFER_SIZE, &WRITE_BUFFER_SIZE, &TIKV_WRITE_BUFFER_SIZE]);
+        advised.fixes.extend(bounded_from(settings, row, buffer, most));
+    }
+    if settings.engine == Engine::RocksDb && rocksdb::is_on(settings, FLUSH_AT_SHUTDOWN.setting) == Some(true)
+    {
+        advised.fixes.extend(FLUSH_AT_SHUTDOWN.fix(settings));
+    }
+}
+
+/// A size that a recovery is bound by; `None` where it is no larger now.
+fn bounded(settings: &Settings, row: &Advice, most: u64) -> Option<Fix> {
+    bounded_from(settings, row, settings.bytes(row.setting), most)
+}
+
+fn bounded_from(settings: &Settings, row: &Advice, now: Option<u64>, most: u64) -> Option<Fix> {
+    let default = bytes_of(row.default).unwrap_or_default();
+    let bytes = (most / STEP * STEP).max(default).max(STEP);
+    let larger = now.is_none_or(|now| now > bytes) && !(now.is_none() && bytes == default);
+    larger.then(|| row.fix_to(settings, &size(settings.engine, bytes))).flatten()
+}
+
+/// A size in the engine's own syntax; a whole number of MiB.
+fn size(engine: Engine, bytes: u64) -> String {
+    let mib = bytes >> 20;
+    match engine {
+        Engine::PostgreSql | Engine::TiKv if mib.is_multiple_of(1024) => format!("{}GB", mib / 1024),
+        Engine::PostgreSql | Engine::TiKv => format!("{mib}MB"),
+        Engine::MariaDb | Engine::MySql => format!("{mib}M"),
+        Engine::RocksDb | Engine::MongoDb | Engine::Other => bytes.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Origin;
+    use crate::testing::MIB;
+
+    fn settings(engine: Engine, version: &str, pairs: &[(&str, &str)]) -> Settings {
+        let mut settings = Settings::new(engine);
+        settings.version = Some(version.to_owned());
+        for (name, value) in pairs {
+            settings.add(name, *value, Origin::File { path: "/etc/its.conf".into(), line: 7 });
+        }
+        settings
+    }
+
+    fn acts(settings: &Settings, mib: u64) -> Vec<String> {
+        shorten(settings, mib * MIB).fixes.into_iter().map(|fix| fix.act).collect()
+    }
+
+    #[test]
+    fn no_target_goes_below_the_vendors_default() {
+        let large = [("max_wal_size", "8GB"), ("checkpoint_timeout", "1h")];
+        let postgresql = settings(Engine::PostgreSql, "15", &large);
+        assert_eq!(acts(&postgresql, 1), ["checkpoint_timeout = '5min'", "max_wal_size = '1GB'"]);
+        assert_eq!(acts(&postgresql, 3000)[1], "max_wal_size = '2992MB'");
+        for size in ["1GB", "2GB"] {
+            let usual = settings(Engine::PostgreSql, "15", &[("max_wal_size", size)]);
+            assert_eq!(acts(&usual, 4096), [""; 0], "it is met");
+        }
+        let default = settings(Engine::PostgreSql, "15", &[("max_wal_size", "1GB")]);
+        let advised = shorten(&default, MIB);
+        assert_eq!((advised.fixes.len(), advised.remarks), (0, vec![NOTHING_LEFT.to_owned()]));
+        let tikv = settings(Engine::TiKv, "8", &[("max_total_wal_size", "16GB")]);
+        assert_eq!(acts(&tikv, 100), ["[rocksdb] max-total-wal-size = \"4GB\""]);
+    }
+
+    #[test]
+    fn a_redo_log_is_bounded_by_what_the_version_has() {
+        let large = [("innodb_log_file_size", "2G"), ("innodb_redo_log_capacity", "2G")];
+        let mut mysql = settings(Engine::MySql, "5.7.44", &large);
+        assert_eq!(acts(&mysql, 512), ["innodb_log_file_size=256M"]);
+        assert_eq!(acts(&mysql, 1), ["innodb_log_file_size=48M"]);
+        mysql.version = Some("8.0.36".to_owned());
+        mysql.redo_directory = true;
+        assert_eq!(acts(&mysql, 512), ["innodb_redo_log_capacity=512M"]);
+        for (version, effect) in
+            [("10.6.1", "needs a restart"), ("10.11.14", "SET GLOBAL innodb_log_file_size")]
+        {
+            let mariadb = settings(Engine::MariaDb, version, &large);
+            let fix = &shorten(&mariadb, 512 * MIB).fixes[0];
+            assert_eq!(fix.act, "innodb_log_file_size=512M");
+            assert!(fix.does.contains(effect), "{}", fix.does);
+            assert_eq!(fix.terms.undo.split(',').next(), Some("innodb_log_file_size=2G"));
+            assert!(fix.terms.risk.costs.contains("less throughput"), "{fix:?}");
+        }
+    }
+
+    #[test]
+    fn each_program_has_its_own_names() {
+        let pairs = [
+            ("default.write_buffer_size", "1073741824"),
+            ("avoid_flush_during_shutdown", "true"),
+            ("max_total_wal_size", "0"),
+        ];
+        let expected = [
+            "max_total_wal_size=268435456",
+            "write_buffer_size=268435456",
+            "avoid_flush_during_shutdown=false",
+        ];
+        assert_eq!(acts(&settings(Engine::RocksDb, "7.8.3", &pairs), 256), expected);
+        assert_eq!(
+            acts(&settings(Engine::TiKv, "8", &pairs), 256),
+            ["[rocksdb.defaultcf] write-buffer-size = \"256MB\""]
+        );
+        let mut myrocks = settings(Engine::MariaDb, "10.11.14", &[("innodb_log_file_size", "96M")]);
+        myrocks.myrocks = true;
+        myrocks.add("default.rocksdb_write_buffer_size", "1073741824", Origin::CommandLine);
+        let advised = shorten(&myrocks, 256 * MIB);
+        assert_eq!(advised.fixes[0].act, "rocksdb_max_total_wal_size=256M");
+        assert_eq!(advised.remarks, [MEMTABLES]);
+    }
+}

@@ -1,0 +1,335 @@
+//! One row of the table of advice: a setting of one product, the value that is offered, and all that has to be known of it.
+//!
+//! Invariants, which a test holds for the whole table: no row touches durability or replication, and recovery only where
+//! the goal is recovery itself or a log that moves; no value is below the vendor's default.
+
+use super::statement;
+use crate::settings::{Engine, Origin, Setting, Settings, option_file};
+use crate::{Confidence, Fix, FixKind, Goal, HoldsFor, Restart, Risk, Terms};
+
+/// Whose setting it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Product {
+    /// `MariaDB`.
+    MariaDb,
+    /// `MySQL`.
+    MySql,
+    /// `MyRocks`, as `MariaDB` has it.
+    MyRocks,
+    /// `PostgreSQL`.
+    PostgreSql,
+    /// A program that opens `RocksDB` with options of its own.
+    RocksDb,
+    /// `TiKV`.
+    TiKv,
+}
+
+impl Product {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MariaDb => "MariaDB",
+            Self::MySql => "MySQL",
+            Self::MyRocks => "MyRocks in MariaDB",
+            Self::PostgreSql => "PostgreSQL",
+            Self::RocksDb => "RocksDB",
+            Self::TiKv => "TiKV",
+        }
+    }
+
+    /// Versions before it are supported by nobody: a row that holds since then holds for a server of unknown version, too.
+    fn oldest(self) -> &'static str {
+        match self {
+            Self::MariaDb | Self::MyRocks => "10.5",
+            Self::MySql => "5.7",
+            Self::PostgreSql => "13",
+            Self::RocksDb => "6",
+            Self::TiKv => "5",
+        }
+    }
+}
+
+/// The value that is offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offer {
+    /// Always the same.
+    Is(&'static str),
+    /// It is reckoned for this server, and never below the vendor's default.
+    Reckoned {
+        /// How, in words.
+        how: &'static str,
+    },
+}
+
+/// How the value that is offered stands to the vendor's default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Against {
+    /// It is the default, or the default is its lower bound.
+    Default,
+    /// It is another, and not a weaker one: why.
+    Other(&'static str),
+}
+
+/// When a setting takes effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// When the server starts.
+    Restart,
+    /// `SET GLOBAL` changes it at once; the file keeps it.
+    SetGlobal,
+    /// `SetDBOptions` of `RocksDB` changes it at once.
+    SetDbOptions,
+    /// When the configuration is loaded again.
+    Reload,
+}
+
+/// One row.
+#[derive(Debug, Clone, Copy)]
+pub struct Advice {
+    /// Its name, for programs: "mariadb-redo-direct".
+    pub id: &'static str,
+    /// Whose setting it is.
+    pub product: Product,
+    /// The first version that it holds for.
+    pub since: &'static str,
+    /// The first version that it does not hold for any more; `None`: it holds still.
+    pub before: Option<&'static str>,
+    /// What it serves.
+    pub goals: &'static [Goal],
+    /// The setting's name.
+    pub setting: &'static str,
+    /// What is offered.
+    pub offer: Offer,
+    /// The vendor's default, as it is documented.
+    pub default: &'static str,
+    /// How what is offered stands to it.
+    pub against: Against,
+    /// When it takes effect.
+    pub effect: Effect,
+    /// What it does then.
+    pub does: &'static str,
+    /// What it costs.
+    pub costs: &'static str,
+    /// What it does to recovery after a crash; `None`: nothing. Nothing touches durability or replication.
+    pub recovery: Option<&'static str>,
+    /// The vendor's documentation of it.
+    pub source: &'static str,
+}
+
+impl Advice {
+    /// Its versions in words: "10.8 and later", "10.5 to 10.11".
+    pub fn versions(&self) -> String {
+        match self.before {
+            Some(before) => format!("{} and later, before {before}", self.since),
+            None => format!("{} and later", self.since),
+        }
+    }
+
+    /// Whether a server has the setting: by its version, or, where that is not known, because every supported version
+    /// has it, or because it is set already.
+    pub(crate) fn holds(&self, settings: &Settings) -> bool {
+        let Some(version) = settings.version.as_deref().and_then(parts) else {
+            return at_least(self.product.oldest(), self.since) || settings.written(self.setting).is_some();
+        };
+        // MyRocks comes with MariaDB, whose version it goes by.
+        let since = parts(self.since).is_some_and(|since| version >= since);
+        since && self.before.and_then(parts).is_none_or(|before| version < before)
+    }
+
+    /// The fix with the value of the row; `None` where this server has no such setting, or the value is reckoned.
+    pub(crate) fn fix(&self, settings: &Settings) -> Option<Fix> {
+        match self.offer {
+            Offer::Is(value) => self.fix_to(settings, value),
+            Offer::Reckoned { .. } => None,
+        }
+    }
+
+    /// The fix with a value that was reckoned.
+    pub(crate) fn fix_to(&self, settings: &Settings, value: &str) -> Option<Fix> {
+        self.holds(settings).then(|| self.made(settings, self.setting, value))
+    }
+
+    fn made(&self, settings: &Settings, name: &str, value: &str) -> Fix {
+        let by_statement = statement::of(settings, name);
+        let (act, place, effect) = match by_statement {
+            Some(own) => statement::set(settings.engine, own, value, self.effect),
+            None => (
+                self.line(settings.engine, name, value),
+                self.place(settings, name),
+                self.effect.in_words(name),
+            ),
+        };
+        let setting = known(settings, self.product, name);
+        let (evidence, confidence) = self.why(setting);
+        Fix {
+            id: Some(self.id),
+            kind: FixKind::Setting,
+            setting: Some(name.to_owned()),
+            act,
+            does: [place, effect, self.does.to_owned()].join("; "),
+            terms: Terms {
+                holds_for: HoldsFor { product: self.product.name().to_owned(), versions: self.versions() },
+                risk: Risk {
+                    costs: self.costs.to_owned(),
+                    durability: None,
+                    recovery: self.recovery,
+                    replication: None,
+                    restart: self.effect.restart(),
+                },
+                undo: self.undo(settings, name),
+                evidence,
+                confidence,
+                source: Some(self.source),
+            },
+        }
+    }
+
+    /// As the engine's file has it.
+    fn line(&self, engine: Engine, name: &str, value: &str) -> String {
+        match (engine, self.product) {
+            (Engine::PostgreSql, _) => format!("{name} = '{value}'"),
+            (Engine::TiKv, Product::TiKv) => {
+                let (table, key) = name.rsplit_once('.').unwrap_or(("", name));
+                let bare =
+                    matches!(value, "true" | "false") || value.bytes().all(|byte| byte.is_ascii_digit());
+                let value = if bare { value.to_owned() } else { format!("\"{value}\"") };
+                format!("[{table}] {key} = {value}")
+            }
+            _ => format!("{name}={value}"),
+        }
+    }
+
+    /// Where it goes: to the line that sets it now, else to the engine's own file.
+    fn place(&self, settings: &Settings, name: &str) -> String {
+        if self.product == Product::RocksDb {
+            let now = known(settings, self.product, name).map(now).unwrap_or_default();
+            return format!("among the options that the program opens the database with{now}");
+        }
+        if let Some(setting) = settings.written(name).filter(|setting| is_editable(setting)) {
+            return format!("in {}, where it is {}", setting.from, setting.value);
+        }
+        let file = settings.home().map(|path| format!("in {}", path.display()));
+        match settings.engine {
+            Engine::MariaDb | Engine::MySql => {
+                format!("{} under [mysqld]", file.as_deref().unwrap_or("in an option file"))
+            }
+            Engine::PostgreSql => file.unwrap_or_else(|| "in postgresql.conf".to_owned()),
+            Engine::RocksDb | Engine::TiKv | Engine::MongoDb | Engine::Other => {
+                file.unwrap_or_else(|| "in its configuration file".to_owned())
+            }
+        }
+    }
+
+    /// What shows that it applies here.
+    fn why(&self, setting: Option<&Setting>) -> (String, Confidence) {
+        match setting {
+            Some(Setting { value, from: Origin::Seen, .. }) => (
+                format!("{} is {value} in effect: seen by how it has its files open", self.setting),
+                Confidence::Measured,
+            ),
+            Some(Setting { value, from: Origin::Default, .. }) => (
+                format!("{} is {value}: this version's default, as it is set nowhere", self.setting),
+                Confidence::FromSettings,
+            ),
+            Some(Setting { value, from, doubt, .. }) => {
+                let doubt = doubt.as_ref().map(|doubt| format!(" ({doubt})")).unwrap_or_default();
+                (format!("{} is {value}: {from}{doubt}", self.setting), Confidence::FromSettings)
+            }
+            None => (
+                format!("{} was found nowhere; its default is {}", self.setting, self.default),
+                Confidence::Estimated,
+            ),
+        }
+    }
+
+    /// How to take it back.
+    fn undo(&self, settings: &Settings, name: &str) -> String {
+        let again = match self.effect {
+            Effect::Restart => ", and restart",
+            Effect::Reload => ", and reload",
+            Effect::SetGlobal | Effect::SetDbOptions => ", at once",
+        };
+        let written = settings.written(name).filter(|setting| setting.from != Origin::Default);
+        match (statement::of(settings, name), written) {
+            (Some(own), _) => {
+                let before = &own.value;
+                format!("the same statement with {before}, as it was{again}")
+            }
+            (None, Some(setting)) => format!("{}{again}", self.line(settings.engine, name, &setting.value)),
+            (None, None) => format!("remove it (the default is {}){again}", shown(self.default)),
+        }
+    }
+}
+
+impl Effect {
+    fn restart(self) -> Restart {
+        match self {
+            Self::Restart => Restart::Database,
+            Self::SetGlobal | Self::SetDbOptions => Restart::Nothing,
+            Self::Reload => Restart::Reload,
+        }
+    }
+
+    fn in_words(self, name: &str) -> String {
+        match self {
+            Self::Restart => "needs a restart".to_owned(),
+            Self::SetGlobal => format!("SET GLOBAL {} changes it at once", name.replace('-', "_")),
+            Self::SetDbOptions => "SetDBOptions changes it at once".to_owned(),
+            Self::Reload => statement::RELOAD.to_owned(),
+        }
+    }
+}
+
+/// A default as text shows it.
+pub(super) fn shown(default: &str) -> &str {
+    if default.is_empty() { "empty" } else { default }
+}
+
+/// Where a setting stands now.
+fn now(setting: &Setting) -> String {
+    match &setting.from {
+        Origin::Seen => String::new(),
+        from => format!(" (now {}: {from})", setting.value),
+    }
+}
+
+/// What is known of a setting, by whatever name it stands in the files that were read.
+fn known<'a>(settings: &'a Settings, product: Product, name: &str) -> Option<&'a Setting> {
+    match product {
+        Product::MyRocks | Product::RocksDb | Product::TiKv => {
+            let option = name.rsplit('.').next().unwrap_or(name).replace('-', "_");
+            let option = option.strip_prefix("rocksdb_").unwrap_or(&option).to_owned();
+            settings.get(name).or_else(|| super::rocksdb::rocks_setting(settings, &option))
+        }
+        Product::MariaDb | Product::MySql | Product::PostgreSql => settings.get(name),
+    }
+}
+
+/// What an engine writes itself is not to be edited.
+fn is_editable(setting: &Setting) -> bool {
+    match &setting.from {
+        Origin::CommandLine => true,
+        Origin::File { path, .. } => {
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            !file.starts_with("OPTIONS-") && file != "last_tikv.toml"
+        }
+        Origin::Environment | Origin::Seen | Origin::Default => false,
+    }
+}
+
+/// The numbers of a version: "10.11.14-MariaDB" is 10, 11, 14.
+pub(crate) fn parts(version: &str) -> Option<Vec<u32>> {
+    let numbers = version.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
+    let parts: Option<Vec<u32>> = numbers.split('.').map(|part| part.parse().ok()).collect();
+    parts.filter(|parts| !parts.is_empty())
+}
+
+fn at_least(version: &str, other: &str) -> bool {
+    parts(version) >= parts(other)
+}
+
+/// A size in the vendor's syntax, in bytes.
+pub(crate) fn bytes_of(text: &str) -> Option<u64> {
+    let plain = text.trim_end_matches(['B', 'b']).trim_end_matches('i');
+    option_file::size(plain)
+}

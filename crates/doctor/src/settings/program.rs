@@ -1,0 +1,211 @@
+//! Which server a process of the `MySQL` family is: `MySQL` or `MariaDB`, and which version.
+//!
+//! Both are called `mysqld`, and up to `MySQL` 8.0.29 both have their redo log in `ib_logfileN`: neither name nor log tells.
+//! The program itself does: `MariaDB` has its version in it as `10.11.14-MariaDB`; `MySQL` has the name of its group
+//! `mysqld-8.0`, and an option that `MariaDB` only ignores. Where the program can't be read, files that only one of them
+//! makes tell. What neither tells stays uncertain.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::{Expected, InspectedFile};
+use pagekeeper_observe::{Database, Snapshot};
+
+use super::Engine;
+
+/// No more of a program is searched, in bytes.
+const LONGEST_PROGRAM: u64 = 1 << 29;
+/// So much is read at once, in bytes.
+const CHUNK: usize = 1 << 20;
+/// No text that is looked for is longer, with what stands around it, in bytes.
+const LONGEST_TEXT: usize = 64;
+
+/// What a program was found to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Program {
+    pub(super) engine: Engine,
+    /// "10.11.14", or as much of it as is certain: "8.0".
+    pub(super) version: Option<String>,
+}
+
+/// What a server is; `None` where it is not certain.
+pub(super) fn of(database: &Database, snapshot: &Snapshot, roots: &SysRoots) -> Option<Program> {
+    let exe = database.pid.map(|pid| roots.proc.path().join(format!("{pid}/exe")));
+    exe.and_then(|exe| read(&exe)).or_else(|| by_files(database, snapshot))
+}
+
+/// What a program says of itself.
+fn read(exe: &Path) -> Option<Program> {
+    let program = InspectedFile::open_magic_link(exe, Expected::Any, exe.to_path_buf()).ok()?;
+    let mut signs = Signs::default();
+    scan(&program, |text, at| signs.take(text, at))?;
+    if let Some(version) = signs.mariadb {
+        return Some(Program { engine: Engine::MariaDb, version: Some(version) });
+    }
+    if !signs.mysql_option {
+        return None;
+    }
+    let version = signs.base.and_then(|base| {
+        let mut full: Vec<String> = Vec::new();
+        scan_for(&program, format!("{base}.").as_bytes(), |text, at| {
+            let patch = digits(&text[at..]);
+            if !patch.is_empty() {
+                full.push(format!("{base}.{patch}"));
+            }
+        })?;
+        full.sort_unstable();
+        full.dedup();
+        // Two that differ are no ground to choose on.
+        Some(if full.len() == 1 { full.remove(0) } else { base })
+    });
+    Some(Program { engine: Engine::MySql, version })
+}
+
+/// What is looked for, all of it around a hyphen.
+#[derive(Debug, Default)]
+struct Signs {
+    mariadb: Option<String>,
+    mysql_option: bool,
+    base: Option<String>,
+}
+
+impl Signs {
+    /// `at` is behind a hyphen.
+    fn take(&mut self, text: &[u8], at: usize) {
+        let (before, after) = (&text[..at - 1], &text[at..]);
+        if after.starts_with(b"MariaDB") {
+            let length =
+                before.iter().rev().take_while(|byte| byte.is_ascii_digit() || **byte == b'.').count();
+            let version = String::from_utf8_lossy(&before[before.len() - length..]).into_owned();
+            if version.split('.').filter(|part| !part.is_empty()).count() == 3 {
+                self.mariadb.get_or_insert(version);
+            }
+        } else if before.ends_with(b"enforce") && after.starts_with(b"gtid-consistency") {
+            self.mysql_option = true;
+        } else if before.ends_with(b"mysqld") {
+            let major = digits(after);
+            let minor = after
+                .get(major.len()..)
+                .filter(|rest| rest.first() == Some(&b'.'))
+                .map(|rest| digits(&rest[1..]));
+            if let Some(minor) = minor.filter(|minor| !minor.is_empty() && !major.is_empty()) {
+                self.base.get_or_insert(format!("{major}.{minor}"));
+            }
+        }
+    }
+}
+
+/// The digits that a text begins with.
+fn digits(text: &[u8]) -> String {
+    text.iter().take_while(|byte| byte.is_ascii_digit()).take(4).map(|byte| char::from(*byte)).collect()
+}
+
+/// Calls for each hyphen, with the text around it and the place behind it.
+fn scan(program: &InspectedFile, found: impl FnMut(&[u8], usize)) -> Option<()> {
+    scan_for(program, b"-", found)
+}
+
+/// Calls for each place where `needle` stands, with the text around it and the place behind it. `None` if the program
+/// can't be read.
+fn scan_for(program: &InspectedFile, needle: &[u8], mut found: impl FnMut(&[u8], usize)) -> Option<()> {
+    let mut buffer = vec![0; CHUNK + 2 * LONGEST_TEXT];
+    let mut offset = 0;
+    while offset < program.size().min(LONGEST_PROGRAM) {
+        // Each chunk comes with what stands around it.
+        let start = offset.saturating_sub(LONGEST_TEXT as u64);
+        let read = program.file().read_at(&mut buffer, start).ok()?;
+        let (text, first) = (&buffer[..read], usize::try_from(offset - start).ok()?);
+        let mut at = first;
+        while let Some(next) = text.get(at..).and_then(|rest| rest.iter().position(|byte| *byte == needle[0]))
+        {
+            let here = at + next;
+            if here >= first + CHUNK {
+                break;
+            }
+            if text[here..].starts_with(needle) {
+                found(text, here + needle.len());
+            }
+            at = here + 1;
+        }
+        if read <= first {
+            break;
+        }
+        offset += CHUNK as u64;
+    }
+    Some(())
+}
+
+/// By files that only one of them makes: Aria's logs, `MySQL`'s dictionary, doublewrite files and redo directory.
+fn by_files(database: &Database, snapshot: &Snapshot) -> Option<Program> {
+    let own = snapshot
+        .files
+        .iter()
+        .filter(|file| database.directories.iter().any(|directory| file.path.starts_with(directory)));
+    let (mut mariadb, mut mysql) = (false, false);
+    for file in own {
+        let Some(name) = file.path.file_name().and_then(|name| name.to_str()) else { continue };
+        mariadb |= name.starts_with("aria_log");
+        let doublewrite = file.path.extension().is_some_and(|ending| ending == "dblwr");
+        mysql |= name == "mysql.ibd" || doublewrite || name.starts_with("#ib_redo");
+    }
+    let engine = match (mariadb, mysql) {
+        (true, false) => Engine::MariaDb,
+        (false, true) => Engine::MySql,
+        (true, true) | (false, false) => return None,
+    };
+    Some(Program { engine, version: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{database, file, sample};
+    use pagekeeper_policy::FileClass;
+
+    /// A program with these texts in it, far apart.
+    fn program(texts: &[&[u8]]) -> Option<Program> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut content = Vec::new();
+        for text in texts {
+            // So that one lies across the border of chunks.
+            content.resize(content.len().next_multiple_of(CHUNK) + CHUNK - 5, 0);
+            content.extend_from_slice(text);
+        }
+        let path = dir.path().join("mysqld");
+        std::fs::write(&path, content).unwrap();
+        let link = dir.path().join("exe");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        read(&link)
+    }
+
+    #[test]
+    fn a_program_says_what_it_is() {
+        let is = |engine, version: &str| Some(Program { engine, version: Some(version.to_owned()) });
+        let mariadb: [&[u8]; 3] =
+            [b"\0mysqld-10.11\0", b"enforce-gtid-consistency", b"\x0010.11.14-MariaDB\0"];
+        assert_eq!(program(&mariadb), is(Engine::MariaDb, "10.11.14"));
+        let mysql: [&[u8]; 3] = [b"\0enforce-gtid-consistency\0", b"\0mysqld-5.7\0", b"\x005.7.44-log\0"];
+        assert_eq!(program(&mysql), is(Engine::MySql, "5.7.44"));
+        let two: [&[u8]; 4] = [b"\0enforce-gtid-consistency\0", b"\0mysqld-8.0\0", b"8.0.29", b"8.0.30"];
+        assert_eq!(program(&two), is(Engine::MySql, "8.0"));
+        let other: [&[u8]; 2] = [b"mysqld-fake", b"1.2.3-Maria"];
+        assert_eq!(program(&other), None);
+        assert_eq!(read(Path::new("/nonexistent/exe")), None);
+    }
+
+    #[test]
+    fn files_of_one_alone_tell_where_the_program_does_not() {
+        let with = |names: &[&str]| {
+            let mut snapshot = sample();
+            let path = |name: &&str| file(&format!("/var/lib/mysql/{name}"), FileClass::Data, 0, 0);
+            snapshot.files = names.iter().map(path).collect();
+            let whose = Database { pid: None, ..database("mariadb", 1, "/var/lib/mysql") };
+            of(&whose, &snapshot, &SysRoots::default()).map(|program| program.engine)
+        };
+        assert_eq!(with(&["ib_logfile0", "aria_log_control"]), Some(Engine::MariaDb));
+        assert_eq!(with(&["ib_logfile0", "ib_logfile1", "mysql.ibd"]), Some(Engine::MySql));
+        assert_eq!(with(&["ib_logfile0", "ib_logfile1", "ibdata1"]), None, "MySQL 5.7, or an old MariaDB");
+        assert_eq!(with(&["aria_log_control", "mysql.ibd"]), None);
+    }
+}
