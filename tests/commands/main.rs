@@ -9,4 +9,5 @@ mod nasty_trees;
 mod odd_proc;
 mod peers;
 mod store;
+mod toggled;
 mod top;

@@ -1,5 +1,5 @@
 //! The documents: every command block of the README and the book runs and prints what stands there, links lead somewhere,
-//! configurations are accepted, and messages that are explained are in the code.
+//! configurations are accepted, messages that are explained are in the code, and tests that hold promises are there.
 //!
 //! Blocks marked `console` are run, in order, one directory a page, on the fixtures of [`fixtures`]: `$` begins a command, `#` one that
 //! needs root, `>` goes on with a here-document. Lines of output are compared but for figures; `…` stands for anything, and on a line of
@@ -15,6 +15,7 @@ mod fixtures;
 mod links;
 mod messages;
 mod parsed;
+mod promises;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -122,6 +123,13 @@ fn links_lead_somewhere() {
 fn troubleshooting_has_messages_of_the_code() {
     let unknown = messages::unknown(&root());
     assert!(unknown.is_empty(), "no source has\n  {}", unknown.join("\n  "));
+}
+
+#[test]
+fn each_promise_about_security_has_its_test() {
+    let (missing, named) = promises::without_test(&root());
+    assert!(missing.is_empty(), "no source has a test\n  {}", missing.join("\n  "));
+    assert!(named >= 10, "the tables were found");
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(super) fn unknown(root: &Path) -> Vec<String> {
 }
 
 /// All Rust below a directory.
-fn collect(directory: &Path, all: &mut String) {
+pub(super) fn collect(directory: &Path, all: &mut String) {
     for entry in std::fs::read_dir(directory).expect("a directory") {
         let path = entry.expect("an entry").path();
         if path.is_dir() {

@@ -1,0 +1,47 @@
+//! The promises of the page on security: each row of a table with the heading `test` names tests that are in the
+//! sources.
+
+use std::path::Path;
+
+use super::messages::collect;
+
+/// Each name in the last cell of such a row that no test has, and how many names there are.
+pub(super) fn without_test(root: &Path) -> (Vec<String>, usize) {
+    let mut sources = String::new();
+    for directory in ["crates", "tests", "docs"] {
+        collect(&root.join(directory), &mut sources);
+    }
+    let page = std::fs::read_to_string(root.join("docs/src/security.md")).expect("a page");
+    let names = names(&page);
+    let count = names.len();
+    let missing = names.into_iter().filter(|name| !sources.contains(&format!("fn {name}(")));
+    (missing.map(str::to_owned).collect(), count)
+}
+
+/// The tests that the tables of a page name; an empty name for a row that names none.
+fn names(page: &str) -> Vec<&str> {
+    let mut of_promises = false;
+    let mut names = Vec::new();
+    for line in page.lines() {
+        let cells: Vec<&str> = line.trim().trim_matches('|').split(" | ").map(str::trim).collect();
+        of_promises &= line.starts_with('|');
+        if line.starts_with('|') && cells.last() == Some(&"test") {
+            of_promises = true;
+        } else if of_promises && !line.starts_with("|---") {
+            let last = cells.last().copied().unwrap_or_default();
+            let quoted = last.split('`').skip(1).step_by(2);
+            names.extend(quoted);
+            if !last.contains('`') {
+                names.push("");
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn names_are_found_in_tables_of_promises_alone() {
+    let page = "| who | what |\n|---|---|\n| `a` | `b` |\n\n| promise | test |\n|---|---|\n| x `y` | `one`, `two` |\n\
+                | x | none |\n\n| a | `b` |\n";
+    assert_eq!(names(page), ["one", "two", ""]);
+}
