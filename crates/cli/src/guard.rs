@@ -272,6 +272,20 @@ impl Printer {
                 format!("watching {profile}{pid}: {}", directories.join(", "))
             }
             Event::Lost { pid, profile } => format!("{profile} (process {pid}) has ended"),
+            Event::Refused { pid, profile, path, reason } => {
+                return self.complain(&format!(
+                    "{} is not watched for {profile} (process {pid}): {reason}",
+                    path.display()
+                ));
+            }
+            Event::Shared { pid, profile, path, with } => {
+                let with = with.map(|with| format!(" (process {with})")).unwrap_or_default();
+                format!("{profile} (process {pid}) shares {} with another{with}", path.display())
+            }
+            Event::TakenOver { pid, profile, path, from } => format!(
+                "{} is watched for {profile} (process {pid}) from now on: its claim is better than that of process {from}",
+                path.display()
+            ),
             Event::Stream { pid, program } => format!("following the stream {program} (process {pid})"),
             Event::StreamEnded { pid, program, seconds, files, released_bytes, .. } => {
                 let s = if *files == 1 { "" } else { "s" };

@@ -6,7 +6,8 @@
 //! [`SHARE`] of the time. In between only the descriptors known to be of log files are read. A process that
 //! ended has no descriptors; one that may not be inspected is reported by its error.
 
-use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use pagekeeper_kernel::process::{Access, OpenFile, OpenFilesScan, ProcRoot, Sele
 use pagekeeper_kernel::{Error, Inode};
 use pagekeeper_policy::FileId;
 
-use crate::directory::Directory;
+use crate::directory::{Directory, Entry};
 
 /// A listing that takes a millisecond is repeated after this many.
 const SHARE: u32 = 500;
@@ -36,6 +37,9 @@ pub(crate) struct Descriptor {
     pub(crate) access: Access,
     pub(crate) position: u64,
 }
+
+/// A descriptor as it is listed, with its process.
+pub(crate) type Listed = (u32, OpenFile);
 
 /// The descriptors of a set of processes, kept up to date.
 #[derive(Debug)]
@@ -62,35 +66,31 @@ impl Descriptors {
         now >= self.earliest && (self.asked || now >= self.due)
     }
 
-    /// Lists the descriptors of `pids` anew; `each` is given all that they lead to. Returns the
-    /// processes that could not be listed, except ended ones.
+    /// Lists the descriptors of `pids` anew: those of regular files whose name passes, and the processes that could not be
+    /// listed, except ended ones. What of it is of watched files is for [`Self::settle`].
     pub(crate) fn list(
         &mut self,
         proc: &ProcRoot,
         pids: &[u32],
-        directories: &[Directory],
-        each: impl FnMut(&Path),
-    ) -> Vec<(u32, Error)> {
+        wanted: &dyn Fn(&Path) -> bool,
+    ) -> (Vec<Listed>, Vec<(u32, Error)>) {
         let began = Instant::now();
-        self.known.clear();
-        let each = RefCell::new(each);
-        let may_be_log = |target: &Path| {
-            (each.borrow_mut())(target);
-            let is_entry = |name| directories.iter().any(|directory| directory.entries.contains_key(name));
-            target.file_name().is_some_and(is_entry)
-        };
-        let selection = Selection { name: Some(&may_be_log), ..Selection::default() };
-        let mut errors = Vec::new();
+        let selection = Selection { name: Some(wanted), ..Selection::default() };
+        let (mut found, mut errors) = (Vec::new(), Vec::new());
         for process in OpenFilesScan::of(proc, pids.iter().copied(), selection).finish().processes {
-            let pid = process.pid;
-            self.known.extend(process.open.iter().filter_map(|file| descriptor(pid, file, directories)));
-            errors.extend(process.error.map(|error| (pid, error)));
+            found.extend(process.open.into_iter().map(|file| (process.pid, file)));
+            errors.extend(process.error.map(|error| (process.pid, error)));
         }
         let (cost, now) = (began.elapsed(), Instant::now());
         self.asked = false;
         self.due = now + (cost * SHARE).max(LEAST);
         self.earliest = now + cost * URGENT_SHARE;
-        errors
+        (found, errors)
+    }
+
+    /// Knows those of the listed descriptors that are of watched files.
+    pub(crate) fn settle(&mut self, listed: &[Listed], names: &Names<'_>) {
+        self.known = listed.iter().filter_map(|(pid, file)| descriptor(*pid, file, names)).collect();
     }
 
     /// Reads the positions of the known descriptors again. One that is closed or became another file asks for a
@@ -115,11 +115,53 @@ impl Descriptors {
     }
 }
 
+/// Where there are more directories, it takes an index to find a name in all of them.
+const FEW: usize = 16;
+
+/// The names of all watched files, and which files they are.
+pub(crate) struct Names<'a> {
+    directories: &'a [Directory],
+    /// In which of many directories a name is.
+    index: Option<HashMap<&'a OsStr, Vec<usize>>>,
+}
+
+impl<'a> Names<'a> {
+    pub(crate) fn of(directories: &'a [Directory]) -> Self {
+        let index = (directories.len() > FEW).then(|| {
+            let mut index: HashMap<&OsStr, Vec<usize>> = HashMap::new();
+            for (at, directory) in directories.iter().enumerate() {
+                for name in directory.entries.keys() {
+                    index.entry(name).or_default().push(at);
+                }
+            }
+            index
+        });
+        Self { directories, index }
+    }
+
+    /// Whether a watched file has the name that a path ends in.
+    pub(crate) fn has(&self, path: &Path) -> bool {
+        path.file_name().is_some_and(|name| match &self.index {
+            Some(index) => index.contains_key(name),
+            None => self.directories.iter().any(|directory| directory.entries.contains_key(name)),
+        })
+    }
+
+    /// The watched file of this name that is this one.
+    fn find(&self, name: &OsStr, inode: Inode) -> Option<&'a Entry> {
+        let entry_in = |directory: &'a Directory| {
+            directory.entries.get(name).filter(|entry: &&Entry| entry.inode == inode)
+        };
+        match &self.index {
+            Some(index) => index.get(name)?.iter().find_map(|at| entry_in(&self.directories[*at])),
+            None => self.directories.iter().find_map(entry_in),
+        }
+    }
+}
+
 /// A descriptor of one of the log files; `None` if another file has such a name.
-fn descriptor(pid: u32, file: &OpenFile, directories: &[Directory]) -> Option<Descriptor> {
-    let name = file.path.file_name()?;
-    let mut entries = directories.iter().filter_map(|directory| directory.entries.get(name));
-    let entry = entries.find(|entry| entry.inode == file.inode)?;
+fn descriptor(pid: u32, file: &OpenFile, names: &Names<'_>) -> Option<Descriptor> {
+    let entry = names.find(file.path.file_name()?, file.inode)?;
     Some(Descriptor {
         pid,
         fd: file.fd,

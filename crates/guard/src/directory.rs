@@ -6,6 +6,8 @@
 //! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are never
 //!    reused.
 //! 3. A file where nothing happens is sampled ever more seldom, at least every [`SELDOM`] ticks.
+//! 4. It is one directory, by its [`Pin`], whatever its path leads to later; and of its files only those are opened that
+//!    count by its [`Right`].
 //!
 //! A file that can't be inspected is reported once and left out; a directory that is gone has no files.
 //!
@@ -29,6 +31,7 @@ use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource};
 
 use crate::budget::Turn;
 use crate::listing::{Inspection, Listing, NewFile};
+use crate::ownership::{Identity, Pin, Right};
 use crate::sample::{Due, FileSample, Room, Sample, Sampled, sample_again, sample_due};
 
 /// Ticks between samples of a file where nothing happens.
@@ -73,8 +76,13 @@ pub(crate) struct Directory {
     /// The process whose directory it is; none if it was named by the user.
     pub(crate) owner: Option<u32>,
     pub(crate) profile: Arc<Profile>,
-    /// Which directory it is, once it could be opened.
-    pub(crate) inode: Option<Inode>,
+    /// Which directory it is, once it could be opened. What its path leads to later is another's, or has to be
+    /// examined anew.
+    pub(crate) pin: Option<Pin>,
+    /// Which files in it count.
+    pub(crate) right: Right,
+    /// Whether a file in it was refused.
+    pub(crate) refused: bool,
     pub(crate) entries: BTreeMap<OsString, Entry>,
     pub(crate) logs: HashMap<LogId, Log>,
     by_stem: HashMap<(usize, Vec<u8>), LogId>,
@@ -99,10 +107,12 @@ pub(crate) struct Directory {
 }
 
 /// What came of going on with a listing.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(crate) struct Listed {
     /// Whether files were taken up.
     pub(crate) grown: bool,
+    /// A log file that was not, since it is not the database's.
+    pub(crate) refused: Option<OsString>,
     /// Whether there are more log files than may be watched.
     pub(crate) left_out: bool,
 }
@@ -195,13 +205,16 @@ impl Directory {
         through: Option<u32>,
         profile: Arc<Profile>,
         command_line: Vec<OsString>,
+        right: Right,
     ) -> Self {
         Self {
             path,
             through,
             owner,
             profile,
-            inode: None,
+            pin: None,
+            right,
+            refused: false,
             entries: BTreeMap::new(),
             logs: HashMap::new(),
             by_stem: HashMap::new(),
@@ -217,12 +230,23 @@ impl Directory {
         }
     }
 
-    /// Opens it for one tick's use.
+    /// Opens it for one tick's use. Fails as if it were gone where its path leads to another directory than before.
     pub(crate) fn open(&self, proc: &ProcRoot) -> Result<OwnedFd> {
-        match self.through {
+        let (directory, identity) = self.open_anew(proc)?;
+        if self.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
+            return Err(Error::call("open", &self.path, rustix::io::Errno::STALE));
+        }
+        Ok(directory)
+    }
+
+    /// Opens whatever its path leads to.
+    pub(crate) fn open_anew(&self, proc: &ProcRoot) -> Result<(OwnedFd, Identity)> {
+        let directory = match self.through {
             Some(pid) => proc.open_directory_in_namespace(pid, &self.path),
             None => open_directory(&self.path, Links::Follow),
-        }
+        }?;
+        let identity = Identity::of(&directory).map_err(|error| Error::call("statx", &self.path, error))?;
+        Ok((directory, identity))
     }
 
     pub(crate) fn spec(&self, log: LogId) -> &LogSpec {
@@ -329,6 +353,7 @@ impl Directory {
                 matched.map(|(_, matched)| matched.number.sequence(None))
             };
             self.new_names.sort_by_cached_key(number);
+            self.refused = false;
         }
         let inspection = Inspection {
             fd,
@@ -339,8 +364,14 @@ impl Directory {
         };
         let found = inspection.run(&mut self.new_names, turn);
         let mut grown = BTreeSet::new();
+        let held = self.logs_held(fd, &found);
         for file in found {
-            grown.insert(self.add(file, ids));
+            if self.is_its_own(&file) || held.contains(&file.log()) {
+                grown.insert(self.add(file, ids));
+            } else {
+                self.refused = true;
+                listed.refused.get_or_insert(file.name);
+            }
         }
         self.set_sequences(&grown);
         self.recognise_recycling(&grown);
@@ -349,6 +380,28 @@ impl Directory {
         }
         listed.grown = !grown.is_empty();
         Ok(listed)
+    }
+
+    /// Whether a file counts as the database's by itself.
+    fn is_its_own(&self, file: &NewFile) -> bool {
+        match &self.right {
+            Right::Operator => true,
+            Right::Process(right) => right.has_rights_of(file.user) || right.writes.contains(&file.inode),
+        }
+    }
+
+    /// The logs of which the process has a file open for writing, where only those who may write here can have made
+    /// the others.
+    fn logs_held(&self, fd: BorrowedFd<'_>, new: &[NewFile]) -> HashSet<(usize, Vec<u8>)> {
+        let Right::Process(right) = &self.right else { return HashSet::new() };
+        if right.writes.is_empty() || Identity::of(fd).is_ok_and(|directory| directory.open_to_all) {
+            return HashSet::new();
+        }
+        let entries = self.entries.values().filter(|entry| right.writes.contains(&entry.inode));
+        let known: HashSet<LogId> = entries.map(|entry| entry.log).collect();
+        let known = self.by_stem.iter().filter(|(_, log)| known.contains(log)).map(|(log, _)| log.clone());
+        let new = new.iter().filter(|file| right.writes.contains(&file.inode));
+        known.chain(new.map(NewFile::log)).collect()
     }
 
     fn forget_empty_logs(&mut self) {
@@ -452,7 +505,12 @@ impl Directory {
         }
         let due = |(name, entry): (&OsString, &Entry)| {
             let windows = entry.sample.windows.len();
-            (entry.due == 0).then(|| Due { name: name.clone(), from: entry.from, windows })
+            (entry.due == 0).then(|| Due {
+                name: name.clone(),
+                inode: entry.inode,
+                from: entry.from,
+                windows,
+            })
         };
         let Some(last) = &self.sampled_to else { return self.entries.iter().filter_map(due).collect() };
         let behind = self.entries.range::<OsString, _>((Bound::Excluded(last), Bound::Unbounded));
@@ -465,7 +523,6 @@ impl Directory {
         &mut self,
         fd: BorrowedFd<'_>,
         busy: &HashSet<FileId>,
-        ids: &mut Ids,
         room: &mut Room,
         turn: &Turn,
         problem: impl FnMut(&Path, &Error),
@@ -473,7 +530,7 @@ impl Directory {
         let due = self.due(busy);
         let wanted = due.len();
         let sampled = sample_due(fd, &self.path, due, room, turn);
-        self.take_samples(sampled, wanted, ids, problem)
+        self.take_samples(sampled, wanted, problem)
     }
 
     /// Takes in what was seen of files, of so many that were to be sampled.
@@ -481,22 +538,16 @@ impl Directory {
         &mut self,
         sampled: Vec<Sampled>,
         wanted: usize,
-        ids: &mut Ids,
         mut problem: impl FnMut(&Path, &Error),
     ) -> SampledFiles {
         let mut all = SampledFiles { unfinished: sampled.len() < wanted, ..SampledFiles::default() };
         self.sampled_to = sampled.last().filter(|_| all.unfinished).map(|last| last.name.clone());
-        let mut resized = BTreeSet::new();
+        let (mut resized, mut others) = (BTreeSet::new(), Vec::new());
         let among_many = self.entries.len() > MANY;
         for Sampled { name, seen } in sampled {
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             match seen {
                 Ok(seen) => {
-                    if seen.inode != entry.inode {
-                        entry.id = FileId(ids.next());
-                        entry.inode = seen.inode;
-                        self.stale = true;
-                    }
                     if let Some(changed) = seen.changed {
                         entry.changed = changed;
                     }
@@ -507,6 +558,8 @@ impl Directory {
                     all.no_room |= seen.no_room;
                     all.changed |= entry.take(seen, among_many);
                 }
+                // Another file of that name: whether it counts is seen when the directory is listed.
+                Err(Error::OtherFile { .. }) => others.push(name),
                 Err(error) => {
                     entry.sample = Sample::default();
                     entry.due = SELDOM;
@@ -517,6 +570,9 @@ impl Directory {
                     }
                 }
             }
+        }
+        for name in others {
+            self.changed(Some(&name));
         }
         self.set_sequences(&resized);
         all

@@ -2,6 +2,7 @@
 //! line, in which what is not UTF-8 in a path is replaced by `U+FFFD`.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_policy::FileClass;
@@ -58,6 +59,42 @@ pub enum Event {
         /// What it has or takes too much of.
         budget: Budget,
     },
+    /// Something that a database's process names or holds open is not taken for its own, or no longer; said once.
+    Refused {
+        /// The process.
+        pid: u32,
+        /// The profile it goes by.
+        profile: String,
+        /// The directory or file, as it sees it.
+        #[serde(serialize_with = "lossy")]
+        path: PathBuf,
+        /// Why.
+        reason: Refusal,
+    },
+    /// Two databases of one kind hold files in one directory: it is watched once, for the first.
+    Shared {
+        /// The second one's process.
+        pid: u32,
+        /// The profile of both.
+        profile: String,
+        /// The directory, as the second one sees it.
+        #[serde(serialize_with = "lossy")]
+        path: PathBuf,
+        /// The process that it is watched for; none for a directory that was named.
+        with: Option<u32>,
+    },
+    /// A directory is watched for another database than before, whose claim is better.
+    TakenOver {
+        /// The process that it is watched for now.
+        pid: u32,
+        /// The profile that goes by.
+        profile: String,
+        /// The directory, as that process sees it.
+        #[serde(serialize_with = "lossy")]
+        path: PathBuf,
+        /// The process that it was watched for.
+        from: u32,
+    },
     /// A streaming process with large files was found; what it brings into the page cache is released behind it.
     Stream {
         /// The process.
@@ -112,6 +149,51 @@ pub enum Event {
     },
     /// The end.
     Summary(Summary),
+}
+
+/// Why something is not taken for a database's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It belongs to another user, and the process has none of its logs open for writing.
+    NotOwner,
+    /// It is watched for a database of another kind, whose claim is as good or better.
+    OtherDatabase,
+    /// Its path leads to another directory than before.
+    DirectoryChanged,
+}
+
+impl Refusal {
+    /// Its name, as in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotOwner => "not-owner",
+            Self::OtherDatabase => "other-database",
+            Self::DirectoryChanged => "directory-changed",
+        }
+    }
+}
+
+impl Serialize for Refusal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotOwner => {
+                "it belongs to another user, and the process has none of its logs open for writing"
+            }
+            Self::OtherDatabase => {
+                "it is watched for a database of another kind, whose claim is as good or better"
+            }
+            Self::DirectoryChanged => {
+                "its path leads to another directory than before, which is examined anew"
+            }
+        })
+    }
 }
 
 /// What one tick saw and did.

@@ -196,6 +196,7 @@ mod tests {
     use super::*;
     use crate::budget::{Slice, Turn};
     use crate::directory::Ids;
+    use crate::ownership::Right;
     use crate::sample::Room;
     use pagekeeper_catalog::{Profile, find_profile};
     use pagekeeper_kernel::Inode;
@@ -208,7 +209,8 @@ mod tests {
 
     fn directory(path: &Path, profile: &str, ids: &mut Ids) -> Directory {
         let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
-        let mut directory = Directory::new(path.to_path_buf(), None, None, Arc::new(profile), Vec::new());
+        let mut directory =
+            Directory::new(path.to_path_buf(), None, None, Arc::new(profile), Vec::new(), Right::Operator);
         take_samples(&mut directory, ids);
         directory
     }
@@ -221,7 +223,7 @@ mod tests {
         assert!(directory.begin_listing(usize::MAX, Instant::now() + endless));
         directory.list(fd.as_fd(), ids, &turn).unwrap();
         let mut room = Room { left: usize::MAX, least: 1 };
-        directory.sample(fd.as_fd(), &HashSet::new(), ids, &mut room, &turn, |path, error| {
+        directory.sample(fd.as_fd(), &HashSet::new(), &mut room, &turn, |path, error| {
             panic!("{}: {error}", path.display())
         });
     }
@@ -313,7 +315,8 @@ mod tests {
         for text in [text, &detected] {
             let profile = Profile::parse(text, Path::new("etcd.toml")).unwrap();
             let mut ids = Ids::default();
-            let mut directory = Directory::new(wal.clone(), None, None, Arc::new(profile), Vec::new());
+            let mut directory =
+                Directory::new(wal.clone(), None, None, Arc::new(profile), Vec::new(), Right::Operator);
             take_samples(&mut directory, &mut ids);
             take_samples(&mut directory, &mut ids);
             for position in [70_000, 80_000, 4_323_816] {

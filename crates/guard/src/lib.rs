@@ -16,6 +16,7 @@ mod follower_history;
 mod guard;
 mod listing;
 mod notify;
+mod ownership;
 mod sample;
 mod streams;
 
@@ -25,5 +26,5 @@ mod visibility;
 pub use budget::Budget;
 pub use config::{Options, Streams};
 pub use decision::{Action, Decision, FileAct, FileWarning};
-pub use event::{Done, Event, Summary, Tick};
+pub use event::{Done, Event, Refusal, Summary, Tick};
 pub use guard::{Control, Guard};

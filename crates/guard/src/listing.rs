@@ -21,6 +21,7 @@ use pagekeeper_policy::{Rewrite, RewriteSource};
 use rustix::fs::{AtFlags, FileType, RawDir, SeekFrom, StatxFlags};
 
 use crate::budget::Turn;
+use crate::ownership;
 
 /// A listing under way.
 #[derive(Debug)]
@@ -173,6 +174,8 @@ pub(crate) struct NewFile {
     pub(crate) stem: Vec<u8>,
     pub(crate) number: Number,
     pub(crate) inode: Inode,
+    /// Its owner.
+    pub(crate) user: u32,
     /// Time of birth, in nanoseconds of the epoch, where the file system records it.
     pub(crate) born: Option<i128>,
     /// Time of the last change, in nanoseconds of the epoch.
@@ -180,6 +183,13 @@ pub(crate) struct NewFile {
     pub(crate) size: u64,
     /// What is known of its log before anything was seen of the writer.
     pub(crate) rewrite: Rewrite,
+}
+
+impl NewFile {
+    /// Which log of the directory it belongs to.
+    pub(crate) fn log(&self) -> (usize, Vec<u8>) {
+        (self.spec, self.stem.clone())
+    }
 }
 
 /// Asks the files of a directory what they are, one after another while a turn lasts.
@@ -231,19 +241,17 @@ impl Inspection<'_> {
         if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
             return None;
         }
-        let nanoseconds = |time: rustix::fs::StatxTimestamp| {
-            i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
-        };
-        let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-        let rewrite = *rewrites.entry(spec).or_insert_with(|| self.rewrite_at_first(log, dev));
+        let inode = ownership::inode(&stat);
+        let rewrite = *rewrites.entry(spec).or_insert_with(|| self.rewrite_at_first(log, inode.dev));
         Some(NewFile {
             name: name.to_os_string(),
             spec,
             stem: matched.stem().concat(),
             number: matched.number,
-            inode: Inode { dev, ino: stat.stx_ino },
-            born: (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| nanoseconds(stat.stx_btime)),
-            changed: nanoseconds(stat.stx_mtime),
+            inode,
+            user: stat.stx_uid,
+            born: ownership::born(&stat),
+            changed: ownership::nanoseconds(stat.stx_mtime),
             size: stat.stx_size,
             rewrite,
         })

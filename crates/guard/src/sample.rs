@@ -49,6 +49,8 @@ impl Sample {
 #[derive(Debug)]
 pub(crate) struct Due {
     pub(crate) name: OsString,
+    /// Which file it is; another of that name is left alone.
+    pub(crate) inode: Inode,
     /// Where the sample begins.
     pub(crate) from: u64,
     /// How many windows are kept of it already.
@@ -71,10 +73,9 @@ pub(crate) struct Sampled {
     pub(crate) seen: Result<FileSample>,
 }
 
-/// A sample, and of which file it is.
+/// A sample of a file.
 #[derive(Debug)]
 pub(crate) struct FileSample {
-    pub(crate) inode: Inode,
     pub(crate) size: u64,
     /// Time of the last change, in nanoseconds of the epoch.
     pub(crate) changed: Option<i128>,
@@ -96,7 +97,12 @@ pub(crate) fn sample_due(
     let mut all = Vec::new();
     for due in due {
         let all_room = room.left.saturating_add(due.windows);
-        let opened = InspectedFile::open_in(fd, due.name.as_os_str(), Expected::Any, path.join(&due.name));
+        let opened = InspectedFile::open_in(
+            fd,
+            due.name.as_os_str(),
+            Expected::Inode(due.inode),
+            path.join(&due.name),
+        );
         let seen = opened.and_then(|file| {
             let reach = Reach { from: due.from, room: all_room.max(room.least), turn };
             let scan = sample(&file, &reach)?;
@@ -104,7 +110,7 @@ pub(crate) fn sample_due(
             let changed =
                 stat.map(|stat| i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec));
             let Scan { sample, next, no_room } = scan;
-            Ok(FileSample { inode: file.inode(), size: file.size(), changed, sample, next, no_room })
+            Ok(FileSample { size: file.size(), changed, sample, next, no_room })
         });
         let taken = seen.as_ref().map_or(0, |seen| seen.sample.windows.len());
         room.left = all_room.saturating_sub(taken);
@@ -305,7 +311,9 @@ mod tests {
         let fd = pagekeeper_kernel::open_directory(dir.path(), Links::Refuse).unwrap();
         let due = |windows: [usize; 3]| {
             let both = names.iter().zip(windows);
-            both.map(|(name, windows)| Due { name: name.clone(), from: 0, windows }).collect::<Vec<_>>()
+            let inode = |name| InspectedFile::open(dir.path().join(name), Links::Refuse).unwrap().inode();
+            both.map(|(name, windows)| Due { name: name.clone(), inode: inode(name), from: 0, windows })
+                .collect::<Vec<_>>()
         };
         let windows = |all: Vec<Sampled>| -> Vec<usize> {
             all.into_iter().map(|sampled| sampled.seen.unwrap().sample.windows.len()).collect()

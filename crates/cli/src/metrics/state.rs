@@ -166,6 +166,9 @@ impl MetricsState {
             | Event::Found { .. }
             | Event::Lost { .. }
             | Event::InPart { .. }
+            | Event::Refused { .. }
+            | Event::Shared { .. }
+            | Event::TakenOver { .. }
             | Event::Stream { .. }
             | Event::StreamEnded { .. }
             | Event::Would { .. }

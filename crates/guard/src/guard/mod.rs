@@ -9,6 +9,9 @@
 //!    that follow what the last one took.
 
 mod carry_out;
+#[cfg(test)]
+mod claim_tests;
+mod claims;
 mod decide;
 mod report;
 mod sampling;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
 use crate::decision::{Action, FileAct};
-use crate::directory::{DatabaseKey, Directory};
-use crate::event::{Done, Event, Summary};
+use crate::directory::{DatabaseKey, Directory, Listed};
+use crate::event::{Done, Event, Refusal, Summary};
 use crate::streams::StreamWatch;
 use crate::usage;
 
@@ -28,6 +28,7 @@ pub(super) struct Report {
     sampled: bool,
     problems: HashSet<(PathBuf, String)>,
     in_part: HashSet<(DatabaseKey, Budget)>,
+    refused: HashSet<(u32, PathBuf, Refusal)>,
     began: Instant,
     cpu_before: Duration,
 }
@@ -42,6 +43,7 @@ impl Report {
             sampled: false,
             problems: HashSet::new(),
             in_part: HashSet::new(),
+            refused: HashSet::new(),
             began: now,
             cpu_before: usage::cpu_time(),
         }
@@ -68,10 +70,29 @@ impl Report {
         }
     }
 
+    /// Reports that something is not taken for a database's own, once for each reason.
+    pub(super) fn refused(&mut self, pid: u32, profile: &str, path: PathBuf, reason: Refusal) {
+        if self.refused.len() < PROBLEMS_REMEMBERED && self.refused.insert((pid, path.clone(), reason)) {
+            self.events.push(Event::Refused { pid, profile: profile.to_owned(), path, reason });
+        }
+    }
+
+    /// Reports what listing a directory refused, and whether there was too much.
+    pub(super) fn listed(&mut self, directory: &Directory, listed: &Listed) {
+        if listed.left_out {
+            self.in_part(directory, Budget::Names);
+        }
+        if let (Some(pid), Some(name)) = (directory.owner, &listed.refused) {
+            let path = directory.path_of(name);
+            self.refused(pid, &directory.profile.name, path, Refusal::NotOwner);
+        }
+    }
+
     /// Problems are reported once more.
     pub(super) fn forget_problems(&mut self) {
         self.problems.clear();
         self.in_part.clear();
+        self.refused.clear();
     }
 
     /// Gives the caller all events since the last call.

@@ -1,21 +1,18 @@
 //! Sampling: the names in the watched directories, the descriptors of their files, the files' pages.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
-use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, Inode};
+use pagekeeper_kernel::Error;
 use pagekeeper_policy::FileId;
 
 use super::report::Report;
-use super::watched::{Database, LIST_AGAIN, Watched};
+use super::watched::{LIST_AGAIN, Watched};
 use crate::budget::{Budget, Turn};
-use crate::descriptors::Descriptor;
+use crate::descriptors::{Descriptor, Names};
 use crate::directory::{Directory, Listed, STORM};
-use crate::event::Event;
 use crate::notify::Change;
 use crate::sample::Room;
 
@@ -38,7 +35,7 @@ impl Watched {
             Change::Storm(key) => of(key, &mut |directory| directory.in_storm(now)),
             Change::Anywhere => anywhere = true,
         });
-        let mut problems = Vec::new();
+        let (mut problems, mut moved) = (Vec::new(), Vec::new());
         let mut new_files = false;
         for (key, indices) in self.turns.order(&self.directories) {
             let limit = self.turns.names(indices.len());
@@ -55,8 +52,18 @@ impl Watched {
             let turn = Turn::begin(slice);
             for index in listed_now {
                 let directory = &mut self.directories[index];
-                let listed = directory.open(&self.proc).and_then(|fd| {
-                    directory.inode = rustix::fs::fstat(&fd).ok().map(|stat| Inode::of(&stat));
+                let listed = directory.open_anew(&self.proc).and_then(|(fd, identity)| {
+                    if directory.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
+                        directory.forget_files();
+                        directory.stale = true;
+                        if let Some(pid) = directory.owner {
+                            moved.push((pid, directory.path.clone()));
+                            return Ok(Listed::default());
+                        }
+                        // The operator's word is the path: it is listed from the beginning.
+                        directory.begin_listing(limit, now);
+                    }
+                    directory.pin = Some(identity.pin);
                     // Again: it may be another directory of that name.
                     self.notifications.watch(fd.as_fd(), directory.key());
                     directory.list(fd.as_fd(), &mut self.ids, &turn)
@@ -64,9 +71,7 @@ impl Watched {
                 match listed {
                     Ok(listed) => {
                         new_files |= listed.grown;
-                        if listed.left_out {
-                            report.in_part(directory, Budget::Names);
-                        }
+                        report.listed(directory, &listed);
                     }
                     Err(error) => {
                         directory.forget_files();
@@ -83,6 +88,7 @@ impl Watched {
             }
             self.turns.spend(&key, turn.spent());
         }
+        self.forget_changed(&moved, report);
         if new_files {
             // Their writers and followers are to be seen at once.
             self.others.ask();
@@ -102,45 +108,28 @@ impl Watched {
         };
         let before = positions(self);
         let mut problems = Vec::new();
-        let mut new_directories = Vec::new();
-        for database in &mut self.databases {
+        let mut listings = Vec::new();
+        let names = Names::of(&self.directories);
+        for (index, database) in self.databases.iter_mut().enumerate() {
             database.descriptors.poll(&self.proc);
             if !database.descriptors.is_due(now) {
                 continue;
             }
             let profile = &database.profile;
-            let mut found: BTreeSet<PathBuf> = named_directories(&self.proc, database).into_iter().collect();
-            let errors =
-                database.descriptors.list(&self.proc, &[database.pid], &self.directories, |target| {
-                    if target.is_absolute() && profile.log_of(target).is_some() {
-                        found.extend(target.parent().map(Path::to_path_buf));
-                    }
-                });
+            let wanted =
+                |path: &Path| path.is_absolute() && (profile.log_of(path).is_some() || names.has(path));
+            let (listed, errors) = database.descriptors.list(&self.proc, &[database.pid], &wanted);
             for (pid, error) in errors {
                 if !error.is_gone() {
                     problems.push((self.proc.root(pid), denied(&error, pid)));
                 }
             }
-            found = found.iter().map(|path| self.proc.as_seen_by(database.pid, path)).collect();
-            found.retain(|path| {
-                !database.shared.contains(path)
-                    && !self.directories.iter().any(|directory| {
-                        directory.path == *path && directory.owner.is_none_or(|owner| owner == database.pid)
-                    })
-            });
-            if !found.is_empty() {
-                database.reported = true;
-                report.events.push(Event::Found {
-                    pid: Some(database.pid),
-                    profile: database.profile.name.clone(),
-                    directories: found.iter().cloned().collect(),
-                });
-            }
-            new_directories.extend(found.into_iter().map(|path| (database.pid, path)));
+            listings.push((index, listed));
         }
-        for (pid, path) in new_directories {
-            self.watch_directory_of(pid, path, report);
+        for (index, listed) in listings {
+            self.note_claims(index, listed, now);
         }
+        self.examine_claims(report, now);
         self.others.poll(&self.proc);
         if self.others.is_due(now) && !self.directories.is_empty() {
             let known: Vec<u32> = self.databases.iter().map(|database| database.pid).collect();
@@ -149,51 +138,14 @@ impl Watched {
             let others: Vec<u32> =
                 pids.into_iter().filter(|pid| !known.contains(pid) && *pid != own).collect();
             // That some may not be inspected was reported at the start.
-            self.others.list(&self.proc, &others, &self.directories, |_| ());
+            let names = Names::of(&self.directories);
+            let (listed, _) = self.others.list(&self.proc, &others, &|path| names.has(path));
+            self.others.settle(&listed, &names);
         }
         for (path, problem) in problems {
             report.problem(path, &problem);
         }
         positions(self) != before
-    }
-
-    fn watch_directory_of(&mut self, pid: u32, path: PathBuf, report: &mut Report) {
-        let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else {
-            return;
-        };
-        let through = self.proc.through(pid);
-        let command_line = self.proc.command_line(pid).unwrap_or_default();
-        let mut directory =
-            Directory::new(path, Some(pid), through, Arc::clone(&database.profile), command_line);
-        let opened = directory.open(&self.proc);
-        directory.inode =
-            opened.as_ref().ok().and_then(|fd| rustix::fs::fstat(fd).ok()).map(|stat| Inode::of(&stat));
-        if directory.inode.is_some() && self.directories.iter().any(|other| other.inode == directory.inode) {
-            // Two databases, or two views of one: it is watched once, and descriptors of both count.
-            database.shared.insert(directory.path);
-            return;
-        }
-        let key = directory.database();
-        let siblings = self.directories.iter().filter(|other| other.owner == Some(pid)).count();
-        directory.begin_listing(self.turns.names(siblings + 1), Instant::now());
-        let listed = opened.and_then(|fd| {
-            self.notifications.watch(fd.as_fd(), directory.key());
-            let Some(slice) = self.turns.slice(&key) else { return Ok(Listed::default()) };
-            let turn = Turn::begin(slice);
-            let listed = directory.list(fd.as_fd(), &mut self.ids, &turn);
-            self.turns.spend(&key, turn.spent());
-            listed
-        });
-        if listed.as_ref().is_ok_and(|listed| listed.left_out) {
-            report.in_part(&directory, Budget::Names);
-        }
-        let path = directory.path.clone();
-        self.directories.push(directory);
-        if let Err(error) = listed {
-            report.problem(path, &error);
-        } else if let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) {
-            database.descriptors.list(&self.proc, &[pid], &self.directories, |_| ());
-        }
     }
 
     /// The descriptors of watched files.
@@ -223,11 +175,9 @@ impl Watched {
             for index in indices {
                 let directory = &mut self.directories[index];
                 if let Ok(fd) = directory.open(&self.proc) {
-                    let ids = &mut self.ids;
-                    let sampled =
-                        directory.sample(fd.as_fd(), &busy, ids, &mut room, &turn, |path, error| {
-                            problems.push((path.to_path_buf(), unknown(error)));
-                        });
+                    let sampled = directory.sample(fd.as_fd(), &busy, &mut room, &turn, |path, error| {
+                        problems.push((path.to_path_buf(), unknown(error)));
+                    });
                     changed |= sampled.changed;
                     if sampled.no_room {
                         report.in_part(directory, Budget::Windows);
@@ -248,17 +198,6 @@ impl Watched {
         }
         changed
     }
-}
-
-/// The directories that a database's profile names, below its working directory.
-fn named_directories(proc: &ProcRoot, database: &Database) -> Vec<PathBuf> {
-    let named = &database.profile.directories;
-    if named.is_empty() {
-        return Vec::new();
-    }
-    // A process that may not be inspected is reported when its descriptors are listed.
-    let Ok(base) = proc.working_directory(database.pid) else { return Vec::new() };
-    named.iter().map(|directory| base.join(directory)).collect()
 }
 
 fn denied(error: &Error, pid: u32) -> String {

@@ -2,7 +2,7 @@
 //!
 //! Scans of all processes are repeated at intervals that follow what the last one took.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::{Discovery, Profile, Recognised, logs_below, recognise};
 use pagekeeper_kernel::process::ProcRoot;
 
+use super::claims::{Claim, Claimant};
 use super::report::Report;
 use super::turns::Turns;
 use crate::config::Settings;
@@ -17,6 +18,7 @@ use crate::descriptors::Descriptors;
 use crate::directory::{Directory, Ids};
 use crate::event::Event;
 use crate::notify::Notifications;
+use crate::ownership::Right;
 
 /// A scan of all processes that takes a millisecond is repeated after this many, but not sooner than a second.
 const SCAN_SHARE: u32 = 1000;
@@ -29,12 +31,13 @@ pub(super) struct Database {
     started: u64,
     pub(super) profile: Arc<Profile>,
     /// Whether the profile is known by more than the process's name.
-    certain: bool,
+    pub(super) certain: bool,
     pub(super) descriptors: Descriptors,
     /// Processes of it whose titles show followers.
     pub(super) titled: Vec<u32>,
-    /// Directories of its logs that are watched for another database already.
-    pub(super) shared: BTreeSet<PathBuf>,
+    pub(super) claimant: Claimant,
+    /// What became of its claims to directories, as it sees them.
+    pub(super) claims: BTreeMap<PathBuf, Claim>,
     /// Whether it was reported as found.
     pub(super) reported: bool,
 }
@@ -121,7 +124,7 @@ impl Watched {
         self.scan_due = Instant::now() + (now.elapsed() * SCAN_SHARE).max(Duration::from_secs(1));
     }
 
-    fn forget_directories_of(&mut self, pids: &[u32]) {
+    pub(super) fn forget_directories_of(&mut self, pids: &[u32]) {
         for directory in &self.directories {
             if directory.owner.is_some_and(|owner| pids.contains(&owner)) {
                 self.notifications.unwatch(&directory.key());
@@ -129,8 +132,8 @@ impl Watched {
         }
         self.directories.retain(|directory| directory.owner.is_none_or(|owner| !pids.contains(&owner)));
         for database in &mut self.databases {
-            // A directory that it shared may be its own now.
-            database.shared.clear();
+            // A directory that was another's may be its own now.
+            database.claims.retain(|_, claim| claim.is_held() && !pids.contains(&database.pid));
             database.descriptors.ask();
         }
         self.others.ask();
@@ -150,6 +153,7 @@ impl Watched {
                 continue;
             };
             database.certain = true;
+            database.claims.retain(|_, claim| claim.is_held());
             if database.profile.name != recognised.profile.name {
                 database.profile = recognised.profile;
                 self.forget_directories_of(&[pid]);
@@ -203,7 +207,8 @@ impl Watched {
             profile: recognised.profile,
             descriptors: Descriptors::new(now),
             titled: Vec::new(),
-            shared: BTreeSet::new(),
+            claimant: Claimant::default(),
+            claims: BTreeMap::new(),
             reported: false,
         });
         self.others.ask();
@@ -250,6 +255,7 @@ impl Watched {
                     None,
                     Arc::clone(&profile),
                     Vec::new(),
+                    Right::Operator,
                 ));
             }
         }

@@ -37,7 +37,7 @@ pub use maps::{MappedBy, Mapping};
 pub use mounts::Mount;
 pub use open_files::{InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection};
 pub(crate) use reading::{malformed, read, read_text};
-pub use status::ProcessStat;
+pub use status::{ProcessStat, ProcessUsers};
 
 use crate::{Error, Result};
 

@@ -1,7 +1,7 @@
 //! What a process is: its name, command line, parent, age and kind.
 //!
-//! Source: `proc_pid_stat(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`. A name may hold spaces, parentheses and
-//! newlines.
+//! Source: `proc_pid_stat(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`, `proc_pid_status(5)`. A name may hold spaces,
+//! parentheses and newlines.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -32,6 +32,28 @@ pub struct ProcessStat {
     pub threads: u32,
     /// When it started, in clock ticks (1/100 s) since boot. Differs when a process id has been reused.
     pub start_time: u64,
+}
+
+/// Whose rights a process has: the user ids of `/proc/PID/status`, in the user namespace of the reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessUsers {
+    /// Who started it.
+    pub real: u32,
+    /// Whose rights it has.
+    pub effective: u32,
+    /// Whose rights it may take back.
+    pub saved: u32,
+    /// Whose rights it has to files.
+    pub file_system: u32,
+}
+
+impl ProcessUsers {
+    /// The one user that it is, wherever it is asked for. A process with rights of two users (setuid) is none's: who
+    /// started it chose its directory and descriptors, but not its rights.
+    pub fn one(&self) -> Option<u32> {
+        let same = [self.effective, self.saved, self.file_system].iter().all(|user| *user == self.real);
+        same.then_some(self.real)
+    }
 }
 
 impl ProcRoot {
@@ -79,6 +101,13 @@ impl ProcRoot {
         Ok(self.stat(pid)?.kernel_thread)
     }
 
+    /// Whose rights the process has; of its first thread, where threads differ.
+    pub fn users(&self, pid: u32) -> Result<ProcessUsers> {
+        let path = self.of(pid, "status");
+        let content = read(&path)?;
+        parse_users(&content).ok_or_else(|| malformed(&path, "Uid"))
+    }
+
     /// The program the process runs, as the process's own mount namespace names it, ` (deleted)` stripped where the
     /// program was replaced; `None` for kernel threads and zombies.
     pub fn executable(&self, pid: u32) -> Result<Option<PathBuf>> {
@@ -99,6 +128,19 @@ impl ProcRoot {
         let path = self.of(pid, "cwd");
         std::fs::read_link(&path).map_err(|e| Error::call("readlink", path, e))
     }
+}
+
+fn parse_users(content: &[u8]) -> Option<ProcessUsers> {
+    // The kernel escapes newlines in the name, which comes first.
+    let line = content.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"))?;
+    let ids: Vec<u32> = std::str::from_utf8(line)
+        .ok()?
+        .split_ascii_whitespace()
+        .map(str::parse)
+        .collect::<std::result::Result<_, _>>()
+        .ok()?;
+    let &[real, effective, saved, file_system] = &ids[..] else { return None };
+    Some(ProcessUsers { real, effective, saved, file_system })
 }
 
 fn parse_stat(content: &[u8]) -> Option<ProcessStat> {
@@ -177,6 +219,24 @@ mod tests {
         let words = vec![b'x'; 1 << 20];
         std::fs::write(tree.path().join("1/cmdline"), words).unwrap();
         assert_eq!(proc.command_line(1).unwrap()[0].len() as u64, LONGEST_COMMAND_LINE);
+    }
+
+    #[test]
+    fn a_process_with_rights_of_two_users_is_none_of_them() {
+        let status =
+            |uid: &str| format!("Name:\tUid:\\n0 0 0 0\nUmask:\t0022\nUid:\t{uid}\nGid:\t5\t5\t5\t5\n");
+        let users = |uid: &str| {
+            let (_tree, proc) = tree(1, &[("status", status(uid).as_bytes())]);
+            proc.users(1)
+        };
+        assert_eq!(users("999\t999\t999\t999").unwrap().one(), Some(999));
+        assert_eq!(users("1000\t0\t0\t0").unwrap().one(), None);
+        assert_eq!(users("0\t0\t1000\t0").unwrap().one(), None);
+        for cut in ["", "1\t2\t3", "1 2 3 x", "1 2 3 4 5"] {
+            assert!(matches!(users(cut).unwrap_err(), Error::Malformed { .. }), "{cut}");
+        }
+        let own = ProcRoot::default().users(std::process::id()).unwrap();
+        assert_eq!(own.effective, rustix::process::geteuid().as_raw());
     }
 
     #[test]

@@ -1,0 +1,401 @@
+//! Claims: which of the directories that databases name, or hold files in, are watched, and for which of them.
+//!
+//! Any process can be called as a database is, and name or open what it may read. So a claim counts only where the
+//! directory is the process's by `ownership`, and of two claims to one directory the better one wins: files open for
+//! writing there count more than a name, what certainly is a database more than what is called so, the directory's owner
+//! more than another. Only databases of one kind share a directory, which is watched once.
+//! What was refused is examined again when the process's claims change, and at least every [`AGAIN`].
+//! A directory that is out of reach is reported, and tried again.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::process::{Access, ProcRoot};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
+
+use super::report::Report;
+use super::watched::{Database, Watched};
+use crate::budget::Turn;
+use crate::descriptors::{Listed, Names};
+use crate::directory::Directory;
+use crate::event::{Event, Refusal};
+use crate::ownership::{self, Identity, ProcessRight, Right};
+
+/// What was refused is examined again after so long.
+const AGAIN: Duration = Duration::from_secs(10);
+/// Claims are examined for so long in one tick, then at the next one, so that signals are heeded in between.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// How good a claim is: the better, the greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Strength {
+    /// The process has a log file there open for writing.
+    writes: bool,
+    /// It is known by more than its name.
+    certain: bool,
+    /// The directory belongs to its user.
+    owner: bool,
+}
+
+/// What became of a claim.
+#[derive(Debug)]
+pub(super) enum Claim {
+    /// The directory is watched for it.
+    Held(Strength),
+    /// It is watched for another of the same kind, or of the operator's word.
+    Shared,
+    /// It is not watched for it, which is examined again then.
+    Refused(Instant),
+}
+
+impl Claim {
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self, Self::Held(_))
+    }
+
+    fn is_due(&self, changed: bool, now: Instant) -> bool {
+        match self {
+            Self::Held(_) => false,
+            Self::Shared => changed,
+            Self::Refused(due) => changed || now >= *due,
+        }
+    }
+}
+
+/// What a database's process shows of its claims.
+#[derive(Default)]
+pub(super) struct Claimant {
+    right: Arc<ProcessRight>,
+    /// The descriptors that it was last seen to have, until they are known as those of watched files.
+    listed: Vec<Listed>,
+    /// Directories whose claims are to be examined, as it sees them.
+    todo: BTreeSet<PathBuf>,
+}
+
+impl Watched {
+    /// Takes in which descriptors a database has; its claims are examined later.
+    pub(super) fn note_claims(&mut self, index: usize, listed: Vec<Listed>, now: Instant) {
+        let (proc, database) = (&self.proc, &mut self.databases[index]);
+        let is_log = |file: &&Listed| database.profile.log_of(&file.1.path).is_some();
+        let mut shown = BTreeSet::new();
+        let mut writes = HashSet::new();
+        for (_, file) in listed.iter().filter(is_log) {
+            shown.extend(file.path.parent().map(Path::to_path_buf));
+            if matches!(file.access, Access::WriteOnly | Access::ReadWrite) {
+                writes.insert(file.inode);
+            }
+        }
+        let held = shown.iter().map(|path| proc.as_seen_by(database.pid, path));
+        let named = named_directories(proc, database).into_iter().map(|(_, named)| named);
+        let found: BTreeSet<PathBuf> = held.chain(named).collect();
+        let right = ProcessRight::new(proc.users(database.pid).ok(), writes);
+        let changed = right != *database.claimant.right;
+        if changed {
+            database.claimant.right = Arc::new(right);
+            for directory in self.directories.iter_mut().filter(|other| other.owner == Some(database.pid)) {
+                directory.right = Right::Process(Arc::clone(&database.claimant.right));
+                directory.stale |= directory.refused;
+            }
+        }
+        database.claims.retain(|path, claim| claim.is_held() || found.contains(path));
+        let claims = &database.claims;
+        let due = |path: &PathBuf| claims.get(path).is_none_or(|claim| claim.is_due(changed, now));
+        database.claimant.todo = found.into_iter().filter(due).collect();
+        database.claimant.listed = listed;
+    }
+
+    /// Examines claims, as many as there is time for; then the descriptors of what is watched are known.
+    pub(super) fn examine_claims(&mut self, report: &mut Report, now: Instant) {
+        let began = Instant::now();
+        let mut by_inode: HashMap<Inode, usize> = HashMap::new();
+        let mut is_new = false;
+        for index in 0..self.databases.len() {
+            let todo = std::mem::take(&mut self.databases[index].claimant.todo);
+            let Some(claimant) = (!todo.is_empty()).then(|| Examined::of(self, index)) else { continue };
+            let (mut left, mut taken) = (BTreeSet::new(), Vec::new());
+            for path in todo {
+                if began.elapsed() >= SLICE {
+                    left.insert(path);
+                    continue;
+                }
+                if by_inode.is_empty() {
+                    let pins = self.directories.iter().enumerate();
+                    by_inode = pins.filter_map(|(at, other)| Some((other.pin?.inode, at))).collect();
+                }
+                let claim = self.examine(&claimant, path.clone(), &mut by_inode, report, now);
+                if claim.is_held() {
+                    taken.push(path.clone());
+                }
+                self.databases[index].reported |= !matches!(claim, Claim::Refused(_));
+                self.databases[index].claims.insert(path, claim);
+            }
+            self.databases[index].claimant.todo = left;
+            if !taken.is_empty() {
+                is_new = true;
+                report.events.push(Event::Found {
+                    pid: Some(claimant.pid),
+                    profile: self.databases[index].profile.name.clone(),
+                    directories: taken,
+                });
+            }
+        }
+        if is_new {
+            // Their followers are to be seen at once.
+            self.others.ask();
+        }
+        let is_waiting = |database: &Database| !database.claimant.listed.is_empty();
+        if !self.databases.iter().any(is_waiting) {
+            return;
+        }
+        let names = Names::of(&self.directories);
+        for database in self.databases.iter_mut().filter(|database| is_waiting(database)) {
+            let claimant = &mut database.claimant;
+            database.descriptors.settle(&claimant.listed, &names);
+            if claimant.todo.is_empty() {
+                claimant.listed = Vec::new();
+            }
+        }
+    }
+
+    /// Examines one claim; takes the directory up if it is good.
+    fn examine(
+        &mut self,
+        claimant: &Examined,
+        path: PathBuf,
+        by_inode: &mut HashMap<Inode, usize>,
+        report: &mut Report,
+        now: Instant,
+    ) -> Claim {
+        let profile = &claimant.profile;
+        let right = Right::Process(Arc::clone(&claimant.right));
+        let mut directory = Directory::new(
+            path,
+            Some(claimant.pid),
+            claimant.through,
+            Arc::clone(profile),
+            claimant.command_line.clone(),
+            right,
+        );
+        let refused = Claim::Refused(now + AGAIN);
+        let (fd, identity) = match directory.open_anew(&self.proc) {
+            Ok(opened) => opened,
+            Err(error) if error.is_gone() => return refused,
+            Err(error) => {
+                report.problem(directory.path, &error);
+                return refused;
+            }
+        };
+        let evidence = claimant.evidence(&fd, &directory.path);
+        let strength = Strength {
+            writes: evidence == Some(Evidence::Writes),
+            certain: claimant.certain,
+            owner: claimant.right.is(identity.user),
+        };
+        let holder = by_inode.get(&identity.pin.inode).copied();
+        let holder = holder.filter(|at| self.directories[*at].pin.is_some_and(|pin| pin.is(&identity.pin)));
+        let of_one_kind =
+            holder.is_some_and(|at| self.directories[at].profile.name == directory.profile.name);
+        if !strength.writes && (evidence.is_none() || !claimant.right.has_rights_of(identity.user)) {
+            if evidence.is_none() && !claimant.names(&directory.path) {
+                // What it held there is gone by now: the next listing shows more.
+                return Claim::Refused(now);
+            }
+            if of_one_kind {
+                // It reads what another of its kind writes.
+                return Claim::Shared;
+            }
+            report.refused(claimant.pid, &profile.name, directory.path, Refusal::NotOwner);
+            return refused;
+        }
+        if let Some(at) = holder {
+            let Some(held_by) = self.directories[at].owner else { return Claim::Shared };
+            let of_holder = self.strength_of(at);
+            let better = of_holder.is_none_or(|held| strength > held);
+            if of_one_kind && (!better || strength.writes == of_holder.is_some_and(|held| held.writes)) {
+                report.events.push(Event::Shared {
+                    pid: claimant.pid,
+                    profile: profile.name.clone(),
+                    path: directory.path,
+                    with: Some(held_by),
+                });
+                return Claim::Shared;
+            }
+            if !better {
+                report.refused(claimant.pid, &profile.name, directory.path, Refusal::OtherDatabase);
+                return refused;
+            }
+            self.give_up(at, now);
+            by_inode.clear();
+            let others = self.directories.iter().enumerate();
+            by_inode.extend(others.filter_map(|(at, other)| Some((other.pin?.inode, at))));
+            report.events.push(Event::TakenOver {
+                pid: claimant.pid,
+                profile: profile.name.clone(),
+                path: directory.path.clone(),
+                from: held_by,
+            });
+        }
+        directory.pin = Some(identity.pin);
+        self.notifications.watch(fd.as_fd(), directory.key());
+        directory.begin_listing(self.turns.names(claimant.siblings + 1), now);
+        let key = directory.database();
+        if let Some(slice) = self.turns.slice(&key) {
+            let turn = Turn::begin(slice);
+            match directory.list(fd.as_fd(), &mut self.ids, &turn) {
+                Ok(listed) => report.listed(&directory, &listed),
+                Err(error) => report.problem(directory.path.clone(), &error),
+            }
+            self.turns.spend(&key, turn.spent());
+        }
+        by_inode.insert(identity.pin.inode, self.directories.len());
+        self.directories.push(directory);
+        Claim::Held(strength)
+    }
+
+    /// How good the claim is that a directory is watched by; none where its database has ended.
+    fn strength_of(&self, at: usize) -> Option<Strength> {
+        let directory = &self.directories[at];
+        let database = self.databases.iter().find(|other| Some(other.pid) == directory.owner)?;
+        let Claim::Held(strength) = database.claims.get(&directory.path)? else { return None };
+        let right = &database.claimant.right;
+        // What it has opened since.
+        let writes =
+            strength.writes || directory.entries.values().any(|entry| right.writes.contains(&entry.inode));
+        Some(Strength { writes, certain: database.certain, ..*strength })
+    }
+
+    /// Watches a directory no longer for the database that it was watched for, whose claim is examined again later.
+    fn give_up(&mut self, at: usize, now: Instant) {
+        let directory = self.directories.swap_remove(at);
+        self.notifications.unwatch(&directory.key());
+        let database = self.databases.iter_mut().find(|database| Some(database.pid) == directory.owner);
+        if let Some(database) = database {
+            database.claims.insert(directory.path, Claim::Refused(now + AGAIN));
+        }
+    }
+
+    /// Forgets directories whose path leads elsewhere now: what it leads to is another claim, examined as such.
+    pub(super) fn forget_changed(&mut self, changed: &[(u32, PathBuf)], report: &mut Report) {
+        for (pid, path) in changed {
+            let is_changed = |directory: &Directory| directory.owner == Some(*pid) && directory.path == *path;
+            for directory in self.directories.extract_if(.., |directory| is_changed(directory)) {
+                self.notifications.unwatch(&directory.key());
+                report.refused(*pid, &directory.profile.name, directory.path, Refusal::DirectoryChanged);
+            }
+            if let Some(database) = self.databases.iter_mut().find(|database| database.pid == *pid) {
+                database.claims.remove(path);
+                database.descriptors.ask();
+            }
+        }
+    }
+}
+
+/// A database whose claims are examined, and what that takes.
+struct Examined {
+    pid: u32,
+    profile: Arc<pagekeeper_catalog::Profile>,
+    certain: bool,
+    right: Arc<ProcessRight>,
+    through: Option<u32>,
+    command_line: Vec<std::ffi::OsString>,
+    /// How many directories are watched for it already.
+    siblings: usize,
+    /// The logs that it has open, by directory as it sees it: their names, which files they are, and whether it writes.
+    held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>>,
+    /// The directories that its profile names, as it sees them, below its working directory.
+    named: Vec<(PathBuf, PathBuf)>,
+    /// Its working directory, if that belongs to its user or to root, and not to everybody: who starts a program with
+    /// rights of its own chooses where, and a link that lies there leads anywhere.
+    base: Option<OwnedFd>,
+}
+
+/// What a claim stands on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Evidence {
+    /// The directory is named, below a working directory that nobody else can have made.
+    Named,
+    /// A log file there is open.
+    Reads,
+    /// A log file there is open for writing.
+    Writes,
+}
+
+impl Examined {
+    fn of(watched: &Watched, index: usize) -> Self {
+        let (proc, database) = (&watched.proc, &watched.databases[index]);
+        let pid = database.pid;
+        let right = Arc::clone(&database.claimant.right);
+        let mut held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>> = HashMap::new();
+        for (_, file) in &database.claimant.listed {
+            let (Some(parent), Some(name)) = (file.path.parent(), file.path.file_name()) else { continue };
+            let (name, writes) = (PathBuf::from(name), right.writes.contains(&file.inode));
+            held.entry(proc.as_seen_by(pid, parent)).or_default().push((name, file.inode, writes));
+        }
+        Self {
+            pid,
+            profile: Arc::clone(&database.profile),
+            certain: database.certain,
+            siblings: watched.directories.iter().filter(|other| other.owner == Some(pid)).count(),
+            through: proc.through(pid),
+            command_line: proc.command_line(pid).unwrap_or_default(),
+            named: named_directories(proc, database),
+            base: trusted_base(proc, pid, &right),
+            right,
+            held,
+        }
+    }
+
+    /// What its claim to this directory stands on, the most there is: its path may lead elsewhere by now than when it was
+    /// shown, so files that are held must be there.
+    fn evidence(&self, directory: &OwnedFd, path: &Path) -> Option<Evidence> {
+        let is_there = |(name, inode, _): &&(PathBuf, Inode, bool)| {
+            rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)
+                .is_ok_and(|stat| ownership::inode(&stat) == *inode)
+        };
+        let mut held: Vec<_> = self.held.get(path).into_iter().flatten().collect();
+        held.sort_by_key(|(_, _, writes)| !writes);
+        if let Some((_, _, writes)) = held.into_iter().find(is_there) {
+            return Some(if *writes { Evidence::Writes } else { Evidence::Reads });
+        }
+        self.is_named(directory, path).unwrap_or(false).then_some(Evidence::Named)
+    }
+
+    /// Whether its profile names this path.
+    fn names(&self, path: &Path) -> bool {
+        self.named.iter().any(|(_, named)| named == path)
+    }
+
+    /// Whether the directory is what a name leads to that stands in the trusted working directory itself.
+    fn is_named(&self, directory: &OwnedFd, path: &Path) -> Option<bool> {
+        let (name, _) = self.named.iter().find(|(_, named)| named == path)?;
+        let base = self.base.as_ref()?;
+        let stat = rustix::fs::statx(base, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS).ok()?;
+        let is_link = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink;
+        Some(is_link || ownership::inode(&stat) == Identity::of(directory).ok()?.pin.inode)
+    }
+}
+
+/// The working directory of a process, if it may be trusted.
+fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessRight) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let base = rustix::fs::open(proc.path().join(format!("{pid}/cwd")), flags, Mode::empty()).ok()?;
+    let identity = Identity::of(&base).ok()?;
+    (!identity.open_to_all && (identity.user == 0 || right.is(identity.user))).then_some(base)
+}
+
+/// The directories that a database's profile names below its working directory: as the profile does, and as the database
+/// sees them.
+fn named_directories(proc: &ProcRoot, database: &Database) -> Vec<(PathBuf, PathBuf)> {
+    let named = &database.profile.directories;
+    if named.is_empty() {
+        return Vec::new();
+    }
+    // A process that may not be inspected is reported when its descriptors are listed.
+    let Ok(base) = proc.working_directory(database.pid) else { return Vec::new() };
+    let seen = |directory: &PathBuf| proc.as_seen_by(database.pid, &base.join(directory));
+    named.iter().map(|directory| (directory.clone(), seen(directory))).collect()
+}

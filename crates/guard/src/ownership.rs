@@ -1,0 +1,152 @@
+//! On whose behalf files are acted upon: which directory a watched one is, and which files in it are the database's.
+//!
+//! A process chooses its name, its working directory and what it opens for reading; so whoever starts one could have the
+//! guard act on files of others. Therefore a file counts as a database's only if
+//! 1. its owner is the one user that the database's process is, or that process is root's, or
+//! 2. the process has that very file open for writing, or
+//! 3. it has a file of the same log open for writing, in a directory that is not open to all for writing.
+//!
+//! Directories that the operator named are the operator's word: all files in them count.
+//! A directory is known by its [`Pin`], not by its path, which may lead elsewhere at any moment.
+
+use std::collections::HashSet;
+use std::os::fd::AsFd;
+use std::sync::{Arc, OnceLock};
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::process::ProcessUsers;
+use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
+
+/// The id that stands for users that have none in this user namespace (`/proc/sys/kernel/overflowuid`), and for `nobody`.
+const NOBODY: u32 = 65534;
+
+/// Which directory it is, for as long as it exists. Inode numbers are used again; times of birth, where the file system
+/// records them, are not.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pin {
+    pub(crate) inode: Inode,
+    /// In nanoseconds of the epoch.
+    born: Option<i128>,
+}
+
+impl Pin {
+    /// Whether it is the same directory.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        let born = self.born.zip(other.born);
+        self.inode == other.inode && born.is_none_or(|(one, other)| one == other)
+    }
+}
+
+/// What there is to know of an opened directory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Identity {
+    pub(crate) pin: Pin,
+    /// Its owner.
+    pub(crate) user: u32,
+    /// Whether everybody may make files in it.
+    pub(crate) open_to_all: bool,
+}
+
+impl Identity {
+    /// Of an opened directory.
+    pub(crate) fn of(directory: impl AsFd) -> rustix::io::Result<Self> {
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, wanted)?;
+        let pin = Pin { inode: inode(&stat), born: born(&stat) };
+        Ok(Self { pin, user: stat.stx_uid, open_to_all: stat.stx_mode & 0o002 != 0 })
+    }
+}
+
+/// Which file a stat is of.
+pub(crate) fn inode(stat: &Statx) -> Inode {
+    Inode { dev: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), ino: stat.stx_ino }
+}
+
+/// Its time of birth in nanoseconds of the epoch, where the file system records it.
+pub(crate) fn born(stat: &Statx) -> Option<i128> {
+    (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| nanoseconds(stat.stx_btime))
+}
+
+/// A time in nanoseconds of the epoch.
+pub(crate) fn nanoseconds(time: StatxTimestamp) -> i128 {
+    i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
+}
+
+/// Which files of a directory count as the database's.
+#[derive(Debug, Clone)]
+pub(crate) enum Right {
+    /// All: the operator named the directory.
+    Operator,
+    /// Those of a database's process.
+    Process(Arc<ProcessRight>),
+}
+
+/// What a process may be credited with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ProcessRight {
+    /// The one user that it is, if it is one and can be told.
+    user: Option<u32>,
+    /// Log files that it has open for writing.
+    pub(crate) writes: HashSet<Inode>,
+}
+
+impl ProcessRight {
+    pub(crate) fn new(users: Option<ProcessUsers>, writes: HashSet<Inode>) -> Self {
+        let user =
+            users.and_then(|users| users.one()).filter(|user| *user != NOBODY || all_users_are_known());
+        Self { user, writes }
+    }
+
+    /// Whether what belongs to this user is the process's, too.
+    pub(crate) fn has_rights_of(&self, user: u32) -> bool {
+        self.user == Some(0) || self.is(user)
+    }
+
+    /// Whether it is this user.
+    pub(crate) fn is(&self, user: u32) -> bool {
+        self.user == Some(user)
+    }
+}
+
+/// Whether this process lives in the first user namespace, or one with the same ids: else `nobody` may be anybody.
+fn all_users_are_known() -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_credited_with_what_is_its_users() {
+        let users = |real, effective| {
+            Some(ProcessUsers { real, effective, saved: effective, file_system: effective })
+        };
+        let right = |users| ProcessRight::new(users, HashSet::new());
+        assert!(right(users(999, 999)).has_rights_of(999) && !right(users(999, 999)).has_rights_of(0));
+        assert!(right(users(0, 0)).has_rights_of(999), "root");
+        assert!(!right(users(1000, 0)).has_rights_of(0), "who runs a setuid program is not root");
+        assert!(!right(users(1000, 0)).has_rights_of(1000));
+        assert!(!right(None).has_rights_of(0), "who can't be seen is nobody");
+    }
+
+    #[test]
+    fn a_directory_that_is_made_again_is_another() {
+        let parent = pagekeeper_testing::disk_dir();
+        let path = parent.path().join("data");
+        let pin = || {
+            std::fs::create_dir(&path).unwrap();
+            Identity::of(std::fs::File::open(&path).unwrap()).unwrap().pin
+        };
+        let first = pin();
+        assert!(first.is(&Identity::of(std::fs::File::open(&path).unwrap()).unwrap().pin));
+        std::fs::remove_dir(&path).unwrap();
+        let second = pin();
+        let told_apart = first.born.is_some() || first.inode != second.inode;
+        assert!(!told_apart || !first.is(&second), "{first:?} {second:?}");
+    }
+}
