@@ -7,6 +7,7 @@ mod demo;
 mod habits;
 mod nasty_trees;
 mod odd_proc;
+mod odd_settings;
 mod peers;
 mod store;
 mod toggled;

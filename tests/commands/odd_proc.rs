@@ -1,8 +1,8 @@
 //! What others put into `/proc`: mount options, mount points, names of processes and of control groups that are not UTF-8, or that
 //! look like something else. It ends no command and hides nothing else.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -89,23 +89,27 @@ fn a_process_of_any_name_is_reported_and_hides_no_other() {
     }
     let dir = scratch();
     // A status line, the end of a name, a second line, and what is no text.
-    for name in [&b") S 1 1\n9"[..], b"\xff\xfe\n(x", b"Tgid:\t1\nPid:\t1"] {
-        let sleeper = Sleeper::named(dir.path(), &OsString::from_vec(name.to_vec()));
-        let comm = format!("/proc/{}/comm", sleeper.0.id());
+    let names = [&b") S 1 1\n9"[..], b"\xff\xfe\n(x", b"Tgid:\t1\nPid:\t1"];
+    let sleepers: Vec<Sleeper> =
+        names.iter().map(|name| Sleeper::named(dir.path(), OsStr::from_bytes(name))).collect();
+    let pids: Vec<String> = sleepers.iter().map(|sleeper| sleeper.0.id().to_string()).collect();
+    for (pid, name) in pids.iter().zip(names) {
         eventually("it has its name", Duration::from_secs(60), || {
-            std::fs::read(&comm).ok().filter(|comm| comm.strip_suffix(b"\n") == Some(name))
+            let comm = std::fs::read(format!("/proc/{pid}/comm")).ok();
+            comm.filter(|comm| comm.strip_suffix(b"\n") == Some(name))
         });
-        let pid = sleeper.0.id().to_string();
-        for arguments in [
-            &["doctor", "--pid", &pid, "--watch", "100ms", "--json"][..],
-            &["doctor", "--watch", "100ms", "--json"],
-            &["top", "--once", "--json", "--interval", "100ms", "--pid", &pid],
-        ] {
-            let outcome = finish(Command::new(program()).args(arguments));
-            assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{arguments:?}: {outcome:?}");
-            let unread: Vec<String> = gaps(&outcome).into_iter().filter(|gap| gap.contains(&pid)).collect();
-            assert!(unread.is_empty(), "{arguments:?}: {unread:?}");
-        }
+    }
+    let of_each = pids.iter().map(|pid| vec!["doctor", "--watch", "100ms", "--json", "--pid", pid]);
+    let of_all = [
+        vec!["doctor", "--watch", "100ms", "--json"],
+        vec!["top", "--once", "--json", "--interval", "100ms", "--pid", &pids[0]],
+    ];
+    for arguments in of_each.chain(of_all) {
+        let outcome = finish(Command::new(program()).args(&arguments));
+        assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{arguments:?}: {outcome:?}");
+        let unread: Vec<String> =
+            gaps(&outcome).into_iter().filter(|gap| pids.iter().any(|pid| gap.contains(pid))).collect();
+        assert!(unread.is_empty(), "{arguments:?}: {unread:?}");
     }
 }
 

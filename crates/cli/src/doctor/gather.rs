@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Context;
-use pagekeeper_doctor::settings::{self, Settings};
+use pagekeeper_doctor::settings::{Settings, SettingsReader};
 use pagekeeper_doctor::{
     Journal, Observation, SavedFile, SavedSnapshot, VisibilityGap, lacks_snapshot, mixed_with,
 };
@@ -24,7 +24,22 @@ const STRETCHES: usize = 16;
 
 /// The settings of each database, in its order.
 pub(super) fn settings(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Settings> {
-    snapshot.databases.iter().map(|database| settings::read(database, snapshot, roots)).collect()
+    let mut reader = SettingsReader::default();
+    snapshot.databases.iter().map(|database| reader.read(database, snapshot, roots)).collect()
+}
+
+/// The databases that have more settings than are read of one.
+pub(super) fn cut_settings(snapshot: &Snapshot, settings: &[Settings]) -> Vec<VisibilityGap> {
+    let cut = snapshot.databases.iter().zip(settings).filter(|(_, settings)| settings.is_cut());
+    cut.map(|(database, _)| {
+        let process = database.pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+        VisibilityGap {
+            what: format!("all settings of {}{process}", database.name),
+            why: "its settings files are more, larger or deeper than is read of one database".to_owned(),
+            needs: None,
+        }
+    })
+    .collect()
 }
 
 /// What a recovery of each database would read, in its order; `settings` are theirs.

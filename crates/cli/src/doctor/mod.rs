@@ -121,6 +121,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         ..Observation::new(&before, &after)
     };
     let mut report = Report::new(&observation, examine(&observation), traced);
+    report.visibility_gaps.extend(gather::cut_settings(&after, &observation.settings));
     report.visibility_gaps.extend(gather::without_snapshot(&observation).into_iter().chain(unmeasured));
     let (fixed, errors) = if args.fix {
         // A writer may have come meanwhile.

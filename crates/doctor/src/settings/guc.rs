@@ -42,10 +42,13 @@ pub enum Entry {
 /// assert_eq!(lines[0].entry, Entry::Set { name: "shared_buffers".into(), value: "128MB".into() });
 /// ```
 pub fn parse(text: &str) -> Vec<Line> {
-    (1_u32..)
-        .zip(text.lines())
-        .filter_map(|(number, line)| Some(Line { number, entry: entry(line)? }))
-        .collect()
+    lines(text).collect()
+}
+
+/// [`parse`], line by line.
+pub(super) fn lines(text: &str) -> impl Iterator<Item = Line> {
+    let numbered = (1_u32..).zip(text.lines());
+    numbered.filter_map(|(number, line)| Some(Line { number, entry: entry(line)? }))
 }
 
 fn entry(line: &str) -> Option<Entry> {

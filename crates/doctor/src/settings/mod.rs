@@ -5,39 +5,51 @@
 //!    [`Settings::unread`] with the reason. An engine's default is given only where its version is known for certain
 //!    and that version's default is.
 //! 2. Files are read as the database's process sees them (`/proc/PID/root`), without harm
-//!    ([`InspectedFile`](pagekeeper_kernel::InspectedFile)), each at most [`LONGEST_FILE`] bytes.
+//!    ([`InspectedFile`](pagekeeper_kernel::InspectedFile)), and no more of them than its limits say (`limits.rs`).
 //! 3. What the process shows (a table file open with `O_DIRECT`) counts more than what its files say.
 //! 4. A later setting counts more than an earlier one, as the engine itself has it.
 //!
-//! [`read`] does not fail: what goes wrong is in [`Settings::unread`].
+//! [`SettingsReader::read`] does not fail: what goes wrong is in [`Settings::unread`].
 
 pub mod guc;
+#[cfg(test)]
+mod hostile;
+mod limits;
 pub(crate) mod mysql;
 pub mod option_file;
 pub mod options;
 mod postgresql;
 mod program;
 pub(crate) mod rocksdb;
+mod searched;
 pub(crate) mod server_root;
+mod version_groups;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{Database, Snapshot};
 use serde::Serialize;
 
-pub use rocksdb::keys as toml_keys;
+use limits::{ALL_KEEP, Cut, EACH_KEEPS, LONGEST_NAME, MAX_KEPT, MAX_UNREAD};
+use program::Program;
+use searched::Searched;
+use server_root::Unread;
+use version_groups::VersionGroups;
 
-/// Longest settings file that is read, in bytes. Real ones are a few KiB.
-pub const LONGEST_FILE: u64 = 1 << 20;
+pub use limits::LONGEST_FILE;
+pub use rocksdb::keys as toml_keys;
 
 /// What is said of a server that is one of two.
 const NOT_CERTAIN: &str = "whether this is MySQL or MariaDB is not certain: its program could not be read, or says \
                            neither";
 /// What is said of a file that was changed after the server started.
 const CHANGED_SINCE: &str = "changed after the server started: what it runs with may differ";
-/// What is said of files past the limits.
-const TOO_MANY: &str = "settings files include each other too deep, or are too many";
+/// What is said where more was found than is kept.
+const CUT: &str = "not all of its settings files were read";
+/// A setting in memory, beside its texts, in bytes.
+const SETTING: usize = size_of::<Setting>() + CHANGED_SINCE.len();
 
 /// Whose settings they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -75,12 +87,26 @@ pub struct Settings {
     pub redo_directory: bool,
     /// The files that were read, as the database sees them, in the order of reading.
     pub read_from: Vec<PathBuf>,
-    /// What could not be read, and why.
+    /// What could not be read, and why; of very much the beginning.
     pub unread: Vec<(PathBuf, String)>,
     /// What was found; a later one counts more.
     found: Vec<Setting>,
     /// The file that settings which are set nowhere yet go into, where that is known.
     home: Option<PathBuf>,
+    #[serde(skip)]
+    room: Room,
+}
+
+/// What of the limits was used.
+#[derive(Debug, Clone)]
+struct Room {
+    /// Bytes taken by settings of files, and as many as they may take.
+    kept: usize,
+    max_kept: usize,
+    /// What was not read and is not listed.
+    more_unread: u64,
+    /// The limits that were met, each with the first file.
+    cuts: BTreeMap<Cut, PathBuf>,
 }
 
 /// One setting.
@@ -153,6 +179,7 @@ impl Settings {
             unread: Vec::new(),
             found: Vec::new(),
             home: None,
+            room: Room { kept: 0, max_kept: MAX_KEPT, more_unread: 0, cuts: BTreeMap::new() },
         }
     }
 
@@ -207,20 +234,71 @@ impl Settings {
 
     /// Adds one that counts more than those before.
     pub fn add(&mut self, name: &str, value: impl Into<String>, from: Origin) {
-        self.found.push(Setting { name: normal(name), value: value.into(), from, doubt: None });
+        let setting = Setting { name: normal(name), value: value.into(), from, doubt: None };
+        if let Origin::File { path, .. } = &setting.from {
+            let takes = SETTING + setting.name.len() + setting.value.len() + path.as_os_str().len();
+            let full = self.room.kept.saturating_add(takes) > self.room.max_kept;
+            if full || setting.name.len() > LONGEST_NAME {
+                return self.cut(&path.clone(), if full { Cut::Kept } else { Cut::Line });
+            }
+            self.room.kept += takes;
+        }
+        self.found.push(setting);
     }
 
     /// Adds one of a file that was changed after the server started, if `changed`.
     fn add_doubted(&mut self, name: &str, value: impl Into<String>, from: Origin, changed: bool) {
+        let known = self.found.len();
         self.add(name, value, from);
-        if changed && let Some(setting) = self.found.last_mut() {
+        if changed && let Some(setting) = self.found.get_mut(known) {
             setting.doubt = Some(CHANGED_SINCE.to_owned());
         }
     }
 
     /// Takes note of what could not be read.
     fn not_read(&mut self, path: impl Into<PathBuf>, why: impl Into<String>) {
-        self.unread.push((path.into(), why.into()));
+        if self.unread.len() < MAX_UNREAD {
+            self.unread.push((path.into(), why.into()));
+        } else {
+            self.room.more_unread += 1;
+        }
+    }
+
+    /// Takes note of a file or directory that should be there.
+    fn failed(&mut self, path: impl Into<PathBuf>, unread: Unread) {
+        match unread {
+            Unread::Missing => self.not_read(path, "it is not there any more"),
+            Unread::Because(why) => self.not_read(path, why),
+            Unread::Cut(cut) => self.cut(&path.into(), cut),
+        }
+    }
+
+    /// Takes note of a limit that was met, at this file.
+    fn cut(&mut self, path: &Path, cut: Cut) {
+        self.room.cuts.entry(cut).or_insert_with(|| path.to_path_buf());
+    }
+
+    /// Whether there may be more settings: more was found than is read and kept of one database.
+    pub fn is_cut(&self) -> bool {
+        self.room.cuts.keys().any(|cut| cut.hides())
+    }
+
+    /// Says which limits were met.
+    fn finish(&mut self) {
+        if self.is_cut() {
+            let of_files = |setting: &&mut Setting| matches!(setting.from, Origin::File { .. });
+            for setting in self.found.iter_mut().filter(of_files) {
+                setting.doubt.get_or_insert_with(|| CUT.to_owned());
+            }
+        }
+        self.unread.extend(self.room.cuts.iter().map(|(cut, path)| (path.clone(), cut.to_string())));
+        let more = self.room.more_unread;
+        if more > 0 {
+            self.unread.push((
+                "its other settings files".into(),
+                format!("{more} more lines or files were not read"),
+            ));
+        }
     }
 }
 
@@ -229,26 +307,51 @@ fn normal(name: &str) -> String {
     name.replace('-', "_").to_ascii_lowercase()
 }
 
-/// Reads the settings of a database in `snapshot`.
-pub fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots) -> Settings {
-    let mut settings = Settings::new(engine_of(database));
-    match settings.engine {
-        Engine::MariaDb | Engine::MySql => {
-            match program::of(database, snapshot, roots) {
-                Some(program) => (settings.engine, settings.version) = (program.engine, program.version),
-                None => settings.engine_doubt = Some(NOT_CERTAIN.to_owned()),
+/// Reads the settings of databases; each is bounded, and so are all together.
+///
+/// ```no_run
+/// use pagekeeper_doctor::settings::SettingsReader;
+/// use pagekeeper_kernel::pressure::SysRoots;
+/// # fn snapshot() -> pagekeeper_observe::Snapshot { unimplemented!() }
+///
+/// let (snapshot, mut reader) = (snapshot(), SettingsReader::default());
+/// for database in &snapshot.databases {
+///     println!("{:?}", reader.read(database, &snapshot, &SysRoots::default()).get("sync_binlog"));
+/// }
+/// ```
+#[derive(Debug, Default)]
+pub struct SettingsReader {
+    programs: Searched<Option<Program>>,
+    groups: VersionGroups,
+    /// Bytes taken by the settings of all that were read.
+    kept: usize,
+}
+
+impl SettingsReader {
+    /// Reads the settings of a database in `snapshot`.
+    pub fn read(&mut self, database: &Database, snapshot: &Snapshot, roots: &SysRoots) -> Settings {
+        let mut settings = Settings::new(engine_of(database));
+        settings.room.max_kept = MAX_KEPT.min(ALL_KEEP.saturating_sub(self.kept).max(EACH_KEEPS));
+        match settings.engine {
+            Engine::MariaDb | Engine::MySql => {
+                match program::of(database, snapshot, roots, &mut self.programs) {
+                    Some(program) => (settings.engine, settings.version) = (program.engine, program.version),
+                    None => settings.engine_doubt = Some(NOT_CERTAIN.to_owned()),
+                }
+                mysql::read(database, snapshot, roots, &mut self.groups, &mut settings);
+                if settings.myrocks {
+                    rocksdb::read(database, snapshot, roots, &mut settings);
+                }
             }
-            mysql::read(database, snapshot, roots, &mut settings);
-            if settings.myrocks {
-                rocksdb::read(database, snapshot, roots, &mut settings);
-            }
+            Engine::PostgreSql => postgresql::read(database, snapshot, roots, &mut settings),
+            Engine::RocksDb | Engine::TiKv => rocksdb::read(database, snapshot, roots, &mut settings),
+            Engine::MongoDb => settings.not_read("mongod.conf", "settings of MongoDB are not read"),
+            Engine::Other => {}
         }
-        Engine::PostgreSql => postgresql::read(database, snapshot, roots, &mut settings),
-        Engine::RocksDb | Engine::TiKv => rocksdb::read(database, snapshot, roots, &mut settings),
-        Engine::MongoDb => settings.not_read("mongod.conf", "settings of MongoDB are not read"),
-        Engine::Other => {}
+        settings.finish();
+        self.kept += settings.room.kept;
+        settings
     }
-    settings
 }
 
 /// Whose settings they are, by the profile and the name of the process.

@@ -5,32 +5,36 @@
 //! `$MYSQL_HOME/my.cnf`, `--defaults-extra-file`, `~/.my.cnf`; then the command line; then `mysqld-auto.cnf`
 //! (`sql/persisted_variable.cc` appends it to the arguments). What `SET GLOBAL` changed can't be seen from outside.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::{Expected, InspectedFile};
 use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
 
+use super::limits::{Cut, DEEPEST, beginning, shortened};
 use super::option_file::{self, Entry, option};
 use super::server_root::{ServerRoot, Unread};
-use super::{CHANGED_SINCE, Engine, Origin, Settings, TOO_MANY};
+use super::version_groups::VersionGroups;
+use super::{CHANGED_SINCE, Engine, Origin, Settings};
 
 /// The server's groups, but for those of one version.
 const GROUPS: [&str; 4] = ["mysqld", "server", "mariadb", "mariadbd"];
 /// Groups that a server reads besides; no place for its settings.
 const SHARED_GROUPS: [&str; 2] = ["client-server", "galera"];
-/// As deep as servers follow `!include`.
-const DEEPEST: u32 = 10;
-/// More option files than this are not read.
-const MAX_FILES: usize = 256;
-/// No more of a program is searched for a group's name, in bytes.
-const LONGEST_PROGRAM: u64 = 1 << 29;
+/// Objects of what `MySQL` persisted are followed so deep.
+const DEEPEST_OBJECT: u32 = 10;
 
 /// Reads all of them into `settings`.
-pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
+pub(super) fn read(
+    database: &Database,
+    snapshot: &Snapshot,
+    roots: &SysRoots,
+    groups: &mut VersionGroups,
+    settings: &mut Settings,
+) {
     let root = ServerRoot::of(database, snapshot, roots);
     let arguments: Vec<String> =
         database.command_line.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
@@ -50,9 +54,9 @@ pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, s
     let exe = database.pid.map(|pid| roots.proc.path().join(format!("{pid}/exe")));
     let files = defaults.files(&variable);
     if database.pid.is_none() && arguments.is_empty() {
-        read_if_its_own(database, &root, &files, settings);
+        read_if_its_own(database, &root, &files, groups, settings);
     } else {
-        let mut reader = Reader { root: &root, settings, suffix, exe };
+        let mut reader = Reader { root: &root, settings, suffix, exe, groups, open: Vec::new() };
         for path in files {
             reader.file(&path, 0, defaults.file.is_some());
         }
@@ -76,9 +80,15 @@ pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, s
 
 /// Reads option files for a directory that no server has open, as settings of its server only if that works in this very
 /// directory: it may as well be a copy, or a backup of another.
-fn read_if_its_own(database: &Database, root: &ServerRoot<'_>, files: &[PathBuf], settings: &mut Settings) {
-    let mut read = Settings::new(settings.engine);
-    let mut reader = Reader { root, settings: &mut read, suffix: None, exe: None };
+fn read_if_its_own(
+    database: &Database,
+    root: &ServerRoot<'_>,
+    files: &[PathBuf],
+    groups: &mut VersionGroups,
+    settings: &mut Settings,
+) {
+    let mut read = Settings { room: settings.room.clone(), ..Settings::new(settings.engine) };
+    let mut reader = Reader { root, settings: &mut read, suffix: None, exe: None, groups, open: Vec::new() };
     for path in files {
         reader.file(path, 0, false);
     }
@@ -160,6 +170,9 @@ struct Reader<'a> {
     settings: &'a mut Settings,
     suffix: Option<String>,
     exe: Option<PathBuf>,
+    groups: &'a mut VersionGroups,
+    /// The files that are being read: each includes the next.
+    open: Vec<Inode>,
 }
 
 impl Reader<'_> {
@@ -170,32 +183,30 @@ impl Reader<'_> {
                 .not_read(path, "named relative to where the server was started, which can't be seen");
             return;
         }
-        if depth > DEEPEST || self.settings.read_from.len() >= MAX_FILES {
-            self.settings.not_read(path, TOO_MANY);
-            return;
+        if depth > DEEPEST {
+            return self.settings.cut(path, Cut::Depth);
         }
         let text = match self.root.read(path) {
             Ok(text) if text.world_writable => {
                 self.settings.not_read(path, "anybody may write it, so the server ignores it");
                 return;
             }
+            Ok(text) if self.open.contains(&text.inode) => return self.settings.cut(path, Cut::Cycle),
             Ok(text) => text,
             Err(Unread::Missing) if !must_be => return,
-            Err(Unread::Missing) => {
-                self.settings.not_read(path, "it is not there any more");
-                return;
-            }
-            Err(Unread::Because(why)) => {
-                self.settings.not_read(path, why);
-                return;
-            }
+            Err(unread) => return self.settings.failed(path, unread),
         };
+        let (content, long) = shortened(&text.content);
+        if long {
+            self.settings.cut(path, Cut::Line);
+        }
+        self.open.push(text.inode);
         self.settings.read_from.push(path.to_path_buf());
         if text.changed_since {
             self.settings.not_read(path, CHANGED_SINCE);
         }
         let mut counts = Counts::No;
-        for line in option_file::parse(&text.content) {
+        for line in option_file::lines(&content) {
             match line.entry {
                 Entry::Group(group) => counts = self.counts(&group, path),
                 Entry::Include(file) => self.file(Path::new(&file), depth + 1, false),
@@ -209,8 +220,11 @@ impl Reader<'_> {
                     }
                     Counts::No => {}
                     Counts::Unknown(ref group) => {
-                        let why =
-                            format!("line {}: whether this server reads [{group}] is not known", line.number);
+                        let why = format!(
+                            "line {}: whether this server reads [{}] is not known",
+                            line.number,
+                            beginning(group)
+                        );
                         self.settings.not_read(path, why);
                         counts = Counts::No;
                     }
@@ -221,19 +235,13 @@ impl Reader<'_> {
                 }
             }
         }
+        self.open.pop();
     }
 
     fn directory(&mut self, directory: &Path, depth: u32) {
-        match self.root.names(directory) {
-            Ok(names) => {
-                for name in names {
-                    if name.as_bytes().ends_with(b".cnf") {
-                        self.file(&directory.join(name), depth, false);
-                    }
-                }
-            }
-            Err(Unread::Missing) => self.settings.not_read(directory, "it is not there any more"),
-            Err(Unread::Because(why)) => self.settings.not_read(directory, why),
+        match self.root.names(directory, |name| name.ends_with(b".cnf")) {
+            Ok(names) => names.iter().for_each(|name| self.file(&directory.join(name), depth, false)),
+            Err(unread) => self.settings.failed(directory, unread),
         }
     }
 
@@ -260,7 +268,7 @@ impl Reader<'_> {
         if !versioned {
             return Counts::No;
         }
-        match self.exe.as_deref().and_then(|exe| holds(exe, bare)) {
+        match self.exe.as_deref().and_then(|exe| self.groups.is_in(exe, bare)) {
             Some(true) => Counts::Yes,
             Some(false) => Counts::No,
             None => Counts::Unknown(group.to_owned()),
@@ -275,32 +283,12 @@ enum Counts {
     Unknown(String),
 }
 
-/// Whether a program holds a group's name as a string: the groups that a server reads are written in it, its own
-/// version's among them. `None` if it can't be read.
-fn holds(exe: &Path, group: &str) -> Option<bool> {
-    let program = InspectedFile::open_magic_link(exe, Expected::Any, exe.to_path_buf()).ok()?;
-    let needle = [b"\0", group.as_bytes(), b"\0"].concat();
-    let mut buffer = vec![0; 1 << 20];
-    let mut offset = 0;
-    while offset < program.size().min(LONGEST_PROGRAM) {
-        let read = program.file().read_at(&mut buffer, offset).ok()?;
-        if buffer[..read].windows(needle.len()).any(|window| window[0] == 0 && window == needle) {
-            return Some(true);
-        }
-        if read <= needle.len() {
-            break;
-        }
-        offset += (read - needle.len()) as u64;
-    }
-    Some(false)
-}
-
 /// What `SET PERSIST` wrote.
 fn persisted(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings) {
     let text = match root.read(path) {
         Ok(text) => text.content,
         Err(Unread::Missing) => return,
-        Err(Unread::Because(why)) => return settings.not_read(path, why),
+        Err(unread) => return settings.failed(path, unread),
     };
     let Ok(content) = serde_json::from_str::<serde_json::Value>(&text) else {
         return settings.not_read(path, "not the JSON that MySQL writes");
@@ -308,17 +296,28 @@ fn persisted(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings) {
     settings.read_from.push(path.to_path_buf());
     let mut found = Vec::new();
     collect(&content, 0, &mut found);
+    let lines = lines_of_names(&text);
     for (name, value) in found {
-        let before = text.find(&format!("\"{name}\"")).map_or("", |at| &text[..at]);
-        let line = u32::try_from(before.matches('\n').count() + 1).unwrap_or(u32::MAX);
+        let line = lines.get(name.as_str()).copied().unwrap_or(1);
         settings.add(&name, value, Origin::File { path: path.to_path_buf(), line });
     }
+}
+
+/// What stands in quotes in a text, without escapes, and the line where it first does, from 1.
+fn lines_of_names(text: &str) -> HashMap<&str, u32> {
+    let mut lines = HashMap::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for quoted in line.split('"') {
+            lines.entry(quoted).or_insert(number);
+        }
+    }
+    lines
 }
 
 /// The variables in what `MySQL` persisted: `{"name": {"Value": "…", …}}`, at whatever depth its version has them.
 fn collect(content: &serde_json::Value, depth: u32, found: &mut Vec<(String, String)>) {
     let serde_json::Value::Object(members) = content else { return };
-    if depth > DEEPEST {
+    if depth > DEEPEST_OBJECT {
         return;
     }
     for (name, member) in members {
@@ -479,7 +478,7 @@ mod tests {
         let arguments = format!("mariadbd --defaults-file={} --innodb-log-file-size=64M", main.display());
         let database = database("mariadb", &arguments);
         let mut settings = Settings::new(Engine::MariaDb);
-        read(&database, &sample(), &SysRoots::default(), &mut settings);
+        read(&database, &sample(), &SysRoots::default(), &mut VersionGroups::default(), &mut settings);
         let get = |name: &str| {
             let found = settings.get(name).unwrap();
             (found.value.clone(), found.from.clone())
@@ -509,7 +508,8 @@ mod tests {
             std::fs::write(&cnf, format!("[mysqld]\n{datadir}\nsync_binlog=1\n")).unwrap();
             let root = ServerRoot::of(&database, &snapshot, &roots);
             let mut settings = Settings::new(Engine::MariaDb);
-            read_if_its_own(&database, &root, std::slice::from_ref(&cnf), &mut settings);
+            let groups = &mut VersionGroups::default();
+            read_if_its_own(&database, &root, std::slice::from_ref(&cnf), groups, &mut settings);
             settings
         };
         let own = read(&format!("datadir={}", data.display()));
@@ -524,7 +524,7 @@ mod tests {
         }
         // Whatever this machine has in /etc, it is not for this directory.
         let mut settings = Settings::new(Engine::MariaDb);
-        super::read(&database, &snapshot, &roots, &mut settings);
+        super::read(&database, &snapshot, &roots, &mut VersionGroups::default(), &mut settings);
         assert_eq!((settings.all(), settings.unread.len()), (&[][..], 1));
     }
 
@@ -535,8 +535,9 @@ mod tests {
         std::fs::write(&path, format!("[mysqld]\n!include {}\n", path.display())).unwrap();
         let database = database("mysql", &format!("mysqld --defaults-file={}", path.display()));
         let mut settings = Settings::new(Engine::MySql);
-        read(&database, &sample(), &SysRoots::default(), &mut settings);
-        assert_eq!(settings.unread, [(path, TOO_MANY.to_owned())]);
+        read(&database, &sample(), &SysRoots::default(), &mut VersionGroups::default(), &mut settings);
+        settings.finish();
+        assert_eq!(settings.unread, [(path, Cut::Cycle.to_string())]);
     }
 
     #[test]
@@ -552,7 +553,7 @@ mod tests {
         ] {
             std::fs::write(dir.path().join("mysqld-auto.cnf"), text).unwrap();
             let mut settings = Settings::new(Engine::MySql);
-            read(&database, &sample(), &SysRoots::default(), &mut settings);
+            read(&database, &sample(), &SysRoots::default(), &mut VersionGroups::default(), &mut settings);
             assert_eq!(settings.get("sync_binlog").unwrap().value, "7");
             let method = settings.get("innodb_flush_method").unwrap();
             assert_eq!(method.value, "O_DIRECT");
@@ -560,21 +561,8 @@ mod tests {
         }
         std::fs::write(dir.path().join("mysqld-auto.cnf"), "{").unwrap();
         let mut settings = Settings::new(Engine::MySql);
-        read(&database, &sample(), &SysRoots::default(), &mut settings);
+        read(&database, &sample(), &SysRoots::default(), &mut VersionGroups::default(), &mut settings);
         assert_eq!(settings.get("sync_binlog").unwrap().value, "1");
         assert_eq!(settings.unread.len(), 1);
-    }
-
-    #[test]
-    fn a_program_tells_which_groups_it_reads() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("mariadbd");
-        // Over the border of two reads.
-        let mut bytes = vec![b'x'; (1 << 20) - 5];
-        bytes.extend(b"\0mariadb-10.11\0end");
-        std::fs::write(&path, bytes).unwrap();
-        assert_eq!(holds(&path, "mariadb-10.11"), Some(true));
-        assert_eq!(holds(&path, "mariadb-10.1"), Some(false));
-        assert_eq!(holds(&dir.path().join("none"), "mariadb-10.1"), None);
     }
 }

@@ -42,16 +42,19 @@ pub enum Entry {
 /// assert_eq!(lines[1].entry, Entry::Set { name: "sync-binlog".into(), value: Some("1".into()) });
 /// ```
 pub fn parse(text: &str) -> Vec<Line> {
+    lines(text).collect()
+}
+
+/// [`parse`], line by line.
+pub(super) fn lines(text: &str) -> impl Iterator<Item = Line> {
     // Files made on Windows begin with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut in_group = false;
-    let mut lines = Vec::new();
-    for (number, line) in (1_u32..).zip(text.lines()) {
-        let Some(entry) = entry(line.trim(), in_group) else { continue };
+    (1_u32..).zip(text.lines()).filter_map(move |(number, line)| {
+        let entry = entry(line.trim(), in_group)?;
         in_group |= matches!(entry, Entry::Group(_));
-        lines.push(Line { number, entry });
-    }
-    lines
+        Some(Line { number, entry })
+    })
 }
 
 fn entry(line: &str, in_group: bool) -> Option<Entry> {

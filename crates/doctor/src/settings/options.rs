@@ -1,7 +1,9 @@
 //! The `OPTIONS-NNNNNN` files that `RocksDB` writes beside its data when it opens and when an option changes: text in,
 //! settings out, no I/O.
 //!
-//! Never fails: a line that is not understood is left out.
+//! Never fails: a line that is not understood is left out, as is a column family whose name has more than 256 bytes.
+
+use super::limits::LONGEST_NAME;
 
 /// One option.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,28 +28,26 @@ pub struct Entry {
 /// assert_eq!(found[1].family.as_deref(), Some("a"));
 /// ```
 pub fn parse(text: &str) -> Vec<Entry> {
-    let mut entries = Vec::new();
+    entries(text).collect()
+}
+
+/// [`parse`], line by line.
+pub(super) fn entries(text: &str) -> impl Iterator<Item = Entry> {
     let mut section = Section::Other;
-    for (number, line) in (1_u32..).zip(text.lines()) {
-        let line = uncommented(line).trim();
-        if let Some(title) = line.strip_prefix('[') {
+    (1_u32..).zip(text.lines()).filter_map(move |(line, text)| {
+        let text = uncommented(text).trim();
+        if let Some(title) = text.strip_prefix('[') {
             section = title.strip_suffix(']').map_or(Section::Other, of_title);
-            continue;
+            return None;
         }
-        let Some((name, value)) = line.split_once('=') else { continue };
+        let (name, value) = text.split_once('=')?;
         let family = match &section {
             Section::Database => None,
             Section::Family(name) => Some(name.clone()),
-            Section::Other => continue,
+            Section::Other => return None,
         };
-        entries.push(Entry {
-            line: number,
-            family,
-            name: name.trim().to_owned(),
-            value: value.trim().to_owned(),
-        });
-    }
-    entries
+        Some(Entry { line, family, name: name.trim().to_owned(), value: value.trim().to_owned() })
+    })
 }
 
 /// What a section is about.
@@ -66,6 +66,8 @@ fn of_title(title: &str) -> Section {
         "Version" | "DBOptions" => Section::Database,
         "CFOptions" => {
             let name = argument.trim().strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+            // Each of its options carries its name.
+            let name = name.filter(|name| name.len() <= LONGEST_NAME);
             name.map_or(Section::Other, |name| Section::Family(name.to_owned()))
         }
         _ => Section::Other,

@@ -4,22 +4,19 @@
 //! What is loaded again while it runs (SIGHUP) can't be distinguished from what waits for it: a file that was changed after the
 //! start casts doubt on its settings. What a session, a role or a database sets for itself can't be seen from outside.
 
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{Database, Snapshot};
 
 use super::guc::{self, Entry};
+use super::limits::{Cut, DEEPEST, shortened};
 use super::server_root::{ServerRoot, Unread, plain};
-use super::{CHANGED_SINCE, Origin, Settings, TOO_MANY};
+use super::{CHANGED_SINCE, Origin, Settings};
 
 /// Where a server writes the command line that it was started with.
 const LAST_START: &str = "postmaster.opts";
-/// As deep as the server follows includes (`CONF_FILE_MAX_DEPTH`).
-const DEEPEST: u32 = 10;
-/// More files than this are not read.
-const MAX_FILES: usize = 256;
 
 /// Defaults that are the same from `PostgreSQL` 13 to 18 (guc.c of each; checked on 15 by `postgres --describe-config`).
 const DEFAULTS: [(&str, &str); 11] = [
@@ -75,7 +72,7 @@ pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, s
         (Some(path), _) => PathBuf::from(path),
         (None, _) => directory.join("postgresql.conf"),
     };
-    let mut reader = Reader { root: &root, settings, failed: false };
+    let mut reader = Reader { root: &root, settings, failed: false, open: Vec::new() };
     if let Some(other) = of_another {
         reader.problem(&directory.join(LAST_START), format!("it is of a server that worked in {other}"));
     }
@@ -86,7 +83,7 @@ pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, s
         reader.problem(&main, unknown);
     }
     reader.file(&directory.join("postgresql.auto.conf"), 0, false);
-    let failed = reader.failed;
+    let failed = reader.failed || reader.settings.is_cut();
     for (name, value) in options {
         settings.add(&name, value, Origin::CommandLine);
     }
@@ -145,6 +142,8 @@ struct Reader<'a> {
     settings: &'a mut Settings,
     /// Not all was read: what is not found may be set all the same.
     failed: bool,
+    /// The files that are being read: each includes the next.
+    open: Vec<Inode>,
 }
 
 impl Reader<'_> {
@@ -154,22 +153,27 @@ impl Reader<'_> {
     }
 
     fn file(&mut self, path: &Path, depth: u32, must_be: bool) {
-        if depth > DEEPEST || self.settings.read_from.len() >= MAX_FILES {
-            return self.problem(path, TOO_MANY);
+        if depth > DEEPEST {
+            return self.settings.cut(path, Cut::Depth);
         }
         let text = match self.root.read(path) {
+            Ok(text) if self.open.contains(&text.inode) => return self.settings.cut(path, Cut::Cycle),
             Ok(text) => text,
             Err(Unread::Missing) if !must_be => return,
-            Err(Unread::Missing) => return self.problem(path, "it is not there any more"),
-            Err(Unread::Because(why)) => return self.problem(path, why),
+            Err(unread) => return self.failed(path, unread),
         };
+        let (content, long) = shortened(&text.content);
+        if long {
+            self.settings.cut(path, Cut::Line);
+        }
+        self.open.push(text.inode);
         self.settings.read_from.push(path.to_path_buf());
         if text.changed_since {
             self.problem(path, CHANGED_SINCE);
         }
         // Relative to the file that includes.
         let beside = |name: &str| plain(&path.parent().unwrap_or(Path::new("/")).join(name));
-        for line in guc::parse(&text.content) {
+        for line in guc::lines(&content) {
             match line.entry {
                 Entry::Set { name, value } => {
                     let origin = Origin::File { path: path.to_path_buf(), line: line.number };
@@ -186,21 +190,20 @@ impl Reader<'_> {
                 }
             }
         }
+        self.open.pop();
     }
 
     fn directory(&mut self, directory: &Path, depth: u32) {
-        match self.root.names(directory) {
-            Ok(names) => {
-                for name in names {
-                    let bytes = name.as_bytes();
-                    if bytes.ends_with(b".conf") && !bytes.starts_with(b".") {
-                        self.file(&directory.join(&name), depth, true);
-                    }
-                }
-            }
-            Err(Unread::Missing) => self.problem(directory, "it is not there any more"),
-            Err(Unread::Because(why)) => self.problem(directory, why),
+        let wanted = |name: &[u8]| name.ends_with(b".conf") && !name.starts_with(b".");
+        match self.root.names(directory, wanted) {
+            Ok(names) => names.iter().for_each(|name| self.file(&directory.join(name), depth, true)),
+            Err(unread) => self.failed(directory, unread),
         }
+    }
+
+    fn failed(&mut self, path: &Path, unread: Unread) {
+        self.failed = true;
+        self.settings.failed(path, unread);
     }
 }
 
@@ -309,7 +312,9 @@ mod tests {
     fn a_loop_of_includes_ends() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("postgresql.conf"), "include './postgresql.conf'\n").unwrap();
-        assert_eq!(settings_in(dir.path()).unread[0].1, TOO_MANY);
+        let mut settings = settings_in(dir.path());
+        settings.finish();
+        assert_eq!(settings.unread[0].1, Cut::Cycle.to_string());
     }
 
     #[test]

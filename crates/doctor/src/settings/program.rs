@@ -5,17 +5,16 @@
 //! `mysqld-8.0`, and an option that `MariaDB` only ignores. Where the program can't be read, files that only one of them
 //! makes tell. What neither tells stays uncertain.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
+use pagekeeper_kernel::InspectedFile;
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::{Expected, InspectedFile};
 use pagekeeper_observe::{Database, Snapshot};
 
 use super::Engine;
+use super::searched::Searched;
 
-/// No more of a program is searched, in bytes.
-const LONGEST_PROGRAM: u64 = 1 << 29;
 /// So much is read at once, in bytes.
 const CHUNK: usize = 1 << 20;
 /// No text that is looked for is longer, with what stands around it, in bytes.
@@ -30,16 +29,20 @@ pub(super) struct Program {
 }
 
 /// What a server is; `None` where it is not certain.
-pub(super) fn of(database: &Database, snapshot: &Snapshot, roots: &SysRoots) -> Option<Program> {
+pub(super) fn of(
+    database: &Database,
+    snapshot: &Snapshot,
+    roots: &SysRoots,
+    searched: &mut Searched<Option<Program>>,
+) -> Option<Program> {
     let exe = database.pid.map(|pid| roots.proc.path().join(format!("{pid}/exe")));
-    exe.and_then(|exe| read(&exe)).or_else(|| by_files(database, snapshot))
+    exe.and_then(|exe| searched.of(&exe, read)?.clone()).or_else(|| by_files(database, snapshot))
 }
 
 /// What a program says of itself.
-fn read(exe: &Path) -> Option<Program> {
-    let program = InspectedFile::open_magic_link(exe, Expected::Any, exe.to_path_buf()).ok()?;
+fn read(program: &InspectedFile, most: u64) -> Option<Program> {
     let mut signs = Signs::default();
-    scan(&program, |text, at| signs.take(text, at))?;
+    scan_for(program, most, b"-", |text, at| signs.take(text, at))?;
     if let Some(version) = signs.mariadb {
         return Some(Program { engine: Engine::MariaDb, version: Some(version) });
     }
@@ -47,17 +50,15 @@ fn read(exe: &Path) -> Option<Program> {
         return None;
     }
     let version = signs.base.and_then(|base| {
-        let mut full: Vec<String> = Vec::new();
-        scan_for(&program, format!("{base}.").as_bytes(), |text, at| {
+        let mut full = BTreeSet::new();
+        scan_for(program, most, format!("{base}.").as_bytes(), |text, at| {
             let patch = digits(&text[at..]);
-            if !patch.is_empty() {
-                full.push(format!("{base}.{patch}"));
+            if !patch.is_empty() && full.len() < 2 {
+                full.insert(format!("{base}.{patch}"));
             }
         })?;
-        full.sort_unstable();
-        full.dedup();
         // Two that differ are no ground to choose on.
-        Some(if full.len() == 1 { full.remove(0) } else { base })
+        Some(full.pop_first().filter(|_| full.is_empty()).unwrap_or(base))
     });
     Some(Program { engine: Engine::MySql, version })
 }
@@ -101,17 +102,17 @@ fn digits(text: &[u8]) -> String {
     text.iter().take_while(|byte| byte.is_ascii_digit()).take(4).map(|byte| char::from(*byte)).collect()
 }
 
-/// Calls for each hyphen, with the text around it and the place behind it.
-fn scan(program: &InspectedFile, found: impl FnMut(&[u8], usize)) -> Option<()> {
-    scan_for(program, b"-", found)
-}
-
 /// Calls for each place where `needle` stands, with the text around it and the place behind it. `None` if the program
-/// can't be read.
-fn scan_for(program: &InspectedFile, needle: &[u8], mut found: impl FnMut(&[u8], usize)) -> Option<()> {
+/// can't be read. Ends after `most` bytes.
+fn scan_for(
+    program: &InspectedFile,
+    most: u64,
+    needle: &[u8],
+    mut found: impl FnMut(&[u8], usize),
+) -> Option<()> {
     let mut buffer = vec![0; CHUNK + 2 * LONGEST_TEXT];
     let mut offset = 0;
-    while offset < program.size().min(LONGEST_PROGRAM) {
+    while offset < most {
         // Each chunk comes with what stands around it.
         let start = offset.saturating_sub(LONGEST_TEXT as u64);
         let read = program.file().read_at(&mut buffer, start).ok()?;
@@ -159,6 +160,8 @@ fn by_files(database: &Database, snapshot: &Snapshot) -> Option<Program> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::testing::{database, file, sample};
     use pagekeeper_policy::FileClass;
@@ -176,7 +179,7 @@ mod tests {
         std::fs::write(&path, content).unwrap();
         let link = dir.path().join("exe");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        read(&link)
+        Searched::default().of(&link, read).cloned().flatten()
     }
 
     #[test]
@@ -191,7 +194,7 @@ mod tests {
         assert_eq!(program(&two), is(Engine::MySql, "8.0"));
         let other: [&[u8]; 2] = [b"mysqld-fake", b"1.2.3-Maria"];
         assert_eq!(program(&other), None);
-        assert_eq!(read(Path::new("/nonexistent/exe")), None);
+        assert_eq!(Searched::default().of(Path::new("/nonexistent/exe"), read), None);
     }
 
     #[test]
@@ -201,7 +204,8 @@ mod tests {
             let path = |name: &&str| file(&format!("/var/lib/mysql/{name}"), FileClass::Data, 0, 0);
             snapshot.files = names.iter().map(path).collect();
             let whose = Database { pid: None, ..database("mariadb", 1, "/var/lib/mysql") };
-            of(&whose, &snapshot, &SysRoots::default()).map(|program| program.engine)
+            of(&whose, &snapshot, &SysRoots::default(), &mut Searched::default())
+                .map(|program| program.engine)
         };
         assert_eq!(with(&["ib_logfile0", "aria_log_control"]), Some(Engine::MariaDb));
         assert_eq!(with(&["ib_logfile0", "ib_logfile1", "mysql.ibd"]), Some(Engine::MySql));

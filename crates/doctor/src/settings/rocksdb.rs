@@ -12,6 +12,7 @@ use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{Database, Snapshot};
 use toml::de::{DeTable, DeValue};
 
+use super::limits::{Cut, LONGEST_NAME, LONGEST_TOML, shortened};
 use super::server_root::{ServerRoot, Unread, newest_numbered};
 use super::{CHANGED_SINCE, Engine, Origin, Settings, options};
 
@@ -48,10 +49,9 @@ fn directories(database: &Database, snapshot: &Snapshot) -> Vec<PathBuf> {
 }
 
 fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settings) {
-    let names: Vec<OsString> = match root.names(directory) {
+    let names: Vec<OsString> = match root.names(directory, |name| name.starts_with(b"OPTIONS-")) {
         Ok(names) => names,
-        Err(Unread::Missing) => return settings.not_read(directory, "it is not there any more"),
-        Err(Unread::Because(why)) => return settings.not_read(directory, why),
+        Err(unread) => return settings.failed(directory, unread),
     };
     let Some(name) = newest_numbered(&names, "OPTIONS-") else {
         return settings.not_read(directory.join("OPTIONS"), "there is no such file");
@@ -59,12 +59,15 @@ fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settin
     let path = directory.join(name);
     let text = match root.read(&path) {
         Ok(text) => text.content,
-        Err(Unread::Missing) => return settings.not_read(path, "it is not there any more"),
-        Err(Unread::Because(why)) => return settings.not_read(path, why),
+        Err(unread) => return settings.failed(path, unread),
     };
+    let (text, long) = shortened(&text);
+    if long {
+        settings.cut(&path, Cut::Line);
+    }
     settings.read_from.push(path.clone());
     let prefix = if settings.myrocks { "rocksdb_" } else { "" };
-    for entry in options::parse(&text) {
+    for entry in options::entries(&text) {
         if entry.name == "rocksdb_version" {
             if !settings.myrocks {
                 settings.version = Some(entry.value);
@@ -105,8 +108,15 @@ fn toml_file(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given:
     let text = match root.read(path) {
         Ok(text) => text,
         Err(Unread::Missing) => return settings.not_read(path, "it is not there"),
-        Err(Unread::Because(why)) => return settings.not_read(path, why),
+        Err(unread) => return settings.failed(path, unread),
     };
+    if text.content.len() > LONGEST_TOML {
+        let why = format!(
+            "{} bytes long, and files of TOML of more than {LONGEST_TOML} bytes are not read",
+            text.content.len()
+        );
+        return settings.not_read(path, why);
+    }
     let found = match keys(&text.content) {
         Ok(found) => found,
         Err(why) => return settings.not_read(path, why),
@@ -123,7 +133,8 @@ fn toml_file(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given:
 }
 
 /// All values of a TOML text that are no tables or arrays, with their keys joined by points and their lines, from 1.
-/// Fails with a sentence where it is no TOML.
+/// Left out are those more than 8 tables deep, and those whose joined keys have more than 256 bytes. Fails with a sentence
+/// where it is no TOML.
 ///
 /// ```
 /// use pagekeeper_doctor::settings::toml_keys;
@@ -134,13 +145,24 @@ fn toml_file(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given:
 pub fn keys(text: &str) -> Result<Vec<(String, String, u32)>, String> {
     let table = DeTable::parse(text).map_err(|error| format!("not TOML: {}", error.message()))?;
     let mut found = Vec::new();
-    collect(table.get_ref(), "", 0, text, &mut found);
-    found.sort_by_key(|(_, _, line)| *line);
-    Ok(found)
+    collect(table.get_ref(), "", 0, &mut found);
+    found.sort_unstable_by_key(|(at, _, _)| *at);
+    let (mut counted, mut line) = (0, 1_u32);
+    let numbered = found.into_iter().map(|(at, name, value)| {
+        let lines = text.get(counted..at).unwrap_or_default().matches('\n').count();
+        line = line.saturating_add(u32::try_from(lines).unwrap_or(u32::MAX));
+        counted = at;
+        (name, value, line)
+    });
+    Ok(numbered.collect())
 }
 
-fn collect(table: &DeTable<'_>, above: &str, depth: u32, text: &str, found: &mut Vec<(String, String, u32)>) {
+/// Values with the places of their keys.
+fn collect(table: &DeTable<'_>, above: &str, depth: u32, found: &mut Vec<(usize, String, String)>) {
     for (key, value) in table {
+        if above.len() + key.get_ref().len() > LONGEST_NAME {
+            continue;
+        }
         let name = format!("{above}{}", key.get_ref());
         let said = match value.get_ref() {
             DeValue::String(said) => said.to_string(),
@@ -148,14 +170,12 @@ fn collect(table: &DeTable<'_>, above: &str, depth: u32, text: &str, found: &mut
             DeValue::Float(said) => said.to_string(),
             DeValue::Boolean(said) => said.to_string(),
             DeValue::Table(inner) if depth < DEEPEST => {
-                collect(inner, &format!("{name}."), depth + 1, text, found);
+                collect(inner, &format!("{name}."), depth + 1, found);
                 continue;
             }
             _ => continue,
         };
-        let before = text.get(..key.span().start).unwrap_or_default();
-        let line = u32::try_from(before.matches('\n').count() + 1).unwrap_or(u32::MAX);
-        found.push((name, said, line));
+        found.push((key.span().start, name, said));
     }
 }
 

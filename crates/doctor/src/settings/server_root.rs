@@ -1,9 +1,10 @@
 //! Where a database's settings files are read: in the file system as its process sees it.
 //!
 //! Invariants: a symbolic link is followed inside the process's root and never leads out of it; only regular files are
-//! opened, read-only and without blocking; at most [`LONGEST_FILE`] bytes are read. Fails with a sentence for
+//! opened, read-only and without blocking; no more is read than [`limits`](super::limits) say. Fails with a sentence for
 //! [`Settings::unread`](super::Settings::unread), or says that there is nothing.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,12 +13,12 @@ use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::{Error, Expected, InspectedFile, Links};
+use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
 use pagekeeper_observe::{Database, Snapshot};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-use super::LONGEST_FILE;
+use super::limits::{Cut, LONGEST_FILE, MAX_BYTES, MAX_NAMES, MAX_OPENED};
 
 /// Clocks of files and of processes differ by less.
 const SLACK: Duration = Duration::from_secs(1);
@@ -27,6 +28,29 @@ pub(crate) struct ServerRoot<'a> {
     roots: &'a SysRoots,
     pid: Option<u32>,
     started: Option<SystemTime>,
+    left: Left,
+}
+
+/// What may still be read for this database.
+#[derive(Debug)]
+struct Left {
+    opened: Cell<u32>,
+    bytes: Cell<u64>,
+    names: Cell<u32>,
+}
+
+impl Default for Left {
+    fn default() -> Self {
+        Self { opened: Cell::new(MAX_OPENED), bytes: Cell::new(MAX_BYTES), names: Cell::new(MAX_NAMES) }
+    }
+}
+
+impl Left {
+    fn open_one(&self) -> Result<(), Unread> {
+        let left = self.opened.get().checked_sub(1).ok_or(Unread::Cut(Cut::Files))?;
+        self.opened.set(left);
+        Ok(())
+    }
 }
 
 /// A text file as it was read.
@@ -36,6 +60,8 @@ pub(crate) struct Text {
     pub(crate) changed_since: bool,
     /// Anybody may write it.
     pub(crate) world_writable: bool,
+    /// Which file it is.
+    pub(crate) inode: Inode,
 }
 
 /// Why there is no text.
@@ -45,12 +71,14 @@ pub(crate) enum Unread {
     Missing,
     /// It is there, and this is why it is not read.
     Because(String),
+    /// A limit was met: this is not read, or not all of it.
+    Cut(Cut),
 }
 
 impl<'a> ServerRoot<'a> {
     pub(crate) fn of(database: &Database, snapshot: &Snapshot, roots: &'a SysRoots) -> Self {
         let started = database.uptime.and_then(|uptime| snapshot.at.checked_sub(uptime));
-        Self { roots, pid: database.pid, started }
+        Self { roots, pid: database.pid, started, left: Left::default() }
     }
 
     /// A relative path as one from the process's root, by its working directory.
@@ -85,6 +113,7 @@ impl<'a> ServerRoot<'a> {
 
     /// Reads a file by a path as the process sees it.
     pub(crate) fn read(&self, path: &Path) -> Result<Text, Unread> {
+        self.left.open_one()?;
         let file = self.open(path)?;
         if file.size() > LONGEST_FILE {
             return Err(Unread::Because(format!(
@@ -92,6 +121,8 @@ impl<'a> ServerRoot<'a> {
                 file.size()
             )));
         }
+        let left = self.left.bytes.get().checked_sub(file.size()).ok_or(Unread::Cut(Cut::Bytes))?;
+        self.left.bytes.set(left);
         let because = |error: std::io::Error| Unread::Because(error.to_string());
         let mut bytes = Vec::new();
         file.file().take(LONGEST_FILE).read_to_end(&mut bytes).map_err(because)?;
@@ -104,6 +135,7 @@ impl<'a> ServerRoot<'a> {
             content: String::from_utf8_lossy(&bytes).into_owned(),
             changed_since,
             world_writable: metadata.mode() & 0o002 != 0,
+            inode: file.inode(),
         })
     }
 
@@ -118,8 +150,13 @@ impl<'a> ServerRoot<'a> {
         Ok(bytes)
     }
 
-    /// The names in a directory, sorted by bytes.
-    pub(crate) fn names(&self, directory: &Path) -> Result<Vec<std::ffi::OsString>, Unread> {
+    /// The names in a directory that are wanted, sorted by bytes.
+    pub(crate) fn names(
+        &self,
+        directory: &Path,
+        wanted: impl Fn(&[u8]) -> bool,
+    ) -> Result<Vec<std::ffi::OsString>, Unread> {
+        self.left.open_one()?;
         let fd = match self.pid {
             Some(pid) => self.roots.proc.open_directory_in_namespace(pid, directory),
             None => pagekeeper_kernel::open_directory(directory, Links::Follow),
@@ -128,8 +165,10 @@ impl<'a> ServerRoot<'a> {
         let because = |error: Errno| Unread::Because(error.to_string());
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&fd).map_err(because)? {
+            let left = self.left.names.get().checked_sub(1).ok_or(Unread::Cut(Cut::Names))?;
+            self.left.names.set(left);
             let name = entry.map_err(because)?.file_name().to_bytes().to_vec();
-            if name != b"." && name != b".." {
+            if name != b"." && name != b".." && wanted(&name) {
                 names.push(std::ffi::OsString::from_vec(name));
             }
         }
@@ -199,7 +238,8 @@ mod tests {
     use rustix::fs::{CWD, Mode};
 
     fn root(roots: &SysRoots, pid: Option<u32>) -> ServerRoot<'_> {
-        ServerRoot { roots, pid, started: Some(SystemTime::now() - Duration::from_secs(60)) }
+        let started = Some(SystemTime::now() - Duration::from_secs(60));
+        ServerRoot { roots, pid, started, left: Left::default() }
     }
 
     #[test]
@@ -217,7 +257,7 @@ mod tests {
             assert!(text.changed_since && !text.world_writable);
             assert!(matches!(root.read(&dir.path().join("none")), Err(Unread::Missing)));
             assert!(matches!(root.read(dir.path()), Err(Unread::Because(_))));
-            assert_eq!(root.names(dir.path()).unwrap(), ["link", "my.cnf"]);
+            assert_eq!(root.names(dir.path(), |_| true).unwrap(), ["link", "my.cnf"]);
             assert_eq!(root.read_at(&path, 2, 9).unwrap(), b"1\n");
         }
     }
@@ -247,15 +287,16 @@ mod tests {
         let mut said = [0; 6];
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
         let roots = SysRoots::default();
-        let root = root(&roots, Some(child.id()));
+        let pid = Some(child.id());
         let began = std::time::Instant::now();
         let found = loop {
-            let found = root.read(Path::new("/link")).ok().map(|text| text.content);
+            // One that has read nothing yet.
+            let found = root(&roots, pid).read(Path::new("/link")).ok().map(|text| text.content);
             if found.is_some() || began.elapsed() > Duration::from_secs(20) {
                 break found;
             }
         };
-        let outside = root.read(&dir.path().join("my.cnf")).is_ok();
+        let outside = root(&roots, pid).read(&dir.path().join("my.cnf")).is_ok();
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found.as_deref(), Some("x=inside\n"));

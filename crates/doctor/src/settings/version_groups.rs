@@ -1,0 +1,145 @@
+//! Which groups of option files are of a server's own version (`mysqld-8.0`): they are written in its program.
+//!
+//! Invariant: of a program that was not read to its end only what was found is known.
+
+use std::collections::HashSet;
+use std::io::Read;
+use std::path::Path;
+
+use super::searched::Searched;
+
+/// Groups have shorter names, in bytes.
+const LONGEST_GROUP: usize = 32;
+/// No more groups of a program are kept: real ones have a few.
+const MAX_GROUPS: usize = 256;
+
+/// The groups of all programs that were asked for.
+#[derive(Debug, Default)]
+pub(super) struct VersionGroups(Searched<Groups>);
+
+#[derive(Debug, Default)]
+struct Groups {
+    names: HashSet<Vec<u8>>,
+    /// All of the program was read.
+    whole: bool,
+}
+
+impl VersionGroups {
+    /// Whether a program has this group's name in it as a string. `None` where it was not read to its end, and the name was not
+    /// found.
+    pub(super) fn is_in(&mut self, exe: &Path, group: &str) -> Option<bool> {
+        let groups = self.0.of(exe, |program, most| {
+            let mut groups = of_program(program.file().take(most));
+            groups.whole &= most == program.size();
+            groups
+        })?;
+        let found = groups.names.contains(group.as_bytes());
+        (found || groups.whole).then_some(found)
+    }
+}
+
+/// The versioned groups among the strings of a program: what stands between two zeros.
+fn of_program(mut program: impl Read) -> Groups {
+    let mut groups = Groups::default();
+    let mut chunk = vec![0; 1 << 20];
+    // The string that is being read; `None` within one that is none, or too long.
+    let mut string: Option<Vec<u8>> = None;
+    loop {
+        let read = match program.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(_) => return groups,
+        };
+        // Whole pages of zeros, and of nothing but zeros.
+        for block in chunk[..read].chunks(4096) {
+            if block.iter().all(|byte| *byte == 0) {
+                groups.take(string.replace(Vec::new()));
+                continue;
+            }
+            for part in block.split_inclusive(|byte| *byte == 0) {
+                let bytes = part.strip_suffix(b"\0").unwrap_or(part);
+                let fits = |string: &mut Vec<u8>| string.len() + bytes.len() <= LONGEST_GROUP;
+                string = string.take_if(fits);
+                if let Some(string) = &mut string {
+                    string.extend_from_slice(bytes);
+                }
+                if bytes.len() < part.len() {
+                    groups.take(string.replace(Vec::new()));
+                }
+            }
+        }
+    }
+    groups.whole = true;
+    groups
+}
+
+impl Groups {
+    fn take(&mut self, string: Option<Vec<u8>>) {
+        let Some(string) = string else { return };
+        let dash = string.iter().rposition(|byte| *byte == b'-');
+        let versioned =
+            dash.is_some_and(|dash| dash > 0 && string.get(dash + 1).is_some_and(u8::is_ascii_digit));
+        if versioned && self.names.len() < MAX_GROUPS {
+            self.names.insert(string);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::searched::{ALL_PROGRAMS, LONGEST_PROGRAM};
+    use super::*;
+
+    #[test]
+    fn a_program_tells_which_groups_it_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mariadbd");
+        // Over the border of two reads, and of two blocks.
+        let mut bytes = vec![b'x'; (1 << 20) - 5];
+        bytes.extend(b"\0mariadb-10.11\0end");
+        std::fs::write(&path, &bytes).unwrap();
+        let mut groups = VersionGroups::default();
+        let is_in = |groups: &mut VersionGroups, group| groups.is_in(&path, group);
+        assert_eq!(is_in(&mut groups, "mariadb-10.11"), Some(true));
+        assert_eq!(is_in(&mut groups, "mariadb-10.1"), Some(false));
+        assert_eq!(is_in(&mut groups, "mariadb-10"), Some(false));
+        assert_eq!(groups.is_in(&dir.path().join("none"), "mariadb-10.1"), None);
+        // However often it is asked, it was read once; replaced, it is another.
+        assert_eq!(groups.0.left(), ALL_PROGRAMS - bytes.len() as u64);
+        bytes.extend(b"\0mysqld-9.1\0");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(groups.is_in(&path, "mysqld-9.1"), Some(true));
+    }
+
+    #[test]
+    fn a_huge_program_is_searched_in_part() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut groups = VersionGroups::default();
+        for number in 0..3 {
+            let path = dir.path().join(number.to_string());
+            std::fs::write(&path, b"\x7fELF\0mysqld-8.0\0").unwrap();
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(LONGEST_PROGRAM * 4).unwrap();
+            let found = groups.is_in(&path, "mysqld-8.0");
+            assert_eq!(found, (number < 2).then_some(true), "{number}");
+            assert_eq!(groups.is_in(&path, "mysqld-9.0"), None);
+        }
+        assert_eq!(groups.0.left(), 0);
+    }
+
+    #[test]
+    fn strings_are_what_stands_between_zeros() {
+        let names = |bytes: &[u8]| {
+            let mut names: Vec<_> = of_program(bytes).names.into_iter().collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(b"mysqld-1\0a-2\0\0-3\0b-\0c-4x\0d-5"), [&b"a-2"[..], b"c-4x"]);
+        let mut sparse = vec![0; 3 << 12];
+        sparse[4093..4099].copy_from_slice(b"server");
+        sparse[4099..4102].copy_from_slice(b"-10");
+        assert_eq!(names(&sparse), [b"server-10"]);
+        assert_eq!(names(&[b"\0", &[b'x'; LONGEST_GROUP][..], b"-1\0y-1\0"].concat()), [b"y-1"]);
+    }
+}
